@@ -1,0 +1,1 @@
+"""Bridle: command line, configuration and wiring. May import every other room."""

@@ -1,0 +1,52 @@
+"""The engine contract: the part of vLLM's HTTP face that Bridle relies on, and nothing more.
+
+Every engine Bridle can record through answers these routes with these fields. The embedded engine
+(``engine/embedded``) and the scripted engine (``engine/scripted``) implement it; vLLM 0.32 is its
+source (docs/engine-contract.md). ``tests/conformance`` checks any base URL against it.
+
+Data routes::
+
+    POST /v1/chat/completions   messages, tools, tool_choice, stream, stream_options.include_usage,
+                                max_tokens | max_completion_tokens, temperature, top_p, top_k, seed,
+                                stop, n, logprobs, top_logprobs, prompt_logprobs,
+                                return_token_ids, kv_transfer_params.prompt_token_ids
+    POST /v1/completions        prompt as text or as token ids, echo-free; the same sampling fields
+    POST /tokenize              {messages, tools, add_generation_prompt} or {prompt}
+                                -> {tokens, count, max_model_len}
+    GET  /v1/models             {data: [{id, max_model_len, root}]}
+    GET  /health                200 when it serves
+
+Control routes (never forwarded to clients)::
+
+    POST /pause?mode=keep|wait|abort&clear_cache=true|false
+    POST /resume
+    POST /collective_rpc        {"method": "reload_weights", "kwargs": {"weights_path": DIR}}
+
+With ``return_token_ids`` and ``logprobs`` a chat reply carries ``prompt_token_ids`` at the top
+level, ``choices[i].token_ids`` and ``choices[i].logprobs.content[j].logprob``. When streaming, the
+first chunk (the role chunk) carries ``prompt_token_ids`` and every later chunk the ``token_ids``
+and logprobs of the tokens it stands for, also when its delta is empty because a parser holds the
+text back. ``usage`` comes in a last chunk with ``choices: []``. ``token_ids`` include the stop
+token, the text does not. ``kv_transfer_params.prompt_token_ids`` replaces templating and
+tokenisation: the engine uses exactly those ids as the prompt and echoes them.
+
+Errors are ``{"error": {"message", "type", "param", "code"}}`` with the HTTP status as ``code``.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+CHAT_COMPLETIONS: Final = "/v1/chat/completions"
+COMPLETIONS: Final = "/v1/completions"
+TOKENIZE: Final = "/tokenize"
+MODELS: Final = "/v1/models"
+HEALTH: Final = "/health"
+PAUSE: Final = "/pause"
+RESUME: Final = "/resume"
+COLLECTIVE_RPC: Final = "/collective_rpc"
+
+CONTROL_ROUTES: Final = frozenset({PAUSE, RESUME, COLLECTIVE_RPC})
+
+MISSING_LOGPROB: Final = -9999.0
+"""What vLLM writes for a logprob that it does not have; a record with one is quarantined."""

@@ -1,0 +1,1 @@
+"""Adapters, tasks, verifiers, runtimes and the rollout runner. Speaks HTTP to the proxy."""

@@ -1,0 +1,1 @@
+"""The recording proxy: dialects, lineage, exact continuation, upstream, recorder."""

@@ -1,0 +1,1 @@
+"""SQL schema, the durable writer and queries: SQLite by default, PostgreSQL at scale."""

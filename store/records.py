@@ -1,0 +1,238 @@
+"""What the store holds, as plain values: the words every room uses for a recorded call.
+
+Identifiers are lower-case text made by :func:`new_id`; they sort by time of creation. A *call* is
+one model request and its reply, a *session* is everything recorded under one session key.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from base64 import b32encode
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+TokenIds = NDArray[np.uint32]
+Logprobs = NDArray[np.float32]
+
+
+def new_id(prefix: str) -> str:
+    """A unique identifier ``prefix_`` + 24 characters: 48 bits of milliseconds, 72 random bits.
+
+    The alphabet is lower-case base 32, so that the identifier can travel inside tool-call ids,
+    headers and paths of every provider.
+    """
+    stamp = int(time.time() * 1000).to_bytes(6, "big") + os.urandom(9)
+    return f"{prefix}_{b32encode(stamp).decode().lower()}"
+
+
+class Continuation(StrEnum):
+    """How a session's prompts are made: from recorded ids, or by rendering the messages again."""
+
+    EXACT = "exact"
+    RENDERED = "rendered"
+
+
+class CallStatus(StrEnum):
+    """Where a call stands. Only ``COMPLETE`` and ``PARTIAL`` calls carry trainable tokens."""
+
+    OPEN = "open"
+    """Begun and not ended: running now, or found so after a crash (then ``INTERRUPTED``)."""
+    COMPLETE = "complete"
+    PARTIAL = "partial"
+    """Cut by the client or the engine; the tokens that arrived are kept, the harness may use them."""
+    FAILED = "failed"
+    """No token arrived: refused, invalid, or the engine was not to be had."""
+    QUARANTINED = "quarantined"
+    """The reply's ids, logprobs and usage contradict each other; kept, never trained on."""
+    INTERRUPTED = "interrupted"
+    """Open when the process that ran it died; marked at restart."""
+
+
+class CallKind(StrEnum):
+    """What a call was for. ``UNKNOWN`` until there is evidence."""
+
+    MAIN = "main"
+    SUBAGENT = "subagent"
+    COMPACTION = "compaction"
+    SIDE = "side"
+    RETRY = "retry"
+    COUNT = "count"
+    UNKNOWN = "unknown"
+
+
+class BreakReason(StrEnum):
+    """Why a call that continues another in meaning does not continue it in tokens."""
+
+    REASONING_DROPPED = "reasoning_dropped"
+    TEMPLATE_REWROTE_HISTORY = "template_rewrote_history"
+    ARGUMENTS_RESERIALISED = "arguments_reserialised"
+    RETOKENISED = "retokenised"
+    SYSTEM_CHANGED = "system_changed"
+    TOOLS_CHANGED = "tools_changed"
+    COMPACTED = "compacted"
+    EDITED = "edited"
+    TRUNCATED = "truncated"
+    TAIL_NOT_LOCAL = "tail_not_local"
+    """The template does not render a turn on its own, so the history was rendered in full."""
+    PARENT_WITHOUT_IDS = "parent_without_ids"
+    """The parent call has no token ids (an external upstream, or a quarantined record)."""
+    UNEXPLAINED = "unexplained"
+
+
+class SpanKind(StrEnum):
+    OBSERVED = "observed"
+    """Tokens that the engine was given: rendered prompt text."""
+    SAMPLED = "sampled"
+    """Tokens that the policy produced, each with its logprob."""
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """A named, countable event on a call: what was dropped, converted, weakened or retried."""
+
+    name: str
+    """Stable snake_case word; the label of the counter in ``/metrics``."""
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class VersionRun:
+    """From token ``start`` (0-based, within the sampled ids) on, ``version`` was sampling."""
+
+    start: int
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class SessionRecord:
+    """One run of one harness on one task."""
+
+    id: str
+    created_at: float
+    """Seconds since the epoch, like every time in the store."""
+    run_id: str | None = None
+    task_id: str | None = None
+    group_id: str | None = None
+    """Sessions of one group are compared with each other by the trainer."""
+    harness: str | None = None
+    name: str | None = None
+    """What a person calls it; the path segment of ``/s/{name}/…`` when set by the client."""
+    key_hash: str | None = None
+    """SHA-256 hex of the session key; the key itself is never stored."""
+    expires_at: float | None = None
+    continuation: Continuation = Continuation.EXACT
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """Sampling pins and caps, budgets."""
+    labels: Mapping[str, Any] = field(default_factory=dict)
+    sealed_at: float | None = None
+    outcome: str | None = None
+    """How the rollout ended: ``completed``, ``timeout``, ``error`` …; ``None`` while open."""
+
+
+@dataclass(frozen=True, slots=True)
+class CallBegun:
+    """What is known when a request has been admitted; written before the engine is asked."""
+
+    id: str
+    session_id: str
+    dialect: str
+    started_at: float
+    request_body: bytes
+    """The client's bytes as they came."""
+    stream: bool
+    model_requested: str
+    parent_call_id: str | None = None
+    lineage_rule: str | None = None
+    """Which rule found the parent: ``minted_id``, ``content``, ``token_prefix`` …"""
+    headers: Mapping[str, str] = field(default_factory=dict)
+    """Identity headers of the harness only; never credentials."""
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """One sampled sequence of a call (``n`` of them when the client asked for ``n``)."""
+
+    token_ids: TokenIds
+    """``uint32[T]``, the engine's own, stop token included."""
+    logprobs: Logprobs
+    """``float32[T]``, of the engine's sampling distribution as its ``--logprobs-mode`` says."""
+    versions: tuple[VersionRun, ...]
+    finish_reason: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class CallEnded:
+    """What is known when a call is over; committing it is what makes the reply deliverable."""
+
+    id: str
+    session_id: str
+    status: CallStatus
+    ended_at: float
+    first_token_at: float | None = None
+    prompt_token_ids: TokenIds | None = None
+    """``uint32[P]`` as the engine says it used them; ``None`` when it did not say."""
+    choices: tuple[Choice, ...] = ()
+    response_body: bytes = b""
+    """What the client was sent, as bytes (the whole event stream when streaming)."""
+    model_served: str | None = None
+    usage: Mapping[str, Any] = field(default_factory=dict)
+    sampling: Mapping[str, Any] = field(default_factory=dict)
+    """Effective sampling parameters, as sent to the engine."""
+    message: Mapping[str, Any] = field(default_factory=dict)
+    """The reply as a chat message (content, reasoning, tool_calls with minted ids)."""
+    conversation: Mapping[str, Any] = field(default_factory=dict)
+    """Lineage's own state for this call (digests of the request's messages), opaque here."""
+    kind: CallKind = CallKind.UNKNOWN
+    role: str | None = None
+    """Name of the sub-agent or side task, when the harness told."""
+    break_reason: BreakReason | None = None
+    reason: str | None = None
+    """Why a call failed, was cut or quarantined."""
+    error: Mapping[str, Any] = field(default_factory=dict)
+    notes: tuple[Note, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Reward:
+    """A named score of a session, or of one call or turn in it. Late ones are welcome."""
+
+    session_id: str
+    name: str
+    value: float
+    created_at: float
+    call_id: str | None = None
+    turn: int | None = None
+    source: str | None = None
+    detail: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """An edge of a session's token tree; append-only, never changed after its commit.
+
+    A span hangs at absolute token position ``start`` of its parent's path. The parent may reach
+    further than ``start``: then this span branches off inside it.
+    """
+
+    id: str
+    """``{call_id}.o`` for observed tokens, ``{call_id}.s{choice}`` for sampled ones."""
+    session_id: str
+    call_id: str
+    parent_id: str | None
+    start: int
+    kind: SpanKind
+    token_ids: TokenIds
+    logprobs: Logprobs | None = None
+    """``float32[len(token_ids)]`` for sampled spans, else ``None``."""
+    versions: tuple[VersionRun, ...] = ()
+
+    @property
+    def end(self) -> int:
+        """Absolute position after the last token."""
+        return self.start + len(self.token_ids)

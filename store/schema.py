@@ -1,0 +1,195 @@
+"""The tables. Alembic's migrations in ``store/migrations`` build exactly these.
+
+Token ids are packed little-endian ``uint32``, logprobs little-endian ``float32``, both compressed
+with zstandard when that is smaller (``store/packing.py``). Times are seconds since the epoch.
+"""
+
+from __future__ import annotations
+
+from sqlalchemy import (
+    JSON,
+    BigInteger,
+    Boolean,
+    Column,
+    Float,
+    ForeignKey,
+    Index,
+    Integer,
+    LargeBinary,
+    MetaData,
+    String,
+    Table,
+    Text,
+)
+
+metadata = MetaData(
+    naming_convention={
+        "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+        "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+        "fk": "fk_%(table_name)s_%(column_0_N_name)s_%(referred_table_name)s",
+        "pk": "pk_%(table_name)s",
+    }
+)
+
+runs = Table(
+    "runs",
+    metadata,
+    Column("id", String(64), primary_key=True),
+    Column("kind", String(32), nullable=False),
+    Column("name", Text),
+    Column("config", JSON, nullable=False),
+    Column("started_at", Float(53), nullable=False),
+    Column("ended_at", Float(53)),
+    Column("status", String(32), nullable=False),
+)
+
+tasks = Table(
+    "tasks",
+    metadata,
+    Column("id", String(128), primary_key=True),
+    Column("suite", String(128), nullable=False),
+    Column("split", String(32), nullable=False),
+    Column("payload", JSON, nullable=False),
+    Column("created_at", Float(53), nullable=False),
+)
+
+sessions = Table(
+    "sessions",
+    metadata,
+    Column("id", String(64), primary_key=True),
+    Column("run_id", String(64), ForeignKey("runs.id")),
+    Column("task_id", String(128), ForeignKey("tasks.id")),
+    Column("group_id", String(128)),
+    Column("harness", String(128)),
+    Column("name", String(256), unique=True),
+    Column("key_hash", String(64), unique=True),
+    Column("expires_at", Float(53)),
+    Column("continuation", String(16), nullable=False),
+    Column("settings", JSON, nullable=False),
+    Column("labels", JSON, nullable=False),
+    Column("created_at", Float(53), nullable=False),
+    Column("sealed_at", Float(53)),
+    Column("outcome", String(32)),
+    Index(None, "run_id"),
+    Index(None, "group_id"),
+    Index(None, "created_at"),
+)
+
+calls = Table(
+    "calls",
+    metadata,
+    Column("id", String(64), primary_key=True),
+    Column("session_id", String(64), ForeignKey("sessions.id"), nullable=False),
+    Column("dialect", String(16), nullable=False),
+    Column("kind", String(16), nullable=False),
+    Column("role", Text),
+    Column("status", String(16), nullable=False),
+    Column("reason", Text),
+    Column("stream", Boolean, nullable=False),
+    Column("parent_call_id", String(64)),
+    Column("lineage_rule", String(32)),
+    Column("break_reason", String(32)),
+    Column("model_requested", Text, nullable=False),
+    Column("model_served", Text),
+    Column("prompt_span_id", String(80)),
+    Column("prompt_tokens", Integer),
+    Column("sampled_tokens", Integer),
+    Column("version_start", BigInteger),
+    Column("version_end", BigInteger),
+    Column("finish_reason", String(32)),
+    Column("request_body_id", String(64)),
+    Column("response_body_id", String(64)),
+    Column("headers", JSON, nullable=False),
+    Column("sampling", JSON, nullable=False),
+    Column("usage", JSON, nullable=False),
+    Column("message", JSON, nullable=False),
+    Column("conversation", JSON, nullable=False),
+    Column("error", JSON, nullable=False),
+    Column("notes", JSON, nullable=False),
+    Column("started_at", Float(53), nullable=False),
+    Column("first_token_at", Float(53)),
+    Column("ended_at", Float(53)),
+    Index(None, "session_id", "started_at"),
+    Index(None, "status"),
+)
+
+spans = Table(
+    "spans",
+    metadata,
+    Column("id", String(80), primary_key=True),
+    Column("session_id", String(64), ForeignKey("sessions.id"), nullable=False),
+    Column("call_id", String(64), nullable=False),
+    Column("parent_id", String(80)),
+    Column("start", Integer, nullable=False),
+    Column("length", Integer, nullable=False),
+    Column("kind", String(16), nullable=False),
+    Column("choice", Integer),
+    Column("finish_reason", String(32)),
+    Column("token_ids", LargeBinary, nullable=False),
+    Column("logprobs", LargeBinary),
+    Column("versions", JSON, nullable=False),
+    Index(None, "session_id"),
+)
+
+bodies = Table(
+    "bodies",
+    metadata,
+    Column("id", String(64), primary_key=True),
+    Column("base_id", String(64)),
+    Column("prefix", Integer, nullable=False),
+    Column("suffix", Integer, nullable=False),
+    Column("size", Integer, nullable=False),
+    Column("data", LargeBinary, nullable=False),
+)
+
+rewards = Table(
+    "rewards",
+    metadata,
+    Column("id", String(64), primary_key=True),
+    Column("session_id", String(64), ForeignKey("sessions.id"), nullable=False),
+    Column("call_id", String(64)),
+    Column("turn", Integer),
+    Column("name", String(128), nullable=False),
+    Column("value", Float(53), nullable=False),
+    Column("source", String(128)),
+    Column("detail", JSON, nullable=False),
+    Column("created_at", Float(53), nullable=False),
+    Index(None, "session_id"),
+)
+
+samples = Table(
+    "samples",
+    metadata,
+    Column("id", String(64), primary_key=True),
+    Column("session_id", String(64), ForeignKey("sessions.id"), nullable=False),
+    Column("builder", String(32), nullable=False),
+    Column("builder_version", Integer, nullable=False),
+    Column("policy", JSON, nullable=False),
+    Column("leaf_call_id", String(64), nullable=False),
+    Column("segments", JSON, nullable=False),
+    Column("weight", Float(53), nullable=False),
+    Column("created_at", Float(53), nullable=False),
+    Index(None, "session_id", "builder"),
+)
+
+policies = Table(
+    "policies",
+    metadata,
+    Column("run_id", String(64), primary_key=True),
+    Column("version", BigInteger, primary_key=True),
+    Column("path", Text),
+    Column("digest", String(64)),
+    Column("verified", Boolean, nullable=False),
+    Column("logprob_gap", Float(53)),
+    Column("published_at", Float(53), nullable=False),
+)
+
+metrics = Table(
+    "metrics",
+    metadata,
+    Column("run_id", String(64), ForeignKey("runs.id"), primary_key=True),
+    Column("step", Integer, primary_key=True),
+    Column("name", String(128), primary_key=True),
+    Column("value", Float(53), nullable=False),
+    Column("at", Float(53), nullable=False),
+)

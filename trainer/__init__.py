@@ -1,0 +1,1 @@
+"""Samples to batches to loss to update to published weights; supervised fine-tuning."""
