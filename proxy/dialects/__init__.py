@@ -1,0 +1,1 @@
+"""Provider wire APIs as pure translators over ``proxy/canonical.py``."""
