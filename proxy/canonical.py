@@ -138,7 +138,7 @@ class ReasoningDelta(msgspec.Struct, frozen=True):
 
 
 class ToolCallDelta(msgspec.Struct, frozen=True):
-    """A piece of a function call. The first piece of a call has ``id`` (minted by us) and ``name``."""
+    """A piece of a function call; the first piece has ``id`` (minted by us) and ``name``."""
 
     index: int
     id: str | None = None

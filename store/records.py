@@ -45,7 +45,7 @@ class CallStatus(StrEnum):
     """Begun and not ended: running now, or found so after a crash (then ``INTERRUPTED``)."""
     COMPLETE = "complete"
     PARTIAL = "partial"
-    """Cut by the client or the engine; the tokens that arrived are kept, the harness may use them."""
+    """Cut by the client or the engine; tokens that arrived are kept: the harness may use them."""
     FAILED = "failed"
     """No token arrived: refused, invalid, or the engine was not to be had."""
     QUARANTINED = "quarantined"

@@ -1,0 +1,189 @@
+"""Text to token ids and back, and the chat template, straight from a model directory.
+
+Uses ``tokenizers`` and Jinja only, so the proxy and the scripted engine need neither torch nor
+transformers. ``tests/engine/test_template.py`` holds the rendering equal to transformers' own
+``apply_chat_template``.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NoReturn
+
+import jinja2
+import jinja2.ext
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from tokenizers import Tokenizer as BackendTokenizer
+
+CHAT_TEMPLATE_FILE = "chat_template.jinja"
+
+
+class TemplateError(ValueError):
+    """The model's chat template is missing, or refused these messages."""
+
+
+class Tokenizer:
+    """The tokenizer and chat template of one model directory."""
+
+    def __init__(self, model_dir: str | Path) -> None:
+        self.directory = Path(model_dir)
+        self.backend = BackendTokenizer.from_file(str(self.directory / "tokenizer.json"))
+        config_path = self.directory / "tokenizer_config.json"
+        self.config: dict[str, Any] = (
+            json.loads(config_path.read_text()) if config_path.exists() else {}
+        )
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids of ``text``; special tokens in the text are recognised, none are added."""
+        return self.backend.encode(text, add_special_tokens=False).ids
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
+        """Text of ``token_ids``; bytes that are not yet a character come out as U+FFFD."""
+        return self.backend.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
+
+    def token_id(self, token: str) -> int | None:
+        return self.backend.token_to_id(token)
+
+    @cached_property
+    def special_tokens(self) -> dict[str, str]:
+        """``bos_token``, ``eos_token`` … as the template sees them."""
+        names = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token")
+        found = {}
+        for name in names:
+            value = self.config.get(name)
+            if isinstance(value, Mapping):
+                value = value.get("content")
+            if isinstance(value, str):
+                found[name] = value
+        return found
+
+    @cached_property
+    def eos_token_ids(self) -> frozenset[int]:
+        """Ids that end a reply: ``generation_config.json``'s, else the tokenizer's."""
+        path = self.directory / "generation_config.json"
+        if path.exists():
+            eos = json.loads(path.read_text()).get("eos_token_id")
+            if eos is not None:
+                return frozenset(eos if isinstance(eos, list) else [eos])
+        token = self.special_tokens.get("eos_token")
+        token_id = self.token_id(token) if token else None
+        return frozenset() if token_id is None else frozenset([token_id])
+
+    @cached_property
+    def chat_template_source(self) -> str:
+        path = self.directory / CHAT_TEMPLATE_FILE
+        if path.exists():
+            return path.read_text()
+        source = self.config.get("chat_template")
+        if isinstance(source, list):
+            named = {entry["name"]: entry["template"] for entry in source}
+            source = named.get("default")
+        if not isinstance(source, str):
+            raise TemplateError(
+                f"{self.directory} has no chat template: add {CHAT_TEMPLATE_FILE} "
+                "or chat_template in tokenizer_config.json"
+            )
+        return source
+
+    @cached_property
+    def _compiled(self) -> jinja2.Template:
+        return compile_chat_template(self.chat_template_source)
+
+    def render(
+        self,
+        messages: Iterable[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        *,
+        add_generation_prompt: bool = True,
+        **template_kwargs: Any,
+    ) -> str:
+        """The prompt text of ``messages`` (chat shape, as clients send them).
+
+        Raises :class:`TemplateError` when the template refuses or cannot render them.
+        """
+        try:
+            return self._compiled.render(
+                messages=[template_message(message) for message in messages],
+                tools=list(tools) if tools else None,
+                documents=None,
+                add_generation_prompt=add_generation_prompt,
+                **(self.special_tokens | template_kwargs),
+            )
+        except jinja2.TemplateError as error:
+            raise TemplateError(str(error)) from error
+
+
+def template_message(message: Mapping[str, Any]) -> dict[str, Any]:
+    """A chat message as vLLM hands it to the template.
+
+    Text parts are joined to a string, tool-call arguments are parsed to objects, and reasoning is
+    readable under both of its names.
+    """
+    shaped = dict(message)
+    content = shaped.get("content")
+    if isinstance(content, list):
+        texts = [part.get("text") for part in content if part.get("type") == "text"]
+        if len(texts) == len(content):
+            shaped["content"] = "\n".join(text or "" for text in texts)
+    if shaped.get("tool_calls"):
+        shaped["tool_calls"] = [_template_tool_call(call) for call in shaped["tool_calls"]]
+    reasoning = shaped.get("reasoning", shaped.get("reasoning_content"))
+    if reasoning is not None:
+        shaped["reasoning"] = shaped["reasoning_content"] = reasoning
+    return shaped
+
+
+def _template_tool_call(call: Mapping[str, Any]) -> dict[str, Any]:
+    function = dict(call["function"])
+    arguments = function.get("arguments")
+    if isinstance(arguments, str):
+        try:
+            function["arguments"] = json.loads(arguments) if arguments else {}
+        except ValueError as error:
+            raise TemplateError(
+                f"tool call {function.get('name')!r}: arguments are not JSON"
+            ) from error
+    return {**call, "function": function}
+
+
+def compile_chat_template(source: str) -> jinja2.Template:
+    """``source`` in the sandbox that transformers gives chat templates.
+
+    Semantics follow transformers' ``utils/chat_template_utils.py``: trimmed blocks, ``tojson``
+    without HTML escapes, ``raise_exception``, ``strftime_now``, loop controls, and the
+    ``generation`` tag, which renders its body.
+    """
+
+    def raise_exception(message: str) -> NoReturn:
+        raise jinja2.TemplateError(message)
+
+    def to_json(value: Any, indent: int | None = None, **kwargs: Any) -> str:
+        kwargs.setdefault("ensure_ascii", False)
+        return json.dumps(value, indent=indent, **kwargs)
+
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True,
+        lstrip_blocks=True,
+        extensions=[_GenerationTag, jinja2.ext.loopcontrols],
+    )
+    environment.filters["tojson"] = to_json
+    environment.globals["raise_exception"] = raise_exception
+    environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
+    try:
+        return environment.from_string(source)
+    except jinja2.TemplateSyntaxError as error:
+        raise TemplateError(f"the chat template does not parse: {error}") from error
+
+
+class _GenerationTag(jinja2.ext.Extension):
+    """``{% generation %}…{% endgeneration %}`` marks assistant text for training masks."""
+
+    tags = {"generation"}  # noqa: RUF012 - jinja2 declares it as an instance-level set
+
+    def parse(self, parser: jinja2.parser.Parser) -> list[jinja2.nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)

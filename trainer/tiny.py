@@ -1,0 +1,157 @@
+"""Tiny Qwen3-shaped policies and their tokenizers, made here: for demos, tests and benchmarks.
+
+No weights are downloaded: the tokenizer is trained on the given text and the model is initialised
+at random. Everything that loads a policy (engine, trainer, vLLM) loads these like any other.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import Qwen3Config, Qwen3ForCausalLM
+
+from engine.tokenizer import CHAT_TEMPLATE_FILE
+
+SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+MARKUP_TOKENS = (
+    "<tool_call>",
+    "</tool_call>",
+    "<tool_response>",
+    "</tool_response>",
+    "<think>",
+    "</think>",
+    "<tools>",
+    "</tools>",
+)
+
+CHATML_TOOLS_TEMPLATE = """\
+{%- if tools %}
+{{- '<|im_start|>system\\n' }}
+{%- if messages[0].role == 'system' %}{{- messages[0].content + '\\n\\n' }}{%- endif %}
+{{- '# Tools\\n\\nYou may call functions. Their signatures:\\n<tools>' }}
+{%- for tool in tools %}{{- '\\n' }}{{- tool | tojson }}{%- endfor %}
+{{- '\\n</tools>\\n\\nAnswer a call as <tool_call>{\"name\": …, \"arguments\": …}</tool_call>.' }}
+{{- '<|im_end|>\\n' }}
+{%- elif messages[0].role == 'system' %}
+{{- '<|im_start|>system\\n' + messages[0].content + '<|im_end|>\\n' }}
+{%- endif %}
+{%- for message in messages %}
+{%- if message.role == 'system' and loop.first %}{%- continue %}{%- endif %}
+{%- if message.role == 'assistant' %}
+{{- '<|im_start|>assistant\\n' }}
+{%- if message.reasoning_content %}
+{{- '<think>\\n' + message.reasoning_content + '\\n</think>\\n\\n' }}
+{%- endif %}
+{{- message.content or '' }}
+{%- for call in message.tool_calls or [] %}
+{%- if not loop.first or message.content %}{{- '\\n' }}{%- endif %}
+{{- '<tool_call>\\n{\"name\": \"' + call.function.name + '\", \"arguments\": ' }}
+{{- call.function.arguments | tojson }}
+{{- '}\\n</tool_call>' }}
+{%- endfor %}
+{{- '<|im_end|>\\n' }}
+{%- elif message.role == 'tool' %}
+{%- if loop.first or messages[loop.index0 - 1].role != 'tool' %}
+{{- '<|im_start|>user' }}
+{%- endif %}
+{{- '\\n<tool_response>\\n' + message.content + '\\n</tool_response>' }}
+{%- if loop.last or messages[loop.index0 + 1].role != 'tool' %}
+{{- '<|im_end|>\\n' }}
+{%- endif %}
+{%- else %}
+{{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' }}
+{%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}
+"""
+"""ChatML with Hermes tool calls: history is rendered as it was generated, nothing is stripped."""
+
+
+@dataclass(frozen=True)
+class TinyShape:
+    """Size of a tiny policy. Parameters are about ``12 * layers * hidden² + vocab * hidden``."""
+
+    hidden: int = 128
+    layers: int = 2
+    heads: int = 4
+    kv_heads: int = 2
+    intermediate: int = 256
+    context: int = 4096
+    tied: bool = True
+
+
+def train_tokenizer(
+    directory: Path,
+    texts: Iterable[str],
+    *,
+    vocab_size: int = 2048,
+    split_digits: bool = True,
+    template: str = CHATML_TOOLS_TEMPLATE,
+) -> int:
+    """Train a byte-level BPE tokenizer on ``texts`` and write it with its template.
+
+    Returns the vocabulary's actual size. Special tokens are ChatML's; the Hermes and thinking
+    markup are single tokens that decode as text, as in Qwen3.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    tokenizer = Tokenizer(models.BPE())
+    splitters: list[pre_tokenizers.PreTokenizer] = [
+        pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
+    ]
+    if split_digits:
+        splitters.insert(0, pre_tokenizers.Digits(individual_digits=True))
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(splitters)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.train_from_iterator(
+        texts,
+        trainers.BpeTrainer(
+            vocab_size=vocab_size - len(MARKUP_TOKENS),
+            special_tokens=list(SPECIAL_TOKENS),
+            initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+            show_progress=False,
+        ),
+    )
+    tokenizer.add_tokens(list(MARKUP_TOKENS))
+    tokenizer.save(str(directory / "tokenizer.json"))
+    (directory / "tokenizer_config.json").write_text(
+        json.dumps(
+            {
+                "tokenizer_class": "PreTrainedTokenizerFast",
+                "eos_token": "<|im_end|>",
+                "pad_token": "<|endoftext|>",
+                "clean_up_tokenization_spaces": False,
+            },
+            indent=2,
+        )
+    )
+    (directory / CHAT_TEMPLATE_FILE).write_text(template)
+    return int(tokenizer.get_vocab_size())
+
+
+def make_policy(directory: Path, shape: TinyShape, *, vocab_size: int, seed: int = 0) -> None:
+    """Write a randomly initialised Qwen3 policy (float32 safetensors) beside its tokenizer."""
+    torch.manual_seed(seed)
+    config = Qwen3Config(
+        vocab_size=vocab_size,
+        hidden_size=shape.hidden,
+        intermediate_size=shape.intermediate,
+        num_hidden_layers=shape.layers,
+        num_attention_heads=shape.heads,
+        num_key_value_heads=shape.kv_heads,
+        head_dim=shape.hidden // shape.heads,
+        max_position_embeddings=shape.context,
+        tie_word_embeddings=shape.tied,
+        bos_token_id=None,
+        eos_token_id=2,
+        pad_token_id=0,
+        dtype="float32",
+    )
+    model = Qwen3ForCausalLM(config)
+    model.generation_config.eos_token_id = [2]
+    model.generation_config.pad_token_id = 0
+    model.save_pretrained(directory)
