@@ -1,0 +1,69 @@
+"""What the trainer sees of a recorded session: samples with masks, and where every token went.
+
+A sample is a branch of the session's token tree. Over all samples of a session every sampled token
+is trained at most once, and ``captured = trained + masked + dropped`` holds exactly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from store.records import CallKind, Logprobs, Reward, SessionRecord, TokenIds
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One root-to-leaf branch, ready for training. All arrays have length ``T``."""
+
+    session_id: str
+    leaf_call_id: str
+    """The call whose sampled tokens end the branch."""
+    kind: CallKind
+    role: str | None
+    token_ids: TokenIds
+    """``uint32[T]``"""
+    mask: NDArray[np.bool_]
+    """``bool[T]``: true where this sample trains the token; token ``t`` is predicted from
+    ``token_ids[:t]``."""
+    logprobs: Logprobs
+    """``float32[T]``: the engine's behaviour logprob where a token was sampled, else 0."""
+    versions: NDArray[np.int64]
+    """``int64[T]``: policy version that sampled the token, -1 where it was not sampled."""
+    calls: NDArray[np.int32]
+    """``int32[T]``: index into ``call_ids`` of the call that sampled the token, else -1."""
+    call_ids: tuple[str, ...]
+    """The branch's calls, root first."""
+    weight: float
+    """Share of its session: the weights of a session's samples sum to 1 (or all are 0)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Conservation:
+    """Where a session's sampled tokens went."""
+
+    captured: int
+    trained: int
+    masked: Mapping[str, int] = field(default_factory=dict)
+    """Kept in a sample as context, not trained: tokens by reason."""
+    dropped: Mapping[str, int] = field(default_factory=dict)
+    """In no sample: tokens by reason."""
+
+    @property
+    def balanced(self) -> bool:
+        return self.captured == self.trained + sum(self.masked.values()) + sum(
+            self.dropped.values()
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Episode:
+    """A session as the trainer takes it: its samples, its rewards, its table of tokens."""
+
+    session: SessionRecord
+    samples: tuple[Sample, ...]
+    rewards: tuple[Reward, ...]
+    conservation: Conservation
