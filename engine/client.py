@@ -7,18 +7,17 @@ traffic (completions of agents) does not go through here.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 import httpx
 import numpy as np
 from numpy.typing import NDArray
 
 from engine import contract
-
-PauseMode = Literal["keep", "wait", "abort"]
+from engine.backend import PauseMode
+from engine.contract import ModelCard
 
 
 class EngineError(Exception):
@@ -36,18 +35,6 @@ class EngineRefused(EngineError):
         super().__init__(message)
         self.status = status
         """HTTP status of the refusal; ``None`` when a 2xx reply broke the contract."""
-
-
-@dataclass(frozen=True, slots=True)
-class ModelCard:
-    """The served policy as ``/v1/models`` describes it."""
-
-    id: str
-    """Name that requests use for it."""
-    max_model_len: int | None
-    """Most tokens of prompt and reply together."""
-    root: str | None
-    """Directory or hub name that the weights came from."""
 
 
 class EngineClient:
