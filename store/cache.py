@@ -45,7 +45,7 @@ class SessionState:
         """Bytes held, roughly."""
         bodies = sum(len(body.data) for body in self.requests.values())
         response = len(self.response.data) if self.response else 0
-        return 4 * self.tree.tokens + bodies + response
+        return self.tree.size + bodies + response
 
 
 class SessionCache:
