@@ -71,7 +71,7 @@ def save_policy(model: nn.Module, directory: Path, tokenizer_from: Path | None =
     """Write ``model`` as safetensors with its config, and the tokenizer files beside it."""
     saveable: Any = model
     with _without_progress_bars():
-        saveable.save_pretrained(directory, safe_serialization=True)
+        saveable.save_pretrained(directory, max_shard_size="1000GB")
     if tokenizer_from is not None:
         for name in TOKENIZER_FILES:
             if (tokenizer_from / name).exists():

@@ -126,7 +126,9 @@ def _tree_bins(
 ) -> Iterator[list[int]]:
     """Units in lexicographic order, so that neighbours share most, cut where the budget ends."""
     keys = {i: _sort_key(branches[i]) for unit in units for i in unit}
-    ordered = sorted((sorted(unit, key=keys.__getitem__) for unit in units), key=lambda u: keys[u[0]])
+    ordered = sorted(
+        (sorted(unit, key=keys.__getitem__) for unit in units), key=lambda u: keys[u[0]]
+    )
     current: list[int] = []
     size = 0
     for unit in ordered:
@@ -135,7 +137,9 @@ def _tree_bins(
             for a, b in zip(unit, unit[1:], strict=False)
         )
         shared = _common_prefix(branches[current[0]], branches[unit[0]]) if current else 0
-        shared = max(shared, _common_prefix(branches[current[-1]], branches[unit[0]])) if current else 0
+        shared = (
+            max(shared, _common_prefix(branches[current[-1]], branches[unit[0]])) if current else 0
+        )
         if current and size + own - shared > max_tokens:
             yield current
             current, size, shared = [], 0, 0
