@@ -29,6 +29,8 @@ class DemoSettings:
     """Questions per GRPO step."""
     group_size: int = 8
     """Sessions per question."""
+    minibatches: int = 2
+    """Optimizer updates per step."""
     goal: float = 0.97
     """Mean reward of a step's sessions, over the last three steps, at which training ends."""
     minutes: float = 10.0

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-
-import numpy as np
 
 from bridle.demo.corpus import corpus
 from bridle.demo.settings import DemoSettings
@@ -18,10 +15,9 @@ from bridle.rollouts import Rollouts
 from bridle.stack import MODEL, Stack, proxy
 from engine.scripted import ScriptedEngine
 from harnesses.adapters.python_agent import PythonAgent
-from harnesses.rollout import Job, RolloutResult, Settings, grouped
+from harnesses.rollout import Job, Outcome, RolloutResult, Settings, grouped
 from harnesses.runtimes.warm import WarmRuntime
 from harnesses.tasks import Task
-from harnesses.verifiers import REWARD
 from reconstruct.episodes import episodes
 from reconstruct.exports.parquet import export_parquet
 from store.queries import Reader
@@ -76,8 +72,8 @@ class Places:
         return self.root / "policy" / "warm"
 
     @property
-    def published(self) -> Path:
-        return self.root / "policy" / "published"
+    def trained(self) -> Path:
+        return self.root / "policy" / "trained"
 
     @property
     def teacher_data(self) -> Path:
@@ -116,7 +112,7 @@ def record_teacher(
         proxy(engine.base_url, places.base, places.store, places.logs) as proxy_url,
         shop.rollouts(proxy_url) as rollouts,
     ):
-        jobs = [Job(task) for task in tasks]
+        jobs = [Job(task) for task in left_over(tasks, places, run_id)]
         rollouts.collect(
             shop.agent(1.0), jobs, rollout_settings(places, settings, run_id), progress
         )
@@ -144,18 +140,6 @@ def warm_start(
     save_policy(model, places.warm, places.base)
 
 
-@dataclass(frozen=True, slots=True)
-class Evaluation:
-    """Held-out questions answered by the agent with one policy at one temperature."""
-
-    rewards: tuple[float, ...]
-    seconds: float
-
-    @property
-    def mean(self) -> float:
-        return float(np.mean(self.rewards))
-
-
 def evaluate(
     shop: Shop,
     stack: Stack,
@@ -164,16 +148,24 @@ def evaluate(
     run_id: str,
     temperature: float,
     progress: Progress,
-) -> Evaluation:
-    """Asks every held-out question once. A session that failed for our reasons counts as 0."""
-    started = time.monotonic()
-    jobs = [Job(task) for task in shop.tasks("held_out", settings.eval_tasks, settings.seed)]
+) -> None:
+    """Asks the held-out questions that ``run_id`` has not asked yet; the rewards are in the store."""
+    tasks = shop.tasks("held_out", settings.eval_tasks, settings.seed)
     with shop.rollouts(stack.proxy_url) as rollouts:
-        results = rollouts.collect(
-            shop.agent(temperature), jobs, rollout_settings(places, settings, run_id), progress
+        rollouts.collect(
+            shop.agent(temperature),
+            [Job(task) for task in left_over(tasks, places, run_id)],
+            rollout_settings(places, settings, run_id),
+            progress,
         )
-    rewards = tuple(result.scores.get(REWARD, 0.0) for result in results)
-    return Evaluation(rewards, time.monotonic() - started)
+
+
+def left_over(tasks: Sequence[Task], places: Places, run_id: str) -> list[Task]:
+    """The tasks that ``run_id`` has not brought to an end; all of them in a new run."""
+    ended = {Outcome.COMPLETED, Outcome.AGENT_ERROR, Outcome.TIMEOUT}
+    with Reader(places.store) as reader:
+        done = {s.task_id for s in reader.sessions(run=run_id, sealed=True) if s.outcome in ended}
+    return [task for task in tasks if task.id not in done]
 
 
 def step_jobs(tasks: Sequence[Task], step: int, settings: DemoSettings) -> list[Job]:
