@@ -147,8 +147,8 @@ class Publisher:
             )
         if not mean_gap(after, before) <= self.config.tolerance:
             return PublishError(
-                f"{what}; version {self.served_version} was put back, but the engine does not score "
-                "as it did before: restart the engine before going on"
+                f"{what}; version {self.served_version} was put back, but the engine does not "
+                "score as it did before: restart the engine before going on"
             )
         return PublishError(f"{what}; the engine serves version {self.served_version} again")
 

@@ -1,4 +1,4 @@
-"""Supervised fine-tuning: the masked tokens' mean negative log-likelihood, AdamW, a progress bar."""
+"""Supervised fine-tuning: mean negative log-likelihood of masked tokens, with a progress bar."""
 
 from __future__ import annotations
 
