@@ -129,7 +129,9 @@ class Client:
         await self._send({"type": "http.response.body", "body": body, "more_body": False})
 
     async def refuse(self, error: HttpError, headers: Headers = ()) -> None:
-        await self.respond(error.status, error.body, headers=error.headers + headers)
+        others = tuple(header for header in error.headers if header[0] != "content-type")
+        content_type = dict(error.headers).get("content-type", "application/json")
+        await self.respond(error.status, error.body, content_type, others + headers)
 
     async def start_stream(self, content_type: str, headers: Headers = ()) -> None:
         self.started = True

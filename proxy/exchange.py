@@ -203,12 +203,19 @@ class Exchange:
 
     def _error_bytes(self, error: ApiError) -> HttpError:
         """``error`` inside the stream when it has begun, else as a response of its own."""
-        if self._client.started and self._emitter is not None:
-            return HttpError(200, self._emitter.fail(error))
+        if self._emitter is not None:
+            if self._client.started:
+                return HttpError(200, self._emitter.fail(error))
+            if error.kind in self._dialect.stream_failures:
+                return HttpError(200, self._emitter.begin() + self._emitter.fail(error))
         return self._dialect.error(error)
 
     async def _tell(self, told: HttpError) -> None:
-        if self._client.started:
+        if self._emitter is not None and told.status == 200:
+            if not self._client.started:
+                await self._client.start_stream(
+                    self._dialect.stream_content_type, self._headers
+                )
             await self._client.finish(told.body)
         else:
             await self._client.refuse(told, self._headers)

@@ -20,7 +20,7 @@ from proxy.harness_identity import Identity, identify
 from proxy.keys import SESSION_KEY_PREFIX, credentials, hash_key, same
 from proxy.ports import CallWriter, SessionReader
 from proxy.settings import ProxySettings, is_loopback
-from store.errors import RecordRejected, StoreUnavailable
+from store.errors import NotFound, RecordRejected, StoreUnavailable
 from store.records import SessionRecord, new_id
 
 SESSION_ID_PREFIX: Final = "ses"
@@ -198,7 +198,10 @@ class Sessions:
         )
 
     def _read(self, id_or_name: str) -> SessionRecord | None:
-        return self._reader.session(id_or_name) or self._reader.session_by_name(id_or_name)
+        try:
+            return self._reader.session(id_or_name)
+        except NotFound:
+            return self._reader.session_by_name(id_or_name)
 
     def _cached(self, session_id: str | None) -> SessionRecord | None:
         if session_id is None:

@@ -29,10 +29,10 @@ from proxy.canonical import (
     Wants,
 )
 from proxy.dialects import openai
+from proxy.dialects.errors import openai_error, openai_error_object
+from proxy.dialects.openai import Count, Int64, StreamOptions
 from store.records import Note
 
-Count = Annotated[int, msgspec.Meta(ge=1, le=128)]
-Int64 = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 encode = msgspec.json.encode
 
 
@@ -56,10 +56,6 @@ class _Message(msgspec.Struct):
     tool_call_id: str | None = None
 
 
-class _StreamOptions(msgspec.Struct):
-    include_usage: bool | None = None
-
-
 class _Body(msgspec.Struct):
     model: str
     messages: Annotated[list[_Message], msgspec.Meta(min_length=1)]
@@ -80,7 +76,7 @@ class _Body(msgspec.Struct):
     frequency_penalty: float | None = None
     repetition_penalty: float | None = None
     stream: bool | None = None
-    stream_options: _StreamOptions | None = None
+    stream_options: StreamOptions | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, msgspec.Meta(ge=0, le=64)] | None = None
     return_token_ids: bool | None = None
@@ -90,27 +86,6 @@ class _Body(msgspec.Struct):
 
 _DECODER = msgspec.json.Decoder(_Body)
 _KNOWN: Final = frozenset(_Body.__struct_fields__)
-_FORWARDED: Final = frozenset(
-    {
-        "allowed_token_ids",
-        "bad_words",
-        "guided_choice",
-        "guided_grammar",
-        "guided_json",
-        "guided_regex",
-        "ignore_eos",
-        "logit_bias",
-        "min_tokens",
-        "mm_processor_kwargs",
-        "reasoning_effort",
-        "stop_token_ids",
-        "structured_outputs",
-        "thinking_token_budget",
-        "truncate_prompt_tokens",
-        "user",
-    }
-)
-"""Fields that engines know and that change nothing about what can be recorded."""
 _ROLES: Final[Mapping[str, str]] = {
     "system": "system",
     "developer": "system",
@@ -126,12 +101,15 @@ class ChatContext(msgspec.Struct, frozen=True):
 
 
 class ChatDialect:
+    """See :class:`proxy.canonical.Dialect`."""
+
     name: DialectName = "chat"
     stream_content_type = "text/event-stream; charset=utf-8"
+    stream_failures: frozenset[str] = frozenset()
 
     def parse(self, body: bytes, path: Mapping[str, str], query: Mapping[str, str]) -> Request:
         wire = openai.decode(_DECODER, body)
-        extra, notes = openai.other_fields(body, _KNOWN, _FORWARDED)
+        extra, notes = openai.other_fields(body, _KNOWN, openai.FORWARDED)
         noted = list(notes)
         if wire.top_logprobs and not wire.logprobs:
             raise openai.invalid("'logprobs' must be true to ask for 'top_logprobs'", "top_logprobs")
@@ -183,7 +161,7 @@ class ChatDialect:
         return encode(whole)
 
     def error(self, error: ApiError) -> HttpError:
-        return openai.error(error)
+        return openai_error(error)
 
 
 class ChatEmitter:
@@ -248,7 +226,7 @@ class ChatEmitter:
         return b"".join(chunks)
 
     def fail(self, error: ApiError) -> bytes:
-        return b"data: %b\n\n" % encode({"error": openai.error_object(error)})
+        return b"data: %b\n\n" % encode({"error": openai_error_object(error)})
 
     def _chunk(self, choice: int, delta: bytes, finish: bytes = b"null") -> bytes:
         logprobs, token_ids = b"null", b""

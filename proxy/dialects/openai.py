@@ -1,15 +1,13 @@
-"""What the chat and completions dialects share: decoding with named fields, errors, usage."""
+"""What the chat and completions dialects share: decoding with named fields, and usage."""
 
 from __future__ import annotations
 
-import math
 import re
-from collections.abc import Mapping
-from typing import Any, Final, TypeVar
+from typing import Annotated, Any, Final, TypeVar
 
 import msgspec
 
-from proxy.canonical import ApiError, HttpError, Usage
+from proxy.canonical import ApiError, Usage
 from store.records import Note
 
 T = TypeVar("T")
@@ -18,23 +16,37 @@ _FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _PATH = re.compile(r"`\$\.?([^`]*)`$")
 _MISSING = re.compile(r"missing required field `([^`]+)`")
 
-ERROR_TYPES: Final[Mapping[str, str]] = {
-    "invalid_request": "invalid_request_error",
-    "context_overflow": "invalid_request_error",
-    "too_large": "invalid_request_error",
-    "not_found": "invalid_request_error",
-    "authentication": "authentication_error",
-    "permission": "permission_error",
-    "rate_limit": "rate_limit_error",
-    "budget": "insufficient_quota",
-}
-ERROR_CODES: Final[Mapping[str, str]] = {
-    "authentication": "invalid_api_key",
-    "context_overflow": "context_length_exceeded",
-    "rate_limit": "rate_limit_exceeded",
-    "budget": "insufficient_quota",
-    "not_found": "not_found",
-}
+
+Count = Annotated[int, msgspec.Meta(ge=1, le=128)]
+Int64 = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
+"""What JSON writers of every engine's client can carry."""
+
+
+class StreamOptions(msgspec.Struct):
+    include_usage: bool | None = None
+
+
+FORWARDED: Final = frozenset(
+    {
+        "allowed_token_ids",
+        "bad_words",
+        "guided_choice",
+        "guided_grammar",
+        "guided_json",
+        "guided_regex",
+        "ignore_eos",
+        "logit_bias",
+        "min_tokens",
+        "mm_processor_kwargs",
+        "reasoning_effort",
+        "stop_token_ids",
+        "structured_outputs",
+        "thinking_token_budget",
+        "truncate_prompt_tokens",
+        "user",
+    }
+)
+"""Fields that engines know and that change nothing about what can be recorded."""
 
 
 def decode(decoder: msgspec.json.Decoder[T], body: bytes) -> T:
@@ -70,23 +82,6 @@ def other_fields(
 
 def invalid(message: str, param: str | None = None) -> ApiError:
     return ApiError("invalid_request", message, status=400, param=param)
-
-
-def error(failure: ApiError) -> HttpError:
-    """``failure`` in OpenAI's shape."""
-    headers: tuple[tuple[str, str], ...] = ()
-    if failure.retry_after is not None:
-        headers = (("retry-after", str(math.ceil(failure.retry_after))),)
-    return HttpError(failure.status, msgspec.json.encode({"error": error_object(failure)}), headers)
-
-
-def error_object(failure: ApiError) -> dict[str, Any]:
-    return {
-        "message": failure.message,
-        "type": ERROR_TYPES.get(failure.kind, "server_error"),
-        "param": failure.param,
-        "code": ERROR_CODES.get(failure.kind),
-    }
 
 
 def usage_object(usage: Usage) -> dict[str, Any]:
