@@ -62,3 +62,77 @@ class DataPlane:
                 await self._models(route, client)
             case Action.HELLO:
                 await client.respond(200, b"")
+
+    async def _generate(self, route: Route, client: Client) -> None:
+        services = self._services
+        caller = await services.sessions.authenticate(client.headers, client.address)
+        body = await client.body(services.settings.limits.body_bytes)
+        dialect = dialect_for(route.dialect)
+        request = dialect.parse(body, dict(route.parameters), _query(client))
+        session, link = await self._admit(caller, route, client, request)
+        served = await services.upstream.served_model(request.model, services.gate.policy.model)
+        sampling, notes = effective(request.sampling, session.settings)
+        ask = engine_request(
+            request,
+            sampling,
+            model=served,
+            stream=request.stream or services.settings.stream_upstream,
+        )
+        started_at = time.time()
+        call_id = new_id("call")
+        begun = CallBegun(
+            id=call_id,
+            session_id=session.id,
+            dialect=request.dialect,
+            started_at=started_at,
+            request_body=body,
+            stream=request.stream,
+            model_requested=request.model,
+            parent_call_id=link.parent.call_id if link.parent is not None else None,
+            lineage_rule=link.rule,
+            headers=kept_headers(client.headers),
+        )
+        try:
+            recording = services.recorder.begin(begun, session, request, link)
+        except StoreUnavailable as error:
+            raise store_unavailable() from error
+        recording.sampling = ask.sampling
+        recording.notes.extend(notes)
+        minted = dialect.mint(call_id, int(started_at), request.model)
+        await Exchange(services, client, dialect, request, minted, recording, ask).run()
+
+    async def _admit(
+        self, caller: Caller, route: Route, client: Client, request: Request
+    ) -> tuple[SessionRecord, Link]:
+        """The session of the request, and what of it the request continues."""
+        services = self._services
+        identity = identify(client.headers)
+        session = await services.sessions.admit(caller, route.session, identity)
+        if session is not None:
+            return session, await services.conversations.find(session.id, request, identity.role)
+        link, session_id = await services.conversations.find_anonymous(request)
+        session = await services.sessions.anonymous(session_id, identity)
+        return session, link
+
+    async def _count(self, route: Route, client: Client) -> None:
+        """The exact number of prompt tokens, by the engine's own template."""
+        services = self._services
+        counting = COUNTING.get(route.dialect)
+        if counting is None:
+            raise ApiError("not_found", "token counting is not served here", status=404)
+        await services.sessions.authenticate(client.headers, client.address)
+        body = await client.body(services.settings.limits.body_bytes)
+        request = counting.parse(body)
+        served = await services.upstream.served_model(request.model, services.gate.policy.model)
+        count = await services.upstream.count_tokens(request, served)
+        await client.respond(200, counting.reply(count))
+
+    async def _models(self, route: Route, client: Client) -> None:
+        services = self._services
+        await services.sessions.authenticate(client.headers, client.address)
+        cards = await services.upstream.models()
+        wanted = dict(route.parameters).get("model")
+        names = [*(card["id"] for card in cards), *services.settings.model_aliases]
+        if wanted is not None and wanted not in names:
+            raise ApiError("not_found", f"there is no model {wanted}", status=404, param="model")
+        await client.respond(200, models_reply(cards, names, wanted, client.headers))
