@@ -111,7 +111,11 @@ class Client:
             pass
 
     async def respond(
-        self, status: int, body: bytes, content_type: str = "application/json", headers: Headers = ()
+        self,
+        status: int,
+        body: bytes,
+        content_type: str = "application/json",
+        headers: Headers = (),
     ) -> None:
         """A whole response at once."""
         self.started = True

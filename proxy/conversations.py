@@ -1,4 +1,4 @@
-"""The lineage state of sessions: in memory while they are talked to, rebuilt from the store else."""
+"""The lineage state of sessions: in memory while in use, else rebuilt from the store."""
 
 from __future__ import annotations
 

@@ -3,25 +3,22 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
-from typing import Any
 from urllib.parse import parse_qsl
 
-import orjson
-
-from proxy.canonical import ApiError, Dialect, Request
+from proxy.canonical import ApiError, DialectName, Request
 from proxy.client import Client, ClientGone
 from proxy.dialects.registry import COUNTING, dialect_for, speaker
-from proxy.engine_request import EngineRequest, engine_request
+from proxy.engine_request import engine_request
 from proxy.exchange import Exchange
 from proxy.harness_identity import identify, kept_headers
-from proxy.recorder import Recording
+from proxy.lineage import Link
+from proxy.models import models_reply
 from proxy.routes import Action, Route
 from proxy.sampling import effective
 from proxy.services import Services
-from proxy.sessions import store_unavailable
+from proxy.sessions import Caller, store_unavailable
 from store.errors import StoreUnavailable
-from store.records import CallBegun, CallKind, SessionRecord, new_id
+from store.records import CallBegun, SessionRecord, new_id
 
 
 class DataPlane:
@@ -39,7 +36,7 @@ class DataPlane:
         except ClientGone:
             self._services.metrics.refused.labels(route.dialect, "client_disconnected").inc()
 
-    async def refuse(self, dialect: Any, client: Client, error: ApiError) -> None:
+    async def refuse(self, dialect: DialectName, client: Client, error: ApiError) -> None:
         self._services.metrics.refused.labels(dialect, error.kind).inc()
         await client.refuse(speaker(dialect).error(error))
 
@@ -136,3 +133,7 @@ class DataPlane:
         if wanted is not None and wanted not in names:
             raise ApiError("not_found", f"there is no model {wanted}", status=404, param="model")
         await client.respond(200, models_reply(cards, names, wanted, client.headers))
+
+
+def _query(client: Client) -> dict[str, str]:
+    return dict(parse_qsl(client.scope["query_string"].decode("latin-1")))

@@ -256,6 +256,4 @@ def malformed(detail: str) -> ApiError:
 def stream_error(error: Any) -> ApiError:
     """The error object that an engine put into a stream it had already begun."""
     message = error.get("message") if isinstance(error, Mapping) else None
-    return ApiError(
-        "upstream_error", f"the engine failed: {message or 'no message'}", status=502
-    )
+    return ApiError("upstream_error", f"the engine failed: {message or 'no message'}", status=502)

@@ -9,39 +9,24 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from dataclasses import dataclass
 from typing import Final
 
 from proxy.canonical import ApiError, Dialect, Emitter, Event, HttpError, Minted, Request
 from proxy.client import Client, ClientGone, Headers
+from proxy.dialects.registry import STREAM_FAILURES
 from proxy.engine_reply import EngineReply
 from proxy.engine_request import EngineRequest
-from proxy.keep_alive import KeepAlives
-from proxy.metrics import Metrics
-from proxy.policy_gate import PolicyGate
-from proxy.recorder import Recorder, Recording
+from proxy.recorder import Recording
+from proxy.services import Services
 from proxy.sessions import store_unavailable
-from proxy.settings import ProxySettings
-from proxy.upstream import EngineStream, Upstream
+from proxy.upstream import EngineStream
 from store.errors import StoreUnavailable
 from store.records import CallStatus, Note
 
 log = logging.getLogger("bridle.proxy")
 
 _TOOL_CALL_PREFIX: Final = {"messages": "toolu"}
-
-
-@dataclass(frozen=True, slots=True)
-class Services:
-    """What every call of one proxy shares."""
-
-    settings: ProxySettings
-    upstream: Upstream
-    recorder: Recorder
-    gate: PolicyGate
-    metrics: Metrics
-    keep_alives: KeepAlives
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,9 +62,7 @@ class Exchange:
         self._minted = minted
         self._recording = recording
         self._ask = ask
-        self._emitter: Emitter | None = (
-            dialect.emitter(request, minted) if request.stream else None
-        )
+        self._emitter: Emitter | None = dialect.emitter(request, minted) if request.stream else None
         self._headers: Headers = (
             ("x-request-id", minted.call_id),
             ("x-bridle-session", recording.begun.session_id),
@@ -164,9 +147,7 @@ class Exchange:
     def _last_bytes(self) -> bytes:
         """What tells the client that its reply is whole: all of it, or the end of the stream."""
         if self._emitter is None:
-            return self._dialect.reply(
-                self._request, self._minted, self._recording.fold.reply()
-            )
+            return self._dialect.reply(self._request, self._minted, self._recording.fold.reply())
         end = self._emitter.end()
         return end if self._client.started else self._emitter.begin() + end
 
@@ -206,30 +187,22 @@ class Exchange:
         if self._emitter is not None:
             if self._client.started:
                 return HttpError(200, self._emitter.fail(error))
-            if error.kind in self._dialect.stream_failures:
+            if error.kind in STREAM_FAILURES.get(self._request.dialect, ()):
                 return HttpError(200, self._emitter.begin() + self._emitter.fail(error))
         return self._dialect.error(error)
 
     async def _tell(self, told: HttpError) -> None:
         if self._emitter is not None and told.status == 200:
             if not self._client.started:
-                await self._client.start_stream(
-                    self._dialect.stream_content_type, self._headers
-                )
+                await self._client.start_stream(self._dialect.stream_content_type, self._headers)
             await self._client.finish(told.body)
         else:
             await self._client.refuse(told, self._headers)
 
     async def _commit(self, status: CallStatus, failure: Failure | None = None) -> None:
-        ended = self._recording.ended(
+        await self._services.recorder.commit(
+            self._recording,
             status,
             reason=failure.reason if failure else None,
             error=failure.error if failure else None,
         )
-        await self._services.recorder.commit(self._recording, ended)
-
-
-def now() -> tuple[float, int]:
-    """The time, and the whole seconds of it that replies carry."""
-    at = time.time()
-    return at, int(at)

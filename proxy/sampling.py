@@ -38,7 +38,7 @@ def effective(asked: Sampling, settings: Mapping[str, Any]) -> tuple[Sampling, t
     return msgspec.structs.replace(asked, **changes), tuple(notes)
 
 
-class _Rules(msgspec.Struct, forbid_unknown_fields=True):
+class _Rules(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
@@ -50,7 +50,7 @@ class _Rules(msgspec.Struct, forbid_unknown_fields=True):
     repetition_penalty: float | None = None
 
 
-class _Settings(msgspec.Struct):
+class _Settings(msgspec.Struct, frozen=True):
     pin: _Rules = _Rules()
     cap: _Rules = _Rules()
     default: _Rules = _Rules()

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass
 
+from proxy.conversations import SessionConversations
 from proxy.keep_alive import KeepAlives
 from proxy.metrics import Metrics
 from proxy.policy_gate import PolicyGate
-from proxy.ports import CallWriter
 from proxy.recorder import Recorder
 from proxy.sessions import Sessions
 from proxy.settings import ProxySettings
@@ -23,10 +23,11 @@ class Services:
     """Made by :meth:`start` inside the event loop that serves; given back by :meth:`close`."""
 
     settings: ProxySettings
-    writer: CallWriter
+    writer: Writer
     reader: Reader
     upstream: Upstream
     sessions: Sessions
+    conversations: SessionConversations
     gate: PolicyGate
     metrics: Metrics
     recorder: Recorder
@@ -39,6 +40,8 @@ class Services:
         reader = Reader(settings.store_url)
         gate = PolicyGate()
         metrics = Metrics(gate)
+        conversations = SessionConversations(reader, settings.limits.sessions_in_memory)
+        await conversations.start()
         upstream = Upstream(settings)
         await upstream.start()
         keep_alives = KeepAlives(settings.limits.keep_alive_s)
@@ -48,10 +51,11 @@ class Services:
             writer=writer,
             reader=reader,
             upstream=upstream,
-            sessions=Sessions(settings, writer, reader),
+            sessions=Sessions(settings, writer, reader, conversations.opened),
+            conversations=conversations,
             gate=gate,
             metrics=metrics,
-            recorder=Recorder(writer, gate, metrics),
+            recorder=Recorder(writer, conversations, gate, metrics),
             keep_alives=keep_alives,
         )
 

@@ -11,12 +11,12 @@ import asyncio
 import re
 import time
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from typing import Final
 
 from proxy.canonical import ApiError
-from proxy.harness_identity import Identity, identify
+from proxy.harness_identity import Identity
 from proxy.keys import SESSION_KEY_PREFIX, credentials, hash_key, same
 from proxy.ports import CallWriter, SessionReader
 from proxy.settings import ProxySettings, is_loopback
@@ -41,9 +41,14 @@ class Sessions:
     """Sessions by id, name and key: an LRU over the store, and the rules of admission."""
 
     def __init__(
-        self, settings: ProxySettings, writer: CallWriter, reader: SessionReader
+        self,
+        settings: ProxySettings,
+        writer: CallWriter,
+        reader: SessionReader,
+        on_created: Callable[[SessionRecord], None] = lambda _: None,
     ) -> None:
         self._settings = settings
+        self._on_created = on_created
         self._writer = writer
         self._reader = reader
         self._by_id: OrderedDict[str, SessionRecord] = OrderedDict()
@@ -65,26 +70,19 @@ class Sessions:
         if self._settings.open_on_loopback and is_loopback(address) and _local_host(headers):
             return Caller(admin=True, session=None)
         raise unauthorised(
-            "this proxy needs a session key (brk_…) or the admin key" if given
+            "this proxy needs a session key (brk_…) or the admin key"
+            if given
             else "no API key was given"
         )
 
     async def admit(
-        self,
-        caller: Caller,
-        path_session: str | None,
-        headers: Mapping[str, str],
-        find_conversation: Callable[[], Awaitable[str | None]],
-    ) -> SessionRecord:
-        """The open session of one data request.
-
-        ``find_conversation`` gives the id of the session whose recorded conversation the request
-        continues; it is asked only when nothing else names the session. Raises :class:`ApiError`
-        when there is none, or it is sealed or expired or not the caller's.
-        """
-        identity = identify(headers)
-        if caller.session is not None:
-            session = caller.session
+        self, caller: Caller, path_session: str | None, identity: Identity
+    ) -> SessionRecord | None:
+        """The open session that a data request names by key, path or the harness's own session id;
+        ``None`` when nothing does. Raises :class:`ApiError` when it is sealed, expired or not the
+        caller's."""
+        session = caller.session
+        if session is not None:
             if path_session not in (None, session.id, session.name):
                 raise ApiError(
                     "permission", "this key does not open the session in the path", status=403
@@ -93,13 +91,17 @@ class Sessions:
             session = await self._named_in_path(path_session, identity)
         elif identity.session_name is not None:
             session = await self._named(identity.session_name, identity)
-        else:
-            known = await find_conversation()
-            session = (await self.find(known) if known else None) or await self.create(
-                self._record(identity)
-            )
-        _check_open(session)
+        if session is not None:
+            _check_open(session)
         return session
+
+    async def anonymous(self, session_id: str | None, identity: Identity) -> SessionRecord:
+        """The session of a request that only its conversation identifies: ``session_id`` when it
+        continues one, else a new one."""
+        session = await self.find(session_id) if session_id is not None else None
+        if session is not None and session.sealed_at is None:
+            return session
+        return await self.create(self._record(identity))
 
     async def find(self, id_or_name: str) -> SessionRecord | None:
         """A session by id, or else by name."""
@@ -121,6 +123,7 @@ class Sessions:
         except StoreUnavailable as error:
             raise store_unavailable() from error
         self._remember(record)
+        self._on_created(record)
         return record
 
     async def update(self, record: SessionRecord) -> None:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 import time
-from collections.abc import Mapping
 from types import TracebackType
 from typing import Any, Final, Self
 
@@ -14,7 +12,7 @@ import orjson
 from yarl import URL
 
 from engine.contract import HEALTH, MODELS, TOKENIZE
-from proxy.canonical import ApiError, Event
+from proxy.canonical import ApiError, Event, Request
 from proxy.engine_reply import EngineReply
 from proxy.engine_request import EngineRequest
 from proxy.settings import ProxySettings
@@ -96,9 +94,31 @@ class Upstream:
             self._models_at = time.monotonic()
         return self._models
 
-    async def tokenize(self, body: Mapping[str, Any], call_id: str) -> int:
-        """How many tokens the engine's own template makes of a chat request."""
-        response = await self.post(TOKENIZE, orjson.dumps(body), call_id)
+    async def served_model(self, requested: str, current: str | None = None) -> str:
+        """The engine's name for the model that a client asked for.
+
+        ``current`` is the policy's served name when it changes with the version. Whatever else a
+        harness calls its model, it gets the policy. Raises :class:`ApiError`.
+        """
+        settings = self._settings
+        named = settings.model_aliases.get(requested) or current or settings.model
+        if named is not None:
+            return named
+        served = [card["id"] for card in await self.models()]
+        if not served:
+            raise ApiError("overloaded", "the engine serves no model yet", status=503)
+        return requested if requested in served else str(served[0])
+
+    async def count_tokens(self, request: Request, model: str) -> int:
+        """How many prompt tokens the engine's own template makes of ``request``."""
+        body: dict[str, Any] = {
+            "model": model,
+            "messages": [message.to_chat() for message in request.messages],
+            "add_generation_prompt": True,
+        }
+        if request.tools:
+            body["tools"] = request.tools
+        response = await self.post(TOKENIZE, orjson.dumps(body), "count")
         async with response:
             if response.status != 200:
                 raise await refusal(response)

@@ -105,14 +105,15 @@ class ChatDialect:
 
     name: DialectName = "chat"
     stream_content_type = "text/event-stream; charset=utf-8"
-    stream_failures: frozenset[str] = frozenset()
 
     def parse(self, body: bytes, path: Mapping[str, str], query: Mapping[str, str]) -> Request:
         wire = openai.decode(_DECODER, body)
         extra, notes = openai.other_fields(body, _KNOWN, openai.FORWARDED)
         noted = list(notes)
         if wire.top_logprobs and not wire.logprobs:
-            raise openai.invalid("'logprobs' must be true to ask for 'top_logprobs'", "top_logprobs")
+            raise openai.invalid(
+                "'logprobs' must be true to ask for 'top_logprobs'", "top_logprobs"
+            )
         tools = _tools(wire.tools or (), noted)
         return Request(
             dialect="chat",
@@ -275,9 +276,7 @@ def _tool_call(wire: _ToolCall, notes: list[Note]) -> ToolCall:
     return ToolCall(id=wire.id, name=wire.function.name, arguments=arguments or "")
 
 
-def _tools(
-    wire: list[dict[str, Any]] | tuple[()], notes: list[Note]
-) -> tuple[dict[str, Any], ...]:
+def _tools(wire: list[dict[str, Any]] | tuple[()], notes: list[Note]) -> tuple[dict[str, Any], ...]:
     kept = []
     for position, tool in enumerate(wire):
         kind = tool.get("type", "function")

@@ -8,11 +8,19 @@ from typing import Final, NamedTuple
 from proxy.canonical import ApiError, Dialect, DialectName, Request
 from proxy.dialects.chat import ChatDialect
 from proxy.dialects.completions import CompletionsDialect
+from proxy.dialects.messages import MessagesDialect, count_reply
 from proxy.dialects.responses import ResponsesDialect
 
 DIALECTS: Final[Mapping[DialectName, Dialect]] = {
-    dialect.name: dialect for dialect in (ChatDialect(), CompletionsDialect(), ResponsesDialect())
+    dialect.name: dialect
+    for dialect in (ChatDialect(), CompletionsDialect(), ResponsesDialect(), MessagesDialect())
 }
+
+STREAM_FAILURES: Final[Mapping[DialectName, frozenset[str]]] = {
+    "responses": ResponsesDialect.stream_failures,
+}
+"""Kinds of :class:`ApiError` that a provider's clients understand only inside a stream: to a
+streaming request they are answered with status 200, ``begin`` and ``fail``."""
 
 
 class Counting(NamedTuple):
@@ -22,7 +30,9 @@ class Counting(NamedTuple):
     reply: Callable[[int], bytes]
 
 
-COUNTING: Final[Mapping[DialectName, Counting]] = {}
+COUNTING: Final[Mapping[DialectName, Counting]] = {
+    "messages": Counting(MessagesDialect().parse_count, count_reply),
+}
 
 
 def dialect_for(name: DialectName) -> Dialect:
