@@ -8,35 +8,30 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Final
 
-from sqlalchemy import Connection, Insert, Table, bindparam, insert, update
+from sqlalchemy import Connection, Insert, Table, insert, update
 from sqlalchemy.dialects import postgresql, sqlite
 
 from store import stored
-from store.bodies import Body, BodyRow, body_id, encode
+from store.bodies import Body, Wrapping, body_id, encode
 from store.cache import SessionCache, SessionState
 from store.errors import RecordRejected
-from store.integrity import contradiction, has_ids
-from store.packing import pack_ids, pack_json, pack_logprobs
 from store.records import (
     CallBegun,
     CallEnded,
-    CallStatus,
     Metric,
     PolicyRecord,
     Reward,
     RunRecord,
     SessionRecord,
-    Span,
-    SpanKind,
     TaskRecord,
     new_id,
 )
-from store.schema import bodies, calls, metrics, policies, rewards, runs, sessions, spans, tasks
-from store.stored import span_checksum
-from store.tree import Growth
+from store.rows import begun_row, body_row, ended_row, span_row
+from store.schema import calls, metrics, policies, rewards, runs, sessions, tasks
+from store.statements import statements
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,36 +57,6 @@ Record = (
 
 _TABLES: Final = {"sessions": sessions, "runs": runs, "calls": calls}
 
-_END_COLUMNS: Final = (
-    "kind",
-    "role",
-    "status",
-    "reason",
-    "break_reason",
-    "model_served",
-    "prompt_span_id",
-    "prompt_tokens",
-    "sampled_tokens",
-    "version_start",
-    "version_end",
-    "finish_reason",
-    "response_body_id",
-    "sampling",
-    "usage",
-    "message",
-    "conversation",
-    "error",
-    "notes",
-    "first_token_at",
-    "ended_at",
-)
-_END_CALL: Final = (
-    update(calls)
-    .where(calls.c.id == bindparam("_id"))
-    .values({name: bindparam(name) for name in _END_COLUMNS})
-)
-_NOTHING: Final = pack_json({})
-
 
 class Batch:
     """Collects records, then writes them on one connection."""
@@ -113,10 +78,11 @@ class Batch:
         self._sessions: set[str] = set()
         self._new_calls: dict[str, dict[str, Any]] = {}
         self._ended_calls: list[dict[str, Any]] = []
-        self._new_bodies: dict[str, BodyRow] = {}
+        self._new_spans: list[dict[str, Any]] = []
+        self._new_bodies: dict[str, dict[str, Any]] = {}
         self._patches: list[Patch] = []
         self._rows: dict[Table, list[dict[str, Any]]] = {
-            table: [] for table in (runs, tasks, sessions, spans, rewards, policies, metrics)
+            table: [] for table in (runs, tasks, sessions, rewards, policies, metrics)
         }
 
     def add(self, record: Record) -> None:
@@ -149,14 +115,12 @@ class Batch:
         self._many(insert(sessions), self._rows[sessions])
         for patch in self._patches:
             self._patch(patch)
-        new_bodies = [asdict(row) for _, row in sorted(self._new_bodies.items())]
-        self._many(self._insert(bodies).on_conflict_do_nothing(), new_bodies)
-        self._many(insert(calls), list(self._new_calls.values()))
-        self._many(insert(spans), self._rows[spans])
-        if self._ended_calls:
-            found = self._connection.execute(_END_CALL, self._ended_calls).rowcount
-            if found != len(self._ended_calls):
-                raise RecordRejected("an ended call was never begun in this store")
+        hot = statements(self._connection.dialect.name)
+        hot.add_bodies.run(self._connection, [row for _, row in sorted(self._new_bodies.items())])
+        hot.begin_calls.run(self._connection, list(self._new_calls.values()))
+        hot.add_spans.run(self._connection, self._new_spans)
+        if hot.end_calls.run(self._connection, self._ended_calls) != len(self._ended_calls):
+            raise RecordRejected("an ended call was never begun in this store")
         self._many(insert(rewards), self._rows[rewards])
         for table in (policies, metrics):
             keys = [column.name for column in table.primary_key]
@@ -177,21 +141,7 @@ class Batch:
         base = state.request_base(begun.parent_call_id)
         body = self._body(begun.request_body, base)
         state.remember_request(begun.id, body)
-        self._new_calls[begun.id] = {
-            "id": begun.id,
-            "session_id": begun.session_id,
-            "writer_id": self._writer_id,
-            "dialect": begun.dialect,
-            "status": CallStatus.OPEN,
-            "stream": begun.stream,
-            "parent_call_id": begun.parent_call_id,
-            "lineage_rule": begun.lineage_rule,
-            "model_requested": begun.model_requested,
-            "request_body_id": body.id,
-            "headers": begun.headers,
-            "started_at": begun.started_at,
-            **_UNENDED,
-        }
+        self._new_calls[begun.id] = begun_row(begun, self._writer_id, body.id)
         self.begun[begun.id] = begun.parent_call_id
 
     def _end(self, ended: CallEnded) -> None:
@@ -208,13 +158,14 @@ class Batch:
                 state.unknown_parents.add(parent)
         growth = state.tree.grow(ended.id, ended.prompt_token_ids, ended.choices, parent)
         for span in growth.spans:
-            self._rows[spans].append(_span_row(span, ended))
+            self._new_spans.append(span_row(span, ended))
         response = self._response(ended.response_body, state)
-        row = _end_row(ended, growth, response)
+        row = ended_row(ended, growth.prompt_span_id, response)
         if ended.id in self._new_calls:
             self._new_calls[ended.id].update(row)
         else:
-            self._ended_calls.append({"_id": ended.id, **row})
+            row["_id"] = ended.id
+            self._ended_calls.append(row)
         self.ended.append(ended.id)
 
     def _state(self, session_id: str) -> SessionState:
@@ -227,17 +178,23 @@ class Batch:
             return base
         row = self._new_bodies.get(identifier)
         if row is None:
-            row = self._new_bodies[identifier] = encode(data, base, identifier)
-        return Body(identifier, data, row.depth)
+            row = self._new_bodies[identifier] = body_row(encode(data, base, identifier))
+        return Body(identifier, data, row["depth"])
 
     def _response(self, data: bytes, state: SessionState) -> str | None:
         """Stores a reply against the session's latest whole one: replies share their wrapping."""
         if not data:
             return None
-        body = self._body(data, state.response)
-        if body.depth == 0:
-            state.response = body
-        return body.id
+        identifier = body_id(data)
+        if identifier not in self._new_bodies:
+            if state.responses is None:
+                row = encode(data, None, identifier)
+            else:
+                row = state.responses.encode(data, identifier)
+            self._new_bodies[identifier] = body_row(row)
+            if row.base_id is None:
+                state.responses = Wrapping(Body(identifier, data, 0))
+        return identifier
 
     def _patch(self, patch: Patch) -> None:
         table = _TABLES[patch.table]
@@ -258,74 +215,6 @@ class Batch:
         statement = self._insert(table)
         others = {c.name: c for c in statement.excluded if c.name not in keys}
         return statement.on_conflict_do_update(index_elements=keys, set_=others)
-
-
-_UNENDED: Final[dict[str, Any]] = {
-    **dict.fromkeys(_END_COLUMNS),
-    "kind": "unknown",
-    "status": CallStatus.OPEN,
-    "sampling": {},
-    "usage": {},
-    "message": {},
-    "conversation": _NOTHING,
-    "error": {},
-    "notes": [],
-}
-
-
-def _end_row(ended: CallEnded, growth: Growth, response_body_id: str | None) -> dict[str, Any]:
-    status, reason = ended.status, ended.reason
-    notes = [{"name": note.name, "detail": note.detail} for note in ended.notes]
-    if status in (CallStatus.COMPLETE, CallStatus.PARTIAL):
-        if (found := contradiction(ended)) is not None:
-            status, reason = CallStatus.QUARANTINED, found
-        elif not has_ids(ended):
-            notes.append({"name": "ids_missing", "detail": "the upstream told no token ids"})
-    prompt = ended.prompt_token_ids
-    runs_of_versions = [run.version for choice in ended.choices for run in choice.versions]
-    return {
-        "kind": ended.kind,
-        "role": ended.role,
-        "status": status,
-        "reason": reason,
-        "break_reason": ended.break_reason,
-        "model_served": ended.model_served,
-        "prompt_span_id": growth.prompt_span_id,
-        "prompt_tokens": None if prompt is None else len(prompt),
-        "sampled_tokens": sum(len(choice.token_ids) for choice in ended.choices),
-        "version_start": min(runs_of_versions, default=None),
-        "version_end": max(runs_of_versions, default=None),
-        "finish_reason": ended.choices[0].finish_reason if ended.choices else None,
-        "response_body_id": response_body_id,
-        "sampling": ended.sampling,
-        "usage": ended.usage,
-        "message": ended.message,
-        "conversation": pack_json(ended.conversation) if ended.conversation else _NOTHING,
-        "error": ended.error,
-        "notes": notes,
-        "first_token_at": ended.first_token_at,
-        "ended_at": ended.ended_at,
-    }
-
-
-def _span_row(span: Span, ended: CallEnded) -> dict[str, Any]:
-    sampled = span.kind is SpanKind.SAMPLED
-    choice = int(span.id.rsplit(".s", 1)[1]) if sampled else None
-    return {
-        "id": span.id,
-        "session_id": span.session_id,
-        "call_id": span.call_id,
-        "parent_id": span.parent_id,
-        "start": span.start,
-        "length": len(span.token_ids),
-        "kind": span.kind,
-        "choice": choice,
-        "finish_reason": None if choice is None else ended.choices[choice].finish_reason,
-        "token_ids": pack_ids(span.token_ids),
-        "logprobs": None if span.logprobs is None else pack_logprobs(span.logprobs),
-        "versions": [[run.start, run.version] for run in span.versions],
-        "checksum": span_checksum(span),
-    }
 
 
 def _columns(record: Any) -> dict[str, Any]:

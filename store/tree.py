@@ -8,16 +8,20 @@ meanwhile is not seen: a prefix found without it is still exact, merely shorter 
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from store.records import Choice, Span, SpanKind, TokenIds
 
-DETACHED = -1
+DETACHED: Final = -1
 """``start`` of sampled tokens whose prompt is not known; they are no part of the tree."""
+
+_PROMPTS_KEPT: Final = 4
 
 
 @dataclass(slots=True, eq=False)
@@ -54,6 +58,14 @@ class Growth:
     spans: tuple[Span, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class _Prompt:
+    """A call's whole prompt: ``tip``'s path, cut after ``len(token_ids)``."""
+
+    tip: Node
+    token_ids: TokenIds
+
+
 class TokenTree:
     """All token spans of one session."""
 
@@ -61,11 +73,17 @@ class TokenTree:
         self.session_id = session_id
         self.root = Node(None, None, 0, np.empty(0, dtype=np.uint32))
         self.tokens = 0
-        """Tokens held, each span's once."""
+        """Tokens of all spans, each once."""
         self._nodes: dict[str | None, Node] = {None: self.root}
         self._ends: dict[str, list[Node]] = {}
+        self._recent: OrderedDict[str, _Prompt] = OrderedDict()
         for span in parents_first(spans):
             self._insert(span)
+
+    @property
+    def size(self) -> int:
+        """Bytes of tokens held in memory."""
+        return 4 * (self.tokens + sum(len(recent.token_ids) for recent in self._recent.values()))
 
     def knows(self, call_id: str) -> bool:
         """Whether a span of this call is in the tree."""
@@ -78,7 +96,7 @@ class TokenTree:
         that path is compared. Among equal prefixes the named call's, then the oldest, wins.
         """
         for node in self._ends.get(parent_call_id or "", ()):
-            if self._on_path(node, prompt):
+            if self._on_path(node, prompt, self._recent.get(parent_call_id or "")):
                 return self._descend(Point(node, node.end), prompt)
         return self._descend(Point(self.root, 0), prompt)
 
@@ -107,7 +125,7 @@ class TokenTree:
                 parent_id=tip,
                 start=point.position,
                 kind=SpanKind.OBSERVED,
-                token_ids=prompt[point.position :],
+                token_ids=prompt[point.position :].copy(),  # a view would keep all of the prompt
             )
             spans.append(observed)
             tip = observed.id
@@ -115,6 +133,7 @@ class TokenTree:
             spans.append(self._sampled_span(call_id, index, choice, tip, len(prompt)))
         for span in spans:
             self._insert(span)
+        self._remember(call_id, tip, prompt)
         return Growth(tip, tuple(spans))
 
     def path(self, span_id: str | None, length: int) -> TokenIds:
@@ -152,13 +171,24 @@ class TokenTree:
             ends[:] = [end for end in ends if end is not parent]
             ends.append(node)
 
-    def _on_path(self, node: Node, prompt: TokenIds) -> bool:
-        """Whether ``prompt`` begins with all of ``node``'s path."""
+    def _remember(self, call_id: str, tip: str | None, prompt: TokenIds) -> None:
+        self._recent[call_id] = _Prompt(self._nodes[tip], prompt)
+        if len(self._recent) > _PROMPTS_KEPT:
+            self._recent.popitem(last=False)
+
+    def _on_path(self, node: Node, prompt: TokenIds, known: _Prompt | None) -> bool:
+        """Whether ``prompt`` begins with all of ``node``'s path.
+
+        With the whole prompt of the node's call at hand (``known``) that is one comparison instead
+        of one per turn.
+        """
         if node.end > len(prompt):
             return False
         end = node.end
         step: Node | None = node
         while step is not None:
+            if known is not None and step is known.tip:
+                return np.array_equal(prompt[:end], known.token_ids[:end])
             if not np.array_equal(prompt[step.start : end], step.token_ids[: end - step.start]):
                 return False
             end, step = step.start, step.parent

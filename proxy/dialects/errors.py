@@ -61,6 +61,8 @@ _GOOGLE: Final[Mapping[int, str]] = {
     504: "DEADLINE_EXCEEDED",
 }
 
+_GOOGLE_RPC: Final = "type.googleapis.com/google.rpc"
+
 
 def openai_error(error: ApiError) -> HttpError:
     return _http(error, {"error": openai_error_object(error)})
@@ -105,17 +107,12 @@ def google_error_object(error: ApiError) -> dict[str, Any]:
         shown["status"] = "UNAUTHENTICATED"
     details: list[dict[str, Any]] = []
     if error.kind == "budget":
-        details.append(
-            {
-                "@type": "type.googleapis.com/google.rpc.ErrorInfo",
-                "reason": "QUOTA_EXHAUSTED",
-                "domain": "bridle",
-            }
-        )
+        violation = {"quotaId": "SessionBudgetPerDay", "description": error.message}
+        details.append({"@type": f"{_GOOGLE_RPC}.QuotaFailure", "violations": [violation]})
     if error.retry_after is not None:
         details.append(
             {
-                "@type": "type.googleapis.com/google.rpc.RetryInfo",
+                "@type": f"{_GOOGLE_RPC}.RetryInfo",
                 "retryDelay": f"{error.retry_after:g}s",
             }
         )

@@ -18,7 +18,7 @@ from proxy.canonical import (
 )
 from proxy.dialects import messages_request
 from proxy.dialects.errors import anthropic_error
-from proxy.dialects.messages_request import arguments_object
+from proxy.dialects.functions import arguments_object
 from proxy.dialects.messages_stream import (
     MessagesEmitter,
     message_object,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import pairwise
 from threading import Thread
 from typing import Any
 
@@ -160,7 +161,7 @@ JSON_VALUES = st.recursive(
 
 def _pieces(text: str, cuts: list[int]) -> list[str]:
     bounds = [0, *sorted(min(cut, len(text)) for cut in cuts), len(text)]
-    return [text[start:end] for start, end in zip(bounds, bounds[1:], strict=False)]
+    return [text[start:end] for start, end in pairwise(bounds)]
 
 
 @st.composite
