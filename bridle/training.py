@@ -20,7 +20,7 @@ from trainer.checkpoint import checkpoints
 from trainer.config import GrpoConfig, PublishConfig
 from trainer.loop import GrpoLoop
 from trainer.metrics import SinkGroup, StoreSink, TensorBoardSink
-from trainer.model import load_policy
+from trainer.model import load_policy, vocabulary_size
 from trainer.publish import Publisher, default_probes
 from trainer.report import StepReport
 
@@ -73,7 +73,7 @@ def train(
                 run_id=plan.run_id,
                 served=plan.policy,
                 served_version=0,
-                probes=default_probes(model.config.vocab_size),
+                probes=default_probes(vocabulary_size(model)),
                 config=plan.publish,
                 announce=stack.announce,
                 record=writer.record_policy,
