@@ -1,4 +1,4 @@
-"""A policy, served and recorded: an engine and the proxy in front of it, for a command's duration."""
+"""A policy, served and recorded: an engine and the proxy in front of it, while a command runs."""
 
 from __future__ import annotations
 

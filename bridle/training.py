@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from bridle.rollouts import Rollouts
@@ -41,7 +41,7 @@ class TrainingPlan:
     jobs: Callable[[int], Sequence[Job]]
     """The sessions of a step, by its number."""
     rollout: Settings
-    publish: PublishConfig = PublishConfig()
+    publish: PublishConfig = field(default_factory=PublishConfig)
 
 
 def train(

@@ -155,7 +155,7 @@ def evaluate(
     temperature: float,
     progress: Progress,
 ) -> None:
-    """Asks the held-out questions that ``run_id`` has not asked yet; the rewards are in the store."""
+    """Asks the held-out questions that ``run_id`` has not asked yet; rewards go to the store."""
     tasks = shop.tasks("held_out", settings.eval_tasks, settings.seed)
     with shop.rollouts(stack.proxy_url) as rollouts:
         rollouts.collect(
