@@ -1,0 +1,106 @@
+"""OpenAI Responses: the API that Codex and the OpenAI Agents SDK speak."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import orjson
+
+from proxy.canonical import (
+    ApiError,
+    ChoiceReply,
+    DialectName,
+    HttpError,
+    Minted,
+    Reply,
+    Request,
+)
+from proxy.dialects import responses_request
+from proxy.dialects.errors import openai_error
+from proxy.dialects.responses_custom import input_text
+from proxy.dialects.responses_items import (
+    aligned_logprobs,
+    call_item,
+    message_item,
+    output_text,
+    reasoning_item,
+)
+from proxy.dialects.responses_request import ResponsesContext
+from proxy.dialects.responses_stream import ResponsesEmitter, response_object, status_of
+
+
+class ResponsesDialect:
+    """See :class:`proxy.canonical.Dialect`."""
+
+    name: DialectName = "responses"
+    stream_content_type = "text/event-stream; charset=utf-8"
+    stream_failures = frozenset({"context_overflow", "budget"})
+    """Kinds of failure that clients understand only inside a stream: to a streaming request they
+    are answered with status 200, ``begin`` and ``fail``. Codex takes a 400 for its own mistake and
+    a 429 for a passing one, but ``context_length_exceeded`` and ``insufficient_quota`` in
+    ``response.failed`` for what they are."""
+
+    def parse(self, body: bytes, path: Mapping[str, str], query: Mapping[str, str]) -> Request:
+        return responses_request.parse(body)
+
+    def mint(self, call_id: str, created: int, model: str) -> Minted:
+        return Minted(call_id, created, f"resp_{call_id.removeprefix('call_')}", model)
+
+    def emitter(self, request: Request, minted: Minted) -> ResponsesEmitter:
+        return ResponsesEmitter(request, minted)
+
+    def reply(self, request: Request, minted: Minted, reply: Reply) -> bytes:
+        choice = reply.choices[0] if reply.choices else ChoiceReply()
+        status, incomplete = status_of(choice.finish_reason)
+        return orjson.dumps(
+            response_object(
+                request.context,
+                minted,
+                status=status,
+                incomplete=incomplete,
+                output=_output(request, minted, choice, status),
+                usage=reply.usage,
+            )
+        )
+
+    def error(self, error: ApiError) -> HttpError:
+        return openai_error(error)
+
+
+def deleted(response_id: str) -> bytes:
+    """The answer to ``DELETE /v1/responses/{id}``."""
+    return orjson.dumps({"id": response_id, "object": "response", "deleted": True})
+
+
+def _output(
+    request: Request, minted: Minted, choice: ChoiceReply, status: str
+) -> list[dict[str, Any]]:
+    """Reasoning, text and calls as items; the last one shares the response's status."""
+    context: ResponsesContext = request.context
+    output: list[dict[str, Any]] = []
+    parts = bool(choice.reasoning) + bool(choice.text) + len(choice.tool_calls)
+
+    def status_here() -> str:
+        return status if len(output) == parts - 1 else "completed"
+
+    if choice.reasoning:
+        output.append(
+            reasoning_item(
+                minted.item_id("rs", 0),
+                choice.reasoning,
+                summarise=context.summarise,
+                signature=minted.signature(0) if context.encrypted else None,
+                status=status_here(),
+            )
+        )
+    if choice.text:
+        detail = choice.detail if request.wants.logprobs else []
+        part = output_text(choice.text, aligned_logprobs(choice.text, detail))
+        output.append(message_item(minted.item_id("msg", len(output)), part, status_here()))
+    for call in choice.tool_calls:
+        custom = context.tools.name(call.name).kind == "custom"
+        identifier = minted.item_id("ctc" if custom else "fc", len(output))
+        text = input_text(call.arguments) if custom else None
+        output.append(call_item(identifier, call, context.tools, status_here(), text))
+    return output

@@ -1,0 +1,157 @@
+"""The output item that a streamed response is writing: its events and what it comes to.
+
+``added`` is the item as its first event shows it, ``open`` what follows at once, ``delta`` a piece,
+``close`` the events that complete its parts, ``item`` the whole. The emitter numbers the events.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from proxy.canonical import ToolCall, ToolCallDelta
+from proxy.dialects.responses_custom import InputText
+from proxy.dialects.responses_items import (
+    aligned_logprobs,
+    call_item,
+    message_item,
+    output_text,
+    reasoning_item,
+)
+from proxy.dialects.responses_tools import Tools
+
+Json = dict[str, Any]
+
+
+class OpenReasoning:
+    """A ``reasoning`` item."""
+
+    def __init__(self, identifier: str, place: Json, summarise: bool, signature: str | None):
+        self._id = identifier
+        self._summarise = summarise
+        self._signature = signature
+        index = "summary_index" if summarise else "content_index"
+        self._place = {"item_id": identifier, **place, index: 0}
+        self._text: list[str] = []
+
+    def item(self, status: str) -> Json:
+        return reasoning_item(
+            self._id,
+            "".join(self._text),
+            summarise=self._summarise,
+            signature=self._signature,
+            status=status,
+        )
+
+    def added(self) -> Json:
+        return {"id": self._id, "type": "reasoning", "summary": [], "status": "in_progress"}
+
+    def open(self) -> list[Json]:
+        if self._summarise:
+            return [{"type": "response.reasoning_summary_part.added", **self._part("")}]
+        return [{"type": "response.content_part.added", **self._part("")}]
+
+    def delta(self, text: str) -> list[Json]:
+        self._text.append(text)
+        kind = "reasoning_summary_text" if self._summarise else "reasoning_text"
+        return [{"type": f"response.{kind}.delta", **self._place, "delta": text}]
+
+    def close(self) -> list[Json]:
+        text = "".join(self._text)
+        kind = "reasoning_summary_text" if self._summarise else "reasoning_text"
+        part = "reasoning_summary_part" if self._summarise else "content_part"
+        return [
+            {"type": f"response.{kind}.done", **self._place, "text": text},
+            {"type": f"response.{part}.done", **self._part(text)},
+        ]
+
+    def _part(self, text: str) -> Json:
+        kind = "summary_text" if self._summarise else "reasoning_text"
+        return {**self._place, "part": {"type": kind, "text": text}}
+
+
+class OpenText:
+    """An assistant ``message`` with one text part."""
+
+    def __init__(self, identifier: str, place: Json):
+        self._id = identifier
+        self._place = {"item_id": identifier, **place, "content_index": 0}
+        self._text: list[str] = []
+        self._logprobs: list[Mapping[str, Any]] = []
+
+    def item(self, status: str) -> Json:
+        return message_item(self._id, self._part(), status)
+
+    def added(self) -> Json:
+        return {**self.item("in_progress"), "content": []}
+
+    def open(self) -> list[Json]:
+        return [{"type": "response.content_part.added", **self._place, "part": output_text("")}]
+
+    def delta(self, text: str, logprobs: list[Mapping[str, Any]]) -> list[Json]:
+        self._text.append(text)
+        self._logprobs.extend(logprobs)
+        event = {"type": "response.output_text.delta", **self._place}
+        return [{**event, "delta": text, "logprobs": logprobs}]
+
+    def close(self) -> list[Json]:
+        part = self._part()
+        done = {"type": "response.output_text.done", **self._place}
+        return [
+            {**done, "text": part["text"], "logprobs": part["logprobs"]},
+            {"type": "response.content_part.done", **self._place, "part": part},
+        ]
+
+    def _part(self) -> Json:
+        text = "".join(self._text)
+        return output_text(text, aligned_logprobs(text, self._logprobs))
+
+
+class OpenCall:
+    """A ``function_call`` or ``custom_tool_call`` item."""
+
+    def __init__(self, identifier: str, place: Json, first: ToolCallDelta, tools: Tools):
+        self.index = first.index
+        self._id = identifier
+        self._place = {"item_id": identifier, **place}
+        self._call_id = first.id or ""
+        self._name = first.name or ""
+        self._tools = tools
+        self._arguments: list[str] = []
+        self._input = InputText() if tools.name(self._name).kind == "custom" else None
+
+    def item(self, status: str) -> Json:
+        text = self._input.text if self._input is not None else None
+        call = ToolCall(self._call_id, self._name, "".join(self._arguments))
+        return call_item(self._id, call, self._tools, status, text)
+
+    def added(self) -> Json:
+        return self.item("in_progress")
+
+    def open(self) -> list[Json]:
+        return []
+
+    def delta(self, arguments: str) -> list[Json]:
+        self._arguments.append(arguments)
+        if self._input is None:
+            kind, piece = "function_call_arguments", arguments
+        else:
+            kind, piece = "custom_tool_call_input", self._input.feed(arguments)
+        if not piece:
+            return []
+        return [{"type": f"response.{kind}.delta", **self._place, "delta": piece}]
+
+    def close(self) -> list[Json]:
+        if self._input is None:
+            done = {"type": "response.function_call_arguments.done", **self._place}
+            arguments = "".join(self._arguments)
+            return [{**done, "arguments": arguments, "name": self._tools.name(self._name).name}]
+        events: list[Json] = []
+        if rest := self._input.finish():
+            delta = {"type": "response.custom_tool_call_input.delta", **self._place}
+            events.append({**delta, "delta": rest})
+        done = {"type": "response.custom_tool_call_input.done", **self._place}
+        return [*events, {**done, "input": self._input.text}]
+
+
+OpenItem = OpenReasoning | OpenText | OpenCall

@@ -1,0 +1,223 @@
+"""A Responses reply as it streams: canonical events become the API's typed events.
+
+Items come one after another: an item's ``added`` event leaves with its first piece and its ``done``
+event when the next item begins. The last item is closed by ``end``, with the terminal event, for
+harnesses run what is done even if the stream is cut afterwards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import orjson
+
+from proxy.canonical import (
+    ApiError,
+    Event,
+    Finished,
+    FinishReason,
+    Minted,
+    ReasoningDelta,
+    Request,
+    Started,
+    TextDelta,
+    Tokens,
+    ToolCallDelta,
+    Usage,
+)
+from proxy.dialects.errors import openai_error_object
+from proxy.dialects.responses_open import Json, OpenCall, OpenItem, OpenReasoning, OpenText
+from proxy.dialects.responses_request import ResponsesContext
+
+
+def response_object(
+    context: ResponsesContext,
+    minted: Minted,
+    *,
+    status: str,
+    output: Sequence[Json] = (),
+    usage: Usage | None = None,
+    error: Json | None = None,
+    incomplete: str | None = None,
+) -> Json:
+    """The ``response`` object with everything that the request determines."""
+    return {
+        "id": minted.response_id,
+        "object": "response",
+        "created_at": minted.created,
+        "status": status,
+        "error": error,
+        "incomplete_details": {"reason": incomplete} if incomplete is not None else None,
+        "model": minted.model,
+        "output": list(output),
+        "usage": usage_object(usage) if usage is not None else None,
+        **context.echo,
+    }
+
+
+def usage_object(usage: Usage) -> Json:
+    return {
+        "input_tokens": usage.prompt_tokens,
+        "input_tokens_details": {"cached_tokens": usage.cached_tokens, "cache_write_tokens": 0},
+        "output_tokens": usage.completion_tokens,
+        "output_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
+        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+    }
+
+
+def status_of(reason: FinishReason | None) -> tuple[str, str | None]:
+    """The response's status and, when incomplete, why."""
+    if reason == "length":
+        return "incomplete", "max_output_tokens"
+    if reason == "content_filter":
+        return "incomplete", "content_filter"
+    return "completed", None
+
+
+class ResponsesEmitter:
+    """Writes one streamed response; see :class:`proxy.canonical.Emitter`."""
+
+    def __init__(self, request: Request, minted: Minted) -> None:
+        self._context: ResponsesContext = request.context
+        self._logprobs = request.wants.logprobs
+        self._minted = minted
+        self._sequence = 0
+        self._output: list[Json] = []
+        self._open: OpenItem | None = None
+        self._detail: list[Mapping[str, Any]] = []
+        self._reason: FinishReason | None = None
+        self._usage: Usage | None = None
+
+    def begin(self) -> bytes:
+        response = self._response("in_progress")
+        return self._write(
+            {"type": "response.created", "response": response},
+            {"type": "response.in_progress", "response": response},
+        )
+
+    def event(self, event: Event) -> bytes:
+        match event:
+            case TextDelta():
+                return self._text(event)
+            case ReasoningDelta():
+                return self._reasoning(event)
+            case ToolCallDelta():
+                return self._call(event)
+            case Tokens():
+                if self._logprobs:
+                    self._detail.extend(event.detail or ())
+            case Finished():
+                self._reason = event.reason
+            case Usage():
+                self._usage = event
+            case Started():
+                pass
+        return b""
+
+    def keep_alive(self) -> bytes:
+        """``response.in_progress`` again: a typed event that no client acts on."""
+        return self._write(
+            {"type": "response.in_progress", "response": self._response("in_progress")}
+        )
+
+    def end(self) -> bytes:
+        status, incomplete = status_of(self._reason)
+        closing = self._close(status)
+        response = self._response(
+            status, output=self._output, usage=self._usage, incomplete=incomplete
+        )
+        return closing + self._write({"type": f"response.{status}", "response": response})
+
+    def fail(self, error: ApiError) -> bytes:
+        """``response.failed``; the item that was being written stays undone."""
+        shown = openai_error_object(error)
+        failure = {"code": shown["code"] or "server_error", "message": shown["message"]}
+        response = self._response("failed", output=self._output, error=failure)
+        return self._write({"type": "response.failed", "response": response})
+
+    def _text(self, event: TextDelta) -> bytes:
+        logprobs, self._detail = self._detail, []
+        if not event.text:
+            return b""
+        item, opening = self._open, b""
+        if not isinstance(item, OpenText):
+            opening = self._close("completed")
+            item = OpenText(self._item_id("msg"), self._place())
+            opening += self._add(item)
+        return opening + self._write(*item.delta(event.text, logprobs))
+
+    def _reasoning(self, event: ReasoningDelta) -> bytes:
+        self._detail.clear()
+        if not event.text:
+            return b""
+        item, opening = self._open, b""
+        if not isinstance(item, OpenReasoning):
+            opening = self._close("completed")
+            item = OpenReasoning(
+                self._item_id("rs"), self._place(), self._context.summarise, self._signature()
+            )
+            opening += self._add(item)
+        return opening + self._write(*item.delta(event.text))
+
+    def _call(self, event: ToolCallDelta) -> bytes:
+        self._detail.clear()
+        item, opening = self._open, b""
+        if not isinstance(item, OpenCall) or item.index != event.index:
+            if event.id is None or event.name is None:
+                raise out_of_order(event)
+            opening = self._close("completed")
+            tools = self._context.tools
+            kind = "ctc" if tools.name(event.name).kind == "custom" else "fc"
+            item = OpenCall(self._item_id(kind), self._place(), event, tools)
+            opening += self._add(item)
+        return opening + self._write(*item.delta(event.arguments))
+
+    def _add(self, item: OpenItem) -> bytes:
+        self._open = item
+        added = {"type": "response.output_item.added", **self._place(), "item": item.added()}
+        return self._write(added, *item.open())
+
+    def _close(self, status: str) -> bytes:
+        """Completes the item that is being written, if any."""
+        item, self._open = self._open, None
+        if item is None:
+            return b""
+        closing, whole = item.close(), item.item(status)
+        done = {"type": "response.output_item.done", **self._place(), "item": whole}
+        self._output.append(whole)
+        return self._write(*closing, done)
+
+    def _place(self) -> Json:
+        return {"output_index": len(self._output)}
+
+    def _item_id(self, kind: str) -> str:
+        return self._minted.item_id(kind, len(self._output))
+
+    def _signature(self) -> str | None:
+        return self._minted.signature(len(self._output)) if self._context.encrypted else None
+
+    def _response(self, status: str, **parts: Any) -> Json:
+        return response_object(self._context, self._minted, status=status, **parts)
+
+    def _write(self, *events: Json) -> bytes:
+        written = []
+        for event in events:
+            event["sequence_number"] = self._sequence
+            self._sequence += 1
+            written.append(event_bytes(event))
+        return b"".join(written)
+
+
+def out_of_order(event: ToolCallDelta) -> ApiError:
+    """The engine went back to a tool call that it had left; no provider's stream can say that."""
+    return ApiError(
+        "upstream_error",
+        f"The engine's tool call {event.index} did not come in one piece.",
+        status=502,
+    )
+
+
+def event_bytes(event: Json) -> bytes:
+    """``event`` as a server-sent event named by its type."""
+    return b"event: %b\ndata: %b\n\n" % (event["type"].encode(), orjson.dumps(event))

@@ -1,0 +1,119 @@
+"""Putting a provider's pieces of a conversation together into chat-shaped messages.
+
+Responses and Messages carry an assistant turn as several items or blocks; chat carries it as one
+message with its tool calls, directly followed by their results. Pieces belong to one turn when the
+ids they carry were minted for the same call, even if tool results were filed between them; pieces
+without such ids belong together while nothing stands between them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from proxy import minting
+from proxy.canonical import Message, ToolCall
+from store.records import Note
+
+Content = str | list[dict[str, Any]]
+
+
+def joined(parts: list[dict[str, Any]]) -> Content:
+    """Content parts as plain text when they are nothing else (line by line, as engines join
+    them for templates that know only text), or as they are."""
+    if all(part["type"] == "text" for part in parts):
+        return "\n".join(part["text"] for part in parts)
+    return parts
+
+
+def text_part(text: str) -> dict[str, Any]:
+    return {"type": "text", "text": text}
+
+
+def image_part(url: str, detail: str | None = None) -> dict[str, Any]:
+    image: dict[str, Any] = {"url": url}
+    if detail is not None:
+        image["detail"] = detail
+    return {"type": "image_url", "image_url": image}
+
+
+@dataclass(slots=True)
+class Turn:
+    """An assistant message under construction."""
+
+    call_id: str | None = None
+    """The call that produced it, as far as its ids tell."""
+    text: list[str] = field(default_factory=list)
+    reasoning: list[str] = field(default_factory=list)
+    tool_calls: list[ToolCall] = field(default_factory=list)
+    anchors: list[str] = field(default_factory=list)
+
+    def anchor(self, value: str | None) -> None:
+        """Keep ``value`` if we minted it."""
+        if value is not None and value not in self.anchors and minting.read(value) is not None:
+            self.anchors.append(value)
+
+    def message(self) -> Message:
+        return Message(
+            role="assistant",
+            content="".join(self.text) if self.text else None,
+            reasoning="".join(self.reasoning) if self.reasoning else None,
+            tool_calls=tuple(self.tool_calls),
+            anchors=tuple(self.anchors),
+        )
+
+
+class Transcript:
+    """The conversation so far, and what was lost or changed on the way into it."""
+
+    def __init__(self) -> None:
+        self._entries: list[Message | Turn] = []
+        self._open: Turn | None = None
+        self._answered = False
+        self._notes: dict[Note, None] = {}
+
+    def note(self, name: str, detail: str = "") -> None:
+        """Record a conversion or a loss; the same one twice in a request counts once."""
+        self._notes[Note(name, detail)] = None
+
+    def system(self, content: Content) -> None:
+        self._open = None
+        self._entries.append(Message(role="system", content=content))
+
+    def user(self, content: Content) -> None:
+        self._open = None
+        self._entries.append(Message(role="user", content=content))
+
+    def tool(self, call_id: str, content: Content, name: str | None = None) -> None:
+        self._answered = True
+        self._entries.append(Message(role="tool", content=content, tool_call_id=call_id, name=name))
+
+    def turn(self, *ids: str | None, new_text: bool = False) -> Turn:
+        """The assistant turn that a piece with these ids belongs to, opened if need be.
+
+        ``new_text`` says that the piece is a message of its own, so that two without known ids
+        are not run together.
+        """
+        minted = minting.call_ids(value for value in ids if value is not None)
+        call_id = minted[0] if minted else None
+        current = self._open
+        if current is not None:
+            known = current.call_id is not None and call_id is not None
+            adjacent = not self._answered and not (new_text and current.text)
+            if (current.call_id == call_id) if known else adjacent:
+                current.call_id = current.call_id or call_id
+                return current
+        self._open = Turn(call_id=call_id)
+        self._answered = False
+        self._entries.append(self._open)
+        return self._open
+
+    @property
+    def messages(self) -> tuple[Message, ...]:
+        return tuple(
+            entry.message() if isinstance(entry, Turn) else entry for entry in self._entries
+        )
+
+    @property
+    def notes(self) -> tuple[Note, ...]:
+        return tuple(self._notes)

@@ -1,0 +1,72 @@
+"""Reading a call id back out of the opaque values that a reply carried and a harness echoed.
+
+Every value of :class:`proxy.canonical.Minted` contains the 24 base-32 characters of its call id,
+followed by an index of two or more digits (response ids have none), between characters that cannot
+be part of either. Harnesses join such values (``call_…|fc_…``) or prefix them with a tool's name,
+which is why the last such characters count; Google's clients insist on base 64 for signatures. All
+of these still name their call.
+"""
+
+from __future__ import annotations
+
+import re
+from base64 import b64decode, b64encode, urlsafe_b64decode
+from binascii import Error as Base64Error
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+_MINTED = re.compile(r"(?<![A-Za-z0-9])([a-z2-7]{24})(\d{2,6})?(?![A-Za-z0-9])")
+_LONGEST_ECHO = 512
+"""Minted values are short; a long foreign signature or item is not searched."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """Where an echoed value came from."""
+
+    call_id: str
+    index: int | None
+    """Position of the tool call or output item within the reply; ``None`` for a response id."""
+
+
+def read(value: str) -> Mark | None:
+    """The call that minted ``value``, or ``None`` when it does not look like ours.
+
+    The shape proves nothing: whoever asks still has to know the call.
+    """
+    if len(value) > _LONGEST_ECHO:
+        return None
+    found = _MINTED.findall(value)
+    if not found:
+        plain = _plain(value)
+        found = _MINTED.findall(plain) if plain is not None else []
+    if not found:
+        return None
+    characters, index = found[-1]
+    return Mark(f"call_{characters}", int(index) if index else None)
+
+
+def call_id_of(value: str) -> str | None:
+    """The call id in a minted value, or ``None``."""
+    mark = read(value)
+    return mark.call_id if mark is not None else None
+
+
+def call_ids(values: Iterable[str]) -> tuple[str, ...]:
+    """The distinct call ids in ``values``, in order of first appearance."""
+    return tuple(dict.fromkeys(mark.call_id for value in values if (mark := read(value))))
+
+
+def as_base64(value: str) -> str:
+    """A minted value for clients that decode the field as bytes (Google's thought signatures)."""
+    return b64encode(value.encode()).decode()
+
+
+def _plain(value: str) -> str | None:
+    """``value`` decoded from either alphabet of base 64, if it is such text."""
+    try:
+        if "-" in value or "_" in value:
+            return urlsafe_b64decode(value).decode()
+        return b64decode(value, validate=True).decode()
+    except (Base64Error, ValueError):
+        return None
