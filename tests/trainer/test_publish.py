@@ -10,7 +10,8 @@ import torch
 from engine.client import EngineRefused, EngineUnreachable
 from trainer.config import PublishConfig
 from trainer.model import load_policy, score_sequence
-from trainer.publish import Publisher, PublishError, default_probes, weights_digest
+from trainer.publish import Publisher, default_probes, weights_digest
+from trainer.swap import PublishError
 
 
 class LocalEngine:
@@ -161,3 +162,20 @@ def test_old_versions_are_removed_but_never_the_served_one(setup):
         with pytest.raises(PublishError):
             publisher.publish(model, version)
     assert publisher.served.exists()
+
+
+@pytest.mark.parametrize("error", [RuntimeError("the proxy is away"), KeyboardInterrupt()])
+def test_weights_whose_version_cannot_be_announced_do_not_stay(setup, error):
+    publisher, _, model, announced, recorded = setup
+    announce = publisher._swap._announce
+
+    def fails_once(version):
+        publisher._swap._announce = announce
+        raise error
+
+    publisher._swap._announce = fails_once
+    with pytest.raises(type(error)) as raised:
+        publisher.publish(model, 4)
+    assert raised.value.__notes__ == ["the engine serves version 3 again"]
+    assert (announced, recorded) == ([3], [])
+    assert publisher.served_version == 3
