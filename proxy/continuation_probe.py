@@ -391,8 +391,8 @@ def _in_words(
         )
     if thinking == "not rendered":
         words.append(
-            "Reasoning is not rendered: a policy that thinks sees its own earlier thoughts in exact "
-            "mode only."
+            "Reasoning is not rendered: a policy that thinks sees its own earlier thoughts in "
+            "exact mode only."
         )
     if arguments:
         words.append(

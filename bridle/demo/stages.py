@@ -18,8 +18,8 @@ from harnesses.adapters.python_agent import PythonAgent
 from harnesses.rollout import Job, Outcome, RolloutResult, Settings, grouped
 from harnesses.runtimes.warm import WarmRuntime
 from harnesses.tasks import Task
-from reconstruct.episodes import episodes
 from reconstruct.exports.parquet import export_parquet
+from reconstruct.exports.selection import Selection
 from store.queries import Reader
 from trainer.config import OptimizerConfig, SftConfig
 from trainer.model import load_policy, save_policy
@@ -117,7 +117,7 @@ def record_teacher(
             shop.agent(1.0), jobs, rollout_settings(places, settings, run_id), progress
         )
     with Reader(places.store) as reader:
-        export_parquet(episodes(reader, run=run_id), places.teacher_data)
+        export_parquet(reader, places.teacher_data, Selection(run=run_id, outcome="completed"))
 
 
 def warm_start(

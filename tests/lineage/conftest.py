@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+import numpy as np
 import pytest
 
 from engine.tokenizer import Tokenizer
+from proxy.canonical import Message, Minted, Request, ToolCall
+from proxy.lineage import Conversations, Link, Sampled, Turn
+from store.records import CallStatus, TokenIds, new_id
 from trainer.tiny import SPECIAL_TOKENS, train_tokenizer
 
 TEMPLATES = Path(__file__).parent / "templates"
@@ -85,3 +92,77 @@ def tokenizers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Tokenizer]
 def tokenizer(request: pytest.FixtureRequest, tokenizers: dict[str, Tokenizer]) -> Tokenizer:
     """Each family's tokenizer in turn."""
     return tokenizers[request.param]
+
+
+class Session:
+    """A session as the proxy keeps it: requests are placed, replies are minted and remembered."""
+
+    def __init__(self) -> None:
+        self.conversations = Conversations()
+
+    def ask(self, *messages: Message, agent: str | None = None, **fields: Any) -> Link:
+        """Where a request with these messages belongs."""
+        return self.conversations.find(request(*messages, **fields), agent=agent)
+
+    def answer(
+        self,
+        link: Link,
+        text: str | None = None,
+        *calls: tuple[str, str],
+        reasoning: str | None = None,
+        status: CallStatus = CallStatus.COMPLETE,
+        prompt_token_ids: Sequence[int] | None = (1, 2, 3),
+    ) -> Turn:
+        """The reply to ``link``'s request, with minted tool-call ids, remembered."""
+        call_id = new_id("call")
+        turn = Turn.of(
+            call_id,
+            link,
+            status=status,
+            choices=[Sampled(reply(call_id, text, *calls, reasoning=reasoning), _ids(call_id))],
+            prompt_token_ids=prompt_token_ids,
+        )
+        self.conversations.add(turn)
+        return turn
+
+    def fail(self, link: Link, status: CallStatus = CallStatus.FAILED) -> Turn:
+        """A call that got no reply."""
+        turn = Turn.of(new_id("call"), link, status=status)
+        self.conversations.add(turn)
+        return turn
+
+
+def request(*messages: Message, **fields: Any) -> Request:
+    """A chat request with these messages."""
+    return Request(dialect="chat", model="m", messages=messages, **fields)
+
+
+def reply(
+    call_id: str, text: str | None, *calls: tuple[str, str], reasoning: str | None = None
+) -> Message:
+    """A reply with minted tool-call ids."""
+    minted = Minted(call_id=call_id, created=0, response_id=call_id, model="m")
+    return Message(
+        "assistant",
+        text,
+        reasoning=reasoning,
+        tool_calls=tuple(
+            ToolCall(minted.tool_call_id(index), name, arguments)
+            for index, (name, arguments) in enumerate(calls)
+        ),
+    )
+
+
+def _ids(call_id: str) -> TokenIds:
+    return np.frombuffer(call_id.encode(), dtype=np.uint8).astype(np.uint32)
+
+
+@pytest.fixture
+def session() -> Session:
+    return Session()
+
+
+@pytest.fixture(scope="session")
+def talk() -> SimpleNamespace:
+    """The builders above, for tests that need them by name."""
+    return SimpleNamespace(request=request, reply=reply, Session=Session)

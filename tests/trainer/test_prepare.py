@@ -45,7 +45,11 @@ def test_the_baseline_is_the_whole_group_before_anything_is_dropped(session):
 
 
 def test_an_excluded_outcome_does_not_touch_the_baseline(session):
-    episodes = [session("a", 1.0), session("b", 0.0), session("broken", 0.0, outcome="error")]
+    episodes = [
+        session("a", 1.0),
+        session("b", 0.0),
+        session("broken", 0.0, outcome="infrastructure"),
+    ]
     prepared = prepare(episodes, 5, PLAIN)
     assert advantages(prepared) == {"a": 0.5, "b": -0.5}
     assert prepared.rewards == (1.0, 0.0)
@@ -119,7 +123,7 @@ def test_roles_are_compared_with_their_own_kind_when_asked(make_sample, make_epi
     st.lists(
         st.tuples(
             st.sampled_from([None, 0.0, 1.0]),
-            st.sampled_from(["completed", "timeout", "error", None]),
+            st.sampled_from(["completed", "timeout", "infrastructure", None]),
             st.integers(0, 3),
             st.integers(0, 4),
             st.integers(0, 5),
