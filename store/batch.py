@@ -15,7 +15,7 @@ from sqlalchemy import Connection, Insert, Table, insert, update
 from sqlalchemy.dialects import postgresql, sqlite
 
 from store import stored
-from store.bodies import Body, body_id, encode
+from store.bodies import Body, Wrapping, body_id, encode
 from store.cache import SessionCache, SessionState
 from store.errors import RecordRejected
 from store.records import (
@@ -185,10 +185,16 @@ class Batch:
         """Stores a reply against the session's latest whole one: replies share their wrapping."""
         if not data:
             return None
-        body = self._body(data, state.response)
-        if body.depth == 0:
-            state.response = body
-        return body.id
+        identifier = body_id(data)
+        if identifier not in self._new_bodies:
+            if state.responses is None:
+                row = encode(data, None, identifier)
+            else:
+                row = state.responses.encode(data, identifier)
+            self._new_bodies[identifier] = body_row(row)
+            if row.base_id is None:
+                state.responses = Wrapping(Body(identifier, data, 0))
+        return identifier
 
     def _patch(self, patch: Patch) -> None:
         table = _TABLES[patch.table]

@@ -28,6 +28,9 @@ _DICTIONARY_WORTH: Final = 256
 
 _WINDOW: Final = 1 << 12
 
+_WRAPPING_REACH: Final = 1 << 18
+"""Longer replies have no need of a dictionary: they repeat themselves."""
+
 
 @dataclass(frozen=True, slots=True)
 class Body:
@@ -69,6 +72,32 @@ def encode(data: bytes, base: Body | None = None, identifier: str | None = None)
             packed = _pack_against(middle, replaced) if worth_dictionary else pack(middle)
             return BodyRow(identifier, base.id, prefix, suffix, len(data), base.depth + 1, packed)
     return BodyRow(identifier, None, 0, 0, len(data), 0, pack(data))
+
+
+class Wrapping:
+    """Stores replies against an earlier whole one, which serves as zstd's dictionary.
+
+    Replies share no beginning (their identifiers differ) but all their wrapping: event names, field
+    names, the model's name. The dictionary is prepared once and serves every later reply, so that
+    each of them is one link away from ``base``.
+    """
+
+    def __init__(self, base: Body) -> None:
+        self.base = base
+        dictionary = zstandard.ZstdCompressionDict(
+            base.data, dict_type=zstandard.DICT_TYPE_RAWCONTENT
+        )
+        dictionary.precompute_compress(level=LEVEL)
+        self._compressor = zstandard.ZstdCompressor(level=LEVEL, dict_data=dictionary)
+
+    def encode(self, data: bytes, identifier: str) -> BodyRow:
+        """``data`` as a row: against the base when that halves it, else whole."""
+        if len(data) <= _WRAPPING_REACH and identifier != self.base.id:
+            packed = bytes((DICTIONARY,)) + self._compressor.compress(data)
+            if 2 * len(packed) <= len(data):
+                depth = self.base.depth + 1
+                return BodyRow(identifier, self.base.id, 0, 0, len(data), depth, packed)
+        return BodyRow(identifier, None, 0, 0, len(data), 0, pack(data))
 
 
 def decode(chain: Sequence[BodyRow]) -> bytes:

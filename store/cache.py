@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
-from store.bodies import Body
+from store.bodies import Body, Wrapping
 from store.tree import TokenTree
 
 _REQUESTS_KEPT: Final = 6
@@ -24,7 +24,7 @@ class SessionState:
     tree: TokenTree
     requests: OrderedDict[str, Body] = field(default_factory=OrderedDict)
     """By call, oldest first."""
-    response: Body | None = None
+    responses: Wrapping | None = None
     """The latest response that was stored whole."""
     unknown_parents: set[str] = field(default_factory=set)
     """Parents looked for in the database in vain: calls without tokens."""
@@ -44,7 +44,7 @@ class SessionState:
     def size(self) -> int:
         """Bytes held, roughly."""
         bodies = sum(len(body.data) for body in self.requests.values())
-        response = len(self.response.data) if self.response else 0
+        response = len(self.responses.base.data) if self.responses else 0
         return self.tree.size + bodies + response
 
 

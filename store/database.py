@@ -103,6 +103,7 @@ def _sqlite(url: sqlalchemy.URL, synchronous: Synchronous) -> Engine:
             f"synchronous={synchronous}",
             "foreign_keys=ON",
             "cache_size=-16384",
+            "wal_autocheckpoint=4000",
             "temp_store=MEMORY",
         ):
             cursor.execute(f"PRAGMA {pragma}")

@@ -51,7 +51,7 @@ def statements(backend: str) -> Statements:
     dialect: Dialect
     add_bodies: Executable
     if backend == "postgresql":
-        dialect = psycopg.dialect(paramstyle="format")
+        dialect = psycopg.dialect(paramstyle="format")  # type: ignore[no-untyped-call]
         add_bodies = postgresql.insert(bodies).on_conflict_do_nothing()
     else:
         dialect = sqlite.dialect(paramstyle="qmark")
