@@ -35,6 +35,8 @@ class PackedModel:
         self._dtype = dtype
         self._model = load_model(directory, dtype).to(self.device)
         self.vocab_size = int(self._model.config.get_text_config().vocab_size)
+        self.kv_bytes_per_token = 0
+        """Memory of one computed token; measured by the probe."""
         self._probe()
 
     @property
@@ -124,6 +126,7 @@ class PackedModel:
         rows.append(self.forward(tokens, [], chunks, range(3, 3 + second)))
         for token_id in ids[first + second :]:
             rows.append(self.forward([ids[0], token_id], [other, kv], [], [1]))
+        self.kv_bytes_per_token = kv.bytes_per_token
         return torch.cat(rows)
 
 
@@ -134,7 +137,7 @@ def load_model(directory: str | Path, dtype: torch.dtype) -> Any:
     transformers_logging.disable_progress_bar()
     try:
         model = AutoModelForCausalLM.from_pretrained(
-            str(directory), dtype=dtype, attn_implementation="sdpa", local_files_only=True
+            str(directory), dtype=dtype, local_files_only=True
         )
     finally:
         if shows_bars:
