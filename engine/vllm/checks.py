@@ -135,6 +135,9 @@ def _run(name: str, check: Callable[[_Subject], str], subject: _Subject) -> Chec
         return Check(name, "failed", str(failure), "see the engine's log")
     except _Unknown as reason:
         return Check(name, "unknown", str(reason))
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        detail = f"a reply has not the contract's shape ({error!r})"
+        return Check(name, "failed", detail, "is this an engine, or something in front of one?")
 
 
 def _serves(subject: _Subject) -> str:
@@ -229,7 +232,7 @@ def _logprobs_mode(subject: _Subject) -> str:
         subject.probe.chat(max_tokens=1, temperature=temperature, top_logprobs=20, seed=1)
         for temperature in (0.5, 2.0)
     )
-    if not (cool.top_logprobs and hot.top_logprobs):
+    if not (any(cool.top_logprobs) and any(hot.top_logprobs)):
         raise _Failed("no top_logprobs came back", remedy)
     likeliest, others = max(cool.top_logprobs[0]), max(hot.top_logprobs[0])
     if max(cool.logprobs + cool.top_logprobs[0]) > 1e-4:
@@ -383,11 +386,11 @@ def _own_addresses() -> list[str]:
     found = set()
     with contextlib.suppress(socket.gaierror):
         found |= {info[4][0] for info in socket.getaddrinfo(socket.gethostname(), None)}
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as udp:
-        # Connecting a datagram socket sends nothing; it picks the address of the way out.
-        with contextlib.suppress(OSError):
-            udp.connect(("192.0.2.1", 9))
-            found.add(udp.getsockname()[0])
+    # Connecting a datagram socket sends nothing; it picks the address of the way out.
+    udp = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    with udp, contextlib.suppress(OSError):
+        udp.connect(("192.0.2.1", 9))
+        found.add(udp.getsockname()[0])
     return sorted(str(address) for address in found if not is_loopback(str(address)))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +17,9 @@ INSIDE: Final = Path(__file__).parent / "inside"
 """The only folder of ours on vLLM's PYTHONPATH."""
 WORKER: Final = "bridle_worker.BridleWorker"
 SERVED_FILE_VARIABLE: Final = "BRIDLE_SERVED_FILE"
+LAUNCHER_VARIABLE: Final = "BRIDLE_LAUNCHER"
 AUTO: Final = "auto"
+CPU_HEAD_SIZES: Final = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,16 +56,14 @@ class VllmOptions:
 def command(
     installation: Installation, model_dir: Path, options: VllmOptions, port: int
 ) -> list[str]:
-    """The command that serves ``model_dir``; raises :class:`VllmError` for options that cannot be.
-
-    ``python -m`` and not the ``vllm`` script: that one looks for a distribution named vllm, which
-    the CPU wheel is not.
-    """
+    """What serves ``model_dir``; raises :class:`VllmError` for options that must not be."""
     if not (is_loopback(options.host) or options.private_network):
         raise VllmError(
             f"vLLM on {options.host} would let anyone there replace its weights, since its control "
             "routes take no key: listen on 127.0.0.1, or say that the network is private"
         )
+    if installation.cpu:
+        _require_kernels(model_dir)
     arguments = [
         *("--host", options.host, "--port", str(port)),
         *("--model", str(model_dir), "--served-model-name", options.served_name),
@@ -77,8 +78,7 @@ def command(
         *_lora(options),
         *options.extra,
     ]
-    python = str(installation.python)
-    return [python, "-m", "vllm.entrypoints.openai.api_server", *arguments]
+    return [str(installation.python), str(INSIDE / "bridle_start.py"), *arguments]
 
 
 def environment(
@@ -87,6 +87,7 @@ def environment(
     """``base`` with what vLLM needs: control routes, our worker, and no look outside."""
     chosen = {
         "PYTHONPATH": str(INSIDE),
+        LAUNCHER_VARIABLE: str(os.getpid()),
         SERVED_FILE_VARIABLE: str(served_file),
         "VLLM_SERVER_DEV_MODE": "1",
         "VLLM_NO_USAGE_STATS": "1",
@@ -122,17 +123,35 @@ def _context(installation: Installation, model_dir: Path, options: VllmOptions) 
         # cannot be rewound, and vLLM 0.32 dies of it: prompts are computed whole.
         batched = max(length or _model_context(model_dir), 2048)
         flags += ["--no-enable-chunked-prefill", "--max-num-batched-tokens", str(batched)]
-        flags += ["--enforce-eager"]
+        # Blocks are what the prefix cache reuses; 32 is the least that the fast kernels take.
+        flags += ["--block-size", "32", "--enforce-eager"]
     return flags
 
 
 def _model_context(model_dir: Path) -> int:
+    length = _config(model_dir).get("max_position_embeddings")
+    if not isinstance(length, int):
+        raise VllmError(f"{model_dir} does not say how long a context may be: choose max_model_len")
+    return length
+
+
+def _require_kernels(model_dir: Path) -> None:
+    """Raise :class:`VllmError` for attention heads that would end vLLM at the first request."""
+    config = _config(model_dir)
+    size = config.get("head_dim")
+    if size is None and config.get("hidden_size") and config.get("num_attention_heads"):
+        size = config["hidden_size"] // config["num_attention_heads"]
+    if size is not None and size not in CPU_HEAD_SIZES:
+        raise VllmError(
+            f"{model_dir} has attention heads of size {size}; vLLM on CPU has kernels for "
+            f"{', '.join(map(str, CPU_HEAD_SIZES))}"
+        )
+
+
+def _config(model_dir: Path) -> dict[str, Any]:
     path = model_dir / "config.json"
     config: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
-    length = config.get("max_position_embeddings")
-    if not isinstance(length, int):
-        raise VllmError(f"{path} does not say how long a context may be: choose max_model_len")
-    return length
+    return config
 
 
 def _parsing(model_dir: Path, options: VllmOptions) -> list[str]:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -29,6 +30,7 @@ from engine.vllm.flags import VllmOptions, command, environment
 from engine.vllm.installation import Installation, VllmError, find_installation
 
 POLL_SECONDS: Final = 0.2
+_ERROR_LINE: Final = re.compile(r"(^|[\] .])\w*(Error|Exception): |: error: ")
 STOP_SECONDS: Final = 10.0
 """Between asking vLLM's processes to end and ending them."""
 
@@ -47,9 +49,10 @@ class Served:
 class VllmServer:
     """One vLLM on this machine; a context manager that starts and stops it.
 
-    ``run_dir`` gets ``vllm.log`` and ``served.json``. With ``restarts`` above 0 a watching thread
-    starts vLLM again after it died, that many times in a row without an hour of service between;
-    ``on_event`` hears about each death, restart and refusal, from that thread.
+    ``run_dir`` gets ``vllm.log`` and ``served.json``. When vLLM dies it is started again, up to
+    ``restarts`` times in a row without an hour of service between. ``on_event`` hears about each
+    death, restart and refusal, from the watching thread. ``version`` is the policy version of the
+    weights in ``model_dir``.
     """
 
     def __init__(
@@ -80,13 +83,14 @@ class VllmServer:
         """Where in the log the output of the running vLLM begins."""
         self._watcher: threading.Thread | None = None
         self._stopping = threading.Event()
-        self._ready = threading.Event()
+        self._settled = threading.Event()
+        """Set while vLLM serves, and when it will not any more."""
         self._refusal: VllmError | None = None
 
     @property
     def base_url(self) -> str:
-        host = self.options.host
-        return f"http://{'127.0.0.1' if host == '0.0.0.0' else host}:{self.port}"  # noqa: S104
+        host = "127.0.0.1" if self.options.host == "0.0.0.0" else self.options.host  # noqa: S104
+        return f"http://[{host}]:{self.port}" if ":" in host else f"http://{host}:{self.port}"
 
     @property
     def pid(self) -> int | None:
@@ -110,10 +114,16 @@ class VllmServer:
         self.log.parent.mkdir(parents=True, exist_ok=True)
         self._served_file.unlink(missing_ok=True)
         self._stopping.clear()
-        self._launch(self._first)
-        if self._restarts > 0:
-            self._watcher = threading.Thread(target=self._watch, name="vllm watcher", daemon=True)
-            self._watcher.start()
+        self._settled.clear()
+        self._refusal = None
+        # vLLM ends with the thread that launched it, so the launching is the watcher's.
+        self._watcher = threading.Thread(target=self._watch, name="vllm watcher", daemon=True)
+        self._watcher.start()
+        try:
+            self.wait_ready()
+        except BaseException:
+            self.stop()
+            raise
 
     def stop(self) -> None:
         """End vLLM and all its processes; returns when they are gone."""
@@ -123,9 +133,9 @@ class VllmServer:
             self._watcher.join()
             self._watcher = None
 
-    def wait_ready(self, timeout: float = 600.0) -> None:
+    def wait_ready(self, timeout: float | None = None) -> None:
         """Return when vLLM serves, also again after a death; raises :class:`VllmError`."""
-        if not self._ready.wait(timeout):
+        if not self._settled.wait(timeout):
             raise VllmError(f"vLLM did not serve within {timeout:.0f} s; see {self.log}")
         if self._refusal is not None:
             raise self._refusal
@@ -139,7 +149,41 @@ class VllmServer:
         files = tuple((name, size, changed) for name, size, changed in note["files"])
         return Served(Path(note["directory"]), note["version"], files)
 
-    def _launch(self, served: Served) -> None:
+    def _watch(self) -> None:
+        """Keep vLLM running until it is stopped, or may not be started again."""
+        left = self._restarts
+        while not self._stopping.is_set():
+            began = time.monotonic()
+            try:
+                process, served = self._launch()
+            except (VllmError, EngineError) as error:
+                self._refuse(f"vLLM was not started: {error}")
+                return
+            if left < self._restarts:
+                version = "unknown" if served.version is None else served.version
+                self._on_event(f"vLLM serves {served.directory} again, policy version {version}")
+            status = process.wait()
+            self._settled.clear()
+            self._end_group()
+            if self._stopping.is_set():
+                return
+            self._on_event(f"vLLM ended: {self._cause(status)}")
+            if time.monotonic() - began > 3600:
+                left = self._restarts
+            if left == 0:
+                self._refuse(f"vLLM keeps ending; see {self.log}")
+                return
+            left -= 1
+
+    def _refuse(self, message: str) -> None:
+        self._refusal = VllmError(message)
+        if not self._stopping.is_set():
+            self._on_event(message)
+        self._settled.set()
+
+    def _launch(self) -> tuple[subprocess.Popen[bytes], Served]:
+        served = self.served()
+        require_unchanged(served)
         started = time.monotonic()
         arguments = command(self.installation, served.directory, self.options, self.port)
         variables = environment(
@@ -149,7 +193,7 @@ class VllmServer:
             log.write(f"\n$ {' '.join(arguments)}\n".encode())
             log.flush()
             self._output = log.tell()
-            self._process = subprocess.Popen(
+            process = self._process = subprocess.Popen(
                 arguments,
                 env=variables,
                 stdin=subprocess.DEVNULL,
@@ -158,69 +202,52 @@ class VllmServer:
                 start_new_session=True,
             )
         try:
-            self._await_health(self._process)
-            self._note_version(served)
+            self._await_health(process)
+            self._first_token(process)
+            self._stamp(served)
         except BaseException:
             self._end_group()
             raise
         self.started_in = time.monotonic() - started
-        self._ready.set()
+        self._settled.set()
+        return process, served
 
     def _await_health(self, process: subprocess.Popen[bytes]) -> None:
         deadline = time.monotonic() + self._ready_timeout
         with VllmControl(self.base_url, timeout=5.0) as control:
             while not control.healthy():
-                status = process.poll()
                 if self._stopping.is_set():
-                    raise VllmError("vLLM was stopped while it started")
+                    raise VllmError("it was stopped while it started")
+                status = process.poll()
                 if status is not None:
-                    cause = _last_error(self.log, self._output)
-                    raise VllmError(f"vLLM ended with status {status}: {cause} (see {self.log})")
+                    raise VllmError(f"{self._cause(status)} (see {self.log})")
                 if time.monotonic() > deadline:
                     raise VllmError(
-                        f"vLLM did not serve within {self._ready_timeout:.0f} s; see {self.log}, "
+                        f"it did not serve within {self._ready_timeout:.0f} s; see {self.log}, "
                         "or allow more time"
                     )
                 time.sleep(POLL_SECONDS)
 
-    def _note_version(self, served: Served) -> None:
+    def _first_token(self, process: subprocess.Popen[bytes]) -> None:
+        """Some of what vLLM cannot compute shows only when it computes."""
+        try:
+            with VllmControl(self.base_url) as control:
+                control.score([0, 0])
+        except EngineError as error:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                raise VllmError(f"{self._cause(process.wait(5))} (see {self.log})") from error
+            raise
+
+    def _stamp(self, served: Served) -> None:
         """A fresh vLLM has forgotten the policy version of its weights; tell it."""
         if served.version is not None:
             with VllmControl(self.base_url) as control:
                 control.stamp(int(served.version))
 
-    def _watch(self) -> None:
-        """Start vLLM again whenever it ends by itself."""
-        left, process = self._restarts, self._process
-        while process is not None:
-            began = time.monotonic()
-            status = process.wait()
-            self._ready.clear()
-            if self._stopping.is_set():
-                return
-            self._end_group()
-            if time.monotonic() - began > 3600:
-                left = self._restarts
-            self._on_event(
-                f"vLLM ended with status {status}: {_last_error(self.log, self._output)}"
-            )
-            try:
-                if left == 0:
-                    raise VllmError(f"vLLM keeps dying; see {self.log}")
-                left -= 1
-                served = self.served()
-                require_unchanged(served)
-                self._launch(served)
-            except (VllmError, EngineError) as error:
-                if not self._stopping.is_set():
-                    self._refusal = VllmError(f"vLLM was not restarted: {error}")
-                    self._on_event(str(self._refusal))
-                self._ready.set()
-                return
-            self._on_event(
-                f"vLLM serves {served.directory} again (policy version {served.version or '?'})"
-            )
-            process = self._process
+    def _cause(self, status: int) -> str:
+        if status < 0:
+            return f"killed by {signal.Signals(-status).name}"
+        return f"{_last_error(self.log, self._output)} (status {status})"
 
     def _end_group(self) -> None:
         process = self._process
@@ -282,8 +309,8 @@ def _last_error(log: Path, start: int) -> str:
     with log.open("rb") as file:
         file.seek(max(start, log.stat().st_size - 200_000))
         lines = [line.strip() for line in file.read().decode(errors="replace").splitlines()]
-    telling = [line for line in lines if "Error: " in line or "error: " in line]
-    # What a worker raised comes first; the engine's and the server's own complaints follow from it.
-    own = [line for line in telling if "EngineDead" not in line and "See root cause" not in line]
-    line = (own or telling or [line for line in lines if line] or ["it said nothing"])[-1]
+    # Each process complains in turn, from the one that failed up to the server; the first "Error"
+    # line is the cause.
+    telling = [line for line in lines if _ERROR_LINE.search(line)]
+    line = next(iter(telling), None) or next(filter(None, reversed(lines)), "it said nothing")
     return line.rpartition("] ")[2][:300]
