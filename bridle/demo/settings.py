@@ -15,7 +15,9 @@ class DemoSettings:
     shape: TinyShape = field(
         default_factory=lambda: TinyShape(layers=3, hidden=128, intermediate=256, context=2048)
     )
-    vocab_size: int = 800
+    vocab_size: int = 1024
+    first_sessions: int = 32
+    """Sessions recorded for the tokenizer's corpus, before there is a policy."""
     teacher_sessions: int = 1000
     teacher_skill: float = 0.45
     """Share of demonstrations in which the teacher computes with the right operation."""
