@@ -97,6 +97,8 @@ class Backend(Protocol):
 
     tokenizer: Tokenizer
     card: ModelCard
+    vocab_size: int
+    """Prompt ids are below it."""
 
     @property
     def policy_version(self) -> int:

@@ -38,9 +38,6 @@ class ChoiceReader:
         index: int,
         detokenizer: Detokenizer,
         stop: StopScanner,
-        *,
-        thinking: ThinkingParser | None = None,
-        tools: HermesParser | None = None,
     ) -> None:
         self.index = index
         self.sampled = 0
@@ -48,13 +45,16 @@ class ChoiceReader:
         self.finished = False
         self._detokenizer = detokenizer
         self._stop = stop
-        self._thinking = thinking
-        self._tools = tools
+        self.thinking: ThinkingParser | None = None
+        """Set before the first step, when the reply may begin with reasoning."""
+        self.tools: HermesParser | None = None
+        """Set before the first step, when the reply may call tools."""
 
     def read(self, step: Step) -> Piece:
         piece = Piece(self.index)
         taken = 0
-        for taken, token in enumerate(step.tokens, 1):  # noqa: B007 - the count is used below
+        for token in step.tokens:
+            taken += 1
             piece.deltas += self._parse(self._stop.push(self._detokenizer.push(token.id)))
             if self._stop.matched is not None:
                 break
@@ -74,17 +74,17 @@ class ChoiceReader:
     def _parse(self, text: str) -> Iterator[Delta]:
         if not text:
             return
-        if self._thinking is None:
+        if self.thinking is None:
             yield from self._parse_content(text)
             return
-        for delta in self._thinking.push(text):
+        for delta in self.thinking.push(text):
             yield from self._after_thinking(delta)
 
     def _flush(self) -> Iterator[Delta]:
-        for delta in self._thinking.flush() if self._thinking else ():
+        for delta in self.thinking.flush() if self.thinking else ():
             yield from self._after_thinking(delta)
-        if self._tools is not None:
-            yield from self._tools.flush()
+        if self.tools is not None:
+            yield from self.tools.flush()
 
     def _after_thinking(self, delta: Delta) -> Iterator[Delta]:
         if isinstance(delta, Content):
@@ -93,7 +93,7 @@ class ChoiceReader:
             yield delta
 
     def _parse_content(self, text: str) -> Iterator[Delta]:
-        if self._tools is None:
+        if self.tools is None:
             yield Content(text)
         else:
-            yield from self._tools.push(text)
+            yield from self.tools.push(text)

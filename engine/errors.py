@@ -55,3 +55,7 @@ def unknown_model(name: str, served: str) -> RequestRefused:
         kind="NotFoundError",
         param="model",
     )
+
+
+class ConnectionCut(Exception):
+    """Drop the client's connection here, without another byte (fault injection)."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -16,6 +16,8 @@ from engine.errors import RequestRefused, context_overflow
 
 MAX_TOP_LOGPROBS = 20
 MAX_CHOICES = 16384
+
+Body = TypeVar("Body", bound=msgspec.Struct)
 
 
 class StreamOptions(msgspec.Struct, frozen=True):
@@ -118,7 +120,7 @@ class RpcBody(msgspec.Struct, frozen=True, kw_only=True):
     kwargs: dict[str, Any] = {}
 
 
-def read_body[Body: msgspec.Struct](kind: type[Body], body: bytes) -> Body:
+def read_body(kind: type[Body], body: bytes) -> Body:
     """Parse ``body``; numbers may be spelled as strings, as with vLLM's validation."""
     try:
         return msgspec.json.decode(body, type=kind, strict=False)

@@ -103,7 +103,11 @@ def outside_the_baseline(
 
 
 def not_trained(
-    episode: Episode, *, degenerate_group: bool, version: int, max_staleness: int,
+    episode: Episode,
+    *,
+    degenerate_group: bool,
+    version: int,
+    max_staleness: int,
     config: FilterConfig,
 ) -> DropReason | None:
     """Why a session that counted in its group's baseline is not trained on; ``None``: it is.
@@ -129,7 +133,5 @@ def oldest_version(episode: Episode) -> int:
     Raises ``ValueError`` when it would train none.
     """
     return min(
-        int(np.min(sample.versions[sample.mask]))
-        for sample in episode.samples
-        if sample.mask.any()
+        int(np.min(sample.versions[sample.mask])) for sample in episode.samples if sample.mask.any()
     )

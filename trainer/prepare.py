@@ -127,9 +127,7 @@ def _items(
             sample=sample,
             session=index,
             group=group_of(episodes[index]),
-            advantage=float(
-                by_entry[index, sample.role if config.advantages.per_role else None]
-            ),
+            advantage=float(by_entry[index, sample.role if config.advantages.per_role else None]),
         )
         for index, sample in branches
     ]

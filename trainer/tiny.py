@@ -7,7 +7,7 @@ at random. Everything that loads a policy (engine, trainer, vLLM) loads these li
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -92,11 +92,14 @@ def train_tokenizer(
     vocab_size: int = 2048,
     split_digits: bool = True,
     template: str = CHATML_TOOLS_TEMPLATE,
+    special_tokens: Sequence[str] = SPECIAL_TOKENS,
+    eos_token: str = "<|im_end|>",  # noqa: S107 - a word of the vocabulary
 ) -> int:
     """Train a byte-level BPE tokenizer on ``texts`` and write it with its template.
 
-    Returns the vocabulary's actual size. Special tokens are ChatML's; the Hermes and thinking
-    markup are single tokens that decode as text, as in Qwen3.
+    Returns the vocabulary's actual size. Special tokens are ChatML's unless others are given (the
+    first one pads, ``eos_token`` ends a reply); the Hermes and thinking markup are single tokens
+    that decode as text, as in Qwen3.
     """
     directory.mkdir(parents=True, exist_ok=True)
     tokenizer = Tokenizer(models.BPE())
@@ -111,7 +114,7 @@ def train_tokenizer(
         texts,
         trainers.BpeTrainer(
             vocab_size=vocab_size - len(MARKUP_TOKENS),
-            special_tokens=list(SPECIAL_TOKENS),
+            special_tokens=list(special_tokens),
             initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
             show_progress=False,
         ),
@@ -122,8 +125,8 @@ def train_tokenizer(
         json.dumps(
             {
                 "tokenizer_class": "PreTrainedTokenizerFast",
-                "eos_token": "<|im_end|>",
-                "pad_token": "<|endoftext|>",
+                "eos_token": eos_token,
+                "pad_token": special_tokens[0],
                 "clean_up_tokenization_spaces": False,
             },
             indent=2,

@@ -1,10 +1,15 @@
-"""A client's tool definition as the function tool that engines know."""
+"""Functions between providers that speak in objects and engines that speak in text."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
-from proxy.dialects.fields import Fields, writable
+import orjson
+
+from proxy.dialects.fields import Fields, json_text, writable
+
+INVALID_JSON: Final = "_invalid_json"
+"""Key of an arguments object that carries text which is not a JSON object."""
 
 
 def function_tool(
@@ -25,3 +30,27 @@ def schema_of(tool: Fields, name: str) -> dict[str, Any] | None:
     """The JSON schema in the field ``name``."""
     schema = tool.child(name)
     return writable(schema.data, schema.where) if schema else None
+
+
+def arguments_object(arguments: str) -> dict[str, Any]:
+    """A call's arguments as an object; whatever is not one travels whole under
+    :data:`INVALID_JSON`."""
+    if not arguments.strip():
+        return {}
+    try:
+        value = orjson.loads(arguments)
+        orjson.dumps(value)
+    except (orjson.JSONDecodeError, orjson.JSONEncodeError):
+        return {INVALID_JSON: arguments}
+    return value if isinstance(value, dict) else {INVALID_JSON: arguments}
+
+
+def arguments_text(given: Any, where: str) -> str:
+    """An object of arguments as JSON text: the way back from :func:`arguments_object`."""
+    if given is None:
+        return "{}"
+    if isinstance(given, dict) and given.keys() == {INVALID_JSON}:
+        broken = given[INVALID_JSON]
+        if isinstance(broken, str):
+            return broken
+    return json_text(given, where)

@@ -18,7 +18,7 @@ from proxy.canonical import (
 )
 from proxy.dialects import messages_request
 from proxy.dialects.errors import anthropic_error
-from proxy.dialects.messages_request import arguments_object
+from proxy.dialects.functions import arguments_object
 from proxy.dialects.messages_stream import (
     MessagesEmitter,
     message_object,
@@ -32,6 +32,7 @@ class MessagesDialect:
 
     name: DialectName = "messages"
     stream_content_type = "text/event-stream; charset=utf-8"
+    stream_failures: frozenset[str] = frozenset()
 
     def parse(self, body: bytes, path: Mapping[str, str], query: Mapping[str, str]) -> Request:
         return messages_request.parse(body, counting=False)

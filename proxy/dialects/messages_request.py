@@ -5,16 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Final
 
-import orjson
-
 from proxy.canonical import Request, Sampling, ToolCall, Wants
-from proxy.dialects.fields import Fields, decode_object, invalid, json_text, writable
-from proxy.dialects.functions import function_tool, schema_of
+from proxy.dialects.fields import Fields, decode_object, invalid, writable
+from proxy.dialects.functions import arguments_text, function_tool, schema_of
 from proxy.dialects.thinking import apply_effort
 from proxy.dialects.turns import Content, Transcript, image_part, joined, text_part
-
-INVALID_INPUT: Final = "_invalid_json"
-"""Key of a ``tool_use`` input that carries arguments which are not a JSON object."""
 
 _READ: Final = frozenset(
     {"model", "messages", "system", "max_tokens", "stream", "temperature", "top_p", "top_k"}
@@ -157,11 +152,7 @@ def _ids(block: Fields) -> list[str | None]:
 
 
 def _tool_use(block: Fields) -> ToolCall:
-    given = block.raw("input")
-    arguments = json_text({} if given is None else given, block.path("input"))
-    if isinstance(given, dict) and given.keys() == {INVALID_INPUT}:
-        broken = given[INVALID_INPUT]
-        arguments = broken if isinstance(broken, str) else arguments
+    arguments = arguments_text(block.raw("input"), block.path("input"))
     return ToolCall(block.need_string("id"), block.need_string("name"), arguments)
 
 
@@ -316,16 +307,3 @@ def _prefill(transcript: Transcript) -> dict[str, Any]:
         return {}
     transcript.note("prefill")
     return {"continue_final_message": True, "add_generation_prompt": False}
-
-
-def arguments_object(arguments: str) -> dict[str, Any]:
-    """A call's arguments as the object that ``tool_use`` needs; whatever is not one travels
-    whole under :data:`INVALID_INPUT`."""
-    if not arguments.strip():
-        return {}
-    try:
-        value = orjson.loads(arguments)
-        orjson.dumps(value)
-    except (orjson.JSONDecodeError, orjson.JSONEncodeError):
-        return {INVALID_INPUT: arguments}
-    return value if isinstance(value, dict) else {INVALID_INPUT: arguments}

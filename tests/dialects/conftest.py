@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import pairwise
 from threading import Thread
 from typing import Any
 
@@ -134,6 +135,8 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(body)
 
+    do_GET = do_POST
+
     def log_message(self, *arguments: object) -> None:
         """Quiet: the tests say what was received."""
 
@@ -160,7 +163,7 @@ JSON_VALUES = st.recursive(
 
 def _pieces(text: str, cuts: list[int]) -> list[str]:
     bounds = [0, *sorted(min(cut, len(text)) for cut in cuts), len(text)]
-    return [text[start:end] for start, end in zip(bounds, bounds[1:], strict=False)]
+    return [text[start:end] for start, end in pairwise(bounds)]
 
 
 @st.composite

@@ -1,0 +1,108 @@
+"""Exact continuation: the engine is sent what it saw and sampled, plus only what is new.
+
+``prompt = ids of the base's prompt + its sampled ids + missing end-of-turn + rendered tail``. The
+history is neither rendered nor tokenised again, whatever the harness echoes back, so a conversation
+that is one line stays one line in tokens. A request whose lineage broke below an intact base still
+keeps the base's ids; without a base, or where the template cannot be proven to render tails on
+their own (``proxy/continuation_probe.py``), the engine renders the messages and the prompt says
+why.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from engine.tokenizer import TemplateError, Tokenizer
+from proxy.canonical import Message, Request
+from proxy.continuation_breaks import explain
+from proxy.continuation_probe import Prober, TemplateReport
+from proxy.continuation_tail import SeamError, Setting, Tail, TailRenderer
+from proxy.lineage_turn import Link
+from store.records import BreakReason, TokenIds
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """What to send the engine."""
+
+    token_ids: TokenIds | None
+    """``uint32``: the exact prompt; ``None``: send the messages, the engine renders them."""
+    break_reason: BreakReason | None = None
+    tail_token_count: int = 0
+    """Ids at the prompt's end that are new, i.e. were rendered now."""
+
+
+class Continuer:
+    """Makes prompts for one model's template."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self.tokenizer = tokenizer
+        self._tails = TailRenderer(tokenizer)
+        self._prober = Prober(tokenizer, self._tails)
+        self.report: TemplateReport = self._prober.report()
+        self._stops = tokenizer.eos_token_ids | self.report.end_of_turn_ids
+
+    def prompt(self, link: Link, request: Request) -> Prompt:
+        """The prompt of a request that belongs where ``link`` says."""
+        if isinstance(request.prompt, tuple):
+            return Prompt(np.asarray(request.prompt, dtype=np.uint32), link.break_reason)
+        base = link.base
+        if base is None:
+            return Prompt(None, link.break_reason)
+        path = base.path_ids(link.choice)
+        if path is None:
+            return Prompt(None, link.break_reason or BreakReason.PARENT_WITHOUT_IDS)
+        tail = self._tail(link, request)
+        if tail is None:
+            return Prompt(None, link.break_reason or BreakReason.TAIL_NOT_LOCAL)
+        new = self._new_ids(int(path[-1]), tail)
+        return Prompt(np.concatenate([path, new]), link.break_reason, len(new))
+
+    def explain(
+        self, link: Link, request: Request, rendered: TokenIds | Sequence[int]
+    ) -> BreakReason | None:
+        """What exactness would have saved: why the engine's own rendering of ``request`` does not
+        begin with its parent's ids. ``None`` when it does, or when there is no parent."""
+        return explain(self.tokenizer, link, request, rendered)
+
+    def _tail(self, link: Link, request: Request) -> Tail | None:
+        """The rendered tail, or ``None`` when it cannot be rendered on its own."""
+        if link.base is None or request.extra.get("continue_final_message"):
+            return None
+        if any(_has_other_than_text(message) for message in request.messages):
+            return None
+        head = request.messages[: _leading(request)]
+        setting = Setting(head, request.tools, request.template_kwargs)
+        reply = link.base.choices[link.choice].message
+        if not self._prober.proven(reply, link.tail, setting):
+            return None
+        try:
+            return self._tails.tail(reply, link.tail, setting)
+        except (TemplateError, SeamError):
+            return None
+
+    def _new_ids(self, last: int, tail: Tail) -> TokenIds:
+        """What to append after a path that ends in the token ``last``."""
+        if last in self._stops:
+            # Where the next turn's first token is what ends a reply, it has been sampled already.
+            sampled_already = len(tail.token_ids) > 0 and int(tail.token_ids[0]) == last
+            return tail.token_ids[1:] if sampled_already else tail.token_ids
+        if tail.end_id is None:
+            return tail.token_ids
+        return np.concatenate([np.asarray([tail.end_id], dtype=np.uint32), tail.token_ids])
+
+
+def _leading(request: Request) -> int:
+    count = 0
+    while count < len(request.messages) and request.messages[count].role == "system":
+        count += 1
+    return count
+
+
+def _has_other_than_text(message: Message) -> bool:
+    return isinstance(message.content, list) and any(
+        part.get("type") != "text" for part in message.content
+    )

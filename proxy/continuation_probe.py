@@ -1,0 +1,423 @@
+"""What a chat template does to a conversation, found out by trying it on made-up ones.
+
+:meth:`Prober.report` runs at start-up and is what ``bridle doctor`` prints. :meth:`Prober.proven`
+asks, for one shape of reply and tail, whether the tail rendered on its own is exactly what the full
+rendering ends with, in text and in token ids; each shape is tried once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import orjson
+
+from engine.tokenizer import TemplateError, Tokenizer
+from proxy.canonical import Message, ToolCall
+from proxy.continuation_tail import SeamError, Setting, TailRenderer
+
+Thinking = Literal["kept", "stripped after the next user turn", "stripped", "not rendered"]
+
+TOOL: Mapping[str, Any] = {
+    "type": "function",
+    "function": {
+        "name": "look_up",
+        "description": "Find a word.",
+        "parameters": {
+            "type": "object",
+            "properties": {"word": {"type": "string"}, "page": {"type": "integer"}},
+            "required": ["word"],
+        },
+    },
+}
+SYSTEM = Message("system", "Answer briefly.")
+THOUGHT = "PONDER the second page"
+ODD_ARGUMENTS = '{"word":"caf\\u00e9",  "page":2}'
+SHORT_ID, LONG_ID = "a1b2c3d4{}", "call_abcdefghijklmnopqrstuvwx0{}"
+
+
+@dataclass(frozen=True, slots=True)
+class TemplateReport:
+    """The verdict on one chat template."""
+
+    usable: bool
+    """Whether it renders a plain conversation at all."""
+    prefix_preserving: bool
+    """Whether a reply, once rendered, is rendered the same for ever after."""
+    tails_local: bool
+    """Whether every tail that was tried renders on its own as it does at the end of the whole."""
+    thinking: Thinking
+    arguments_reserialised: bool
+    """Whether tool-call arguments are written anew rather than as sampled."""
+    system: bool
+    """Whether it takes a leading system message; ``late_system``: also a later one."""
+    late_system: bool
+    alternation: bool
+    """Whether it refuses two user turns in a row."""
+    tools: bool
+    """Whether it renders tool calls and their results."""
+    short_call_ids_only: bool
+    """Whether it refuses tool-call ids as long as the ones that Bridle mints."""
+    end_of_turn_ids: frozenset[int]
+    """Ids that end a reply in this template's text."""
+    generation_prompt: str
+    reasons: tuple[str, ...]
+    """What was found, in words, and what it means for recording and training."""
+
+
+class Prober:
+    """Tries one tokenizer's template; remembers what it found."""
+
+    def __init__(self, tokenizer: Tokenizer, tails: TailRenderer) -> None:
+        self._tokenizer = tokenizer
+        self._tails = tails
+        self._proven: dict[tuple[object, ...], str | None] = {}
+
+    # — tails —
+
+    def proven(self, reply: Message, tail: Sequence[Message], setting: Setting) -> bool:
+        """Whether a tail of this shape after such a reply renders on its own."""
+        return self.objection(reply, tail, setting) is None
+
+    def objection(self, reply: Message, tail: Sequence[Message], setting: Setting) -> str | None:
+        """Why a tail of this shape cannot be rendered on its own; ``None`` when it can."""
+        long_ids = any(len(call.id) != 9 for call in reply.tool_calls)
+        shape = (
+            _kind(reply), _roles(tail), bool(setting.head), bool(setting.tools), long_ids,
+            orjson.dumps(setting.template_kwargs, option=orjson.OPT_SORT_KEYS),
+        )  # fmt: skip
+        if shape not in self._proven:
+            plain = Setting(
+                (SYSTEM,) if setting.head else (),
+                (TOOL,) if setting.tools else (),
+                setting.template_kwargs,
+            )
+            self._proven[shape] = self._try(_kind(reply), _roles(tail), plain, long_ids)
+        return self._proven[shape]
+
+    def _try(
+        self, kind: str, roles: tuple[str, ...], setting: Setting, long_ids: bool
+    ) -> str | None:
+        id_form = LONG_ID if long_ids else SHORT_ID
+        objection: str | None = "the template refuses such a conversation"
+        for history in _histories(id_form, bool(setting.tools)):
+            reply = _reply(kind, id_form)
+            new = _tail(roles, reply, id_form)
+            try:
+                whole = self._text((*history, reply, *new), setting)
+            except TemplateError as error:
+                objection = objection and f"{objection}: {error}"
+                continue
+            try:
+                tail = self._tails.tail(reply, new, setting)
+            except (TemplateError, SeamError) as error:
+                return str(error)
+            if not whole.endswith(tail.end_text + tail.text):
+                return "rendered alone, the new turns read differently than at the end of the whole"
+            if any(word in whole and word not in tail.text for word in _words(new)):
+                return "a new turn is written among the earlier ones"
+            count = len(tail.token_ids)
+            if self._tokenizer.encode(whole)[-count:] != tail.token_ids.tolist():
+                return "tokenised alone, the new turns have other ids than at the end of the whole"
+            objection = None
+        return objection
+
+    # — the report —
+
+    def report(self) -> TemplateReport:
+        """Try the template on everything; takes well under a second."""
+        user, answer = Message("user", "What is a café?"), Message("assistant", "A house. ☕")
+        usable = self._renders(user)
+        system = self._renders(SYSTEM, user)
+        call = _reply("call", LONG_ID)
+        short = _reply("call", SHORT_ID)
+        results = (*_tail(("tool",), short, SHORT_ID),)
+        tools = self._renders(user, short, *results, tools=True)
+        long_ids = self._renders(user, call, *_tail(("tool",), call, LONG_ID), tools=True)
+        late_system = self._renders(user, answer, SYSTEM)
+        alternation = usable and not self._renders(user, user)
+        thinking = self._thinking(tools)
+        failures = self._tail_failures(system, tools, LONG_ID if long_ids else SHORT_ID)
+        rewrites = self._rewrites(tools, thinking) if usable else ("nothing renders",)
+        arguments = tools and self._arguments_reserialised()
+        ends = self._end_ids(tools)
+        reasons = _in_words(
+            usable, system, late_system, alternation, tools, tools and not long_ids,
+            thinking, rewrites, failures, arguments, ends,
+        )  # fmt: skip
+        return TemplateReport(
+            usable=usable,
+            prefix_preserving=not rewrites,
+            tails_local=usable and not failures,
+            thinking=thinking,
+            arguments_reserialised=arguments,
+            system=system,
+            late_system=late_system,
+            alternation=alternation,
+            tools=tools,
+            short_call_ids_only=tools and not long_ids,
+            end_of_turn_ids=ends,
+            generation_prompt=self._generation_prompt() if usable else "",
+            reasons=reasons,
+        )
+
+    def _tail_failures(self, system: bool, tools: bool, id_form: str) -> tuple[str, ...]:
+        settings = [Setting()] + [Setting((SYSTEM,))] * system
+        shapes: list[tuple[str, tuple[str, ...]]] = [("text", ("user",))]
+        if tools:
+            settings += [Setting(tools=(TOOL,))] + [Setting((SYSTEM,), (TOOL,))] * system
+            shapes += [
+                ("call", ("tool",)),
+                ("calls", ("tools",)),
+                ("text+call", ("tool",)),
+                ("call", ("tool", "user")),
+                ("call", ("tool", "call", "tool")),
+            ]
+        failures = []
+        for setting in settings:
+            for kind, roles in shapes:
+                if kind != "text" and not setting.tools:
+                    continue
+                reply = _reply(kind, id_form)
+                found = self.objection(reply, _tail(roles, reply, id_form), setting)
+                if found is not None and "refuses such" not in found:
+                    failures.append(f"after {kind}, {' then '.join(roles)}: {found}")
+        return tuple(dict.fromkeys(failures))
+
+    def _thinking(self, tools: bool) -> Thinking:
+        user = Message("user", "What is a café?")
+        answer = Message("assistant", "A house.", reasoning=THOUGHT)
+        after_user = self._says(THOUGHT, user, answer, user)
+        if tools:
+            call = _reply("call", SHORT_ID, reasoning=THOUGHT)
+            now = self._says(THOUGHT, user, call, *_tail(("tool",), call, SHORT_ID), tools=True)
+        else:
+            now = self._says(THOUGHT, user, answer, ends=True)
+        if after_user:
+            return "kept"
+        if now:
+            return "stripped after the next user turn"
+        shown = self._says(THOUGHT, user, answer, ends=True)
+        return "stripped" if shown else "not rendered"
+
+    def _rewrites(self, tools: bool, thinking: Thinking) -> tuple[str, ...]:
+        """Replies that a growing conversation renders differently than when they were last."""
+        found = []
+        thought = None if thinking == "not rendered" else THOUGHT
+        cases: list[tuple[str, tuple[Message, ...]]] = [
+            ("a reply", _growing(None)),
+            ("a reply with reasoning", _growing(thought)),
+        ]
+        if tools:
+            cases.append(("a tool call", _growing_with_tools(None)))
+            cases.append(("a tool call with reasoning", _growing_with_tools(thought)))
+        for name, conversation in cases:
+            if self._rewritten(conversation, tools):
+                found.append(name)
+        return tuple(found)
+
+    def _rewritten(self, conversation: Sequence[Message], tools: bool) -> bool:
+        setting = Setting(tools=(TOOL,) if tools else ())
+        for at, message in enumerate(conversation):
+            if message.role != "assistant":
+                continue
+            try:
+                last = self._text(conversation[: at + 1], setting, ends=True)
+                later = self._text(conversation, setting)
+            except TemplateError:
+                continue
+            end = self._tails.end_of_turn(last)
+            # Up to the end of the turn: white space after it may wait for the next turn.
+            if end is not None and not last[end[1] :].strip():
+                last = last[: end[1]]
+            if not later.startswith(last.rstrip()):
+                return True
+        return False
+
+    def _arguments_reserialised(self) -> bool:
+        call = Message(
+            "assistant", tool_calls=(ToolCall(SHORT_ID.format(0), "look_up", ODD_ARGUMENTS),)
+        )
+        return not self._says(
+            ODD_ARGUMENTS,
+            Message("user", "?"), call, *_tail(("tool",), call, SHORT_ID), tools=True,
+        )  # fmt: skip
+
+    def _end_ids(self, tools: bool) -> frozenset[int]:
+        ends = set()
+        for kind in ("text", "call") if tools else ("text",):
+            setting = Setting(tools=(TOOL,) if tools else ())
+            try:
+                closing = self._tails.closing(_reply(kind, SHORT_ID), setting)
+            except SeamError:
+                continue
+            span = self._tails.end_of_turn(closing) if closing is not None else None
+            if closing is not None and span is not None:
+                ends.add(self._tokenizer.token_id(closing[span[0] : span[1]]))
+        return frozenset(end for end in ends if end is not None)
+
+    def _generation_prompt(self) -> str:
+        user = Message("user", "What is a café?")
+        without = self._text((user,), Setting(), ends=True)
+        return self._text((user,), Setting()).removeprefix(without)
+
+    def _says(self, text: str, *messages: Message, tools: bool = False, ends: bool = False) -> bool:
+        try:
+            return text in self._text(messages, Setting(tools=(TOOL,) if tools else ()), ends=ends)
+        except TemplateError:
+            return False
+
+    def _renders(self, *messages: Message, tools: bool = False) -> bool:
+        return self._says("", *messages, tools=tools)
+
+    def _text(self, messages: Sequence[Message], setting: Setting, *, ends: bool = False) -> str:
+        return self._tokenizer.render(
+            [message.to_chat() for message in (*setting.head, *messages)],
+            setting.tools or None,
+            add_generation_prompt=not ends,
+            **(setting.template_kwargs or {}),
+        )
+
+
+# — made-up conversations —
+
+
+def _kind(reply: Message) -> str:
+    if not reply.tool_calls:
+        return "text"
+    calls = "call" if len(reply.tool_calls) == 1 else "calls"
+    return f"text+{calls}" if reply.content else calls
+
+
+def _roles(tail: Sequence[Message]) -> tuple[str, ...]:
+    """The tail's shape: tool results in a row count as one or as many."""
+    roles: list[str] = []
+    for message in tail:
+        role = _kind(message) if message.role == "assistant" else message.role
+        if role == "tool" and roles and roles[-1] in ("tool", "tools"):
+            roles[-1] = "tools"
+        else:
+            roles.append(role)
+    return tuple(roles)
+
+
+def _reply(kind: str, id_form: str, *, reasoning: str | None = None, first: int = 0) -> Message:
+    count = {"call": 1, "calls": 2}.get(kind.removeprefix("text+"), 0)
+    return Message(
+        "assistant",
+        "Let me see — ☕." if kind.startswith("text") else None,
+        reasoning=reasoning,
+        tool_calls=tuple(
+            ToolCall(id_form.format(first + n), "look_up", f'{{"word": "café {n}"}}')
+            for n in range(count)
+        ),
+    )
+
+
+def _tail(roles: Sequence[str], reply: Message, id_form: str) -> tuple[Message, ...]:
+    tail: list[Message] = []
+    calls = reply.tool_calls
+    for role in roles:
+        if role in ("tool", "tools"):
+            for n in range(2 if role == "tools" else 1):
+                answered = calls[n].id if n < len(calls) else id_form.format(9)
+                found = f"found{len(tail)}: 12 cafés\n"
+                tail.append(Message("tool", found, tool_call_id=answered, name="look_up"))
+        elif role == "user":
+            tail.append(Message("user", f"say{len(tail)}  \n\nÇa va?"))
+        elif role == "system":
+            tail.append(Message("system", f"rule{len(tail)}: be brief."))
+        else:
+            tail.append(_reply(role, id_form, first=4))
+            calls = tail[-1].tool_calls
+    return tuple(tail)
+
+
+def _words(tail: Sequence[Message]) -> list[str]:
+    """A word of each new turn that stands in no other."""
+    texts = (message.content for message in tail if isinstance(message.content, str))
+    return [words[0].rstrip(":") for text in texts if (words := text.split())]
+
+
+def _histories(id_form: str, tools: bool) -> list[tuple[Message, ...]]:
+    """What may stand before the reply: little, and more."""
+    user = Message("user", "What is a café?")
+    more: tuple[Message, ...] = (user, Message("assistant", "A house.", reasoning=THOUGHT))
+    if tools:
+        call = _reply("call", id_form, reasoning=THOUGHT, first=6)
+        more = (user, call, *_tail(("tool",), call, id_form), more[1])
+    return [(user,), (*more, Message("user", "And a second one?"))]
+
+
+def _growing(thought: str | None) -> tuple[Message, ...]:
+    user = Message("user", "What is a café?")
+    answer = Message("assistant", "A house.", reasoning=thought)
+    return (user, answer, user, answer, user)
+
+
+def _growing_with_tools(thought: str | None) -> tuple[Message, ...]:
+    user = Message("user", "What is a café?")
+    call = _reply("call", SHORT_ID, reasoning=thought)
+    result = _tail(("tool",), call, SHORT_ID)
+    return (user, call, *result, Message("assistant", "A house.", reasoning=thought), user)
+
+
+def _in_words(
+    usable: bool,
+    system: bool,
+    late_system: bool,
+    alternation: bool,
+    tools: bool,
+    short_ids: bool,
+    thinking: Thinking,
+    rewrites: Sequence[str],
+    failures: Sequence[str],
+    arguments: bool,
+    ends: frozenset[int],
+) -> tuple[str, ...]:
+    if not usable:
+        return ("The template does not render a plain conversation; nothing can be continued.",)
+    words = []
+    if failures:
+        words.append(
+            "Tails are not local ("
+            + "; ".join(failures)
+            + "): such calls are rendered in full and recorded as breaks."
+        )
+    else:
+        words.append("Tails are local: calls continue exactly, one line stays one sample.")
+    if rewrites:
+        words.append(
+            f"The template rewrites history ({', '.join(rewrites)}): rendered mode breaks there, "
+            "exact mode trains on what was sampled."
+        )
+    else:
+        words.append("History is prefix-preserving: both modes give the same text.")
+    if thinking.startswith("stripped"):
+        words.append(
+            f"Thinking is {thinking}: the policy sees its own earlier thoughts in exact mode only."
+        )
+    if thinking == "not rendered":
+        words.append(
+            "Reasoning is not rendered: a policy that thinks sees its own earlier thoughts in "
+            "exact mode only."
+        )
+    if arguments:
+        words.append(
+            "Tool-call arguments are written anew from JSON: rendered mode breaks where the policy "
+            "formats them otherwise."
+        )
+    if not system:
+        words.append("System messages are refused.")
+    elif not late_system:
+        words.append("System messages are refused after the first turn.")
+    if alternation:
+        words.append("User and assistant turns must alternate.")
+    if not tools:
+        words.append("Tool calls or tool results are not rendered.")
+    if short_ids:
+        words.append("Tool-call ids longer than nine characters are refused, Bridle's among them.")
+    if not ends:
+        words.append("Replies have no end-of-turn token; the next turn's first token ends them.")
+    return tuple(words)

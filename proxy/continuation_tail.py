@@ -1,0 +1,192 @@
+"""What a chat template writes after a reply, without rendering what stands before it.
+
+Works for any template: a short surrogate conversation is rendered that ends in an assistant turn of
+the same shape, followed by the new messages and the generation prompt. The assistant says a marker
+word; what follows the marker is the turn's end and then the tail. Nothing model-specific is known
+here except what the tokenizer says: which tokens are special, which of them end a reply.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import orjson
+
+from engine.tokenizer import TemplateError, Tokenizer
+from proxy.canonical import Message
+from store.records import TokenIds
+
+MARKER = "XbridleX"
+
+
+class SeamError(ValueError):
+    """The place where the reply ends cannot be found in this template's text."""
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What stands around a conversation in its prompt, besides its turns."""
+
+    head: tuple[Message, ...] = ()
+    """The leading system messages; some templates repeat them before the last user turn."""
+    tools: tuple[Mapping[str, Any], ...] = ()
+    template_kwargs: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Tail:
+    """The rendered new messages, with the generation prompt."""
+
+    text: str
+    """From after the end-of-turn token on."""
+    token_ids: TokenIds
+    """``uint32``: ``text`` tokenised, as it would be after that token."""
+    end_text: str
+    """The template's end-of-turn token for this reply; empty when it has none (the next turn's
+    first token ends a reply then)."""
+    end_id: int | None
+
+
+class TailRenderer:
+    """Renders tails for one model directory; remembers the latest."""
+
+    def __init__(self, tokenizer: Tokenizer, *, capacity: int = 128) -> None:
+        self.tokenizer = tokenizer
+        added = tokenizer.backend.get_added_tokens_decoder()
+        specials = {token.content: token_id for token_id, token in added.items() if token.special}
+        self._special_ids: Mapping[str, int] = specials
+        longest_first = sorted(specials, key=len, reverse=True)
+        self._special = re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
+        self._eos = frozenset(
+            text for text, token_id in specials.items() if token_id in tokenizer.eos_token_ids
+        )
+        self._closings: dict[tuple[object, ...], str | None] = {}
+        self._capacity = capacity
+        self._tails: OrderedDict[bytes, Tail] = OrderedDict()
+
+    def tail(self, reply: Message, messages: Sequence[Message], setting: Setting) -> Tail:
+        """The tail that ``messages`` make after ``reply``.
+
+        Raises :class:`TemplateError` when the template refuses the messages, :class:`SeamError`
+        when the end of the reply is not to be found.
+        """
+        key = orjson.dumps(
+            [
+                _shape(reply),
+                [message.to_chat() for message in (*setting.head, *messages)],
+                setting.tools,
+                setting.template_kwargs,
+            ]
+        )
+        known = self._tails.get(key) if len(key) < 65_536 else None
+        if known is not None:
+            self._tails.move_to_end(key)
+            return known
+        tail = self._render(reply, messages, setting)
+        if len(key) < 65_536:
+            self._tails[key] = tail
+            if len(self._tails) > self._capacity:
+                self._tails.popitem(last=False)
+        return tail
+
+    def closing(self, reply: Message, setting: Setting) -> str | None:
+        """What follows the reply's last word when nothing follows the reply; ``None`` when the
+        template does not render a conversation that ends in a reply."""
+        kwargs = orjson.dumps(setting.template_kwargs, option=orjson.OPT_SORT_KEYS)
+        key = (len(reply.tool_calls), bool(reply.content), bool(setting.tools), kwargs)
+        if key not in self._closings:
+            try:
+                text = self._text(surrogate(reply, setting.head, MARKER), setting, ends=True)
+            except TemplateError:
+                self._closings[key] = None
+            else:
+                self._closings[key] = _after(text, MARKER)
+        return self._closings[key]
+
+    def end_of_turn(self, closing: str) -> tuple[int, int] | None:
+        """Where the end-of-turn token stands in a closing; ``None`` when it has none."""
+        found = list(self._special.finditer(closing))
+        ends = [match for match in found if match.group() in self._eos] or found
+        return ends[-1].span() if ends else None
+
+    def _render(self, reply: Message, messages: Sequence[Message], setting: Setting) -> Tail:
+        marker = MARKER
+        while any(marker in str(message.to_chat()) for message in messages):
+            marker += "X"
+        conversation = surrogate(reply, setting.head, marker)
+        conversation += [message.to_chat() for message in messages]
+        after = _after(self._text(conversation, setting, ends=False), marker)
+        start, end = self._seam(after, self.closing(reply, setting))
+        ids = self.tokenizer.encode(after[start:])
+        end_text = after[start:end]
+        if not end_text:
+            return Tail(after[end:], np.asarray(ids, dtype=np.uint32), "", None)
+        end_id = self._special_ids[end_text]
+        if ids[:1] != [end_id]:
+            raise SeamError(f"{end_text!r} is not a token of its own at the end of a turn")
+        return Tail(after[end:], np.asarray(ids[1:], dtype=np.uint32), end_text, end_id)
+
+    def _seam(self, after: str, closing: str | None) -> tuple[int, int]:
+        """Where in ``after`` the end-of-turn token stands; an empty range when there is none."""
+        end = self.end_of_turn(closing) if closing is not None else None
+        if closing is not None and end is None:
+            # The reply's own markup is behind the marker; white space after it is the template's.
+            length = len(closing.rstrip())
+            if not after.startswith(closing[:length]):
+                raise SeamError("the template closes a reply differently when more follows")
+            return length, length
+        if closing is not None and end is not None and after.startswith(closing[: end[1]]):
+            return end
+        # Some templates end the last reply with another token than earlier ones.
+        first = self._special.search(after)
+        if first is None:
+            raise SeamError("no special token ends a reply")
+        return first.span()
+
+    def _text(
+        self, conversation: Sequence[Mapping[str, Any]], setting: Setting, *, ends: bool
+    ) -> str:
+        return self.tokenizer.render(
+            conversation,
+            setting.tools or None,
+            add_generation_prompt=not ends,
+            **(setting.template_kwargs or {}),
+        )
+
+
+def surrogate(reply: Message, head: Sequence[Message], marker: str) -> list[dict[str, Any]]:
+    """A short conversation that ends in an assistant turn of ``reply``'s shape: as many calls of
+    the same names and ids, saying ``marker`` last."""
+    assistant: dict[str, Any] = {"role": "assistant", "content": ""}
+    if reply.content or not reply.tool_calls:
+        assistant["content"] = marker
+    if reply.tool_calls:
+        assistant["tool_calls"] = [
+            {
+                "id": call.id,
+                "type": "function",
+                "function": {"name": call.name, "arguments": {"x": marker}},
+            }
+            for call in reply.tool_calls
+        ]
+    return [
+        *(message.to_chat() for message in head),
+        {"role": "user", "content": "x"},
+        assistant,
+    ]
+
+
+def _after(text: str, marker: str) -> str:
+    _, found, after = text.rpartition(marker)
+    if not found:
+        raise SeamError("the template does not render what an assistant says")
+    return after
+
+
+def _shape(reply: Message) -> list[Any]:
+    return [bool(reply.content), [[call.id, call.name] for call in reply.tool_calls]]

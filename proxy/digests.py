@@ -1,0 +1,304 @@
+"""What a message says, whatever way a harness happened to write it down.
+
+A :class:`Unit` is one step of a conversation: a message, a run of tool results that answer one
+assistant turn (in any order), or an assistant turn that was split over several messages. Its
+*digest* is equal for every rewrite that harnesses make without meaning anything by it: reasoning
+dropped or renamed, arguments serialised again, white space at line ends, content as ``null``, text
+or blocks, ``cache_control`` marks, other call ids, tool calls folded into text, Claude Code's
+changing billing block. Its *form* is equal only for the same message written the same way.
+
+Hashing is linear in the request; a bounded cache keeps normalising linear in what is new.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import Any
+
+import msgspec
+import orjson
+
+from proxy.canonical import Message, Role, ToolCall
+from proxy.minting import call_ids
+
+BILLING_MARK = "x-anthropic-billing-header"
+"""Claude Code's first system block starts so and carries a hash that changes on every call."""
+
+FOLDED_CALLS = "Calling tools:"
+"""How smolagents introduces the Python literal that it writes tool calls as."""
+
+_FOLDED_LONGEST = 262_144
+_THOUGHTS = re.compile(r"\s*<think>.*?</think>", re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """One step of a conversation."""
+
+    role: Role
+    digest: bytes
+    """16 bytes: what it says."""
+    form: bytes
+    """16 bytes: how it is written."""
+    start: int
+    end: int
+    """The messages it covers: ``messages[start:end]``."""
+    message: Message | None = None
+    """The assistant turn in one piece, tool calls unfolded; ``None`` for other roles."""
+    minted: tuple[str, ...] = ()
+    """Call ids read from the opaque values that came with it, in order."""
+
+
+class Digester:
+    """Cuts conversations into units; remembers digests of messages it has seen."""
+
+    def __init__(self, capacity: int = 8192) -> None:
+        self._capacity = capacity
+        self._digests: OrderedDict[bytes, bytes] = OrderedDict()
+
+    def units(self, messages: Sequence[Message], first: int = 0) -> tuple[Unit, ...]:
+        """The units of ``messages[first:]``, in order."""
+        units: list[Unit] = []
+        answers: dict[str, int] = {}
+        position = first
+        while position < len(messages):
+            role = messages[position].role
+            if role == "assistant":
+                unit = self._assistant(messages, position)
+                calls = unit.message.tool_calls if unit.message is not None else ()
+                answers = {call.id: index for index, call in enumerate(calls)}
+            elif role == "tool":
+                unit = self._tool_results(messages, position, answers)
+            else:
+                message = messages[position]
+                form = form_of(message)
+                unit = Unit(
+                    role, self._digest(message, form), form, position, position + 1,
+                    minted=call_ids(message.anchors),
+                )  # fmt: skip
+            units.append(unit)
+            position = unit.end
+        return tuple(units)
+
+    def _assistant(self, messages: Sequence[Message], start: int) -> Unit:
+        message = unfolded(messages[start])
+        minted = _minted(message)
+        end = start + 1
+        while end < len(messages) and messages[end].role == "assistant":
+            following = unfolded(messages[end])
+            if not _same_turn(message, minted, following):
+                break
+            message = _joined(message, following)
+            minted = _minted(message)
+            end += 1
+        form = form_of(messages[start]) if end == start + 1 else form_of(message)
+        return Unit(
+            "assistant", self._digest(message, form), form, start, end,
+            message=message, minted=minted,
+        )  # fmt: skip
+
+    def _tool_results(
+        self, messages: Sequence[Message], start: int, answers: Mapping[str, int]
+    ) -> Unit:
+        end = start
+        results: list[bytes] = []
+        forms = blake2b(digest_size=16)
+        ids: list[str] = []
+        while end < len(messages) and messages[end].role == "tool":
+            message = messages[end]
+            form = form_of(message)
+            forms.update(form)
+            call = answers.get(message.tool_call_id or "", end - start)
+            results.append(call.to_bytes(4, "big") + self._digest(message, form))
+            ids.extend(message.anchors)
+            if message.tool_call_id is not None:
+                ids.append(message.tool_call_id)
+            end += 1
+        digest = blake2b(b"".join(sorted(results)), digest_size=16).digest()
+        return Unit("tool", digest, forms.digest(), start, end, minted=call_ids(ids))
+
+    def _digest(self, message: Message, form: bytes) -> bytes:
+        known = self._digests.get(form)
+        if known is None:
+            known = digest_of(message)
+            self._digests[form] = known
+            if len(self._digests) > self._capacity:
+                self._digests.popitem(last=False)
+        else:
+            self._digests.move_to_end(form)
+        return known
+
+
+def form_of(message: Message) -> bytes:
+    """16 bytes that are equal for messages written the same way, ids and anchors included."""
+    return blake2b(msgspec.msgpack.encode(message), digest_size=16).digest()
+
+
+def digest_of(message: Message) -> bytes:
+    """16 bytes that are equal for messages that say the same."""
+    said: list[Any] = [message.role, *meaning_parts(message.content)]
+    if message.role == "assistant":
+        said = [message.role, spoken_text(message)]
+        said += [[call.name, meaning_arguments(call.arguments)] for call in message.tool_calls]
+    return _hash(said)
+
+
+def system_digest(messages: Sequence[Message]) -> tuple[bytes, bytes, int]:
+    """Digest and form of the leading system messages, and how many they are."""
+    count = 0
+    while count < len(messages) and messages[count].role == "system":
+        count += 1
+    leading = messages[:count]
+    said: list[Any] = []
+    for message in leading:
+        said += meaning_parts(message.content)
+    forms = b"".join(form_of(message) for message in leading)
+    return _hash(["\n".join(part for part in said if isinstance(part, str)), [
+        part for part in said if not isinstance(part, str)
+    ]]), blake2b(forms, digest_size=16).digest(), count  # fmt: skip
+
+
+def value_digest(value: Any) -> bytes:
+    """16 bytes of a JSON value, blind to key order and to ``cache_control`` marks."""
+    return _hash(_without_cache_marks(value))
+
+
+def meaning_text(text: str) -> str:
+    """``text`` without white space at its ends, at line ends, and without empty lines."""
+    text = text.strip()
+    if "\n" not in text:
+        return text
+    lines = (line.rstrip() for line in text.split("\n"))
+    return "\n".join(line for line in lines if line)
+
+
+def meaning_parts(content: str | list[dict[str, Any]] | None) -> list[Any]:
+    """Content as a list of texts and of other parts; neighbouring texts are one."""
+    if content is None:
+        return []
+    parts = content if isinstance(content, list) else [{"type": "text", "text": content}]
+    said: list[Any] = []
+    for part in parts:
+        text = part.get("text")
+        if part.get("type") not in ("text", "input_text", "output_text") or text is None:
+            said.append(_without_cache_marks(part))
+            continue
+        text = meaning_text(_without_billing(text))
+        if said and isinstance(said[-1], str):
+            said[-1] = f"{said[-1]}\n{text}" if text else said[-1]
+        elif text:
+            said.append(text)
+    return said
+
+
+def meaning_arguments(arguments: str) -> Any:
+    """Tool-call arguments as a JSON value; text that is not JSON stands for itself."""
+    text = arguments.strip()
+    if not text:
+        return {}
+    try:
+        value = orjson.loads(text)
+    except orjson.JSONDecodeError:
+        return text
+    if isinstance(value, str):
+        # Some clients encode twice.
+        try:
+            inner = orjson.loads(value)
+        except orjson.JSONDecodeError:
+            return value
+        value = inner if isinstance(inner, dict) else value
+    return _plain_numbers(value)
+
+
+def spoken_text(message: Message) -> str:
+    """What an assistant said aloud: its text without thoughts written into it."""
+    texts = [part for part in meaning_parts(message.content) if isinstance(part, str)]
+    text = "\n".join(texts)
+    if text.startswith("<think>"):
+        text = _THOUGHTS.sub("", text, count=1).strip()
+    return text
+
+
+def unfolded(message: Message) -> Message:
+    """An assistant message with tool calls that were written into its text as calls again."""
+    if message.tool_calls or message.role != "assistant":
+        return message
+    text = "\n".join(part for part in meaning_parts(message.content) if isinstance(part, str))
+    before, mark, literal = text.rpartition(FOLDED_CALLS)
+    if not mark or len(literal) > _FOLDED_LONGEST:
+        return message
+    try:
+        calls = tuple(_folded_call(call) for call in ast.literal_eval(literal.strip()))
+    except (ValueError, SyntaxError, TypeError, KeyError, MemoryError, RecursionError):
+        return message
+    return msgspec.structs.replace(message, content=before.strip() or None, tool_calls=calls)
+
+
+def _folded_call(call: Mapping[str, Any]) -> ToolCall:
+    function = call["function"]
+    arguments = function["arguments"]
+    if not isinstance(arguments, str):
+        arguments = orjson.dumps(arguments).decode()
+    return ToolCall(id=str(call.get("id", "")), name=str(function["name"]), arguments=arguments)
+
+
+def _minted(message: Message) -> tuple[str, ...]:
+    return call_ids([*message.anchors, *(call.id for call in message.tool_calls)])
+
+
+def _same_turn(message: Message, minted: tuple[str, ...], following: Message) -> bool:
+    """Whether two neighbouring assistant messages are pieces of one reply."""
+    next_minted = _minted(following)
+    if minted and next_minted:
+        return minted == next_minted
+    return not message.tool_calls and bool(following.tool_calls) and not following.content
+
+
+def _joined(message: Message, following: Message) -> Message:
+    texts = [*meaning_parts(message.content), *meaning_parts(following.content)]
+    reasoning = [text for text in (message.reasoning, following.reasoning) if text]
+    plain = [text for text in texts if isinstance(text, str)]
+    return msgspec.structs.replace(
+        message,
+        content="\n".join(plain) or None,
+        reasoning="\n".join(reasoning) or None,
+        tool_calls=message.tool_calls + following.tool_calls,
+        anchors=message.anchors + following.anchors,
+    )
+
+
+def _without_billing(text: str) -> str:
+    if not text.startswith(BILLING_MARK):
+        return text
+    return text.partition("\n")[2]
+
+
+def _without_cache_marks(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {
+            key: _without_cache_marks(item) for key, item in value.items() if key != "cache_control"
+        }
+    if isinstance(value, list | tuple):
+        return [_without_cache_marks(item) for item in value]
+    return value
+
+
+def _plain_numbers(value: Any) -> Any:
+    """JavaScript writes 1.0 as 1, so whole floats are integers here."""
+    if isinstance(value, dict):
+        return {key: _plain_numbers(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_plain_numbers(item) for item in value]
+    if isinstance(value, float) and value.is_integer() and abs(value) < 2**53:
+        return int(value)
+    return value
+
+
+def _hash(value: Any) -> bytes:
+    encoded = orjson.dumps(value, option=orjson.OPT_SORT_KEYS | orjson.OPT_NON_STR_KEYS)
+    return blake2b(encoded, digest_size=16).digest()

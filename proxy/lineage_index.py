@@ -1,0 +1,120 @@
+"""A session's turns, indexed by everything that a request can be recognised by."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from typing import TypeVar
+
+from proxy.lineage_turn import Seen, Turn
+
+Key = TypeVar("Key")
+Below = tuple[str, int] | None
+"""A place in the tree: below one reply of a call, or at the root."""
+
+
+class TurnIndex:
+    """Turns by id (longest out of use first), by place, by reply and by question."""
+
+    def __init__(self) -> None:
+        self.turns: OrderedDict[str, Turn] = OrderedDict()
+        self.held_tokens = 0
+        self._children: dict[Below, dict[bytes, list[Turn]]] = {}
+        self._replies: dict[bytes, list[Turn]] = {}
+        self._questions: dict[tuple[object, ...], list[Turn]] = {}
+        self._echoed: dict[str, int] = {}
+
+    def insert(self, turn: Turn) -> None:
+        self.turns[turn.call_id] = turn
+        self.held_tokens += _own_tokens(turn)
+        siblings = self._children.setdefault(_below(turn), {})
+        siblings.setdefault(_first(turn.seen.units), []).append(turn)
+        for digest in {choice.digest for choice in turn.choices}:
+            self._replies.setdefault(digest, []).append(turn)
+        self._questions.setdefault(question(_below(turn), turn.seen), []).append(turn)
+        for used in _used(turn):
+            self._echoed[used] = self._echoed.get(used, 0) + 1
+            if used in self.turns:
+                self.turns.move_to_end(used)
+        self.turns.move_to_end(turn.call_id)
+
+    def remove(self, turn: Turn) -> None:
+        del self.turns[turn.call_id]
+        self.held_tokens -= _own_tokens(turn)
+        siblings = self._children[_below(turn)]
+        _discard(siblings, _first(turn.seen.units), turn)
+        if not siblings:
+            del self._children[_below(turn)]
+        for digest in {choice.digest for choice in turn.choices}:
+            _discard(self._replies, digest, turn)
+        _discard(self._questions, question(_below(turn), turn.seen), turn)
+        for used in _used(turn):
+            self._echoed[used] -= 1
+            if not self._echoed[used]:
+                del self._echoed[used]
+
+    def leaves(self) -> list[Turn]:
+        """Turns that no other turn builds on: lone calls first, then ends of longer lines; each
+        longest out of use first."""
+        bases = {turn.base.call_id for turn in self.turns.values() if turn.base is not None}
+        ends = (turn for turn in self.turns.values() if turn.call_id not in bases)
+        return sorted(ends, key=lambda turn: turn.base is not None)
+
+    def children(self, below: Below, first: bytes) -> Iterator[Turn]:
+        """Turns at a place whose first new step is ``first``, or that asked nothing new there."""
+        siblings = self._children.get(below)
+        if siblings:
+            yield from siblings.get(first, ())
+            yield from siblings.get(b"", ())
+
+    def replied(self, digest: bytes) -> Sequence[Turn]:
+        """Turns with a reply that says this, oldest first."""
+        return self._replies.get(digest, ())
+
+    def asked(self, below: Below, seen: Seen) -> Sequence[Turn]:
+        """Turns that asked exactly this at this place, oldest first."""
+        return self._questions.get(question(below, seen), ())
+
+    def echoed(self, turn: Turn) -> bool:
+        """Whether a later call was built on this one's reply."""
+        return turn.call_id in self._echoed
+
+    def descends(self, turn: Turn, ancestor: Turn) -> bool:
+        """Whether ``turn`` lies below ``ancestor``, by base or by parent, or is it."""
+        at: Turn | None = turn
+        while at is not None:
+            if at.call_id == ancestor.call_id:
+                return True
+            at = at.base or self.turns.get(at.parent_call_id or "")
+        return False
+
+
+def question(below: Below, seen: Seen) -> tuple[object, ...]:
+    """Equal for requests that ask the same at the same place, sampling parameters aside."""
+    return (below, seen.system, seen.tools, seen.ask, seen.units)
+
+
+def _below(turn: Turn) -> Below:
+    return (turn.base.call_id, turn.base_choice) if turn.base is not None else None
+
+
+def _first(units: Sequence[bytes]) -> bytes:
+    return units[0] if units else b""
+
+
+def _used(turn: Turn) -> set[str]:
+    """The calls whose replies this turn's request repeats."""
+    used = {turn.parent_call_id, turn.base.call_id if turn.base is not None else None}
+    return {call_id for call_id in used if call_id is not None}
+
+
+def _own_tokens(turn: Turn) -> int:
+    own = len(turn.own_ids) if turn.own_ids is not None else 0
+    return own + sum(len(choice.token_ids) for choice in turn.choices)
+
+
+def _discard(lists: dict[Key, list[Turn]], key: Key, turn: Turn) -> None:
+    remaining = lists[key]
+    remaining.remove(turn)
+    if not remaining:
+        del lists[key]

@@ -1,0 +1,100 @@
+"""Does an echoed assistant turn say what a recorded reply said?"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from proxy.canonical import Message, ToolCall
+from proxy.digests import meaning_arguments, meaning_text, spoken_text, unfolded
+
+Part = Literal["whole", "prefix"]
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """How much of a reply was echoed, and what was written differently."""
+
+    part: Part
+    differs: frozenset[str] = frozenset()
+    """Of ``reasoning``, ``arguments``, ``whitespace``, ``blocks``, ``ids``, ``folded``, ``order``,
+    ``text`` (text beside tool calls dropped)."""
+
+
+def compare(reply: Message, echo: Message, raw_echo: Message | None = None) -> Match | None:
+    """How ``echo`` repeats ``reply``; ``None`` when it says something else.
+
+    ``echo`` has its tool calls unfolded; ``raw_echo`` is the message as the harness wrote it.
+    """
+    reply = unfolded(reply)
+    if reply.tool_calls and not echo.tool_calls and not echo.content:
+        return None
+    calls = _compare_calls(reply.tool_calls, echo.tool_calls)
+    if calls is None:
+        return None
+    text = _compare_text(reply, echo)
+    if text is None:
+        return None
+    whole = calls.part == "whole" and text.part == "whole"
+    differs = calls.differs | text.differs | _reasoning(reply, echo)
+    if raw_echo is not None and unfolded(raw_echo) is not raw_echo:
+        differs |= {"folded"}
+    return Match("whole" if whole else "prefix", differs)
+
+
+def _compare_text(reply: Message, echo: Message) -> Match | None:
+    said, echoed = spoken_text(reply), spoken_text(echo)
+    if said == echoed:
+        differs = set()
+        if isinstance(echo.content, list):
+            differs.add("blocks")
+        elif (reply.content or "") != (echo.content or ""):
+            differs.add("whitespace")
+        return Match("whole", frozenset(differs))
+    if not echoed:
+        # Text beside tool calls is dropped by some clients; a lone text is not.
+        return Match("whole", frozenset({"text"})) if echo.tool_calls else None
+    if said.startswith(echoed):
+        return Match("prefix")
+    return None
+
+
+def _compare_calls(reply: Sequence[ToolCall], echo: Sequence[ToolCall]) -> Match | None:
+    differs = set()
+    if len(echo) > len(reply):
+        return None
+    said = [(call.name, meaning_arguments(call.arguments)) for call in reply]
+    echoed = [(call.name, meaning_arguments(call.arguments)) for call in echo]
+    if len(echo) < len(reply):
+        return Match("prefix") if _in_order(echoed, said) else None
+    if said != echoed:
+        if not _in_any_order(said, echoed):
+            return None
+        differs.add("order")
+    elif any(one.arguments != other.arguments for one, other in zip(reply, echo, strict=True)):
+        differs.add("arguments")
+    if {call.id for call in reply} != {call.id for call in echo}:
+        differs.add("ids")
+    return Match("whole", frozenset(differs))
+
+
+def _in_order(some: Sequence[object], of: Sequence[object]) -> bool:
+    remaining = iter(of)
+    return all(any(wanted == found for found in remaining) for wanted in some)
+
+
+def _in_any_order(some: Sequence[object], of: Sequence[object]) -> bool:
+    remaining = list(of)
+    for wanted in some:
+        if wanted not in remaining:
+            return False
+        remaining.remove(wanted)
+    return not remaining
+
+
+def _reasoning(reply: Message, echo: Message) -> frozenset[str]:
+    said, echoed = reply.reasoning or "", echo.reasoning or ""
+    if said == echoed:
+        return frozenset()
+    return frozenset({"whitespace" if meaning_text(said) == meaning_text(echoed) else "reasoning"})

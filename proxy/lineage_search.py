@@ -1,0 +1,362 @@
+"""One request against one session's turns: see ``proxy/lineage.py`` for the idea."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from itertools import chain
+
+from proxy.canonical import Request
+from proxy.digests import (
+    Digester,
+    Unit,
+    meaning_parts,
+    spoken_text,
+    system_digest,
+    value_digest,
+)
+from proxy.lineage_index import Below, TurnIndex
+from proxy.lineage_match import Match, compare
+from proxy.lineage_turn import Link, Seen, Turn
+from proxy.minting import call_id_of
+from store.records import BreakReason, CallStatus
+
+SUMMARY_LENGTH = 64
+"""A reply text of at least so many characters that reappears whole in a new conversation's first
+messages is taken for the summary that a compaction left."""
+
+COMPACTED_BELOW = 2 / 3
+"""A rewritten history with fewer steps than this share of what it was is a compaction."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """A recorded reply and the step of the request that echoes it."""
+
+    turn: Turn
+    choice: int
+    end: int
+    """Index of the unit after the echo."""
+    match: Match
+    minted: bool
+    """Whether the echo carries an id that this call minted."""
+
+
+class Search:
+    """Finds the base (history unchanged), then the parent (whose reply is echoed last)."""
+
+    def __init__(
+        self, index: TurnIndex, digester: Digester, request: Request, agent: str | None
+    ) -> None:
+        self.index = index
+        self.request = request
+        self.previous = call_id_of(request.previous_response_id or "")
+        system, system_form, self.leading = system_digest(request.messages)
+        self.units = digester.units(request.messages, self.leading)
+        self.digests = tuple(unit.digest for unit in self.units)
+        self.seen = Seen(
+            system=system,
+            system_form=system_form,
+            tools=value_digest(request.tools),
+            ask=value_digest([request.tool_choice, request.response_format]),
+            units=self.digests,
+            forms=tuple(unit.form for unit in self.units),
+            depth=len(self.units),
+            agent=agent,
+        )
+        self.cut: list[_Place] = []
+        """Replies of which the request echoes only a part, their history standing unchanged."""
+
+    def link(self) -> Link:
+        """The verdict."""
+        base = self._deepest()
+        link = self._unbroken(base)
+        if base is not None:
+            link = self._same_head(link, base)
+        named = self._named(base)
+        if named is not None:
+            link = self._broken(link, named)
+        elif base is None:
+            link = self._compacted(link)
+        if link.parent is not None and not link.parent.choices:
+            link = replace(link, break_reason=BreakReason.PARENT_WITHOUT_IDS)
+        return replace(link, retry_of=self._retry(link), unknown=self._unknown())
+
+    # — the base: following the request down from the roots —
+
+    def _deepest(self) -> _Place | None:
+        best: tuple[tuple[object, ...], _Place] | None = None
+        for place in self._places(None, 0):
+            rank = self._rank(place)
+            if (best is None or rank > best[0]) and not self._foreign(place):
+                best = (rank, place)
+        return best[1] if best is not None else None
+
+    def _places(self, below: Below, start: int) -> Iterator[_Place]:
+        """Every reply below a place that the request repeats whole from unit ``start`` on, with
+        all that was asked in between."""
+        open_ = [(below, start)]
+        while open_:
+            below, start = open_.pop()
+            if start >= len(self.digests):
+                continue
+            for turn in self.index.children(below, self.digests[start]):
+                end = start + len(turn.seen.units)
+                if self.digests[start:end] != turn.seen.units:
+                    continue
+                for place in self._replies_at(turn, end):
+                    if place.match.part == "prefix":
+                        self.cut.append(place)
+                        continue
+                    yield place
+                    open_.append(((turn.call_id, place.choice), place.end))
+
+    def _replies_at(self, turn: Turn, index: int) -> Iterator[_Place]:
+        """The replies of ``turn`` that unit ``index`` echoes."""
+        if index >= len(self.units) or self.units[index].message is None:
+            return
+        unit = self.units[index]
+        minted = self._known_ids(unit)
+        if minted and turn.call_id not in minted:
+            return
+        for choice in range(len(turn.choices)):
+            match = self._match(turn, choice, unit)
+            if match is not None:
+                yield _Place(turn, choice, index + 1, match, bool(minted))
+
+    def _match(self, turn: Turn, choice: int, unit: Unit) -> Match | None:
+        sampled = turn.choices[choice]
+        if sampled.digest == unit.digest:
+            return Match("whole")
+        return self._compared(turn, choice, unit)
+
+    def _compared(self, turn: Turn, choice: int, unit: Unit) -> Match | None:
+        if unit.message is None:
+            return None
+        raw = self.request.messages[unit.start]
+        return compare(turn.choices[choice].message, unit.message, raw)
+
+    def _rank(self, place: _Place) -> tuple[object, ...]:
+        """Greater is better; among equals the first found stays."""
+        turn, seen = place.turn, self.seen
+        asked = replace(seen, units=self.digests[place.end :])
+        return (
+            place.end,
+            turn.call_id == self.previous,
+            turn.seen.system == seen.system,
+            turn.seen.tools == seen.tools,
+            turn.seen.agent == seen.agent,
+            bool(self.index.asked((turn.call_id, place.choice), asked)),
+            not self.index.echoed(turn),
+            turn.status is CallStatus.COMPLETE,
+        )
+
+    def _foreign(self, place: _Place) -> bool:
+        """Another agent's call: other instructions, other tools, and no echoed id to vouch."""
+        seen = place.turn.seen
+        if seen.system == self.seen.system or seen.tools == self.seen.tools:
+            return False
+        echoed = {call_id for unit in self.units[: place.end] for call_id in unit.minted}
+        turn: Turn | None = place.turn
+        while turn is not None:
+            if turn.call_id in echoed or turn.call_id == self.previous:
+                return False
+            turn = turn.base
+        return True
+
+    # — the parent: the last echo, wherever its history went —
+
+    def _named(self, base: _Place | None) -> _Place | None:
+        """The call whose reply is echoed last after the base, its history not standing there."""
+        start = base.end if base is not None else 0
+        for at in range(len(self.units) - 1, start - 1, -1):
+            unit = self.units[at]
+            if unit.message is None:
+                continue
+            found = (
+                self._cut_here(at, base)
+                or self._minted_here(unit, at)
+                or self._worded_here(unit, at, base)
+            )
+            if found is not None:
+                return self._deepest_below(found)
+        return None
+
+    def _deepest_below(self, place: _Place) -> _Place:
+        """The last of the calls below ``place`` that the request goes on to repeat."""
+        below = (place.turn.call_id, place.choice)
+        deepest = place
+        for deeper in self._places(below, place.end):
+            if deeper.end > deepest.end:
+                deepest = deeper
+        return deepest
+
+    def _cut_here(self, at: int, base: _Place | None) -> _Place | None:
+        above = base.turn if base is not None else None
+        for place in reversed(self.cut):
+            if place.end == at + 1 and place.turn.base is above:
+                return place
+        return None
+
+    def _minted_here(self, unit: Unit, at: int) -> _Place | None:
+        for call_id in reversed(self._known_ids(unit)):
+            turn = self.index.turns[call_id]
+            matches = [self._match(turn, choice, unit) for choice in range(len(turn.choices))]
+            choice = next((n for n, match in enumerate(matches) if match is not None), 0)
+            return _Place(turn, choice, at + 1, Match("whole"), True)
+        return None
+
+    def _worded_here(self, unit: Unit, at: int, base: _Place | None) -> _Place | None:
+        """A recorded reply in this unit's very words, where that is evidence enough."""
+        if unit.message is None:
+            return None
+        telling = len(spoken_text(unit.message)) >= SUMMARY_LENGTH
+        before = [one.digest for one in self.units[:at] if one.message is not None][-1:]
+        for turn in reversed(self.index.replied(unit.digest)):
+            if base is not None:
+                proven = self.index.descends(turn, base.turn)
+            else:
+                above = turn.base.choices[turn.base_choice].digest if turn.base else None
+                proven = telling or above in before
+            if proven:
+                choice = [sampled.digest for sampled in turn.choices].index(unit.digest)
+                return _Place(turn, choice, at + 1, Match("whole"), False)
+        return None
+
+    def _summariser(self) -> Turn | None:
+        """The call whose whole reply stands in this new conversation's first messages, when the
+        session knows a longer conversation with the same instructions."""
+        texts = [
+            part
+            for unit in self.units
+            if unit.role in ("user", "system")
+            for part in meaning_parts(self.request.messages[unit.start].content)
+            if isinstance(part, str) and len(part) >= SUMMARY_LENGTH
+        ]
+        if not texts or not any(
+            turn.seen.system == self.seen.system
+            and turn.seen.agent == self.seen.agent
+            and turn.seen.depth > self.seen.depth
+            for turn in self.index.turns.values()
+        ):
+            return None
+        for turn in reversed(self.index.turns.values()):
+            for choice in turn.choices:
+                reply = spoken_text(choice.message)
+                if len(reply) >= SUMMARY_LENGTH and any(reply in text for text in texts):
+                    return turn
+        return None
+
+    # — the verdict —
+
+    def _unbroken(self, base: _Place | None) -> Link:
+        """The link of a request that continues ``base``, or starts a conversation."""
+        if base is None:
+            return Link(seen=self.seen, tail=self.request.messages)
+        end = base.end
+        return Link(
+            seen=replace(self.seen, units=self.digests[end:], forms=self.seen.forms[end:]),
+            parent=base.turn,
+            base=base.turn,
+            choice=base.choice,
+            rule="minted_id" if base.minted else "content",
+            differs=_merged(base.turn.differs, self._differs(base)),
+            confidence=self._confidence(base),
+            tail=self.request.messages[self.units[end - 1].end :],
+        )
+
+    def _same_head(self, link: Link, base: _Place) -> Link:
+        """A changed system prompt or tool set stands before everything else in the prompt: then
+        nothing of the base's tokens can be kept."""
+        seen = base.turn.seen
+        system, tools = seen.system != self.seen.system, seen.tools != self.seen.tools
+        if not system and not tools:
+            return link
+        reason = BreakReason.SYSTEM_CHANGED if system else BreakReason.TOOLS_CHANGED
+        changed = ["system"] * system + ["tools"] * tools
+        return replace(
+            link,
+            seen=self.seen,
+            base=None,
+            choice=0,
+            tail=self.request.messages,
+            differs=_merged(link.differs, changed),
+            break_reason=reason,
+        )
+
+    def _broken(self, link: Link, named: _Place) -> Link:
+        """The request goes on from ``named``, but what stood before it was rewritten."""
+        seen = named.turn.seen
+        if link.break_reason is not None:
+            reason = link.break_reason
+        elif named.match.part == "prefix":
+            reason = BreakReason.TRUNCATED
+        elif named.end - 1 < COMPACTED_BELOW * seen.depth:
+            reason = BreakReason.COMPACTED
+        else:
+            reason = BreakReason.EDITED
+        return replace(
+            link,
+            parent=named.turn,
+            rule="minted_id" if named.minted else "content",
+            confidence=0.95 if named.minted else 0.7,
+            differs=_merged(named.turn.differs, link.differs, {"history"}, named.match.differs),
+            break_reason=reason,
+        )
+
+    def _compacted(self, link: Link) -> Link:
+        summariser = self._summariser()
+        if summariser is None:
+            return link
+        return replace(
+            link,
+            parent=summariser,
+            rule="content",
+            confidence=0.6,
+            differs=("history",),
+            break_reason=BreakReason.COMPACTED,
+        )
+
+    def _differs(self, place: _Place) -> set[str]:
+        """What this request writes differently than the base's request and reply did."""
+        seen, found = place.turn.seen, set(place.match.differs)
+        compared = self._compared(place.turn, place.choice, self.units[place.end - 1])
+        if compared is not None:
+            found |= compared.differs
+        first = place.end - 1 - len(seen.units)
+        for form, unit in zip(seen.forms, self.units[first:], strict=False):
+            if form != unit.form:
+                found.add(f"{unit.role}_form")
+        if seen.system_form != self.seen.system_form:
+            found.add("system_form")
+        return found
+
+    def _confidence(self, place: _Place) -> float:
+        if place.minted or place.turn.call_id == self.previous:
+            return 1.0
+        turn = place.turn
+        twins = any(
+            other is not turn and other.base is turn.base and other.seen.units == turn.seen.units
+            for other in self.index.replied(turn.choices[place.choice].digest)
+        )
+        return 0.5 if twins else 0.95
+
+    def _retry(self, link: Link) -> str | None:
+        below = (link.base.call_id, link.choice) if link.base is not None else None
+        for turn in reversed(self.index.asked(below, link.seen)):
+            if turn.seen.agent == self.seen.agent:
+                return None if self.index.echoed(turn) else turn.call_id
+        return None
+
+    def _known_ids(self, unit: Unit) -> tuple[str, ...]:
+        return tuple(call_id for call_id in unit.minted if call_id in self.index.turns)
+
+    def _unknown(self) -> tuple[str, ...]:
+        ids = [call_id for unit in self.units for call_id in unit.minted]
+        if self.previous is not None:
+            ids.append(self.previous)
+        return tuple(dict.fromkeys(one for one in ids if one not in self.index.turns))
+
+
+def _merged(*names: Iterable[str]) -> tuple[str, ...]:
+    return tuple(sorted(set(chain.from_iterable(names))))

@@ -1,0 +1,271 @@
+"""One recorded call as lineage knows it: what was asked, what was answered, and in which tokens.
+
+Turns form two trees that mostly coincide. The *parent* is the call that a request continues in
+meaning. The *base* is the deepest call whose whole conversation, reply included, stands unchanged
+at the start of the request; a turn keeps digests only of what came after its base, so a session
+costs memory in proportion to its own length. Parent and base differ exactly where the lineage
+broke, and the break has a reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from proxy.canonical import Message, ToolCall
+from proxy.digests import digest_of, unfolded
+from store.records import BreakReason, CallStatus, TokenIds
+
+STATE_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What a request said, in digests."""
+
+    system: bytes
+    """The leading system messages (16 bytes, like every digest here)."""
+    system_form: bytes
+    tools: bytes
+    ask: bytes
+    """What else makes two requests the same question: tool choice and response format."""
+    units: tuple[bytes, ...]
+    """Digests of the steps after the base's reply (all steps when there is no base)."""
+    forms: tuple[bytes, ...]
+    """How these steps were written, one each."""
+    depth: int
+    """How many steps the whole request had, those before the base's reply included."""
+    agent: str | None = None
+    """The harness' own name of the (sub-)agent, when its headers tell one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """One sampled sequence of a call."""
+
+    message: Message
+    """The reply in chat shape, tool-call ids as the client was sent them."""
+    token_ids: TokenIds
+    """``uint32[T]``, the engine's own, stop token included when there is one."""
+    finish_reason: str | None = None
+    digest: bytes = b""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Turn:
+    """One recorded call: from :meth:`of` when it is over, from :meth:`from_state` at restart."""
+
+    call_id: str
+    parent_call_id: str | None
+    status: CallStatus
+    seen: Seen
+    base: Turn | None = field(repr=False, default=None)
+    base_choice: int = 0
+    choices: tuple[Sampled, ...] = ()
+    shared: int = 0
+    """How many tokens of the base's path (its prompt and reply) this prompt begins with."""
+    own_ids: TokenIds | None = None
+    """``uint32``: the prompt ids after the shared ones; ``None`` when the engine told no ids."""
+    differs: tuple[str, ...] = ()
+    """What the harness wrote differently along this conversation, so far."""
+
+    @classmethod
+    def of(
+        cls,
+        call_id: str,
+        link: Link,
+        *,
+        status: CallStatus,
+        choices: Sequence[Sampled] = (),
+        prompt_token_ids: TokenIds | Sequence[int] | None = None,
+    ) -> Turn:
+        """The turn of a call that was admitted with ``link`` and is now over.
+
+        ``choices`` are the replies as sampled (none when the call failed), ``prompt_token_ids`` the
+        ids that the engine says it used. Give no ids for a quarantined call: nothing may be built
+        on them.
+        """
+        shared, own_ids = _share(link.base, link.choice, prompt_token_ids)
+        return cls(
+            call_id=call_id,
+            parent_call_id=link.parent.call_id if link.parent is not None else None,
+            status=status,
+            seen=link.seen,
+            base=link.base,
+            base_choice=link.choice if link.base is not None else 0,
+            choices=tuple(
+                Sampled(
+                    choice.message,
+                    np.asarray(choice.token_ids, dtype=np.uint32),
+                    choice.finish_reason,
+                    digest_of(unfolded(choice.message)),
+                )
+                for choice in choices
+            ),
+            shared=shared,
+            own_ids=own_ids,
+            differs=link.differs,
+        )
+
+    @property
+    def prompt_token_ids(self) -> TokenIds | None:
+        """``uint32[P]`` as the engine used them, put together from the path."""
+        if self.own_ids is None:
+            return None
+        pieces: list[TokenIds] = []
+        turn, wanted = self, self.prompt_length
+        while True:
+            if turn.own_ids is not None and wanted > turn.shared:
+                pieces.append(turn.own_ids[: wanted - turn.shared])
+                wanted = turn.shared
+            if wanted == 0 or turn.base is None:
+                break
+            length = turn.base.prompt_length
+            if wanted > length:
+                sampled = turn.base.choices[turn.base_choice].token_ids
+                pieces.append(sampled[: wanted - length])
+                wanted = length
+            turn = turn.base
+        return np.concatenate([np.empty(0, np.uint32), *pieces[::-1]])
+
+    @property
+    def prompt_length(self) -> int:
+        """Tokens in the prompt; 0 when the engine told no ids."""
+        return 0 if self.own_ids is None else self.shared + len(self.own_ids)
+
+    def path_ids(self, choice: int = 0) -> TokenIds | None:
+        """``uint32``: prompt and reply of one choice; ``None`` without ids."""
+        prompt = self.prompt_token_ids
+        if prompt is None or choice >= len(self.choices):
+            return None
+        return np.concatenate([prompt, self.choices[choice].token_ids])
+
+    def to_state(self) -> dict[str, Any]:
+        """JSON for ``calls.conversation``. Ids and messages are in the store's other columns."""
+        seen = self.seen
+        return {
+            "version": STATE_VERSION,
+            "base": self.base.call_id if self.base is not None else None,
+            "choice": self.base_choice,
+            "system": seen.system.hex(),
+            "system_form": seen.system_form.hex(),
+            "tools": seen.tools.hex(),
+            "ask": seen.ask.hex(),
+            "units": b"".join(seen.units).hex(),
+            "forms": b"".join(seen.forms).hex(),
+            "depth": seen.depth,
+            "agent": seen.agent,
+            "differs": list(self.differs),
+        }
+
+    @classmethod
+    def from_state(
+        cls,
+        state: Mapping[str, Any],
+        *,
+        call_id: str,
+        parent_call_id: str | None,
+        status: CallStatus,
+        base: Turn | None,
+        choices: Sequence[Sampled] = (),
+        prompt_token_ids: TokenIds | Sequence[int] | None = None,
+    ) -> Turn:
+        """The turn that :meth:`to_state` was asked of, with what the store's other columns hold.
+
+        ``base`` is the turn named by ``state["base"]``. Raises ``ValueError`` for a state that an
+        incompatible version wrote, or when ``base`` is not that turn.
+        """
+        if state.get("version") != STATE_VERSION:
+            raise ValueError(f"call {call_id}: unknown lineage state {state.get('version')!r}")
+        if state["base"] != (base.call_id if base is not None else None):
+            raise ValueError(f"call {call_id}: its lineage state needs call {state['base']} first")
+        seen = Seen(
+            system=bytes.fromhex(state["system"]),
+            system_form=bytes.fromhex(state["system_form"]),
+            tools=bytes.fromhex(state["tools"]),
+            ask=bytes.fromhex(state["ask"]),
+            units=_cut(state["units"]),
+            forms=_cut(state["forms"]),
+            depth=state["depth"],
+            agent=state["agent"],
+        )
+        link = Link(seen=seen, base=base, choice=state["choice"], differs=tuple(state["differs"]))
+        turn = cls.of(
+            call_id, link, status=status, choices=choices, prompt_token_ids=prompt_token_ids
+        )
+        return replace(turn, parent_call_id=parent_call_id)
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """Where a request belongs in its session."""
+
+    seen: Seen
+    parent: Turn | None = None
+    """The call that the request continues in meaning."""
+    base: Turn | None = None
+    """The deepest call whose conversation stands unchanged at the request's start: the parent,
+    unless the lineage broke."""
+    choice: int = 0
+    """Which of the base's replies is continued."""
+    rule: str | None = None
+    """``minted_id``, ``content`` or ``token_prefix``."""
+    differs: tuple[str, ...] = ()
+    confidence: float = 1.0
+    """1.0 when an echoed id names the parent; less the more is inferred."""
+    tail: tuple[Message, ...] = ()
+    """The request's messages after the base's reply; all of them when there is no base."""
+    break_reason: BreakReason | None = None
+    retry_of: str | None = None
+    """An earlier call that asked the same and failed, was cut, or has not been echoed so far."""
+    unknown: tuple[str, ...] = ()
+    """Call ids that the request echoes and this session's memory does not hold: calls that are
+    still running here, or that another worker recorded."""
+
+
+def message_from_chat(chat: Mapping[str, Any]) -> Message:
+    """The inverse of :meth:`proxy.canonical.Message.to_chat`, for ``calls.message``."""
+    return Message(
+        role=chat["role"],
+        content=chat.get("content"),
+        reasoning=chat.get("reasoning"),
+        tool_calls=tuple(
+            ToolCall(
+                id=call["id"],
+                name=call["function"]["name"],
+                arguments=call["function"]["arguments"],
+            )
+            for call in chat.get("tool_calls") or ()
+        ),
+        tool_call_id=chat.get("tool_call_id"),
+        name=chat.get("name"),
+    )
+
+
+def _share(
+    base: Turn | None, choice: int, prompt_token_ids: TokenIds | Sequence[int] | None
+) -> tuple[int, TokenIds | None]:
+    """How many ids the prompt shares with the base's path, and its own ids after them."""
+    if prompt_token_ids is None:
+        return 0, None
+    prompt = np.asarray(prompt_token_ids, dtype=np.uint32)
+    path = base.path_ids(choice) if base is not None else None
+    if path is None:
+        return 0, prompt.copy()
+    shared = common_prefix(path, prompt)
+    return shared, prompt[shared:].copy()
+
+
+def common_prefix(left: TokenIds, right: TokenIds) -> int:
+    """Length of the longest common prefix of two id arrays."""
+    length = min(len(left), len(right))
+    unequal = np.flatnonzero(left[:length] != right[:length])
+    return int(unequal[0]) if len(unequal) else length
+
+
+def _cut(digests: str) -> tuple[bytes, ...]:
+    packed = bytes.fromhex(digests)
+    return tuple(packed[at : at + 16] for at in range(0, len(packed), 16))

@@ -1,0 +1,252 @@
+"""Fixtures of the lineage tests: a tokenizer per template family, and a session to talk in."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from engine.tokenizer import Tokenizer
+from proxy.canonical import Message, Minted, Request, ToolCall
+from proxy.continuation import Continuer, Prompt
+from proxy.lineage import Conversations, Link, Sampled, Turn
+from store.records import CallStatus, TokenIds, new_id
+from trainer.tiny import SPECIAL_TOKENS, train_tokenizer
+
+TEMPLATES = Path(__file__).parent / "templates"
+
+TEXTS = [
+    "The quick brown fox looks up a word in the library and computes twelve times thirty-four.",
+    'def look_up(word: str) -> dict: return {"name": "look_up", "arguments": {"word": word}}',
+    "Une maison de café — ☕ naïve façade, Straße, 北京, привет.",
+    Path(__file__).read_text(),
+    (Path(__file__).parents[2] / "proxy" / "canonical.py").read_text(),
+]
+
+
+@dataclass(frozen=True)
+class Family:
+    """What a family of templates needs of its tokenizer."""
+
+    special_tokens: tuple[str, ...]
+    eos_tokens: tuple[str, ...]
+
+
+_LLAMA = ("<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>", "<|eom_id|>")
+_MISTRAL = ("[INST]", "[/INST]", "[AVAILABLE_TOOLS]", "[/AVAILABLE_TOOLS]")
+_MISTRAL += ("[TOOL_CALLS]", "[TOOL_RESULTS]", "[/TOOL_RESULTS]")
+_DEEPSEEK = ("<｜User｜>", "<｜Assistant｜>", "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>")
+_DEEPSEEK += ("<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>", "<｜tool▁sep｜>")
+_DEEPSEEK += ("<｜tool▁outputs▁begin｜>", "<｜tool▁outputs▁end｜>")
+_DEEPSEEK += ("<｜tool▁output▁begin｜>", "<｜tool▁output▁end｜>")
+_GLM = ("[gMASK]", "<sop>", "<|system|>", "<|user|>", "<|assistant|>", "<|observation|>")
+_HARMONY = ("<|start|>", "<|end|>", "<|message|>", "<|channel|>", "<|call|>", "<|return|>")
+
+FAMILIES = {
+    "chatml_kept": Family(SPECIAL_TOKENS, ("<|im_end|>", "<|endoftext|>")),
+    "qwen3": Family(SPECIAL_TOKENS, ("<|im_end|>", "<|endoftext|>")),
+    "llama3": Family(
+        ("<|end_of_text|>", "<|begin_of_text|>", *_LLAMA),
+        ("<|eot_id|>", "<|end_of_text|>", "<|eom_id|>"),
+    ),
+    "mistral": Family(("<unk>", "<s>", "</s>", *_MISTRAL), ("</s>",)),
+    "gemma": Family(
+        ("<pad>", "<bos>", "<eos>", "<start_of_turn>", "<end_of_turn>"), ("<end_of_turn>", "<eos>")
+    ),
+    "glm": Family(("<|endoftext|>", *_GLM), ("<|endoftext|>", "<|user|>", "<|observation|>")),
+    "deepseek": Family(
+        ("<pad>", "<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>", *_DEEPSEEK),
+        ("<｜end▁of▁sentence｜>",),
+    ),
+    "harmony": Family(("<|endoftext|>", *_HARMONY), ("<|return|>", "<|call|>", "<|endoftext|>")),
+}
+
+
+@pytest.fixture(scope="session")
+def tokenizers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Tokenizer]:
+    """A trained tokenizer with template and generation config, by family name."""
+    made = {}
+    for name, family in FAMILIES.items():
+        directory = tmp_path_factory.mktemp(name)
+        train_tokenizer(
+            directory,
+            TEXTS,
+            vocab_size=1024,
+            template=(TEMPLATES / f"{name}.jinja").read_text(),
+            special_tokens=family.special_tokens,
+            eos_token=family.eos_tokens[0],
+        )
+        tokenizer = Tokenizer(directory)
+        eos = [tokenizer.token_id(token) for token in family.eos_tokens]
+        (directory / "generation_config.json").write_text(json.dumps({"eos_token_id": eos}))
+        made[name] = tokenizer
+    return made
+
+
+@pytest.fixture(scope="session", params=sorted(FAMILIES))
+def tokenizer(request: pytest.FixtureRequest, tokenizers: dict[str, Tokenizer]) -> Tokenizer:
+    """Each family's tokenizer in turn."""
+    return tokenizers[request.param]
+
+
+class Session:
+    """A session as the proxy keeps it: requests are placed, replies are minted and remembered."""
+
+    def __init__(self) -> None:
+        self.conversations = Conversations()
+
+    def ask(self, *messages: Message, agent: str | None = None, **fields: Any) -> Link:
+        """Where a request with these messages belongs."""
+        return self.conversations.find(request(*messages, **fields), agent=agent)
+
+    def answer(
+        self,
+        link: Link,
+        text: str | None = None,
+        *calls: tuple[str, str],
+        reasoning: str | None = None,
+        status: CallStatus = CallStatus.COMPLETE,
+        prompt_token_ids: Sequence[int] | None = (1, 2, 3),
+    ) -> Turn:
+        """The reply to ``link``'s request, with minted tool-call ids, remembered."""
+        call_id = new_id("call")
+        turn = Turn.of(
+            call_id,
+            link,
+            status=status,
+            choices=[Sampled(reply(call_id, text, *calls, reasoning=reasoning), _ids(call_id))],
+            prompt_token_ids=prompt_token_ids,
+        )
+        self.conversations.add(turn)
+        return turn
+
+    def fail(self, link: Link, status: CallStatus = CallStatus.FAILED) -> Turn:
+        """A call that got no reply."""
+        turn = Turn.of(new_id("call"), link, status=status)
+        self.conversations.add(turn)
+        return turn
+
+
+def request(*messages: Message, **fields: Any) -> Request:
+    """A chat request with these messages."""
+    return Request(dialect="chat", model="m", messages=messages, **fields)
+
+
+def reply(
+    call_id: str, text: str | None, *calls: tuple[str, str], reasoning: str | None = None
+) -> Message:
+    """A reply with minted tool-call ids."""
+    minted = Minted(call_id=call_id, created=0, response_id=call_id, model="m")
+    return Message(
+        "assistant",
+        text,
+        reasoning=reasoning,
+        tool_calls=tuple(
+            ToolCall(minted.tool_call_id(index), name, arguments)
+            for index, (name, arguments) in enumerate(calls)
+        ),
+    )
+
+
+def _ids(call_id: str) -> TokenIds:
+    return np.frombuffer(call_id.encode(), dtype=np.uint8).astype(np.uint32)
+
+
+@pytest.fixture
+def session() -> Session:
+    return Session()
+
+
+@pytest.fixture(scope="session")
+def talk() -> SimpleNamespace:
+    """The builders above, for tests that need them by name."""
+    return SimpleNamespace(request=request, reply=reply, Session=Session)
+
+
+class Policy:
+    """Stands for the engine: renders what it must, samples what it is told, in the template's own
+    words, and remembers every call in a session."""
+
+    def __init__(self, tokenizer: Tokenizer, *, tools: Sequence[dict[str, Any]] = ()) -> None:
+        self.tokenizer = tokenizer
+        self.tools = tuple(tools)
+        self.continuer = Continuer(tokenizer)
+        self.conversations = Conversations()
+        self.messages: list[Message] = []
+        """The conversation as a harness that echoes verbatim would send it."""
+
+    def rendered(self, messages: Sequence[Message] | None = None, **arguments: Any) -> str:
+        """The full rendering of ``messages`` (of the conversation so far)."""
+        chats = [message.to_chat() for message in messages or self.messages]
+        return self.tokenizer.render(chats, list(self.tools) or None, **arguments)
+
+    def ask(self, *new: Message, **fields: Any) -> tuple[Link, Request, Prompt]:
+        """The link and the prompt of the conversation after ``new`` messages."""
+        self.messages += new
+        asked = request(*self.messages, tools=self.tools, **fields)
+        link = self.conversations.find(asked)
+        return link, asked, self.continuer.prompt(link, asked)
+
+    def prompt_ids(self, prompt: Prompt) -> list[int]:
+        if prompt.token_ids is not None:
+            return [int(token_id) for token_id in prompt.token_ids]
+        return self.tokenizer.encode(self.rendered())
+
+    def words(self, message: Message) -> str:
+        """What the policy would generate to say ``message``, end of turn included."""
+        user = Message("user", "x")
+        start = self.rendered([user])
+        whole = self.rendered([user, message], add_generation_prompt=False)
+        assert whole.startswith(start)
+        said = whole[len(start) :].removesuffix("\n")
+        ends = [self.tokenizer.backend.id_to_token(i) for i in self.tokenizer.eos_token_ids]
+        if any(said.endswith(end) for end in ends):
+            return said
+        # Nothing ends a turn in this template: the next speaker's token does.
+        return said + ("<|observation|>" if message.tool_calls else "<|user|>")
+
+    def reply(
+        self,
+        text: str | None,
+        *calls: tuple[str, str],
+        reasoning: str | None = None,
+        sampled: Sequence[int] | None = None,
+        status: CallStatus = CallStatus.COMPLETE,
+        new: Sequence[Message] = (),
+        **fields: Any,
+    ) -> Turn:
+        """One whole call: ``new`` messages, then this reply, sampled as ``sampled`` if given."""
+        link, _, prompt = self.ask(*new, **fields)
+        call_id = new_id("call")
+        message = reply(call_id, text, *calls, reasoning=reasoning)
+        if sampled is None:
+            sampled = self.tokenizer.encode(self.words(message))
+        turn = Turn.of(
+            call_id,
+            link,
+            status=status,
+            choices=[Sampled(message, np.asarray(sampled, dtype=np.uint32))],
+            prompt_token_ids=self.prompt_ids(prompt),
+        )
+        self.conversations.add(turn)
+        self.messages.append(message)
+        return turn
+
+    def results(self, *texts: str) -> list[Message]:
+        """Results of the calls of the latest reply."""
+        calls = self.messages[-1].tool_calls
+        return [
+            Message("tool", text, tool_call_id=call.id, name=call.name)
+            for call, text in zip(calls, texts, strict=True)
+        ]
+
+
+@pytest.fixture(scope="session")
+def policy() -> type[Policy]:
+    return Policy
