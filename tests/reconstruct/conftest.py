@@ -39,7 +39,7 @@ class Recording:
         return self.session.id
 
     def call(self, prompt, *sampled, parent=None, version=1, finish="stop", **fields) -> str:
-        """Records a call that agrees with itself unless ``fields`` say otherwise; returns its id."""
+        """Records a call that agrees with itself unless ``fields`` say otherwise; gives its id."""
         self.clock += 1.0
         begun = CallBegun(
             id=new_id("call"),

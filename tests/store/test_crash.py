@@ -1,5 +1,6 @@
 """Processes that die, and processes that do not."""
 
+import asyncio
 import os
 import random
 import signal
@@ -30,7 +31,8 @@ CHILD = textwrap.dedent(
         while True:
             call = new_id("call")
             body = b'{"turn":"%s"}' % (b"%d " % number * len(prompt))
-            writer.begin_call(CallBegun(call, session, "chat", time.time(), body, True, "m", parent))
+            begun = CallBegun(call, session, "chat", time.time(), body, True, "m", parent)
+            writer.begin_call(begun)
             await asyncio.sleep(0)
             ids = np.array([number, 7, len(prompt)], dtype=np.uint32)
             choice = Choice(ids, np.zeros(3, np.float32), (VersionRun(0, 1),), "stop")
@@ -164,7 +166,7 @@ async def test_a_process_on_another_host_is_trusted_until_its_lease_ends(url, ca
 async def test_an_idle_writer_keeps_its_lease(url, reader, calls):
     with Writer(url, lease=0.6) as writer:
         begun = await open_call(writer, calls)
-        time.sleep(1.0)
+        await asyncio.sleep(1.0)
         engine = connect(url)
         with transaction(engine) as connection:
             connection.execute(update(writers).values(host="elsewhere"))

@@ -94,13 +94,17 @@ async def test_a_full_disk_refuses_at_once_and_recovers(path, calls):
             session = calls.session()
             await writer.create_session(session)
             kept = []
-            with pytest.raises(StoreUnavailable, match="full"):
+
+            async def fill():
                 for _ in range(100):
                     body = calls.random.bytes(8192)
                     begun = calls.begun(session, request_body=body)
                     writer.begin_call(begun)
                     await asyncio.wait_for(writer.end_call(calls.ended(begun, [1], [2])), 10)
                     kept.append((begun.id, body))
+
+            with pytest.raises(StoreUnavailable, match="full"):
+                await fill()
             assert kept
             for call_id, body in kept:
                 assert reader.body(reader.call(call_id).request_body_id) == body
