@@ -194,7 +194,7 @@ class Search:
     def _cut_here(self, at: int, base: _Place | None) -> _Place | None:
         above = base.turn if base is not None else None
         for place in reversed(self.cut):
-            if place.end == at + 1 and place.turn.base is above:
+            if place.end == at + 1 and same_call(place.turn.base, above):
                 return place
         return None
 
@@ -211,17 +211,24 @@ class Search:
         if unit.message is None:
             return None
         telling = len(spoken_text(unit.message)) >= SUMMARY_LENGTH
-        before = [one.digest for one in self.units[:at] if one.message is not None][-1:]
         for turn in reversed(self.index.replied(unit.digest)):
             if base is not None:
                 proven = self.index.descends(turn, base.turn)
             else:
-                above = turn.base.choices[turn.base_choice].digest if turn.base else None
-                proven = telling or above in before
+                proven = telling or self._follows(turn, at)
             if proven:
                 choice = [sampled.digest for sampled in turn.choices].index(unit.digest)
                 return _Place(turn, choice, at + 1, Match("whole"), False)
         return None
+
+    def _follows(self, turn: Turn, at: int) -> bool:
+        """Whether the assistant's turn before unit ``at`` echoes the parent of ``turn``."""
+        parent = self.index.turns.get(turn.parent_call_id or "")
+        earlier = [unit for unit in self.units[:at] if unit.message is not None]
+        if parent is None or not earlier:
+            return False
+        choices = range(len(parent.choices))
+        return any(self._match(parent, choice, earlier[-1]) is not None for choice in choices)
 
     def _summariser(self) -> Turn | None:
         """The call whose whole reply stands in this new conversation's first messages, when the
@@ -336,7 +343,9 @@ class Search:
             return 1.0
         turn = place.turn
         twins = any(
-            other is not turn and other.base is turn.base and other.seen.units == turn.seen.units
+            other is not turn
+            and same_call(other.base, turn.base)
+            and other.seen.units == turn.seen.units
             for other in self.index.replied(turn.choices[place.choice].digest)
         )
         return 0.5 if twins else 0.95
@@ -356,6 +365,13 @@ class Search:
         if self.previous is not None:
             ids.append(self.previous)
         return tuple(dict.fromkeys(one for one in ids if one not in self.index.turns))
+
+
+def same_call(one: Turn | None, other: Turn | None) -> bool:
+    """Whether both are the same call, whenever they were made from its record."""
+    if one is None or other is None:
+        return one is other
+    return one.call_id == other.call_id
 
 
 def _merged(*names: Iterable[str]) -> tuple[str, ...]:
