@@ -1,4 +1,4 @@
-"""Where the Node harnesses are: those that ``harnesses/node/install`` put there, or the system's."""
+"""Where the Node harnesses are: what ``harnesses/node/install`` put there, or the system's."""
 
 from __future__ import annotations
 

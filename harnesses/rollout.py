@@ -12,7 +12,7 @@ import contextlib
 import logging
 import shutil
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -116,7 +116,7 @@ class Rollout:
         self._verifier = verifier
         self._settings = settings
 
-    async def run(self, jobs: Iterable[Job]) -> AsyncIterator[RolloutResult]:
+    async def run(self, jobs: Iterable[Job]) -> AsyncGenerator[RolloutResult, None]:
         """Results as they come, in no order. Leaving early ends what still runs.
 
         Raises what no job can do anything about: ``NotLaunchable`` and :class:`ControlError`.

@@ -135,11 +135,10 @@ class SessionTree:
             sampled = span.kind is SpanKind.SAMPLED and len(span.token_ids) > 0
             if sampled and span.start != DETACHED and span.id not in continued:
                 leaves.append(row)
-            if sampled or carries.get(span.id, False):
-                if span.parent_id is not None:
-                    carries[span.parent_id] = True
-                    if span.start == self.rows[span.parent_id].span.end:
-                        continued.add(span.parent_id)
+            if (sampled or carries.get(span.id, False)) and span.parent_id is not None:
+                carries[span.parent_id] = True
+                if span.start == self.rows[span.parent_id].span.end:
+                    continued.add(span.parent_id)
         return leaves
 
     def _verify_span(self, span: Span) -> None:

@@ -165,6 +165,11 @@ class Reader:
             _reward(row) for row in self._rows(query.order_by(rewards.c.created_at, rewards.c.id))
         ]
 
+    def reward_names(self) -> list[str]:
+        """Every name that any session was rewarded under."""
+        query = select(rewards.c.name).distinct().order_by(rewards.c.name)
+        return [row.name for row in self._rows(query)]
+
     # -- calls -----------------------------------------------------------------------------------
 
     def calls(self, session_id: str) -> list[CallRow]:

@@ -10,6 +10,9 @@ from store.packing import dump_json, pack_ids, pack_json, pack_logprobs
 from store.records import CallBegun, CallEnded, CallKind, CallStatus, Span, SpanKind
 from store.stored import span_checksum
 
+_IDS_ABSENT: Final = "no_token_ids"
+"""Note on a call whose upstream told no ids: there is nothing to check or train."""
+
 _NO_CONVERSATION: Final = pack_json({})
 
 _NOT_YET: Final[dict[str, Any]] = {
@@ -67,8 +70,8 @@ def ended_row(
     if status in (CallStatus.COMPLETE, CallStatus.PARTIAL):
         if (found := contradiction(ended)) is not None:
             status, reason = CallStatus.QUARANTINED, found
-        elif not has_ids(ended):
-            notes.append({"name": "ids_missing", "detail": "the upstream told no token ids"})
+        elif not has_ids(ended) and not any(note["name"] == _IDS_ABSENT for note in notes):
+            notes.append({"name": _IDS_ABSENT, "detail": ""})
     prompt = ended.prompt_token_ids
     versions = [run.version for choice in ended.choices for run in choice.versions]
     return {

@@ -3,9 +3,9 @@
 For a group of ``G`` rewards ``r``:
 
 =================  ============================================  =================================
-``grpo``           ``(r_i - mean(r)) / (std(r) + 1e-6)``         DeepSeekMath, arXiv 2402.03300, §4.1
+``grpo``           ``(r_i - mean(r)) / (std(r) + 1e-6)``         DeepSeekMath, arXiv 2402.03300
 ``leave_one_out``  ``r_i - mean(r without r_i)``                 RLOO, arXiv 2402.14740
-``mean``           ``r_i - mean(r)``                             Dr. GRPO, arXiv 2503.20783, §3.2
+``mean``           ``r_i - mean(r)``                             Dr. GRPO, arXiv 2503.20783
 =================  ============================================  =================================
 
 ``std`` is the sample standard deviation (``G - 1``). The baseline is taken over the whole group,
@@ -31,12 +31,13 @@ def group_advantages(rewards: NDArray[np.float64], baseline: Baseline) -> NDArra
     centred: NDArray[np.float64] = rewards - rewards.mean()
     match baseline:
         case "grpo":
-            return centred / (rewards.std(ddof=1) + STD_EPSILON)
+            factor = 1 / (float(rewards.std(ddof=1)) + STD_EPSILON)
         case "leave_one_out":
             # r_i - (sum - r_i) / (G - 1) = (r_i - mean) * G / (G - 1)
-            return centred * (len(rewards) / (len(rewards) - 1))
+            factor = len(rewards) / (len(rewards) - 1)
         case "mean":
-            return centred
+            factor = 1.0
+    return centred * factor
 
 
 def is_degenerate(rewards: NDArray[np.float64]) -> bool:

@@ -103,8 +103,10 @@ def tree_attention(
     Returns ``[1, H, N, D]``.
     """
     repeat = query.shape[1] // key.shape[1]
-    gathered_keys = key.index_select(2, blocks.keys).split(blocks.key_counts, dim=2)
-    gathered_values = value.index_select(2, blocks.keys).split(blocks.key_counts, dim=2)
+    gathered_keys = torch.split(key.index_select(2, blocks.keys), list(blocks.key_counts), dim=2)
+    gathered_values = torch.split(
+        value.index_select(2, blocks.keys), list(blocks.key_counts), dim=2
+    )
     outputs = [
         scaled_dot_product_attention(
             queries,
@@ -114,7 +116,7 @@ def tree_attention(
             scale=scale,
         )
         for queries, keys, values, mask in zip(
-            query.split(blocks.queries, dim=2),
+            torch.split(query, list(blocks.queries), dim=2),
             gathered_keys,
             gathered_values,
             blocks.masks,

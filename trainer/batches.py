@@ -44,7 +44,7 @@ def deal_minibatches(
     for item in items:
         groups.setdefault(item.group, []).append(item)
     shuffled = list(groups.values())
-    np.random.default_rng(list(seed)).shuffle(shuffled)  # type: ignore[arg-type]
+    np.random.default_rng(list(seed)).shuffle(shuffled)
     parts: list[list[TrainItem]] = [[] for _ in range(min(minibatches, len(shuffled)))]
     for group in shuffled:
         min(parts, key=len).extend(group)

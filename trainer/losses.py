@@ -91,7 +91,8 @@ def branch_ratio(log_ratio: Tensor, branches: Tensor) -> Tensor:
     _, inverse, counts = torch.unique(branches, return_inverse=True, return_counts=True)
     sums = torch.zeros(len(counts), dtype=log_ratio.dtype, device=log_ratio.device)
     means = sums.index_add(0, inverse, log_ratio) / counts
-    return means.exp()[inverse]
+    ratios: Tensor = means.exp()[inverse]
+    return ratios
 
 
 def cispo_surrogate(
@@ -163,7 +164,7 @@ def _stats(
         capped = importance >= config.importance_cap
     return LossStats(
         tokens=float(len(ratio)),
-        loss=float(loss),
+        loss=float(loss.detach()),
         clipped=float(clipped.sum()),
         ratio=float(ratio.sum()),
         # Tokens came from π_old, so the estimate runs from it to π.

@@ -28,17 +28,15 @@ class TensorBoardSink:
 
     def __init__(self, directory: Path, *, first_step: int = 0) -> None:
         """``first_step``: on a resume, the step gone on from; later ones in the files are void."""
-        self._writer = SummaryWriter(  # type: ignore[no-untyped-call]
-            str(directory), purge_step=first_step or None
-        )
+        self._writer = SummaryWriter(str(directory), purge_step=first_step or None)
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
         for name, value in values.items():
-            self._writer.add_scalar(name, value, step)  # type: ignore[no-untyped-call]
-        self._writer.flush()  # type: ignore[no-untyped-call]
+            self._writer.add_scalar(name, value, step)
+        self._writer.flush()
 
     def close(self) -> None:
-        self._writer.close()  # type: ignore[no-untyped-call]
+        self._writer.close()
 
 
 class StoreSink:

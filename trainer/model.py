@@ -1,4 +1,4 @@
-"""The policy as a Transformers model: loading, saving, and logprobs of exactly the tokens needed."""
+"""The policy as a Transformers model: loading, saving, and logprobs of just the needed tokens."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -143,7 +144,7 @@ def _score_targets(
     starts = torch.searchsorted(
         inverse[order], torch.arange(0, len(needed) + chunk, chunk, device=inverse.device)
     )
-    for number, (start, stop) in enumerate(zip(starts[:-1], starts[1:], strict=True)):
+    for number, (start, stop) in enumerate(pairwise(starts.tolist())):
         states = hidden[needed[number * chunk : (number + 1) * chunk]]
         wanted = order[start:stop]
         rows = inverse[wanted] - number * chunk
@@ -170,6 +171,11 @@ def _score_chunk(
         detached = log_probabilities.detach()
         entropies = -(detached.exp() * detached).sum(dim=-1)[rows]
     return log_probabilities[rows, targets], entropies
+
+
+def vocabulary_size(model: nn.Module) -> int:
+    """How many token ids the model can be given."""
+    return _vocabulary(_transformers(model).get_output_embeddings())
 
 
 def _vocabulary(head: nn.Module) -> int:

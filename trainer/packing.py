@@ -22,6 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Protocol
 
 import numpy as np
@@ -130,19 +131,18 @@ def _tree_bins(
         (sorted(unit, key=keys.__getitem__) for unit in units), key=lambda u: keys[u[0]]
     )
     current: list[int] = []
+    previous: list[int] = []
     size = 0
     for unit in ordered:
         own = len(branches[unit[0]]) + sum(
-            len(branches[b]) - _common_prefix(branches[a], branches[b])
-            for a, b in zip(unit, unit[1:], strict=False)
+            len(branches[b]) - _common_prefix(branches[a], branches[b]) for a, b in pairwise(unit)
         )
-        shared = _common_prefix(branches[current[0]], branches[unit[0]]) if current else 0
-        shared = (
-            max(shared, _common_prefix(branches[current[-1]], branches[unit[0]])) if current else 0
-        )
+        # An upper bound of what the unit adds: it may share more with branches further back.
+        shared = max((_common_prefix(branches[i], branches[unit[0]]) for i in previous), default=0)
         if current and size + own - shared > max_tokens:
             yield current
             current, size, shared = [], 0, 0
+        previous = unit
         current = [*current, *unit]
         size += own - shared
     if current:

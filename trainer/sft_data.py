@@ -1,4 +1,4 @@
-"""What supervised fine-tuning learns from: token ids with a mask, from stored samples or exports."""
+"""What supervised fine-tuning learns from: token ids with a mask, of samples or exports."""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -49,11 +49,11 @@ class LogprobGap:
 class UpdateStats:
     """What a step's updates did."""
 
-    loss: LossStats = LossStats()
+    loss: LossStats = field(default_factory=LossStats)
     """Sums over all updates of the step."""
     entropy: float = 0.0
     """Sum over tokens, nats."""
-    gap: LogprobGap = LogprobGap()
+    gap: LogprobGap = field(default_factory=LogprobGap)
     grad_norms: tuple[float, ...] = ()
     """Per update, before clipping."""
     skipped_updates: int = 0

@@ -4,7 +4,7 @@ For a batch of ``S`` sessions and ``N`` trained tokens, with ``n_b`` trained tok
 and ``share_b`` the branch's share of its session (the shares of a session's branches that train
 something sum to 1):
 
-============  ========================  =============================================================
+============  ========================  ===========================================================
 ``session``   ``share_b / (n_b S)``     A session's tokens weigh ``1 / S`` together, however many
                                         tokens or branches it has. GRPO's mean over sequences
                                         (arXiv 2402.03300) with the session as the sequence.
@@ -13,7 +13,7 @@ something sum to 1):
                                         because every sampled token is trained in one branch only.
 ``constant``  ``1 / (L S)``             Dr. GRPO (arXiv 2503.20783, §3.2): a session weighs
                                         ``n_s / (L S)`` with a constant L, free of length bias.
-============  ========================  =============================================================
+============  ========================  ===========================================================
 
 When a branch's share is ``n_b / n_s`` (its part of the session's trained tokens), ``session`` is
 the token-mean of each session, averaged over sessions. Weights are made for the whole batch of one

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-
-import numpy as np
 
 from bridle.demo.corpus import corpus
 from bridle.demo.settings import DemoSettings
@@ -18,14 +15,13 @@ from bridle.rollouts import Rollouts
 from bridle.stack import MODEL, Stack, proxy
 from engine.scripted import ScriptedEngine
 from harnesses.adapters.python_agent import PythonAgent
-from harnesses.rollout import Job, RolloutResult, Settings, grouped
+from harnesses.rollout import Job, Outcome, RolloutResult, Settings, grouped
 from harnesses.runtimes.warm import WarmRuntime
 from harnesses.tasks import Task
-from harnesses.verifiers import REWARD
-from reconstruct.episodes import episodes
 from reconstruct.exports.parquet import export_parquet
+from reconstruct.exports.selection import Selection
 from store.queries import Reader
-from trainer.config import OptimizerConfig, SftConfig
+from trainer.config import OptimizerConfig, PackingConfig, SftConfig
 from trainer.model import load_policy, save_policy
 from trainer.sft import SftStep, train_sft
 from trainer.sft_data import examples_from_parquet
@@ -76,8 +72,8 @@ class Places:
         return self.root / "policy" / "warm"
 
     @property
-    def published(self) -> Path:
-        return self.root / "policy" / "published"
+    def trained(self) -> Path:
+        return self.root / "policy" / "trained"
 
     @property
     def teacher_data(self) -> Path:
@@ -116,12 +112,12 @@ def record_teacher(
         proxy(engine.base_url, places.base, places.store, places.logs) as proxy_url,
         shop.rollouts(proxy_url) as rollouts,
     ):
-        jobs = [Job(task) for task in tasks]
+        jobs = [Job(task) for task in left_over(tasks, places, run_id)]
         rollouts.collect(
             shop.agent(1.0), jobs, rollout_settings(places, settings, run_id), progress
         )
     with Reader(places.store) as reader:
-        export_parquet(episodes(reader, run=run_id), places.teacher_data)
+        export_parquet(reader, places.teacher_data, Selection(run=run_id, outcome="completed"))
 
 
 def warm_start(
@@ -129,7 +125,14 @@ def warm_start(
 ) -> None:
     """Supervised fine-tuning of the base policy on the teacher's export."""
     model = load_policy(places.base)
-    config = SftConfig(
+    examples = examples_from_parquet(places.teacher_data)
+    train_sft(model, examples, sft_config(settings), on_step=on_step)
+    save_policy(model, places.warm, places.base)
+
+
+def sft_config(settings: DemoSettings) -> SftConfig:
+    """The warm start's fine-tuning."""
+    return SftConfig(
         epochs=settings.sft_epochs,
         batch_size=16,
         seed=settings.seed,
@@ -139,21 +142,8 @@ def warm_start(
             schedule="cosine",
             final_fraction=0.05,
         ),
+        packing=PackingConfig(block_tokens=64),
     )
-    train_sft(model, examples_from_parquet(places.teacher_data), config, on_step=on_step)
-    save_policy(model, places.warm, places.base)
-
-
-@dataclass(frozen=True, slots=True)
-class Evaluation:
-    """Held-out questions answered by the agent with one policy at one temperature."""
-
-    rewards: tuple[float, ...]
-    seconds: float
-
-    @property
-    def mean(self) -> float:
-        return float(np.mean(self.rewards))
 
 
 def evaluate(
@@ -164,16 +154,24 @@ def evaluate(
     run_id: str,
     temperature: float,
     progress: Progress,
-) -> Evaluation:
-    """Asks every held-out question once. A session that failed for our reasons counts as 0."""
-    started = time.monotonic()
-    jobs = [Job(task) for task in shop.tasks("held_out", settings.eval_tasks, settings.seed)]
+) -> None:
+    """Asks the held-out questions that ``run_id`` has not asked yet; rewards go to the store."""
+    tasks = shop.tasks("held_out", settings.eval_tasks, settings.seed)
     with shop.rollouts(stack.proxy_url) as rollouts:
-        results = rollouts.collect(
-            shop.agent(temperature), jobs, rollout_settings(places, settings, run_id), progress
+        rollouts.collect(
+            shop.agent(temperature),
+            [Job(task) for task in left_over(tasks, places, run_id)],
+            rollout_settings(places, settings, run_id),
+            progress,
         )
-    rewards = tuple(result.scores.get(REWARD, 0.0) for result in results)
-    return Evaluation(rewards, time.monotonic() - started)
+
+
+def left_over(tasks: Sequence[Task], places: Places, run_id: str) -> list[Task]:
+    """The tasks that ``run_id`` has not brought to an end; all of them in a new run."""
+    ended = {Outcome.COMPLETED, Outcome.AGENT_ERROR, Outcome.TIMEOUT}
+    with Reader(places.store) as reader:
+        done = {s.task_id for s in reader.sessions(run=run_id, sealed=True) if s.outcome in ended}
+    return [task for task in tasks if task.id not in done]
 
 
 def step_jobs(tasks: Sequence[Task], step: int, settings: DemoSettings) -> list[Job]:

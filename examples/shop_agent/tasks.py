@@ -95,7 +95,7 @@ def all_tasks() -> Iterator[Task]:
 
 
 def tasks(split: str, count: int | None = None, seed: int = 0) -> list[Task]:
-    """``count`` distinct questions of ``split`` (``train`` or ``held_out``) in an order by ``seed``."""
+    """``count`` distinct questions of ``split``, ``train`` or ``held_out``; ``seed`` orders them."""
     chosen = [task for task in all_tasks() if task.split == split]
     random.Random(seed).shuffle(chosen)
     return chosen[:count]

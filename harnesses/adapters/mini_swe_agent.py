@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from dataclasses import dataclass
 
-from harnesses.adapters.base import Access, Place, Plan, last_line, session_environment
+from harnesses.adapters.base import Access, Place, Plan, session_environment
 from harnesses.runtimes.base import Finished, NotLaunchable
 from harnesses.tasks import Task
 
@@ -33,6 +34,8 @@ class MiniSweAgent:
                 task.prompt,
                 "-y",
                 "--exit-immediately",
+                "-o",
+                str(place.logs / "trajectory.json"),
             ),
             environment=session_environment(
                 access,
@@ -41,9 +44,14 @@ class MiniSweAgent:
                 OPENAI_API_KEY=access.session.key,
                 MSWEA_CONFIGURED="true",
                 MSWEA_COST_TRACKING="ignore_errors",
+                LITELLM_LOCAL_MODEL_COST_MAP="True",
                 MSWEA_GLOBAL_CONFIG_DIR=str(place.home / ".config/mini-swe-agent"),
             ),
         )
 
     def answer(self, finished: Finished, place: Place) -> str:
-        return last_line(finished.stdout.tail)
+        try:
+            trajectory = json.loads((place.logs / "trajectory.json").read_text(encoding="utf-8"))
+        except (FileNotFoundError, json.JSONDecodeError):
+            return ""
+        return str(trajectory.get("info", {}).get("submission") or "").strip()

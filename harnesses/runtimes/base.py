@@ -7,6 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
+MARK = "BRIDLE_PROCESS_MARK"
+"""Variable by which everything a launch started is found again."""
+
 TAIL_BYTES = 64 * 1024
 """How much of an output is handed on in memory; the file holds all of it."""
 
@@ -16,7 +19,7 @@ class RuntimeLost(RuntimeError):
 
 
 class NotLaunchable(RuntimeError):
-    """The command cannot be started at all (not installed, not executable): trying again won't help."""
+    """The command cannot be started (not installed, not executable): trying again is no use."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +28,7 @@ class Launch:
 
     argv: tuple[str, ...]
     environment: Mapping[str, str]
-    """All of it; nothing is inherited."""
+    """All of it; nothing is inherited. ``PWD`` is set to the workspace, some harnesses trust it."""
     workspace: Path
     """The working directory; the harness may write there."""
     logs: Path
@@ -89,3 +92,8 @@ def prepare(launch: Launch) -> None:
     for path, text in launch.files.items():
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
+
+
+def environment_of(launch: Launch, mark: str) -> dict[str, str]:
+    """The environment to start ``launch`` with."""
+    return {**launch.environment, "PWD": str(launch.workspace), MARK: mark}

@@ -7,8 +7,15 @@ import contextlib
 import os
 import time
 
-from harnesses.runtimes.base import Captured, Finished, Launch, NotLaunchable, prepare
-from harnesses.runtimes.supervise import MARK, new_mark, supervise
+from harnesses.runtimes.base import (
+    Captured,
+    Finished,
+    Launch,
+    NotLaunchable,
+    environment_of,
+    prepare,
+)
+from harnesses.runtimes.supervise import new_mark, supervise
 
 
 class LocalRuntime:
@@ -24,7 +31,7 @@ class LocalRuntime:
                 process = await asyncio.create_subprocess_exec(
                     *launch.argv,
                     cwd=launch.workspace,
-                    env={**launch.environment, MARK: mark},
+                    env=environment_of(launch, mark),
                     stdin=asyncio.subprocess.DEVNULL,
                     stdout=out,
                     stderr=err,

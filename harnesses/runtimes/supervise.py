@@ -14,7 +14,7 @@ import secrets
 import signal
 from typing import Protocol
 
-MARK = "BRIDLE_PROCESS_MARK"
+from harnesses.runtimes.base import MARK
 
 
 def new_mark() -> str:

@@ -29,9 +29,10 @@ from harnesses.runtimes.base import (
     Launch,
     NotLaunchable,
     RuntimeLost,
+    environment_of,
     prepare,
 )
-from harnesses.runtimes.supervise import MARK, new_mark, supervise
+from harnesses.runtimes.supervise import new_mark, supervise
 
 log = logging.getLogger(__name__)
 
@@ -64,8 +65,8 @@ class WarmRuntime:
             raise NotLaunchable(
                 f"a warm runtime runs Python scripts of {self._python}, not {launch.argv[:2]}"
             )
-        script = launch.argv[1]
-        if not os.path.isfile(script):
+        script = Path(launch.argv[1])
+        if not script.is_file():  # noqa: ASYNC240 - one stat of a local file
             raise NotLaunchable(f"no such script: {script}")
         prepare(launch)
         zygote = await self._warm(script)
@@ -76,7 +77,7 @@ class WarmRuntime:
             {
                 "argv": list(launch.argv[1:]),
                 "cwd": str(launch.workspace),
-                "env": {**launch.environment, MARK: mark},
+                "env": environment_of(launch, mark),
                 "stdout": str(stdout.absolute()),
                 "stderr": str(stderr.absolute()),
             }
@@ -91,10 +92,10 @@ class WarmRuntime:
             await self._zygote.close()
             self._zygote = None
 
-    async def _warm(self, script: str) -> _Zygote:
+    async def _warm(self, script: Path) -> _Zygote:
         async with self._starting:
             if self._zygote is None or self._zygote.lost:
-                modules = dict.fromkeys((*self._preload, *imports_of(Path(script))))
+                modules = dict.fromkeys((*self._preload, *imports_of(script)))
                 starting = _Zygote.start(self._python, tuple(modules))
                 try:
                     self._zygote = await asyncio.wait_for(starting, self._start_timeout_s)

@@ -1,20 +1,22 @@
 """The warm process: imports libraries once, then forks a child for every script it is asked to run.
 
 Runs as a script under the agents' own Python (``python zygote.py FD MODULE…``), so it uses the
-standard library only and imports nothing of ours. It speaks JSON lines over the socket ``FD``:
+standard library only and imports nothing of ours. It speaks JSON lines over the socket ``FD``::
 
     ->  {"op": "run", "id": 7, "argv": [script, …], "cwd": …, "env": {…}, "stdout": …, "stderr": …}
     ->  {"op": "signal", "id": 7, "number": 15}
-    <-  {"ready": true, "threads": 1, "failed": ["module: why", …], "seconds": 1.9}
+    <-  {"threads": 1, "failed": ["module: why", …]}     once, ready
     <-  {"id": 7, "pid": 4711}
     <-  {"id": 7, "code": 0}          -n when signal n ended the child
-    <-  {"learned": ["module", …]}    imported after the first good run, see ``Learner``
 
 What makes the fork safe: this process has one thread, creates no client, opens no connection and
 runs no event loop. A child gets its own process group, environment, directory, output files and
-random state, and runs the script with ``runpy`` as ``__main__``; the script cannot tell, but for
-hash randomisation, which all children share. When the socket closes, every child is killed.
+random state, and runs the script with ``runpy`` as ``__main__``. The script cannot tell, but for
+hash randomisation, which all children share, and for libraries that read the environment while
+they are imported: those saw the warm process's. When the socket closes, every child is killed.
 """
+
+from __future__ import annotations
 
 import atexit
 import contextlib
@@ -31,41 +33,34 @@ import sys
 import sysconfig
 import tempfile
 import threading
-import time
+from typing import IO, Any, NoReturn
 
 
-def main():
+def main() -> None:
     control = socket.socket(fileno=int(sys.argv[1]))
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    # The caller's modules are not ours to offer: drop this file's own directory from the path.
+    # This file's directory is not the scripts' to import from.
     sys.path[:] = [entry for entry in sys.path if entry != os.path.dirname(__file__)]
-    started = time.monotonic()
     failed = preload(sys.argv[2:])
-    Zygote(control).serve(
-        {
-            "ready": True,
-            "threads": thread_count(),
-            "failed": failed,
-            "seconds": time.monotonic() - started,
-        }
-    )
+    Zygote(control).serve({"threads": thread_count(), "failed": failed})
 
 
-def preload(modules):
+def preload(modules: list[str]) -> list[str]:
     """Imports what can be imported; returns ``module: why`` for the others."""
     failed = []
     for module in modules:
         try:
             importlib.import_module(module)
-        except Exception as error:  # noqa: BLE001 - reported to the runtime, which names it
+        except Exception as error:  # noqa: BLE001 - any code can raise anything; it is reported
             failed.append(f"{module}: {error!r}")
     gc.collect()
-    # Children share these objects' pages until someone writes; the collector would.
+    # Children share these objects' pages until someone writes to them; the collector would.
     gc.freeze()
     return failed
 
 
-def thread_count():
+def thread_count() -> int:
+    """Threads of this process, native ones too where the system tells."""
     try:
         return len(os.listdir("/proc/self/task"))
     except FileNotFoundError:
@@ -75,10 +70,11 @@ def thread_count():
 class Zygote:
     """The loop: requests from the socket, ends of children from SIGCHLD."""
 
-    def __init__(self, control):
+    def __init__(self, control: socket.socket) -> None:
         self.control = control
-        self.children = {}  # pid -> id
-        self.pids = {}  # id -> pid
+        self.ids: dict[int, int] = {}
+        """Id by process number, for children that have not been reaped."""
+        self.pids: dict[int, int] = {}
         self.learner = Learner()
         self.buffer = b""
         self.wakeup_read, self.wakeup_write = os.pipe()
@@ -87,7 +83,8 @@ class Zygote:
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(self.wakeup_write, warn_on_full_buffer=False)
 
-    def serve(self, greeting):
+    def serve(self, greeting: dict[str, Any]) -> None:
+        """Until the other side is gone."""
         self.send(greeting)
         selector = selectors.PollSelector()
         selector.register(self.control, selectors.EVENT_READ)
@@ -98,16 +95,17 @@ class Zygote:
                     with contextlib.suppress(BlockingIOError):
                         os.read(self.wakeup_read, 4096)
                 elif not self.receive():
-                    self.kill_all()
+                    for identifier in self.pids:
+                        self.signal(identifier, signal.SIGKILL)
                     return
             self.reap()
 
-    def receive(self):
+    def receive(self) -> bool:
         """Handles what has arrived; False when the other side is gone."""
         try:
             data = self.control.recv(1 << 20)
         except ConnectionError:
-            data = b""
+            return False
         if not data:
             return False
         *lines, self.buffer = (self.buffer + data).split(b"\n")
@@ -119,7 +117,7 @@ class Zygote:
                 self.signal(request["id"], request["number"])
         return True
 
-    def run(self, request):
+    def run(self, request: dict[str, Any]) -> None:
         report = self.learner.report_for_next()
         pid = os.fork()
         if pid == 0:
@@ -130,42 +128,39 @@ class Zygote:
             become(request, report)
         if report is not None:
             self.learner.teacher = pid
-        self.children[pid] = request["id"]
+        self.ids[pid] = request["id"]
         self.pids[request["id"]] = pid
         self.send({"id": request["id"], "pid": pid})
 
-    def signal(self, identifier, number):
+    def signal(self, identifier: int, number: int) -> None:
         # A child that has not been reaped still owns its number, so this cannot hit a stranger.
         pid = self.pids.get(identifier)
-        if pid is not None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(pid, number)
+        if pid is None:
+            return
+        try:
+            os.killpg(pid, number)
+        except ProcessLookupError:
+            # Just forked: it has not made its group yet.
+            os.kill(pid, number)
 
-    def reap(self):
-        while self.children:
+    def reap(self) -> None:
+        while self.ids:
             pid, status = os.waitpid(-1, os.WNOHANG)
             if pid == 0:
                 return
-            if pid not in self.children:
-                continue
-            # Its group may outlive it.
+            # What it started may outlive it.
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(pid, signal.SIGKILL)
-            identifier = self.children.pop(pid)
+            identifier = self.ids.pop(pid)
             del self.pids[identifier]
             code = os.waitstatus_to_exitcode(status)
             self.send({"id": identifier, "code": code})
-            learned = self.learner.finished(pid, code)
-            if learned is not None:
-                self.send({"learned": learned})
+            self.learner.finished(pid, code)
 
-    def kill_all(self):
-        for pid in self.children:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(pid, signal.SIGKILL)
-
-    def send(self, message):
-        self.control.sendall(json.dumps(message).encode() + b"\n")
+    def send(self, message: dict[str, Any]) -> None:
+        # The other side may be gone already; its end of the socket, read next, says so.
+        with contextlib.suppress(ConnectionError):
+            self.control.sendall(json.dumps(message).encode() + b"\n")
 
 
 class Learner:
@@ -176,37 +171,47 @@ class Learner:
     in site-packages is learned, and only when a trial shows that it starts no thread.
     """
 
-    def __init__(self):
-        self.teacher = None
-        self.report = None
+    def __init__(self) -> None:
+        self.teacher: int | None = None
+        self.report: IO[bytes] | None = None
         self.done = False
 
-    def report_for_next(self):
+    def report_for_next(self) -> IO[bytes] | None:
         """Where the next child is to list its modules; ``None`` when it need not."""
         if self.done or self.report is not None:
             return None
-        self.report = tempfile.TemporaryFile()
+        self.report = tempfile.TemporaryFile()  # noqa: SIM115 - closed in finished()
         return self.report
 
-    def finished(self, pid, code):
-        """The modules imported now that ``pid`` has ended, or ``None`` when it taught nothing."""
-        if pid != self.teacher:
-            return None
-        self.report.seek(0)
-        names = self.report.read().decode().split("\n")
-        self.report.close()
+    def finished(self, pid: int, code: int) -> None:
+        """Learns from child ``pid`` if it was the one to teach."""
+        if pid != self.teacher or self.report is None:
+            return
+        with self.report as report:
+            report.seek(0)
+            names = report.read().decode().split("\n")
         self.teacher = self.report = None
         if code != 0:
-            return None
+            return
         self.done = True
-        new = [name for name in names if name and name not in sys.modules and is_library(name)]
-        if starts_threads(new):
-            return []
-        failed = {line.partition(":")[0] for line in preload(new)}
-        return [name for name in new if name not in failed]
+        new = [name for name in names if name and is_library(name)]
+        if not starts_threads(new):
+            preload(new)
 
 
-def starts_threads(modules):
+def is_library(name: str) -> bool:
+    """Whether module ``name`` lies in the standard library or in site-packages."""
+    try:
+        spec = importlib.util.find_spec(name)
+    except (ImportError, ValueError, AttributeError):
+        return False
+    if spec is None or spec.origin is None:
+        return False
+    roots = [sysconfig.get_path(key) for key in ("stdlib", "platstdlib", "purelib", "platlib")]
+    return any(spec.origin.startswith(root + os.sep) for root in roots)
+
+
+def starts_threads(modules: list[str]) -> bool:
     """Whether importing ``modules`` leaves a thread behind; tried in a child of its own."""
     pid = os.fork()
     if pid == 0:
@@ -218,28 +223,16 @@ def starts_threads(modules):
     return os.waitpid(pid, 0)[1] != 0
 
 
-def is_library(name):
-    try:
-        spec = importlib.util.find_spec(name)
-    except (ImportError, ValueError, AttributeError):
-        return False
-    if spec is None or spec.origin is None:
-        return False
-    roots = [sysconfig.get_path(key) for key in ("stdlib", "platstdlib", "purelib", "platlib")]
-    return spec.origin in ("built-in", "frozen") or any(
-        spec.origin.startswith(root + os.sep) for root in roots
-    )
-
-
-def become(request, report):
+def become(request: dict[str, Any], report: IO[bytes] | None) -> NoReturn:
     """In the child: turns into the process that was asked for, runs the script, exits."""
     os.setsid()
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    writing = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
     for target, path, flags in (
         (0, os.devnull, os.O_RDONLY),
-        (1, request["stdout"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC),
-        (2, request["stderr"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC),
+        (1, request["stdout"], writing),
+        (2, request["stderr"], writing),
     ):
         opened = os.open(path, flags, 0o644)
         os.dup2(opened, target)
@@ -248,22 +241,22 @@ def become(request, report):
     os.environ.update(request["env"])
     os.chdir(request["cwd"])
     reseed()
-    script = request["argv"][0]
+    script: str = request["argv"][0]
     sys.argv[:] = request["argv"]
-    extra = [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
+    named = [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
     sys.path[:0] = [
         os.path.dirname(os.path.realpath(script)),
-        *(entry for entry in extra if entry not in sys.path),
+        *(entry for entry in named if entry not in sys.path),
     ]
-    imported = set(sys.modules)
+    imported_before = set(sys.modules)
     code = run_script(script)
     if report is not None:
-        report.write("\n".join(sorted(set(sys.modules) - imported)).encode())
+        report.write("\n".join(sorted(set(sys.modules) - imported_before)).encode())
         report.flush()
     leave(code)
 
 
-def reseed():
+def reseed() -> None:
     """The child's own randomness; the standard library's reseeds itself after a fork."""
     numpy_random = sys.modules.get("numpy.random")
     if numpy_random is not None:
@@ -273,7 +266,7 @@ def reseed():
         torch.seed()
 
 
-def run_script(script):
+def run_script(script: str) -> int:
     """Runs ``script`` as ``python script`` would; returns its exit code."""
     try:
         runpy.run_path(script, run_name="__main__")
@@ -285,7 +278,7 @@ def run_script(script):
     except KeyboardInterrupt:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         os.kill(os.getpid(), signal.SIGINT)
-    except BaseException as error:
+    except BaseException as error:  # noqa: BLE001 - as the interpreter does, last
         frames = error.__traceback__
         while frames is not None and frames.tb_frame.f_code.co_filename != script:
             frames = frames.tb_next
@@ -294,10 +287,12 @@ def run_script(script):
     return 0
 
 
-def leave(code):
+def leave(code: int) -> NoReturn:
     """The end of an interpreter, without tearing down every module of this large process."""
     try:
-        threading._shutdown()  # waits for the script's own non-daemon threads, as at any exit
+        # Private names, but there are no others for what every exit does: wait for the script's
+        # threads, run its exit functions.
+        threading._shutdown()  # type: ignore[attr-defined]
         atexit._run_exitfuncs()
         gc.collect()  # closes, and so flushes, files that the script left open
         sys.stdout.flush()

@@ -32,7 +32,7 @@ class StandIn:
     """Session, request body and Authorization header of every chat call."""
     failing: int = 0
     """How many of the next control requests are answered with 503."""
-    reply: Reply = lambda messages: {"role": "assistant", "content": "nothing"}  # noqa: E731
+    reply: Reply = lambda messages: {"role": "assistant", "content": "nothing"}
     counter: Iterator[int] = field(default_factory=itertools.count)
 
     async def create(self, request: web.Request) -> web.Response:
