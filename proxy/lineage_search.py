@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from itertools import chain
+from itertools import chain, groupby
 
 from proxy.canonical import Request
 from proxy.digests import (
@@ -85,12 +85,12 @@ class Search:
     # — the base: following the request down from the roots —
 
     def _deepest(self) -> _Place | None:
-        best: tuple[tuple[object, ...], _Place] | None = None
-        for place in self._places(None, 0):
-            rank = self._rank(place)
-            if (best is None or rank > best[0]) and not self._foreign(place):
-                best = (rank, place)
-        return best[1] if best is not None else None
+        places = sorted(self._places(None, 0), key=lambda place: -place.end)
+        for _, equals in groupby(places, key=lambda place: place.end):
+            own = [place for place in equals if not self._foreign(place)]
+            if own:
+                return own[0] if len(own) == 1 else max(own, key=self._rank)
+        return None
 
     def _places(self, below: Below, start: int) -> Iterator[_Place]:
         """Every reply below a place that the request repeats whole from unit ``start`` on, with
@@ -141,7 +141,6 @@ class Search:
         turn, seen = place.turn, self.seen
         asked = replace(seen, units=self.digests[place.end :])
         return (
-            place.end,
             turn.call_id == self.previous,
             turn.seen.system == seen.system,
             turn.seen.tools == seen.tools,
