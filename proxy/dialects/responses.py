@@ -49,15 +49,13 @@ class ResponsesDialect:
     def reply(self, request: Request, minted: Minted, reply: Reply) -> bytes:
         choice = reply.choices[0] if reply.choices else ChoiceReply()
         status, incomplete = status_of(choice.finish_reason)
-        return orjson.dumps(
-            response_object(
-                request.context,
-                minted,
-                status=status,
-                incomplete=incomplete,
-                output=_output(request, minted, choice, status),
-                usage=reply.usage,
-            )
+        return response_object(
+            request.context,
+            minted,
+            status=status,
+            incomplete=incomplete,
+            output=_output(request, minted, choice, status),
+            usage=reply.usage,
         )
 
     def error(self, error: ApiError) -> HttpError:

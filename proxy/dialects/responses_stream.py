@@ -40,9 +40,9 @@ def response_object(
     usage: Usage | None = None,
     error: Json | None = None,
     incomplete: str | None = None,
-) -> Json:
-    """The ``response`` object with everything that the request determines."""
-    return {
+) -> bytes:
+    """The ``response`` object with everything that the request determines, as JSON."""
+    own = {
         "id": minted.response_id,
         "object": "response",
         "created_at": minted.created,
@@ -52,8 +52,8 @@ def response_object(
         "model": minted.model,
         "output": list(output),
         "usage": usage_object(usage) if usage is not None else None,
-        **context.echo,
     }
+    return orjson.dumps(own)[:-1] + b"," + context.echo[1:]
 
 
 def usage_object(usage: Usage) -> Json:
@@ -203,8 +203,9 @@ class ResponsesEmitter:
     def _signature(self) -> str | None:
         return self._minted.signature(len(self._output)) if self._context.encrypted else None
 
-    def _response(self, status: str, **parts: Any) -> Json:
-        return response_object(self._context, self._minted, status=status, **parts)
+    def _response(self, status: str, **parts: Any) -> orjson.Fragment:
+        whole = response_object(self._context, self._minted, status=status, **parts)
+        return orjson.Fragment(whole)
 
     def _write(self, *events: Json) -> bytes:
         written = []

@@ -152,9 +152,7 @@ def test_a_reply_without_its_end_gets_one(policy, tokenizer) -> None:
 def test_another_stop_token_than_the_templates_is_kept(policy, tokenizers, stop: str) -> None:
     tokenizer = tokenizers["chatml_kept"]
     session = policy(tokenizer)
-    session.reply(
-        "Yes.", sampled=tokenizer.encode(f"Yes.{stop}"), new=[Message("user", "Is it?")]
-    )
+    session.reply("Yes.", sampled=tokenizer.encode(f"Yes.{stop}"), new=[Message("user", "Is it?")])
     _, _, prompt = session.ask(Message("user", "Go on."))
     text = tokenizer.decode(prompt.token_ids.tolist())
     assert text.endswith(f"Yes.{stop}\n<|im_start|>user\nGo on.<|im_end|>\n<|im_start|>assistant\n")
@@ -166,17 +164,17 @@ def test_tails_of_several_turns_and_late_system_messages_are_exact(policy, token
     new = [*session.results("1"), Message("system", "Be brief."), Message("user", "And?")]
     _, _, prompt = session.ask(*new)
     assert prompt.break_reason is None
-    assert tokenizers["qwen3"].decode(prompt.token_ids.tolist()).endswith(
-        session.rendered().partition("<tool_response>")[2]
+    assert (
+        tokenizers["qwen3"]
+        .decode(prompt.token_ids.tolist())
+        .endswith(session.rendered().partition("<tool_response>")[2])
     )
 
 
 def test_template_arguments_of_the_request_reach_the_tail(policy, tokenizers) -> None:
     session = policy(tokenizers["qwen3"])
     session.reply("Yes.", new=[Message("user", "Is it?")])
-    _, _, prompt = session.ask(
-        Message("user", "Sure?"), template_kwargs={"enable_thinking": False}
-    )
+    _, _, prompt = session.ask(Message("user", "Sure?"), template_kwargs={"enable_thinking": False})
     assert tokenizers["qwen3"].decode(prompt.token_ids.tolist()).endswith("<think>\n\n</think>\n\n")
 
 
