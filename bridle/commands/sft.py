@@ -43,9 +43,7 @@ def sft(
         epochs=epochs,
         batch_size=batch_size,
         seed=seed,
-        optimizer=OptimizerConfig(
-            learning_rate=learning_rate, schedule="cosine", warmup_steps=10
-        ),
+        optimizer=OptimizerConfig(learning_rate=learning_rate, schedule="cosine", warmup_steps=10),
     )
     try:
         examples = _examples(data, policy, store, run, min_reward)
@@ -62,8 +60,8 @@ def _examples(
     data: Path | None, policy: Path, store: str, run: str | None, min_reward: float | None
 ) -> list[SftExample]:
     from engine.tokenizer import Tokenizer
-    from reconstruct.exports.selection import ExportReport, Selection, select
     from reconstruct.episodes import build_episode
+    from reconstruct.exports.selection import ExportReport, Selection, select
     from trainer.sft_data import (
         examples_from_chat_jsonl,
         examples_from_episodes,
@@ -76,6 +74,4 @@ def _examples(
         return examples_from_parquet(data)
     with reader(store) as source:
         chosen = select(source, Selection(run=run, min_reward=min_reward), ExportReport(Path()))
-        return examples_from_episodes(
-            build_episode(source, session.id) for session, _ in chosen
-        )
+        return examples_from_episodes(build_episode(source, session.id) for session, _ in chosen)
