@@ -120,6 +120,11 @@ class ControlClient:
     async def seal(self, session_id: str, outcome: str) -> None:
         await self._send("POST", f"/sessions/{session_id}/seal", {"outcome": outcome})
 
+    async def session(self, session_id: str) -> dict[str, Any]:
+        """The session as it stands; ``calls`` counts its calls by status."""
+        answer: dict[str, Any] = (await self._send("GET", f"/sessions/{session_id}")).json()
+        return answer
+
     async def policy(self) -> dict[str, Any]:
         """What the proxy says of the policy behind it, its ``version`` among it."""
         answer: dict[str, Any] = (await self._send("GET", "/policy")).json()

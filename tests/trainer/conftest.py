@@ -133,9 +133,7 @@ def make_episode() -> Callable[..., Episode]:
         masked, dropped = masked or {}, dropped or {}
         rewards = () if reward is None else (Reward(session, "score", reward, time.time()),)
         return Episode(
-            session=SessionRecord(
-                id=session, created_at=0.0, group_id=group, outcome=outcome
-            ),
+            session=SessionRecord(id=session, created_at=0.0, group_id=group, outcome=outcome),
             samples=tuple(samples),
             rewards=rewards,
             conservation=Conservation(

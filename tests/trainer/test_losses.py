@@ -92,7 +92,9 @@ def test_cispo_keeps_a_bounded_gradient_on_clipped_tokens():
 
 def test_importance_weights_correct_for_the_engine_and_are_capped():
     config = LossConfig(importance_cap=2.0)
-    _, grads, stats = gradient(terms([1.0] * 3, [1.0] * 3, behaviour_ratios=[0.5, 1.5, 9.0]), config)
+    _, grads, stats = gradient(
+        terms([1.0] * 3, [1.0] * 3, behaviour_ratios=[0.5, 1.5, 9.0]), config
+    )
     assert grads == pytest.approx([-0.5, -1.5, -2.0])
     assert stats.importance_capped == 1.0
     assert stats.mean("importance") == pytest.approx((0.5 + 1.5 + 2.0) / 3)
