@@ -1,4 +1,4 @@
-"""A policy, served and recorded: an engine and the proxy in front of it, for a command's duration."""
+"""A policy, served and recorded: an engine and the proxy in front of it, while a command runs."""
 
 from __future__ import annotations
 
@@ -36,14 +36,25 @@ class Stack:
 @contextmanager
 def stack(policy: Path, store: str, logs: Path, *, version: int = 0) -> Iterator[Stack]:
     """The embedded engine serving ``policy`` as ``version``, and a proxy recording to ``store``."""
-    with Service(
-        ["engine", "embedded", "--model", str(policy), "--served-model-name", MODEL, "--port", "0"],
-        logs / "engine.log",
-    ) as engine:
-        with proxy(engine.url, policy, store, logs) as proxy_url:
-            running = Stack(engine.url, proxy_url)
-            running.announce(version)
-            yield running
+    with (
+        Service(
+            [
+                "engine",
+                "embedded",
+                "--model",
+                str(policy),
+                "--served-model-name",
+                MODEL,
+                "--port",
+                "0",
+            ],
+            logs / "engine.log",
+        ) as engine,
+        proxy(engine.url, policy, store, logs) as proxy_url,
+    ):
+        running = Stack(engine.url, proxy_url)
+        running.announce(version)
+        yield running
 
 
 @contextmanager

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from bridle.rollouts import Rollouts
@@ -20,7 +20,7 @@ from trainer.checkpoint import checkpoints
 from trainer.config import GrpoConfig, PublishConfig
 from trainer.loop import GrpoLoop
 from trainer.metrics import SinkGroup, StoreSink, TensorBoardSink
-from trainer.model import load_policy
+from trainer.model import load_policy, vocabulary_size
 from trainer.publish import Publisher, default_probes
 from trainer.report import StepReport
 
@@ -41,7 +41,7 @@ class TrainingPlan:
     jobs: Callable[[int], Sequence[Job]]
     """The sessions of a step, by its number."""
     rollout: Settings
-    publish: PublishConfig = PublishConfig()
+    publish: PublishConfig = field(default_factory=PublishConfig)
 
 
 def train(
@@ -73,7 +73,7 @@ def train(
                 run_id=plan.run_id,
                 served=plan.policy,
                 served_version=0,
-                probes=default_probes(model.config.vocab_size),
+                probes=default_probes(vocabulary_size(model)),
                 config=plan.publish,
                 announce=stack.announce,
                 record=writer.record_policy,

@@ -312,6 +312,12 @@ def _guarded(handler: Handler, api_key: str | None) -> Handler:
     return handle
 
 
+async def _internal_error(request: Request, error: Exception) -> Response:
+    """A bug, in the contract's shape; the server still raises it, for its log."""
+    refusal = RequestRefused(repr(error), status=500, kind="InternalServerError")
+    return JsonResponse(refusal.body(), status_code=refusal.status)
+
+
 def _check_key(request: Request, api_key: str) -> None:
     given = request.headers.get("authorization", "").removeprefix("Bearer ")
     if not hmac.compare_digest(given.encode(), api_key.encode()):

@@ -10,12 +10,14 @@ why.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from engine.tokenizer import TemplateError, Tokenizer
 from proxy.canonical import Message, Request
+from proxy.continuation_breaks import explain
 from proxy.continuation_probe import Prober, TemplateReport
 from proxy.continuation_tail import SeamError, Setting, Tail, TailRenderer
 from proxy.lineage_turn import Link
@@ -58,6 +60,13 @@ class Continuer:
             return Prompt(None, link.break_reason or BreakReason.TAIL_NOT_LOCAL)
         new = self._new_ids(int(path[-1]), tail)
         return Prompt(np.concatenate([path, new]), link.break_reason, len(new))
+
+    def explain(
+        self, link: Link, request: Request, rendered: TokenIds | Sequence[int]
+    ) -> BreakReason | None:
+        """What exactness would have saved: why the engine's own rendering of ``request`` does not
+        begin with its parent's ids. ``None`` when it does, or when there is no parent."""
+        return explain(self.tokenizer, link, request, rendered)
 
     def _tail(self, link: Link, request: Request) -> Tail | None:
         """The rendered tail, or ``None`` when it cannot be rendered on its own."""

@@ -14,7 +14,6 @@ from typing import Final
 
 from proxy.canonical import ApiError, Dialect, Emitter, Event, HttpError, Minted, Request
 from proxy.client import Client, ClientGone, Headers
-from proxy.dialects.registry import STREAM_FAILURES
 from proxy.engine_reply import EngineReply
 from proxy.engine_request import EngineRequest
 from proxy.recorder import Recording
@@ -63,6 +62,9 @@ class Exchange:
         self._recording = recording
         self._ask = ask
         self._emitter: Emitter | None = dialect.emitter(request, minted) if request.stream else None
+        self._content_type: str = getattr(
+            self._emitter, "content_type", dialect.stream_content_type
+        )
         self._headers: Headers = (
             ("x-request-id", minted.call_id),
             ("x-bridle-session", recording.begun.session_id),
@@ -140,7 +142,7 @@ class Exchange:
         if not self._client.started:
             self._client.started = True
             body = self._emitter.begin() + body
-            await self._client.start_stream(self._dialect.stream_content_type, self._headers)
+            await self._client.start_stream(self._content_type, self._headers)
         self._recording.sent(body)
         await self._client.write(body)
 
@@ -166,7 +168,7 @@ class Exchange:
             await client.respond(200, last, headers=self._headers)
             return
         if not client.started:
-            await client.start_stream(self._dialect.stream_content_type, self._headers)
+            await client.start_stream(self._content_type, self._headers)
         await client.finish(last)
 
     async def _fail(self, failure: Failure) -> None:
@@ -187,14 +189,14 @@ class Exchange:
         if self._emitter is not None:
             if self._client.started:
                 return HttpError(200, self._emitter.fail(error))
-            if error.kind in STREAM_FAILURES.get(self._request.dialect, ()):
+            if error.kind in self._dialect.stream_failures:
                 return HttpError(200, self._emitter.begin() + self._emitter.fail(error))
         return self._dialect.error(error)
 
     async def _tell(self, told: HttpError) -> None:
         if self._emitter is not None and told.status == 200:
             if not self._client.started:
-                await self._client.start_stream(self._dialect.stream_content_type, self._headers)
+                await self._client.start_stream(self._content_type, self._headers)
             await self._client.finish(told.body)
         else:
             await self._client.refuse(told, self._headers)

@@ -45,9 +45,9 @@ __all__ = ["Conversations", "Link", "Sampled", "Seen", "Turn", "message_from_cha
 class Conversations:
     """The turns of one session, within bounds.
 
-    When a bound is passed, the turns longest out of use that nothing is built on are forgotten
-    (``forgotten`` counts them). The conversation used last is always kept whole, so a session that
-    is a single line holds as many ids as that line has.
+    When a bound is passed, turns that nothing is built on are forgotten (``forgotten`` counts
+    them): lone calls before ends of longer lines, those longest out of use first. One line is
+    always kept whole, so a session that is a single line holds as many ids as that line has.
     """
 
     def __init__(self, *, max_turns: int = 16_384, max_tokens: int = 16_777_216) -> None:

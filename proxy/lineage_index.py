@@ -54,9 +54,11 @@ class TurnIndex:
                 del self._echoed[used]
 
     def leaves(self) -> list[Turn]:
-        """Turns that no other turn builds on, longest out of use first."""
+        """Turns that no other turn builds on: lone calls first, then ends of longer lines; each
+        longest out of use first."""
         bases = {turn.base.call_id for turn in self.turns.values() if turn.base is not None}
-        return [turn for turn in self.turns.values() if turn.call_id not in bases]
+        ends = (turn for turn in self.turns.values() if turn.call_id not in bases)
+        return sorted(ends, key=lambda turn: turn.base is not None)
 
     def children(self, below: Below, first: bytes) -> Iterator[Turn]:
         """Turns at a place whose first new step is ``first``, or that asked nothing new there."""

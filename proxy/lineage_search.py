@@ -15,7 +15,7 @@ from proxy.digests import (
     system_digest,
     value_digest,
 )
-from proxy.lineage_index import TurnIndex
+from proxy.lineage_index import Below, TurnIndex
 from proxy.lineage_match import Match, compare
 from proxy.lineage_turn import Link, Seen, Turn
 from proxy.minting import call_id_of
@@ -86,15 +86,16 @@ class Search:
 
     def _deepest(self) -> _Place | None:
         best: tuple[tuple[object, ...], _Place] | None = None
-        for place in self._places():
+        for place in self._places(None, 0):
             rank = self._rank(place)
             if (best is None or rank > best[0]) and not self._foreign(place):
                 best = (rank, place)
         return best[1] if best is not None else None
 
-    def _places(self) -> Iterator[_Place]:
-        """Every reply that the request repeats whole, with its whole history."""
-        open_: list[tuple[tuple[str, int] | None, int]] = [(None, 0)]
+    def _places(self, below: Below, start: int) -> Iterator[_Place]:
+        """Every reply below a place that the request repeats whole from unit ``start`` on, with
+        all that was asked in between."""
+        open_ = [(below, start)]
         while open_:
             below, start = open_.pop()
             if start >= len(self.digests):
@@ -178,8 +179,17 @@ class Search:
                 or self._worded_here(unit, at, base)
             )
             if found is not None:
-                return found
+                return self._deepest_below(found)
         return None
+
+    def _deepest_below(self, place: _Place) -> _Place:
+        """The last of the calls below ``place`` that the request goes on to repeat."""
+        below = (place.turn.call_id, place.choice)
+        deepest = place
+        for deeper in self._places(below, place.end):
+            if deeper.end > deepest.end:
+                deepest = deeper
+        return deepest
 
     def _cut_here(self, at: int, base: _Place | None) -> _Place | None:
         above = base.turn if base is not None else None
@@ -201,9 +211,14 @@ class Search:
         if unit.message is None:
             return None
         telling = len(spoken_text(unit.message)) >= SUMMARY_LENGTH
+        before = [one.digest for one in self.units[:at] if one.message is not None][-1:]
         for turn in reversed(self.index.replied(unit.digest)):
-            below = base is not None and self.index.descends(turn, base.turn)
-            if below or (base is None and telling):
+            if base is not None:
+                proven = self.index.descends(turn, base.turn)
+            else:
+                above = turn.base.choices[turn.base_choice].digest if turn.base else None
+                proven = telling or above in before
+            if proven:
                 choice = [sampled.digest for sampled in turn.choices].index(unit.digest)
                 return _Place(turn, choice, at + 1, Match("whole"), False)
         return None

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -230,7 +231,7 @@ def check_samples(
 def _stretches(calls: NDArray[np.int32]) -> Iterator[tuple[int, int, int]]:
     """``(index, start, end)`` of each run of equal values that are not -1."""
     borders = [0, *(np.flatnonzero(np.diff(calls)) + 1).tolist(), len(calls)]
-    for start, end in zip(borders, borders[1:], strict=False):
+    for start, end in pairwise(borders):
         if start < end and calls[start] >= 0:
             yield int(calls[start]), start, end
 

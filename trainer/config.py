@@ -64,7 +64,11 @@ class FilterConfig:
     drop_zero_variance: bool = True
     """Groups in which all rewards are equal teach nothing; leave them out of the batch."""
     outcomes: Mapping[str, OutcomePolicy] = field(
-        default_factory=lambda: {"error": "exclude", "timeout": "drop"}
+        default_factory=lambda: {
+            "infrastructure": "exclude",
+            "cancelled": "exclude",
+            "timeout": "drop",
+        }
     )
     """By session outcome. ``train``: as any other. ``drop``: counts in the group's baseline, is not
     trained on. ``exclude``: neither; its reward says nothing about the policy. Outcomes not named

@@ -173,6 +173,11 @@ def _score_chunk(
     return log_probabilities[rows, targets], entropies
 
 
+def vocabulary_size(model: nn.Module) -> int:
+    """How many token ids the model can be given."""
+    return _vocabulary(_transformers(model).get_output_embeddings())
+
+
 def _vocabulary(head: nn.Module) -> int:
     weight = head.weight
     assert isinstance(weight, Tensor)  # noqa: S101 - every output embedding is a linear layer

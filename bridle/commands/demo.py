@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import shutil
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import orjson
 import typer
@@ -38,7 +38,7 @@ def demo(
 
     if fresh and out_dir.exists():
         shutil.rmtree(out_dir)
-    asked = {
+    asked: dict[str, Any] = {
         "seed": seed,
         "learning_rate": learning_rate,
         "max_steps": steps,

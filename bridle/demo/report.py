@@ -15,7 +15,7 @@ from store.queries import Reader
 
 mpl.use("Agg")
 
-from matplotlib import pyplot  # noqa: E402 - the backend must be chosen first
+from matplotlib import pyplot
 
 PHASES = ("before", "greedy_before", "after", "greedy_after")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import shutil
 import time
 from collections.abc import Callable, Iterator
@@ -11,7 +12,6 @@ from typing import Any
 
 import orjson
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from bridle.demo.report import make_report, plot, session_rewards, table
 from bridle.demo.settings import DemoSettings
@@ -22,12 +22,14 @@ from bridle.demo.stages import (
     make_base_policy,
     record_teacher,
     rollout_settings,
+    sft_config,
     step_jobs,
     warm_start,
 )
+from bridle.demo.state import DemoState
+from bridle.progress import progress
 from bridle.stack import stack
 from bridle.training import TrainingPlan, train
-from bridle.demo.state import DemoState
 from harnesses.rollout import RolloutResult
 from harnesses.verifiers import REWARD
 from store.database import migrate
@@ -37,7 +39,7 @@ from store.writer import Writer
 from trainer.config import CheckpointConfig, FilterConfig, GrpoConfig, OptimizerConfig
 from trainer.model import save_policy
 from trainer.report import StepReport
-from trainer.sft import SftStep
+from trainer.sft import SftStep, steps_of
 
 
 class Demo:
@@ -95,13 +97,11 @@ class Demo:
             record_teacher(self.shop, self.places, self.settings, run_id, tick)
 
     def _warm_start(self, _stage: str) -> None:
-        with self._progress() as progress:
-            bar = progress.add_task("warm start", total=None, note="")
+        updates = steps_of(self.settings.teacher_sessions, sft_config(self.settings))
+        with progress(self._console, "warm start", updates) as tick:
 
             def on_step(step: SftStep) -> None:
-                progress.update(
-                    bar, completed=step.step + 1, total=step.steps, note=f"loss {step.loss:.3f}"
-                )
+                tick(step.step + 1, f"loss {step.loss:.3f}")
 
             warm_start(self.places, self.settings, on_step)
 
@@ -132,29 +132,22 @@ class Demo:
     def _train(self, stage: str) -> None:
         settings = self.settings
         tasks = self.shop.tasks("train", seed=settings.seed + 1)
-        started, recent = time.monotonic(), list[float]()
+        started, recent, sessions = time.monotonic(), list[float](), itertools.count(1)
+        per_step = settings.groups * settings.group_size
+
+        def on_step(report: StepReport) -> bool:
+            recent.append(report.reward_mean)
+            self._say(_step_line(report))
+            spent = self._state.seconds + time.monotonic() - started
+            reached = len(recent) >= 3 and sum(recent[-3:]) / 3 >= settings.goal
+            return reached or spent > settings.minutes * 60
+
         with (
             self._run_of(stage) as run_id,
             stack(self.places.warm, self.places.store, self.places.logs) as running,
             self.shop.rollouts(running.proxy_url) as rollouts,
-            self._progress() as progress,
+            progress(self._console, "GRPO sessions", settings.max_steps * per_step) as tick,
         ):
-            per_step = settings.groups * settings.group_size
-            bar = progress.add_task("GRPO step 1", total=per_step, note="")
-
-            def on_step(report: StepReport) -> bool:
-                recent.append(report.reward_mean)
-                progress.reset(bar, description=f"GRPO step {report.step + 2}")
-                self._say(
-                    f"step {report.step + 1}: reward {report.reward_mean:.2f}, "
-                    f"gap {report.logprob_gap or 0:.1e}, "
-                    f"collect {report.seconds['collect']:.0f} s, "
-                    f"update {report.seconds.get('update', 0):.0f} s"
-                )
-                spent = self._state.seconds + time.monotonic() - started
-                reached = len(recent) >= 3 and sum(recent[-3:]) / 3 >= settings.goal
-                return reached or spent > settings.minutes * 60
-
             loop = train(
                 TrainingPlan(
                     policy=self.places.warm,
@@ -169,7 +162,7 @@ class Demo:
                 running,
                 rollouts,
                 on_step=on_step,
-                on_session=lambda _result: progress.advance(bar),
+                on_session=lambda _result: tick(next(sessions), ""),
             )
             save_policy(loop.model, self.places.trained, self.places.warm)
 
@@ -223,28 +216,24 @@ class Demo:
     def _bar(self, label: str, total: int) -> Iterator[Callable[[RolloutResult], None]]:
         """Progress over sessions with their mean reward so far."""
         rewards: list[float] = []
-        with self._progress() as progress:
-            bar = progress.add_task(label, total=total, note="")
+        with progress(self._console, label, total) as tick:
 
-            def tick(result: RolloutResult) -> None:
+            def on_session(result: RolloutResult) -> None:
                 rewards.append(result.scores.get(REWARD, 0.0))
-                note = f"reward {sum(rewards) / len(rewards):.2f}"
-                progress.update(bar, advance=1, note=note)
+                tick(len(rewards), f"reward {sum(rewards) / len(rewards):.2f}")
 
-            yield tick
-
-    def _progress(self) -> Progress:
-        return Progress(
-            TextColumn("{task.description:<16}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[note]}"),
-            TimeElapsedColumn(),
-            console=self._console,
-        )
+            yield on_session
 
     def _say(self, text: str) -> None:
         self._console.print(text, highlight=False)
+
+
+def _step_line(report: StepReport) -> str:
+    gap = "–" if report.logprob_gap is None else f"{report.logprob_gap:.1e}"
+    return (
+        f"step {report.step + 1}: reward {report.reward_mean:.2f}, logprob gap {gap}, "
+        f"collect {report.seconds['collect']:.0f} s, update {report.seconds.get('update', 0):.0f} s"
+    )
 
 
 def grpo_config(settings: DemoSettings) -> GrpoConfig:

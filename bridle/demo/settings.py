@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from trainer.tiny import TinyShape
 
@@ -12,8 +12,8 @@ class DemoSettings:
     """One demo run."""
 
     seed: int = 0
-    shape: TinyShape = TinyShape(
-        hidden=128, layers=3, heads=4, kv_heads=2, intermediate=256, context=2048
+    shape: TinyShape = field(
+        default_factory=lambda: TinyShape(layers=3, hidden=128, intermediate=256, context=2048)
     )
     vocab_size: int = 800
     teacher_sessions: int = 1000

@@ -18,10 +18,10 @@ from harnesses.adapters.python_agent import PythonAgent
 from harnesses.rollout import Job, Outcome, RolloutResult, Settings, grouped
 from harnesses.runtimes.warm import WarmRuntime
 from harnesses.tasks import Task
-from reconstruct.episodes import episodes
 from reconstruct.exports.parquet import export_parquet
+from reconstruct.exports.selection import Selection
 from store.queries import Reader
-from trainer.config import OptimizerConfig, SftConfig
+from trainer.config import OptimizerConfig, PackingConfig, SftConfig
 from trainer.model import load_policy, save_policy
 from trainer.sft import SftStep, train_sft
 from trainer.sft_data import examples_from_parquet
@@ -117,7 +117,7 @@ def record_teacher(
             shop.agent(1.0), jobs, rollout_settings(places, settings, run_id), progress
         )
     with Reader(places.store) as reader:
-        export_parquet(episodes(reader, run=run_id), places.teacher_data)
+        export_parquet(reader, places.teacher_data, Selection(run=run_id, outcome="completed"))
 
 
 def warm_start(
@@ -125,7 +125,14 @@ def warm_start(
 ) -> None:
     """Supervised fine-tuning of the base policy on the teacher's export."""
     model = load_policy(places.base)
-    config = SftConfig(
+    examples = examples_from_parquet(places.teacher_data)
+    train_sft(model, examples, sft_config(settings), on_step=on_step)
+    save_policy(model, places.warm, places.base)
+
+
+def sft_config(settings: DemoSettings) -> SftConfig:
+    """The warm start's fine-tuning."""
+    return SftConfig(
         epochs=settings.sft_epochs,
         batch_size=16,
         seed=settings.seed,
@@ -135,9 +142,8 @@ def warm_start(
             schedule="cosine",
             final_fraction=0.05,
         ),
+        packing=PackingConfig(block_tokens=64),
     )
-    train_sft(model, examples_from_parquet(places.teacher_data), config, on_step=on_step)
-    save_policy(model, places.warm, places.base)
 
 
 def evaluate(
@@ -149,7 +155,7 @@ def evaluate(
     temperature: float,
     progress: Progress,
 ) -> None:
-    """Asks the held-out questions that ``run_id`` has not asked yet; the rewards are in the store."""
+    """Asks the held-out questions that ``run_id`` has not asked yet; rewards go to the store."""
     tasks = shop.tasks("held_out", settings.eval_tasks, settings.seed)
     with shop.rollouts(stack.proxy_url) as rollouts:
         rollouts.collect(

@@ -8,6 +8,7 @@ from typing import Any, Final
 
 import torch
 from transformers import AutoModelForCausalLM
+from transformers.utils import logging as transformers_logging
 
 from engine.embedded.attention import ATTENTION_NAME, Chunk, RaggedBatch
 from engine.embedded.kv import SequenceKV
@@ -128,9 +129,16 @@ class PackedModel:
 
 def load_model(directory: str | Path, dtype: torch.dtype) -> Any:
     """The causal LM in ``directory``, in evaluation mode."""
-    model = AutoModelForCausalLM.from_pretrained(
-        str(directory), dtype=dtype, attn_implementation="sdpa", local_files_only=True
-    )
+    # A bar per reload would fill the trainer's terminal.
+    shows_bars = transformers_logging.is_progress_bar_enabled()
+    transformers_logging.disable_progress_bar()
+    try:
+        model = AutoModelForCausalLM.from_pretrained(
+            str(directory), dtype=dtype, attn_implementation="sdpa", local_files_only=True
+        )
+    finally:
+        if shows_bars:
+            transformers_logging.enable_progress_bar()
     return model.eval().requires_grad_(False)
 
 

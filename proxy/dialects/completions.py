@@ -64,6 +64,7 @@ class CompletionsDialect:
 
     name: DialectName = "completions"
     stream_content_type = "text/event-stream; charset=utf-8"
+    stream_failures: frozenset[str] = frozenset()
 
     def parse(self, body: bytes, path: Mapping[str, str], query: Mapping[str, str]) -> Request:
         wire = openai.decode(_DECODER, body)

@@ -32,6 +32,7 @@ class MessagesDialect:
 
     name: DialectName = "messages"
     stream_content_type = "text/event-stream; charset=utf-8"
+    stream_failures: frozenset[str] = frozenset()
 
     def parse(self, body: bytes, path: Mapping[str, str], query: Mapping[str, str]) -> Request:
         return messages_request.parse(body, counting=False)

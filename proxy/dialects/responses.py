@@ -35,11 +35,7 @@ class ResponsesDialect:
 
     name: DialectName = "responses"
     stream_content_type = "text/event-stream; charset=utf-8"
-    stream_failures = frozenset({"context_overflow", "budget"})
-    """Kinds of failure that clients understand only inside a stream: to a streaming request they
-    are answered with status 200, ``begin`` and ``fail``. Codex takes a 400 for its own mistake and
-    a 429 for a passing one, but ``context_length_exceeded`` and ``insufficient_quota`` in
-    ``response.failed`` for what they are."""
+    stream_failures: frozenset[str] = frozenset()
 
     def parse(self, body: bytes, path: Mapping[str, str], query: Mapping[str, str]) -> Request:
         return responses_request.parse(body)

@@ -88,6 +88,8 @@ class ResponsesEmitter:
         self._detail: list[Mapping[str, Any]] = []
         self._reason: FinishReason | None = None
         self._usage: Usage | None = None
+        self._before_end: tuple[int, int] | None = None
+        """Sequence number and count of items before ``end``, whose bytes may be thrown away."""
 
     def begin(self) -> bytes:
         response = self._response("in_progress")
@@ -122,6 +124,7 @@ class ResponsesEmitter:
         )
 
     def end(self) -> bytes:
+        self._before_end = (self._sequence, len(self._output))
         status, incomplete = status_of(self._reason)
         closing = self._close(status)
         response = self._response(
@@ -131,6 +134,9 @@ class ResponsesEmitter:
 
     def fail(self, error: ApiError) -> bytes:
         """``response.failed``; the item that was being written stays undone."""
+        if self._before_end is not None:
+            self._sequence, done = self._before_end
+            del self._output[done:]
         shown = openai_error_object(error)
         failure = {"code": shown["code"] or "server_error", "message": shown["message"]}
         response = self._response("failed", output=self._output, error=failure)

@@ -135,6 +135,8 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(body)
 
+    do_GET = do_POST
+
     def log_message(self, *arguments: object) -> None:
         """Quiet: the tests say what was received."""
 

@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+import numpy as np
 import pytest
 
 from engine.tokenizer import Tokenizer
+from proxy.canonical import Message, Minted, Request, ToolCall
+from proxy.continuation import Continuer, Prompt
+from proxy.lineage import Conversations, Link, Sampled, Turn
+from store.records import CallStatus, TokenIds, new_id
 from trainer.tiny import SPECIAL_TOKENS, train_tokenizer
 
 TEMPLATES = Path(__file__).parent / "templates"
@@ -85,3 +93,160 @@ def tokenizers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Tokenizer]
 def tokenizer(request: pytest.FixtureRequest, tokenizers: dict[str, Tokenizer]) -> Tokenizer:
     """Each family's tokenizer in turn."""
     return tokenizers[request.param]
+
+
+class Session:
+    """A session as the proxy keeps it: requests are placed, replies are minted and remembered."""
+
+    def __init__(self) -> None:
+        self.conversations = Conversations()
+
+    def ask(self, *messages: Message, agent: str | None = None, **fields: Any) -> Link:
+        """Where a request with these messages belongs."""
+        return self.conversations.find(request(*messages, **fields), agent=agent)
+
+    def answer(
+        self,
+        link: Link,
+        text: str | None = None,
+        *calls: tuple[str, str],
+        reasoning: str | None = None,
+        status: CallStatus = CallStatus.COMPLETE,
+        prompt_token_ids: Sequence[int] | None = (1, 2, 3),
+    ) -> Turn:
+        """The reply to ``link``'s request, with minted tool-call ids, remembered."""
+        call_id = new_id("call")
+        turn = Turn.of(
+            call_id,
+            link,
+            status=status,
+            choices=[Sampled(reply(call_id, text, *calls, reasoning=reasoning), _ids(call_id))],
+            prompt_token_ids=prompt_token_ids,
+        )
+        self.conversations.add(turn)
+        return turn
+
+    def fail(self, link: Link, status: CallStatus = CallStatus.FAILED) -> Turn:
+        """A call that got no reply."""
+        turn = Turn.of(new_id("call"), link, status=status)
+        self.conversations.add(turn)
+        return turn
+
+
+def request(*messages: Message, **fields: Any) -> Request:
+    """A chat request with these messages."""
+    return Request(dialect="chat", model="m", messages=messages, **fields)
+
+
+def reply(
+    call_id: str, text: str | None, *calls: tuple[str, str], reasoning: str | None = None
+) -> Message:
+    """A reply with minted tool-call ids."""
+    minted = Minted(call_id=call_id, created=0, response_id=call_id, model="m")
+    return Message(
+        "assistant",
+        text,
+        reasoning=reasoning,
+        tool_calls=tuple(
+            ToolCall(minted.tool_call_id(index), name, arguments)
+            for index, (name, arguments) in enumerate(calls)
+        ),
+    )
+
+
+def _ids(call_id: str) -> TokenIds:
+    return np.frombuffer(call_id.encode(), dtype=np.uint8).astype(np.uint32)
+
+
+@pytest.fixture
+def session() -> Session:
+    return Session()
+
+
+@pytest.fixture(scope="session")
+def talk() -> SimpleNamespace:
+    """The builders above, for tests that need them by name."""
+    return SimpleNamespace(request=request, reply=reply, Session=Session)
+
+
+class Policy:
+    """Stands for the engine: renders what it must, samples what it is told, in the template's own
+    words, and remembers every call in a session."""
+
+    def __init__(self, tokenizer: Tokenizer, *, tools: Sequence[dict[str, Any]] = ()) -> None:
+        self.tokenizer = tokenizer
+        self.tools = tuple(tools)
+        self.continuer = Continuer(tokenizer)
+        self.conversations = Conversations()
+        self.messages: list[Message] = []
+        """The conversation as a harness that echoes verbatim would send it."""
+
+    def rendered(self, messages: Sequence[Message] | None = None, **arguments: Any) -> str:
+        """The full rendering of ``messages`` (of the conversation so far)."""
+        chats = [message.to_chat() for message in messages or self.messages]
+        return self.tokenizer.render(chats, list(self.tools) or None, **arguments)
+
+    def ask(self, *new: Message, **fields: Any) -> tuple[Link, Request, Prompt]:
+        """The link and the prompt of the conversation after ``new`` messages."""
+        self.messages += new
+        asked = request(*self.messages, tools=self.tools, **fields)
+        link = self.conversations.find(asked)
+        return link, asked, self.continuer.prompt(link, asked)
+
+    def prompt_ids(self, prompt: Prompt) -> list[int]:
+        if prompt.token_ids is not None:
+            return [int(token_id) for token_id in prompt.token_ids]
+        return self.tokenizer.encode(self.rendered())
+
+    def words(self, message: Message) -> str:
+        """What the policy would generate to say ``message``, end of turn included."""
+        user = Message("user", "x")
+        start = self.rendered([user])
+        whole = self.rendered([user, message], add_generation_prompt=False)
+        assert whole.startswith(start)
+        said = whole[len(start) :].removesuffix("\n")
+        ends = [self.tokenizer.backend.id_to_token(i) for i in self.tokenizer.eos_token_ids]
+        if any(said.endswith(end) for end in ends):
+            return said
+        # Nothing ends a turn in this template: the next speaker's token does.
+        return said + ("<|observation|>" if message.tool_calls else "<|user|>")
+
+    def reply(
+        self,
+        text: str | None,
+        *calls: tuple[str, str],
+        reasoning: str | None = None,
+        sampled: Sequence[int] | None = None,
+        status: CallStatus = CallStatus.COMPLETE,
+        new: Sequence[Message] = (),
+        **fields: Any,
+    ) -> Turn:
+        """One whole call: ``new`` messages, then this reply, sampled as ``sampled`` if given."""
+        link, _, prompt = self.ask(*new, **fields)
+        call_id = new_id("call")
+        message = reply(call_id, text, *calls, reasoning=reasoning)
+        if sampled is None:
+            sampled = self.tokenizer.encode(self.words(message))
+        turn = Turn.of(
+            call_id,
+            link,
+            status=status,
+            choices=[Sampled(message, np.asarray(sampled, dtype=np.uint32))],
+            prompt_token_ids=self.prompt_ids(prompt),
+        )
+        self.conversations.add(turn)
+        self.messages.append(message)
+        return turn
+
+    def results(self, *texts: str) -> list[Message]:
+        """Results of the calls of the latest reply."""
+        calls = self.messages[-1].tool_calls
+        return [
+            Message("tool", text, tool_call_id=call.id, name=call.name)
+            for call, text in zip(calls, texts, strict=True)
+        ]
+
+
+@pytest.fixture(scope="session")
+def policy() -> type[Policy]:
+    return Policy

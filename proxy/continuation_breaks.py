@@ -1,0 +1,149 @@
+"""Why a rendered prompt does not continue its parent's ids: the first difference, explained.
+
+The prompt that the engine rendered is compared with what the parent's engine call saw and sampled.
+Where they part tells which reply (or which observed turn) was rewritten, and the echo of that turn
+tells by whom: by the harness, by the template, or only by the tokenizer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from engine.tokenizer import Tokenizer
+from proxy.canonical import Message, Request
+from proxy.digests import Digester, Unit, system_digest
+from proxy.lineage_match import compare
+from proxy.lineage_turn import Link, Turn, common_prefix
+from store.records import BreakReason, TokenIds
+
+_ROOM = 64
+"""Ids by which a rewritten reply may be longer than the sampled one and still be read whole."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Reply:
+    """One reply on the base's path."""
+
+    turn: Turn
+    choice: int
+
+    @property
+    def start(self) -> int:
+        return self.turn.prompt_length
+
+    @property
+    def end(self) -> int:
+        return self.start + len(self.turn.choices[self.choice].token_ids)
+
+
+def explain(
+    tokenizer: Tokenizer, link: Link, request: Request, rendered: TokenIds | Sequence[int]
+) -> BreakReason | None:
+    """The reason why ``rendered`` (the prompt ids of ``request``) does not begin with the ids of
+    the call that it continues; ``None`` when it does or continues none."""
+    if link.parent is None or link.break_reason is not None or link.base is None:
+        return link.break_reason
+    path = link.base.path_ids(link.choice)
+    if path is None:
+        return BreakReason.PARENT_WITHOUT_IDS
+    ids = np.asarray(rendered, dtype=np.uint32)
+    parted = common_prefix(path, ids)
+    if parted == len(path):
+        return None
+    reply = _parted_reply(link.base, link.choice, parted)
+    _, system_form, leading = system_digest(request.messages)
+    units = Digester().units(request.messages, leading)
+    if parted < reply.start:
+        return _observed(reply.turn, units, system_form)
+    if reply.turn.seen.depth >= len(units):
+        return BreakReason.UNEXPLAINED
+    echo = units[reply.turn.seen.depth].message
+    if echo is None:
+        return BreakReason.UNEXPLAINED
+    sampled = path[reply.start : reply.end]
+    written = ids[reply.start : reply.start + 2 * len(sampled) + _ROOM]
+    return _sampled(tokenizer, reply, echo, sampled, written)
+
+
+def _parted_reply(base: Turn, choice: int, parted: int) -> _Reply:
+    """The first reply on the path that ends after the place where the ids part."""
+    found = at = _Reply(base, choice)
+    while at.turn.base is not None:
+        above = _Reply(at.turn.base, at.turn.base_choice)
+        if at.turn.shared < above.end or above.end <= parted:
+            break
+        found = at = above
+    return found
+
+
+def _observed(turn: Turn, units: Sequence[Unit], system_form: bytes) -> BreakReason:
+    """The ids part in what the engine was given before the reply of ``turn``."""
+    if turn.seen.system_form != system_form:
+        return BreakReason.SYSTEM_CHANGED
+    first = turn.seen.depth - len(turn.seen.forms)
+    forms = tuple(unit.form for unit in units[first : turn.seen.depth])
+    if forms != turn.seen.forms:
+        return BreakReason.EDITED
+    return BreakReason.TEMPLATE_REWROTE_HISTORY
+
+
+def _sampled(
+    tokenizer: Tokenizer, reply: _Reply, echo: Message, sampled: TokenIds, written: TokenIds
+) -> BreakReason:
+    """The ids part within a reply."""
+    said = tokenizer.decode(sampled.tolist())
+    now = tokenizer.decode(written.tolist())
+    if now.startswith(said):
+        return BreakReason.RETOKENISED
+    if common_prefix(sampled, written) == len(sampled) - 1:
+        # All was kept but the token that ended the reply.
+        return BreakReason.TEMPLATE_REWROTE_HISTORY
+    message = reply.turn.choices[reply.choice].message
+    parted = _common_text(said, now)
+    if message.reasoning and parted <= _reasoning_end(message.reasoning, said):
+        if not echo.reasoning:
+            return BreakReason.REASONING_DROPPED
+        same = echo.reasoning.split() == message.reasoning.split()
+        return BreakReason.TEMPLATE_REWROTE_HISTORY if same else BreakReason.EDITED
+    match = compare(message, echo)
+    if match is None:
+        return BreakReason.UNEXPLAINED
+    if "text" in match.differs or "order" in match.differs:
+        return BreakReason.EDITED
+    if message.tool_calls and parted >= _calls_start(message, said):
+        rewritten = any(
+            call.arguments not in said or call.arguments not in now for call in message.tool_calls
+        )
+        if rewritten or "arguments" in match.differs:
+            return BreakReason.ARGUMENTS_RESERIALISED
+    if "whitespace" in match.differs and message.content != echo.content:
+        return BreakReason.EDITED
+    return BreakReason.TEMPLATE_REWROTE_HISTORY
+
+
+def _reasoning_end(reasoning: str, said: str) -> int:
+    """Where in the sampled text the reasoning and its closing mark end."""
+    words = reasoning.strip()
+    start = said.find(words)
+    if start < 0:
+        return len(said)
+    end = start + len(words)
+    closing = said.find(">", end)
+    return max(end, closing + 1) + 2
+
+
+def _calls_start(message: Message, said: str) -> int:
+    """Where in the sampled text the first tool call's arguments may begin."""
+    text = message.content.strip() if isinstance(message.content, str) else ""
+    after_text = max(0, said.find(text) + len(text)) if text else 0
+    return max(0, said.find(message.tool_calls[0].name, after_text))
+
+
+def _common_text(left: str, right: str) -> int:
+    for at, (one, other) in enumerate(zip(left, right, strict=False)):
+        if one != other:
+            return at
+    return min(len(left), len(right))
