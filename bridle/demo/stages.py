@@ -109,7 +109,7 @@ def make_base_policy(
     with Reader(places.store) as reader:
         export_chat(reader, conversations, Selection(run=run_id, outcome="completed"))
     texts = [*recorded_corpus(conversations, Tokenizer(places.first)), *task_corpus(tasks)]
-    size = train_tokenizer(places.base, texts, vocab_size=settings.vocab_size)
+    size = train_tokenizer(places.base, texts, vocab_size=settings.vocab_size, split_spaces=True)
     make_policy(places.base, settings.shape, vocab_size=size, seed=settings.seed)
 
 
