@@ -21,6 +21,9 @@ Control routes (never forwarded to clients)::
     POST /pause?mode=keep|wait|abort&clear_cache=true|false
     POST /resume
     POST /collective_rpc        {"method": "reload_weights", "kwargs": {"weights_path": DIR}}
+    POST /reset_prefix_cache
+    GET  /is_paused             {is_paused}
+    GET  /version               {version}; our own engines add policy_version
 
 With ``return_token_ids`` and ``logprobs`` a chat reply carries ``prompt_token_ids`` at the top
 level, ``choices[i].token_ids`` and ``choices[i].logprobs.content[j].logprob``. When streaming, the
@@ -35,6 +38,7 @@ Errors are ``{"error": {"message", "type", "param", "code"}}`` with the HTTP sta
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Final
 
 CHAT_COMPLETIONS: Final = "/v1/chat/completions"
@@ -44,9 +48,24 @@ MODELS: Final = "/v1/models"
 HEALTH: Final = "/health"
 PAUSE: Final = "/pause"
 RESUME: Final = "/resume"
+IS_PAUSED: Final = "/is_paused"
+RESET_PREFIX_CACHE: Final = "/reset_prefix_cache"
+VERSION: Final = "/version"
 COLLECTIVE_RPC: Final = "/collective_rpc"
 
-CONTROL_ROUTES: Final = frozenset({PAUSE, RESUME, COLLECTIVE_RPC})
+CONTROL_ROUTES: Final = frozenset({PAUSE, RESUME, IS_PAUSED, COLLECTIVE_RPC, RESET_PREFIX_CACHE})
 
 MISSING_LOGPROB: Final = -9999.0
 """What vLLM writes for a logprob that it does not have; a record with one is quarantined."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelCard:
+    """The served policy as ``/v1/models`` describes it."""
+
+    id: str
+    """Name that requests use for it."""
+    max_model_len: int | None
+    """Most tokens of prompt and reply together."""
+    root: str | None
+    """Directory or hub name that the weights came from."""

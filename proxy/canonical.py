@@ -125,6 +125,8 @@ class Started(msgspec.Struct, frozen=True):
 
     prompt_tokens: int | None = None
     """Known at once under exact continuation or when the engine tells; else ``None``."""
+    prompt_token_ids: Sequence[int] | None = None
+    """The ids that the engine says it used, when it says so at once."""
 
 
 class TextDelta(msgspec.Struct, frozen=True):
@@ -256,9 +258,11 @@ class HttpError(msgspec.Struct, frozen=True):
 
 
 class Emitter(Protocol):
-    """Writes one streamed reply. Called in this order: ``begin``, ``event``…, then one of
-    ``end`` and ``fail``. Everything that tells the client that the reply is complete is in ``end``,
-    because it may leave only after the call has been committed."""
+    """Writes one streamed reply. Called in this order: ``begin``, ``event``…, then ``end`` or
+    ``fail``. Everything that tells the client that the reply is complete is in ``end``, because it
+    may leave only after the call has been committed. When that commit fails, the bytes of ``end``
+    are thrown away and ``fail`` is called after it. ``keep_alive`` may come at any time after
+    ``begin`` and before the last bytes."""
 
     def begin(self) -> bytes: ...
     def event(self, event: Event) -> bytes: ...
@@ -277,6 +281,10 @@ class Dialect(Protocol):
 
     name: DialectName
     stream_content_type: str
+    """An emitter that has a ``content_type`` of its own knows better."""
+    stream_failures: frozenset[str]
+    """Kinds of :class:`ApiError` that this provider's clients understand only inside a stream: to
+    a streaming request they are answered with status 200, ``begin`` and ``fail``."""
 
     def parse(self, body: bytes, path: Mapping[str, str], query: Mapping[str, str]) -> Request:
         """Raises :class:`ApiError` (``invalid_request``) naming the offending field.

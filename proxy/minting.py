@@ -2,8 +2,9 @@
 
 Every value of :class:`proxy.canonical.Minted` contains the 24 base-32 characters of its call id,
 followed by an index of two or more digits (response ids have none), between characters that cannot
-be part of either. Harnesses join such values (``call_…|fc_…``) or prefix them; Google's clients
-insist on base 64 for signatures. All of these still name their call.
+be part of either. Harnesses join such values (``call_…|fc_…``) or prefix them with a tool's name,
+which is why the last such characters count; Google's clients insist on base 64 for signatures. All
+of these still name their call.
 """
 
 from __future__ import annotations
@@ -35,14 +36,14 @@ def read(value: str) -> Mark | None:
     """
     if len(value) > _LONGEST_ECHO:
         return None
-    found = _MINTED.search(value)
-    if found is None:
+    found = _MINTED.findall(value)
+    if not found:
         plain = _plain(value)
-        found = _MINTED.search(plain) if plain is not None else None
-    if found is None:
+        found = _MINTED.findall(plain) if plain is not None else []
+    if not found:
         return None
-    index = found.group(2)
-    return Mark(f"call_{found.group(1)}", int(index) if index is not None else None)
+    characters, index = found[-1]
+    return Mark(f"call_{characters}", int(index) if index else None)
 
 
 def call_id_of(value: str) -> str | None:

@@ -236,3 +236,56 @@ class Span:
     def end(self) -> int:
         """Absolute position after the last token."""
         return self.start + len(self.token_ids)
+
+
+@dataclass(frozen=True, slots=True)
+class RunRecord:
+    """One job of ours that made sessions or weights: a proxy, a rollout, a training run."""
+
+    id: str
+    kind: str
+    """``proxy``, ``rollout``, ``train``, ``sft``, ``eval``, ``demo`` …"""
+    started_at: float
+    name: str | None = None
+    config: Mapping[str, Any] = field(default_factory=dict)
+    ended_at: float | None = None
+    status: str = "running"
+    """``running``, then how it ended: ``completed``, ``failed``, ``stopped``."""
+
+
+@dataclass(frozen=True, slots=True)
+class TaskRecord:
+    """What a session is asked to do."""
+
+    id: str
+    suite: str
+    split: str
+    """``train``, ``eval`` …: tasks of one split are never used as another."""
+    payload: Mapping[str, Any]
+    created_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyRecord:
+    """Weights that a run has published to its engine."""
+
+    run_id: str
+    version: int
+    published_at: float
+    path: str | None = None
+    digest: str | None = None
+    verified: bool = False
+    """Whether the engine's logprobs were compared with the trainer's after the publish."""
+    logprob_gap: float | None = None
+    """Mean absolute difference found by that comparison, in nats."""
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """One number of a training run."""
+
+    run_id: str
+    step: int
+    name: str
+    value: float
+    at: float

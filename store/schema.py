@@ -1,7 +1,8 @@
 """The tables. Alembic's migrations in ``store/migrations`` build exactly these.
 
 Token ids are packed little-endian ``uint32``, logprobs little-endian ``float32``, both compressed
-with zstandard when that is smaller (``store/packing.py``). Times are seconds since the epoch.
+with zstandard when that is smaller (``store/packing.py``); so is ``calls.conversation``, as JSON.
+Times are seconds since the epoch.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from sqlalchemy import (
     String,
     Table,
     Text,
+    text,
 )
 
 metadata = MetaData(
@@ -30,6 +32,20 @@ metadata = MetaData(
         "pk": "pk_%(table_name)s",
     }
 )
+
+writers = Table(
+    "writers",
+    metadata,
+    Column("id", String(64), primary_key=True),
+    Column("host", Text, nullable=False),
+    Column("pid", Integer, nullable=False),
+    Column("process", Text, nullable=False),
+    Column("started_at", Float(53), nullable=False),
+    Column("seen_at", Float(53), nullable=False),
+    Column("lease", Float(53), nullable=False),
+    Column("batch", BigInteger, nullable=False),
+)
+"""The processes that write: who is alive (``store/liveness.py``), and each one's last commit."""
 
 runs = Table(
     "runs",
@@ -80,6 +96,7 @@ calls = Table(
     metadata,
     Column("id", String(64), primary_key=True),
     Column("session_id", String(64), ForeignKey("sessions.id"), nullable=False),
+    Column("writer_id", String(64), nullable=False),
     Column("dialect", String(16), nullable=False),
     Column("kind", String(16), nullable=False),
     Column("role", Text),
@@ -103,14 +120,19 @@ calls = Table(
     Column("sampling", JSON, nullable=False),
     Column("usage", JSON, nullable=False),
     Column("message", JSON, nullable=False),
-    Column("conversation", JSON, nullable=False),
+    Column("conversation", LargeBinary, nullable=False),
     Column("error", JSON, nullable=False),
     Column("notes", JSON, nullable=False),
     Column("started_at", Float(53), nullable=False),
     Column("first_token_at", Float(53)),
     Column("ended_at", Float(53)),
     Index(None, "session_id", "started_at"),
-    Index(None, "status"),
+    Index(
+        "ix_calls_open",
+        "writer_id",
+        sqlite_where=text("status = 'open'"),
+        postgresql_where=text("status = 'open'"),
+    ),
 )
 
 spans = Table(
@@ -128,6 +150,7 @@ spans = Table(
     Column("token_ids", LargeBinary, nullable=False),
     Column("logprobs", LargeBinary),
     Column("versions", JSON, nullable=False),
+    Column("checksum", LargeBinary(8), nullable=False),
     Index(None, "session_id"),
 )
 
@@ -139,6 +162,7 @@ bodies = Table(
     Column("prefix", Integer, nullable=False),
     Column("suffix", Integer, nullable=False),
     Column("size", Integer, nullable=False),
+    Column("depth", Integer, nullable=False),
     Column("data", LargeBinary, nullable=False),
 )
 
@@ -190,6 +214,7 @@ metrics = Table(
     Column("run_id", String(64), ForeignKey("runs.id"), primary_key=True),
     Column("step", Integer, primary_key=True),
     Column("name", String(128), primary_key=True),
-    Column("value", Float(53), nullable=False),
+    Column("value", Float(53)),
     Column("at", Float(53), nullable=False),
 )
+"""``value`` is NULL where it was not a number: SQLite has no NaN."""

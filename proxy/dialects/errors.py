@@ -16,8 +16,12 @@ import orjson
 from proxy.canonical import ApiError, HttpError
 from proxy.dialects import overflow
 
-_NO_RETRY: Final = frozenset({"budget"})
-"""Failures whose status invites a retry that cannot help; the official SDKs heed the header."""
+_NO_RETRY: Final = frozenset(
+    {"invalid_request", "authentication", "permission", "not_found", "too_large"}
+    | {"context_overflow", "budget"}
+)
+"""Failures that the same request meets again. The official SDKs and Claude Code heed the header;
+without it Claude Code repeats a refused key for minutes."""
 
 _OPENAI: Final[Mapping[str, tuple[str, str | None]]] = {
     "invalid_request": ("invalid_request_error", None),
@@ -60,6 +64,8 @@ _GOOGLE: Final[Mapping[int, str]] = {
     503: "UNAVAILABLE",
     504: "DEADLINE_EXCEEDED",
 }
+
+_GOOGLE_RPC: Final = "type.googleapis.com/google.rpc"
 
 
 def openai_error(error: ApiError) -> HttpError:
@@ -105,17 +111,12 @@ def google_error_object(error: ApiError) -> dict[str, Any]:
         shown["status"] = "UNAUTHENTICATED"
     details: list[dict[str, Any]] = []
     if error.kind == "budget":
-        details.append(
-            {
-                "@type": "type.googleapis.com/google.rpc.ErrorInfo",
-                "reason": "QUOTA_EXHAUSTED",
-                "domain": "bridle",
-            }
-        )
+        violation = {"quotaId": "SessionBudgetPerDay", "description": error.message}
+        details.append({"@type": f"{_GOOGLE_RPC}.QuotaFailure", "violations": [violation]})
     if error.retry_after is not None:
         details.append(
             {
-                "@type": "type.googleapis.com/google.rpc.RetryInfo",
+                "@type": f"{_GOOGLE_RPC}.RetryInfo",
                 "retryDelay": f"{error.retry_after:g}s",
             }
         )

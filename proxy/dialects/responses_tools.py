@@ -10,13 +10,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
-from proxy.dialects.fields import Fields, invalid, json_text, writable
+from proxy.dialects.fields import Fields, invalid, json_text
+from proxy.dialects.functions import function_tool, schema_of
 from proxy.dialects.turns import Transcript
 
 Kind = Literal["function", "custom"]
 
 SEPARATOR: Final = "__"
-NO_PARAMETERS: Final[dict[str, Any]] = {"type": "object", "properties": {}}
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ class Tools:
             if kind == "custom":
                 transcript.note("custom_tool_as_function", name)
             build = _custom if kind == "custom" else _function
-            self.chat.append({"type": "function", "function": build(tool, function)})
+            self.chat.append(build(tool, function))
             self.names[function] = ToolName(
                 "custom" if kind == "custom" else "function", name, namespace
             )
@@ -116,16 +116,12 @@ def custom_arguments(text: str) -> str:
 
 
 def _function(tool: Fields, name: str) -> dict[str, Any]:
-    definition: dict[str, Any] = {"name": name}
-    if (description := tool.string("description")) is not None:
-        definition["description"] = description
-    parameters = tool.child("parameters")
-    definition["parameters"] = (
-        writable(parameters.data, parameters.where) if parameters else NO_PARAMETERS
+    return function_tool(
+        name,
+        tool.string("description"),
+        schema_of(tool, "parameters"),
+        strict=bool(tool.boolean("strict")),
     )
-    if tool.boolean("strict"):
-        definition["strict"] = True
-    return definition
 
 
 def _custom(tool: Fields, name: str) -> dict[str, Any]:
@@ -134,12 +130,9 @@ def _custom(tool: Fields, name: str) -> dict[str, Any]:
     if form is not None and (grammar := form.string("definition")) is not None:
         syntax = form.string("syntax") or "grammar"
         description += f"\n\nThe input must follow this {syntax} definition:\n{grammar}"
-    return {
-        "name": name,
-        "description": description.strip(),
-        "parameters": {
-            "type": "object",
-            "properties": {"input": {"type": "string"}},
-            "required": ["input"],
-        },
+    parameters = {
+        "type": "object",
+        "properties": {"input": {"type": "string"}},
+        "required": ["input"],
     }
+    return function_tool(name, description.strip(), parameters)

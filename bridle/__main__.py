@@ -1,0 +1,5 @@
+"""``python -m bridle`` is the ``bridle`` command."""
+
+from bridle.cli import app
+
+app()

@@ -1,0 +1,89 @@
+"""Which harness, runtime and verifier a command line means."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import shlex
+import sys
+from pathlib import Path
+from typing import Any
+
+from harnesses.adapters.base import Adapter
+from harnesses.adapters.claude_code import ClaudeCode
+from harnesses.adapters.codex import Codex
+from harnesses.adapters.command import Command
+from harnesses.adapters.gemini_cli import GeminiCli
+from harnesses.adapters.mini_swe_agent import MiniSweAgent
+from harnesses.adapters.opencode import OpenCode
+from harnesses.adapters.pi import Pi
+from harnesses.adapters.python_agent import PythonAgent
+from harnesses.adapters.qwen_code import QwenCode
+from harnesses.runtimes.base import Runtime
+from harnesses.runtimes.local import LocalRuntime
+from harnesses.runtimes.warm import WarmRuntime
+from harnesses.verifiers import ExactAnswer, NumberAnswer, RegexAnswer, Verifier
+
+INSTALLED: dict[str, type[Any]] = {
+    "codex": Codex,
+    "claude-code": ClaudeCode,
+    "qwen-code": QwenCode,
+    "pi": Pi,
+    "opencode": OpenCode,
+    "gemini-cli": GeminiCli,
+    "mini-swe-agent": MiniSweAgent,
+}
+VERIFIERS: dict[str, type[Any]] = {
+    "number": NumberAnswer,
+    "exact": ExactAnswer,
+    "regex": RegexAnswer,
+}
+
+
+class UnknownAgent(ValueError):
+    """The command line names something that is not there; the message says what is."""
+
+
+def agent(named: str) -> tuple[Adapter, Runtime]:
+    """An adapter and the runtime that suits it.
+
+    ``named`` is an installed harness (``codex`` …), a Python script (``agent.py``), or a command
+    line with ``{prompt}`` in it.
+    """
+    if named in INSTALLED:
+        return INSTALLED[named](), LocalRuntime()
+    if named.endswith(".py") and Path(named).is_file():
+        return PythonAgent(Path(named)), WarmRuntime()
+    if "{prompt}" in named:
+        argv = shlex.split(named)
+        return Command(tuple(argv), name=Path(argv[0]).name), LocalRuntime()
+    raise UnknownAgent(
+        f"{named!r} is neither a Python script, nor a command with {{prompt}} in it, nor one of "
+        + ", ".join(INSTALLED)
+    )
+
+
+def verifier(named: str) -> Verifier:
+    """``number``, ``exact``, ``regex``, or ``FILE.py:NAME`` / ``MODULE:NAME`` of one of yours."""
+    if named in VERIFIERS:
+        found: Verifier = VERIFIERS[named]()
+        return found
+    place, separator, name = named.rpartition(":")
+    if not separator:
+        raise UnknownAgent(f"{named!r} is neither FILE.py:NAME nor one of {', '.join(VERIFIERS)}")
+    if place.endswith(".py"):
+        spec = importlib.util.spec_from_file_location(Path(place).stem, place)
+        if spec is None or spec.loader is None or not Path(place).is_file():
+            raise UnknownAgent(f"there is no verifier file {place}")
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[spec.name] = module
+        spec.loader.exec_module(module)
+    else:
+        try:
+            module = importlib.import_module(place)
+        except ModuleNotFoundError as error:
+            raise UnknownAgent(f"cannot import {place!r}: {error}") from error
+    own: Verifier | None = getattr(module, name, None)
+    if own is None:
+        raise UnknownAgent(f"{place} has no {name!r}")
+    return own

@@ -1,0 +1,45 @@
+"""The ``bridle`` program: every command's name, and nothing else.
+
+Each command lives in ``bridle/commands`` and imports what it needs when it runs, so that recording
+never loads torch and ``bridle --help`` answers at once.
+"""
+
+from __future__ import annotations
+
+import typer
+
+from bridle.commands import (
+    audit,
+    demo,
+    engine,
+    export,
+    proxy,
+    reward,
+    rollout,
+    run,
+    sessions,
+    sft,
+    show,
+    train,
+)
+
+app = typer.Typer(
+    name="bridle",
+    help="Train the model inside an agent you did not write.",
+    no_args_is_help=True,
+    pretty_exceptions_show_locals=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+app.command("demo")(demo.demo)
+app.command("proxy")(proxy.proxy)
+app.command("run", context_settings=run.CONTEXT)(run.run)
+app.command("sessions")(sessions.sessions)
+app.command("show")(show.show)
+app.command("reward")(reward.reward)
+app.command("export")(export.export)
+app.command("audit")(audit.audit)
+app.command("rollout")(rollout.rollout)
+app.command("train")(train.train)
+app.command("sft")(sft.sft)
+app.add_typer(engine.app, name="engine")

@@ -1,0 +1,56 @@
+"""``bridle engine``: serve a policy."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from bridle.options import JsonOption
+from bridle.serving import announce, wait_for_signal
+from bridle.terminal import fail
+
+app = typer.Typer(help="Serve a policy.", no_args_is_help=True)
+
+API_KEY_VARIABLE = "BRIDLE_ENGINE_API_KEY"
+
+
+@app.callback()
+def engine() -> None:
+    """Serve a policy."""
+
+
+@app.command()
+def embedded(
+    model: Annotated[Path, typer.Option(help="Directory of the model and its tokenizer.")],
+    served_model_name: Annotated[str | None, typer.Option(help="Default: directory name.")] = None,
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="0 takes a free one.")] = 8000,
+    threads: Annotated[int, typer.Option(help="Threads of the model's arithmetic.")] = 1,
+    max_model_len: Annotated[int | None, typer.Option(help="Default: the model's own.")] = None,
+    json: JsonOption = False,
+) -> None:
+    """Serve a local Transformers model on this machine's CPU, or on --device."""
+    try:
+        from engine.embedded import EmbeddedEngine, EmbeddedSettings
+    except ImportError:
+        fail("the embedded engine needs torch: pip install 'bridle[train]'")
+    from proxy.settings import is_loopback
+
+    api_key = os.environ.get(API_KEY_VARIABLE)
+    if api_key is None and not is_loopback(host):
+        fail(f"{host} is reachable by others: set {API_KEY_VARIABLE} to the key they must send")
+    settings = EmbeddedSettings(threads=threads, max_model_len=max_model_len)
+    serving = EmbeddedEngine(
+        model,
+        served_model_name=served_model_name,
+        settings=settings,
+        api_key=api_key,
+        host=host,
+        port=port,
+    )
+    with serving:
+        announce(serving.base_url, json, f"Engine serving {model} on {serving.base_url}")
+        wait_for_signal()

@@ -1,0 +1,45 @@
+"""``bridle reward``: score a session after the fact."""
+
+from __future__ import annotations
+
+import time
+from typing import Annotated
+
+import typer
+
+from bridle.options import StoreOption
+from bridle.reading import one_session, reader
+from bridle.terminal import fail, out
+from store.records import Reward
+from store.writer import Writer
+
+
+def reward(
+    session: Annotated[str, typer.Argument(help="Id, name, beginning of an id, or `last`.")],
+    value: Annotated[float, typer.Argument(help="The score.")],
+    store: StoreOption,
+    name: Annotated[str, typer.Option(help="What is scored.")] = "reward",
+    turn: Annotated[int | None, typer.Option(help="Only this turn, as `show` numbers it.")] = None,
+) -> None:
+    """Add a named reward to a session, or to one turn of it."""
+    with reader(store) as source:
+        record = one_session(source, session)
+        call_id = None
+        if turn is not None:
+            calls = source.calls(record.id)
+            if not 1 <= turn <= len(calls):
+                fail(f"session {record.id} has turns 1 to {len(calls)}, not {turn}")
+            call_id = calls[turn - 1].id
+    with Writer(store) as writer:
+        writer.add_reward_sync(
+            Reward(
+                session_id=record.id,
+                name=name,
+                value=value,
+                created_at=time.time(),
+                call_id=call_id,
+                turn=turn,
+                source="command line",
+            )
+        )
+    out.print(f"{record.id}: {name} = {value:g}" + (f" (turn {turn})" if turn else ""))

@@ -1,0 +1,84 @@
+"""``bridle rollout``: run a harness on tasks, verified and recorded."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.progress import Progress
+
+from bridle.agents import UnknownAgent, agent, verifier
+from bridle.options import JsonOption, ProxyOption
+from bridle.rollouts import Rollouts
+from bridle.terminal import err, fail, out, print_json
+from harnesses.client import ControlError
+from harnesses.rollout import RolloutResult, Settings, grouped
+from harnesses.runtimes.base import NotLaunchable
+from harnesses.tasks import TaskError, tasks_from
+from harnesses.verifiers import REWARD
+
+
+def rollout(
+    named: Annotated[
+        str,
+        typer.Option("--agent", help="codex, claude-code …, agent.py, or 'CMD {prompt}'."),
+    ],
+    tasks: Annotated[str, typer.Option(help="FILE.jsonl, FILE.py:FUNCTION or MODULE:FUNCTION.")],
+    verify: Annotated[
+        str, typer.Option("--verifier", help="number, exact, regex, or FILE.py:NAME.")
+    ],
+    proxy: ProxyOption,
+    split: Annotated[str | None, typer.Option(help="Only tasks of this split.")] = None,
+    limit: Annotated[int | None, typer.Option(help="At most so many tasks.")] = None,
+    group_size: Annotated[int, typer.Option(help="Sessions per task.")] = 1,
+    parallel: Annotated[int, typer.Option(help="Sessions at a time.")] = 4,
+    timeout: Annotated[float, typer.Option(help="Seconds for one session.")] = 600.0,
+    model: Annotated[str, typer.Option(help="Model name that the harness asks for.")] = "policy",
+    directory: Annotated[Path, typer.Option(help="Workspaces and logs.")] = Path("runs/rollout"),
+    key: Annotated[
+        str | None, typer.Option(envvar="BRIDLE_ADMIN_KEY", help="Admin key of the proxy.")
+    ] = None,
+    json: JsonOption = False,
+) -> None:
+    """Run a harness on tasks through a running proxy; verify, reward and seal each session."""
+    try:
+        adapter, runtime = agent(named)
+        check = verifier(verify)
+        chosen = list(itertools.islice(tasks_from(tasks, split), limit))
+    except (UnknownAgent, TaskError) as error:
+        fail(str(error), 2)
+    settings = Settings(directory=directory, parallel=parallel, timeout_s=timeout, model=model)
+    jobs = list(grouped(chosen, group_size))
+    with Progress(console=err) as progress, Rollouts(proxy, runtime, check, key=key) as rollouts:
+        bar = progress.add_task(adapter.name, total=len(jobs))
+        try:
+            results = rollouts.collect(
+                adapter, jobs, settings, lambda _result: progress.advance(bar)
+            )
+        except (NotLaunchable, ControlError) as error:
+            fail(str(error))
+    if json:
+        print_json([_as_data(result) for result in results])
+        return
+    outcomes = Counter(str(result.outcome) for result in results)
+    rewards = [result.scores[REWARD] for result in results if REWARD in result.scores]
+    out.print(", ".join(f"{count} {name}" for name, count in outcomes.most_common()))
+    if rewards:
+        out.print(f"mean reward {sum(rewards) / len(rewards):.3f}")
+
+
+def _as_data(result: RolloutResult) -> dict[str, object]:
+    return {
+        "session_id": result.session_id,
+        "task_id": result.task_id,
+        "group_id": result.group_id,
+        "outcome": result.outcome,
+        "scores": dict(result.scores),
+        "seconds": result.seconds,
+        "exit_code": result.exit_code,
+        "answer": result.answer,
+        "error": result.error,
+    }

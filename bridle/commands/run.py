@@ -1,0 +1,61 @@
+"""``bridle run -- CMD``: any command as one recorded session."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Annotated
+
+import typer
+
+from bridle.options import ProxyOption
+from bridle.terminal import err, fail
+from harnesses.client import ControlClient, ControlError, ProxyUnreachable, Session, SessionRequest
+from harnesses.run import run_command, seal_session, session_variables
+from harnesses.runtimes.base import NotLaunchable
+
+CONTEXT = {"allow_extra_args": True, "ignore_unknown_options": True}
+
+
+def run(
+    context: typer.Context,
+    proxy: ProxyOption,
+    name: Annotated[str | None, typer.Option(help="What to call the session.")] = None,
+    key: Annotated[
+        str | None, typer.Option(envvar="BRIDLE_ADMIN_KEY", help="Admin key of the proxy.")
+    ] = None,
+) -> None:
+    """Run a command as one recorded session: `bridle run -- python my_agent.py`."""
+    argv = context.args
+    if not argv:
+        fail("which command? For example: bridle run -- python my_agent.py", 2)
+    request = SessionRequest(name=name, harness=argv[0].rsplit("/", 1)[-1])
+    try:
+        session = asyncio.run(_create(proxy, key, request))
+    except (ProxyUnreachable, ControlError) as error:
+        fail(f"{error}. Is `bridle proxy` running?")
+    try:
+        code = run_command(argv, session_variables(session))
+    except NotLaunchable as error:
+        asyncio.run(_seal(proxy, key, session, 127))
+        fail(str(error), 127)
+    err.print(asyncio.run(_seal(proxy, key, session, code)), highlight=False, soft_wrap=True)
+    raise typer.Exit(code)
+
+
+async def _create(proxy: str, key: str | None, request: SessionRequest) -> Session:
+    async with ControlClient(proxy, key) as client:
+        return await client.create_session(request)
+
+
+async def _seal(proxy: str, key: str | None, session: Session, code: int) -> str:
+    """Seals the session; what to tell the user about it."""
+    async with ControlClient(proxy, key) as client:
+        problem = await seal_session(client, session, code)
+        if problem:
+            return f"bridle: session {session.id} could not be sealed: {problem}"
+        recorded = await client.session(session.id)
+    calls = ", ".join(f"{count} {status}" for status, count in recorded["calls"].items())
+    return (
+        f"bridle: recorded session {session.id}; calls: {calls or 'none'}. "
+        f"See it with `bridle show {session.id}`"
+    )

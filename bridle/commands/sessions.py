@@ -1,0 +1,69 @@
+"""``bridle sessions``: what has been recorded, newest first."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+
+from bridle.options import JsonOption, StoreOption
+from bridle.reading import reader
+from bridle.terminal import out, print_json
+from store.queries import Reader
+from store.records import SessionRecord
+
+
+def sessions(
+    store: StoreOption,
+    limit: Annotated[int, typer.Option(help="How many, newest first.")] = 20,
+    run: Annotated[str | None, typer.Option(help="Only this run's.")] = None,
+    harness: Annotated[str | None, typer.Option(help="Only this harness's.")] = None,
+    json: JsonOption = False,
+) -> None:
+    """List recorded sessions."""
+    with reader(store) as source:
+        found = source.sessions(run=run, harness=harness, limit=limit, newest_first=True)
+        rows = [summary(source, record) for record in found]
+    if json:
+        print_json(rows)
+        return
+    table = Table(box=None, pad_edge=False)
+    for heading in ("session", "started", "harness", "outcome"):
+        table.add_column(heading, no_wrap=True)
+    for heading in ("calls", "observed", "sampled", "reward"):
+        table.add_column(heading, justify="right")
+    for row in rows:
+        rewards = row["rewards"]
+        table.add_row(
+            row["name"] or row["id"],
+            datetime.fromtimestamp(row["created_at"]).strftime("%m-%d %H:%M:%S"),
+            row["harness"] or "–",
+            row["outcome"] or "open",
+            str(row["calls"]),
+            str(row["observed_tokens"]),
+            str(row["sampled_tokens"]),
+            " ".join(f"{value:g}" for value in rewards.values()) or "–",
+        )
+    out.print(table if rows else "No sessions yet.")
+
+
+def summary(source: Reader, record: SessionRecord) -> dict[str, Any]:
+    """One session in a line: its identity, calls, tokens (each counted once) and rewards."""
+    spans = source.spans(record.id)
+    sampled = sum(len(span.token_ids) for span in spans if span.logprobs is not None)
+    return {
+        "id": record.id,
+        "name": record.name,
+        "run_id": record.run_id,
+        "task_id": record.task_id,
+        "group_id": record.group_id,
+        "harness": record.harness,
+        "created_at": record.created_at,
+        "outcome": record.outcome,
+        "calls": sum(source.call_counts(record.id).values()),
+        "observed_tokens": sum(len(span.token_ids) for span in spans) - sampled,
+        "sampled_tokens": sampled,
+        "rewards": {reward.name: reward.value for reward in source.rewards(record.id)},
+    }

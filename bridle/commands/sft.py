@@ -1,0 +1,77 @@
+"""``bridle sft``: supervised fine-tuning on exported or recorded sessions."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from bridle.options import StoreOption
+from bridle.reading import reader
+from bridle.terminal import fail, out
+
+if TYPE_CHECKING:
+    from trainer.sft_data import SftExample
+
+
+def sft(
+    policy: Annotated[Path, typer.Option(help="Model directory to begin with.")],
+    output: Annotated[Path, typer.Option("--out", help="Model directory to write.")],
+    store: StoreOption,
+    data: Annotated[
+        Path | None,
+        typer.Option(help="A .parquet or .jsonl export; default: sessions of the store."),
+    ] = None,
+    run: Annotated[str | None, typer.Option(help="Only this run's sessions.")] = None,
+    min_reward: Annotated[float | None, typer.Option(help="Only from this reward up.")] = None,
+    epochs: Annotated[int, typer.Option(help="Passes over the data.")] = 1,
+    batch_size: Annotated[int, typer.Option(help="Examples per update.")] = 32,
+    learning_rate: Annotated[float, typer.Option(help="Peak learning rate.")] = 1e-5,
+    seed: Annotated[int, typer.Option(help="Decides the order.")] = 0,
+) -> None:
+    """Fine-tune a policy on recorded trajectories."""
+    try:
+        from trainer.config import OptimizerConfig, SftConfig
+        from trainer.model import load_policy, save_policy
+        from trainer.sft import train_sft
+    except ImportError as error:
+        fail(f"training needs the training extra: pip install 'bridle[train]' ({error})")
+    from trainer.sft_data import SftDataError
+
+    config = SftConfig(
+        epochs=epochs,
+        batch_size=batch_size,
+        seed=seed,
+        optimizer=OptimizerConfig(learning_rate=learning_rate, schedule="cosine", warmup_steps=10),
+    )
+    try:
+        examples = _examples(data, policy, store, run, min_reward)
+        model = load_policy(policy)
+        history = train_sft(model, examples, config, console=out)
+    except (SftDataError, ValueError) as error:
+        fail(str(error))
+    save_policy(model, output, policy)
+    first, last = history[0].loss, history[-1].loss
+    out.print(f"{output}: {len(history)} updates, loss {first:.3f} → {last:.3f}", highlight=False)
+
+
+def _examples(
+    data: Path | None, policy: Path, store: str, run: str | None, min_reward: float | None
+) -> list[SftExample]:
+    from engine.tokenizer import Tokenizer
+    from reconstruct.episodes import build_episode
+    from reconstruct.exports.selection import ExportReport, Selection, select
+    from trainer.sft_data import (
+        examples_from_chat_jsonl,
+        examples_from_episodes,
+        examples_from_parquet,
+    )
+
+    if data is not None:
+        if data.suffix == ".jsonl":
+            return examples_from_chat_jsonl(data, Tokenizer(policy))
+        return examples_from_parquet(data)
+    with reader(store) as source:
+        chosen = select(source, Selection(run=run, min_reward=min_reward), ExportReport(Path()))
+        return examples_from_episodes(build_episode(source, session.id) for session, _ in chosen)

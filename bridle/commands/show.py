@@ -1,0 +1,103 @@
+"""``bridle show``: one session, turn by turn."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+from rich.text import Text
+
+from bridle.commands.sessions import summary
+from bridle.options import JsonOption, StoreOption
+from bridle.reading import one_session, reader
+from bridle.terminal import out, print_json
+from store.queries import CallRow, Reader
+
+
+def show(
+    session: Annotated[str, typer.Argument(help="Id, name, beginning of an id, or `last`.")],
+    store: StoreOption,
+    json: JsonOption = False,
+) -> None:
+    """Show a session's turns: lineage, tokens observed and sampled, breaks, rewards."""
+    with reader(store) as source:
+        record = one_session(source, session)
+        about = summary(source, record)
+        turns = _turns(source, record.id)
+    if json:
+        print_json({**about, "turns": turns})
+        return
+    out.print(f"[bold]{record.id}[/]" + (f"  ({record.name})" if record.name else ""))
+    out.print(
+        f"{about['harness'] or 'unknown harness'} · {about['outcome'] or 'open'} · "
+        f"{about['calls']} calls · {about['observed_tokens']} tokens observed, "
+        f"{about['sampled_tokens']} sampled"
+    )
+    out.print(_table(turns))
+    for name, value in about["rewards"].items():
+        out.print(f"reward {name} = {value:g}")
+
+
+def _turns(source: Reader, session_id: str) -> list[dict[str, Any]]:
+    calls = source.calls(session_id)
+    numbers = {call.id: number for number, call in enumerate(calls, start=1)}
+    observed: dict[str, int] = {}
+    for span in source.spans(session_id):
+        if span.logprobs is None:
+            observed[span.call_id] = observed.get(span.call_id, 0) + len(span.token_ids)
+    return [
+        {
+            "turn": numbers[call.id],
+            "call_id": call.id,
+            "continues": numbers.get(call.parent_call_id or ""),
+            "lineage_rule": call.lineage_rule,
+            "dialect": call.dialect,
+            "kind": call.kind,
+            "status": call.status,
+            "reason": call.reason,
+            "prompt_tokens": call.prompt_tokens,
+            "new_tokens": observed.get(call.id, 0),
+            "sampled_tokens": call.sampled_tokens,
+            "finish_reason": call.finish_reason,
+            "policy_versions": [call.version_start, call.version_end],
+            "break_reason": call.break_reason,
+            "notes": [note.name for note in call.notes],
+            "reply": dict(call.message),
+            "said": _said(call),
+        }
+        for call in calls
+    ]
+
+
+def _said(call: CallRow) -> str:
+    """The reply on one line: its text, then its tool calls."""
+    message = call.message
+    parts = [str(message.get("content") or "").strip()]
+    for tool_call in message.get("tool_calls") or []:
+        function = tool_call["function"]
+        parts.append(f"{function['name']}({function['arguments']})")
+    return " ".join(" ".join(part.split()) for part in parts if part)
+
+
+def _table(turns: list[dict[str, Any]]) -> Table:
+    table = Table(box=None, pad_edge=False)
+    for heading in ("turn", "after", "new", "sampled"):
+        table.add_column(heading, justify="right")
+    for heading in ("finish", "status"):
+        table.add_column(heading, no_wrap=True)
+    table.add_column("reply", overflow="ellipsis", no_wrap=True)
+    for turn in turns:
+        status = turn["status"]
+        if turn["break_reason"]:
+            status += f", break: {turn['break_reason']}"
+        table.add_row(
+            str(turn["turn"]),
+            str(turn["continues"] or "–"),
+            str(turn["new_tokens"]),
+            str(turn["sampled_tokens"] if turn["sampled_tokens"] is not None else "–"),
+            turn["finish_reason"] or "–",
+            status,
+            Text(turn["said"] or turn["reason"] or ""),
+        )
+    return table

@@ -1,0 +1,112 @@
+"""``bridle train``: GRPO on an agent of your own."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from bridle.terminal import fail, out
+
+
+def train(
+    policy: Annotated[Path, typer.Option(help="Model directory of version 0.")],
+    named: Annotated[
+        str,
+        typer.Option("--agent", help="codex, claude-code …, agent.py, or 'CMD {prompt}'."),
+    ],
+    tasks: Annotated[str, typer.Option(help="FILE.jsonl, FILE.py:FUNCTION or MODULE:FUNCTION.")],
+    verify: Annotated[
+        str, typer.Option("--verifier", help="number, exact, regex, or FILE.py:NAME.")
+    ],
+    output: Annotated[Path, typer.Option("--out", help="Store, checkpoints, weights, logs.")],
+    split: Annotated[str | None, typer.Option(help="Only tasks of this split.")] = None,
+    steps: Annotated[int, typer.Option(help="GRPO steps.")] = 100,
+    groups: Annotated[int, typer.Option(help="Tasks per step.")] = 8,
+    group_size: Annotated[int, typer.Option(help="Sessions per task.")] = 8,
+    parallel: Annotated[int, typer.Option(help="Sessions at a time.")] = 16,
+    timeout: Annotated[float, typer.Option(help="Seconds for one session.")] = 600.0,
+    learning_rate: Annotated[float, typer.Option(help="Of AdamW.")] = 1e-6,
+    minibatches: Annotated[int, typer.Option(help="Updates per step.")] = 1,
+    max_staleness: Annotated[int, typer.Option(help="0: on-policy.")] = 0,
+    seed: Annotated[int, typer.Option(help="Order of tasks and minibatches.")] = 0,
+) -> None:
+    """Train a policy inside an agent. Run again to go on from the last checkpoint."""
+    try:
+        from bridle.training import TrainingPlan
+        from bridle.training import train as train_plan
+    except ImportError as error:
+        fail(f"training needs the training extra: pip install 'bridle[train]' ({error})")
+    import random
+
+    from bridle.agents import UnknownAgent, agent, verifier
+    from bridle.rollouts import Rollouts
+    from bridle.stack import MODEL, stack
+    from harnesses.rollout import Job, Settings, grouped
+    from harnesses.tasks import TaskError, tasks_from
+    from store.database import migrate
+    from store.queries import Reader
+    from store.records import RunRecord, new_id
+    from store.writer import Writer
+    from trainer.config import GrpoConfig, OptimizerConfig
+    from trainer.report import StepReport
+
+    try:
+        adapter, runtime = agent(named)
+        check = verifier(verify)
+        pool = list(tasks_from(tasks, split))
+    except (UnknownAgent, TaskError) as error:
+        fail(str(error), 2)
+    if not pool:
+        fail(f"{tasks} gives no task" + (f" of split {split!r}" if split else ""), 2)
+    random.Random(seed).shuffle(pool)
+    output.mkdir(parents=True, exist_ok=True)
+    store = str(output / "bridle.db")
+    migrate(store)
+    with Reader(store) as reader:
+        earlier = reader.runs("train")
+    run_id = earlier[-1].id if earlier else new_id("run")
+    if not earlier:
+        with Writer(store) as writer:
+            writer.create_run(RunRecord(run_id, "train", time.time(), name=adapter.name))
+
+    def jobs(step: int) -> list[Job]:
+        chosen = [pool[(step * groups + index) % len(pool)] for index in range(groups)]
+        return list(grouped(chosen, group_size))
+
+    def on_step(report: StepReport) -> None:
+        out.print(
+            f"step {report.step + 1}: reward {report.reward_mean:.3f}, version {report.version}, "
+            + ", ".join(f"{phase} {spent:.0f} s" for phase, spent in report.seconds.items()),
+            highlight=False,
+        )
+
+    plan = TrainingPlan(
+        policy=policy,
+        directory=output,
+        store=store,
+        run_id=run_id,
+        config=GrpoConfig(
+            steps=steps,
+            minibatches=minibatches,
+            max_staleness=max_staleness,
+            seed=seed,
+            optimizer=OptimizerConfig(learning_rate=learning_rate),
+        ),
+        adapter=adapter,
+        jobs=jobs,
+        rollout=Settings(
+            directory=output / "sessions",
+            parallel=parallel,
+            timeout_s=timeout,
+            model=MODEL,
+            run_id=run_id,
+        ),
+    )
+    with (
+        stack(policy, store, output / "logs") as running,
+        Rollouts(running.proxy_url, runtime, check) as rollouts,
+    ):
+        train_plan(plan, running, rollouts, on_step=on_step)

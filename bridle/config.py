@@ -1,0 +1,26 @@
+"""Where things are, unless the command line says otherwise."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+DEFAULT_PORT = 8484
+
+
+def data_home() -> Path:
+    """Bridle's folder for the user's recordings: ``$BRIDLE_HOME``, else the XDG data folder."""
+    if home := os.environ.get("BRIDLE_HOME"):
+        return Path(home)
+    data = os.environ.get("XDG_DATA_HOME")
+    return (Path(data) if data else Path.home() / ".local" / "share") / "bridle"
+
+
+def default_store() -> str:
+    """``$BRIDLE_STORE`` (a path or a database URL), else ``bridle.db`` in the data folder."""
+    return os.environ.get("BRIDLE_STORE") or str(data_home() / "bridle.db")
+
+
+def default_proxy() -> str:
+    """``$BRIDLE_PROXY``, else the address that ``bridle proxy`` listens on by default."""
+    return os.environ.get("BRIDLE_PROXY") or f"http://127.0.0.1:{DEFAULT_PORT}"

@@ -1,0 +1,1 @@
+"""``bridle demo``: the whole loop on a small LangChain agent, from nothing to a better policy."""

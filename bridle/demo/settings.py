@@ -1,0 +1,42 @@
+"""The demo's sizes. Chosen so that the whole of it fits in minutes on two cores."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from trainer.tiny import TinyShape
+
+
+@dataclass(frozen=True, slots=True)
+class DemoSettings:
+    """One demo run."""
+
+    seed: int = 0
+    shape: TinyShape = field(
+        default_factory=lambda: TinyShape(layers=3, hidden=128, intermediate=256, context=2048)
+    )
+    vocab_size: int = 1024
+    first_sessions: int = 32
+    """Sessions recorded for the tokenizer's corpus, before there is a policy."""
+    teacher_sessions: int = 1000
+    teacher_skill: float = 0.5
+    """Share of demonstrations in which the teacher computes with the right operation."""
+    sft_epochs: int = 16
+    sft_learning_rate: float = 3e-3
+    eval_tasks: int = 120
+    """Held-out questions asked before and after, at the training temperature and greedily."""
+    learning_rate: float = 5e-4
+    max_steps: int = 30
+    groups: int = 12
+    """Questions per GRPO step."""
+    group_size: int = 8
+    """Sessions per question."""
+    minibatches: int = 2
+    """Optimizer updates per step."""
+    goal: float = 0.97
+    """Mean reward of a step's sessions, over the last three steps, at which training ends."""
+    minutes: float = 10.0
+    """Training ends when the whole demo has run for so long, goal or not."""
+    parallel: int = 16
+    """Sessions at a time."""
+    timeout_s: float = 60.0

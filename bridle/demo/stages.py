@@ -1,0 +1,216 @@
+"""The demo's stages: make a policy, record a teacher, learn from the recording, measure, train."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+
+from bridle.demo.corpus import first_corpus, recorded_corpus, task_corpus
+from bridle.demo.settings import DemoSettings
+from bridle.demo.teacher import teacher
+from bridle.examples import load_example
+from bridle.rollouts import Rollouts
+from bridle.stack import MODEL, Stack, proxy
+from engine.scripted import ScriptedEngine
+from engine.tokenizer import Tokenizer
+from harnesses.adapters.python_agent import PythonAgent
+from harnesses.rollout import Job, Outcome, RolloutResult, Settings, grouped
+from harnesses.runtimes.warm import WarmRuntime
+from harnesses.tasks import Task
+from reconstruct.exports.chat_jsonl import export_chat
+from reconstruct.exports.parquet import export_parquet
+from reconstruct.exports.selection import Selection
+from store.queries import Reader
+from trainer.config import OptimizerConfig, PackingConfig, SftConfig
+from trainer.model import load_policy, save_policy
+from trainer.sft import SftStep, train_sft
+from trainer.sft_data import examples_from_parquet
+from trainer.tiny import make_policy, train_tokenizer
+
+Progress = Callable[[RolloutResult], None]
+
+
+class Shop:
+    """The example agent, its questions and its verifier, as any user's would be."""
+
+    def __init__(self) -> None:
+        self.directory, self.module = load_example("shop_agent")
+        self.script = self.directory / "agent.py"
+
+    def tasks(self, split: str, count: int | None = None, seed: int = 0) -> list[Task]:
+        found: list[Task] = self.module.tasks(split, count, seed)
+        return found
+
+    def agent(self, temperature: float) -> PythonAgent:
+        return PythonAgent(
+            self.script,
+            name="langchain",
+            environment={"SHOP_TEMPERATURE": str(temperature)},
+        )
+
+    def rollouts(self, proxy_url: str) -> Rollouts:
+        module: ModuleType = self.module
+        return Rollouts(proxy_url, WarmRuntime(), module.verifier)
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Where a demo run keeps what it makes."""
+
+    root: Path
+
+    @property
+    def store(self) -> str:
+        return str(self.root / "bridle.db")
+
+    @property
+    def first(self) -> Path:
+        return self.root / "policy" / "first"
+
+    @property
+    def base(self) -> Path:
+        return self.root / "policy" / "base"
+
+    @property
+    def warm(self) -> Path:
+        return self.root / "policy" / "warm"
+
+    @property
+    def trained(self) -> Path:
+        return self.root / "policy" / "trained"
+
+    @property
+    def teacher_data(self) -> Path:
+        return self.root / "teacher.parquet"
+
+    @property
+    def training(self) -> Path:
+        return self.root / "training"
+
+    @property
+    def sessions(self) -> Path:
+        return self.root / "sessions"
+
+    @property
+    def logs(self) -> Path:
+        return self.root / "logs"
+
+
+def make_base_policy(
+    shop: Shop, places: Places, settings: DemoSettings, run_id: str, progress: Progress
+) -> None:
+    """A tokenizer trained on a first recording of the agent at work, and random weights."""
+    train_tokenizer(places.first, first_corpus(shop.script.read_text()), vocab_size=512)
+    tasks = shop.tasks("train", settings.teacher_sessions, settings.seed)
+    record(shop, places, settings, places.first, tasks[: settings.first_sessions], run_id, progress)
+    conversations = places.root / "first.jsonl"
+    with Reader(places.store) as reader:
+        export_chat(reader, conversations, Selection(run=run_id, outcome="completed"))
+    texts = [*recorded_corpus(conversations, Tokenizer(places.first)), *task_corpus(tasks)]
+    size = train_tokenizer(places.base, texts, vocab_size=settings.vocab_size, split_spaces=True)
+    make_policy(places.base, settings.shape, vocab_size=size, seed=settings.seed)
+
+
+def record_teacher(
+    shop: Shop, places: Places, settings: DemoSettings, run_id: str, progress: Progress
+) -> None:
+    """The teacher's demonstrations, recorded with the policy's tokenizer, and their export."""
+    tasks = shop.tasks("train", settings.teacher_sessions, settings.seed)
+    record(shop, places, settings, places.base, tasks, run_id, progress)
+    with Reader(places.store) as reader:
+        export_parquet(reader, places.teacher_data, Selection(run=run_id, outcome="completed"))
+
+
+def record(
+    shop: Shop,
+    places: Places,
+    settings: DemoSettings,
+    tokenizer: Path,
+    tasks: Sequence[Task],
+    run_id: str,
+    progress: Progress,
+) -> None:
+    """The scripted teacher served behind the proxy, and used by the real agent."""
+    script = teacher(tasks, skill=settings.teacher_skill)
+    with (
+        ScriptedEngine(tokenizer, script, served_model_name=MODEL) as engine,
+        proxy(engine.base_url, tokenizer, places.store, places.logs) as proxy_url,
+        shop.rollouts(proxy_url) as rollouts,
+    ):
+        jobs = [Job(task) for task in left_over(tasks, places, run_id)]
+        rollouts.collect(
+            shop.agent(1.0), jobs, rollout_settings(places, settings, run_id), progress
+        )
+
+
+def warm_start(
+    places: Places, settings: DemoSettings, on_step: Callable[[SftStep], bool | None]
+) -> None:
+    """Supervised fine-tuning of the base policy on the teacher's export."""
+    model = load_policy(places.base)
+    examples = examples_from_parquet(places.teacher_data)
+    train_sft(model, examples, sft_config(settings), on_step=on_step)
+    save_policy(model, places.warm, places.base)
+
+
+def sft_config(settings: DemoSettings) -> SftConfig:
+    """The warm start's fine-tuning."""
+    return SftConfig(
+        epochs=settings.sft_epochs,
+        batch_size=16,
+        seed=settings.seed,
+        optimizer=OptimizerConfig(
+            learning_rate=settings.sft_learning_rate,
+            warmup_steps=30,
+            schedule="cosine",
+            final_fraction=0.05,
+        ),
+        packing=PackingConfig(block_tokens=64),
+    )
+
+
+def evaluate(
+    shop: Shop,
+    stack: Stack,
+    places: Places,
+    settings: DemoSettings,
+    run_id: str,
+    temperature: float,
+    progress: Progress,
+) -> None:
+    """Asks the held-out questions that ``run_id`` has not asked yet; rewards go to the store."""
+    tasks = shop.tasks("held_out", settings.eval_tasks, settings.seed)
+    with shop.rollouts(stack.proxy_url) as rollouts:
+        rollouts.collect(
+            shop.agent(temperature),
+            [Job(task) for task in left_over(tasks, places, run_id)],
+            rollout_settings(places, settings, run_id),
+            progress,
+        )
+
+
+def left_over(tasks: Sequence[Task], places: Places, run_id: str) -> list[Task]:
+    """The tasks that ``run_id`` has not brought to an end; all of them in a new run."""
+    ended = {Outcome.COMPLETED, Outcome.AGENT_ERROR, Outcome.TIMEOUT}
+    with Reader(places.store) as reader:
+        done = {s.task_id for s in reader.sessions(run=run_id, sealed=True) if s.outcome in ended}
+    return [task for task in tasks if task.id not in done]
+
+
+def step_jobs(tasks: Sequence[Task], step: int, settings: DemoSettings) -> list[Job]:
+    """The step's questions, each asked by a whole group; the questions are taken in turn."""
+    first = step * settings.groups
+    chosen = [tasks[(first + index) % len(tasks)] for index in range(settings.groups)]
+    return list(grouped(chosen, settings.group_size))
+
+
+def rollout_settings(places: Places, settings: DemoSettings, run_id: str) -> Settings:
+    return Settings(
+        directory=places.sessions,
+        parallel=settings.parallel,
+        timeout_s=settings.timeout_s,
+        model=MODEL,
+        run_id=run_id,
+    )

@@ -1,0 +1,50 @@
+"""What a demo run has finished, so that running it again goes on from there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+
+class DemoState:
+    """``state.json``: finished stages and their figures; written after each."""
+
+    def __init__(self, root: Path) -> None:
+        self._path = root / "state.json"
+        self.values: dict[str, Any] = {"done": [], "runs": {}, "figures": {}, "seconds": 0.0}
+        if self._path.exists():
+            self.values = orjson.loads(self._path.read_bytes())
+
+    @property
+    def runs(self) -> dict[str, str]:
+        """Run ids in the store, by stage."""
+        runs: dict[str, str] = self.values["runs"]
+        return runs
+
+    @property
+    def figures(self) -> dict[str, float]:
+        figures: dict[str, float] = self.values["figures"]
+        return figures
+
+    @property
+    def seconds(self) -> float:
+        """Spent so far, over all attempts."""
+        return float(self.values["seconds"])
+
+    def is_done(self, stage: str) -> bool:
+        return stage in self.values["done"]
+
+    def finish(self, stage: str) -> None:
+        self.values["done"].append(stage)
+        self.save()
+
+    def spend(self, seconds: float) -> None:
+        self.values["seconds"] += seconds
+        self.save()
+
+    def save(self) -> None:
+        partial = self._path.with_suffix(".tmp")
+        partial.write_bytes(orjson.dumps(self.values, option=orjson.OPT_INDENT_2))
+        partial.replace(self._path)

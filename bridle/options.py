@@ -1,0 +1,31 @@
+"""Command-line options that several commands share."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from bridle.config import default_proxy, default_store
+
+StoreOption = Annotated[
+    str,
+    typer.Option(
+        "--store",
+        help="SQLite path or database URL.",
+        default_factory=default_store,
+        show_default="$BRIDLE_STORE, else the data folder",
+    ),
+]
+
+ProxyOption = Annotated[
+    str,
+    typer.Option(
+        "--proxy",
+        help="Base URL of a running proxy.",
+        default_factory=default_proxy,
+        show_default="$BRIDLE_PROXY, else the default port",
+    ),
+]
+
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]

@@ -1,0 +1,40 @@
+"""Opening the store for a command that reads it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from bridle.terminal import fail
+from store.queries import Reader
+from store.records import SessionRecord
+
+
+@contextmanager
+def reader(store: str) -> Iterator[Reader]:
+    """A reader of ``store``; ends the command when there is no such store."""
+    if "://" not in store and not Path(store).exists():
+        fail(f"there is no store at {store}: start `bridle proxy`, or name one with --store")
+    with Reader(store) as opened:
+        yield opened
+
+
+def one_session(source: Reader, wanted: str) -> SessionRecord:
+    """The session with this id, name, or unambiguous beginning of an id; ``last`` is the newest."""
+    if wanted == "last":
+        newest = next(iter(source.sessions(limit=1, newest_first=True)), None)
+        if newest is None:
+            fail("the store holds no session yet")
+        return newest
+    if named := source.session_by_name(wanted):
+        return named
+    found = [record for record in source.sessions() if record.id.startswith(wanted)]
+    exact = [record for record in found if record.id == wanted]
+    if exact:
+        return exact[0]
+    if len(found) == 1:
+        return found[0]
+    if found:
+        fail(f"{len(found)} sessions begin with {wanted!r}: give more of the id")
+    fail(f"no session {wanted!r} in this store (`bridle sessions` lists them)")

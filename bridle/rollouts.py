@@ -1,0 +1,60 @@
+"""Rollouts from synchronous code: one event loop and one runtime for a whole run."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+from types import TracebackType
+from typing import Self
+
+from harnesses.adapters.base import Adapter
+from harnesses.client import ControlClient
+from harnesses.rollout import Job, Rollout, RolloutResult, Settings
+from harnesses.runtimes.base import Runtime
+from harnesses.verifiers import Verifier
+
+
+class Rollouts:
+    """Runs jobs against one proxy with one runtime, which stays warm between calls."""
+
+    def __init__(
+        self, proxy_url: str, runtime: Runtime, verifier: Verifier, *, key: str | None = None
+    ) -> None:
+        self._proxy_url = proxy_url
+        self._key = key
+        self._runtime = runtime
+        self._verifier = verifier
+        self._runner = asyncio.Runner()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._runner.run(self._runtime.close())
+        self._runner.close()
+
+    def collect(
+        self,
+        adapter: Adapter,
+        jobs: Iterable[Job],
+        settings: Settings,
+        progress: Callable[[RolloutResult], None] | None = None,
+    ) -> list[RolloutResult]:
+        """All results, in the order they came. Ctrl-C ends every session that still runs."""
+        return self._runner.run(self._collect(adapter, jobs, settings, progress))
+
+    async def _collect(
+        self,
+        adapter: Adapter,
+        jobs: Iterable[Job],
+        settings: Settings,
+        progress: Callable[[RolloutResult], None] | None,
+    ) -> list[RolloutResult]:
+        async with ControlClient(self._proxy_url, self._key) as client:
+            rollout = Rollout(client, adapter, self._runtime, self._verifier, settings)
+            return await rollout.collect(jobs, progress)

@@ -1,0 +1,134 @@
+"""What serves tokens behind the HTTP face: prompts in, steps of sampled tokens out.
+
+``engine/server.py`` turns a :class:`Backend` into the contract's routes. The embedded engine and
+the scripted engine are its two implementations; vLLM brings a server of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple, Protocol
+
+import msgspec
+
+from engine.contract import ModelCard
+from engine.tokenizer import Tokenizer
+
+PauseMode = Literal["keep", "wait", "abort"]
+FinishReason = Literal["stop", "length", "abort"]
+
+
+class Sampling(msgspec.Struct, frozen=True, kw_only=True):
+    """How to sample one sequence. Defaults are vLLM's."""
+
+    max_tokens: int
+    """At least 1; never more than what is left of the context."""
+    temperature: float = 1.0
+    """0 means greedy."""
+    top_p: float = 1.0
+    top_k: int = 0
+    """0 means no limit."""
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    seed: int | None = None
+    """With a seed, the same request gives the same tokens whatever else is running."""
+    stop_token_ids: frozenset[int] = frozenset()
+    """Beside the model's own end-of-turn ids."""
+    ignore_eos: bool = False
+    top_logprobs: int = 0
+    prompt_logprobs: int | None = None
+    """``None``: none; ``k``: logprobs of the prompt's ids and of the ``k`` likeliest."""
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature < 1e-5
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """What a reply is sampled after."""
+
+    token_ids: Sequence[int]
+    """The prompt: everything that a model conditions on."""
+    messages: Sequence[Mapping[str, Any]] = ()
+    """The chat messages it was rendered from; for backends that answer by script."""
+    tools: Sequence[Mapping[str, Any]] = ()
+    response_format: Mapping[str, Any] | None = None
+
+
+class SampledToken(NamedTuple):
+    """One sampled token and its raw logprob: log-softmax of the model's unmodified logits."""
+
+    id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+    """The likeliest ids and their logprobs, best first, when asked for."""
+
+
+class PromptLogprob(NamedTuple):
+    """Logprob of a prompt id given its predecessors."""
+
+    id: int
+    logprob: float
+    rank: int
+    """1 for the likeliest id."""
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(slots=True)
+class Step:
+    """What one sequence got since the last step that its reader took."""
+
+    tokens: list[SampledToken] = field(default_factory=list)
+    finish: FinishReason | None = None
+    stop_token: int | None = None
+    """The id of ``Sampling.stop_token_ids`` that ended the reply; ``None`` for the model's own."""
+    cached_tokens: int = 0
+    """Prompt tokens that needed no computing; in the first step."""
+    prompt_logprobs: list[PromptLogprob | None] | None = None
+    """In the first step, when asked for; one entry per prompt id, the first is ``None``."""
+
+
+class Backend(Protocol):
+    """A policy that can be sampled from, paused, and given new weights."""
+
+    tokenizer: Tokenizer
+    card: ModelCard
+    vocab_size: int
+    """Prompt ids are below it."""
+
+    @property
+    def policy_version(self) -> int:
+        """Grows with every accepted weight reload."""
+        ...
+
+    @property
+    def healthy(self) -> bool: ...
+
+    async def generate(self, prompt: Prompt, sampling: Sampling) -> AsyncGenerator[Step]:
+        """Admit a request and return its steps; the last one has ``finish``.
+
+        Closing the generator frees everything that the request holds. Raises
+        :class:`engine.errors.RequestRefused` before anything was sampled.
+        """
+        ...
+
+    async def pause(self, mode: PauseMode, clear_cache: bool) -> None:
+        """Stop sampling: freeze running replies (``keep``), let them end (``wait``), or end them
+        with finish reason ``abort``. New requests queue until :meth:`resume`."""
+        ...
+
+    async def resume(self) -> None: ...
+
+    @property
+    def paused(self) -> bool: ...
+
+    async def reload_weights(self, directory: str) -> None:
+        """Serve the weights in ``directory``. Raises :class:`engine.errors.RequestRefused` when
+        they do not fit; the old ones are then still served, untouched."""
+        ...
+
+    async def reset_prefix_cache(self) -> None: ...

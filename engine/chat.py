@@ -1,0 +1,199 @@
+"""``/v1/chat/completions``: pieces of choices written as chunks, or folded into one reply."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+from uuid import uuid4
+
+from engine.backend import PromptLogprob, SampledToken
+from engine.choices import Piece
+from engine.deltas import Content, Delta, Reasoning, ToolArguments, ToolName
+from engine.detokenizer import Vocabulary
+from engine.requests import ChatBody
+from engine.wire import chat_logprobs, prompt_logprobs, usage
+
+
+@dataclass(frozen=True, slots=True)
+class ReplyHead:
+    """What every chunk of a reply repeats."""
+
+    id: str
+    created: int
+    model: str
+
+
+class ChatWriter:
+    """Writes the chunks of one streamed chat reply."""
+
+    def __init__(self, body: ChatBody, head: ReplyHead, vocabulary: Vocabulary) -> None:
+        self._body = body
+        self._head = head
+        self._vocabulary = vocabulary
+        self._called: set[int] = set()
+        """Choices that have called a tool."""
+
+    def begin(self, prompt_ids: Sequence[int]) -> Iterable[dict[str, Any]]:
+        """The role chunks; ``prompt_token_ids`` travel with them when asked for."""
+        for index in range(self._body.choices):
+            choice = {
+                "index": index,
+                "delta": {"role": "assistant", "content": ""},
+                "logprobs": None,
+                "finish_reason": None,
+            }
+            chunk = self._chunk([choice])
+            if self._body.return_token_ids:
+                chunk["prompt_token_ids"] = list(prompt_ids)
+            yield chunk
+
+    def write(self, piece: Piece) -> dict[str, Any]:
+        """The chunk of a piece. Its delta is empty when a parser holds the text back."""
+        choice: dict[str, Any] = {
+            "index": piece.index,
+            "delta": self._delta(piece),
+            "logprobs": chat_logprobs(piece.tokens, self._vocabulary)
+            if self._body.logprobs
+            else None,
+            "finish_reason": chat_finish(
+                piece.finish_reason, piece.index in self._called, self._body
+            ),
+        }
+        if piece.finish_reason is not None:
+            choice["stop_reason"] = piece.stop_reason
+        if self._body.return_token_ids:
+            choice["token_ids"] = [token.id for token in piece.tokens]
+        return self._chunk([choice])
+
+    def usage(self, prompt_tokens: int, completion_tokens: int, cached: int) -> dict[str, Any]:
+        return {**self._chunk([]), "usage": usage(prompt_tokens, completion_tokens, cached)}
+
+    def _chunk(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
+        return {
+            "id": self._head.id,
+            "object": "chat.completion.chunk",
+            "created": self._head.created,
+            "model": self._head.model,
+            "choices": choices,
+        }
+
+    def _delta(self, piece: Piece) -> dict[str, Any]:
+        delta: dict[str, Any] = {}
+        for part in visible(piece.deltas, self._body):
+            match part:
+                case Content(text):
+                    delta["content"] = delta.get("content", "") + text
+                case Reasoning(text):
+                    delta["reasoning"] = delta.get("reasoning", "") + text
+                case ToolName(index, name):
+                    self._called.add(piece.index)
+                    delta.setdefault("tool_calls", []).append(
+                        {
+                            "index": index,
+                            "id": tool_call_id(),
+                            "type": "function",
+                            "function": {"name": name, "arguments": ""},
+                        }
+                    )
+                case ToolArguments(index, text):
+                    calls = delta.setdefault("tool_calls", [])
+                    if not calls or calls[-1]["index"] != index:
+                        calls.append({"index": index, "function": {"arguments": ""}})
+                    calls[-1]["function"]["arguments"] += text
+        return delta
+
+
+@dataclass(slots=True)
+class ChoiceFold:
+    """A whole choice: the fold of its pieces."""
+
+    index: int
+    content: str = ""
+    reasoning: str = ""
+    calls: list[list[str]] = field(default_factory=list)
+    """Name and arguments of each tool call."""
+    tokens: list[SampledToken] = field(default_factory=list)
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+
+    def add(self, piece: Piece, body: ChatBody) -> None:
+        self.tokens += piece.tokens
+        self.finish_reason, self.stop_reason = piece.finish_reason, piece.stop_reason
+        for part in visible(piece.deltas, body):
+            match part:
+                case Content(text):
+                    self.content += text
+                case Reasoning(text):
+                    self.reasoning += text
+                case ToolName(_, name):
+                    self.calls.append([name, ""])
+                case ToolArguments(index, text):
+                    self.calls[index][1] += text
+
+    def write(self, body: ChatBody, vocabulary: Vocabulary) -> dict[str, Any]:
+        message: dict[str, Any] = {
+            "role": "assistant",
+            "content": self.content or (None if self.calls or self.reasoning else ""),
+            "reasoning": self.reasoning or None,
+        }
+        if self.calls:
+            message["tool_calls"] = [
+                {
+                    "id": tool_call_id(),
+                    "type": "function",
+                    "function": {"name": name, "arguments": arguments},
+                }
+                for name, arguments in self.calls
+            ]
+        return {
+            "index": self.index,
+            "message": message,
+            "logprobs": chat_logprobs(self.tokens, vocabulary) if body.logprobs else None,
+            "finish_reason": chat_finish(self.finish_reason, bool(self.calls), body),
+            "stop_reason": self.stop_reason,
+            "token_ids": [token.id for token in self.tokens] if body.return_token_ids else None,
+        }
+
+
+def chat_reply(
+    body: ChatBody,
+    head: ReplyHead,
+    vocabulary: Vocabulary,
+    prompt_ids: Sequence[int],
+    choices: Sequence[ChoiceFold],
+    cached: int,
+    scored: Sequence[PromptLogprob | None] | None,
+) -> dict[str, Any]:
+    """The non-streamed reply."""
+    completion_tokens = sum(len(choice.tokens) for choice in choices)
+    return {
+        "id": head.id,
+        "object": "chat.completion",
+        "created": head.created,
+        "model": head.model,
+        "choices": [choice.write(body, vocabulary) for choice in choices],
+        "usage": usage(len(prompt_ids), completion_tokens, cached),
+        "prompt_logprobs": None if scored is None else prompt_logprobs(scored, vocabulary),
+        "prompt_token_ids": list(prompt_ids) if body.return_token_ids else None,
+    }
+
+
+def visible(deltas: Iterable[Delta], body: ChatBody) -> Iterable[Delta]:
+    """Without ``parallel_tool_calls``, only the first call is shown, as vLLM does."""
+    if body.parallel_tool_calls is not False:
+        return deltas
+    return [
+        delta
+        for delta in deltas
+        if not (isinstance(delta, ToolName | ToolArguments) and delta.index > 0)
+    ]
+
+
+def chat_finish(reason: str | None, called: bool, body: ChatBody) -> str | None:
+    """``tool_calls`` instead of ``stop`` after calls, unless the request named the tool."""
+    return "tool_calls" if reason == "stop" and called and not body.named_tool else reason
+
+
+def tool_call_id() -> str:
+    return f"chatcmpl-tool-{uuid4().hex}"

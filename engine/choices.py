@@ -1,0 +1,99 @@
+"""One choice of a reply: sampled tokens in, text and deltas out, token by token."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from engine.backend import SampledToken, Step
+from engine.deltas import Content, Delta
+from engine.detokenizer import Detokenizer
+from engine.hermes import HermesParser
+from engine.stopping import StopScanner
+from engine.thinking import ThinkingParser
+
+
+@dataclass(slots=True)
+class Piece:
+    """What one step added to a choice: sent as one chunk, or folded into the whole reply."""
+
+    index: int
+    tokens: Sequence[SampledToken] = ()
+    deltas: list[Delta] = field(default_factory=list)
+    finish_reason: str | None = None
+    """``stop``, ``length`` or ``abort``; the chat face turns ``stop`` after calls into its own."""
+    stop_reason: int | str | None = None
+    """The stop string or stop token id that ended the reply."""
+
+
+class ChoiceReader:
+    """Reads the steps of one sequence.
+
+    Text goes through the detokeniser, the stop scanner, and the parsers; each of them may hold text
+    back, while its tokens are always in the piece of the step that sampled them.
+    """
+
+    def __init__(
+        self,
+        index: int,
+        detokenizer: Detokenizer,
+        stop: StopScanner,
+    ) -> None:
+        self.index = index
+        self.sampled = 0
+        """Tokens read so far."""
+        self.finished = False
+        self._detokenizer = detokenizer
+        self._stop = stop
+        self.thinking: ThinkingParser | None = None
+        """Set before the first step, when the reply may begin with reasoning."""
+        self.tools: HermesParser | None = None
+        """Set before the first step, when the reply may call tools."""
+
+    def read(self, step: Step) -> Piece:
+        piece = Piece(self.index)
+        taken = 0
+        for token in step.tokens:
+            taken += 1
+            piece.deltas += self._parse(self._stop.push(self._detokenizer.push(token.id)))
+            if self._stop.matched is not None:
+                break
+        piece.tokens = step.tokens[:taken]
+        self.sampled += taken
+        if self._stop.matched is not None:
+            piece.finish_reason, piece.stop_reason = "stop", self._stop.matched
+        elif step.finish is not None:
+            rest = self._stop.push(self._detokenizer.flush())
+            piece.deltas += self._parse(rest + self._stop.flush())
+            piece.finish_reason, piece.stop_reason = step.finish, step.stop_token
+        if piece.finish_reason is not None:
+            self.finished = True
+            piece.deltas += self._flush()
+        return piece
+
+    def _parse(self, text: str) -> Iterator[Delta]:
+        if not text:
+            return
+        if self.thinking is None:
+            yield from self._parse_content(text)
+            return
+        for delta in self.thinking.push(text):
+            yield from self._after_thinking(delta)
+
+    def _flush(self) -> Iterator[Delta]:
+        for delta in self.thinking.flush() if self.thinking else ():
+            yield from self._after_thinking(delta)
+        if self.tools is not None:
+            yield from self.tools.flush()
+
+    def _after_thinking(self, delta: Delta) -> Iterator[Delta]:
+        if isinstance(delta, Content):
+            yield from self._parse_content(delta.text)
+        else:
+            yield delta
+
+    def _parse_content(self, text: str) -> Iterator[Delta]:
+        if self.tools is None:
+            yield Content(text)
+        else:
+            yield from self.tools.push(text)

@@ -1,0 +1,34 @@
+"""What a reply's text means, piece by piece: the deltas of a streamed chat reply."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Reasoning:
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class ToolName:
+    """A function call begins: ``index`` counts the reply's calls from 0."""
+
+    index: int
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class ToolArguments:
+    """The next piece of the JSON text of a call's arguments."""
+
+    index: int
+    text: str
+
+
+Delta = Content | Reasoning | ToolName | ToolArguments

@@ -1,0 +1,127 @@
+"""Token ids to text as they arrive, never cutting a character in two.
+
+The concatenation of all pieces and the flush is the tokenizer's own ``decode`` of all the ids.
+"""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Collection, Sequence
+from typing import Final, Protocol
+
+from tokenizers import decoders
+
+from engine.tokenizer import Tokenizer
+
+REPLACEMENT: Final = "\ufffd"
+
+
+class Detokenizer(Protocol):
+    """Incremental decoding of one token sequence."""
+
+    def push(self, token_id: int) -> str:
+        """Text that became certain with this token; may be empty."""
+        ...
+
+    def flush(self) -> str:
+        """What is left: an unfinished character comes out as U+FFFD."""
+        ...
+
+
+class Vocabulary:
+    """Per-model tables for detokenising, shared by all sequences."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self.tokenizer = tokenizer
+        added = tokenizer.backend.get_added_tokens_decoder()
+        self.special_ids: frozenset[int] = frozenset(
+            token_id for token_id, token in added.items() if token.special
+        )
+        self.byte_level = isinstance(tokenizer.backend.decoder, decoders.ByteLevel)
+        self._bytes: dict[int, bytes] = {}
+        self._alphabet = _byte_alphabet()
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The bytes a byte-level token stands for; unknown ids stand for nothing."""
+        found = self._bytes.get(token_id)
+        if found is None:
+            token = self.tokenizer.backend.id_to_token(token_id) or ""
+            try:
+                found = bytes(self._alphabet[character] for character in token)
+            except KeyError:
+                found = token.encode()
+            self._bytes[token_id] = found
+        return found
+
+    def token_text(self, token_id: int) -> str:
+        """One token on its own, as logprob entries show it."""
+        if self.byte_level:
+            return self.token_bytes(token_id).decode(errors="replace")
+        return self.tokenizer.decode([token_id])
+
+    def detokenizer(self, skip: Collection[int]) -> Detokenizer:
+        """Decoding that leaves out the ids in ``skip``."""
+        if self.byte_level:
+            return _ByteLevelDetokenizer(self, skip)
+        return _WindowDetokenizer(self.tokenizer, skip)
+
+
+class _ByteLevelDetokenizer:
+    """Byte-level BPE (GPT-2, Qwen, Llama 3 …): tokens are bytes, so decode UTF-8 as it comes."""
+
+    def __init__(self, vocabulary: Vocabulary, skip: Collection[int]) -> None:
+        self._vocabulary = vocabulary
+        self._skip = skip
+        self._utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
+
+    def push(self, token_id: int) -> str:
+        if token_id in self._skip:
+            return ""
+        return self._utf8.decode(self._vocabulary.token_bytes(token_id))
+
+    def flush(self) -> str:
+        return self._utf8.decode(b"", final=True)
+
+
+class _WindowDetokenizer:
+    """Any other tokenizer: what a window of ids decodes to beyond what its start decodes to.
+
+    The window begins at the last boundary where the text was certain, so spaces that a decoder
+    adds or strips at the beginning of a text cancel out.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, skip: Collection[int]) -> None:
+        self._tokenizer = tokenizer
+        self._skip = skip
+        self._ids: list[int] = []
+        self._prefix = 0
+        self._read = 0
+
+    def push(self, token_id: int) -> str:
+        if token_id in self._skip:
+            return ""
+        self._ids.append(token_id)
+        before, text = self._decode()
+        if text.endswith(REPLACEMENT) or len(text) <= len(before):
+            return ""
+        self._prefix, self._read = self._read, len(self._ids)
+        return text[len(before) :]
+
+    def flush(self) -> str:
+        before, text = self._decode()
+        self._prefix = self._read = len(self._ids)
+        return text[len(before) :]
+
+    def _decode(self) -> tuple[str, str]:
+        window: Sequence[int] = self._ids[self._prefix :]
+        before = self._tokenizer.decode(window[: self._read - self._prefix])
+        return before, self._tokenizer.decode(window)
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """GPT-2's printable stand-ins for bytes: character to byte."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    alphabet = {chr(byte): byte for byte in printable}
+    others = (byte for byte in range(0x100) if byte not in set(printable))
+    alphabet.update({chr(0x100 + index): byte for index, byte in enumerate(others)})
+    return alphabet

@@ -1,0 +1,172 @@
+"""A Transformers causal LM that computes a ragged batch in one forward pass."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from transformers import AutoModelForCausalLM
+from transformers.utils import logging as transformers_logging
+
+from engine.embedded.attention import ATTENTION_NAME, Chunk, RaggedBatch
+from engine.embedded.kv import SequenceKV
+
+_PROBE_TOKENS: Final = 24
+_PROBE_TOLERANCE: Final = 5e-3
+"""Largest difference of a logit, relative to the largest logit, between the packed forward pass
+and the model's own: numerical noise is far below, another architecture's attention far above."""
+
+
+class UnservableModel(Exception):
+    """There is no model that can be loaded, or this engine cannot serve it exactly."""
+
+
+class WeightsMismatch(Exception):
+    """New weights do not fit the served model; nothing was changed."""
+
+
+class PackedModel:
+    """A model in evaluation mode whose attention is ours. All calls from one thread."""
+
+    def __init__(self, directory: str | Path, *, device: str, dtype: torch.dtype) -> None:
+        self.device = torch.device(device)
+        self._dtype = dtype
+        self._model = load_model(directory, dtype).to(self.device)
+        self.vocab_size = int(self._model.config.get_text_config().vocab_size)
+        self.kv_bytes_per_token = 0
+        """Memory of one computed token; measured by the probe."""
+        self._probe()
+
+    @property
+    def context(self) -> int | None:
+        """Longest sequence the model was made for, when its configuration says."""
+        config = self._model.config.get_text_config()
+        found = getattr(config, "max_position_embeddings", None)
+        return None if found is None else int(found)
+
+    def forward(
+        self,
+        token_ids: Sequence[int],
+        decoding: Sequence[SequenceKV],
+        chunks: Sequence[Chunk],
+        wanted: Sequence[int],
+    ) -> torch.Tensor:
+        """Logits ``[len(wanted), V]`` of the row positions ``wanted``.
+
+        ``token_ids`` are one new token of each of ``decoding``, then the tokens of each chunk. The
+        sequences' keys and values are extended, and count the new tokens afterwards.
+        """
+        positions = [kv.length for kv in decoding]
+        for kv in decoding:
+            kv.reserve(kv.length + 1)
+        for chunk in chunks:
+            chunk.kv.reserve(chunk.kv.length + chunk.count)
+            positions += range(chunk.kv.length, chunk.kv.length + chunk.count)
+        output = self._model(
+            input_ids=torch.tensor([token_ids], device=self.device),
+            position_ids=torch.tensor([positions], device=self.device),
+            use_cache=False,
+            logits_to_keep=torch.tensor(wanted, dtype=torch.long, device=self.device),
+            ragged=RaggedBatch(tuple(decoding), tuple(chunks)),
+        )
+        for kv in decoding:
+            kv.length += 1
+        for chunk in chunks:
+            chunk.kv.length += chunk.count
+        logits: torch.Tensor = output.logits[0]
+        return logits
+
+    def weights(self) -> Mapping[str, torch.Tensor]:
+        """The served parameters and buffers by name; not copies."""
+        state: Mapping[str, torch.Tensor] = self._model.state_dict()
+        return state
+
+    def load_weights(self, state: Mapping[str, torch.Tensor]) -> None:
+        """Copy ``state`` over the served weights, all or nothing.
+
+        Names and shapes must be the model's own; of tied weights one name is enough.
+        """
+        served = self.weights()
+        _check_fit(served, state)
+        with torch.no_grad():
+            for name, tensor in state.items():
+                served[name].copy_(tensor)
+
+    def _probe(self) -> None:
+        """Hold the packed forward pass against the model's own, once, at load time."""
+        ids = [index % self.vocab_size for index in range(3, 3 + _PROBE_TOKENS)]
+        with torch.inference_mode():
+            row = torch.tensor([ids], device=self.device)
+            expected = self._model(input_ids=row, use_cache=False).logits[0].float()
+            try:
+                self._model.set_attn_implementation(ATTENTION_NAME)
+                found = self._probe_packed(ids).float()
+            except (TypeError, ValueError, NotImplementedError, AttributeError) as error:
+                raise UnservableModel(
+                    f"{type(self._model).__name__} does not run with packed attention: {error}. "
+                    "Serve it with vLLM."
+                ) from error
+        gap = float((found - expected).abs().max() / expected.abs().max().clamp(min=1e-6))
+        if not gap <= _PROBE_TOLERANCE * (1 if self._dtype == torch.float32 else 10):
+            raise UnservableModel(
+                f"{type(self._model).__name__} gives other logits with packed attention (relative "
+                f"difference {gap:.2g}): its layers are not plain causal attention. Serve it with "
+                "vLLM."
+            )
+
+    def _probe_packed(self, ids: Sequence[int]) -> torch.Tensor:
+        """Logits of ``ids``, computed as two chunks and single tokens, beside another sequence."""
+        kv, other = SequenceKV(0), SequenceKV(0)
+        first, second = len(ids) // 2, len(ids) // 4
+        rows = [self.forward(ids[:first], [], [Chunk(kv, first)], range(first))]
+        tokens = [*ids[:3], *ids[first : first + second]]
+        chunks = [Chunk(other, 3), Chunk(kv, second)]
+        rows.append(self.forward(tokens, [], chunks, range(3, 3 + second)))
+        for token_id in ids[first + second :]:
+            rows.append(self.forward([ids[0], token_id], [other, kv], [], [1]))
+        self.kv_bytes_per_token = kv.bytes_per_token
+        return torch.cat(rows)
+
+
+def load_model(directory: str | Path, dtype: torch.dtype) -> Any:
+    """The causal LM in ``directory``, in evaluation mode. Raises :class:`UnservableModel`."""
+    # A bar per reload would fill the trainer's terminal.
+    shows_bars = transformers_logging.is_progress_bar_enabled()
+    transformers_logging.disable_progress_bar()
+    try:
+        model = AutoModelForCausalLM.from_pretrained(
+            str(directory), dtype=dtype, local_files_only=True
+        )
+    except (OSError, ValueError, RuntimeError, KeyError) as error:
+        raise UnservableModel(f"no loadable causal LM in {directory}: {error}") from error
+    finally:
+        if shows_bars:
+            transformers_logging.enable_progress_bar()
+    return model.eval().requires_grad_(False)
+
+
+def load_state(directory: str | Path, dtype: torch.dtype) -> Mapping[str, torch.Tensor]:
+    """The weights in ``directory`` by the names of the loaded model."""
+    try:
+        state: Mapping[str, torch.Tensor] = load_model(directory, dtype).state_dict()
+    except UnservableModel as error:
+        raise WeightsMismatch(str(error)) from error
+    return state
+
+
+def _check_fit(served: Mapping[str, torch.Tensor], state: Mapping[str, torch.Tensor]) -> None:
+    unknown = sorted(state.keys() - served.keys())
+    if unknown:
+        raise WeightsMismatch(f"the served model has no weights named {', '.join(unknown[:3])}")
+    for name, tensor in state.items():
+        if tensor.shape != served[name].shape:
+            raise WeightsMismatch(
+                f"{name} is {tuple(tensor.shape)}, the served model's is "
+                f"{tuple(served[name].shape)}"
+            )
+    covered = {served[name].data_ptr() for name in state}
+    missing = sorted(name for name, tensor in served.items() if tensor.data_ptr() not in covered)
+    if missing:
+        raise WeightsMismatch(f"weights are missing: {', '.join(missing[:3])}")

@@ -1,0 +1,115 @@
+"""Logits to sampled tokens, for a batch of sequences with settings of their own.
+
+Each sequence draws one uniform number per token from its own generator and inverts its cumulative
+distribution with it, so a seeded sequence does not depend on its neighbours in the batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from engine.backend import SampledToken, Sampling
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingRow:
+    """One sequence's share of a sampling batch."""
+
+    sampling: Sampling
+    uniform: float
+    """In [0, 1); not used when greedy."""
+    token_ids: Sequence[int]
+    """Prompt, then sampled ids; read only when a penalty is set."""
+    prompt_length: int
+
+
+def sample(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> list[SampledToken]:
+    """Sample one token per row of ``logits`` (``float[R, V]``).
+
+    The logprobs are raw: of the unmodified logits, before penalties, temperature and truncation.
+    """
+    logits = logits.float()
+    logprobs = logits.log_softmax(-1)
+    scores = _penalised(logits, rows)
+    greedy = all(row.sampling.greedy for row in rows)
+    chosen = scores.argmax(-1) if greedy else _drawn(scores, rows)
+    values = logprobs.gather(-1, chosen[:, None])[:, 0].tolist()
+    top = _likeliest(logprobs, [row.sampling.top_logprobs for row in rows])
+    return [
+        SampledToken(token_id, value, likeliest)
+        for token_id, value, likeliest in zip(chosen.tolist(), values, top, strict=True)
+    ]
+
+
+def _drawn(scores: torch.Tensor, rows: Sequence[SamplingRow]) -> torch.Tensor:
+    device = scores.device
+    temperatures = [1.0 if row.sampling.greedy else row.sampling.temperature for row in rows]
+    probabilities = (scores / torch.tensor(temperatures, device=device)[:, None]).double()
+    probabilities = _truncated(probabilities.softmax(-1), rows)
+    cumulative = probabilities.cumsum(-1)
+    uniforms = torch.tensor([row.uniform for row in rows], dtype=torch.double, device=device)
+    # The first id whose cumulative probability exceeds the target has probability of its own.
+    targets = uniforms[:, None] * cumulative[:, -1:]
+    drawn = torch.searchsorted(cumulative, targets, right=True)[:, 0]
+    greedy = torch.tensor([row.sampling.greedy for row in rows], device=device)
+    return torch.where(greedy, scores.argmax(-1), drawn)
+
+
+def _truncated(probabilities: torch.Tensor, rows: Sequence[SamplingRow]) -> torch.Tensor:
+    """Zero what min-p, top-k and top-p leave out, in this order, as vLLM does."""
+    for index, row in enumerate(rows):
+        sampling = row.sampling
+        if not (sampling.min_p or sampling.top_k or sampling.top_p < 1.0):
+            continue
+        line = probabilities[index]
+        line[line < sampling.min_p * line.max()] = 0.0
+        ordered, ids = line.sort(descending=True)
+        if sampling.top_k:
+            ordered[sampling.top_k :] = 0.0
+        if sampling.top_p < 1.0:
+            before = ordered.cumsum(-1) - ordered
+            ordered[before >= sampling.top_p * ordered.sum()] = 0.0
+        line[ids] = ordered
+    return probabilities
+
+
+def _penalised(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> torch.Tensor:
+    """Presence and frequency penalise sampled ids; repetition also those of the prompt."""
+    scores = logits
+    for index, row in enumerate(rows):
+        sampling = row.sampling
+        if (
+            not sampling.presence_penalty
+            and not sampling.frequency_penalty
+            and sampling.repetition_penalty == 1.0
+        ):
+            continue
+        if scores is logits:
+            scores = logits.clone()
+        line = scores[index]
+        seen = torch.tensor(sorted(set(row.token_ids)), device=line.device)
+        values = line[seen]
+        penalty = sampling.repetition_penalty
+        line[seen] = torch.where(values > 0, values / penalty, values * penalty)
+        sampled = torch.tensor(
+            row.token_ids[row.prompt_length :], dtype=torch.long, device=line.device
+        )
+        counts = torch.bincount(sampled, minlength=len(line))
+        line -= sampling.frequency_penalty * counts + sampling.presence_penalty * (counts > 0)
+    return scores
+
+
+def _likeliest(
+    logprobs: torch.Tensor, counts: Sequence[int]
+) -> list[tuple[tuple[int, float], ...]]:
+    most = max(counts, default=0)
+    if not most:
+        return [()] * len(counts)
+    values, ids = logprobs.topk(min(most, logprobs.shape[-1]), dim=-1)
+    return [
+        tuple(zip(row_ids[:count], row_values[:count], strict=True))
+        for row_ids, row_values, count in zip(ids.tolist(), values.tolist(), counts, strict=True)
+    ]

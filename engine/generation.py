@@ -1,0 +1,236 @@
+"""From a checked request to the pieces of its choices."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from engine import hermes, thinking
+from engine.backend import Backend, Prompt, PromptLogprob, Sampling, Step
+from engine.choices import ChoiceReader, Piece
+from engine.detokenizer import Vocabulary
+from engine.errors import RequestRefused
+from engine.requests import ChatBody, CompletionBody, SamplingFields, sampling_of
+from engine.stopping import StopScanner
+from engine.tokenizer import TemplateError, Tokenizer
+
+_MARKUP = (hermes.OPEN, hermes.CLOSE, thinking.OPEN, thinking.CLOSE)
+
+
+@dataclass(frozen=True, slots=True)
+class ChoicePlan:
+    """One sequence to sample, and who reads it."""
+
+    prompt: Prompt
+    sampling: Sampling
+    reader: ChoiceReader
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """A piece of one choice, with what its step told about the prompt."""
+
+    piece: Piece
+    cached_tokens: int
+    prompt_logprobs: Sequence[PromptLogprob | None] | None
+
+
+def chat_prompt(body: ChatBody, tokenizer: Tokenizer) -> Prompt:
+    """The prompt of a chat request: the given ids verbatim, else the rendered messages."""
+    tools = body.tools or ()
+    given = body.kv_transfer_params and body.kv_transfer_params.prompt_token_ids
+    if given:
+        return Prompt(given, body.messages, tools, body.response_format)
+    text = render(
+        tokenizer,
+        body.messages,
+        body.tools,
+        body.add_generation_prompt,
+        body.chat_template_kwargs,
+    )
+    return Prompt(tokenizer.encode(text), body.messages, tools, body.response_format)
+
+
+def render(
+    tokenizer: Tokenizer,
+    messages: Sequence[dict[str, Any]],
+    tools: Sequence[dict[str, Any]] | None,
+    add_generation_prompt: bool,
+    template_kwargs: dict[str, Any] | None,
+) -> str:
+    try:
+        return tokenizer.render(
+            messages,
+            tools,
+            **({"add_generation_prompt": add_generation_prompt} | (template_kwargs or {})),
+        )
+    except TemplateError as error:
+        raise RequestRefused(str(error), param="messages") from error
+
+
+def plan_chat(
+    body: ChatBody, backend: Backend, vocabulary: Vocabulary, *, parse_thinking: bool
+) -> list[ChoicePlan]:
+    """One plan per choice of a chat request."""
+    prompt = chat_prompt(body, backend.tokenizer)
+    shown = _markup_ids(backend.tokenizer) if body.parses_tools or parse_thinking else frozenset()
+    thinking_open = parse_thinking and _ends_in_thinking(prompt.token_ids, backend.tokenizer)
+    plans = []
+    for index in range(body.choices):
+        sampling = _sampling(
+            body,
+            prompt,
+            backend,
+            limit=body.output_limit,
+            limit_name="max_tokens"
+            if body.max_completion_tokens is None
+            else "max_completion_tokens",
+            top_logprobs=body.top_logprobs or 0,
+            choice=index,
+        )
+        reader = _reader(body, vocabulary, index, shown)
+        if parse_thinking:
+            reader.thinking = thinking.ThinkingParser(already_open=thinking_open)
+        if body.parses_tools:
+            reader.tools = hermes.HermesParser()
+        plans.append(ChoicePlan(prompt, sampling, reader))
+    return plans
+
+
+def plan_completion(
+    body: CompletionBody,
+    prompts: Sequence[str | list[int]],
+    backend: Backend,
+    vocabulary: Vocabulary,
+) -> list[ChoicePlan]:
+    """One plan per prompt and choice; choice indices count through the prompts."""
+    plans = []
+    for position, source in enumerate(prompts):
+        ids = backend.tokenizer.encode(source) if isinstance(source, str) else source
+        if not ids:
+            raise RequestRefused("The prompt must not be empty.", param="prompt")
+        prompt = Prompt(ids, response_format=body.response_format)
+        for choice in range(body.choices):
+            sampling = _sampling(
+                body,
+                prompt,
+                backend,
+                limit=body.max_tokens,
+                limit_name="max_tokens",
+                top_logprobs=body.logprobs or 0,
+                choice=choice,
+            )
+            index = position * body.choices + choice
+            plans.append(
+                ChoicePlan(prompt, sampling, _reader(body, vocabulary, index, frozenset()))
+            )
+    return plans
+
+
+@asynccontextmanager
+async def running(
+    plans: Sequence[ChoicePlan], backend: Backend
+) -> AsyncIterator[AsyncIterator[Progress]]:
+    """Admit all plans and iterate over their pieces as they come; leaving frees everything.
+
+    Raises :class:`RequestRefused` on entering when the backend refuses one of them.
+    """
+    streams: list[AsyncGenerator[Progress]] = []
+    try:
+        for plan in plans:
+            steps = await backend.generate(plan.prompt, plan.sampling)
+            streams.append(_read(plan.reader, steps))
+        if len(streams) == 1:
+            yield streams[0]
+        else:
+            async with aclosing(_merge(streams)) as merged:
+                yield merged
+    finally:
+        for stream in streams:
+            await stream.aclose()
+
+
+async def _read(reader: ChoiceReader, steps: AsyncGenerator[Step]) -> AsyncGenerator[Progress]:
+    async with aclosing(steps):
+        async for step in steps:
+            piece = reader.read(step)
+            yield Progress(piece, step.cached_tokens, step.prompt_logprobs)
+            if piece.finish_reason is not None:
+                return
+
+
+async def _merge(streams: Sequence[AsyncGenerator[Progress]]) -> AsyncGenerator[Progress]:
+    """All streams' items in the order in which they come; the first error ends it."""
+    ready: asyncio.Queue[Progress | None] = asyncio.Queue()
+
+    async def pump(stream: AsyncGenerator[Progress]) -> None:
+        try:
+            async for item in stream:
+                ready.put_nowait(item)
+        finally:
+            ready.put_nowait(None)
+
+    pumps = [asyncio.create_task(pump(stream)) for stream in streams]
+    try:
+        left = len(pumps)
+        while left:
+            item = await ready.get()
+            if item is not None:
+                yield item
+                continue
+            left -= 1
+            for task in pumps:
+                if task.done():
+                    task.result()
+    finally:
+        for task in pumps:
+            task.cancel()
+        await asyncio.gather(*pumps, return_exceptions=True)
+
+
+def _sampling(
+    body: SamplingFields,
+    prompt: Prompt,
+    backend: Backend,
+    *,
+    limit: int | None,
+    limit_name: str,
+    top_logprobs: int,
+    choice: int,
+) -> Sampling:
+    largest = max(prompt.token_ids, default=0)
+    if largest >= backend.vocab_size:
+        raise RequestRefused(f"Token id {largest} is out of vocabulary", param="prompt_token_ids")
+    assert backend.card.max_model_len is not None  # noqa: S101 - our engines always know it
+    return sampling_of(
+        body,
+        prompt_tokens=len(prompt.token_ids),
+        max_model_len=backend.card.max_model_len,
+        limit=limit,
+        limit_name=limit_name,
+        top_logprobs=top_logprobs,
+        choice=choice,
+    )
+
+
+def _reader(
+    body: SamplingFields, vocabulary: Vocabulary, index: int, shown: frozenset[int]
+) -> ChoiceReader:
+    # The ids that end a reply are never text; other special ids only when asked for.
+    hidden = vocabulary.special_ids - shown if body.skip_special_tokens else frozenset()
+    hidden |= vocabulary.tokenizer.eos_token_ids | frozenset(body.stop_token_ids or ())
+    stop = StopScanner(body.stops, include=body.include_stop_str_in_output)
+    return ChoiceReader(index, vocabulary.detokenizer(hidden), stop)
+
+
+def _markup_ids(tokenizer: Tokenizer) -> frozenset[int]:
+    """Ids of tool and reasoning tags: some models mark them special, the parsers need them."""
+    ids = (tokenizer.token_id(tag) for tag in _MARKUP)
+    return frozenset(token_id for token_id in ids if token_id is not None)
+
+
+def _ends_in_thinking(prompt_ids: Sequence[int], tokenizer: Tokenizer) -> bool:
+    return tokenizer.decode(prompt_ids[-16:]).rstrip().endswith(thinking.OPEN)

@@ -1,0 +1,317 @@
+"""An engine whose replies come from a Python function: the contract without a model.
+
+It serves scripted teachers and every test of what stands in front of an engine. Replies are
+tokenised with a real model directory's tokenizer and emitted token by token. The script is certain
+of what it says, so every token's logprob is 0.0 unless the script sets another. Needs no torch.
+
+    def script(request: ScriptedRequest) -> Reply | str:
+        if request.messages[-1]["role"] == "user":
+            return Reply(tool_calls=(ScriptedCall("add", {"a": 1, "b": 2}),))
+        return "The sum is 3."
+
+    with ScriptedEngine(model_dir, script) as engine:
+        ...  # engine.base_url
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Self
+
+from engine import hermes, thinking
+from engine.backend import PauseMode, Prompt, PromptLogprob, SampledToken, Sampling, Step
+from engine.contract import ModelCard
+from engine.errors import ConnectionCut, RequestRefused
+from engine.server import make_app
+from engine.tokenizer import Tokenizer
+from engine.transport import ServerThread
+
+
+@dataclass(frozen=True)
+class ScriptedRequest:
+    """What a script sees of a request."""
+
+    messages: Sequence[Mapping[str, Any]]
+    """The request's chat messages, as they came; empty for text completions."""
+    tools: Sequence[Mapping[str, Any]]
+    prompt_ids: Sequence[int]
+    """The prompt: the ids that were given (exact continuation), else the rendered messages'."""
+    sampling: Sampling
+    tokenizer: Tokenizer = field(repr=False)
+
+    @cached_property
+    def prompt_text(self) -> str:
+        return self.tokenizer.decode(self.prompt_ids)
+
+
+@dataclass(frozen=True, slots=True)
+class ScriptedCall:
+    """A function call in a scripted reply."""
+
+    name: str
+    arguments: Mapping[str, Any] | str
+    """An object, or its JSON text to be written verbatim (also when it is malformed)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refuse:
+    """Answer with an HTTP error in the contract's shape."""
+
+    status: int = 500
+    message: str = "The engine was told to fail."
+    kind: str = "InternalServerError"
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """Drop the connection after so many tokens, with no end of stream."""
+
+    after_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Fail:
+    """Send an error event after so many tokens, then ``[DONE]``; an HTTP error if not streaming."""
+
+    after_tokens: int = 0
+    message: str = "The engine failed in mid-stream."
+
+
+@dataclass(frozen=True, slots=True)
+class Stall:
+    """Say nothing for so many seconds after so many tokens, then go on."""
+
+    seconds: float
+    after_tokens: int = 0
+
+
+Fault = Refuse | Cut | Fail | Stall
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """A reply in parts; written in Hermes markup, with reasoning in ``<think>`` first."""
+
+    content: str = ""
+    reasoning: str | None = None
+    tool_calls: Sequence[ScriptedCall] = ()
+    fault: Fault | None = None
+    delay: float = 0.0
+    """Seconds before each token."""
+    logprob: float = 0.0
+    """Every token's; ``contract.MISSING_LOGPROB`` plays an engine that lost them."""
+    end: bool = True
+    """Whether the model ends its turn after the text; else the reply ends with ``length``."""
+
+    def markup(self) -> str:
+        """The text that the policy would have sampled."""
+        parts = []
+        if self.reasoning is not None:
+            parts.append(f"{thinking.OPEN}\n{self.reasoning}\n{thinking.CLOSE}\n\n")
+        if self.content:
+            parts.append(self.content)
+        for index, call in enumerate(self.tool_calls):
+            arguments = call.arguments
+            if not isinstance(arguments, str):
+                arguments = json.dumps(arguments, ensure_ascii=False)
+            body = f'{{"name": {json.dumps(call.name)}, "arguments": {arguments}}}'
+            gap = "\n" if index or self.content else ""
+            parts.append(f"{gap}{hermes.OPEN}\n{body}\n{hermes.CLOSE}")
+        return "".join(parts)
+
+
+Script = Callable[[ScriptedRequest], Reply | str | Fault]
+"""Called once per sequence, on the server's event loop: it must not block. A string is a reply's
+text in the model's own markup; a fault alone is an empty reply with that fault."""
+
+
+class ScriptedBackend:
+    """Plays a script as if it were a policy."""
+
+    def __init__(
+        self,
+        model_dir: str | Path,
+        script: Script,
+        *,
+        served_model_name: str | None = None,
+        max_model_len: int = 32768,
+    ) -> None:
+        directory = Path(model_dir)
+        self.tokenizer = Tokenizer(directory)
+        self.card = ModelCard(served_model_name or directory.name, max_model_len, str(directory))
+        self.vocab_size = int(self.tokenizer.backend.get_vocab_size())
+        self.policy_version = 0
+        self.requests: list[ScriptedRequest] = []
+        """Every request the script was asked, in order."""
+        self._script = script
+        self._running = 0
+        self._idle = asyncio.Condition()
+        self._admits = asyncio.Event()
+        self._emits = asyncio.Event()
+        self._admits.set()
+        self._emits.set()
+        self._aborts = 0
+        """Grows with every aborting pause; replies begun before it end."""
+
+    @property
+    def healthy(self) -> bool:
+        return True
+
+    @property
+    def running(self) -> int:
+        """Replies that hold a slot now."""
+        return self._running
+
+    @property
+    def paused(self) -> bool:
+        return not self._admits.is_set()
+
+    async def generate(self, prompt: Prompt, sampling: Sampling) -> AsyncGenerator[Step]:
+        request = ScriptedRequest(
+            prompt.messages, prompt.tools, prompt.token_ids, sampling, self.tokenizer
+        )
+        self.requests.append(request)
+        answer = self._script(request)
+        if isinstance(answer, Refuse):
+            raise RequestRefused(answer.message, status=answer.status, kind=answer.kind)
+        if isinstance(answer, str):
+            answer = Reply(answer)
+        elif not isinstance(answer, Reply):
+            answer = Reply(fault=answer)
+        if isinstance(answer.fault, Refuse):
+            fault = answer.fault
+            raise RequestRefused(fault.message, status=fault.status, kind=fault.kind)
+        return self._steps(answer, prompt, sampling)
+
+    async def pause(self, mode: PauseMode, clear_cache: bool) -> None:
+        self._admits.clear()
+        if mode == "keep":
+            self._emits.clear()
+            return
+        self._emits.set()
+        if mode == "abort":
+            self._aborts += 1
+        async with self._idle:
+            await self._idle.wait_for(lambda: self._running == 0)
+
+    async def resume(self) -> None:
+        self._emits.set()
+        self._admits.set()
+
+    async def reload_weights(self, directory: str) -> None:
+        if not await asyncio.to_thread(Path(directory).is_dir):
+            raise RequestRefused(f"{directory} is not a directory", param="weights_path")
+        self.policy_version += 1
+
+    async def reset_prefix_cache(self) -> None:
+        """A script remembers nothing."""
+
+    async def _steps(
+        self, reply: Reply, prompt: Prompt, sampling: Sampling
+    ) -> AsyncGenerator[Step]:
+        await self._admits.wait()
+        self._running += 1
+        aborts = self._aborts
+        try:
+            ids = self._sampled_ids(reply, sampling)
+            limit = min(len(ids), sampling.max_tokens)
+            step = Step(prompt_logprobs=_certain(prompt.token_ids, sampling))
+            for position, token_id in enumerate(ids[:limit]):
+                await _play(reply, position)
+                await self._emits.wait()
+                if self._aborts != aborts:
+                    yield Step(finish="abort")
+                    return
+                step.tokens.append(SampledToken(token_id, reply.logprob))
+                if token_id in self._stop_ids(sampling):
+                    step.finish = "stop"
+                    own = token_id in self.tokenizer.eos_token_ids
+                    step.stop_token = None if own else token_id
+                elif position + 1 == limit:
+                    step.finish = "length"
+                yield step
+                if step.finish is not None:
+                    return
+                step = Step()
+            await _play(reply, limit)
+            step.finish = "length"
+            yield step
+        finally:
+            self._running -= 1
+            async with self._idle:
+                self._idle.notify_all()
+
+    def _sampled_ids(self, reply: Reply, sampling: Sampling) -> list[int]:
+        ids = self.tokenizer.encode(reply.markup())
+        if reply.end:
+            ids += [min(self.tokenizer.eos_token_ids)]
+        return ids
+
+    def _stop_ids(self, sampling: Sampling) -> frozenset[int]:
+        own = frozenset() if sampling.ignore_eos else self.tokenizer.eos_token_ids
+        return own | sampling.stop_token_ids
+
+
+class ScriptedEngine:
+    """A scripted engine served from a thread while the context is open."""
+
+    def __init__(
+        self,
+        model_dir: str | Path,
+        script: Script,
+        *,
+        served_model_name: str | None = None,
+        max_model_len: int = 32768,
+        parse_thinking: bool = True,
+        host: str = "127.0.0.1",
+        port: int = 0,
+    ) -> None:
+        self.backend = ScriptedBackend(
+            model_dir, script, served_model_name=served_model_name, max_model_len=max_model_len
+        )
+        app = make_app(self.backend, parse_thinking=parse_thinking)
+        self._server = ServerThread(app, host=host, port=port)
+
+    @property
+    def base_url(self) -> str:
+        return self._server.base_url
+
+    @property
+    def model(self) -> str:
+        return self.backend.card.id
+
+    @property
+    def requests(self) -> list[ScriptedRequest]:
+        return self.backend.requests
+
+    def __enter__(self) -> Self:
+        self._server.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._server.stop()
+
+
+async def _play(reply: Reply, position: int) -> None:
+    """What happens before the token at ``position``."""
+    if reply.delay:
+        await asyncio.sleep(reply.delay)
+    match reply.fault:
+        case Cut(after_tokens) if after_tokens == position:
+            raise ConnectionCut
+        case Fail(after_tokens, message) if after_tokens == position:
+            raise RequestRefused(message, status=500, kind="InternalServerError")
+        case Stall(seconds, after_tokens) if after_tokens == position:
+            await asyncio.sleep(seconds)
+
+
+def _certain(ids: Sequence[int], sampling: Sampling) -> list[PromptLogprob | None] | None:
+    """Prompt logprobs of a script, which finds every prompt certain."""
+    if sampling.prompt_logprobs is None:
+        return None
+    return [None, *(PromptLogprob(token_id, 0.0, 1) for token_id in ids[1:])]

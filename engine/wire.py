@@ -1,0 +1,104 @@
+"""Reply JSON that both completion faces share: usage, logprob entries, event framing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+import orjson
+
+from engine.backend import PromptLogprob, SampledToken
+from engine.contract import MISSING_LOGPROB
+from engine.detokenizer import Vocabulary
+
+DONE: Final = b"data: [DONE]\n\n"
+
+
+def event(payload: Mapping[str, Any]) -> bytes:
+    """One server-sent event."""
+    return b"data: " + orjson.dumps(payload) + b"\n\n"
+
+
+def usage(prompt_tokens: int, completion_tokens: int, cached_tokens: int) -> dict[str, Any]:
+    return {
+        "prompt_tokens": prompt_tokens,
+        "completion_tokens": completion_tokens,
+        "total_tokens": prompt_tokens + completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": cached_tokens},
+    }
+
+
+def finite(logprob: float) -> float:
+    """JSON has no infinities; vLLM's floor stands for them."""
+    return max(logprob, MISSING_LOGPROB)
+
+
+def chat_logprobs(tokens: Iterable[SampledToken], vocabulary: Vocabulary) -> dict[str, Any]:
+    """``choices[i].logprobs`` of a chat reply."""
+    return {
+        "content": [
+            {
+                **_entry(token.id, token.logprob, vocabulary),
+                "top_logprobs": [
+                    _entry(token_id, logprob, vocabulary) for token_id, logprob in token.top
+                ],
+            }
+            for token in tokens
+        ]
+    }
+
+
+def completion_logprobs(
+    tokens: Iterable[SampledToken], vocabulary: Vocabulary, offset: int
+) -> dict[str, Any]:
+    """``choices[i].logprobs`` of a text completion; ``offset``: characters before these tokens."""
+    texts, values, offsets, tops = [], [], [], []
+    for token in tokens:
+        text = vocabulary.token_text(token.id)
+        texts.append(text)
+        values.append(finite(token.logprob))
+        offsets.append(offset)
+        offset += len(text)
+        tops.append(
+            {
+                vocabulary.token_text(token_id): finite(logprob)
+                for token_id, logprob in ((token.id, token.logprob), *token.top)
+            }
+        )
+    return {
+        "tokens": texts,
+        "token_logprobs": values,
+        "text_offset": offsets,
+        "top_logprobs": tops,
+    }
+
+
+def prompt_logprobs(
+    entries: Iterable[PromptLogprob | None], vocabulary: Vocabulary
+) -> list[dict[str, Any] | None]:
+    """vLLM's ``prompt_logprobs``: one ``{id: {logprob, rank, decoded_token}}`` per prompt id."""
+
+    def describe(token_id: int, logprob: float, rank: int) -> dict[str, Any]:
+        return {
+            "logprob": finite(logprob),
+            "rank": rank,
+            "decoded_token": vocabulary.token_text(token_id),
+        }
+
+    written: list[dict[str, Any] | None] = []
+    for entry in entries:
+        if entry is None:
+            written.append(None)
+            continue
+        likeliest = {
+            str(token_id): describe(token_id, logprob, rank)
+            for rank, (token_id, logprob) in enumerate(entry.top, 1)
+        }
+        own = {str(entry.id): describe(entry.id, entry.logprob, entry.rank)}
+        written.append(own | likeliest)
+    return written
+
+
+def _entry(token_id: int, logprob: float, vocabulary: Vocabulary) -> dict[str, Any]:
+    text = vocabulary.token_text(token_id)
+    return {"token": text, "logprob": finite(logprob), "bytes": list(text.encode())}

@@ -1,0 +1,39 @@
+"""How each harness is launched on a task, pointed at a session, and asked for its answer."""
+
+from harnesses.adapters.base import Access, Adapter, Place
+from harnesses.adapters.claude_code import ClaudeCode
+from harnesses.adapters.codex import Codex
+from harnesses.adapters.command import Command
+from harnesses.adapters.gemini_cli import GeminiCli
+from harnesses.adapters.mini_swe_agent import MiniSweAgent
+from harnesses.adapters.opencode import OpenCode
+from harnesses.adapters.pi import Pi
+from harnesses.adapters.python_agent import PythonAgent
+from harnesses.adapters.qwen_code import QwenCode
+
+CODING_HARNESSES: dict[str, type[Adapter]] = {
+    "codex": Codex,
+    "claude-code": ClaudeCode,
+    "qwen-code": QwenCode,
+    "pi": Pi,
+    "opencode": OpenCode,
+    "gemini-cli": GeminiCli,
+    "mini-swe-agent": MiniSweAgent,
+}
+"""Adapters that need no argument, by the name a command line gives them."""
+
+__all__ = [
+    "CODING_HARNESSES",
+    "Access",
+    "Adapter",
+    "ClaudeCode",
+    "Codex",
+    "Command",
+    "GeminiCli",
+    "MiniSweAgent",
+    "OpenCode",
+    "Pi",
+    "Place",
+    "PythonAgent",
+    "QwenCode",
+]

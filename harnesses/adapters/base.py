@@ -1,0 +1,104 @@
+"""The adapter protocol: everything that is particular to one harness, and no process handling.
+
+An adapter is pure: it says what to start and which files to write, and reads the answer from what
+the finished process left. Running, limits and clean-up are the runtime's.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from harnesses.client import Session
+from harnesses.environment import home_at, scrubbed
+from harnesses.runtimes.base import Finished
+from harnesses.tasks import Task
+
+DEFAULT_MODEL = "policy"
+"""The model name a harness asks for when nothing else is set; the proxy serves it as it is told."""
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """How a harness reaches the model: a session of the proxy, and the model name to ask for."""
+
+    session: Session
+    model: str = DEFAULT_MODEL
+
+    @property
+    def openai(self) -> str:
+        """Base URL for OpenAI clients, ending in ``/v1``."""
+        return self.session.base_urls["openai"]
+
+    @property
+    def anthropic(self) -> str:
+        """Base URL for Anthropic clients, without ``/v1``."""
+        return self.session.base_urls["anthropic"]
+
+    @property
+    def google(self) -> str:
+        """Base URL for Gemini clients, without ``/v1beta``."""
+        return self.session.base_urls["google"]
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """The directories of one session; nothing in them is shared with another."""
+
+    root: Path
+
+    @property
+    def workspace(self) -> Path:
+        return self.root / "workspace"
+
+    @property
+    def home(self) -> Path:
+        return self.root / "home"
+
+    @property
+    def logs(self) -> Path:
+        return self.root / "logs"
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What an adapter wants to have started."""
+
+    argv: tuple[str, ...]
+    environment: Mapping[str, str]
+    """All of it; nothing else is inherited."""
+    files: Mapping[Path, str] = field(default_factory=dict)
+    """Configuration to write first, absolute path -> text."""
+
+
+class Adapter(Protocol):
+    """Launches one harness."""
+
+    @property
+    def name(self) -> str:
+        """The harness, as it is recorded with the session."""
+
+    def plan(self, task: Task, access: Access, place: Place) -> Plan:
+        """What to start for ``task``. Raises ``NotLaunchable`` when it is not installed."""
+
+    def answer(self, finished: Finished, place: Place) -> str:
+        """The final answer of a run that exited with 0, ``""`` when it gave none."""
+
+
+def session_environment(access: Access, place: Place, **extra: str) -> dict[str, str]:
+    """The caller's environment without its secrets, with the session's, in a home of its own."""
+    return {
+        **scrubbed(os.environ),
+        **home_at(place.home),
+        **access.session.environment,
+        **extra,
+    }
+
+
+def last_line(text: str) -> str:
+    """The last line of ``text`` that is not blank, or ``""``."""
+    lines = text.strip().splitlines()
+    return lines[-1].strip() if lines else ""

@@ -1,0 +1,39 @@
+"""Anthropic's Claude Code (Messages API)."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+from harnesses.adapters.base import Access, Place, Plan, session_environment
+from harnesses.install import find_harness, search_path
+from harnesses.runtimes.base import Finished
+from harnesses.tasks import Task
+
+
+@dataclass(frozen=True)
+class ClaudeCode:
+    """``claude -p`` with a configuration directory of its own and nothing but model traffic."""
+
+    name: str = "claude-code"
+
+    def plan(self, task: Task, access: Access, place: Place) -> Plan:
+        return Plan(
+            argv=(find_harness("claude"), "-p", task.prompt, "--dangerously-skip-permissions"),
+            environment=session_environment(
+                access,
+                place,
+                PATH=search_path(os.environ.get("PATH", os.defpath)),
+                ANTHROPIC_BASE_URL=access.anthropic,
+                ANTHROPIC_AUTH_TOKEN=access.session.key,
+                ANTHROPIC_MODEL=access.model,
+                ANTHROPIC_SMALL_FAST_MODEL=access.model,
+                ANTHROPIC_DEFAULT_HAIKU_MODEL=access.model,
+                CLAUDE_CONFIG_DIR=str(place.home / ".claude"),
+                CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC="1",
+                IS_SANDBOX="1",
+            ),
+        )
+
+    def answer(self, finished: Finished, place: Place) -> str:
+        return finished.stdout.tail.strip()

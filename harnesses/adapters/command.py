@@ -1,0 +1,56 @@
+"""Any command line as a harness."""
+
+from __future__ import annotations
+
+import string
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from harnesses.adapters.base import Access, Place, Plan, last_line, session_environment
+from harnesses.runtimes.base import Finished, NotLaunchable
+from harnesses.tasks import Task
+
+
+@dataclass(frozen=True)
+class Command:
+    """Runs ``argv`` with its placeholders filled in.
+
+    Placeholders: ``{prompt}``, ``{task_id}``, ``{workspace}``, ``{home}``, ``{model}``, ``{key}``,
+    ``{openai}``, ``{anthropic}``, ``{google}`` (base URLs); ``{{`` and ``}}`` are literal braces.
+    The base URLs and the key are in the environment as well. The answer is the last line printed.
+    """
+
+    argv: Sequence[str]
+    name: str = "command"
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """Further variables; placeholders work here too."""
+
+    def plan(self, task: Task, access: Access, place: Place) -> Plan:
+        values = {
+            "prompt": task.prompt,
+            "task_id": task.id,
+            "workspace": str(place.workspace),
+            "home": str(place.home),
+            "model": access.model,
+            "key": access.session.key,
+            **{name: access.session.base_urls.get(name, "") for name in _URLS},
+        }
+        extra = {name: _fill(text, values) for name, text in self.environment.items()}
+        return Plan(
+            argv=tuple(_fill(part, values) for part in self.argv),
+            environment=session_environment(access, place, **extra),
+        )
+
+    def answer(self, finished: Finished, place: Place) -> str:
+        return last_line(finished.stdout.tail)
+
+
+_URLS = ("openai", "anthropic", "google")
+
+
+def _fill(text: str, values: Mapping[str, str]) -> str:
+    try:
+        return string.Formatter().vformat(text, (), values)
+    except (KeyError, IndexError, ValueError, AttributeError) as error:
+        known = ", ".join(f"{{{name}}}" for name in values)
+        raise NotLaunchable(f"{text!r}: unknown placeholder {error}; known are {known}") from error

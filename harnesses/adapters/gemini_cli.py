@@ -1,0 +1,47 @@
+"""Google's Gemini CLI (generateContent API)."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+
+from harnesses.adapters.base import Access, Place, Plan, session_environment
+from harnesses.install import find_harness, search_path
+from harnesses.runtimes.base import Finished
+from harnesses.tasks import Task
+
+_SETTINGS = {
+    "security": {"auth": {"selectedType": "gemini-api-key"}},
+    "privacy": {"usageStatisticsEnabled": False},
+    "general": {"disableAutoUpdate": True},
+}
+
+
+@dataclass(frozen=True)
+class GeminiCli:
+    """``gemini -p`` without confirmations.
+
+    The CLI knows its models by name and picks features by it, so it asks for ``model`` and not for
+    the rollout's model name; the proxy serves the policy under that name.
+    """
+
+    name: str = "gemini-cli"
+    model: str = "gemini-2.5-pro"
+
+    def plan(self, task: Task, access: Access, place: Place) -> Plan:
+        return Plan(
+            argv=(find_harness("gemini"), "-m", self.model, "-y", "-p", task.prompt),
+            environment=session_environment(
+                access,
+                place,
+                PATH=search_path(os.environ.get("PATH", os.defpath)),
+                GOOGLE_GEMINI_BASE_URL=access.google,
+                GEMINI_API_KEY=access.session.key,
+                GEMINI_CLI_TRUST_WORKSPACE="true",
+            ),
+            files={place.home / ".gemini/settings.json": json.dumps(_SETTINGS, indent=2)},
+        )
+
+    def answer(self, finished: Finished, place: Place) -> str:
+        return finished.stdout.tail.strip()

@@ -1,0 +1,56 @@
+"""OpenCode (Chat completions)."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+
+from harnesses.adapters.base import Access, Place, Plan, session_environment
+from harnesses.install import find_harness, search_path
+from harnesses.runtimes.base import Finished
+from harnesses.tasks import Task
+
+
+@dataclass(frozen=True)
+class OpenCode:
+    """``opencode run`` with one provider; its configuration lies in the session's home."""
+
+    name: str = "opencode"
+    context_window: int = 131_072
+    max_tokens: int = 8_192
+
+    def plan(self, task: Task, access: Access, place: Place) -> Plan:
+        config = place.home / ".config/opencode/opencode.json"
+        return Plan(
+            argv=(find_harness("opencode"), "run", task.prompt),
+            environment=session_environment(
+                access,
+                place,
+                PATH=search_path(os.environ.get("PATH", os.defpath)),
+                OPENCODE_DISABLE_AUTOUPDATE="1",
+            ),
+            files={config: self._config(access)},
+        )
+
+    def answer(self, finished: Finished, place: Place) -> str:
+        return finished.stdout.tail.strip()
+
+    def _config(self, access: Access) -> str:
+        limits = {"context": self.context_window, "output": self.max_tokens}
+        provider = {
+            "npm": "@ai-sdk/openai-compatible",
+            "options": {"baseURL": access.openai, "apiKey": access.session.key},
+            "models": {access.model: {"name": access.model, "limit": limits}},
+        }
+        return json.dumps(
+            {
+                "$schema": "https://opencode.ai/config.json",
+                "model": f"bridle/{access.model}",
+                "provider": {"bridle": provider},
+                "permission": {"*": "allow"},
+                "autoupdate": False,
+                "share": "disabled",
+            },
+            indent=2,
+        )

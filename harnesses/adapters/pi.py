@@ -1,0 +1,60 @@
+"""Pi (Chat completions)."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+
+from harnesses.adapters.base import Access, Place, Plan, session_environment
+from harnesses.install import find_harness, search_path
+from harnesses.runtimes.base import Finished
+from harnesses.tasks import Task
+
+
+@dataclass(frozen=True)
+class Pi:
+    """``pi -p`` with one provider and one model in its model list."""
+
+    name: str = "pi"
+    reasoning: bool = True
+    context_window: int = 131_072
+    max_tokens: int = 8_192
+
+    def plan(self, task: Task, access: Access, place: Place) -> Plan:
+        return Plan(
+            argv=(
+                find_harness("pi"),
+                "--provider",
+                "bridle",
+                "--model",
+                access.model,
+                "-p",
+                task.prompt,
+            ),
+            environment=session_environment(
+                access, place, PATH=search_path(os.environ.get("PATH", os.defpath))
+            ),
+            files={place.home / ".pi/agent/models.json": self._models(access)},
+        )
+
+    def answer(self, finished: Finished, place: Place) -> str:
+        return finished.stdout.tail.strip()
+
+    def _models(self, access: Access) -> str:
+        model = {
+            "id": access.model,
+            "name": access.model,
+            "reasoning": self.reasoning,
+            "input": ["text"],
+            "contextWindow": self.context_window,
+            "maxTokens": self.max_tokens,
+            "cost": {"input": 0, "output": 0, "cacheRead": 0, "cacheWrite": 0},
+        }
+        provider = {
+            "baseUrl": access.openai,
+            "apiKey": access.session.key,
+            "api": "openai-completions",
+            "models": [model],
+        }
+        return json.dumps({"providers": {"bridle": provider}}, indent=2)

@@ -1,0 +1,146 @@
+"""The proxy's control API, as a rollout uses it: create a session, reward it, seal it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Self
+
+import httpx
+import msgspec
+
+from harnesses.tasks import Task
+
+
+class ControlError(Exception):
+    """The proxy refused a control request; the message holds its status and its words."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(f"the proxy answered {status}: {message}")
+        self.status = status
+
+
+class ProxyUnreachable(ConnectionError):
+    """No answer from the proxy, or a 5xx one: trying again may help."""
+
+
+class Session(msgspec.Struct, frozen=True):
+    """A recorded session as the proxy hands it out. The key is shown once, here."""
+
+    id: str
+    key: str
+    base_urls: dict[str, str]
+    """``openai``, ``anthropic`` and ``google`` base URLs of this session."""
+    environment: dict[str, str] = {}
+    """What to set for a harness that takes its base URL and key from the environment."""
+
+
+@dataclass(frozen=True, slots=True)
+class SessionRequest:
+    """What a session is created with; everything is optional."""
+
+    name: str | None = None
+    run_id: str | None = None
+    group_id: str | None = None
+    harness: str | None = None
+    continuation: str | None = None
+    """``exact`` or ``rendered``; the proxy's default when ``None``."""
+    settings: Mapping[str, Any] | None = None
+    labels: Mapping[str, Any] | None = None
+    ttl_s: float | None = None
+    task: Task | None = None
+
+    def body(self) -> dict[str, Any]:
+        fields: dict[str, Any] = {
+            "name": self.name,
+            "run_id": self.run_id,
+            "group_id": self.group_id,
+            "harness": self.harness,
+            "continuation": self.continuation,
+            "settings": dict(self.settings) if self.settings is not None else None,
+            "labels": dict(self.labels) if self.labels is not None else None,
+            "ttl_s": self.ttl_s,
+        }
+        if self.task is not None:
+            fields["task"] = {
+                "id": self.task.id,
+                "suite": self.task.suite,
+                "split": self.task.split,
+                "payload": dict(self.task.payload),
+            }
+        return {name: value for name, value in fields.items() if value is not None}
+
+
+class ControlClient:
+    """Control requests to one proxy. Use it as an async context manager."""
+
+    def __init__(self, base_url: str, key: str | None = None, *, timeout_s: float = 30.0) -> None:
+        headers = {"authorization": f"Bearer {key}"} if key else {}
+        # The machine's HTTP proxy settings must not come between us and our own proxy.
+        self._http = httpx.AsyncClient(
+            base_url=base_url.rstrip("/") + "/bridle/v1",
+            headers=headers,
+            timeout=timeout_s,
+            transport=httpx.AsyncHTTPTransport(retries=2),
+            trust_env=False,
+        )
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self._http.aclose()
+
+    async def create_session(self, request: SessionRequest) -> Session:
+        reply = await self._send("POST", "/sessions", request.body())
+        return msgspec.json.decode(reply.content, type=Session)
+
+    async def reward(
+        self,
+        session_id: str,
+        name: str,
+        value: float,
+        *,
+        source: str | None = None,
+        detail: Mapping[str, Any] | None = None,
+    ) -> None:
+        body: dict[str, Any] = {"name": name, "value": value}
+        if source is not None:
+            body["source"] = source
+        if detail is not None:
+            body["detail"] = dict(detail)
+        await self._send("POST", f"/sessions/{session_id}/rewards", body)
+
+    async def seal(self, session_id: str, outcome: str) -> None:
+        await self._send("POST", f"/sessions/{session_id}/seal", {"outcome": outcome})
+
+    async def session(self, session_id: str) -> dict[str, Any]:
+        """What the proxy says of a session; ``calls`` counts its calls by status."""
+        answer: dict[str, Any] = (await self._send("GET", f"/sessions/{session_id}")).json()
+        return answer
+
+    async def policy(self) -> dict[str, Any]:
+        """What the proxy says of the policy behind it, its ``version`` among it."""
+        answer: dict[str, Any] = (await self._send("GET", "/policy")).json()
+        return answer
+
+    async def _send(
+        self, method: str, path: str, body: Mapping[str, Any] | None = None
+    ) -> httpx.Response:
+        try:
+            reply = await self._http.request(method, path, json=body)
+        except httpx.TransportError as error:
+            raise ProxyUnreachable(
+                f"no answer from {self._http.base_url}: {error or type(error).__name__}"
+            ) from error
+        if reply.status_code >= 500:
+            raise ProxyUnreachable(f"the proxy answered {reply.status_code}: {reply.text[:300]}")
+        if reply.status_code >= 400:
+            raise ControlError(reply.status_code, reply.text[:300])
+        return reply

@@ -1,0 +1,75 @@
+"""The environment a harness runs in: the caller's, without its provider keys and its home."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+_PROVIDERS = re.compile(
+    r"^(OPENAI|AZURE_OPENAI|AZURE_AI|ANTHROPIC|CLAUDE|CODEX|GOOGLE|GEMINI|VERTEX|QWEN|DASHSCOPE"
+    r"|BAILIAN|OPENCODE|PI_CODING|MSWEA|LITELLM|MISTRAL|GROQ|COHERE|DEEPSEEK|OPENROUTER|TOGETHER"
+    r"|FIREWORKS|XAI|PERPLEXITY|CEREBRAS|AWS|LANGSMITH|LANGCHAIN|BRIDLE)_",
+)
+_SECRETS = re.compile(r"(_|^)(API_?KEYS?|TOKEN|ACCESS_KEY|SECRET(_KEY)?)$")
+_NAMED = frozenset({"CLAUDECODE"})
+
+_LOOPBACK = ("127.0.0.1", "localhost", "::1")
+
+
+def scrubbed(environment: Mapping[str, str]) -> dict[str, str]:
+    """``environment`` without anything that could reach a provider past the proxy, or pay there.
+
+    Provider settings go by prefix, other secrets by the end of their name. An HTTP proxy of the
+    machine stays, but never for loopback, where the recording proxy is.
+    """
+    return _loopback_direct(
+        {name: value for name, value in environment.items() if not _leaves(name)}
+    )
+
+
+def _loopback_direct(kept: dict[str, str]) -> dict[str, str]:
+    if any(name.lower().endswith("_proxy") for name in kept):
+        direct = [kept.get("no_proxy") or kept.get("NO_PROXY") or "", *_LOOPBACK]
+        kept["no_proxy"] = kept["NO_PROXY"] = ",".join(host for host in direct if host)
+    return kept
+
+
+_OVERRIDING = frozenset(
+    {
+        "ANTHROPIC_API_KEY",
+        "GOOGLE_API_KEY",
+        "GOOGLE_GENAI_USE_VERTEXAI",
+        "GOOGLE_GENAI_USE_GCA",
+        "CLAUDE_CODE_OAUTH_TOKEN",
+        "CLAUDE_CODE_USE_BEDROCK",
+        "CLAUDE_CODE_USE_VERTEX",
+        "CODEX_API_KEY",
+        "OPENAI_ORG_ID",
+        "OPENAI_ORGANIZATION",
+        "OPENAI_PROJECT_ID",
+    }
+)
+"""What clients put before the variables that point them at the proxy, or send along."""
+
+
+def redirected(environment: Mapping[str, str], variables: Mapping[str, str]) -> dict[str, str]:
+    """A person's own ``environment`` with ``variables``, less what would override those."""
+    kept = {name: value for name, value in environment.items() if name not in _OVERRIDING}
+    return _loopback_direct({**kept, **variables})
+
+
+def home_at(home: Path) -> dict[str, str]:
+    """Settings that make ``home`` the home of a process, so that sessions share no state."""
+    return {
+        "HOME": str(home),
+        "XDG_CONFIG_HOME": str(home / ".config"),
+        "XDG_CACHE_HOME": str(home / ".cache"),
+        "XDG_DATA_HOME": str(home / ".local/share"),
+        "XDG_STATE_HOME": str(home / ".local/state"),
+    }
+
+
+def _leaves(name: str) -> bool:
+    upper = name.upper()
+    return bool(upper in _NAMED or _PROVIDERS.match(upper) or _SECRETS.search(upper))

@@ -1,0 +1,257 @@
+"""The rollout runner: create a session, run the harness, verify, reward, seal; many at a time.
+
+Every session has its own key and directories. An agent that fails or runs out of time is a result
+like any other; only a failure of the machinery (proxy, runtime, verifier) is tried again, in a new
+session, while the failed one is sealed as ``infrastructure`` so that nobody trains on it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import shutil
+import time
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from harnesses.adapters.base import DEFAULT_MODEL, Access, Adapter, Place
+from harnesses.client import ControlClient, ControlError, ProxyUnreachable, Session, SessionRequest
+from harnesses.runtimes.base import Finished, Launch, Runtime, RuntimeLost
+from harnesses.tasks import Task
+from harnesses.verifiers import Delivery, Scores, Verifier, VerifierError
+from store.records import new_id
+
+log = logging.getLogger(__name__)
+
+
+class Outcome(StrEnum):
+    """How a session ended."""
+
+    COMPLETED = "completed"
+    """The harness exited with 0."""
+    AGENT_ERROR = "agent_error"
+    """It exited otherwise; its answer counts as none."""
+    TIMEOUT = "timeout"
+    INFRASTRUCTURE = "infrastructure"
+    """The proxy, the runtime or the verifier failed: nothing is known of the agent."""
+    CANCELLED = "cancelled"
+    """The rollout was stopped while it ran; only sealed with, never a result."""
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One session to run."""
+
+    task: Task
+    group_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutResult:
+    """What came of a job. A job that was retried reports its last session."""
+
+    session_id: str | None
+    """``None`` when not even a session could be had."""
+    task_id: str
+    group_id: str | None
+    outcome: Outcome
+    scores: Scores
+    seconds: float
+    """Wall time of the harness."""
+    exit_code: int | None
+    answer: str = ""
+    error: str = ""
+    """Why the outcome is ``infrastructure``."""
+    attempts: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """How to run; what to run is the jobs'."""
+
+    directory: Path
+    """Where the sessions' directories are made."""
+    parallel: int = 4
+    timeout_s: float = 600.0
+    """For one harness run."""
+    model: str = DEFAULT_MODEL
+    run_id: str | None = None
+    continuation: str | None = None
+    session_settings: Mapping[str, Any] = field(default_factory=dict)
+    """Handed to the proxy with each session: sampling pins, budgets."""
+    labels: Mapping[str, Any] = field(default_factory=dict)
+    retries: int = 1
+    """How often a job is tried again after an infrastructure failure."""
+    retry_wait_s: float = 1.0
+    keep_directories: bool = False
+    """Directories of sessions that did not complete are kept in any case."""
+
+
+def grouped(tasks: Iterable[Task], size: int) -> Iterator[Job]:
+    """``size`` jobs per task, under a group id of their own."""
+    for task in tasks:
+        group_id = new_id("grp")
+        for _ in range(size):
+            yield Job(task, group_id)
+
+
+class Rollout:
+    """Runs jobs of one harness against one proxy."""
+
+    def __init__(
+        self,
+        client: ControlClient,
+        adapter: Adapter,
+        runtime: Runtime,
+        verifier: Verifier,
+        settings: Settings,
+    ) -> None:
+        self._client = client
+        self._adapter = adapter
+        self._runtime = runtime
+        self._verifier = verifier
+        self._settings = settings
+
+    async def run(self, jobs: Iterable[Job]) -> AsyncGenerator[RolloutResult, None]:
+        """Results as they come, in no order. Leaving early ends what still runs.
+
+        Raises what no job can do anything about: ``NotLaunchable`` and :class:`ControlError`.
+        """
+        waiting = iter(jobs)
+        running: set[asyncio.Task[RolloutResult]] = set()
+        try:
+            while True:
+                while len(running) < self._settings.parallel:
+                    job = next(waiting, None)
+                    if job is None:
+                        break
+                    running.add(asyncio.create_task(self._with_retries(job)))
+                if not running:
+                    return
+                done, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+                for finished in done:
+                    yield finished.result()
+        finally:
+            for task in running:
+                task.cancel()
+            await asyncio.gather(*running, return_exceptions=True)
+
+    async def collect(
+        self,
+        jobs: Iterable[Job],
+        progress: Callable[[RolloutResult], None] | None = None,
+    ) -> list[RolloutResult]:
+        """All results, in the order they came; ``progress`` is called with each."""
+        results = []
+        stream = self.run(jobs)
+        async with contextlib.aclosing(stream):
+            async for result in stream:
+                results.append(result)
+                if progress is not None:
+                    progress(result)
+        return results
+
+    async def _with_retries(self, job: Job) -> RolloutResult:
+        for attempt in range(1, self._settings.retries + 2):
+            result = await self._attempt(job, attempt)
+            if result.outcome is not Outcome.INFRASTRUCTURE or attempt > self._settings.retries:
+                return result
+            log.warning("task %s: %s; trying again", job.task.id, result.error)
+            await asyncio.sleep(self._settings.retry_wait_s)
+        raise AssertionError("the loop returns")
+
+    async def _attempt(self, job: Job, attempt: int) -> RolloutResult:
+        started = time.monotonic()
+        session: Session | None = None
+        try:
+            session = await self._client.create_session(self._session_request(job))
+            return await self._in_session(job, session, attempt)
+        except (ProxyUnreachable, RuntimeLost, VerifierError) as error:
+            if session is not None:
+                await self._seal_quietly(session, Outcome.INFRASTRUCTURE)
+            return RolloutResult(
+                session_id=session.id if session else None,
+                task_id=job.task.id,
+                group_id=job.group_id,
+                outcome=Outcome.INFRASTRUCTURE,
+                scores={},
+                seconds=time.monotonic() - started,
+                exit_code=None,
+                error=str(error),
+                attempts=attempt,
+            )
+        except BaseException:
+            # Cancelled, or a fault of ours: what was recorded must not pass for a finished run.
+            if session is not None:
+                await asyncio.shield(self._seal_quietly(session, Outcome.CANCELLED))
+            raise
+
+    async def _in_session(self, job: Job, session: Session, attempt: int) -> RolloutResult:
+        place = Place((self._settings.directory / session.id).absolute())
+        finished = await self._run_harness(job.task, session, place)
+        outcome = _outcome(finished)
+        answer = self._adapter.answer(finished, place) if outcome is Outcome.COMPLETED else ""
+        scores = await self._verifier(
+            Delivery(job.task, answer, place.workspace, finished.exit_code)
+        )
+        for name, value in scores.items():
+            await self._client.reward(session.id, name, value, source="verifier")
+        await self._client.seal(session.id, outcome)
+        if outcome is Outcome.COMPLETED and not self._settings.keep_directories:
+            shutil.rmtree(place.root, ignore_errors=True)
+        return RolloutResult(
+            session_id=session.id,
+            task_id=job.task.id,
+            group_id=job.group_id,
+            outcome=outcome,
+            scores=scores,
+            seconds=finished.seconds,
+            exit_code=finished.exit_code,
+            answer=answer,
+            attempts=attempt,
+        )
+
+    async def _run_harness(self, task: Task, session: Session, place: Place) -> Finished:
+        plan = self._adapter.plan(task, Access(session, self._settings.model), place)
+        place.home.mkdir(parents=True, exist_ok=True)
+        return await self._runtime.run(
+            Launch(
+                argv=plan.argv,
+                environment=plan.environment,
+                workspace=place.workspace,
+                logs=place.logs,
+                timeout_s=self._settings.timeout_s,
+                files={
+                    **plan.files,
+                    **{place.workspace / name: text for name, text in task.files.items()},
+                },
+            )
+        )
+
+    async def _seal_quietly(self, session: Session, outcome: Outcome) -> None:
+        """Seals a session whose run has failed already; the first failure is the one to report."""
+        try:
+            await asyncio.wait_for(self._client.seal(session.id, outcome), 5.0)
+        except (ProxyUnreachable, ControlError, TimeoutError) as error:
+            log.warning("session %s stays unsealed: %s", session.id, error)
+
+    def _session_request(self, job: Job) -> SessionRequest:
+        return SessionRequest(
+            run_id=self._settings.run_id,
+            task=job.task,
+            group_id=job.group_id,
+            harness=self._adapter.name,
+            continuation=self._settings.continuation,
+            settings=self._settings.session_settings or None,
+            labels=self._settings.labels or None,
+        )
+
+
+def _outcome(finished: Finished) -> Outcome:
+    if finished.timed_out:
+        return Outcome.TIMEOUT
+    return Outcome.COMPLETED if finished.exit_code == 0 else Outcome.AGENT_ERROR

@@ -1,0 +1,20 @@
+"""Where a harness runs. A runtime takes a :class:`Launch` and returns how it :class:`Finished`.
+
+``local`` starts a process per session; ``warm`` forks Python scripts from a process that has
+imported their libraries once. Both kill everything a session started when its time is up.
+"""
+
+from harnesses.runtimes.base import Captured, Finished, Launch, NotLaunchable, Runtime, RuntimeLost
+from harnesses.runtimes.local import LocalRuntime
+from harnesses.runtimes.warm import WarmRuntime
+
+__all__ = [
+    "Captured",
+    "Finished",
+    "Launch",
+    "LocalRuntime",
+    "NotLaunchable",
+    "Runtime",
+    "RuntimeLost",
+    "WarmRuntime",
+]

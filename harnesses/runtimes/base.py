@@ -1,0 +1,99 @@
+"""What every runtime takes and gives back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+MARK = "BRIDLE_PROCESS_MARK"
+"""Variable by which everything a launch started is found again."""
+
+TAIL_BYTES = 64 * 1024
+"""How much of an output is handed on in memory; the file holds all of it."""
+
+
+class RuntimeLost(RuntimeError):
+    """The runtime itself failed, so nothing is known of the agent: trying again may help."""
+
+
+class NotLaunchable(RuntimeError):
+    """The command cannot be started (not installed, not executable): trying again is no use."""
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """One harness process: what to start, where, and for how long."""
+
+    argv: tuple[str, ...]
+    environment: Mapping[str, str]
+    """All of it; nothing is inherited. ``PWD`` is set to the workspace, some harnesses trust it."""
+    workspace: Path
+    """The working directory; the harness may write there."""
+    logs: Path
+    """Directory for ``stdout.log`` and ``stderr.log``."""
+    timeout_s: float
+    files: Mapping[Path, str] = field(default_factory=dict)
+    """Absolute path -> text, written before the start (configuration, task files)."""
+    grace_s: float = 2.0
+    """Between the polite and the forced end when the time is up."""
+
+
+@dataclass(frozen=True, slots=True)
+class Captured:
+    """One output stream of a finished process."""
+
+    path: Path
+    size: int
+    """Bytes in the file."""
+    tail: str
+    """The last ``TAIL_BYTES`` as text; a cut character reads as U+FFFD."""
+
+    @classmethod
+    def of(cls, path: Path, limit: int = TAIL_BYTES) -> Captured:
+        with path.open("rb") as stream:
+            size = stream.seek(0, 2)
+            stream.seek(max(0, size - limit))
+            return cls(path, size, stream.read(limit).decode("utf-8", "replace"))
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """How a launch ended."""
+
+    exit_code: int | None
+    """The process's own; 128 + n when signal n ended it; ``None`` when its time was up."""
+    seconds: float
+    stdout: Captured
+    stderr: Captured
+
+    @property
+    def timed_out(self) -> bool:
+        return self.exit_code is None
+
+
+class Runtime(Protocol):
+    """Runs launches, any number at a time.
+
+    ``run`` leaves no process behind, also when it is cancelled. Raises :class:`RuntimeLost` or
+    :class:`NotLaunchable`.
+    """
+
+    async def run(self, launch: Launch) -> Finished: ...
+
+    async def close(self) -> None: ...
+
+
+def prepare(launch: Launch) -> None:
+    """Makes the directories and files of a launch."""
+    launch.workspace.mkdir(parents=True, exist_ok=True)
+    launch.logs.mkdir(parents=True, exist_ok=True)
+    for path, text in launch.files.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+
+
+def environment_of(launch: Launch, mark: str) -> dict[str, str]:
+    """The environment to start ``launch`` with."""
+    return {**launch.environment, "PWD": str(launch.workspace), MARK: mark}

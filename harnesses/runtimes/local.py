@@ -1,0 +1,59 @@
+"""A process per session on this machine."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import time
+
+from harnesses.runtimes.base import (
+    Captured,
+    Finished,
+    Launch,
+    NotLaunchable,
+    environment_of,
+    prepare,
+)
+from harnesses.runtimes.supervise import new_mark, supervise
+
+
+class LocalRuntime:
+    """Starts each launch as the leader of its own session and process group."""
+
+    async def run(self, launch: Launch) -> Finished:
+        prepare(launch)
+        mark = new_mark()
+        stdout, stderr = launch.logs / "stdout.log", launch.logs / "stderr.log"
+        started = time.monotonic()
+        with stdout.open("wb") as out, stderr.open("wb") as err:
+            try:
+                process = await asyncio.create_subprocess_exec(
+                    *launch.argv,
+                    cwd=launch.workspace,
+                    env=environment_of(launch, mark),
+                    stdin=asyncio.subprocess.DEVNULL,
+                    stdout=out,
+                    stderr=err,
+                    start_new_session=True,
+                )
+            except (FileNotFoundError, PermissionError) as error:
+                raise NotLaunchable(f"cannot start {launch.argv[0]}: {error}") from error
+        code = await supervise(_Process(process), mark, launch.timeout_s, launch.grace_s)
+        seconds = time.monotonic() - started
+        return Finished(code, seconds, Captured.of(stdout), Captured.of(stderr))
+
+    async def close(self) -> None:
+        """Nothing outlives a run."""
+
+
+class _Process:
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self._process = process
+
+    async def wait(self) -> int:
+        return await self._process.wait()
+
+    def signal_group(self, number: int) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, number)

@@ -1,0 +1,100 @@
+"""Waiting for a session's process and ending everything it started.
+
+A harness's tools leave its process group on purpose (a shell per command, servers in the
+background), so a group signal is not enough. Every session's environment carries a mark of its own
+that its descendants inherit; where ``/proc`` tells environments, whoever has the mark is ended too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import secrets
+import signal
+from typing import Protocol
+
+from harnesses.runtimes.base import MARK
+
+
+def new_mark() -> str:
+    return secrets.token_hex(12)
+
+
+class Child(Protocol):
+    """A started process that leads its own process group."""
+
+    async def wait(self) -> int:
+        """The exit code, ``-n`` after signal n; may be awaited again."""
+
+    def signal_group(self, number: int) -> None:
+        """Signals the group; no error when it is gone."""
+
+
+async def supervise(child: Child, mark: str, timeout_s: float, grace_s: float) -> int | None:
+    """Waits for ``child``; its exit code (128 + n after signal n), or ``None`` at the time limit.
+
+    On the time limit and on cancellation the tree gets SIGTERM, and SIGKILL ``grace_s`` later.
+    Whatever is left of it when the process has ended is killed in any case.
+    """
+    ended = asyncio.ensure_future(child.wait())
+    try:
+        code = await asyncio.wait_for(asyncio.shield(ended), timeout_s)
+    except TimeoutError:
+        await _end(child, mark, ended, grace_s)
+        return None
+    except asyncio.CancelledError:
+        await asyncio.shield(_end(child, mark, ended, grace_s))
+        raise
+    child.signal_group(signal.SIGKILL)
+    kill_marked(mark)
+    return code if code >= 0 else 128 - code
+
+
+async def _end(child: Child, mark: str, ended: asyncio.Future[int], grace_s: float) -> None:
+    child.signal_group(signal.SIGTERM)
+    signal_marked(mark, signal.SIGTERM)
+    with contextlib.suppress(TimeoutError):
+        await asyncio.wait_for(asyncio.shield(ended), grace_s)
+    child.signal_group(signal.SIGKILL)
+    kill_marked(mark)
+    await ended
+
+
+def kill_marked(mark: str) -> None:
+    """Kills whoever carries ``mark``, again while some are found: they may be starting others."""
+    for _ in range(5):
+        if not signal_marked(mark, signal.SIGKILL):
+            return
+
+
+def signal_marked(mark: str, number: int) -> int:
+    """Signals every process whose start environment carries ``mark``; returns how many.
+
+    Does nothing where there is no ``/proc`` (macOS): there the process group is all we have.
+    """
+    wanted = f"{MARK}={mark}".encode()
+    count = 0
+    for pid in _own_processes():
+        try:
+            with open(f"/proc/{pid}/environ", "rb") as stream:
+                if wanted not in stream.read():
+                    continue
+            os.kill(pid, number)
+            count += 1
+        except (ProcessLookupError, PermissionError, FileNotFoundError):
+            continue
+    return count
+
+
+def _own_processes() -> list[int]:
+    user = os.getuid()
+    found = []
+    with contextlib.suppress(FileNotFoundError), os.scandir("/proc") as entries:
+        for entry in entries:
+            if not entry.name.isdigit():
+                continue
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+                if entry.stat().st_uid == user:
+                    found.append(int(entry.name))
+    return found

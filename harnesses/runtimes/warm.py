@@ -1,0 +1,235 @@
+"""Python agent scripts, forked from a process that has imported their libraries once.
+
+Starting an interpreter and importing an agent framework costs seconds of CPU; forking a process
+that has done so costs milliseconds. The script runs unmodified, as ``__main__``, with its own
+arguments, environment, directory and output files (see ``zygote.py`` for how, and its limits).
+"""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from harnesses.environment import scrubbed
+from harnesses.runtimes.base import (
+    Captured,
+    Finished,
+    Launch,
+    NotLaunchable,
+    RuntimeLost,
+    environment_of,
+    prepare,
+)
+from harnesses.runtimes.supervise import new_mark, supervise
+
+log = logging.getLogger(__name__)
+
+_ZYGOTE = Path(__file__).with_name("zygote.py")
+
+
+class WarmRuntime:
+    """Runs launches of the form ``(python, script, *arguments)`` in forks of one warm process.
+
+    Libraries to import ahead are found in the first script's own import statements, and after its
+    first good run among what it imported late; ``preload`` names further ones. When the warm
+    process is lost, the runs in it raise :class:`RuntimeLost` and the next run starts another.
+    """
+
+    def __init__(
+        self,
+        preload: Sequence[str] = (),
+        *,
+        python: str = sys.executable,
+        start_timeout_s: float = 120.0,
+    ) -> None:
+        self._preload = tuple(preload)
+        self._python = python
+        self._start_timeout_s = start_timeout_s
+        self._zygote: _Zygote | None = None
+        self._starting = asyncio.Lock()
+
+    async def run(self, launch: Launch) -> Finished:
+        if len(launch.argv) < 2 or launch.argv[0] != self._python:
+            raise NotLaunchable(
+                f"a warm runtime runs Python scripts of {self._python}, not {launch.argv[:2]}"
+            )
+        script = Path(launch.argv[1])
+        if not script.is_file():  # noqa: ASYNC240 - one stat of a local file
+            raise NotLaunchable(f"no such script: {script}")
+        prepare(launch)
+        zygote = await self._warm(script)
+        mark = new_mark()
+        stdout, stderr = launch.logs / "stdout.log", launch.logs / "stderr.log"
+        started = time.monotonic()
+        child = zygote.fork(
+            {
+                "argv": list(launch.argv[1:]),
+                "cwd": str(launch.workspace),
+                "env": environment_of(launch, mark),
+                "stdout": str(stdout.absolute()),
+                "stderr": str(stderr.absolute()),
+            }
+        )
+        code = await supervise(child, mark, launch.timeout_s, launch.grace_s)
+        seconds = time.monotonic() - started
+        return Finished(code, seconds, Captured.of(stdout), Captured.of(stderr))
+
+    async def close(self) -> None:
+        """Ends the warm process and whatever still runs in it."""
+        if self._zygote is not None:
+            await self._zygote.close()
+            self._zygote = None
+
+    async def _warm(self, script: Path) -> _Zygote:
+        async with self._starting:
+            if self._zygote is None or self._zygote.lost:
+                modules = dict.fromkeys((*self._preload, *imports_of(script)))
+                starting = _Zygote.start(self._python, tuple(modules))
+                try:
+                    self._zygote = await asyncio.wait_for(starting, self._start_timeout_s)
+                except TimeoutError as error:
+                    raise RuntimeLost(
+                        f"importing {', '.join(modules)} took over {self._start_timeout_s:g} s"
+                    ) from error
+            return self._zygote
+
+
+def imports_of(script: Path) -> list[str]:
+    """Modules that ``script`` imports anywhere and that do not lie beside it, in order.
+
+    A script that does not parse imports nothing: running it will tell.
+    """
+    try:
+        tree = ast.parse(script.read_bytes())
+    except (SyntaxError, ValueError):
+        return []
+    found: dict[str, None] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found.update(dict.fromkeys(alias.name for alias in node.names))
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            found[node.module] = None
+    beside = script.resolve().parent
+
+    def is_beside(module: str) -> bool:
+        top = module.partition(".")[0]
+        return (beside / f"{top}.py").exists() or (beside / top).is_dir()
+
+    return [module for module in found if module != "__future__" and not is_beside(module)]
+
+
+class _Zygote:
+    """Our end of the socket to a warm process."""
+
+    def __init__(
+        self,
+        process: asyncio.subprocess.Process,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+    ) -> None:
+        self._process = process
+        self._reader = reader
+        self._writer = writer
+        self._ends: dict[int, asyncio.Future[int]] = {}
+        self._pids: dict[int, int] = {}
+        self._next_id = 0
+        self._listening: asyncio.Task[None] | None = None
+        self.lost = False
+
+    @classmethod
+    async def start(cls, python: str, modules: Sequence[str]) -> _Zygote:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            process = await asyncio.create_subprocess_exec(
+                python,
+                str(_ZYGOTE),
+                str(theirs.fileno()),
+                *modules,
+                env=scrubbed(os.environ),
+                pass_fds=(theirs.fileno(),),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.DEVNULL,
+                start_new_session=True,
+            )
+        reader, writer = await asyncio.open_connection(sock=ours, limit=1 << 24)
+        zygote = cls(process, reader, writer)
+        try:
+            await zygote._greet()
+        except BaseException:
+            await zygote.close()
+            raise
+        zygote._listening = asyncio.create_task(zygote._listen())
+        return zygote
+
+    async def _greet(self) -> None:
+        line = await self._reader.readline()
+        if not line:
+            raise RuntimeLost("the warm process ended while importing; its stderr says why")
+        greeting = msgspec.json.decode(line)
+        for failure in greeting["failed"]:
+            log.warning("could not import ahead: %s", failure)
+        if greeting["threads"] > 1:
+            raise NotLaunchable(
+                f"importing the agent's libraries started {greeting['threads'] - 1} threads, "
+                "which a forked copy would lack; use the local runtime for this agent"
+            )
+
+    def fork(self, request: dict[str, Any]) -> _Child:
+        self._next_id += 1
+        ended: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self._ends[self._next_id] = ended
+        self.send({"op": "run", "id": self._next_id, **request})
+        return _Child(self, self._next_id, ended)
+
+    def send(self, message: dict[str, Any]) -> None:
+        if self.lost:
+            raise RuntimeLost("the warm process is gone")
+        self._writer.write(msgspec.json.encode(message) + b"\n")
+
+    async def _listen(self) -> None:
+        while line := await self._reader.readline():
+            message = msgspec.json.decode(line)
+            if "pid" in message:
+                self._pids[message["id"]] = message["pid"]
+            elif "code" in message:
+                del self._pids[message["id"]]
+                self._ends.pop(message["id"]).set_result(message["code"])
+        self.lost = True
+        for pid in self._pids.values():
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(pid, signal.SIGKILL)
+        for ended in self._ends.values():
+            ended.set_exception(RuntimeLost("the warm process ended while the agent ran"))
+        self._ends.clear()
+
+    async def close(self) -> None:
+        self._writer.close()
+        await self._process.wait()
+        if self._listening is not None:
+            await self._listening
+
+
+class _Child:
+    def __init__(self, zygote: _Zygote, identifier: int, ended: asyncio.Future[int]) -> None:
+        self._zygote = zygote
+        self._id = identifier
+        self._ended = ended
+
+    async def wait(self) -> int:
+        return await asyncio.shield(self._ended)
+
+    def signal_group(self, number: int) -> None:
+        if not self._zygote.lost and not self._ended.done():
+            self._zygote.send({"op": "signal", "id": self._id, "number": number})

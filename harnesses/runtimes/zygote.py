@@ -1,0 +1,315 @@
+"""The warm process: imports libraries once, then forks a child for every script it is asked to run.
+
+Runs as a script under the agents' own Python (``python zygote.py FD MODULE…``), so it uses the
+standard library only and imports nothing of ours. It speaks JSON lines over the socket ``FD``::
+
+    ->  {"op": "run", "id": 7, "argv": [script, …], "cwd": …, "env": {…}, "stdout": …, "stderr": …}
+    ->  {"op": "signal", "id": 7, "number": 15}
+    <-  {"threads": 1, "failed": ["module: why", …]}     once, ready
+    <-  {"id": 7, "pid": 4711}
+    <-  {"id": 7, "code": 0}          -n when signal n ended the child
+
+What makes the fork safe: this process has one thread, creates no client, opens no connection and
+runs no event loop. A child gets its own process group, environment, directory, output files and
+random state, and runs the script as ``__main__``. The script cannot tell, but for
+hash randomisation, which all children share, and for libraries that read the environment while
+they are imported: those saw the warm process's. When the socket closes, every child is killed.
+"""
+
+from __future__ import annotations
+
+import atexit
+import builtins
+import contextlib
+import gc
+import importlib
+import importlib.machinery
+import importlib.util
+import io
+import json
+import os
+import selectors
+import signal
+import socket
+import sys
+import sysconfig
+import tempfile
+import threading
+import types
+from typing import IO, Any, NoReturn
+
+
+def main() -> None:
+    control = socket.socket(fileno=int(sys.argv[1]))
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # This file's directory is not the scripts' to import from.
+    sys.path[:] = [entry for entry in sys.path if entry != os.path.dirname(__file__)]
+    failed = preload(sys.argv[2:])
+    Zygote(control).serve({"threads": thread_count(), "failed": failed})
+
+
+def preload(modules: list[str]) -> list[str]:
+    """Imports what can be imported; returns ``module: why`` for the others."""
+    failed = []
+    for module in modules:
+        try:
+            importlib.import_module(module)
+        except Exception as error:  # noqa: BLE001 - any code can raise anything; it is reported
+            failed.append(f"{module}: {error!r}")
+    gc.collect()
+    # Children share these objects' pages until someone writes to them; the collector would.
+    gc.freeze()
+    return failed
+
+
+def thread_count() -> int:
+    """Threads of this process, native ones too where the system tells."""
+    try:
+        return len(os.listdir("/proc/self/task"))
+    except FileNotFoundError:
+        return threading.active_count()
+
+
+class Zygote:
+    """The loop: requests from the socket, ends of children from SIGCHLD."""
+
+    def __init__(self, control: socket.socket) -> None:
+        self.control = control
+        self.ids: dict[int, int] = {}
+        """Id by process number, for children that have not been reaped."""
+        self.pids: dict[int, int] = {}
+        self.learner = Learner()
+        self.buffer = b""
+        self.wakeup_read, self.wakeup_write = os.pipe()
+        os.set_blocking(self.wakeup_read, False)
+        os.set_blocking(self.wakeup_write, False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.set_wakeup_fd(self.wakeup_write, warn_on_full_buffer=False)
+
+    def serve(self, greeting: dict[str, Any]) -> None:
+        """Until the other side is gone."""
+        self.send(greeting)
+        selector = selectors.PollSelector()
+        selector.register(self.control, selectors.EVENT_READ)
+        selector.register(self.wakeup_read, selectors.EVENT_READ)
+        while True:
+            for key, _ in selector.select():
+                if key.fd == self.wakeup_read:
+                    with contextlib.suppress(BlockingIOError):
+                        os.read(self.wakeup_read, 4096)
+                elif not self.receive():
+                    for identifier in self.pids:
+                        self.signal(identifier, signal.SIGKILL)
+                    return
+            self.reap()
+
+    def receive(self) -> bool:
+        """Handles what has arrived; False when the other side is gone."""
+        try:
+            data = self.control.recv(1 << 20)
+        except ConnectionError:
+            return False
+        if not data:
+            return False
+        *lines, self.buffer = (self.buffer + data).split(b"\n")
+        for line in lines:
+            request = json.loads(line)
+            if request["op"] == "run":
+                self.run(request)
+            else:
+                self.signal(request["id"], request["number"])
+        return True
+
+    def run(self, request: dict[str, Any]) -> None:
+        report = self.learner.report_for_next()
+        pid = os.fork()
+        if pid == 0:
+            self.control.close()
+            signal.set_wakeup_fd(-1)
+            os.close(self.wakeup_read)
+            os.close(self.wakeup_write)
+            become(request, report)
+        if report is not None:
+            self.learner.teacher = pid
+        self.ids[pid] = request["id"]
+        self.pids[request["id"]] = pid
+        self.send({"id": request["id"], "pid": pid})
+
+    def signal(self, identifier: int, number: int) -> None:
+        # A child that has not been reaped still owns its number, so this cannot hit a stranger.
+        pid = self.pids.get(identifier)
+        if pid is None:
+            return
+        try:
+            os.killpg(pid, number)
+        except ProcessLookupError:
+            # Just forked: it has not made its group yet.
+            os.kill(pid, number)
+
+    def reap(self) -> None:
+        while self.ids:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+            if pid == 0:
+                return
+            # What it started may outlive it.
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(pid, signal.SIGKILL)
+            identifier = self.ids.pop(pid)
+            del self.pids[identifier]
+            code = os.waitstatus_to_exitcode(status)
+            self.send({"id": identifier, "code": code})
+            self.learner.finished(pid, code)
+
+    def send(self, message: dict[str, Any]) -> None:
+        # The other side may be gone already; its end of the socket, read next, says so.
+        with contextlib.suppress(ConnectionError):
+            self.control.sendall(json.dumps(message).encode() + b"\n")
+
+
+class Learner:
+    """After the first run that ended well, imports the library modules which that run imported.
+
+    Libraries import parts of themselves late, on first use; a list of modules to preload cannot
+    know them. The script's own modules are left alone: only what lies in the standard library or
+    in site-packages is learned, and only when a trial shows that it starts no thread.
+    """
+
+    def __init__(self) -> None:
+        self.teacher: int | None = None
+        self.report: IO[bytes] | None = None
+        self.done = False
+
+    def report_for_next(self) -> IO[bytes] | None:
+        """Where the next child is to list its modules; ``None`` when it need not."""
+        if self.done or self.report is not None:
+            return None
+        self.report = tempfile.TemporaryFile()  # noqa: SIM115 - closed in finished()
+        return self.report
+
+    def finished(self, pid: int, code: int) -> None:
+        """Learns from child ``pid`` if it was the one to teach."""
+        if pid != self.teacher or self.report is None:
+            return
+        with self.report as report:
+            report.seek(0)
+            names = report.read().decode().split("\n")
+        self.teacher = self.report = None
+        if code != 0:
+            return
+        self.done = True
+        new = [name for name in names if name and is_library(name)]
+        if not starts_threads(new):
+            preload(new)
+
+
+def is_library(name: str) -> bool:
+    """Whether module ``name`` lies in the standard library or in site-packages."""
+    try:
+        spec = importlib.util.find_spec(name)
+    except (ImportError, ValueError, AttributeError):
+        return False
+    if spec is None or spec.origin is None:
+        return False
+    roots = [sysconfig.get_path(key) for key in ("stdlib", "platstdlib", "purelib", "platlib")]
+    return any(spec.origin.startswith(root + os.sep) for root in roots)
+
+
+def starts_threads(modules: list[str]) -> bool:
+    """Whether importing ``modules`` leaves a thread behind; tried in a child of its own."""
+    pid = os.fork()
+    if pid == 0:
+        try:
+            preload(modules)
+            os._exit(thread_count() > 1)
+        finally:
+            os._exit(1)
+    return os.waitpid(pid, 0)[1] != 0
+
+
+def become(request: dict[str, Any], report: IO[bytes] | None) -> NoReturn:
+    """In the child: turns into the process that was asked for, runs the script, exits."""
+    os.setsid()
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    writing = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
+    for target, path, flags in (
+        (0, os.devnull, os.O_RDONLY),
+        (1, request["stdout"], writing),
+        (2, request["stderr"], writing),
+    ):
+        opened = os.open(path, flags, 0o644)
+        os.dup2(opened, target)
+        os.close(opened)
+    os.environ.clear()
+    os.environ.update(request["env"])
+    os.chdir(request["cwd"])
+    reseed()
+    script: str = request["argv"][0]
+    sys.argv[:] = request["argv"]
+    named = [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
+    sys.path[:0] = [
+        os.path.dirname(os.path.realpath(script)),
+        *(entry for entry in named if entry not in sys.path),
+    ]
+    imported_before = set(sys.modules)
+    code = run_script(script)
+    if report is not None:
+        report.write("\n".join(sorted(set(sys.modules) - imported_before)).encode())
+        report.flush()
+    leave(code)
+
+
+def reseed() -> None:
+    """The child's own randomness; the standard library's reseeds itself after a fork."""
+    numpy_random = sys.modules.get("numpy.random")
+    if numpy_random is not None:
+        numpy_random.seed()
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        torch.seed()
+
+
+def run_script(script: str) -> int:
+    """Runs ``script`` as ``python script`` would; returns its exit code."""
+    main_module = sys.modules["__main__"] = types.ModuleType("__main__")
+    main_module.__dict__.update(__file__=script, __cached__=None, __builtins__=builtins)
+    main_module.__loader__ = importlib.machinery.SourceFileLoader("__main__", script)
+    try:
+        with io.open_code(script) as source:
+            code = compile(source.read(), script, "exec", dont_inherit=True)
+        exec(code, main_module.__dict__)  # noqa: S102 - this is what we are for
+    except SystemExit as stop:
+        if stop.code is None or isinstance(stop.code, int):
+            return (stop.code or 0) & 0xFF
+        print(stop.code, file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGINT)
+    except BaseException as error:  # noqa: BLE001 - as the interpreter does, last
+        frames = error.__traceback__
+        while frames is not None and frames.tb_frame.f_code.co_filename != script:
+            frames = frames.tb_next
+        sys.excepthook(type(error), error.with_traceback(frames), frames)
+        return 1
+    return 0
+
+
+def leave(code: int) -> NoReturn:
+    """The end of an interpreter, without tearing down every module of this large process."""
+    try:
+        # Private names, but there are no others for what every exit does: wait for the script's
+        # threads, run its exit functions.
+        threading._shutdown()  # type: ignore[attr-defined]
+        atexit._run_exitfuncs()
+        # Closes, and so flushes, files that the script left open.
+        sys.modules["__main__"].__dict__.clear()
+        gc.collect()
+        sys.stdout.flush()
+        sys.stderr.flush()
+    finally:
+        os._exit(code)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,110 @@
+"""Tasks: what a harness is asked to do, and where tasks come from.
+
+A source of tasks is any iterable of :class:`Task`: a list, a generator, a JSON-lines file
+(:func:`read_tasks`). :func:`tasks_from` resolves the name of one, as a command line gives it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import msgspec
+
+
+class TaskError(ValueError):
+    """A task source does not exist, or holds something that is not a task."""
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One thing to do. Its id is unique within its suite."""
+
+    id: str
+    prompt: str
+    """What the harness is told."""
+    suite: str = "default"
+    split: str = "train"
+    payload: Mapping[str, Any] = field(default_factory=dict)
+    """What the verifier needs to know (expected answers); the harness never sees it."""
+    files: Mapping[str, str] = field(default_factory=dict)
+    """Relative path -> text, written into the workspace before the harness starts."""
+
+    def __post_init__(self) -> None:
+        if not self.id:
+            raise TaskError("a task needs an id")
+        for name in self.files:
+            if Path(name).is_absolute() or ".." in Path(name).parts:
+                raise TaskError(f"task {self.id}: file {name!r} would lie outside the workspace")
+
+
+def read_tasks(path: str | Path) -> Iterator[Task]:
+    """Tasks of a JSON-lines file, one object per line; blank lines are skipped.
+
+    Raises :class:`TaskError` with the line number when a line is not a task.
+    """
+    with Path(path).open("rb") as lines:
+        for number, line in enumerate(lines, start=1):
+            if not line.strip():
+                continue
+            try:
+                yield msgspec.json.decode(line, type=Task)
+            except (msgspec.DecodeError, TaskError) as error:
+                raise TaskError(f"{path}, line {number}: {error}") from error
+
+
+def write_tasks(path: str | Path, tasks: Iterable[Task]) -> int:
+    """Writes ``tasks`` as JSON lines and returns how many there were."""
+    count = 0
+    with Path(path).open("wb") as out:
+        for task in tasks:
+            out.write(msgspec.json.encode(task) + b"\n")
+            count += 1
+    return count
+
+
+def tasks_from(source: str, split: str | None = None) -> Iterator[Task]:
+    """Tasks of ``source``, only those of ``split`` when one is named.
+
+    ``source`` is ``FILE.jsonl``, ``FILE.py:FUNCTION`` or ``package.module:FUNCTION``; the function
+    takes no argument and returns an iterable of tasks.
+    """
+    for task in _open(source):
+        if split is None or task.split == split:
+            yield task
+
+
+def _open(source: str) -> Iterable[Task]:
+    if source.endswith(".jsonl"):
+        if not Path(source).is_file():
+            raise TaskError(f"task file {source} does not exist")
+        return read_tasks(source)
+    place, separator, name = source.rpartition(":")
+    if not separator:
+        raise TaskError(
+            f"{source!r} is neither FILE.jsonl nor FILE.py:FUNCTION nor MODULE:FUNCTION"
+        )
+    function: Callable[[], Iterable[Task]] | None = getattr(_import(place), name, None)
+    if function is None:
+        raise TaskError(f"{place} has no function {name!r}")
+    return function()
+
+
+def _import(place: str) -> ModuleType:
+    if not place.endswith(".py"):
+        try:
+            return importlib.import_module(place)
+        except ModuleNotFoundError as error:
+            raise TaskError(f"cannot import {place!r}: {error}") from error
+    spec = importlib.util.spec_from_file_location(Path(place).stem, place)
+    if spec is None or spec.loader is None or not os.path.isfile(place):
+        raise TaskError(f"task module {place} does not exist")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module

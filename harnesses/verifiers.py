@@ -1,0 +1,150 @@
+"""Verifiers: what scores a session, from what the agent delivered and nothing else.
+
+A verifier is an async callable from a :class:`Delivery` to named scores. It never sees the recorded
+calls: a reward that read the trajectory would reward the look of the work.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import re
+import signal
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from harnesses.environment import scrubbed
+from harnesses.tasks import Task
+
+Scores = Mapping[str, float]
+
+REWARD = "reward"
+"""The name under which the built-in verifiers report their score; what the trainer reads."""
+
+
+class VerifierError(RuntimeError):
+    """The verifier could not reach a verdict: not the agent's fault, and not a score of zero."""
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """What an agent left behind."""
+
+    task: Task
+    answer: str
+    """Its final answer, ``""`` when it failed or gave none."""
+    workspace: Path
+    exit_code: int | None
+    """``None`` when it was killed at its time limit."""
+
+
+class Verifier(Protocol):
+    """Scores a delivery. Raises :class:`VerifierError` when it cannot tell."""
+
+    async def __call__(self, delivery: Delivery) -> Scores: ...
+
+
+@dataclass(frozen=True, slots=True)
+class ExactAnswer:
+    """1.0 when the answer equals ``payload[key]`` up to surrounding space and letter case."""
+
+    key: str = "answer"
+
+    async def __call__(self, delivery: Delivery) -> Scores:
+        wanted = str(_expected(delivery.task, self.key))
+        return {REWARD: float(_folded(delivery.answer) == _folded(wanted))}
+
+
+@dataclass(frozen=True, slots=True)
+class NumberAnswer:
+    """1.0 when the answer holds exactly one number and it equals ``payload[key]``.
+
+    An answer that lists several numbers is wrong, so naming them all does not pay. Thousands
+    separators (``1,250``) and a trailing ``.0`` do not matter.
+    """
+
+    key: str = "answer"
+    tolerance: float = 1e-9
+
+    async def __call__(self, delivery: Delivery) -> Scores:
+        wanted = float(_expected(delivery.task, self.key))
+        numbers = numbers_in(delivery.answer)
+        right = len(numbers) == 1 and abs(numbers[0] - wanted) <= self.tolerance
+        return {REWARD: float(right)}
+
+
+@dataclass(frozen=True, slots=True)
+class RegexAnswer:
+    """1.0 when ``pattern`` (or the one in ``payload["pattern"]``) is found in the answer."""
+
+    pattern: str | None = None
+
+    async def __call__(self, delivery: Delivery) -> Scores:
+        pattern = self.pattern or str(_expected(delivery.task, "pattern"))
+        return {REWARD: float(re.search(pattern, delivery.answer) is not None)}
+
+
+@dataclass(frozen=True, slots=True)
+class CommandVerifier:
+    """1.0 when a shell command in the workspace exits with 0, such as a test suite.
+
+    Without ``command`` it runs ``payload["verify"]``. The command's environment holds no provider
+    key; it and everything it started is killed after ``timeout_s`` seconds, which scores 0.
+    """
+
+    command: str | None = None
+    timeout_s: float = 60.0
+
+    async def __call__(self, delivery: Delivery) -> Scores:
+        command = self.command or str(_expected(delivery.task, "verify"))
+        process = await asyncio.create_subprocess_shell(
+            command,
+            cwd=delivery.workspace,
+            env=scrubbed(os.environ),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.DEVNULL,
+            stderr=asyncio.subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        try:
+            code = await asyncio.wait_for(process.wait(), self.timeout_s)
+        except TimeoutError:
+            return {REWARD: 0.0}
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+        return {REWARD: float(code == 0)}
+
+
+@dataclass(frozen=True, slots=True)
+class FunctionVerifier:
+    """Any Python function from a delivery to a number or to named scores; runs in a thread."""
+
+    function: Callable[[Delivery], float | Scores]
+
+    async def __call__(self, delivery: Delivery) -> Scores:
+        scores = await asyncio.to_thread(self.function, delivery)
+        if isinstance(scores, Mapping):
+            return {name: float(value) for name, value in scores.items()}
+        return {REWARD: float(scores)}
+
+
+_NUMBER = re.compile(r"-?\d{1,3}(?:,\d{3})+(?:\.\d+)?|-?\d+(?:\.\d+)?")
+
+
+def numbers_in(text: str) -> list[float]:
+    """Every number of ``text``, in order."""
+    return [float(found.replace(",", "")) for found in _NUMBER.findall(text)]
+
+
+def _folded(text: str) -> str:
+    return " ".join(text.split()).casefold()
+
+
+def _expected(task: Task, key: str) -> Any:
+    if key not in task.payload:
+        raise VerifierError(f"task {task.id} has no {key!r} in its payload")
+    return task.payload[key]

@@ -1,0 +1,36 @@
+"""``python -m proxy --upstream URL --store URL``: a proxy with the plainest options.
+
+``bridle proxy`` is the command for people; this one needs nothing but the proxy's own room.
+"""
+
+from __future__ import annotations
+
+import argparse
+
+from proxy.server import run
+from proxy.settings import ProxySettings
+
+
+def main() -> None:
+    options = argparse.ArgumentParser(prog="python -m proxy", description=__doc__)
+    options.add_argument("--upstream", required=True, help="base URL of the engine")
+    options.add_argument("--store", required=True, help="SQLAlchemy URL or path of the store")
+    options.add_argument("--host", default="127.0.0.1")
+    options.add_argument("--port", type=int, default=8484)
+    options.add_argument("--model", default=None, help="served model name")
+    options.add_argument("--admin-key", default=None)
+    given = options.parse_args()
+    run(
+        ProxySettings(
+            upstream_url=given.upstream,
+            store_url=given.store,
+            host=given.host,
+            port=given.port,
+            model=given.model,
+            admin_key=given.admin_key,
+        )
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,251 @@
+"""The control API under ``/bridle/v1``, health and metrics: what rollouts and trainers call."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Annotated, Any
+
+from fastapi import Depends, FastAPI, Query, Request, Response
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+
+from proxy import __doc__ as description
+from proxy.canonical import ApiError
+from proxy.control_models import (
+    ErrorReply,
+    NewReward,
+    NewSession,
+    OpenedSession,
+    Pause,
+    PolicyState,
+    PublishPolicy,
+    RecordedReward,
+    Seal,
+    SessionState,
+    session_state,
+)
+from proxy.dialects.errors import openai_error
+from proxy.keys import hash_key, new_session_key
+from proxy.links import base_urls, environment
+from proxy.policy_gate import Policy, StaleVersion
+from proxy.sampling import check_settings
+from proxy.services import Services
+from proxy.sessions import SESSION_ID_PREFIX, Caller, store_unavailable
+from store.errors import RecordRejected, StoreUnavailable
+from store.records import Continuation, Reward, SessionRecord, TaskRecord, new_id
+
+
+def control_api(running: Callable[[], Services]) -> FastAPI:
+    """The FastAPI application; ``running`` gives the services or raises 503."""
+    api = FastAPI(
+        title="Bridle",
+        description=description,
+        version="1",
+        redoc_url=None,
+        responses={"4XX": {"model": ErrorReply}, "5XX": {"model": ErrorReply}},
+    )
+    api.state.running = running
+    api.add_exception_handler(ApiError, _told)
+    api.add_exception_handler(RequestValidationError, _invalid)
+    for method, path, endpoint, status in _ROUTES:
+        api.add_api_route(path, endpoint, methods=[method], status_code=status)
+    return api
+
+
+async def _told(_: Request, error: Exception) -> Response:
+    assert isinstance(error, ApiError)  # noqa: S101 - registered for nothing else
+    told = openai_error(error)
+    return Response(told.body, told.status, dict(told.headers), media_type="application/json")
+
+
+async def _invalid(_: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestValidationError)  # noqa: S101 - registered for nothing else
+    first = error.errors()[0]
+    where = ".".join(str(part) for part in first["loc"][1:])
+    return await _told(_, ApiError("invalid_request", first["msg"], status=422, param=where))
+
+
+def _services(request: Request) -> Services:
+    return request.app.state.running()  # type: ignore[no-any-return]
+
+
+Running = Annotated[Services, Depends(_services)]
+
+
+async def _caller(request: Request, services: Running) -> Caller:
+    address = request.client.host if request.client else None
+    return await services.sessions.authenticate(request.headers, address)
+
+
+Authenticated = Annotated[Caller, Depends(_caller)]
+
+
+def _admin(caller: Authenticated) -> Caller:
+    if not caller.admin:
+        raise ApiError("permission", "this needs the admin key", status=403)
+    return caller
+
+
+Admin = Annotated[Caller, Depends(_admin)]
+
+
+async def _session(session_id: str, caller: Authenticated, services: Running) -> SessionRecord:
+    """The session in the path, for the admin key or the session's own."""
+    session = await services.sessions.find(session_id)
+    if session is None:
+        raise ApiError("not_found", f"there is no session {session_id}", status=404)
+    if not caller.admin and (caller.session is None or caller.session.id != session.id):
+        raise ApiError("permission", "this key does not open that session", status=403)
+    return session
+
+
+OwnSession = Annotated[SessionRecord, Depends(_session)]
+
+
+async def create_session(
+    new: NewSession, request: Request, services: Running, _: Admin
+) -> OpenedSession:
+    """Opens a session. Its key is told here, once; only the hash of it is stored."""
+    settings = services.settings
+    try:
+        check_settings(new.settings)
+    except ValueError as error:
+        raise ApiError("invalid_request", str(error), status=422, param="settings") from error
+    now = time.time()
+    if new.task is not None:
+        task = TaskRecord(**new.task.model_dump(), created_at=now)
+        try:
+            await asyncio.to_thread(services.writer.upsert_task, task)
+        except StoreUnavailable as error:
+            raise store_unavailable() from error
+    key = new_session_key()
+    record = await services.sessions.create(
+        SessionRecord(
+            id=new_id(SESSION_ID_PREFIX),
+            created_at=now,
+            run_id=new.run_id,
+            task_id=new.task.id if new.task else None,
+            group_id=new.group_id,
+            harness=new.harness,
+            name=new.name,
+            key_hash=hash_key(key),
+            expires_at=None if new.ttl_s is None else now + new.ttl_s,
+            continuation=Continuation(new.continuation or settings.continuation),
+            settings=new.settings,
+            labels=new.labels,
+        )
+    )
+    base = settings.public_url or f"{request.url.scheme}://{request.url.netloc}"
+    urls = base_urls(base, record.id)
+    return OpenedSession(id=record.id, key=key, base_urls=urls, environment=environment(urls, key))
+
+
+async def list_sessions(
+    services: Running,
+    _: Admin,
+    run_id: str | None = None,
+    group_id: str | None = None,
+    limit: Annotated[int, Query(ge=1, le=1000)] = 100,
+) -> list[SessionState]:
+    """The latest sessions first."""
+
+    def read() -> list[SessionState]:
+        found = services.reader.sessions(run=run_id, group=group_id, limit=limit, newest_first=True)
+        return [session_state(session) for session in found]
+
+    return await asyncio.to_thread(read)
+
+
+async def get_session(session: OwnSession, services: Running) -> SessionState:
+    """One session and where its calls stand."""
+    counts = await asyncio.to_thread(services.reader.call_counts, session.id)
+    return session_state(session, {status.value: count for status, count in counts.items()})
+
+
+async def add_reward(new: NewReward, session: OwnSession, services: Running) -> RecordedReward:
+    """Scores the session, or one call or turn of it. Sealed sessions may still be scored."""
+    reward = Reward(session_id=session.id, created_at=time.time(), **new.model_dump())
+    try:
+        await services.writer.add_reward(reward)
+    except RecordRejected as error:
+        raise ApiError("invalid_request", str(error), status=422) from error
+    except StoreUnavailable as error:
+        raise store_unavailable() from error
+    return RecordedReward(session_id=session.id, **new.model_dump())
+
+
+async def seal_session(seal: Seal, session: OwnSession, services: Running) -> SessionState:
+    """Ends the session: no further call is admitted. Sealing twice keeps the first outcome."""
+    if session.sealed_at is None:
+        session = replace(session, sealed_at=time.time(), outcome=seal.outcome)
+        await services.sessions.update(session)
+    return session_state(session)
+
+
+async def get_policy(services: Running, _: Admin) -> PolicyState:
+    """What the engine is said to be serving, and who waits."""
+    gate = services.gate
+    return PolicyState(
+        version=gate.policy.version,
+        model=gate.policy.model,
+        paused=gate.paused,
+        running=gate.running,
+        waiting=gate.waiting,
+    )
+
+
+async def put_policy(new: PublishPolicy, services: Running, caller: Admin) -> PolicyState:
+    """Every token that arrives from now on is stamped with this version."""
+    try:
+        services.gate.publish(Policy(new.version, new.model))
+    except StaleVersion as error:
+        raise ApiError("invalid_request", str(error), status=409, param="version") from error
+    return await get_policy(services, caller)
+
+
+async def pause(new: Pause, services: Running, caller: Admin) -> PolicyState:
+    """New calls wait. With ``drain`` it answers once no call runs, or after ``timeout_s``."""
+    services.gate.pause()
+    if new.mode == "drain":
+        await services.gate.drained(new.timeout_s)
+    return await get_policy(services, caller)
+
+
+async def resume(services: Running, caller: Admin) -> PolicyState:
+    services.gate.resume()
+    return await get_policy(services, caller)
+
+
+async def health() -> dict[str, str]:
+    return {"status": "ok"}
+
+
+async def ready(services: Running) -> Response:
+    """503 while the engine does not answer."""
+    if await services.upstream.healthy():
+        return JSONResponse({"status": "ready"})
+    return JSONResponse({"status": "engine_unreachable"}, status_code=503)
+
+
+async def metrics(services: Running, _: Admin) -> Response:
+    return Response(services.metrics.exposition(), media_type="text/plain; version=0.0.4")
+
+
+_V1 = "/bridle/v1"
+_ROUTES: tuple[tuple[str, str, Callable[..., Any], int], ...] = (
+    ("POST", f"{_V1}/sessions", create_session, 201),
+    ("GET", f"{_V1}/sessions", list_sessions, 200),
+    ("GET", f"{_V1}/sessions/{{session_id}}", get_session, 200),
+    ("POST", f"{_V1}/sessions/{{session_id}}/rewards", add_reward, 201),
+    ("POST", f"{_V1}/sessions/{{session_id}}/seal", seal_session, 200),
+    ("GET", f"{_V1}/policy", get_policy, 200),
+    ("PUT", f"{_V1}/policy", put_policy, 200),
+    ("POST", f"{_V1}/pause", pause, 200),
+    ("POST", f"{_V1}/resume", resume, 200),
+    ("GET", "/healthz", health, 200),
+    ("GET", "/readyz", ready, 200),
+    ("GET", "/metrics", metrics, 200),
+)

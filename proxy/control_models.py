@@ -1,0 +1,130 @@
+"""Bodies of the control API, as its OpenAPI shows them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, FiniteFloat
+
+from store.records import SessionRecord
+
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:@-]{0,255}$")]
+ShortText = Annotated[str, Field(min_length=1, max_length=128)]
+
+
+class _Body(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+
+class Task(_Body):
+    """What the session is asked to do; renewed when the id is known already."""
+
+    id: ShortText
+    suite: ShortText
+    split: Annotated[str, Field(min_length=1, max_length=32)]
+    payload: dict[str, Any] = {}
+
+
+class NewSession(_Body):
+    name: Name | None = None
+    run_id: str | None = None
+    task: Task | None = None
+    group_id: ShortText | None = None
+    harness: ShortText | None = None
+    continuation: Literal["exact", "rendered"] | None = None
+    settings: dict[str, Any] = {}
+    """``{"pin": {…}, "cap": {…}, "default": {…}}`` of sampling parameters."""
+    labels: dict[str, Any] = {}
+    ttl_s: Annotated[float, Field(gt=0)] | None = None
+
+
+class OpenedSession(BaseModel):
+    id: str
+    key: str
+    base_urls: dict[str, str]
+    environment: dict[str, str]
+    """Set these and start the harness."""
+
+
+class SessionState(BaseModel):
+    id: str
+    name: str | None
+    run_id: str | None
+    task_id: str | None
+    group_id: str | None
+    harness: str | None
+    continuation: str
+    labels: dict[str, Any]
+    created_at: float
+    expires_at: float | None
+    sealed_at: float | None
+    outcome: str | None
+    calls: dict[str, int] | None = None
+    """Calls by status."""
+
+
+class NewReward(_Body):
+    name: ShortText
+    value: FiniteFloat
+    call_id: str | None = None
+    turn: int | None = None
+    source: ShortText | None = None
+    detail: dict[str, Any] = {}
+
+
+class RecordedReward(NewReward):
+    session_id: str
+
+
+class Seal(_Body):
+    outcome: Annotated[str, Field(min_length=1, max_length=32)] = "completed"
+
+
+class PolicyState(BaseModel):
+    version: int
+    model: str | None
+    paused: bool
+    running: int
+    waiting: int
+
+
+class PublishPolicy(_Body):
+    version: Annotated[int, Field(ge=0, lt=2**63)]
+    model: str | None = None
+    """Served model name, when it changes with the version."""
+
+
+class Pause(_Body):
+    mode: Literal["drain", "span"] = "drain"
+    """``drain`` waits for running calls, ``span`` lets them go on across the update."""
+    timeout_s: Annotated[float, Field(ge=0, le=3600)] = 600.0
+
+
+class ErrorDetail(BaseModel):
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorReply(BaseModel):
+    error: ErrorDetail
+
+
+def session_state(session: SessionRecord, calls: Mapping[str, int] | None = None) -> SessionState:
+    return SessionState(
+        id=session.id,
+        name=session.name,
+        run_id=session.run_id,
+        task_id=session.task_id,
+        group_id=session.group_id,
+        harness=session.harness,
+        continuation=session.continuation.value,
+        labels=dict(session.labels),
+        created_at=session.created_at,
+        expires_at=session.expires_at,
+        sealed_at=session.sealed_at,
+        outcome=session.outcome,
+        calls=None if calls is None else dict(calls),
+    )

@@ -1,0 +1,208 @@
+"""The lineage state of sessions: in memory while in use, else rebuilt from the store."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import OrderedDict
+from collections.abc import Mapping
+from typing import Any, Final
+
+import numpy as np
+
+from proxy.canonical import Request
+from proxy.lineage import Conversations, Link, Sampled, Turn, message_from_chat
+from store.errors import NotFound
+from store.queries import CallRow, Reader
+from store.records import CallStatus, SessionRecord, Span, TokenIds
+
+log = logging.getLogger("bridle.proxy")
+
+_CARRY_TOKENS: Final = frozenset({CallStatus.COMPLETE, CallStatus.PARTIAL})
+_LOBBY_SESSIONS: Final = 64
+"""How many of the latest anonymous sessions a restarted proxy remembers."""
+
+
+def is_anonymous(session: SessionRecord) -> bool:
+    """Nothing but its conversation leads to this session."""
+    return session.name is None and session.key_hash is None
+
+
+class _Held:
+    """One session's turns, and which of its calls have been looked at."""
+
+    __slots__ = ("calls", "conversations")
+
+    def __init__(self, conversations: Conversations | None = None) -> None:
+        self.conversations = Conversations() if conversations is None else conversations
+        self.calls: set[str] = set()
+
+    def find(self, request: Request, agent: str | None) -> Link:
+        """By what is said; a prompt of token ids by its tokens."""
+        link = self.conversations.find(request, agent=agent)
+        if isinstance(request.prompt, tuple):
+            link = self.conversations.find_tokens(link, request.prompt)
+        return link
+
+
+class SessionConversations:
+    """An LRU of :class:`Conversations` by session; anonymous sessions share one, the lobby.
+
+    In the lobby the next call of a harness that sends no session id finds the call before it, and
+    by that its session.
+    """
+
+    def __init__(self, reader: Reader, capacity: int) -> None:
+        self._reader = reader
+        self._capacity = capacity
+        self._lobby = _Held(Conversations(max_turns=4096, max_tokens=4_194_304))
+        self._lobby_sessions: OrderedDict[str, str] = OrderedDict()
+        """Call id -> session id, for the calls in the lobby."""
+        self._sessions: OrderedDict[str, _Held] = OrderedDict()
+
+    async def start(self) -> None:
+        """Takes the latest anonymous sessions into the lobby."""
+        latest = await asyncio.to_thread(
+            lambda: list(
+                self._reader.sessions(sealed=False, newest_first=True, limit=_LOBBY_SESSIONS)
+            )
+        )
+        for session in reversed(latest):
+            if is_anonymous(session):
+                await self._load(session.id, self._lobby)
+
+    def opened(self, session: SessionRecord) -> None:
+        """The session is new: there is nothing of it in the store."""
+        if not is_anonymous(session):
+            self._keep(session.id, _Held())
+
+    async def find(self, session_id: str, request: Request, agent: str | None) -> Link:
+        """Where ``request`` belongs in its session.
+
+        What memory does not explain another process may have recorded, so the store is asked.
+        """
+        held = self._sessions.get(session_id)
+        if held is None:
+            held = _Held()
+            await self._load(session_id, held)
+            held = self._sessions.setdefault(session_id, held)
+            self._keep(session_id, held)
+            return held.find(request, agent)
+        self._sessions.move_to_end(session_id)
+        link = held.find(request, agent)
+        if _unexplained(link) and await self._grown(session_id, held):
+            await self._load(session_id, held)
+            link = held.find(request, agent)
+        return link
+
+    async def find_anonymous(self, request: Request) -> tuple[Link, str | None]:
+        """Where a request without any session belongs, and the session that it continues."""
+        link = self._lobby.find(request, None)
+        for call_id in reversed(link.unknown):
+            try:
+                row = await asyncio.to_thread(self._reader.call, call_id)
+            except NotFound:
+                continue
+            await self._load(row.session_id, self._lobby)
+            link = self._lobby.find(request, None)
+            break
+        continued = link.parent.call_id if link.parent is not None else None
+        return link, self._lobby_sessions.get(continued or "")
+
+    def add(self, session: SessionRecord, turn: Turn) -> None:
+        """A call of the session is over and recorded."""
+        held = self._lobby if is_anonymous(session) else self._sessions.get(session.id)
+        if held is not None:
+            self._put(held, session.id, turn)
+
+    def _put(self, held: _Held, session_id: str, turn: Turn) -> None:
+        held.conversations.add(turn)
+        held.calls.add(turn.call_id)
+        if held is self._lobby:
+            self._lobby_sessions[turn.call_id] = session_id
+            while len(self._lobby_sessions) > 2 * held.conversations.max_turns:
+                gone, _ = self._lobby_sessions.popitem(last=False)
+                held.calls.discard(gone)
+
+    def _keep(self, session_id: str, held: _Held) -> None:
+        self._sessions[session_id] = held
+        self._sessions.move_to_end(session_id)
+        while len(self._sessions) > self._capacity:
+            self._sessions.popitem(last=False)
+
+    async def _grown(self, session_id: str, held: _Held) -> bool:
+        """Whether the store has calls of the session that were not made here."""
+        counts = await asyncio.to_thread(self._reader.call_counts, session_id)
+        return sum(counts.values()) - counts.get(CallStatus.OPEN, 0) > len(held.calls)
+
+    async def _load(self, session_id: str, held: _Held) -> None:
+        """Adds the session's recorded calls that ``held`` does not know."""
+        rows, spans = await asyncio.to_thread(self._read, session_id)
+        for row in rows:
+            if row.status is CallStatus.OPEN or row.id in held.calls:
+                continue
+            turn = _turn(row, spans, held.conversations)
+            if turn is None:
+                held.calls.add(row.id)
+            else:
+                self._put(held, session_id, turn)
+
+    def _read(self, session_id: str) -> tuple[list[CallRow], dict[str, Span]]:
+        rows = self._reader.calls(session_id)
+        return rows, {span.id: span for span in self._reader.spans(session_id)}
+
+
+def _unexplained(link: Link) -> bool:
+    """Whether the request shows a history that memory does not hold."""
+    return bool(link.unknown) or any(message.role == "assistant" for message in link.tail)
+
+
+def _turn(row: CallRow, spans: Mapping[str, Span], conversations: Conversations) -> Turn | None:
+    """A recorded call as a turn; ``None`` when its state cannot be used, which is logged."""
+    state = row.conversation.get("lineage")
+    if not state:
+        return None
+    base = conversations.get(state["base"]) if state.get("base") else None
+    trusted = row.status in _CARRY_TOKENS
+    try:
+        return Turn.from_state(
+            state,
+            call_id=row.id,
+            parent_call_id=row.parent_call_id,
+            status=row.status,
+            base=base,
+            choices=_choices(row, spans) if trusted else (),
+            prompt_token_ids=_prompt(row, spans) if trusted else None,
+        )
+    except ValueError as error:
+        log.warning("lineage_state_unusable: %s", error)
+        return None
+
+
+def _choices(row: CallRow, spans: Mapping[str, Span]) -> list[Sampled]:
+    messages: list[Mapping[str, Any]] = [row.message, *row.conversation.get("choices", ())]
+    sampled: list[Sampled] = []
+    for index, message in enumerate(messages):
+        if not message:
+            continue
+        span = spans.get(f"{row.id}.s{index}")
+        ids = np.empty(0, dtype=np.uint32) if span is None else span.token_ids
+        sampled.append(Sampled(message_from_chat(message), ids))
+    return sampled
+
+
+def _prompt(row: CallRow, spans: Mapping[str, Span]) -> TokenIds | None:
+    """The call's prompt ids from its path in the tree; ``None`` when they are not there."""
+    if row.prompt_tokens is None or row.prompt_span_id is None:
+        return None
+    pieces: list[TokenIds] = []
+    end, link = row.prompt_tokens, row.prompt_span_id
+    while end and link in spans:
+        span = spans[link]
+        if span.start < end:
+            pieces.append(span.token_ids[: end - span.start])
+            end = span.start
+        if span.parent_id is None:
+            break
+        link = span.parent_id
+    return np.concatenate(pieces[::-1]) if pieces and not end else None

@@ -1,0 +1,232 @@
+"""OpenAI (legacy) completions: a prompt as text or token ids, and no template."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Final
+
+import msgspec
+
+from proxy.canonical import (
+    ApiError,
+    ChoiceReply,
+    DialectName,
+    Event,
+    Finished,
+    HttpError,
+    Minted,
+    Reply,
+    Request,
+    Sampling,
+    Started,
+    TextDelta,
+    Tokens,
+    Usage,
+    Wants,
+)
+from proxy.dialects import openai
+from proxy.dialects.errors import openai_error, openai_error_object
+from proxy.dialects.openai import Count, Int64, StreamOptions
+
+encode = msgspec.json.encode
+
+TokenId = Annotated[int, msgspec.Meta(ge=0, le=2**32 - 1)]
+
+
+class _Body(msgspec.Struct):
+    model: str
+    prompt: str | list[Any]
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: Int64 | None = None
+    min_p: float | None = None
+    max_tokens: Int64 | None = None
+    stop: str | list[str] | None = None
+    seed: Int64 | None = None
+    n: Count | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    logprobs: Annotated[int, msgspec.Meta(ge=0, le=64)] | None = None
+    return_token_ids: bool | None = None
+    echo: bool | None = None
+
+
+_DECODER = msgspec.json.Decoder(_Body)
+_KNOWN: Final = frozenset(_Body.__struct_fields__)
+_FORWARDED: Final = openai.FORWARDED - {"reasoning_effort", "thinking_token_budget"}
+
+
+class CompletionsDialect:
+    """See :class:`proxy.canonical.Dialect`."""
+
+    name: DialectName = "completions"
+    stream_content_type = "text/event-stream; charset=utf-8"
+    stream_failures: frozenset[str] = frozenset()
+
+    def parse(self, body: bytes, path: Mapping[str, str], query: Mapping[str, str]) -> Request:
+        wire = openai.decode(_DECODER, body)
+        extra, notes = openai.other_fields(body, _KNOWN, _FORWARDED)
+        if wire.echo:
+            raise openai.invalid("'echo' is not supported: prompts are recorded anyway", "echo")
+        return Request(
+            dialect="completions",
+            model=wire.model,
+            prompt=_prompt(wire.prompt),
+            sampling=Sampling(
+                temperature=wire.temperature,
+                top_p=wire.top_p,
+                top_k=wire.top_k,
+                min_p=wire.min_p,
+                max_tokens=wire.max_tokens,
+                stop=(wire.stop,) if isinstance(wire.stop, str) else tuple(wire.stop or ()),
+                seed=wire.seed,
+                n=wire.n,
+                presence_penalty=wire.presence_penalty,
+                frequency_penalty=wire.frequency_penalty,
+                repetition_penalty=wire.repetition_penalty,
+            ),
+            stream=bool(wire.stream),
+            wants=Wants(
+                logprobs=wire.logprobs is not None,
+                top_logprobs=wire.logprobs or 0,
+                token_ids=bool(wire.return_token_ids),
+                stream_usage=bool(wire.stream_options and wire.stream_options.include_usage),
+            ),
+            extra=extra,
+            notes=notes,
+        )
+
+    def mint(self, call_id: str, created: int, model: str) -> Minted:
+        return Minted(call_id, created, f"cmpl-{call_id.removeprefix('call_')}", model)
+
+    def emitter(self, request: Request, minted: Minted) -> CompletionsEmitter:
+        return CompletionsEmitter(request, minted)
+
+    def reply(self, request: Request, minted: Minted, reply: Reply) -> bytes:
+        whole: dict[str, Any] = {
+            "id": minted.response_id,
+            "object": "text_completion",
+            "created": minted.created,
+            "model": minted.model,
+            "choices": [
+                _choice(index, choice, request, reply) for index, choice in enumerate(reply.choices)
+            ],
+        }
+        if reply.usage is not None:
+            whole["usage"] = openai.usage_object(reply.usage)
+        return encode(whole)
+
+    def error(self, error: ApiError) -> HttpError:
+        return openai_error(error)
+
+
+class CompletionsEmitter:
+    """Completion chunks. The finish, usage and ``[DONE]`` chunks are terminal."""
+
+    def __init__(self, request: Request, minted: Minted) -> None:
+        self._wants = request.wants
+        self._head = b'data: {"id":%b,"object":"text_completion","created":%d,"model":%b,' % (
+            encode(minted.response_id),
+            minted.created,
+            encode(minted.model),
+        )
+        self._finished: dict[int, str] = {}
+        self._usage: Usage | None = None
+        self._prompt_token_ids: Sequence[int] | None = None
+        self._tokens: dict[int, list[Tokens]] = {}
+
+    def begin(self) -> bytes:
+        return b""
+
+    def event(self, event: Event) -> bytes:
+        match event:
+            case TextDelta():
+                return self._chunk(event.choice, event.text)
+            case Tokens():
+                if self._wants.logprobs or self._wants.token_ids:
+                    self._tokens.setdefault(event.choice, []).append(event)
+            case Finished():
+                self._finished[event.choice] = event.reason
+            case Usage():
+                self._usage = event
+            case Started():
+                self._prompt_token_ids = event.prompt_token_ids
+        return b""
+
+    def keep_alive(self) -> bytes:
+        return self._chunk(0, "")
+
+    def end(self) -> bytes:
+        chunks = [
+            self._chunk(index, "", reason) for index, reason in sorted(self._finished.items())
+        ]
+        if self._wants.stream_usage and self._usage is not None:
+            usage = encode(openai.usage_object(self._usage))
+            chunks.append(b'%b"choices":[],"usage":%b}\n\n' % (self._head, usage))
+        chunks.append(b"data: [DONE]\n\n")
+        return b"".join(chunks)
+
+    def fail(self, error: ApiError) -> bytes:
+        return b"data: %b\n\n" % encode({"error": openai_error_object(error)})
+
+    def _chunk(self, index: int, text: str, finish: str | None = None) -> bytes:
+        choice: dict[str, Any] = {
+            "index": index,
+            "text": text,
+            "logprobs": None,
+            "finish_reason": finish,
+        }
+        held = self._tokens.pop(index, [])
+        if held and self._wants.logprobs:
+            choice["logprobs"] = _logprobs([entry for one in held for entry in one.detail or ()])
+        if held and self._wants.token_ids:
+            choice["token_ids"] = [token for one in held for token in one.token_ids]
+            choice["prompt_token_ids"], self._prompt_token_ids = self._prompt_token_ids, None
+        return b'%b"choices":[%b]}\n\n' % (self._head, encode(choice))
+
+
+def _prompt(wire: str | list[Any]) -> str | tuple[int, ...]:
+    """One prompt: text, token ids, or a list of one of these."""
+    if isinstance(wire, str):
+        return wire
+    if not wire:
+        raise openai.invalid("the prompt is empty", "prompt")
+    if len(wire) == 1 and isinstance(wire[0], str | list):
+        return _prompt(wire[0])
+    try:
+        return tuple(msgspec.convert(wire, list[TokenId]))
+    except msgspec.ValidationError as error:
+        raise openai.invalid(
+            "give one prompt per request: text, or a list of token ids", "prompt"
+        ) from error
+
+
+def _choice(index: int, choice: ChoiceReply, request: Request, reply: Reply) -> dict[str, Any]:
+    shown: dict[str, Any] = {
+        "index": index,
+        "text": choice.text,
+        "logprobs": _logprobs(choice.detail) if request.wants.logprobs else None,
+        "finish_reason": choice.finish_reason,
+    }
+    if request.wants.token_ids:
+        shown["token_ids"] = choice.token_ids
+        shown["prompt_token_ids"] = reply.prompt_token_ids
+    return shown
+
+
+def _logprobs(detail: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The parallel lists that this dialect shows logprobs in."""
+    offsets: list[int] = []
+    position = 0
+    for entry in detail:
+        offsets.append(position)
+        position += len(entry["token"])
+    return {
+        "tokens": [entry["token"] for entry in detail],
+        "token_logprobs": [entry["logprob"] for entry in detail],
+        "top_logprobs": [entry.get("top_logprobs") for entry in detail],
+        "text_offset": offsets,
+    }

@@ -1,0 +1,74 @@
+"""Google's Schema as JSON Schema: its types are in capitals, and ``nullable`` is a flag."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from proxy.dialects.fields import Fields, writable
+
+_TYPES: Final = {
+    "STRING": "string",
+    "NUMBER": "number",
+    "INTEGER": "integer",
+    "BOOLEAN": "boolean",
+    "ARRAY": "array",
+    "OBJECT": "object",
+    "NULL": "null",
+}
+_DROPPED: Final = frozenset({"propertyOrdering", "nullable", "type"})
+_COUNTS: Final = frozenset(
+    {"minItems", "maxItems", "minLength", "maxLength", "minProperties", "maxProperties"}
+)
+"""Protocol buffers write 64-bit integers as strings."""
+
+
+def camel(name: str) -> str:
+    """``system_instruction`` as ``systemInstruction``; Google's APIs accept both."""
+    head, *rest = name.split("_")
+    return head + "".join(word[:1].upper() + word[1:] for word in rest) if head else name
+
+
+def named(fields: Fields) -> Fields:
+    """``fields`` with its own keys in camel case."""
+    if not any("_" in name for name in fields.data):
+        return fields
+    return Fields({camel(name): value for name, value in fields.data.items()}, fields.where)
+
+
+def json_schema(schema: Fields) -> dict[str, Any]:
+    """``schema`` with lower-case types throughout."""
+    return _converted(writable(schema.data, schema.where))
+
+
+def _converted(schema: Mapping[str, Any]) -> dict[str, Any]:
+    given = {camel(name): value for name, value in schema.items()}
+    converted: dict[str, Any] = {}
+    kind = given.get("type")
+    if isinstance(kind, str) and kind != "TYPE_UNSPECIFIED":
+        converted["type"] = _TYPES.get(kind, kind)
+        if given.get("nullable") is True:
+            converted["type"] = [converted["type"], "null"]
+    elif isinstance(kind, list):
+        converted["type"] = [
+            _TYPES.get(name, name) if isinstance(name, str) else name for name in kind
+        ]
+    for name, value in given.items():
+        if name not in _DROPPED:
+            converted[name] = _value(name, value)
+    return converted
+
+
+def _value(name: str, value: Any) -> Any:
+    if name in ("items", "additionalProperties") and isinstance(value, dict):
+        return _converted(value)
+    if name in ("properties", "defs", "$defs") and isinstance(value, dict):
+        return {
+            key: _converted(inner) if isinstance(inner, dict) else inner
+            for key, inner in value.items()
+        }
+    if name in ("anyOf", "oneOf", "allOf", "prefixItems") and isinstance(value, list):
+        return [_converted(inner) if isinstance(inner, dict) else inner for inner in value]
+    if name in _COUNTS and isinstance(value, str) and value.isascii() and value.isdigit():
+        return int(value[:18])
+    return value

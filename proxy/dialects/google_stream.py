@@ -1,0 +1,211 @@
+"""A Gemini reply as it streams: each event is a whole ``GenerateContentResponse``.
+
+Gemini gives a function call in one piece, so a call is held until the next begins; the last one
+leaves with the finish reasons in ``end``. The first text part and every call carry a signature,
+the places from which clients carry it into the next request.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import orjson
+
+from proxy import minting
+from proxy.canonical import (
+    ApiError,
+    Event,
+    Finished,
+    FinishReason,
+    Minted,
+    ReasoningDelta,
+    Request,
+    Started,
+    TextDelta,
+    Tokens,
+    ToolCall,
+    ToolCallDelta,
+    Usage,
+)
+from proxy.dialects.errors import google_error_object
+from proxy.dialects.functions import arguments_object
+from proxy.dialects.google_request import GoogleContext
+
+Json = dict[str, Any]
+
+
+def response_object(minted: Minted, candidates: Sequence[Json], usage: Usage | None = None) -> Json:
+    whole: Json = {"candidates": list(candidates)}
+    if usage is not None:
+        whole["usageMetadata"] = usage_object(usage)
+    whole["modelVersion"] = minted.model
+    whole["responseId"] = minted.response_id
+    return whole
+
+
+def usage_object(usage: Usage) -> Json:
+    shown = {
+        "promptTokenCount": usage.prompt_tokens,
+        "candidatesTokenCount": usage.completion_tokens - usage.reasoning_tokens,
+        "totalTokenCount": usage.prompt_tokens + usage.completion_tokens,
+    }
+    if usage.reasoning_tokens:
+        shown["thoughtsTokenCount"] = usage.reasoning_tokens
+    if usage.cached_tokens:
+        shown["cachedContentTokenCount"] = usage.cached_tokens
+    return shown
+
+
+def finish_reason_of(reason: FinishReason | None) -> str:
+    if reason == "length":
+        return "MAX_TOKENS"
+    return "SAFETY" if reason == "content_filter" else "STOP"
+
+
+def candidate(
+    index: int,
+    parts: Sequence[Json],
+    detail: Sequence[Mapping[str, Any]] = (),
+    finish: str | None = None,
+) -> Json:
+    shown: Json = {"content": {"parts": list(parts), "role": "model"}}
+    if finish is not None:
+        shown["finishReason"] = finish
+    shown["index"] = index
+    if detail:
+        shown["logprobsResult"] = {
+            "topCandidates": [
+                {"candidates": [_logprob(top) for top in entry.get("top_logprobs") or ()]}
+                for entry in detail
+            ],
+            "chosenCandidates": [_logprob(entry) for entry in detail],
+        }
+    return shown
+
+
+def signature(minted: Minted, index: int) -> str:
+    """Clients decode thought signatures as bytes."""
+    return minting.as_base64(minted.signature(index))
+
+
+def call_part(minted: Minted, index: int, call: ToolCall) -> Json:
+    function = {"id": call.id, "name": call.name, "args": arguments_object(call.arguments)}
+    return {"functionCall": function, "thoughtSignature": signature(minted, index)}
+
+
+class _Choice:
+    """What is held back of one candidate."""
+
+    def __init__(self) -> None:
+        self.signed = False
+        self.calls = 0
+        self.open: tuple[int, str, str, list[str]] | None = None
+        """Index, id, name and argument pieces of the call that is being written."""
+        self.detail: list[Mapping[str, Any]] = []
+        self.reason: FinishReason | None = None
+
+
+class GoogleEmitter:
+    """Writes one streamed response; see :class:`proxy.canonical.Emitter`."""
+
+    def __init__(self, request: Request, minted: Minted) -> None:
+        self._context: GoogleContext = request.context
+        self._logprobs = request.wants.logprobs
+        self._minted = minted
+        self._choices: defaultdict[int, _Choice] = defaultdict(_Choice)
+        self._count = request.sampling.n or 1
+        self._usage: Usage | None = None
+        self._first = True
+
+    @property
+    def content_type(self) -> str:
+        """Without ``alt=sse`` the stream is a JSON array."""
+        return "text/event-stream" if self._context.sse else "application/json; charset=UTF-8"
+
+    def begin(self) -> bytes:
+        return b"" if self._context.sse else b"["
+
+    def event(self, event: Event) -> bytes:
+        match event:
+            case TextDelta() if event.text:
+                choice = self._choices[event.choice]
+                part: Json = {"text": event.text}
+                if not choice.signed:
+                    choice.signed = True
+                    part["thoughtSignature"] = signature(self._minted, 0)
+                return self._parts(event.choice, [*self._finished_call(choice), part])
+            case ReasoningDelta() if event.text and self._context.thoughts:
+                return self._parts(event.choice, [{"text": event.text, "thought": True}])
+            case ToolCallDelta():
+                return self._call(event)
+            case Tokens():
+                if self._logprobs:
+                    self._choices[event.choice].detail.extend(event.detail or ())
+            case Finished():
+                self._choices[event.choice].reason = event.reason
+            case Usage():
+                self._usage = event
+            case Started() | TextDelta() | ReasoningDelta():
+                pass
+        return b""
+
+    def keep_alive(self) -> bytes:
+        """A response without candidates; inside an array, white space."""
+        return self._write(response_object(self._minted, [])) if self._context.sse else b"\n"
+
+    def end(self) -> bytes:
+        first, candidates = self._first, []
+        for index in range(self._count):
+            choice = self._choices[index]
+            parts = self._finished_call(choice) or [{"text": ""}]
+            finish = finish_reason_of(choice.reason)
+            candidates.append(candidate(index, parts, choice.detail, finish))
+        last = self._write(response_object(self._minted, candidates, self._usage))
+        self._first = first  # These bytes may be thrown away and ``fail`` called after them.
+        return last if self._context.sse else last + b"]"
+
+    def fail(self, error: ApiError) -> bytes:
+        last = self._write(google_error_object(error))
+        return last if self._context.sse else last + b"]"
+
+    def _call(self, event: ToolCallDelta) -> bytes:
+        choice = self._choices[event.choice]
+        if choice.open is not None and choice.open[0] == event.index:
+            choice.open[3].append(event.arguments)
+            return b""
+        if event.id is None or event.name is None:
+            raise ApiError(
+                "upstream_error",
+                f"The engine's tool call {event.index} did not come in one piece.",
+                status=502,
+            )
+        finished = self._finished_call(choice)
+        choice.open = (event.index, event.id, event.name, [event.arguments])
+        return self._parts(event.choice, finished) if finished else b""
+
+    def _finished_call(self, choice: _Choice) -> list[Json]:
+        if choice.open is None:
+            return []
+        _, identifier, name, pieces = choice.open
+        choice.open = None
+        call = ToolCall(identifier, name, "".join(pieces))
+        part = call_part(self._minted, choice.calls, call)
+        choice.calls += 1
+        return [part]
+
+    def _parts(self, index: int, parts: list[Json]) -> bytes:
+        choice = self._choices[index]
+        detail, choice.detail = choice.detail, []
+        return self._write(response_object(self._minted, [candidate(index, parts, detail)]))
+
+    def _write(self, response: Json) -> bytes:
+        if self._context.sse:
+            return b"data: %b\n\n" % orjson.dumps(response)
+        separator, self._first = b"" if self._first else b",\n", False
+        return separator + orjson.dumps(response)
+
+
+def _logprob(entry: Mapping[str, Any]) -> Json:
+    return {"token": entry.get("token"), "logProbability": entry.get("logprob")}

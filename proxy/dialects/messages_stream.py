@@ -1,0 +1,217 @@
+"""A Messages reply as it streams: canonical events become content blocks.
+
+Blocks come one after another. A block's stop event leaves when the next block begins; the last
+block is stopped by ``end``, with the terminal events, for harnesses run what is complete even if
+the stream is cut afterwards.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import orjson
+
+from proxy.canonical import (
+    ApiError,
+    Event,
+    Finished,
+    FinishReason,
+    Minted,
+    ReasoningDelta,
+    Started,
+    TextDelta,
+    Tokens,
+    ToolCallDelta,
+    Usage,
+)
+from proxy.dialects.blank import BlankText
+from proxy.dialects.errors import anthropic_error_object
+
+Json = dict[str, Any]
+PING = b'event: ping\ndata: {"type":"ping"}\n\n'
+
+
+def message_object(
+    minted: Minted,
+    *,
+    content: list[Json],
+    stop_reason: str | None,
+    stop_sequence: str | None,
+    usage: Json,
+) -> Json:
+    return {
+        "id": minted.response_id,
+        "type": "message",
+        "role": "assistant",
+        "model": minted.model,
+        "content": content,
+        "stop_reason": stop_reason,
+        "stop_sequence": stop_sequence,
+        "usage": usage,
+    }
+
+
+def usage_object(input_tokens: int, output_tokens: int) -> Json:
+    """All input counts as ``input_tokens``: harnesses add the cache fields to it, and the sum
+    decides when they compact."""
+    return {
+        "input_tokens": input_tokens,
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": 0,
+        "output_tokens": output_tokens,
+    }
+
+
+def stop_reason_of(
+    reason: FinishReason | None, stop_sequence: str | None, called_tools: bool
+) -> str:
+    """Anthropic's word. Engines say ``stop`` also after a call that ``tool_choice`` forced."""
+    if reason == "length":
+        return "max_tokens"
+    if reason == "content_filter":
+        return "refusal"
+    if called_tools:
+        return "tool_use"
+    return "stop_sequence" if stop_sequence is not None else "end_turn"
+
+
+class MessagesEmitter:
+    """Writes one streamed message; see :class:`proxy.canonical.Emitter`.
+
+    ``message_start`` tells the prompt's length, so it waits for the first event: ``begin`` writes
+    nothing, and a ping may come before it. Delay ``Started`` until the engine has told the count.
+    """
+
+    def __init__(self, minted: Minted) -> None:
+        self._minted = minted
+        self._started = False
+        self._index = -1
+        self._open: Literal["text", "thinking"] | int | None = None
+        """The kind of the block that is being written; a tool call's index for ``tool_use``."""
+        self._blank = BlankText()
+        self._called_tools = False
+        self._prompt_tokens = 0
+        self._finished: Finished | None = None
+        self._usage: Usage | None = None
+
+    def begin(self) -> bytes:
+        return b""
+
+    def event(self, event: Event) -> bytes:
+        start = b"" if self._started else self._start(event)
+        match event:
+            case TextDelta():
+                text = event.text if self._open == "text" else self._blank.opening(event.text)
+                return start + self._text(text)
+            case ReasoningDelta():
+                return start + self._thinking(event.text)
+            case ToolCallDelta():
+                return start + self._tool_use(event)
+            case Finished():
+                self._finished = event
+            case Usage():
+                self._usage = event
+            case Started() | Tokens():
+                pass
+        return start
+
+    def keep_alive(self) -> bytes:
+        return PING
+
+    def end(self) -> bytes:
+        start = b"" if self._started else self._start(None)
+        finished = self._finished or Finished("stop")
+        output_tokens = 0
+        if self._usage is not None:
+            self._prompt_tokens = self._usage.prompt_tokens
+            output_tokens = self._usage.completion_tokens
+        stop_reason = stop_reason_of(finished.reason, finished.stop_sequence, self._called_tools)
+        delta = {
+            "stop_reason": stop_reason,
+            "stop_sequence": finished.stop_sequence if stop_reason == "stop_sequence" else None,
+        }
+        usage = usage_object(self._prompt_tokens, output_tokens)
+        return b"".join(
+            (
+                start,
+                b"" if self._called_tools else self._text(self._blank.rest()),
+                self._stop_block(),
+                event_bytes({"type": "message_delta", "delta": delta, "usage": usage}),
+                event_bytes({"type": "message_stop"}),
+            )
+        )
+
+    def fail(self, error: ApiError) -> bytes:
+        return event_bytes(anthropic_error_object(error))
+
+    def _start(self, event: Event | None) -> bytes:
+        self._started = True
+        if isinstance(event, Started):
+            self._prompt_tokens = event.prompt_tokens or 0
+        message = message_object(
+            self._minted,
+            content=[],
+            stop_reason=None,
+            stop_sequence=None,
+            usage=usage_object(self._prompt_tokens, 0),
+        )
+        return event_bytes({"type": "message_start", "message": message})
+
+    def _text(self, text: str) -> bytes:
+        if not text:
+            return b""
+        opening = b""
+        if self._open != "text":
+            opening = self._start_block("text", {"type": "text", "text": ""})
+        return opening + self._delta({"type": "text_delta", "text": text})
+
+    def _thinking(self, text: str) -> bytes:
+        if not text:
+            return b""
+        opening = b""
+        if self._open != "thinking":
+            block = {"type": "thinking", "thinking": "", "signature": ""}
+            opening = self._start_block("thinking", block)
+        return opening + self._delta({"type": "thinking_delta", "thinking": text})
+
+    def _tool_use(self, event: ToolCallDelta) -> bytes:
+        opening = b""
+        if self._open != event.index:
+            if event.id is None or event.name is None:
+                raise ApiError(
+                    "upstream_error",
+                    f"The engine's tool call {event.index} did not come in one piece.",
+                    status=502,
+                )
+            self._blank.rest()
+            block = {"type": "tool_use", "id": event.id, "name": event.name, "input": {}}
+            opening = self._start_block(event.index, block)
+            self._called_tools = True
+        if not event.arguments:
+            return opening
+        return opening + self._delta({"type": "input_json_delta", "partial_json": event.arguments})
+
+    def _start_block(self, kind: Literal["text", "thinking"] | int, block: Json) -> bytes:
+        stopped = self._stop_block()
+        self._open = kind
+        self._index += 1
+        start = {"type": "content_block_start", "index": self._index, "content_block": block}
+        return stopped + event_bytes(start)
+
+    def _delta(self, delta: Json) -> bytes:
+        return event_bytes({"type": "content_block_delta", "index": self._index, "delta": delta})
+
+    def _stop_block(self) -> bytes:
+        if self._open is None:
+            return b""
+        signed = b""
+        if self._open == "thinking":
+            signature = self._minted.signature(self._index)
+            signed = self._delta({"type": "signature_delta", "signature": signature})
+        self._open = None
+        return signed + event_bytes({"type": "content_block_stop", "index": self._index})
+
+
+def event_bytes(event: Json) -> bytes:
+    """``event`` as a server-sent event named by its type."""
+    return b"event: %b\ndata: %b\n\n" % (event["type"].encode(), orjson.dumps(event))

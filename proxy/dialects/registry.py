@@ -1,0 +1,40 @@
+"""The dialects that this proxy speaks, by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Final, NamedTuple
+
+from proxy.canonical import Dialect, DialectName, Request
+from proxy.dialects import google, messages
+from proxy.dialects.chat import ChatDialect
+from proxy.dialects.completions import CompletionsDialect
+from proxy.dialects.google import GoogleDialect
+from proxy.dialects.messages import MessagesDialect
+from proxy.dialects.responses import ResponsesDialect
+
+_MESSAGES: Final = MessagesDialect()
+_GOOGLE: Final = GoogleDialect()
+
+DIALECTS: Final[Mapping[DialectName, Dialect]] = {
+    "chat": ChatDialect(),
+    "completions": CompletionsDialect(),
+    "responses": ResponsesDialect(),
+    "messages": _MESSAGES,
+    "google": _GOOGLE,
+}
+
+
+class Counting(NamedTuple):
+    """How a dialect asks for the number of tokens of a prompt, and is told."""
+
+    parse: Callable[[bytes, Mapping[str, str], Mapping[str, str]], Request]
+    reply: Callable[[int], bytes]
+
+
+COUNTING: Final[Mapping[DialectName, Counting]] = {
+    "messages": Counting(
+        lambda body, path, query: _MESSAGES.parse_count(body), messages.count_reply
+    ),
+    "google": Counting(_GOOGLE.parse, google.count_reply),
+}

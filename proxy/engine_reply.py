@@ -1,0 +1,262 @@
+"""An engine's reply, whole or in chunks, as canonical events.
+
+The wire shapes are vLLM's (``engine/contract.py``). Tool-call ids are replaced by minted ones here,
+once, so that emitters, fold and record all see the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Final, Generic, TypeVar
+
+import msgspec
+
+from proxy.canonical import (
+    ApiError,
+    Event,
+    Finished,
+    FinishReason,
+    Minted,
+    ReasoningDelta,
+    Started,
+    TextDelta,
+    Tokens,
+    ToolCallDelta,
+    Usage,
+)
+
+_FINISH_REASONS: Final[Mapping[str, FinishReason]] = {
+    "stop": "stop",
+    "length": "length",
+    "tool_calls": "tool_calls",
+    "function_call": "tool_calls",
+    "content_filter": "content_filter",
+    "repetition": "stop",
+}
+
+Entry = TypeVar("Entry")
+Index = Annotated[int, msgspec.Meta(ge=0, lt=1024)]
+Count = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
+TokenId = Annotated[int, msgspec.Meta(ge=0, lt=2**32)]
+
+
+class _Function(msgspec.Struct, gc=False):
+    name: str | None = None
+    arguments: str | None = None
+
+
+class _ToolCall(msgspec.Struct):
+    index: Index | None = None
+    function: _Function | None = None
+
+
+class _Text(msgspec.Struct):
+    """A streamed ``delta`` or a whole ``message``."""
+
+    content: str | None = None
+    reasoning: str | None = None
+    reasoning_content: str | None = None
+    tool_calls: list[_ToolCall] | None = None
+
+
+class _Logprob(msgspec.Struct, gc=False):
+    logprob: float
+
+
+class _Logprobs(msgspec.Struct, Generic[Entry]):
+    """Chat puts entries under ``content``, completions plain numbers under ``token_logprobs``."""
+
+    content: list[Entry] | None = None
+    token_logprobs: list[float | None] | None = None
+    tokens: list[str] | None = None
+    top_logprobs: list[dict[str, float] | None] | None = None
+
+
+class _Choice(msgspec.Struct, Generic[Entry]):
+    index: Index = 0
+    delta: _Text | None = None
+    message: _Text | None = None
+    text: str | None = None
+    logprobs: _Logprobs[Entry] | None = None
+    token_ids: list[TokenId] | None = None
+    prompt_token_ids: list[TokenId] | None = None
+    finish_reason: str | None = None
+    stop_reason: str | int | None = None
+
+
+class _CachedTokens(msgspec.Struct):
+    cached_tokens: Count | None = None
+
+
+class _ReasoningTokens(msgspec.Struct):
+    reasoning_tokens: Count | None = None
+
+
+class _Usage(msgspec.Struct):
+    prompt_tokens: Count = 0
+    completion_tokens: Count | None = None
+    prompt_tokens_details: _CachedTokens | None = None
+    completion_tokens_details: _ReasoningTokens | None = None
+
+
+class _Body(msgspec.Struct, Generic[Entry]):
+    choices: list[_Choice[Entry]] = []
+    usage: _Usage | None = None
+    prompt_token_ids: list[TokenId] | None = None
+    error: Any = None
+    model: str | None = None
+
+
+_LEAN = msgspec.json.Decoder(_Body[_Logprob])
+_DETAILED = msgspec.json.Decoder(_Body[dict[str, Any]])
+
+
+class EngineReply:
+    """Turns the payloads of one reply into events and knows when the reply is whole."""
+
+    def __init__(
+        self, minted: Minted, *, choices: int, detail: bool, tool_call_prefix: str = "call"
+    ) -> None:
+        self._minted = minted
+        self._choices = choices
+        self._detail = detail
+        self._prefix = tool_call_prefix
+        self._started = False
+        self._finished: set[int] = set()
+        self._tool_calls: set[tuple[int, int]] = set()
+        self._usage: Usage | None = None
+        self.model: str | None = None
+        """The model name that the engine answered with."""
+
+    def events(self, payload: bytes) -> list[Event]:
+        """Events of one chunk, or of a whole non-streamed body.
+
+        Raises :class:`ApiError` when the payload is malformed or reports an error.
+        """
+        try:
+            body = _DETAILED.decode(payload) if self._detail else _LEAN.decode(payload)
+        except (msgspec.DecodeError, RecursionError) as error:
+            raise malformed(str(error)) from error
+        if body.error is not None:
+            raise stream_error(body.error)
+        if body.usage is not None:
+            self._usage = _usage(body.usage)
+        if body.model is not None:
+            self.model = body.model
+        events: list[Event] = []
+        if not self._started:
+            self._started = True
+            prompt = body.prompt_token_ids
+            if prompt is None and body.choices:
+                prompt = body.choices[0].prompt_token_ids
+            events.append(Started(None if prompt is None else len(prompt), prompt))
+        for choice in body.choices:
+            self._choice_events(choice, events)
+        return events
+
+    def last_events(self) -> list[Event]:
+        """What only the end of the reply tells. Raises :class:`ApiError` when it was cut short."""
+        if len(self._finished) < self._choices:
+            raise ApiError(
+                "upstream_error", "the engine's reply ended before it was finished", status=502
+            )
+        return [] if self._usage is None else [self._usage]
+
+    def _choice_events(self, choice: _Choice[Any], events: list[Event]) -> None:
+        index = choice.index
+        if choice.token_ids or choice.logprobs is not None:
+            events.append(self._tokens(choice))
+        said = choice.delta or choice.message
+        if said is not None:
+            reasoning = said.reasoning or said.reasoning_content
+            if reasoning:
+                events.append(ReasoningDelta(reasoning, index))
+            if said.content:
+                events.append(TextDelta(said.content, index))
+            for position, call in enumerate(said.tool_calls or ()):
+                events.append(self._tool_call(call, position, index))
+        if choice.text:
+            events.append(TextDelta(choice.text, index))
+        if choice.finish_reason is not None:
+            events.append(self._finish(choice))
+
+    def _tokens(self, choice: _Choice[Any]) -> Tokens:
+        ids = choice.token_ids or []
+        given = choice.logprobs
+        if given is None:
+            return Tokens(ids, [], choice.index)
+        if given.content is not None:
+            if self._detail:
+                try:
+                    values = [float(entry["logprob"]) for entry in given.content]
+                except (KeyError, TypeError, ValueError) as error:
+                    raise malformed("a logprobs entry without its logprob") from error
+                return Tokens(ids, values, choice.index, given.content)
+            return Tokens(ids, [entry.logprob for entry in given.content], choice.index)
+        plain = given.token_logprobs or []
+        values = [value for value in plain if value is not None]
+        detail = _completion_detail(given) if self._detail else None
+        return Tokens(ids, values, choice.index, detail)
+
+    def _tool_call(self, call: _ToolCall, position: int, choice: int) -> ToolCallDelta:
+        index = position if call.index is None else call.index
+        function = call.function or _Function()
+        key = (choice, index)
+        minted = None
+        if key not in self._tool_calls:
+            minted = self._minted.tool_call_id(len(self._tool_calls), self._prefix)
+            self._tool_calls.add(key)
+        return ToolCallDelta(
+            index,
+            minted,
+            (function.name or "") if minted else None,
+            function.arguments or "",
+            choice,
+        )
+
+    def _finish(self, choice: _Choice[Any]) -> Finished:
+        reason = _FINISH_REASONS.get(choice.finish_reason or "")
+        if reason is None:
+            raise ApiError(
+                "upstream_error",
+                f"the engine ended the reply with {choice.finish_reason!r}",
+                status=502,
+            )
+        self._finished.add(choice.index)
+        stop = choice.stop_reason
+        return Finished(reason, choice.index, stop if isinstance(stop, str) else None)
+
+
+def _completion_detail(given: _Logprobs[Any]) -> list[Mapping[str, Any]]:
+    """Completions' parallel lists as one entry per token."""
+    tokens = given.tokens or []
+    tops = given.top_logprobs or []
+    return [
+        {
+            "token": tokens[position] if position < len(tokens) else "",
+            "logprob": value,
+            "top_logprobs": tops[position] if position < len(tops) else None,
+        }
+        for position, value in enumerate(given.token_logprobs or ())
+    ]
+
+
+def _usage(given: _Usage) -> Usage:
+    cached = given.prompt_tokens_details
+    reasoning = given.completion_tokens_details
+    return Usage(
+        prompt_tokens=given.prompt_tokens,
+        completion_tokens=given.completion_tokens or 0,
+        cached_tokens=(cached.cached_tokens or 0) if cached else 0,
+        reasoning_tokens=(reasoning.reasoning_tokens or 0) if reasoning else 0,
+    )
+
+
+def malformed(detail: str) -> ApiError:
+    return ApiError("upstream_error", f"the engine sent a malformed reply: {detail}", status=502)
+
+
+def stream_error(error: Any) -> ApiError:
+    """The error object that an engine put into a stream it had already begun."""
+    message = error.get("message") if isinstance(error, Mapping) else None
+    return ApiError("upstream_error", f"the engine failed: {message or 'no message'}", status=502)

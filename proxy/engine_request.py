@@ -1,0 +1,96 @@
+"""A canonical request as the engine gets it: always with token ids, logprobs and usage."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+import orjson
+
+from engine.contract import CHAT_COMPLETIONS, COMPLETIONS
+from proxy.canonical import ApiError, Request, Sampling
+from store.records import TokenIds
+
+
+class EngineRequest(msgspec.Struct, frozen=True):
+    """One request, ready to be sent."""
+
+    path: str
+    body: bytes
+    stream: bool
+    choices: int
+    detail: bool
+    """Whether the client wants to see logprobs, so that their entries are kept."""
+    sampling: Mapping[str, Any]
+    """Effective sampling parameters, as sent."""
+
+
+def engine_request(
+    request: Request,
+    sampling: Sampling,
+    *,
+    model: str,
+    stream: bool,
+    prompt_token_ids: TokenIds | None = None,
+) -> EngineRequest:
+    """``prompt_token_ids`` are the exact continuation's; the messages go along all the same, so
+    that an engine that does not know the field still answers, and the record shows it.
+
+    Raises :class:`ApiError` when a value cannot be written as JSON (an integer beyond 64 bits).
+    """
+    effective = _sampling_fields(sampling)
+    body: dict[str, Any] = {"model": model, "stream": stream, **effective, **request.extra}
+    if stream:
+        body["stream_options"] = {"include_usage": True}
+    body["return_token_ids"] = True
+    if request.dialect == "completions":
+        path = COMPLETIONS
+        body["prompt"] = request.prompt
+        body["logprobs"] = request.wants.top_logprobs
+    else:
+        path = CHAT_COMPLETIONS
+        body.update(_chat_fields(request))
+        if prompt_token_ids is not None:
+            body["kv_transfer_params"] = {"prompt_token_ids": prompt_token_ids}
+    try:
+        encoded = orjson.dumps(body, option=orjson.OPT_SERIALIZE_NUMPY)
+    except TypeError as error:
+        raise ApiError(
+            "invalid_request", f"the request cannot be sent on: {error}", status=400
+        ) from error
+    return EngineRequest(
+        path=path,
+        body=encoded,
+        stream=stream,
+        choices=sampling.n or 1,
+        detail=request.wants.logprobs,
+        sampling=effective,
+    )
+
+
+def _chat_fields(request: Request) -> dict[str, Any]:
+    fields: dict[str, Any] = {
+        "messages": [message.to_chat() for message in request.messages],
+        "logprobs": True,
+        "top_logprobs": request.wants.top_logprobs,
+    }
+    if request.tools:
+        fields["tools"] = request.tools
+        if request.tool_choice is not None:
+            fields["tool_choice"] = request.tool_choice
+        if request.parallel_tool_calls is not None:
+            fields["parallel_tool_calls"] = request.parallel_tool_calls
+    if request.response_format is not None:
+        fields["response_format"] = request.response_format
+    if request.template_kwargs:
+        fields["chat_template_kwargs"] = request.template_kwargs
+    return fields
+
+
+def _sampling_fields(sampling: Sampling) -> dict[str, Any]:
+    return {
+        name: value
+        for name in sampling.__struct_fields__
+        if (value := getattr(sampling, name)) is not None and value != ()
+    }

@@ -1,0 +1,216 @@
+"""One call, from its admission to its last byte: the request's way with no turning back.
+
+Streaming or not, the events go the same way: the recording takes them, the emitter turns them into
+client bytes (or nothing, when the client wants the reply whole), the record is committed, and only
+then the client is told that the reply is complete.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import dataclass
+from typing import Final
+
+from proxy.canonical import ApiError, Dialect, Emitter, Event, HttpError, Minted, Request
+from proxy.client import Client, ClientGone, Headers
+from proxy.engine_reply import EngineReply
+from proxy.engine_request import EngineRequest
+from proxy.recorder import Recording
+from proxy.services import Services
+from proxy.sessions import store_unavailable
+from proxy.upstream import EngineStream
+from store.errors import StoreUnavailable
+from store.records import CallStatus, Note
+
+log = logging.getLogger("bridle.proxy")
+
+_TOOL_CALL_PREFIX: Final = {"messages": "toolu"}
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """How a call ended that did not complete."""
+
+    reason: str
+    error: ApiError | None
+    """What the client is told; ``None`` when there is no client any more."""
+
+
+CLIENT_GONE: Final = Failure("client_disconnected", None)
+PROXY_STOPPED: Final = Failure("proxy_stopped", None)
+
+
+class Exchange:
+    """A call that has been admitted and begun."""
+
+    def __init__(
+        self,
+        services: Services,
+        client: Client,
+        dialect: Dialect,
+        request: Request,
+        minted: Minted,
+        recording: Recording,
+        ask: EngineRequest,
+    ) -> None:
+        self._services = services
+        self._client = client
+        self._dialect = dialect
+        self._request = request
+        self._minted = minted
+        self._recording = recording
+        self._ask = ask
+        self._emitter: Emitter | None = dialect.emitter(request, minted) if request.stream else None
+        self._begun = False
+        self._content_type: str = getattr(
+            self._emitter, "content_type", dialect.stream_content_type
+        )
+        self._headers: Headers = (
+            ("x-request-id", minted.call_id),
+            ("x-bridle-session", recording.begun.session_id),
+        )
+
+    async def run(self) -> None:
+        """Serves the client and keeps the record, whatever happens on either side."""
+        reply = EngineReply(
+            self._minted,
+            choices=self._ask.choices,
+            detail=self._ask.detail,
+            tool_call_prefix=_TOOL_CALL_PREFIX.get(self._request.dialect, "call"),
+        )
+        async with self._services.upstream.reply(self._ask, reply, self._minted.call_id) as stream:
+            ending = await self._converse(stream)
+            self._recording.model_served = reply.model
+            if isinstance(ending, Failure):
+                stream.abort()
+                await self._fail(ending)
+            else:
+                await self._complete(ending)
+
+    async def keep_alive(self) -> None:
+        """Tells a streaming client that has heard nothing for long that its reply is coming."""
+        if self._emitter is not None and not self._client.closed:
+            await self._write(b"".join((*self._opening(), self._emitter.keep_alive())))
+
+    @property
+    def silent_since(self) -> float:
+        return self._client.last_write
+
+    async def _converse(self, stream: EngineStream) -> Failure | bytes:
+        """The engine's events to record and client; the client's last bytes, not yet sent, when
+        the reply is whole, else how it failed."""
+        keep_alives = self._services.keep_alives
+        try:
+            async with self._client.present():
+                if self._emitter is not None:
+                    self._client.touch()
+                    keep_alives.add(self)
+                await self._services.gate.enter()
+                try:
+                    await stream.open()
+                    while (events := await stream.next()) is not None:
+                        self._recording.take(events)
+                        await self._emit(events)
+                finally:
+                    self._services.gate.leave()
+            return self._last_bytes()
+        except ClientGone:
+            return CLIENT_GONE
+        except ApiError as error:
+            return Failure(error.kind, error)
+        except asyncio.CancelledError:
+            stream.abort()
+            await asyncio.shield(self._fail(PROXY_STOPPED))
+            raise
+        except Exception as error:
+            log.exception("internal_error call=%s", self._minted.call_id)
+            self._recording.notes.append(Note("internal_error", type(error).__name__))
+            return Failure("internal", ApiError("internal", "the proxy failed", status=500))
+        finally:
+            keep_alives.discard(self)
+
+    async def _emit(self, events: list[Event]) -> None:
+        emitter = self._emitter
+        if emitter is None:
+            return
+        pieces = self._opening()
+        pieces += [emitter.event(event) for event in events]
+        await self._write(b"".join(pieces))
+
+    def _opening(self) -> list[bytes]:
+        """The stream's first bytes, once; an emitter begins before it is told anything."""
+        if self._begun or self._emitter is None:
+            return []
+        self._begun = True
+        return [self._emitter.begin()]
+
+    async def _write(self, body: bytes) -> None:
+        """``body`` to the client of a stream, after the status line if that has not left yet."""
+        if not self._client.started:
+            await self._client.start_stream(self._content_type, self._headers)
+        if body:
+            self._recording.sent(body)
+            await self._client.write(body)
+
+    def _last_bytes(self) -> bytes:
+        """What tells the client that its reply is whole: all of it, or the end of the stream."""
+        if self._emitter is None:
+            return self._dialect.reply(self._request, self._minted, self._recording.fold.reply())
+        return b"".join((*self._opening(), self._emitter.end()))
+
+    async def _complete(self, last: bytes) -> None:
+        self._recording.sent(last)
+        try:
+            await self._commit(CallStatus.COMPLETE)
+        except StoreUnavailable as error:
+            self._services.metrics.unrecorded.inc()
+            log.error("call_not_recorded call=%s: %s", self._minted.call_id, error)
+            if self._services.settings.when_store_is_down == "fail":
+                await self._tell(self._error_bytes(store_unavailable()))
+                return
+        client = self._client
+        if self._emitter is None:
+            await client.respond(200, last, headers=self._headers)
+            return
+        if not client.started:
+            await client.start_stream(self._content_type, self._headers)
+        await client.finish(last)
+
+    async def _fail(self, failure: Failure) -> None:
+        told = None if failure.error is None else self._error_bytes(failure.error)
+        if told is not None:
+            self._recording.sent(told.body)
+        try:
+            sampled = self._recording.fold.sampled
+            await self._commit(CallStatus.PARTIAL if sampled else CallStatus.FAILED, failure)
+        except StoreUnavailable as lost:
+            self._services.metrics.unrecorded.inc()
+            log.error("call_not_recorded call=%s: %s", self._minted.call_id, lost)
+        if told is not None:
+            await self._tell(told)
+
+    def _error_bytes(self, error: ApiError) -> HttpError:
+        """``error`` inside the stream when it has begun, else as a response of its own."""
+        if self._emitter is not None:
+            if self._client.started:
+                return HttpError(200, self._emitter.fail(error))
+            if error.kind in self._dialect.stream_failures:
+                return HttpError(200, b"".join((*self._opening(), self._emitter.fail(error))))
+        return self._dialect.error(error)
+
+    async def _tell(self, told: HttpError) -> None:
+        if self._emitter is not None and told.status == 200:
+            if not self._client.started:
+                await self._client.start_stream(self._content_type, self._headers)
+            await self._client.finish(told.body)
+        else:
+            await self._client.refuse(told, self._headers)
+
+    async def _commit(self, status: CallStatus, failure: Failure | None = None) -> None:
+        await self._services.recorder.commit(
+            self._recording,
+            status,
+            reason=failure.reason if failure else None,
+            error=failure.error if failure else None,
+        )

@@ -1,0 +1,85 @@
+"""Which harness is calling and which of its own sessions a request belongs to, by its headers.
+
+What each harness sends is observed, not documented (versions in docs/harnesses.md); headers that
+identify are kept with the call, everything else about the client is forgotten.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final, NamedTuple
+
+KEPT_HEADERS: Final = (
+    "session-id",
+    "thread-id",
+    "x-codex-turn-metadata",
+    "x-claude-code-session-id",
+    "x-claude-code-agent-id",
+    "x-session-id",
+    "x-parent-session-id",
+    "x-stainless-retry-count",
+    "user-agent",
+)
+"""Recorded with each call: evidence of the harness, its sessions, sub-agents and retries."""
+_LONGEST_VALUE: Final = 4096
+
+_SESSION_HEADERS: Final = (
+    ("x-claude-code-session-id", "claude-code"),
+    ("x-session-id", "opencode"),
+    ("session-id", "codex"),
+)
+_USER_AGENTS: Final = (
+    ("codex", "codex"),
+    ("claude-cli", "claude-code"),
+    ("qwencode", "qwen-code"),
+    ("geminicli", "gemini-cli"),
+    ("opencode", "opencode"),
+    ("pi-coding-agent", "pi"),
+    ("litellm", "litellm"),
+    ("langchain", "langchain"),
+    ("openai/python", "openai-python"),
+    ("asyncopenai/python", "openai-python"),
+    ("anthropic/python", "anthropic-python"),
+    ("openai/js", "openai-js"),
+)
+
+
+class Identity(NamedTuple):
+    """What the headers tell."""
+
+    harness: str | None
+    session_name: str | None
+    """The harness's own session id, prefixed by the harness; ``None`` when it sends none."""
+    role: str | None
+    """The sub-agent or thread within that session, when the harness tells."""
+
+
+def identify(headers: Mapping[str, str]) -> Identity:
+    harness = _by_user_agent(headers.get("user-agent", ""))
+    for header, sender in _SESSION_HEADERS:
+        value = headers.get(header)
+        if value:
+            harness = sender if harness in (None, "openai-js", "openai-python") else harness
+            return Identity(harness, f"{harness}-{value[:128]}", _role(headers))
+    return Identity(harness, None, _role(headers))
+
+
+def kept_headers(headers: Mapping[str, str]) -> dict[str, str]:
+    return {
+        name: value[:_LONGEST_VALUE]
+        for name in KEPT_HEADERS
+        if (value := headers.get(name)) is not None
+    }
+
+
+def _by_user_agent(user_agent: str) -> str | None:
+    lowered = user_agent.lower()
+    return next((harness for mark, harness in _USER_AGENTS if mark in lowered), None)
+
+
+def _role(headers: Mapping[str, str]) -> str | None:
+    agent = headers.get("x-claude-code-agent-id")
+    if agent:
+        return agent
+    thread = headers.get("thread-id")
+    return thread if thread and thread != headers.get("session-id") else None

@@ -1,0 +1,47 @@
+"""Keeps silent streams alive: harnesses hang up after minutes without a protocol event."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Protocol
+
+
+class SilentStream(Protocol):
+    @property
+    def silent_since(self) -> float:
+        """Event-loop time of the last bytes."""
+        ...
+
+    async def keep_alive(self) -> None: ...
+
+
+class KeepAlives:
+    """One sweep over all open streams, instead of a timer per stream and event."""
+
+    def __init__(self, after_s: float) -> None:
+        self._after_s = after_s
+        self._streams: set[SilentStream] = set()
+        self._task: asyncio.Task[None] | None = None
+
+    def add(self, stream: SilentStream) -> None:
+        self._streams.add(stream)
+
+    def discard(self, stream: SilentStream) -> None:
+        self._streams.discard(stream)
+
+    def start(self) -> None:
+        self._task = asyncio.create_task(self._run(), name="keep-alive")
+
+    async def close(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task])
+            self._task = None
+
+    async def _run(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            await asyncio.sleep(self._after_s / 4)
+            limit = loop.time() - self._after_s
+            silent = [stream for stream in self._streams if stream.silent_since <= limit]
+            await asyncio.gather(*(stream.keep_alive() for stream in silent))

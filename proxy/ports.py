@@ -1,0 +1,34 @@
+"""What the proxy needs of the store, as the store's ``Writer`` and ``Reader`` give it."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from store.records import CallBegun, CallEnded, Reward, SessionRecord
+
+
+class CallWriter(Protocol):
+    """Durable writes. Everything raises ``store.errors.StoreUnavailable`` when it cannot keep."""
+
+    def begin_call(self, begun: CallBegun) -> None:
+        """Queues; a failed write shows when the call's end is committed."""
+        ...
+
+    async def end_call(self, ended: CallEnded) -> None:
+        """Returns once the call is committed."""
+        ...
+
+    async def create_session(self, session: SessionRecord) -> None: ...
+    async def update_session(self, session_id: str, **fields: Any) -> None: ...
+    async def add_reward(self, reward: Reward) -> None: ...
+
+
+class SessionReader(Protocol):
+    """Look-ups of sessions; blocking, so they are called in a thread."""
+
+    def session(self, session_id: str) -> SessionRecord:
+        """Raises ``store.errors.NotFound``."""
+        ...
+
+    def session_by_name(self, name: str) -> SessionRecord | None: ...
+    def session_by_key_hash(self, key_hash: str) -> SessionRecord | None: ...

@@ -1,0 +1,265 @@
+"""The record of a call, grown from the same events that its client gets."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from proxy.canonical import (
+    ApiError,
+    ChoiceReply,
+    Event,
+    Message,
+    Request,
+    Tokens,
+)
+from proxy.continuation import Continuer, Prompt
+from proxy.conversations import SessionConversations
+from proxy.fold import Fold
+from proxy.lineage import Link, Sampled, Turn
+from proxy.metrics import Metrics
+from proxy.policy_gate import PolicyGate
+from proxy.ports import CallWriter
+from proxy.stored_responses import begins_with_instructions
+from store.integrity import contradiction
+from store.records import (
+    BreakReason,
+    CallBegun,
+    CallEnded,
+    CallKind,
+    CallStatus,
+    Choice,
+    Note,
+    SessionRecord,
+    VersionRun,
+)
+
+
+class Recorder:
+    """Begins records and commits their ends."""
+
+    def __init__(
+        self,
+        writer: CallWriter,
+        conversations: SessionConversations,
+        gate: PolicyGate,
+        metrics: Metrics,
+        continuer: Continuer | None,
+    ) -> None:
+        self._writer = writer
+        self._continuer = continuer
+        self._conversations = conversations
+        self._gate = gate
+        self._metrics = metrics
+
+    def begin(
+        self,
+        begun: CallBegun,
+        session: SessionRecord,
+        request: Request,
+        link: Link,
+        prompt: Prompt,
+    ) -> Recording:
+        """Raises ``StoreUnavailable`` when the store takes no more."""
+        self._writer.begin_call(begun)
+        way = Way(link, prompt, self._continuer)
+        return Recording(begun, session, request, way, self._gate)
+
+    async def commit(
+        self,
+        recording: Recording,
+        status: CallStatus,
+        *,
+        reason: str | None = None,
+        error: ApiError | None = None,
+    ) -> None:
+        """Returns when the call's end is durable; from then on other calls may continue it.
+
+        Raises ``StoreUnavailable``.
+        """
+        ended, turn = recording.ended(status, reason=reason, error=error)
+        await self._writer.end_call(ended)
+        self._conversations.add(recording.session, turn)
+        self._metrics.count_call(recording.begun.dialect, recording.begun.started_at, ended)
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """How a call hangs together with the calls before it."""
+
+    link: Link
+    prompt: Prompt
+    continuer: Continuer | None
+
+    def judged(
+        self, request: Request, used: Sequence[int] | None
+    ) -> tuple[BreakReason | None, tuple[Note, ...]]:
+        """Why the prompt ids that the engine ``used`` do not continue the parent's, if they do not,
+        and whether the engine passed over the ids that it was given."""
+        link, given = self.link, self.prompt.token_ids
+        if used is None or link.base is None:
+            return link.break_reason, ()
+        if given is not None and np.array_equal(given, np.asarray(used, dtype=np.uint32)):
+            return link.break_reason, ()
+        notes = () if given is None else (Note("exact_continuation_ignored"),)
+        if self.continuer is not None:
+            return self.continuer.explain(link, request, used), notes
+        path = link.base.path_ids(link.choice)
+        kept = path is not None and np.array_equal(
+            path, np.asarray(used[: len(path)], dtype=np.uint32)
+        )
+        if kept or link.break_reason is not None:
+            return link.break_reason, notes
+        return BreakReason.UNEXPLAINED, notes
+
+
+class Recording:
+    """One call between its beginning and its end."""
+
+    def __init__(
+        self,
+        begun: CallBegun,
+        session: SessionRecord,
+        request: Request,
+        way: Way,
+        gate: PolicyGate,
+    ) -> None:
+        self.begun = begun
+        self.session = session
+        self.fold = Fold()
+        self.model_served: str | None = None
+        self.sampling: Mapping[str, Any] = {}
+        self.notes: list[Note] = list(request.notes)
+        self._request = request
+        self._way = way
+        self._link = way.link
+        self._gate = gate
+        self._first_token_at: float | None = None
+        self._sent: list[bytes] = []
+        self._versions: dict[int, list[VersionRun]] = {}
+
+    def take(self, events: Sequence[Event]) -> None:
+        """Folds ``events`` and stamps their tokens with the policy version of this moment."""
+        fold = self.fold
+        for event in events:
+            if type(event) is Tokens and event.token_ids:
+                self._stamp(event)
+            fold.take(event)
+
+    def sent(self, body: bytes) -> None:
+        """``body`` goes to the client."""
+        self._sent.append(body)
+
+    def ended(
+        self, status: CallStatus, *, reason: str | None = None, error: ApiError | None = None
+    ) -> tuple[CallEnded, Turn]:
+        """The record as it stands, and what lineage has to know of it. A contradiction within the
+        record makes it ``QUARANTINED``."""
+        reply = self.fold.reply()
+        ids = reply.prompt_token_ids
+        messages = [assistant_message(choice) for choice in reply.choices]
+        break_reason, notes = self._way.judged(self._request, ids)
+        bare = CallEnded(
+            id=self.begun.id,
+            session_id=self.begun.session_id,
+            status=status,
+            ended_at=time.time(),
+            first_token_at=self._first_token_at,
+            prompt_token_ids=None if ids is None else np.array(ids, dtype=np.uint32),
+            choices=tuple(
+                Choice(
+                    token_ids=np.array(choice.token_ids, dtype=np.uint32),
+                    logprobs=np.array(choice.logprobs, dtype=np.float32),
+                    versions=tuple(self._versions.get(index, ())),
+                    finish_reason=choice.finish_reason,
+                )
+                for index, choice in enumerate(reply.choices)
+            ),
+            response_body=b"".join(self._sent),
+            model_served=self.model_served,
+            usage={} if reply.usage is None else msgspec.structs.asdict(reply.usage),
+            sampling=self.sampling,
+            message=messages[0].to_chat() if messages else {},
+            kind=self._kind(),
+            role=self._link.seen.agent,
+            break_reason=break_reason,
+            reason=reason,
+            error={} if error is None else _error_fields(error),
+            notes=(*self.notes, *notes),
+        )
+        ended = checked(bare)
+        turn = self._turn(ended, messages)
+        return replace(ended, conversation=self._conversation(turn, messages)), turn
+
+    def _turn(self, ended: CallEnded, messages: Sequence[Message]) -> Turn:
+        trusted = ended.status in (CallStatus.COMPLETE, CallStatus.PARTIAL)
+        return Turn.of(
+            ended.id,
+            self._link,
+            status=ended.status,
+            choices=[
+                Sampled(message, choice.token_ids, choice.finish_reason)
+                for message, choice in zip(messages, ended.choices, strict=True)
+            ]
+            if trusted
+            else (),
+            prompt_token_ids=ended.prompt_token_ids if trusted else None,
+        )
+
+    def _conversation(self, turn: Turn, messages: Sequence[Message]) -> dict[str, Any]:
+        """What rebuilds the request's messages (the base's conversation and reply, then ``tail``)
+        and lineage's own state. ``tools`` stands here only where they differ from the base's."""
+        link, base = self._link, self._link.base
+        conversation: dict[str, Any] = {
+            "tail": [message.to_chat() for message in link.tail],
+            "lineage": turn.to_state(),
+        }
+        if base is None or base.seen.tools != link.seen.tools:
+            conversation["tools"] = list(self._request.tools)
+        if begins_with_instructions(self._request):
+            conversation["instructions"] = True
+        if len(messages) > 1:
+            conversation["choices"] = [message.to_chat() for message in messages[1:]]
+        return conversation
+
+    def _kind(self) -> CallKind:
+        return CallKind.SUBAGENT if self._link.seen.agent is not None else CallKind.UNKNOWN
+
+    def _stamp(self, tokens: Tokens) -> None:
+        if self._first_token_at is None:
+            self._first_token_at = time.time()
+        version = self._gate.version
+        runs = self._versions.setdefault(tokens.choice, [])
+        if not runs or runs[-1].version != version:
+            runs.append(VersionRun(self.fold.token_count(tokens.choice), version))
+
+
+def checked(ended: CallEnded) -> CallEnded:
+    """``ended``, quarantined when its ids, logprobs and usage contradict each other."""
+    if ended.status not in (CallStatus.COMPLETE, CallStatus.PARTIAL):
+        return ended
+    found = contradiction(ended)
+    if found is None:
+        return ended
+    word = found.partition(":")[0].partition(" ")[0]
+    notes = (*ended.notes, Note(f"quarantined_{word}", found))
+    return replace(ended, status=CallStatus.QUARANTINED, reason=found, notes=notes)
+
+
+def assistant_message(choice: ChoiceReply) -> Message:
+    """The reply as the assistant's turn, its tool calls under their minted ids."""
+    return Message(
+        role="assistant",
+        content=None if choice.tool_calls and not choice.text else choice.text,
+        reasoning=choice.reasoning or None,
+        tool_calls=tuple(choice.tool_calls),
+    )
+
+
+def _error_fields(error: ApiError) -> dict[str, Any]:
+    return {"kind": error.kind, "message": error.message, "status": error.status}

@@ -1,0 +1,87 @@
+"""Which path means what: a table, looked up once per request."""
+
+from __future__ import annotations
+
+import re
+from enum import Enum, auto
+from typing import Final, NamedTuple
+from urllib.parse import unquote
+
+from proxy.canonical import DialectName
+
+
+class Action(Enum):
+    GENERATE = auto()
+    COUNT = auto()
+    MODELS = auto()
+    HELLO = auto()
+
+
+class Route(NamedTuple):
+    """What a request asks for."""
+
+    dialect: DialectName
+    action: Action
+    method: str
+    session: str | None = None
+    """The session in the path, by id or name."""
+    parameters: tuple[tuple[str, str], ...] = ()
+
+
+_EXACT: Final = {
+    "/v1/chat/completions": Route("chat", Action.GENERATE, "POST"),
+    "/v1/completions": Route("completions", Action.GENERATE, "POST"),
+    "/v1/responses": Route("responses", Action.GENERATE, "POST"),
+    "/v1/messages": Route("messages", Action.GENERATE, "POST"),
+    "/v1/messages/count_tokens": Route("messages", Action.COUNT, "POST"),
+    "/v1/models": Route("chat", Action.MODELS, "GET"),
+    "/v1beta/models": Route("google", Action.MODELS, "GET"),
+    "/api/hello": Route("messages", Action.HELLO, "HEAD"),
+}
+_GOOGLE: Final = re.compile(r"/v1(?:beta|alpha)?/models/(?P<model>[^:]+):(?P<method>\w+)")
+_GOOGLE_ACTIONS: Final = {
+    "generateContent": Action.GENERATE,
+    "streamGenerateContent": Action.GENERATE,
+    "countTokens": Action.COUNT,
+}
+_MODEL: Final = re.compile(r"/(?P<version>v1|v1beta)/models/(?P<model>[^:]+)")
+_SESSION: Final = "/s/"
+
+
+def route(path: str) -> Route | None:
+    """The data route of ``path``; ``None`` when it is none."""
+    session = None
+    if path.startswith(_SESSION):
+        session, _, path = path[len(_SESSION) :].partition("/")
+        session, path = unquote(session), f"/{path}"
+        if not session:
+            return None
+    found = _EXACT.get(path) or _parametrised(path)
+    if found is None or session is None:
+        return found
+    return found._replace(session=session)
+
+
+def _parametrised(path: str) -> Route | None:
+    google = _GOOGLE.fullmatch(path)
+    if google is not None:
+        action = _GOOGLE_ACTIONS.get(google["method"])
+        if action is None:
+            return None
+        return Route("google", action, "POST", None, tuple(google.groupdict().items()))
+    model = _MODEL.fullmatch(path)
+    if model is not None:
+        dialect: DialectName = "chat" if model["version"] == "v1" else "google"
+        return Route(dialect, Action.MODELS, "GET", None, (("model", model["model"]),))
+    return None
+
+
+def implied_dialect(path: str) -> DialectName:
+    """In whose shape an unknown path is answered."""
+    if "/v1beta/" in path or "/v1alpha/" in path:
+        return "google"
+    if "/messages" in path or "/api/" in path:
+        return "messages"
+    if "/responses" in path:
+        return "responses"
+    return "chat"

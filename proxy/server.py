@@ -1,0 +1,112 @@
+"""Runs a proxy: in the foreground for the command line, in a thread for tests and demos."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from types import TracebackType
+from typing import Any, Self
+
+import uvicorn
+
+from proxy.app import create_app
+from proxy.settings import ProxySettings
+
+_START_S = 30.0
+
+
+class ProxyStartFailed(RuntimeError):
+    """The proxy did not come up; the log says why."""
+
+
+def _config(settings: ProxySettings, **options: Any) -> uvicorn.Config:
+    return uvicorn.Config(
+        create_app(settings),
+        loop="uvloop",
+        http="httptools",
+        ws="none",
+        lifespan="on",
+        access_log=False,
+        # X-Forwarded-For must not make a remote client look local.
+        proxy_headers=False,
+        server_header=False,
+        date_header=False,
+        timeout_keep_alive=75,
+        backlog=4096,
+        **options,
+    )
+
+
+def run(settings: ProxySettings) -> None:
+    """Serves until SIGINT or SIGTERM; running calls get 30 s to finish."""
+    config = _config(
+        settings,
+        host=settings.host,
+        port=settings.port,
+        timeout_graceful_shutdown=30,
+        log_level="info",
+    )
+    uvicorn.Server(config).run()
+
+
+class ProxyServer:
+    """A proxy in a thread of this process, for as long as the context is open."""
+
+    def __init__(self, settings: ProxySettings) -> None:
+        config = _config(settings, timeout_graceful_shutdown=5, log_level="warning")
+        self.settings = settings
+        self._server = uvicorn.Server(config)
+        self._socket = _listening(settings.host, settings.port)
+        self._thread = threading.Thread(target=self._serve, name="bridle-proxy", daemon=True)
+
+    @property
+    def port(self) -> int:
+        return int(self._socket.getsockname()[1])
+
+    @property
+    def base_url(self) -> str:
+        """Where clients on this machine reach it, without ``/v1``."""
+        host = self.settings.host
+        host = "127.0.0.1" if host == "0.0.0.0" else f"[{host}]" if ":" in host else host  # noqa: S104
+        return f"http://{host}:{self.port}"
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+    def start(self) -> None:
+        """Returns once it serves. Raises :class:`ProxyStartFailed`."""
+        self._thread.start()
+        deadline = threading.Event()
+        for _ in range(int(_START_S / 0.01)):
+            if self._server.started:
+                return
+            if not self._thread.is_alive():
+                break
+            deadline.wait(0.01)
+        raise ProxyStartFailed("the proxy did not start; see the log")
+
+    def stop(self) -> None:
+        """Finishes running calls, writes what is queued, and returns."""
+        self._server.should_exit = True
+        self._thread.join()
+        self._socket.close()
+
+    def _serve(self) -> None:
+        self._server.run(sockets=[self._socket])
+
+
+def _listening(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listener.bind((host, port))
+    return listener

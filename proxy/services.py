@@ -1,0 +1,88 @@
+"""Everything that the calls of one proxy share, and its start and stop."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+
+from engine.tokenizer import Tokenizer
+from proxy.continuation import Continuer
+from proxy.conversations import SessionConversations
+from proxy.keep_alive import KeepAlives
+from proxy.metrics import Metrics
+from proxy.policy_gate import PolicyGate
+from proxy.recorder import Recorder
+from proxy.sessions import Sessions
+from proxy.settings import ProxySettings
+from proxy.stored_responses import StoredResponses
+from proxy.upstream import Upstream
+from store.database import migrate
+from store.queries import Reader
+from store.writer import Writer
+
+
+@dataclass(frozen=True, slots=True)
+class Services:
+    """Made by :meth:`start` inside the event loop that serves; given back by :meth:`close`."""
+
+    settings: ProxySettings
+    writer: Writer
+    reader: Reader
+    upstream: Upstream
+    sessions: Sessions
+    conversations: SessionConversations
+    gate: PolicyGate
+    metrics: Metrics
+    recorder: Recorder
+    continuer: Continuer | None
+    """Makes exact prompts; ``None`` without the model's tokenizer."""
+    stored_responses: StoredResponses
+    keep_alives: KeepAlives
+
+    @classmethod
+    async def start(cls, settings: ProxySettings) -> Services:
+        """Opens the store (creating or migrating it) and the engine's connections."""
+        writer = await asyncio.to_thread(_open_store, settings.store_url)
+        reader = Reader(settings.store_url)
+        gate = PolicyGate()
+        metrics = Metrics(gate)
+        continuer = await asyncio.to_thread(_continuer, settings)
+        conversations = SessionConversations(reader, settings.limits.sessions_in_memory)
+        await conversations.start()
+        upstream = Upstream(settings)
+        await upstream.start()
+        keep_alives = KeepAlives(settings.limits.keep_alive_s)
+        keep_alives.start()
+        return cls(
+            settings=settings,
+            writer=writer,
+            reader=reader,
+            upstream=upstream,
+            sessions=Sessions(settings, writer, reader, conversations.opened),
+            conversations=conversations,
+            gate=gate,
+            metrics=metrics,
+            recorder=Recorder(writer, conversations, gate, metrics, continuer),
+            continuer=continuer,
+            stored_responses=StoredResponses(reader),
+            keep_alives=keep_alives,
+        )
+
+    async def close(self) -> None:
+        """Stops what :meth:`start` started; queued records are written first."""
+        await self.keep_alives.close()
+        await self.upstream.close()
+        await asyncio.to_thread(self.writer.close)
+        self.reader.close()
+
+
+def _open_store(url: str) -> Writer:
+    migrate(url)
+    return Writer(url).start()
+
+
+def _continuer(settings: ProxySettings) -> Continuer | None:
+    """Probes the model's template, which takes a moment."""
+    if settings.tokenizer_dir is None:
+        return None
+    return Continuer(Tokenizer(settings.tokenizer_dir))

@@ -1,0 +1,255 @@
+"""Who a request is from and which session it belongs to.
+
+On loopback a proxy works with no set-up: a request without one of our keys is let in and finds its
+session by path, by the harness's own session id, by the conversation it continues, or opens a new
+one. Off loopback every request needs a session key or the admin key.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from typing import Final
+
+from proxy.canonical import ApiError
+from proxy.harness_identity import Identity
+from proxy.keys import SESSION_KEY_PREFIX, credentials, hash_key, same
+from proxy.ports import CallWriter, SessionReader
+from proxy.settings import ProxySettings, is_loopback
+from store.errors import NotFound, RecordRejected, StoreUnavailable
+from store.records import SessionRecord, new_id
+
+SESSION_ID_PREFIX: Final = "ses"
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@-]{0,255}")
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """What a request's credentials and address allow."""
+
+    admin: bool
+    """May use the control routes and any session."""
+    session: SessionRecord | None
+    """The session whose key was given."""
+
+
+class Sessions:
+    """Sessions by id, name and key: an LRU over the store, and the rules of admission."""
+
+    def __init__(
+        self,
+        settings: ProxySettings,
+        writer: CallWriter,
+        reader: SessionReader,
+        on_created: Callable[[SessionRecord], None] = lambda _: None,
+    ) -> None:
+        self._settings = settings
+        self._on_created = on_created
+        self._writer = writer
+        self._reader = reader
+        self._by_id: OrderedDict[str, SessionRecord] = OrderedDict()
+        self._ids: dict[tuple[str, str], str] = {}
+        """``("name" | "key", value)`` -> session id, for the sessions in ``_by_id``."""
+        self._creating: dict[str, asyncio.Lock] = {}
+
+    async def authenticate(self, headers: Mapping[str, str], address: str | None) -> Caller:
+        """Raises :class:`ApiError` (401) when there is no valid key and one is needed, or when a
+        key in our form is not, or no longer, valid."""
+        admin_key = self._settings.admin_key
+        given = list(credentials(headers))
+        for key in given:
+            if admin_key is not None and same(key, admin_key):
+                return Caller(admin=True, session=None)
+        for key in given:
+            if key.startswith(SESSION_KEY_PREFIX):
+                return Caller(admin=False, session=await self._by_key(key))
+        if self._settings.open_on_loopback and is_loopback(address) and _local_host(headers):
+            return Caller(admin=True, session=None)
+        raise unauthorised(
+            "this proxy needs a session key (brk_…) or the admin key"
+            if given
+            else "no API key was given"
+        )
+
+    async def admit(
+        self, caller: Caller, path_session: str | None, identity: Identity
+    ) -> SessionRecord | None:
+        """The open session that a data request names by key, path or the harness's own session id;
+        ``None`` when nothing does. Raises :class:`ApiError` when it is sealed, expired or not the
+        caller's."""
+        session = caller.session
+        if session is not None:
+            if path_session not in (None, session.id, session.name):
+                raise ApiError(
+                    "permission", "this key does not open the session in the path", status=403
+                )
+        elif path_session is not None:
+            session = await self._named_in_path(path_session, identity)
+        elif identity.session_name is not None:
+            session = await self._named(identity.session_name, identity)
+        if session is not None:
+            _check_open(session)
+        return session
+
+    async def anonymous(self, session_id: str | None, identity: Identity) -> SessionRecord:
+        """The session of a request that only its conversation identifies: ``session_id`` when it
+        continues one, else a new one."""
+        session = await self.find(session_id) if session_id is not None else None
+        if session is not None and session.sealed_at is None:
+            return session
+        return await self.create(self._record(identity))
+
+    async def find(self, id_or_name: str) -> SessionRecord | None:
+        """A session by id, or else by name."""
+        found = self._cached(id_or_name) or self._cached(self._ids.get(("name", id_or_name)))
+        if found is None:
+            found = await asyncio.to_thread(self._read, id_or_name)
+            if found is not None:
+                self._remember(found)
+        return found
+
+    async def create(self, record: SessionRecord) -> SessionRecord:
+        """Raises :class:`ApiError` (409) when its name is taken, 503 when the store is down."""
+        try:
+            await self._writer.create_session(record)
+        except RecordRejected as error:
+            raise ApiError(
+                "invalid_request", f"session {record.name!r} exists already", status=409
+            ) from error
+        except StoreUnavailable as error:
+            raise store_unavailable() from error
+        self._remember(record)
+        self._on_created(record)
+        return record
+
+    async def update(self, record: SessionRecord) -> None:
+        """Writes the columns by which ``record`` differs from what is known. Raises 503."""
+        before = await self.find(record.id)
+        changed = {
+            field.name: getattr(record, field.name)
+            for field in fields(record)
+            if before is None or getattr(record, field.name) != getattr(before, field.name)
+        }
+        try:
+            await self._writer.update_session(record.id, **changed)
+        except StoreUnavailable as error:
+            raise store_unavailable() from error
+        self._remember(record)
+
+    async def _by_key(self, key: str) -> SessionRecord:
+        digest = hash_key(key)
+        session = self._cached(self._ids.get(("key", digest)))
+        if session is None:
+            session = await asyncio.to_thread(self._reader.session_by_key_hash, digest)
+            if session is None or session.key_hash is None:
+                raise unauthorised("this session key is not known here")
+            self._remember(session)
+        if session.key_hash is None or not same(digest, session.key_hash):
+            raise unauthorised("this session key is not known here")
+        if session.expires_at is not None and session.expires_at <= time.time():
+            raise unauthorised("this session key has expired")
+        return session
+
+    async def _named_in_path(self, name: str, identity: Identity) -> SessionRecord:
+        if name.startswith(f"{SESSION_ID_PREFIX}_"):
+            session = await self.find(name)
+            if session is None:
+                raise ApiError("not_found", f"there is no session {name}", status=404)
+            return session
+        if not _NAME.fullmatch(name):
+            raise ApiError(
+                "invalid_request",
+                "a session name has up to 256 letters, digits and . _ : @ -",
+                status=400,
+            )
+        return await self._named(name, identity)
+
+    async def _named(self, name: str, identity: Identity) -> SessionRecord:
+        """The session called ``name``, created on first use, once however many ask at once."""
+        session = await self.find(name)
+        if session is not None:
+            return session
+        lock = self._creating.setdefault(name, asyncio.Lock())
+        try:
+            async with lock:
+                session = await self.find(name)
+                if session is not None:
+                    return session
+                try:
+                    return await self.create(self._record(identity, name))
+                except ApiError as error:
+                    # Another process was faster.
+                    session = await self.find(name) if error.status == 409 else None
+                    if session is None:
+                        raise
+                    return session
+        finally:
+            if not lock.locked():
+                self._creating.pop(name, None)
+
+    def _record(self, identity: Identity, name: str | None = None) -> SessionRecord:
+        return SessionRecord(
+            id=new_id(SESSION_ID_PREFIX),
+            created_at=time.time(),
+            name=name,
+            harness=identity.harness,
+            continuation=self._settings.continuation,
+        )
+
+    def _read(self, id_or_name: str) -> SessionRecord | None:
+        try:
+            return self._reader.session(id_or_name)
+        except NotFound:
+            return self._reader.session_by_name(id_or_name)
+
+    def _cached(self, session_id: str | None) -> SessionRecord | None:
+        if session_id is None:
+            return None
+        found = self._by_id.get(session_id)
+        if found is not None:
+            self._by_id.move_to_end(session_id)
+        return found
+
+    def _remember(self, session: SessionRecord) -> None:
+        self._by_id[session.id] = session
+        self._by_id.move_to_end(session.id)
+        if session.name:
+            self._ids["name", session.name] = session.id
+        if session.key_hash:
+            self._ids["key", session.key_hash] = session.id
+        while len(self._by_id) > self._settings.limits.sessions_in_memory:
+            _, old = self._by_id.popitem(last=False)
+            self._ids.pop(("name", old.name or ""), None)
+            self._ids.pop(("key", old.key_hash or ""), None)
+
+
+def unauthorised(message: str) -> ApiError:
+    return ApiError("authentication", message, status=401)
+
+
+def store_unavailable() -> ApiError:
+    return ApiError(
+        "store_unavailable",
+        "the call cannot be recorded: the store is not available",
+        status=503,
+        retry_after=1.0,
+    )
+
+
+def _check_open(session: SessionRecord) -> None:
+    if session.sealed_at is not None:
+        raise ApiError("permission", f"session {session.id} is sealed", status=403)
+    if session.expires_at is not None and session.expires_at <= time.time():
+        raise unauthorised(f"session {session.id} has expired")
+
+
+def _local_host(headers: Mapping[str, str]) -> bool:
+    """Whether the client asked for this machine by a local name: a web page that was pointed here
+    by a rebound DNS name did not."""
+    host = headers.get("host", "localhost")
+    name = host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0]
+    return is_loopback(name)

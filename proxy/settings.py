@@ -1,0 +1,82 @@
+"""What one proxy is told at start-up, as one immutable value."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from store.records import Continuation
+
+LOOPBACK_NAMES = frozenset({"localhost", "ip6-localhost", "testserver"})
+
+
+def is_loopback(host: str | None) -> bool:
+    """True when ``host`` is a name or address of this machine that no other machine can reach."""
+    if not host:
+        return False
+    if host in LOOPBACK_NAMES:
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Sizes and times after which the proxy says no instead of growing or waiting."""
+
+    body_bytes: int = 64 * 1024 * 1024
+    header_bytes: int = 64 * 1024
+    sessions_in_memory: int = 4096
+    connect_timeout_s: float = 10.0
+    stall_timeout_s: float = 600.0
+    """The longest silence of the engine within one reply, time to the first token included."""
+    keep_alive_s: float = 15.0
+    """A stream that has been silent for this long gets the dialect's keep-alive event."""
+    max_connections: int = 4096
+    """Concurrent engine connections; calls beyond it wait for one."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProxySettings:
+    """One proxy process: where the engine is, where the record goes, who may come in."""
+
+    upstream_url: str
+    """Base URL of the engine without ``/v1``; a trailing ``/v1`` is taken off."""
+    store_url: str
+    """SQLAlchemy URL, for example ``sqlite:///runs/bridle.db``."""
+    host: str = "127.0.0.1"
+    port: int = 0
+    """``0`` takes a free port; ``ProxyServer.base_url`` tells which."""
+    public_url: str | None = None
+    """What clients call this proxy, for the base URLs handed out; else from the request's Host."""
+    admin_key: str | None = None
+    """Opens everything. Without one, control routes answer on loopback only."""
+    upstream_api_key: str | None = None
+    model: str | None = None
+    """The served model's name; ``None`` takes the first that ``/v1/models`` of the engine lists."""
+    model_aliases: Mapping[str, str] = field(default_factory=dict)
+    """Client's model name -> served model name, before ``model`` applies."""
+    tokenizer_dir: Path | None = None
+    """The served model's tokenizer and chat template; needed for exact continuation."""
+    continuation: Continuation = Continuation.EXACT
+    """For sessions that do not say."""
+    stream_upstream: bool = False
+    """Stream from the engine also when the client does not: partial replies are kept and every
+    token knows its policy version, for about a third of the speed."""
+    when_store_is_down: Literal["fail", "forward"] = "fail"
+    """``forward`` answers unrecorded and counts it in ``bridle_unrecorded_calls_total``."""
+    limits: Limits = Limits()
+
+    @property
+    def open_on_loopback(self) -> bool:
+        """Whether loopback clients may come in without a key."""
+        return is_loopback(self.host)
+
+    @property
+    def engine_url(self) -> str:
+        return self.upstream_url.rstrip("/").removesuffix("/v1")

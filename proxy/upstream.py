@@ -1,0 +1,298 @@
+"""The engine's side of a call: one aiohttp client, replies as batches of canonical events."""
+
+from __future__ import annotations
+
+import re
+import time
+from types import TracebackType
+from typing import Any, Final, Self
+
+import aiohttp
+import orjson
+from yarl import URL
+
+from engine.contract import HEALTH, MODELS, TOKENIZE
+from proxy.canonical import ApiError, Event, Request
+from proxy.engine_reply import EngineReply
+from proxy.engine_request import EngineRequest
+from proxy.settings import ProxySettings
+from proxy.sse import SseParser
+
+_DONE: Final = b"[DONE]"
+_MODELS_FRESH_S: Final = 30.0
+_ENGINE_KEEP_ALIVE_S: Final = 4.0
+"""Shorter than uvicorn's 5 s, so that we close idle connections before the engine does."""
+_OVERFLOW = re.compile(r"maximum (context|model) length|context (length|window)", re.IGNORECASE)
+
+
+class Upstream:
+    """Connections to one engine. Start it inside the event loop that uses it."""
+
+    def __init__(self, settings: ProxySettings) -> None:
+        self._settings = settings
+        self._base = settings.engine_url
+        self._urls: dict[str, URL] = {}
+        self._http: aiohttp.ClientSession | None = None
+        self._models: tuple[dict[str, Any], ...] = ()
+        self._models_at = float("-inf")
+
+    async def start(self) -> None:
+        limits = self._settings.limits
+        headers = {"content-type": "application/json", "accept-encoding": "identity"}
+        if self._settings.upstream_api_key:
+            headers["authorization"] = f"Bearer {self._settings.upstream_api_key}"
+        self._http = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(
+                limit=limits.max_connections, keepalive_timeout=_ENGINE_KEEP_ALIVE_S
+            ),
+            timeout=aiohttp.ClientTimeout(
+                total=None,
+                sock_connect=limits.connect_timeout_s,
+                sock_read=limits.stall_timeout_s,
+            ),
+            cookie_jar=aiohttp.DummyCookieJar(),
+            headers=headers,
+            skip_auto_headers=("user-agent", "accept"),
+            read_bufsize=2**18,
+        )
+
+    async def close(self) -> None:
+        if self._http is not None:
+            await self._http.close()
+            self._http = None
+
+    def reply(self, request: EngineRequest, reply: EngineReply, call_id: str) -> EngineStream:
+        """The engine's reply to ``request``, to be opened with ``async with``."""
+        return EngineStream(self, request, reply, call_id)
+
+    async def post(self, path: str, body: bytes, call_id: str) -> aiohttp.ClientResponse:
+        """Sends once more when a pooled connection turns out to be dead; no reply byte was seen
+        then, so nothing is doubled. Raises :class:`ApiError`."""
+        url = self._url(path)
+        headers = {"x-request-id": call_id}
+        try:
+            try:
+                return await self._session.post(url, data=body, headers=headers)
+            except (aiohttp.ServerDisconnectedError, ConnectionResetError):
+                return await self._session.post(url, data=body, headers=headers)
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            raise connection_error(error) from error
+
+    async def models(self) -> tuple[dict[str, Any], ...]:
+        """The engine's model cards, at most half a minute old. Raises :class:`ApiError`."""
+        if time.monotonic() - self._models_at > _MODELS_FRESH_S:
+            try:
+                async with self._session.get(self._url(MODELS)) as response:
+                    cards = orjson.loads(await response.read())["data"]
+                    self._models = tuple(card for card in cards if "id" in card)
+            except (aiohttp.ClientError, TimeoutError, OSError) as error:
+                raise connection_error(error) from error
+            except (ValueError, KeyError, TypeError) as error:
+                raise ApiError(
+                    "upstream_error", "the engine's model list cannot be read", status=502
+                ) from error
+            self._models_at = time.monotonic()
+        return self._models
+
+    async def served_model(self, requested: str, current: str | None = None) -> str:
+        """The engine's name for the model that a client asked for.
+
+        ``current`` is the policy's served name when it changes with the version. Whatever else a
+        harness calls its model, it gets the policy. Raises :class:`ApiError`.
+        """
+        settings = self._settings
+        named = settings.model_aliases.get(requested) or current or settings.model
+        if named is not None:
+            return named
+        served = [card["id"] for card in await self.models()]
+        if not served:
+            raise ApiError("overloaded", "the engine serves no model yet", status=503)
+        return requested if requested in served else str(served[0])
+
+    async def count_tokens(self, request: Request, model: str) -> int:
+        """How many prompt tokens the engine's own template makes of ``request``."""
+        body: dict[str, Any] = {
+            "model": model,
+            "messages": [message.to_chat() for message in request.messages],
+            "add_generation_prompt": True,
+        }
+        if request.tools:
+            body["tools"] = request.tools
+        response = await self.post(TOKENIZE, orjson.dumps(body), "count")
+        async with response:
+            if response.status != 200:
+                raise await refusal(response)
+            try:
+                return int(orjson.loads(await response.read())["count"])
+            except (ValueError, KeyError, TypeError) as error:
+                raise ApiError(
+                    "upstream_error", "the engine's token count cannot be read", status=502
+                ) from error
+
+    async def healthy(self) -> bool:
+        try:
+            async with self._session.get(self._url(HEALTH)) as response:
+                return response.status == 200
+        except (aiohttp.ClientError, TimeoutError, OSError):
+            return False
+
+    @property
+    def _session(self) -> aiohttp.ClientSession:
+        if self._http is None:
+            raise ApiError("overloaded", "the proxy is starting or stopping", status=503)
+        return self._http
+
+    def _url(self, path: str) -> URL:
+        url = self._urls.get(path)
+        if url is None:
+            url = self._urls[path] = URL(self._base + path)
+        return url
+
+
+class EngineStream:
+    """One reply. ``next`` gives the events of one network read; ``None`` when it is whole."""
+
+    def __init__(
+        self, upstream: Upstream, request: EngineRequest, reply: EngineReply, call_id: str
+    ) -> None:
+        self._upstream = upstream
+        self._request = request
+        self._reply = reply
+        self._call_id = call_id
+        self._sse = SseParser()
+        self._response: aiohttp.ClientResponse | None = None
+        self._failure: ApiError | None = None
+        self._over = False
+
+    async def open(self) -> None:
+        """Sends the request. Raises :class:`ApiError` when the engine refuses or is not there."""
+        request = self._request
+        self._response = await self._upstream.post(request.path, request.body, self._call_id)
+        if self._response.status != 200:
+            raise await refusal(self._response)
+
+    async def next(self) -> list[Event] | None:
+        """Raises :class:`ApiError`, after all events that came before the fault."""
+        if self._failure is not None:
+            raise self._failure
+        if self._over:
+            return None
+        if not self._request.stream:
+            return self._whole(await self._read_all())
+        while True:
+            chunk = await self._read_some()
+            events = self._streamed(chunk)
+            if events or self._over:
+                return events
+            if self._failure is not None:
+                raise self._failure
+
+    def abort(self) -> None:
+        """Closes the connection, by which the engine stops generating."""
+        if self._response is not None:
+            self._response.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._response is not None:
+            self._response.release()
+
+    def _whole(self, body: bytes) -> list[Event]:
+        self._over = True
+        events = self._reply.events(body)
+        try:
+            events += self._reply.last_events()
+        except ApiError as failure:
+            self._failure = failure
+        return events
+
+    def _streamed(self, chunk: bytes) -> list[Event]:
+        payloads = self._sse.feed(chunk) if chunk else self._sse.finish()
+        events: list[Event] = []
+        try:
+            for payload in payloads:
+                if payload == _DONE:
+                    self._over = True
+                    break
+                events += self._reply.events(payload)
+            if not chunk:
+                self._over = True
+            if self._over:
+                events += self._reply.last_events()
+        except ApiError as failure:
+            self._failure = failure
+        return events
+
+    async def _read_some(self) -> bytes:
+        assert self._response is not None, "open() first"  # noqa: S101 - a programming error
+        try:
+            return await self._response.content.readany()
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            raise connection_error(error) from error
+
+    async def _read_all(self) -> bytes:
+        assert self._response is not None, "open() first"  # noqa: S101 - a programming error
+        try:
+            return await self._response.read()
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            raise connection_error(error) from error
+
+
+def connection_error(error: Exception) -> ApiError:
+    """What went wrong on the way to the engine, in neutral terms and without its address."""
+    if isinstance(error, TimeoutError):
+        return ApiError("upstream_timeout", "the engine did not answer in time", status=504)
+    if isinstance(error, aiohttp.ClientConnectorError):
+        return ApiError("upstream_unreachable", "the engine cannot be reached", status=502)
+    return ApiError("upstream_error", "the engine's connection broke in the reply", status=502)
+
+
+async def refusal(response: aiohttp.ClientResponse) -> ApiError:
+    """The engine's error response as an :class:`ApiError`."""
+    try:
+        body = await response.read()
+    except (aiohttp.ClientError, TimeoutError, OSError) as error:
+        return connection_error(error)
+    message, param = _engine_message(body)
+    status = response.status
+    wait = _seconds(response.headers.get("retry-after"))
+    if status in (400, 413, 422):
+        kind = "context_overflow" if _OVERFLOW.search(message) else "invalid_request"
+        return ApiError(kind, message, status=400, param=param)
+    if status == 404:
+        return ApiError("not_found", message, status=404, param=param)
+    if status == 429:
+        return ApiError("rate_limit", message, status=429, retry_after=wait)
+    if status == 503:
+        return ApiError("overloaded", message, status=503, retry_after=wait)
+    if status in (401, 403):
+        message = "the engine refused the proxy's own key"
+    return ApiError("upstream_error", message, status=max(status, 500), retry_after=wait)
+
+
+def _engine_message(body: bytes) -> tuple[str, str | None]:
+    try:
+        error = orjson.loads(body)
+        error = error.get("error", error)
+        if isinstance(error, str):
+            return error, None
+        param = error.get("param")
+        return str(error.get("message") or "the engine gave no reason"), (
+            param if isinstance(param, str) else None
+        )
+    except (ValueError, AttributeError):
+        return "the engine refused the request without a readable reason", None
+
+
+def _seconds(retry_after: str | None) -> float | None:
+    try:
+        return float(retry_after) if retry_after else None
+    except ValueError:
+        return None

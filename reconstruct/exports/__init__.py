@@ -1,0 +1,1 @@
+"""Recorded sessions as files that other tools train on."""

@@ -1,0 +1,133 @@
+"""Tokens, masks and logprobs as Parquet: a row per sample, exact to the bit.
+
+``datasets.load_dataset("parquet", data_files=…)`` reads it. Every reward name of the store is a
+column ``reward.NAME`` (float64, null where the session has none); :func:`read_samples` gives the
+samples back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from reconstruct.builders import BUILDER_VERSION, build
+from reconstruct.exports.selection import ExportReport, Selection, select
+from reconstruct.samples import Sample
+from reconstruct.tree import BrokenTree, SessionTree
+from store.packing import dump_json
+from store.queries import Reader
+from store.records import CallKind, SessionRecord
+
+_ROWS_PER_GROUP: Final = 64
+
+_COLUMNS: Final = (
+    ("session_id", pa.string()),
+    ("run_id", pa.string()),
+    ("task_id", pa.string()),
+    ("group_id", pa.string()),
+    ("harness", pa.string()),
+    ("leaf_call_id", pa.string()),
+    ("kind", pa.string()),
+    ("role", pa.string()),
+    ("weight", pa.float64()),
+    ("token_ids", pa.list_(pa.uint32())),
+    ("mask", pa.list_(pa.bool_())),
+    ("logprobs", pa.list_(pa.float32())),
+    ("versions", pa.list_(pa.int64())),
+    ("calls", pa.list_(pa.int32())),
+    ("call_ids", pa.list_(pa.string())),
+)
+
+
+def export_parquet(
+    reader: Reader,
+    path: str | Path,
+    selection: Selection | None = None,
+    builder: str = "tree",
+) -> ExportReport:
+    """Writes the selected sessions' samples to ``path``; memory holds a few sessions at a time."""
+    selection = selection or Selection()
+    report = ExportReport(Path(path))
+    report.path.parent.mkdir(parents=True, exist_ok=True)
+    names = reader.reward_names()
+    provenance = {
+        b"bridle.builder": f"{builder}/{BUILDER_VERSION}".encode(),
+        b"bridle.policy": dump_json(selection.policy.as_data()),
+    }
+    schema = pa.schema(
+        [*_COLUMNS, *((f"reward.{name}", pa.float64()) for name in names)], metadata=provenance
+    )
+    waiting: list[dict[str, Any]] = []
+    with pq.ParquetWriter(report.path, schema, compression="zstd") as file:
+        for session, rewards in select(reader, selection, report):
+            try:
+                tree = SessionTree.load(reader, session.id)
+            except BrokenTree:
+                report.leave_out("session_broken")
+                continue
+            for sample in build(tree, selection.policy, builder).samples:
+                waiting.append(_row(session, sample, names, rewards))
+                report.rows += 1
+                report.tokens += int(np.count_nonzero(sample.mask))
+            if len(waiting) >= _ROWS_PER_GROUP:
+                file.write_table(pa.Table.from_pylist(waiting, schema))
+                waiting.clear()
+        if waiting:
+            file.write_table(pa.Table.from_pylist(waiting, schema))
+    return report
+
+
+def read_samples(path: str | Path) -> Iterator[Sample]:
+    """The samples of an exported file, in its order."""
+    with pq.ParquetFile(path) as file:
+        for batch in file.iter_batches(batch_size=_ROWS_PER_GROUP):
+            columns = {name: batch.column(name) for name, _ in _COLUMNS}
+            for index in range(batch.num_rows):
+                yield _sample({name: column[index] for name, column in columns.items()})
+
+
+def _row(
+    session: SessionRecord, sample: Sample, names: Sequence[str], rewards: dict[str, float]
+) -> dict[str, Any]:
+    return {
+        "session_id": session.id,
+        "run_id": session.run_id,
+        "task_id": session.task_id,
+        "group_id": session.group_id,
+        "harness": session.harness,
+        "leaf_call_id": sample.leaf_call_id,
+        "kind": sample.kind.value,
+        "role": sample.role,
+        "weight": sample.weight,
+        "token_ids": sample.token_ids,
+        "mask": sample.mask,
+        "logprobs": sample.logprobs,
+        "versions": sample.versions,
+        "calls": sample.calls,
+        "call_ids": list(sample.call_ids),
+        **{f"reward.{name}": rewards.get(name) for name in names},
+    }
+
+
+def _sample(row: dict[str, Any]) -> Sample:
+    def array(name: str, dtype: Any) -> Any:
+        return row[name].values.to_numpy(zero_copy_only=False).astype(dtype, copy=False)
+
+    return Sample(
+        session_id=row["session_id"].as_py(),
+        leaf_call_id=row["leaf_call_id"].as_py(),
+        kind=CallKind(row["kind"].as_py()),
+        role=row["role"].as_py(),
+        token_ids=array("token_ids", np.uint32),
+        mask=array("mask", np.bool_),
+        logprobs=array("logprobs", np.float32),
+        versions=array("versions", np.int64),
+        calls=array("calls", np.int32),
+        call_ids=tuple(row["call_ids"].as_py()),
+        weight=row["weight"].as_py(),
+    )

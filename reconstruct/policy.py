@@ -1,0 +1,91 @@
+"""Which sampled tokens may be trained: a stated policy, stored with the samples that it made.
+
+Everything else is named: each token that is not trained has exactly one reason, the first that
+applies in the order of :func:`untrainable`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from store.queries import CallRow, SpanRow
+from store.records import CallKind, CallStatus, VersionRun
+from store.tree import DETACHED
+
+
+@dataclass(frozen=True, slots=True)
+class TrainablePolicy:
+    """The default trains what the agent's own model did in calls that ended well.
+
+    ``length`` finishes are trained: the tokens were sampled and their logprobs hold; whether an
+    answer that was cut deserves its reward is the trainer's filter to decide.
+    """
+
+    kinds: frozenset[CallKind] = frozenset({CallKind.MAIN, CallKind.SUBAGENT, CallKind.UNKNOWN})
+    """Sub-agents share the policy's weights; an unknown kind is not evidence of a side task."""
+    partial: bool = False
+    """Train calls that were cut: their ends are not the policy's decision."""
+    finish_length: bool = True
+    """Train replies that ended at the token limit."""
+    models: frozenset[str] | None = None
+    """Served models that are trained; ``None`` for all. A frozen model is one left out."""
+    oldest_version: int | None = None
+    """Tokens of earlier policy versions are stale."""
+    untrusted_versions: frozenset[int] = field(default_factory=frozenset)
+    """Versions whose publish was never verified, or found wrong."""
+
+    def as_data(self) -> dict[str, Any]:
+        """This policy as JSON-ready data, equal for equal policies."""
+        return {
+            "kinds": sorted(kind.value for kind in self.kinds),
+            "partial": self.partial,
+            "finish_length": self.finish_length,
+            "models": None if self.models is None else sorted(self.models),
+            "oldest_version": self.oldest_version,
+            "untrusted_versions": sorted(self.untrusted_versions),
+        }
+
+    @classmethod
+    def from_data(cls, data: Mapping[str, Any]) -> TrainablePolicy:
+        """The policy of :meth:`as_data`. Raises ``TypeError`` for unknown settings."""
+        values = dict(data)
+        if "kinds" in values:
+            values["kinds"] = frozenset(CallKind(kind) for kind in values["kinds"])
+        if values.get("models") is not None:
+            values["models"] = frozenset(values["models"])
+        if "untrusted_versions" in values:
+            values["untrusted_versions"] = frozenset(values["untrusted_versions"])
+        return cls(**values)
+
+
+DEFAULT_POLICY = TrainablePolicy()
+
+
+def untrainable(policy: TrainablePolicy, call: CallRow, row: SpanRow) -> str | None:
+    """Why no token of this sampled span may be trained; ``None`` when the policy allows it."""
+    if row.span.start == DETACHED:
+        return "prompt_unknown"
+    if call.status is CallStatus.QUARANTINED:
+        return "quarantined"
+    if call.status is CallStatus.PARTIAL and not policy.partial:
+        return "partial"
+    if call.status not in (CallStatus.COMPLETE, CallStatus.PARTIAL):
+        return f"status_{call.status}"
+    if call.kind not in policy.kinds:
+        return f"kind_{call.kind}"
+    if policy.models is not None and call.model_served not in policy.models:
+        return "model_frozen"
+    if row.finish_reason == "length" and not policy.finish_length:
+        return "finish_length"
+    return None
+
+
+def version_reason(policy: TrainablePolicy, run: VersionRun) -> str | None:
+    """Why the tokens of this policy version may not be trained."""
+    if run.version in policy.untrusted_versions:
+        return "version_untrusted"
+    if policy.oldest_version is not None and run.version < policy.oldest_version:
+        return "version_stale"
+    return None

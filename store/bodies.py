@@ -1,0 +1,166 @@
+"""Request and response bodies: content-addressed, each stored as what it adds to an earlier one.
+
+A harness sends its whole history with every call. A body is therefore kept as a splice of a *base*
+body: ``base[:prefix] + middle + base[len(base) - suffix:]``, and only the middle is stored, with
+the part of the base that it replaces as zstd's dictionary when that is worth it (a harness may
+change a line at the top and repeat the rest). The identifier is the SHA-256 of the whole body, so
+reading proves itself. Bases form chains; reading one is a splice per link, linear in the chain.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from typing import Final
+
+import numpy as np
+import zstandard
+
+from store.packing import DICTIONARY, LEVEL, pack, unpack
+from store.tree import common_prefix
+
+MAX_DEPTH: Final = 1000
+"""A chain this long is ended by a body stored whole, so that no read follows more links."""
+
+_DICTIONARY_WORTH: Final = 256
+"""Fewer replaced bytes than this help compression less than the dictionary costs."""
+
+_WINDOW: Final = 1 << 12
+
+_WRAPPING_REACH: Final = 1 << 18
+"""Longer replies have no need of a dictionary: they repeat themselves."""
+
+
+@dataclass(frozen=True, slots=True)
+class Body:
+    """A body that later ones can be stored against."""
+
+    id: str
+    data: bytes
+    depth: int
+    """Links from here to a body that is stored whole; 0 for that one."""
+
+
+@dataclass(frozen=True, slots=True)
+class BodyRow:
+    """A row of the ``bodies`` table."""
+
+    id: str
+    base_id: str | None
+    prefix: int
+    suffix: int
+    size: int
+    depth: int
+    data: bytes
+
+
+def body_id(data: bytes) -> str:
+    """SHA-256 hex of the whole body."""
+    return sha256(data).hexdigest()
+
+
+def encode(data: bytes, base: Body | None = None, identifier: str | None = None) -> BodyRow:
+    """``data`` as a row: against ``base`` when that saves bytes, else whole."""
+    identifier = identifier or body_id(data)
+    if base is not None and base.id != identifier and base.depth < MAX_DEPTH:
+        prefix, suffix = shared_ends(base.data, data)
+        replaced = base.data[prefix : len(base.data) - suffix]
+        middle = data[prefix : len(data) - suffix]
+        worth_dictionary = len(replaced) >= _DICTIONARY_WORTH and len(middle) >= _DICTIONARY_WORTH
+        if prefix + suffix >= _DICTIONARY_WORTH or worth_dictionary:
+            packed = _pack_against(middle, replaced) if worth_dictionary else pack(middle)
+            return BodyRow(identifier, base.id, prefix, suffix, len(data), base.depth + 1, packed)
+    return BodyRow(identifier, None, 0, 0, len(data), 0, pack(data))
+
+
+class Wrapping:
+    """Stores replies against an earlier whole one, which serves as zstd's dictionary.
+
+    Replies share no beginning (their identifiers differ) but all their wrapping: event names, field
+    names, the model's name. The dictionary is prepared once and serves every later reply, so that
+    each of them is one link away from ``base``.
+    """
+
+    def __init__(self, base: Body) -> None:
+        self.base = base
+        dictionary = zstandard.ZstdCompressionDict(
+            base.data, dict_type=zstandard.DICT_TYPE_RAWCONTENT
+        )
+        dictionary.precompute_compress(level=LEVEL)
+        self._compressor = zstandard.ZstdCompressor(level=LEVEL, dict_data=dictionary)
+
+    def encode(self, data: bytes, identifier: str) -> BodyRow:
+        """``data`` as a row: against the base when that halves it, else whole."""
+        if len(data) <= _WRAPPING_REACH and identifier != self.base.id:
+            packed = bytes((DICTIONARY,)) + self._compressor.compress(data)
+            if 2 * len(packed) <= len(data):
+                depth = self.base.depth + 1
+                return BodyRow(identifier, self.base.id, 0, 0, len(data), depth, packed)
+        return BodyRow(identifier, None, 0, 0, len(data), 0, pack(data))
+
+
+def decode(chain: Sequence[BodyRow]) -> bytes:
+    """The body of the last row; ``chain`` starts with a whole one, each row's base before it.
+
+    Raises ``ValueError`` when a link is missing or the bytes are not those of the identifier.
+    """
+    buffer = bytearray()
+    previous: str | None = None
+    for row in chain:
+        if row.base_id != previous:
+            raise ValueError(f"body {row.id} needs base {row.base_id}, found {previous}")
+        end = len(buffer) - row.suffix
+        buffer[row.prefix : end] = _unpack_against(row.data, buffer, row.prefix, end)
+        previous = row.id
+    data = bytes(buffer)
+    if previous is None or body_id(data) != previous:
+        raise ValueError(f"body {previous} does not have the bytes it was stored with")
+    return data
+
+
+def shared_ends(left: bytes, right: bytes) -> tuple[int, int]:
+    """Lengths of the common prefix and of the common suffix after it; they never overlap."""
+    prefix = _common(left, right, lambda data, at, to: data[at:to])
+    room = min(len(left), len(right)) - prefix
+    suffix = _common(left, right, lambda data, at, to: data[len(data) - to : len(data) - at][::-1])
+    return prefix, min(suffix, room)
+
+
+def _common(left: bytes, right: bytes, piece: Callable[[bytes, int, int], bytes]) -> int:
+    """Compares in windows that double, so that an early difference is found early."""
+    limit, at, window = min(len(left), len(right)), 0, _WINDOW
+    while at < limit:
+        to = min(at + window, limit)
+        first, second = piece(left, at, to), piece(right, at, to)
+        if first != second:
+            return at + common_prefix(
+                np.frombuffer(first, dtype=np.uint8), np.frombuffer(second, dtype=np.uint8)
+            )
+        at, window = to, window * 2
+    return limit
+
+
+def _pack_against(middle: bytes, replaced: bytes) -> bytes:
+    """``middle`` compressed with the bytes it replaces at hand; whole when that is smaller."""
+    parameters = zstandard.ZstdCompressionParameters.from_level(
+        LEVEL,
+        source_size=len(middle),
+        dict_size=len(replaced),
+        window_log=min(27, max(10, (len(middle) + len(replaced)).bit_length())),
+    )
+    dictionary = zstandard.ZstdCompressionDict(replaced, dict_type=zstandard.DICT_TYPE_RAWCONTENT)
+    compressor = zstandard.ZstdCompressor(dict_data=dictionary, compression_params=parameters)
+    packed = bytes((DICTIONARY,)) + compressor.compress(middle)
+    plain = pack(middle)
+    return packed if len(packed) < len(plain) else plain
+
+
+def _unpack_against(packed: bytes, buffer: bytearray, start: int, end: int) -> bytes:
+    if packed[0] != DICTIONARY:
+        return unpack(packed)
+    dictionary = zstandard.ZstdCompressionDict(
+        bytes(buffer[start:end]), dict_type=zstandard.DICT_TYPE_RAWCONTENT
+    )
+    decompressor = zstandard.ZstdDecompressor(dict_data=dictionary)
+    return decompressor.decompress(packed[1:])

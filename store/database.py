@@ -1,0 +1,122 @@
+"""Engines for the two databases, and the way from any schema to the newest one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final, Literal
+
+import orjson
+import sqlalchemy
+from alembic import command
+from alembic.config import Config
+from sqlalchemy import Connection, Engine, event, make_url
+
+from store.packing import dump_json
+
+Synchronous = Literal["OFF", "NORMAL", "FULL", "EXTRA"]
+
+BUSY_TIMEOUT_S: Final = 5.0
+"""How long SQLite itself waits for another process's transaction before it says "locked"."""
+
+_MIGRATIONS: Final = Path(__file__).parent / "migrations"
+_MIGRATION_LOCK: Final = 0x62726964
+"""Key of the PostgreSQL advisory lock: processes that start together migrate one by one."""
+
+
+def connect(url: str, *, synchronous: Synchronous = "NORMAL") -> Engine:
+    """An engine for ``url``: a path, ``sqlite:///…`` or ``postgresql://…``.
+
+    SQLite runs in WAL mode with foreign keys on. ``synchronous`` is SQLite's pragma: ``NORMAL``
+    keeps every commit through the death of the process, ``FULL`` also through a power cut.
+    PostgreSQL is left at its own ``synchronous_commit``, which is on.
+    """
+    parsed = make_url(database_url(url))
+    if parsed.get_backend_name() == "sqlite":
+        return _sqlite(parsed, synchronous)
+    return sqlalchemy.create_engine(
+        parsed,
+        json_serializer=_dumps,
+        json_deserializer=orjson.loads,
+        pool_pre_ping=True,
+        pool_size=8,
+    )
+
+
+def database_url(url: str) -> str:
+    """``url`` as SQLAlchemy wants it: a bare path means SQLite, PostgreSQL goes through psycopg."""
+    if "://" not in url:
+        return f"sqlite:///{Path(url).expanduser().absolute()}"
+    scheme, rest = url.split("://", 1)
+    return f"postgresql+psycopg://{rest}" if scheme in ("postgres", "postgresql") else url
+
+
+def migrate(url: str, revision: str = "head") -> None:
+    """Brings the database to ``revision``, creating it (and its folder) when it is SQLite.
+
+    Safe to run from several processes at once. A revision older than the database's own is reached
+    by downgrading when it is ``base`` or ``-N``.
+    """
+    engine = connect(url)
+    config = Config()
+    config.set_main_option("script_location", str(_MIGRATIONS).replace("%", "%%"))
+    try:
+        with transaction(engine) as connection:
+            if connection.dialect.name == "postgresql":
+                connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({_MIGRATION_LOCK})")
+            config.attributes["connection"] = connection
+            if revision == "base" or revision.startswith("-"):
+                command.downgrade(config, revision)
+            else:
+                command.upgrade(config, revision)
+    finally:
+        engine.dispose()
+
+
+@contextmanager
+def transaction(engine: Engine) -> Iterator[Connection]:
+    """A transaction that may write from its first statement on: it waits for its turn now."""
+    with engine.connect() as plain:
+        connection = plain.execution_options(immediate=True)
+        with connection.begin():
+            yield connection
+
+
+def _sqlite(url: sqlalchemy.URL, synchronous: Synchronous) -> Engine:
+    if url.database and url.database != ":memory:":
+        Path(url.database).parent.mkdir(parents=True, exist_ok=True)
+    engine = sqlalchemy.create_engine(
+        url,
+        json_serializer=_dumps,
+        json_deserializer=orjson.loads,
+        connect_args={"timeout": BUSY_TIMEOUT_S, "check_same_thread": False},
+    )
+
+    @event.listens_for(engine, "connect")
+    def prepare(connection: Any, _record: object) -> None:
+        # The driver's own transaction control would begin too late to lock for writing at once.
+        connection.isolation_level = None
+        cursor = connection.cursor()
+        for pragma in (
+            "journal_mode=WAL",
+            f"synchronous={synchronous}",
+            "foreign_keys=ON",
+            "cache_size=-16384",
+            "wal_autocheckpoint=4000",
+            "temp_store=MEMORY",
+        ):
+            cursor.execute(f"PRAGMA {pragma}")
+        cursor.close()
+
+    @event.listens_for(engine, "begin")
+    def begin(connection: Connection) -> None:
+        # A transaction that reads first and writes later cannot wait for its turn in SQLite.
+        immediate = connection.get_execution_options().get("immediate", False)
+        connection.exec_driver_sql("BEGIN IMMEDIATE" if immediate else "BEGIN")
+
+    return engine
+
+
+def _dumps(value: object) -> str:
+    return dump_json(value).decode()

@@ -1,0 +1,77 @@
+"""Does a reply agree with itself? A record that does not is kept, and never trained on."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+
+from store.records import CallEnded, CallStatus, Choice
+
+MISSING_LOGPROB: Final = -9999.0
+"""What vLLM writes for a logprob that it does not have."""
+
+_ROUNDING: Final = 1e-6
+"""A logprob may exceed 0 by this much: engines compute in float32."""
+
+
+def has_ids(ended: CallEnded) -> bool:
+    """Whether the engine told any token ids. Without them there is nothing to check or train."""
+    return ended.prompt_token_ids is not None or any(len(c.token_ids) for c in ended.choices)
+
+
+def contradiction(ended: CallEnded) -> str | None:
+    """Why this call must be quarantined, as a snake_case word and a colon-separated detail.
+
+    ``None`` when its ids, logprobs, policy versions and usage agree, or when it has no ids at all
+    (an upstream that does not tell them). Usage is compared for complete calls only: a call that
+    was cut has none, or a stale one.
+    """
+    if not has_ids(ended):
+        return None
+    if ended.prompt_token_ids is None:
+        return "prompt_ids_missing: the engine gave sampled ids without the prompt's"
+    for index, choice in enumerate(ended.choices):
+        if (reason := _choice_contradiction(choice)) is not None:
+            return f"{reason} (choice {index})"
+    return _usage_contradiction(ended) if ended.status is CallStatus.COMPLETE else None
+
+
+def _choice_contradiction(choice: Choice) -> str | None:
+    sampled, scored = len(choice.token_ids), len(choice.logprobs)
+    if sampled != scored:
+        return f"logprobs_mismatch: {sampled} ids, {scored} logprobs"
+    if not sampled:
+        return None
+    lowest, highest = float(np.min(choice.logprobs)), float(np.max(choice.logprobs))
+    if not (np.isfinite(lowest) and np.isfinite(highest)):
+        return "logprobs_not_finite"
+    if lowest <= MISSING_LOGPROB:
+        return "logprobs_missing: the engine had no logprob for a sampled token"
+    if highest > _ROUNDING:
+        return f"logprobs_positive: {highest:g}"
+    starts = [run.start for run in choice.versions]
+    if not starts or starts[0] != 0:
+        return "version_missing: a sampled token has no policy version"
+    if sorted(set(starts)) != starts or starts[-1] >= sampled:
+        return "version_runs_malformed"
+    versions = [run.version for run in choice.versions]
+    if sorted(versions) != versions:
+        return "version_went_back"
+    return None
+
+
+def _usage_contradiction(ended: CallEnded) -> str | None:
+    sampled = sum(len(choice.token_ids) for choice in ended.choices)
+    reported = ended.usage.get("completion_tokens")
+    if reported is None:
+        return "usage_missing"
+    if reported != sampled:
+        return f"usage_mismatch: {sampled} sampled ids, usage says {reported}"
+    prompt = 0 if ended.prompt_token_ids is None else len(ended.prompt_token_ids)
+    reported = ended.usage.get("prompt_tokens")
+    if reported is None:
+        return "usage_missing"
+    if reported != prompt:
+        return f"prompt_mismatch: {prompt} prompt ids, usage says {reported}"
+    return None

@@ -1,0 +1,98 @@
+"""Whose calls are still running? Several processes may write to one store, and any may die.
+
+Every writer has a row in ``writers`` and renews ``seen_at`` with each transaction, at least every
+third of its lease. A call that is open belongs to the writer in ``calls.writer_id``. It is
+interrupted when that writer is gone: its row is missing, its lease has run out, or its process no
+longer exists on this host. A writer that was judged too early (a long pause) loses nothing: the
+end of a call overwrites ``interrupted``.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from pathlib import Path
+from typing import Final
+
+from sqlalchemy import Connection, bindparam, delete, insert, select, update
+
+from store.records import CallStatus, new_id
+from store.schema import calls, writers
+
+_REASON: Final = "the process that ran it died"
+
+
+def register(connection: Connection, lease: float) -> str:
+    """Adds a writer for this process and returns its identifier."""
+    writer_id, now = new_id("writer"), time.time()
+    connection.execute(
+        insert(writers).values(
+            id=writer_id,
+            host=host(),
+            pid=os.getpid(),
+            process=process(os.getpid()),
+            started_at=now,
+            seen_at=now,
+            lease=lease,
+            batch=0,
+        )
+    )
+    return writer_id
+
+
+RENEW: Final = (
+    update(writers)
+    .where(writers.c.id == bindparam("writer"))
+    .values(seen_at=bindparam("now"), batch=bindparam("number"))
+)
+"""Renews a writer's lease and notes the transaction's number, which proves its commit."""
+
+
+def interrupt_orphans(connection: Connection) -> int:
+    """Marks the open calls of writers that are gone; returns how many there were."""
+    now, here = time.time(), host()
+    alive: list[str] = []
+    for row in connection.execute(select(writers)):
+        expired = row.seen_at + row.lease < now
+        dead = row.host == here and process(row.pid) != row.process
+        if not (expired or dead):
+            alive.append(row.id)
+    orphaned = (
+        update(calls)
+        .where(calls.c.status == CallStatus.OPEN, calls.c.writer_id.not_in(alive))
+        .values(status=CallStatus.INTERRUPTED, reason=_REASON, ended_at=now)
+    )
+    count = connection.execute(orphaned).rowcount
+    connection.execute(delete(writers).where(writers.c.id.not_in(alive)))
+    return count
+
+
+def retire(connection: Connection, writer_id: str) -> int:
+    """Removes a writer; what it left open is interrupted. Returns how many calls that were."""
+    connection.execute(delete(writers).where(writers.c.id == writer_id))
+    return interrupt_orphans(connection)
+
+
+def host() -> str:
+    """This machine and process-id namespace, within which a process id means something."""
+    namespace = Path("/proc/self/ns/pid")
+    return f"{socket.gethostname()}/{os.readlink(namespace) if namespace.exists() else ''}"
+
+
+def process(pid: int) -> str:
+    """Names the process that has ``pid`` now; another value once the number is used anew.
+
+    Where there is no ``/proc`` a living process is named by its number alone.
+    """
+    stat = Path(f"/proc/{pid}/stat")
+    try:
+        if Path("/proc/self/stat").exists():
+            boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+            return f"{boot}:{pid}:{stat.read_text().rsplit(')', 1)[1].split()[19]}"
+        os.kill(pid, 0)
+    except (FileNotFoundError, ProcessLookupError):
+        return "gone"
+    except PermissionError:
+        pass
+    return str(pid)

@@ -1,0 +1,14 @@
+"""Alembic's entry: runs on the connection that ``store.database.migrate`` hands over."""
+
+from __future__ import annotations
+
+from alembic import context
+
+from store.schema import metadata
+
+context.configure(
+    connection=context.config.attributes["connection"],
+    target_metadata=metadata,
+    render_as_batch=True,
+)
+context.run_migrations()

@@ -1,0 +1,377 @@
+"""Reading the store: typed rows, exact tokens, exact bodies.
+
+A :class:`Reader` never blocks the writer and sees what has been committed. Methods raise
+:class:`NotFound` for identifiers that are not there.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+from sqlalchemy import Engine, Row, Select, func, select
+
+from store import stored
+from store.database import connect
+from store.errors import NotFound
+from store.packing import unpack_json
+from store.records import (
+    BreakReason,
+    CallKind,
+    CallStatus,
+    Choice,
+    Continuation,
+    Metric,
+    Note,
+    PolicyRecord,
+    Reward,
+    RunRecord,
+    SessionRecord,
+    Span,
+    TaskRecord,
+    TokenIds,
+)
+from store.schema import calls, metrics, policies, rewards, runs, sessions, spans, tasks
+
+_PAGE: Final = 200
+
+
+@dataclass(frozen=True, slots=True)
+class CallRow:
+    """A call with every column of its table; ``None`` where it is not (yet) known."""
+
+    id: str
+    session_id: str
+    writer_id: str
+    dialect: str
+    kind: CallKind
+    role: str | None
+    status: CallStatus
+    reason: str | None
+    stream: bool
+    parent_call_id: str | None
+    lineage_rule: str | None
+    break_reason: BreakReason | None
+    model_requested: str
+    model_served: str | None
+    prompt_span_id: str | None
+    """Span in whose path the prompt is the first ``prompt_tokens`` tokens."""
+    prompt_tokens: int | None
+    sampled_tokens: int | None
+    """Over all choices."""
+    version_start: int | None
+    version_end: int | None
+    finish_reason: str | None
+    """Of the first choice."""
+    request_body_id: str | None
+    response_body_id: str | None
+    headers: Mapping[str, str]
+    sampling: Mapping[str, Any]
+    usage: Mapping[str, Any]
+    message: Mapping[str, Any]
+    conversation: Mapping[str, Any]
+    error: Mapping[str, Any]
+    notes: tuple[Note, ...]
+    started_at: float
+    first_token_at: float | None
+    ended_at: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class SpanRow:
+    """A span as stored, with what the tree itself does not need."""
+
+    span: Span
+    length: int
+    choice: int | None
+    finish_reason: str | None
+    checksum: bytes
+
+
+class Reader:
+    """Queries over a URL, or over an engine of :func:`store.database.connect`."""
+
+    def __init__(self, source: str | Engine) -> None:
+        self._owned = isinstance(source, str)
+        self.engine = connect(source) if isinstance(source, str) else source
+
+    def close(self) -> None:
+        """Ends the connections, when they are this reader's own."""
+        if self._owned:
+            self.engine.dispose()
+
+    def __enter__(self) -> Reader:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # -- sessions --------------------------------------------------------------------------------
+
+    def session(self, session_id: str) -> SessionRecord:
+        found = self._session(select(sessions).where(sessions.c.id == session_id))
+        if found is None:
+            raise NotFound(f"no session {session_id}")
+        return found
+
+    def session_by_name(self, name: str) -> SessionRecord | None:
+        return self._session(select(sessions).where(sessions.c.name == name))
+
+    def session_by_key_hash(self, key_hash: str) -> SessionRecord | None:
+        return self._session(select(sessions).where(sessions.c.key_hash == key_hash))
+
+    def sessions(
+        self,
+        *,
+        run: str | None = None,
+        group: str | None = None,
+        task: str | None = None,
+        harness: str | None = None,
+        split: str | None = None,
+        outcome: str | None = None,
+        sealed: bool | None = None,
+        since: float | None = None,
+        until: float | None = None,
+        limit: int | None = None,
+        newest_first: bool = False,
+    ) -> Iterator[SessionRecord]:
+        """Sessions in the order of their creation, read page by page.
+
+        ``split`` is the task's; ``since`` and ``until`` bound ``created_at`` (until is exclusive).
+        """
+        query = select(sessions)
+        wanted = {"run_id": run, "group_id": group, "task_id": task, "harness": harness}
+        for column, value in (wanted | {"outcome": outcome}).items():
+            if value is not None:
+                query = query.where(sessions.c[column] == value)
+        if split is not None:
+            query = query.join(tasks, tasks.c.id == sessions.c.task_id)
+            query = query.where(tasks.c.split == split)
+        if sealed is not None:
+            query = query.where(sessions.c.sealed_at.is_not(None) == sealed)
+        if since is not None:
+            query = query.where(sessions.c.created_at >= since)
+        if until is not None:
+            query = query.where(sessions.c.created_at < until)
+        return self._session_pages(query, limit, newest_first)
+
+    def rewards(self, session_id: str) -> list[Reward]:
+        """A session's rewards, oldest first."""
+        query = select(rewards).where(rewards.c.session_id == session_id)
+        return [
+            _reward(row) for row in self._rows(query.order_by(rewards.c.created_at, rewards.c.id))
+        ]
+
+    def reward_names(self) -> list[str]:
+        """Every name that any session was rewarded under."""
+        query = select(rewards.c.name).distinct().order_by(rewards.c.name)
+        return [row.name for row in self._rows(query)]
+
+    # -- calls -----------------------------------------------------------------------------------
+
+    def calls(self, session_id: str) -> list[CallRow]:
+        """A session's calls in the order of their start."""
+        query = select(calls).where(calls.c.session_id == session_id)
+        return [_call(row) for row in self._rows(query.order_by(calls.c.started_at, calls.c.id))]
+
+    def call(self, call_id: str) -> CallRow:
+        row = self._first(select(calls).where(calls.c.id == call_id))
+        if row is None:
+            raise NotFound(f"no call {call_id}")
+        return _call(row)
+
+    def call_counts(self, session_id: str) -> dict[CallStatus, int]:
+        """How many calls of the session stand where."""
+        query = select(calls.c.status, func.count().label("number"))
+        query = query.where(calls.c.session_id == session_id).group_by(calls.c.status)
+        return {CallStatus(row.status): row.number for row in self._rows(query)}
+
+    def body(self, body_id: str) -> bytes:
+        """A request or response body, byte for byte as it was.
+
+        Raises ``ValueError`` when the stored bytes are damaged.
+        """
+        with self.engine.connect() as connection:
+            return stored.body(connection, body_id).data
+
+    # -- tokens ----------------------------------------------------------------------------------
+
+    def spans(self, session_id: str) -> list[Span]:
+        """A session's token spans, in no particular order."""
+        return [row.span for row in self.span_rows(session_id)]
+
+    def span_rows(self, session_id: str) -> list[SpanRow]:
+        """A session's spans with their lengths, choices and checksums, as stored."""
+        return [
+            _span(row) for row in self._rows(select(spans).where(spans.c.session_id == session_id))
+        ]
+
+    def prompt_token_ids(self, call_id: str) -> TokenIds | None:
+        """``uint32[P]`` of a call's prompt; ``None`` when the engine did not tell it.
+
+        Reads one path of the tree, not the session. Raises ``ValueError`` when the path is broken.
+        """
+        call = self.call(call_id)
+        if call.prompt_tokens is None:
+            return None
+        path = select(spans).where(spans.c.id == call.prompt_span_id).cte("path", recursive=True)
+        path = path.union_all(select(spans).join(path, spans.c.id == path.c.parent_id))
+        by_id = {row.id: stored.read_span(row) for row in self._rows(select(path))}
+        pieces: list[TokenIds] = []
+        end, link = call.prompt_tokens, call.prompt_span_id
+        while link is not None and link in by_id:
+            span = by_id[link]
+            if span.start < end:
+                if span.end < end:
+                    break
+                pieces.append(span.token_ids[: end - span.start])
+                end = span.start
+            link = span.parent_id
+        if end or link is not None:
+            raise ValueError(f"the prompt of call {call_id} cannot be read: its path is broken")
+        return np.concatenate(pieces[::-1]) if pieces else np.empty(0, dtype=np.uint32)
+
+    def sampled(self, call_id: str) -> tuple[Choice, ...]:
+        """What a call sampled, choice by choice."""
+        call = self.call(call_id)
+        if call.sampled_tokens is None:
+            return ()
+        query = select(spans).where(
+            spans.c.session_id == call.session_id,
+            spans.c.call_id == call_id,
+            spans.c.choice.is_not(None),
+        )
+        found = [_span(row) for row in self._rows(query.order_by(spans.c.choice))]
+        return tuple(
+            Choice(
+                token_ids=row.span.token_ids,
+                logprobs=_required(row.span.logprobs, row.span.id),
+                versions=row.span.versions,
+                finish_reason=row.finish_reason,
+            )
+            for row in found
+        )
+
+    # -- runs and training -----------------------------------------------------------------------
+
+    def run(self, run_id: str) -> RunRecord:
+        row = self._first(select(runs).where(runs.c.id == run_id))
+        if row is None:
+            raise NotFound(f"no run {run_id}")
+        return RunRecord(**row._mapping)
+
+    def runs(self, kind: str | None = None) -> list[RunRecord]:
+        """Runs, oldest first."""
+        query = select(runs).order_by(runs.c.started_at, runs.c.id)
+        if kind is not None:
+            query = query.where(runs.c.kind == kind)
+        return [RunRecord(**row._mapping) for row in self._rows(query)]
+
+    def task(self, task_id: str) -> TaskRecord:
+        row = self._first(select(tasks).where(tasks.c.id == task_id))
+        if row is None:
+            raise NotFound(f"no task {task_id}")
+        return TaskRecord(**row._mapping)
+
+    def tasks(self, suite: str | None = None, split: str | None = None) -> list[TaskRecord]:
+        """Tasks by suite and split, in the order of their identifiers."""
+        query = select(tasks).order_by(tasks.c.id)
+        if suite is not None:
+            query = query.where(tasks.c.suite == suite)
+        if split is not None:
+            query = query.where(tasks.c.split == split)
+        return [TaskRecord(**row._mapping) for row in self._rows(query)]
+
+    def policies(self, run_id: str) -> list[PolicyRecord]:
+        """The policy versions that a run has published, oldest first."""
+        query = select(policies).where(policies.c.run_id == run_id).order_by(policies.c.version)
+        return [PolicyRecord(**row._mapping) for row in self._rows(query)]
+
+    def metrics(self, run_id: str, name: str | None = None) -> list[Metric]:
+        """A run's numbers by step; NaN where a value was not a number."""
+        query = select(metrics).where(metrics.c.run_id == run_id)
+        if name is not None:
+            query = query.where(metrics.c.name == name)
+        ordered = query.order_by(metrics.c.step, metrics.c.name)
+        return [
+            Metric(r.run_id, r.step, r.name, math.nan if r.value is None else r.value, r.at)
+            for r in self._rows(ordered)
+        ]
+
+    # -- plumbing --------------------------------------------------------------------------------
+
+    def _rows(self, query: Select[Any]) -> Sequence[Row[Any]]:
+        with self.engine.connect() as connection:
+            return connection.execute(query).all()
+
+    def _first(self, query: Select[Any]) -> Row[Any] | None:
+        with self.engine.connect() as connection:
+            return connection.execute(query).first()
+
+    def _session(self, query: Select[Any]) -> SessionRecord | None:
+        row = self._first(query)
+        return None if row is None else _session(row)
+
+    def _session_pages(
+        self, query: Select[Any], limit: int | None, newest_first: bool
+    ) -> Iterator[SessionRecord]:
+        created, identifier = sessions.c.created_at, sessions.c.id
+        order = (created.desc(), identifier.desc()) if newest_first else (created, identifier)
+        left, last = limit, None
+        while left is None or left > 0:
+            size = _PAGE if left is None else min(left, _PAGE)
+            page = query.order_by(*order).limit(size)
+            if last is not None:
+                page = page.where(_after(last, newest_first))
+            rows = self._rows(page)
+            for row in rows:
+                yield _session(row)
+            if len(rows) < size:
+                return
+            left = None if left is None else left - size
+            last = rows[-1]
+
+
+def _after(last: Row[Any], newest_first: bool) -> Any:
+    created, identifier = sessions.c.created_at, sessions.c.id
+    if newest_first:
+        return (created < last.created_at) | ((created == last.created_at) & (identifier < last.id))
+    return (created > last.created_at) | ((created == last.created_at) & (identifier > last.id))
+
+
+def _session(row: Row[Any]) -> SessionRecord:
+    columns = dict(row._mapping)
+    return SessionRecord(**columns | {"continuation": Continuation(row.continuation)})
+
+
+def _reward(row: Row[Any]) -> Reward:
+    return Reward(**{name: value for name, value in row._mapping.items() if name != "id"})
+
+
+def _call(row: Row[Any]) -> CallRow:
+    columns = dict(row._mapping)
+    columns["kind"] = CallKind(row.kind)
+    columns["status"] = CallStatus(row.status)
+    columns["break_reason"] = None if row.break_reason is None else BreakReason(row.break_reason)
+    columns["conversation"] = unpack_json(row.conversation)
+    columns["notes"] = tuple(Note(note["name"], note["detail"]) for note in row.notes)
+    return CallRow(**columns)
+
+
+def _span(row: Row[Any]) -> SpanRow:
+    return SpanRow(
+        span=stored.read_span(row),
+        length=row.length,
+        choice=row.choice,
+        finish_reason=row.finish_reason,
+        checksum=row.checksum,
+    )
+
+
+def _required(logprobs: Any, span_id: str) -> Any:
+    if logprobs is None:
+        raise ValueError(f"sampled span {span_id} has no logprobs")
+    return logprobs

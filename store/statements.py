@@ -1,0 +1,74 @@
+"""The statements of every call, compiled once and run by the driver's own ``executemany``.
+
+SQLAlchemy's parameter processing costs about as much as SQLite's work on the same row; the rows of
+``store/rows.py`` need none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from operator import itemgetter
+from typing import Any
+
+from sqlalchemy import Connection, Dialect, Executable, bindparam, insert, update
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.dialects.postgresql import psycopg
+
+from store.rows import END_COLUMNS
+from store.schema import bodies, calls, spans
+
+
+@dataclass(frozen=True, slots=True)
+class Statement:
+    """SQL text and the order of its parameters."""
+
+    sql: str
+    names: tuple[str, ...]
+
+    def run(self, connection: Connection, rows: Sequence[dict[str, Any]]) -> int:
+        """Executes for all rows; returns how many rows of the database were affected."""
+        if not rows:
+            return 0
+        values = itemgetter(*self.names)
+        return connection.exec_driver_sql(self.sql, [values(row) for row in rows]).rowcount
+
+
+@dataclass(frozen=True, slots=True)
+class Statements:
+    """What a call costs the database."""
+
+    add_bodies: Statement
+    begin_calls: Statement
+    add_spans: Statement
+    end_calls: Statement
+
+
+@cache
+def statements(backend: str) -> Statements:
+    """The statements for ``sqlite`` or ``postgresql``."""
+    dialect: Dialect
+    add_bodies: Executable
+    if backend == "postgresql":
+        dialect = psycopg.dialect(paramstyle="format")  # type: ignore[no-untyped-call]
+        add_bodies = postgresql.insert(bodies).on_conflict_do_nothing()
+    else:
+        dialect = sqlite.dialect(paramstyle="qmark")
+        add_bodies = sqlite.insert(bodies).on_conflict_do_nothing()
+    end_calls = (
+        update(calls)
+        .where(calls.c.id == bindparam("_id"))
+        .values({name: bindparam(name) for name in END_COLUMNS})
+    )
+    return Statements(
+        add_bodies=_compile(add_bodies, dialect),
+        begin_calls=_compile(insert(calls), dialect),
+        add_spans=_compile(insert(spans), dialect),
+        end_calls=_compile(end_calls, dialect),
+    )
+
+
+def _compile(statement: Executable, dialect: Dialect) -> Statement:
+    compiled: Any = statement.compile(dialect=dialect)  # type: ignore[attr-defined]
+    return Statement(str(compiled), tuple(compiled.positiontup))

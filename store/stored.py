@@ -1,0 +1,82 @@
+"""Rows read back as the values they were written from, for the writer and the readers alike."""
+
+from __future__ import annotations
+
+import numpy as np
+from sqlalchemy import Connection, Row, select
+
+from store.bodies import Body, BodyRow, decode
+from store.cache import SessionState
+from store.errors import NotFound
+from store.packing import checksum, unpack_ids, unpack_logprobs
+from store.records import Span, SpanKind, VersionRun
+from store.schema import bodies, calls, spans
+from store.tree import TokenTree
+
+
+def span_checksum(span: Span) -> bytes:
+    """8 bytes over everything that a span says: its place, its tokens, logprobs and versions."""
+    place = f"{span.id}|{span.session_id}|{span.call_id}|{span.parent_id}|{span.start}|{span.kind}"
+    versions = ";".join(f"{run.start}:{run.version}" for run in span.versions)
+    logprobs = b"" if span.logprobs is None else _little(span.logprobs, "<f4")
+    return checksum(place.encode(), versions.encode(), _little(span.token_ids, "<u4"), logprobs)
+
+
+def read_span(row: Row[tuple[object, ...]]) -> Span:
+    """A row of ``spans`` with all its columns."""
+    return Span(
+        id=row.id,
+        session_id=row.session_id,
+        call_id=row.call_id,
+        parent_id=row.parent_id,
+        start=row.start,
+        kind=SpanKind(row.kind),
+        token_ids=unpack_ids(row.token_ids),
+        logprobs=None if row.logprobs is None else unpack_logprobs(row.logprobs),
+        versions=tuple(VersionRun(start, version) for start, version in row.versions),
+    )
+
+
+def token_tree(connection: Connection, session_id: str) -> TokenTree:
+    """The session's tree as the database has it."""
+    rows = connection.execute(select(spans).where(spans.c.session_id == session_id))
+    return TokenTree(session_id, map(read_span, rows))
+
+
+def state(connection: Connection, session_id: str) -> SessionState:
+    """What a writer needs to go on with a session that it does not remember."""
+    loaded = SessionState(token_tree(connection, session_id))
+    latest = connection.execute(
+        select(calls.c.id, calls.c.request_body_id)
+        .where(calls.c.session_id == session_id)
+        .order_by(calls.c.started_at.desc())
+        .limit(1)
+    ).first()
+    if latest is not None and latest.request_body_id is not None:
+        loaded.remember_request(latest.id, body(connection, latest.request_body_id))
+    return loaded
+
+
+def body(connection: Connection, body_id: str) -> Body:
+    """A body by its identifier. Raises :class:`NotFound`, and ``ValueError`` when it is damaged."""
+    chain = body_chain(connection, body_id)
+    return Body(body_id, decode(chain), chain[-1].depth)
+
+
+def body_chain(connection: Connection, body_id: str) -> list[BodyRow]:
+    """The rows that a body is spliced from, the whole one first."""
+    links = select(bodies).where(bodies.c.id == body_id).cte("links", recursive=True)
+    links = links.union_all(select(bodies).join(links, bodies.c.id == links.c.base_id))
+    rows = {row.id: BodyRow(**row._mapping) for row in connection.execute(select(links))}
+    if body_id not in rows:
+        raise NotFound(f"no body {body_id}")
+    chain: list[BodyRow] = []
+    link: str | None = body_id
+    while link is not None and link in rows:
+        chain.append(rows[link])
+        link = rows[link].base_id
+    return chain[::-1]
+
+
+def _little(values: object, dtype: str) -> bytes:
+    return np.ascontiguousarray(values, dtype=dtype).tobytes()

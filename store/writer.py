@@ -1,0 +1,427 @@
+"""The one writer of a process: a queue, a thread, and a transaction for all that is queued.
+
+Callers hand over records and wait for the commit; while one transaction is written the next batch
+gathers, so that the disk is waited for once per batch and not once per call (group commit).
+
+- A call's end may always be queued: there are never more of them than calls that were let in.
+  Everything else is turned away with :class:`StoreBusy` when ``queue_limit`` records wait.
+- A record that the database refuses fails alone: its batch is written again one by one.
+- A locked database or a lost connection is tried again for ``patience`` seconds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import sqlite3
+import threading
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+from sqlalchemy import Connection, select
+from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
+
+from store import liveness
+from store.batch import Batch, Patch, Record
+from store.cache import SessionCache
+from store.database import Synchronous, connect, transaction
+from store.errors import RecordRejected, StoreBusy, StoreClosed, StoreUnavailable
+from store.records import (
+    CallBegun,
+    CallEnded,
+    Metric,
+    PolicyRecord,
+    Reward,
+    RunRecord,
+    SessionRecord,
+    TaskRecord,
+)
+from store.schema import sessions, writers
+
+log = logging.getLogger("bridle.store")
+
+_MAX_BATCH = 2048
+"""Records per transaction: enough to fill it, few enough that nobody waits for seconds."""
+
+_DISK_FULL = "53100"
+"""PostgreSQL's SQLSTATE."""
+
+
+@dataclass(slots=True)
+class WriterStats:
+    """Counters since the start, for ``/metrics``."""
+
+    transactions: int = 0
+    """Committed transactions that carried records."""
+    records: int = 0
+    rejected: int = 0
+    """Records that the database refused."""
+    failed: int = 0
+    """Records lost to a database that could not be written."""
+    retries: int = 0
+    """Transactions tried again."""
+    interrupted: int = 0
+    """Calls found open whose process had died."""
+
+
+@dataclass(slots=True, eq=False)
+class _Job:
+    records: Sequence[Record]
+    """Committed together or not at all."""
+    done: asyncio.Future[None] | Future[None] | None = None
+
+
+@dataclass(slots=True)
+class _Outcome:
+    job: _Job
+    error: StoreUnavailable | None = field(default=None)
+
+
+class Writer:
+    """Writes records to ``url``; see the module for how. Start it, or use it as a context manager.
+
+    The schema must be current (:func:`store.database.migrate`). Methods that are ``async`` return
+    after the commit; those ending in ``_sync``, and those for runs and training, block until then
+    and are for threads without an event loop. All raise :class:`StoreUnavailable` when the record
+    is not in the store; cancelling a wait does not take the record back.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        synchronous: Synchronous = "NORMAL",
+        queue_limit: int = 20_000,
+        patience: float = 30.0,
+        lease: float = 30.0,
+        cache_bytes: int = 256 << 20,
+    ) -> None:
+        self.stats = WriterStats()
+        self._engine = connect(url, synchronous=synchronous)
+        self._queue_limit = queue_limit
+        self._patience = patience
+        self._lease = lease
+        self._cache = SessionCache(cache_bytes)
+        self._parents: dict[str, str | None] = {}
+        """Parent call of each call that is open in this process."""
+        self._queue: deque[_Job] = deque()
+        self._wake = threading.Condition()
+        self._running = False
+        self._number = 0
+        self._writer_id = ""
+        self._thread = threading.Thread(target=self._run, name="store-writer", daemon=True)
+
+    def start(self) -> Self:
+        """Registers this process, marks what dead ones left open, and starts to write."""
+        with transaction(self._engine) as connection:
+            self._writer_id = liveness.register(connection, self._lease)
+        self.mark_interrupted()
+        self._running = True
+        self._thread.start()
+        return self
+
+    def close(self) -> None:
+        """Writes what is queued, marks the calls that are still open, and stops."""
+        with self._wake:
+            if not self._running:
+                return
+            self._running = False
+            self._wake.notify()
+        self._thread.join()
+        try:
+            with transaction(self._engine) as connection:
+                liveness.retire(connection, self._writer_id)
+        except DBAPIError as error:
+            log.warning("store_retire_failed: %s", error.orig)
+        self._engine.dispose()
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def waiting(self) -> int:
+        """Records that are queued and not yet in a transaction."""
+        return len(self._queue)
+
+    def mark_interrupted(self) -> int:
+        """Marks calls that died with their process as interrupted; returns how many.
+
+        Done at the start and with every renewal of the lease; calls of other living processes are
+        left alone (``store/liveness.py``).
+        """
+        with transaction(self._engine) as connection:
+            found = liveness.interrupt_orphans(connection)
+        self.stats.interrupted += found
+        return found
+
+    # -- calls -----------------------------------------------------------------------------------
+
+    def begin_call(self, begun: CallBegun) -> None:
+        """Queues the beginning of a call. Raises :class:`StoreBusy` when the queue is full."""
+        self._put(_Job((begun,)))
+
+    async def end_call(self, ended: CallEnded) -> None:
+        """Returns once the call is committed: then the client may see its terminal event.
+
+        Raises :class:`StoreUnavailable` (:class:`RecordRejected` when it is this call's fault).
+        """
+        await self._commit(ended, refuse=False)
+
+    def end_call_sync(self, ended: CallEnded) -> None:
+        """:meth:`end_call` for a thread."""
+        self._commit_sync(ended, refuse=False)
+
+    async def override_call(self, call_id: str, **fields: Any) -> None:
+        """Sets columns of a recorded call by hand (``kind``, ``role``)."""
+        await self._commit(Patch("calls", call_id, fields))
+
+    # -- sessions and rewards --------------------------------------------------------------------
+
+    async def create_session(self, session: SessionRecord) -> None:
+        """Adds a session. Raises :class:`RecordRejected` when its id, name or key is taken."""
+        await self._commit(session)
+
+    def create_session_sync(self, session: SessionRecord) -> None:
+        """:meth:`create_session` for a thread."""
+        self._commit_sync(session)
+
+    async def update_session(self, session_id: str, **fields: Any) -> None:
+        """Sets columns of a session, such as ``sealed_at`` and ``outcome``."""
+        await self._commit(_session_patch(session_id, fields))
+
+    def update_session_sync(self, session_id: str, **fields: Any) -> None:
+        """:meth:`update_session` for a thread."""
+        self._commit_sync(_session_patch(session_id, fields))
+
+    async def add_reward(self, reward: Reward) -> None:
+        """Adds a reward; several of one name may exist, the latest counts.
+
+        Raises ``ValueError`` for a value that is not a finite number.
+        """
+        await self._commit(_finite(reward))
+
+    def add_reward_sync(self, reward: Reward) -> None:
+        """:meth:`add_reward` for a thread."""
+        self._commit_sync(_finite(reward))
+
+    # -- runs and training, for threads ----------------------------------------------------------
+
+    def create_run(self, run: RunRecord) -> None:
+        self._commit_sync(run)
+
+    def finish_run(self, run_id: str, status: str, ended_at: float | None = None) -> None:
+        """Notes how a run ended: ``completed``, ``failed``, ``stopped``."""
+        fields = {"status": status, "ended_at": time.time() if ended_at is None else ended_at}
+        self._commit_sync(Patch("runs", run_id, fields))
+
+    def upsert_task(self, *tasks: TaskRecord) -> None:
+        """Adds tasks, or renews those of the same id, in one transaction."""
+        self._commit_sync(*tasks)
+
+    def record_policy(self, policy: PolicyRecord) -> None:
+        """Adds a published policy version, or what became known of it since."""
+        self._commit_sync(policy)
+
+    def record_metrics(
+        self, run_id: str, step: int, values: Mapping[str, float], at: float | None = None
+    ) -> None:
+        """Adds a step's numbers in one transaction; a later value of the same name replaces."""
+        now = time.time() if at is None else at
+        self._commit_sync(
+            *(Metric(run_id, step, name, float(v), now) for name, v in values.items())
+        )
+
+    # -- the queue -------------------------------------------------------------------------------
+
+    def _put(self, job: _Job, refuse: bool = True) -> None:
+        with self._wake:
+            if not self._running:
+                raise StoreClosed("the store's writer is not running")
+            if refuse and len(self._queue) >= self._queue_limit:
+                raise StoreBusy(f"{len(self._queue)} records wait to be written")
+            self._queue.append(job)
+            if len(self._queue) == 1:
+                self._wake.notify()
+
+    async def _commit(self, *records: Record, refuse: bool = True) -> None:
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._put(_Job(records, done), refuse)
+        await done
+
+    def _commit_sync(self, *records: Record, refuse: bool = True) -> None:
+        if not records:
+            return
+        done: Future[None] = Future()
+        self._put(_Job(records, done), refuse)
+        done.result()
+
+    def _take(self, until: float) -> list[_Job]:
+        """What is queued, as soon as there is any; empty at ``until`` or when closing."""
+        with self._wake:
+            while not self._queue and self._running:
+                if not self._wake.wait(max(0.0, until - time.monotonic())):
+                    return []
+            count = min(len(self._queue), _MAX_BATCH)
+            return [self._queue.popleft() for _ in range(count)]
+
+    # -- the thread ------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        beat = time.monotonic() + self._lease / 3
+        while True:
+            jobs = self._take(beat)
+            if jobs:
+                self._deliver(self._write(jobs))
+            elif not self._running:
+                return
+            if time.monotonic() >= beat:
+                self._renew()
+                beat = time.monotonic() + self._lease / 3
+
+    def _renew(self) -> None:
+        try:
+            with transaction(self._engine) as connection:
+                self._sign(connection)
+            self.mark_interrupted()
+        except DBAPIError as error:
+            log.warning("store_lease_not_renewed: %s", error.orig)
+
+    def _write(self, jobs: Sequence[_Job]) -> list[_Outcome]:
+        try:
+            self._attempt(jobs)
+            return [_Outcome(job) for job in jobs]
+        except StoreUnavailable as error:
+            if not isinstance(error, RecordRejected):
+                self.stats.failed += len(jobs)
+                return [_Outcome(job, error) for job in jobs]
+            if len(jobs) == 1:
+                return [self._reject(jobs[0], error)]
+        return [outcome for job in jobs for outcome in self._write([job])]
+
+    def _reject(self, job: _Job, error: StoreUnavailable) -> _Outcome:
+        self.stats.rejected += 1
+        log.error("store_record_rejected: %s: %s", type(job.records[0]).__name__, error)
+        return _Outcome(job, error)
+
+    def _attempt(self, jobs: Sequence[_Job]) -> None:
+        """Commits the jobs in one transaction, waiting for a database that is busy or away.
+
+        Raises :class:`RecordRejected` when a record is at fault, else :class:`StoreUnavailable`.
+        """
+        deadline, pause = time.monotonic() + self._patience, 0.01
+        self._number += 1
+        while True:
+            try:
+                self._write_once(jobs)
+                return
+            except (OperationalError, InterfaceError) as error:
+                if self._committed():
+                    return
+                if not _may_pass(error) or time.monotonic() > deadline:
+                    raise StoreUnavailable(f"the store cannot be written: {error.orig}") from error
+                self.stats.retries += 1
+                time.sleep(pause)
+                pause = min(1.0, pause * 2)
+
+    def _write_once(self, jobs: Sequence[_Job]) -> None:
+        batch: Batch | None = None
+        try:
+            with transaction(self._engine) as connection:
+                self._sign(connection)
+                batch = Batch(connection, self._cache, self._writer_id, self._parents)
+                for job in jobs:
+                    for record in job.records:
+                        batch.add(record)
+                batch.write()
+        except (OperationalError, InterfaceError):
+            if batch is not None:
+                batch.undo()
+            raise
+        except Exception as error:
+            if batch is not None:
+                batch.undo()
+            raise RecordRejected(_cause(error)) from error
+        self._parents.update(batch.begun)
+        for call_id in batch.ended:
+            self._parents.pop(call_id, None)
+        batch.settle()
+        self.stats.transactions += 1
+        self.stats.records += sum(len(job.records) for job in jobs)
+
+    def _sign(self, connection: Connection) -> None:
+        """Renews the lease and numbers the transaction, so that its commit can be proved."""
+        values = {"now": time.time(), "number": self._number}
+        if connection.execute(liveness.RENEW, {"writer": self._writer_id, **values}).rowcount == 0:
+            self._writer_id = liveness.register(connection, self._lease)
+            connection.execute(liveness.RENEW, {"writer": self._writer_id, **values})
+
+    def _committed(self) -> bool:
+        """Whether the last transaction is in the database although its commit was not confirmed."""
+        try:
+            with self._engine.connect() as connection:
+                query = select(writers.c.batch).where(writers.c.id == self._writer_id)
+                return connection.execute(query).scalar() == self._number
+        except DBAPIError:
+            return False
+
+    @staticmethod
+    def _deliver(outcomes: Sequence[_Outcome]) -> None:
+        """Tells the waiters: threads one by one, each event loop once for all of its own."""
+        by_loop: dict[asyncio.AbstractEventLoop, list[_Outcome]] = {}
+        for outcome in outcomes:
+            done = outcome.job.done
+            if isinstance(done, Future):
+                _settle(done, outcome.error)
+            elif done is not None:
+                by_loop.setdefault(done.get_loop(), []).append(outcome)
+        for loop, own in by_loop.items():
+            try:
+                loop.call_soon_threadsafe(_settle_all, own)
+            except RuntimeError:
+                log.warning("store_waiters_gone: %d records committed for a closed loop", len(own))
+
+
+def _settle_all(outcomes: Sequence[_Outcome]) -> None:
+    for outcome in outcomes:
+        if outcome.job.done is not None and not outcome.job.done.done():
+            _settle(outcome.job.done, outcome.error)
+
+
+def _settle(done: asyncio.Future[None] | Future[None], error: StoreUnavailable | None) -> None:
+    if error is None:
+        done.set_result(None)
+    else:
+        done.set_exception(error)
+
+
+def _session_patch(session_id: str, fields: Mapping[str, Any]) -> Patch:
+    unknown = sorted(fields.keys() - sessions.c.keys())
+    if unknown:
+        raise TypeError(f"sessions have no {', '.join(unknown)}")
+    return Patch("sessions", session_id, fields)
+
+
+def _finite(reward: Reward) -> Reward:
+    if not math.isfinite(reward.value):
+        raise ValueError(f"reward {reward.name} must be a finite number, not {reward.value}")
+    return reward
+
+
+def _may_pass(error: DBAPIError) -> bool:
+    """Whether trying again can help: a lock, a deadlock or a lost server, not a full disk."""
+    text = str(error.orig)
+    if isinstance(error.orig, sqlite3.Error):
+        return "locked" in text or "busy" in text
+    return getattr(error.orig, "sqlstate", None) != _DISK_FULL
+
+
+def _cause(error: Exception) -> str:
+    return str(error.orig) if isinstance(error, DBAPIError) else f"{type(error).__name__}: {error}"

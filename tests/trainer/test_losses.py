@@ -1,0 +1,147 @@
+"""Losses against values computed by hand and against naive loops."""
+
+import math
+
+import pytest
+import torch
+
+from trainer.config import LossConfig
+from trainer.losses import LossStats, TokenTerms, importance_weights, k3, policy_loss
+
+
+def terms(
+    ratios,
+    advantages,
+    *,
+    weights=None,
+    behaviour_ratios=None,
+    branches=None,
+    reference=None,
+    old=-1.0,
+):
+    """Tokens with π/π_old = ``ratios`` and π_old/μ = ``behaviour_ratios``."""
+    size = len(ratios)
+    old_logprobs = torch.full((size,), old, dtype=torch.float64)
+    behaviour = old_logprobs - torch.tensor(behaviour_ratios or [1.0] * size).double().log()
+    return TokenTerms(
+        logprobs=(old_logprobs + torch.tensor(ratios).double().log()).requires_grad_(),
+        old_logprobs=old_logprobs,
+        behaviour_logprobs=behaviour,
+        advantages=torch.tensor(advantages).double(),
+        weights=torch.tensor(weights or [1.0] * size).double(),
+        branches=torch.tensor(branches or [0] * size),
+        reference_logprobs=None if reference is None else torch.tensor(reference).double(),
+    )
+
+
+def gradient(batch, config):
+    loss, stats = policy_loss(batch, config)
+    loss.backward()
+    return loss.item(), batch.logprobs.grad.tolist(), stats
+
+
+PLAIN = LossConfig(clip_low=0.2, clip_high=0.3, importance_cap=None)
+
+
+@pytest.mark.parametrize(
+    ("ratio", "advantage", "loss", "slope"),
+    [
+        # d/dlogπ of r A is r A where the clip does not bind, and 0 where it does.
+        (1.0, 2.0, -2.0, -2.0),
+        (1.2, 2.0, -2.4, -2.4),
+        (1.5, 2.0, -2.6, 0.0),  # good token already 30% likelier: bounded
+        (0.5, 2.0, -1.0, -1.0),  # good token that became rarer: pulled back up
+        (0.5, -2.0, 1.6, 0.0),  # bad token already 20% rarer: bounded
+        (1.5, -2.0, 3.0, 3.0),  # bad token that became likelier: pushed down
+    ],
+)
+def test_the_clipped_loss_equals_the_table(ratio, advantage, loss, slope):
+    found, grads, stats = gradient(terms([ratio], [advantage]), PLAIN)
+    assert found == pytest.approx(loss)
+    assert grads[0] == pytest.approx(slope)
+    assert stats.clipped == (1.0 if slope == 0 else 0.0)
+
+
+def test_clip_higher_lets_rare_good_tokens_rise_further_than_bad_ones_fall():
+    config = LossConfig(clip_low=0.1, clip_high=1.0, importance_cap=None)
+    _, grads, _ = gradient(terms([1.9, 0.5], [1.0, -1.0]), config)
+    assert grads == pytest.approx([-1.9, 0.0])
+
+
+def test_gspo_uses_the_geometric_mean_ratio_of_each_branch():
+    config = LossConfig(name="gspo", clip_low=0.3, clip_high=0.3, importance_cap=None)
+    ratios, branches, advantages = [1.1, 1.3, 0.4], [7, 7, 3], [1.0, 1.0, -1.0]
+    loss, grads, stats = gradient(
+        terms(ratios, advantages, branches=branches, weights=[0.5, 0.5, 1.0]), config
+    )
+    s = math.sqrt(1.1 * 1.3)
+    # Branch 3 has s = 0.4 < 0.7 and a negative advantage, so it is bounded at 0.7 and has no slope.
+    assert loss == pytest.approx(-s * 1.0 + 0.7)
+    assert grads == pytest.approx([-s / 2, -s / 2, 0.0])
+    assert stats.clipped == 1.0
+
+
+def test_cispo_keeps_a_bounded_gradient_on_clipped_tokens():
+    config = LossConfig(name="cispo", clip_low=0.2, clip_high=0.3, importance_cap=None)
+    loss, grads, stats = gradient(terms([1.5, 0.5, 1.1], [2.0, -1.0, 1.0]), config)
+    logprobs = [-1 + math.log(r) for r in (1.5, 0.5, 1.1)]
+    assert loss == pytest.approx(-1.3 * 2 * logprobs[0] + 0.8 * logprobs[1] - 1.1 * logprobs[2])
+    assert grads == pytest.approx([-2.6, 0.8, -1.1])
+    assert stats.clipped == 2.0
+
+
+def test_importance_weights_correct_for_the_engine_and_are_capped():
+    config = LossConfig(importance_cap=2.0)
+    _, grads, stats = gradient(
+        terms([1.0] * 3, [1.0] * 3, behaviour_ratios=[0.5, 1.5, 9.0]), config
+    )
+    assert grads == pytest.approx([-0.5, -1.5, -2.0])
+    assert stats.importance_capped == 1.0
+    assert stats.mean("importance") == pytest.approx((0.5 + 1.5 + 2.0) / 3)
+
+
+def test_importance_weights_carry_no_gradient():
+    old = torch.zeros(2, requires_grad=True)
+    assert not importance_weights(old, torch.zeros(2), 2.0).requires_grad
+
+
+def test_the_kl_penalty_pulls_towards_the_reference():
+    config = LossConfig(importance_cap=None, kl_coefficient=0.5)
+    loss, grads, stats = gradient(terms([1.0], [0.0], reference=[-0.4]), config)
+    expected = math.exp(0.6) - 1 - 0.6
+    assert loss == pytest.approx(0.5 * expected)
+    assert grads[0] == pytest.approx(0.5 * (1 - math.exp(0.6)))
+    assert stats.kl_reference == pytest.approx(expected)
+
+
+def test_k3_is_unbiased_for_the_divergence():
+    p = torch.tensor([0.7, 0.2, 0.1], dtype=torch.float64)
+    q = torch.tensor([0.3, 0.3, 0.4], dtype=torch.float64)
+    exact = (p * (p / q).log()).sum()
+    assert (p * k3(p.log(), q.log())).sum().item() == pytest.approx(exact.item())
+
+
+def test_the_batch_loss_is_the_weighted_sum_over_tokens():
+    weights = [0.1, 0.2, 0.3]
+    loss, grads, _ = gradient(terms([1.0] * 3, [1.0, -2.0, 3.0], weights=weights), PLAIN)
+    assert loss == pytest.approx(-0.1 + 0.4 - 0.9)
+    assert grads == pytest.approx([-0.1, 0.4, -0.9])
+
+
+def test_at_ratio_one_every_loss_has_the_policy_gradient():
+    for name in ("clip", "gspo", "cispo"):
+        # GSPO spreads a branch's weight evenly, so the branch's weights are even here too.
+        _, grads, _ = gradient(
+            terms([1.0] * 3, [2.0, 2.0, -1.0], branches=[0, 0, 1], weights=[0.25, 0.25, 0.5]),
+            LossConfig(name=name),
+        )
+        assert grads == pytest.approx([-0.5, -0.5, 0.5]), name
+
+
+def test_stats_of_packs_add_up_to_those_of_the_batch():
+    whole = terms([1.5, 0.5, 1.1, 0.9], [1.0, -1.0, 1.0, -1.0])
+    parts = [terms([1.5, 0.5], [1.0, -1.0]), terms([1.1, 0.9], [1.0, -1.0])]
+    _, expected = policy_loss(whole, PLAIN)
+    summed = sum((policy_loss(part, PLAIN)[1] for part in parts), LossStats())
+    for name in ("tokens", "loss", "clipped", "ratio", "kl_old", "importance"):
+        assert getattr(summed, name) == pytest.approx(getattr(expected, name)), name

@@ -1,0 +1,128 @@
+"""From training items to the packs of one optimizer update, with all that their loss needs."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from trainer.config import GrpoConfig
+from trainer.losses import TokenTerms
+from trainer.model import TokenScores, score_pack
+from trainer.packing import Pack, make_packs
+from trainer.prepare import TrainItem
+from trainer.weighting import branch_token_weights
+
+
+@dataclass(frozen=True, slots=True)
+class TrainPack:
+    """A pack and, for each of its ``M`` targets, what its loss needs besides the policy."""
+
+    pack: Pack
+    advantages: Tensor
+    """``float32[M]``"""
+    weights: Tensor
+    """``float32[M]``; over the packs of a minibatch they are those of one loss."""
+    behaviour_logprobs: Tensor
+    """``float32[M]``: the engine's."""
+    versions: Tensor
+    """``int64[M]``"""
+    old_logprobs: Tensor | None = None
+    """``float32[M]``: this policy's before the step's first update; ``None``: not yet changed."""
+    reference_logprobs: Tensor | None = None
+
+
+def deal_minibatches(
+    items: Sequence[TrainItem], minibatches: int, seed: Sequence[int]
+) -> list[list[TrainItem]]:
+    """Deal whole groups into at most ``minibatches`` parts of similar size, by ``seed``."""
+    groups: dict[Hashable, list[TrainItem]] = {}
+    for item in items:
+        groups.setdefault(item.group, []).append(item)
+    shuffled = list(groups.values())
+    np.random.default_rng(list(seed)).shuffle(shuffled)
+    parts: list[list[TrainItem]] = [[] for _ in range(min(minibatches, len(shuffled)))]
+    for group in shuffled:
+        min(parts, key=len).extend(group)
+    return parts
+
+
+def pack_minibatch(items: Sequence[TrainItem], config: GrpoConfig) -> list[TrainPack]:
+    """The packs of one optimizer update; the branches of a session stay together."""
+    units: dict[int, list[int]] = {}
+    for index, item in enumerate(items):
+        units.setdefault(item.session, []).append(index)
+    packs = make_packs([item.sample for item in items], list(units.values()), config.packing)
+    _, sessions = np.unique([item.session for item in items], return_inverse=True)
+    weights = branch_token_weights(
+        np.asarray([int(item.sample.mask.sum()) for item in items]),
+        np.asarray([item.sample.weight for item in items]),
+        sessions,
+        config.loss.weighting,
+        config.loss.constant_tokens,
+    )
+    advantages = np.asarray([item.advantage for item in items])
+    return [_train_pack(pack, items, advantages, weights) for pack in packs]
+
+
+def _train_pack(
+    pack: Pack,
+    items: Sequence[TrainItem],
+    advantages: NDArray[np.float64],
+    weights: NDArray[np.float64],
+) -> TrainPack:
+    behaviour = np.empty(len(pack.samples), dtype=np.float32)
+    versions = np.empty(len(pack.samples), dtype=np.int64)
+    for index in np.unique(pack.samples):
+        here = pack.samples == index
+        behaviour[here] = items[index].sample.logprobs[pack.offsets[here]]
+        versions[here] = items[index].sample.versions[pack.offsets[here]]
+    return TrainPack(
+        pack=pack,
+        advantages=torch.from_numpy(advantages[pack.samples]).float(),
+        weights=torch.from_numpy(weights[pack.samples]).float(),
+        behaviour_logprobs=torch.from_numpy(behaviour),
+        versions=torch.from_numpy(versions),
+    )
+
+
+def with_old_logprobs(
+    model: nn.Module, packs: Sequence[TrainPack], block_tokens: int
+) -> list[TrainPack]:
+    """The packs with the policy's present logprobs, to be compared with after it has changed."""
+    return [replace(pack, old_logprobs=_frozen(model, pack, block_tokens)) for pack in packs]
+
+
+def with_reference_logprobs(
+    reference: nn.Module, packs: Sequence[TrainPack], block_tokens: int
+) -> list[TrainPack]:
+    """The packs with the reference policy's logprobs, for the KL penalty."""
+    return [
+        replace(pack, reference_logprobs=_frozen(reference, pack, block_tokens)) for pack in packs
+    ]
+
+
+@torch.no_grad()
+def _frozen(model: nn.Module, pack: TrainPack, block_tokens: int) -> Tensor:
+    return score_pack(model, pack.pack, block_tokens=block_tokens).logprobs
+
+
+def loss_terms(pack: TrainPack, scores: TokenScores) -> TokenTerms:
+    """Bring a pack's numbers and the policy's scores together, on the policy's device and dtype."""
+    like = scores.logprobs
+    old = scores.logprobs.detach() if pack.old_logprobs is None else pack.old_logprobs
+    return TokenTerms(
+        logprobs=scores.logprobs,
+        old_logprobs=old.to(like),
+        behaviour_logprobs=pack.behaviour_logprobs.to(like),
+        advantages=pack.advantages.to(like),
+        weights=pack.weights.to(like),
+        branches=torch.from_numpy(pack.pack.samples).to(like.device),
+        reference_logprobs=None
+        if pack.reference_logprobs is None
+        else pack.reference_logprobs.to(like),
+    )

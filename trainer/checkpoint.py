@@ -1,0 +1,116 @@
+"""Checkpoints from which training goes on exactly as if it had not stopped.
+
+``DIRECTORY/step-00000012/`` holds ``policy/`` (a model directory like any other) and
+``trainer.pt`` (optimizer, random number generators, step and version). A checkpoint appears by one
+rename after its files have reached the disk, so one that is there is whole.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import torch
+from safetensors.torch import load_model
+from torch import nn
+from torch.optim import Optimizer
+
+from trainer.durable import atomic_directory
+from trainer.model import save_policy
+
+POLICY_DIRECTORY: Final = "policy"
+STATE_FILE: Final = "trainer.pt"
+_STEP_DIRECTORY = re.compile(r"step-(\d{8})")
+
+
+class CheckpointError(Exception):
+    """There is no checkpoint to go on from, or it does not fit the model."""
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far training has come."""
+
+    step: int
+    """Steps completed."""
+    version: int
+    """Policy version of the weights."""
+    extra: Mapping[str, Any] = field(default_factory=dict)
+    """The caller's own; numbers, text, and containers of them."""
+
+
+def save_checkpoint(
+    directory: Path,
+    model: nn.Module,
+    optimizer: Optimizer,
+    progress: Progress,
+    *,
+    tokenizer_from: Path | None = None,
+    keep: int = 2,
+) -> Path:
+    """Write the checkpoint of ``progress.step`` and remove all but the newest ``keep``."""
+    target = directory / f"step-{progress.step:08d}"
+    with atomic_directory(target) as scratch:
+        save_policy(model, scratch / POLICY_DIRECTORY, tokenizer_from)
+        torch.save(
+            {
+                "optimizer": optimizer.state_dict(),
+                "random": _random_state(),
+                "step": progress.step,
+                "version": progress.version,
+                "extra": dict(progress.extra),
+            },
+            scratch / STATE_FILE,
+        )
+    for old in checkpoints(directory)[:-keep]:
+        shutil.rmtree(old)
+    return target
+
+
+def checkpoints(directory: Path) -> list[Path]:
+    """The checkpoints in ``directory``, oldest first."""
+    if not directory.is_dir():
+        return []
+    return sorted(path for path in directory.iterdir() if _STEP_DIRECTORY.fullmatch(path.name))
+
+
+def load_checkpoint(path: Path, model: nn.Module, optimizer: Optimizer) -> Progress:
+    """Put the checkpoint's weights, optimizer state and random states in place.
+
+    Raises :class:`CheckpointError` when it is not there or does not fit the model.
+    """
+    if not (path / STATE_FILE).exists():
+        raise CheckpointError(f"{path} is not a checkpoint: it has no {STATE_FILE}")
+    try:
+        load_model(model, path / POLICY_DIRECTORY / "model.safetensors")
+        state = torch.load(path / STATE_FILE, map_location="cpu", weights_only=True)
+        optimizer.load_state_dict(state["optimizer"])
+    except (RuntimeError, ValueError, FileNotFoundError) as error:
+        raise CheckpointError(f"{path} does not fit this model: {error}") from error
+    _restore_random_state(state["random"])
+    return Progress(step=state["step"], version=state["version"], extra=state["extra"])
+
+
+def _random_state() -> dict[str, Any]:
+    kind, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
+    return {
+        "torch": torch.get_rng_state(),
+        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
+        "numpy": [kind, torch.from_numpy(np.asarray(keys)), position, has_gauss, cached],
+        "python": random.getstate(),
+    }
+
+
+def _restore_random_state(state: Mapping[str, Any]) -> None:
+    torch.set_rng_state(state["torch"])
+    if state["cuda"] and torch.cuda.is_available():
+        torch.cuda.set_rng_state_all(state["cuda"])
+    kind, keys, position, has_gauss, cached = state["numpy"]
+    np.random.set_state((kind, keys.numpy(), position, has_gauss, cached))
+    random.setstate(state["python"])

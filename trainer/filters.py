@@ -1,0 +1,137 @@
+"""Which sessions are trained on, and where the tokens of the others are counted.
+
+Nothing disappears: over a step's sessions, ``captured = trained + masked + dropped`` holds, with a
+reason for every token that is not trained. Reasons given before this room saw the session come from
+its :class:`reconstruct.samples.Conservation`; the trainer's own are :class:`DropReason`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+import numpy as np
+
+from reconstruct.samples import Episode
+from trainer.config import FilterConfig
+
+
+class DropReason(StrEnum):
+    """Why the trainer does not train on a session."""
+
+    UNREWARDED = "unrewarded"
+    """It has no reward, or not all that the configuration names."""
+    INFRASTRUCTURE = "infrastructure"
+    """Its outcome is one that :attr:`FilterConfig.outcomes` drops or excludes."""
+    STALE = "stale"
+    """A token that it would train was sampled more than ``max_staleness`` versions ago."""
+    ZERO_VARIANCE = "zero_variance"
+    """All rewards of its group are equal, so there is nothing to learn from comparing them."""
+    WEIGHTLESS = "weightless"
+    """It has tokens to train, but only in samples of weight 0."""
+    EMPTY = "empty"
+    """It has no token to train."""
+
+
+class ConservationError(Exception):
+    """A session's tokens do not add up, so it must not be trained on."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenAccount:
+    """Where the sampled tokens of some sessions went."""
+
+    captured: int = 0
+    trained: int = 0
+    masked: Counter[str] = field(default_factory=Counter)
+    """Tokens by reason."""
+    dropped: Counter[str] = field(default_factory=Counter)
+    """Tokens by reason."""
+
+    @property
+    def balanced(self) -> bool:
+        return self.captured == self.trained + self.masked.total() + self.dropped.total()
+
+    def __add__(self, other: TokenAccount) -> TokenAccount:
+        return TokenAccount(
+            captured=self.captured + other.captured,
+            trained=self.trained + other.trained,
+            masked=self.masked + other.masked,
+            dropped=self.dropped + other.dropped,
+        )
+
+
+def account_of(episode: Episode, reason: DropReason | None) -> TokenAccount:
+    """The account of one session, of which the trainer trains all (``None``) or nothing.
+
+    Raises :class:`ConservationError` when the session's own table does not add up or does not agree
+    with the masks of its samples.
+    """
+    table = episode.conservation
+    trainable = trained_tokens(episode)
+    if not table.balanced or table.trained != trainable:
+        raise ConservationError(
+            f"session {episode.session.id}: {table} does not account for its {trainable} trainable "
+            "tokens; run `bridle audit` on it"
+        )
+    dropped = Counter(dict(table.dropped))
+    if reason is not None and trainable:
+        dropped[reason.value] += trainable
+    return TokenAccount(
+        captured=table.captured,
+        trained=trainable if reason is None else 0,
+        masked=Counter(dict(table.masked)),
+        dropped=dropped,
+    )
+
+
+def trained_tokens(episode: Episode) -> int:
+    """Tokens that the session's samples train."""
+    return sum(int(sample.mask.sum()) for sample in episode.samples)
+
+
+def outside_the_baseline(
+    episode: Episode, reward: float | None, config: FilterConfig
+) -> DropReason | None:
+    """Why a session says nothing about how good its group is; ``None`` when it does."""
+    if config.outcomes.get(episode.session.outcome or "") == "exclude":
+        return DropReason.INFRASTRUCTURE
+    if reward is None:
+        return DropReason.UNREWARDED
+    return None
+
+
+def not_trained(
+    episode: Episode,
+    *,
+    degenerate_group: bool,
+    version: int,
+    max_staleness: int,
+    config: FilterConfig,
+) -> DropReason | None:
+    """Why a session that counted in its group's baseline is not trained on; ``None``: it is.
+
+    ``version`` is the version about to be trained.
+    """
+    if trained_tokens(episode) == 0:
+        return DropReason.EMPTY
+    if config.outcomes.get(episode.session.outcome or "") == "drop":
+        return DropReason.INFRASTRUCTURE
+    if all(sample.weight <= 0 for sample in episode.samples if sample.mask.any()):
+        return DropReason.WEIGHTLESS
+    if version - oldest_version(episode) > max_staleness:
+        return DropReason.STALE
+    if degenerate_group and config.drop_zero_variance:
+        return DropReason.ZERO_VARIANCE
+    return None
+
+
+def oldest_version(episode: Episode) -> int:
+    """The oldest policy version among the tokens that the session would train.
+
+    Raises ``ValueError`` when it would train none.
+    """
+    return min(
+        int(np.min(sample.versions[sample.mask])) for sample in episode.samples if sample.mask.any()
+    )

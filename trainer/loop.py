@@ -1,0 +1,183 @@
+"""The GRPO loop: collect, prepare, update, publish, report, checkpoint; again.
+
+How sessions are collected and where weights go are callbacks: the loop knows tokens and weights
+only. A step is complete when its weights are published; a checkpoint holds completed steps only, so
+that whatever interrupts the loop, it goes on from the last of them.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Protocol
+
+from torch import nn
+
+from store.records import PolicyRecord
+from trainer.checkpoint import (
+    CheckpointError,
+    Progress,
+    checkpoints,
+    load_checkpoint,
+    save_checkpoint,
+)
+from trainer.collector import Collect, Collector
+from trainer.config import GrpoConfig
+from trainer.metrics import MetricSink
+from trainer.optimizer import learning_rate, make_optimizer, set_learning_rate
+from trainer.prepare import prepare
+from trainer.report import StepReport
+from trainer.update import update_policy
+
+
+class Publish(Protocol):
+    def __call__(self, model: nn.Module, version: int) -> PolicyRecord | None:
+        """Make the engine serve ``model`` as ``version``; raise when it does not.
+
+        :meth:`trainer.publish.Publisher.publish` is one.
+        """
+
+
+class GrpoLoop:
+    """One GRPO run on one machine.
+
+    ``model`` holds the weights of policy version ``version``, which the engine serves when
+    :meth:`run` begins; after :meth:`resume`, publish ``loop.model`` as ``loop.version`` first.
+    ``directory`` receives the checkpoints. ``reference`` is the frozen policy of the KL penalty.
+    """
+
+    def __init__(
+        self,
+        config: GrpoConfig,
+        model: nn.Module,
+        collect: Collect,
+        *,
+        directory: Path,
+        publish: Publish | None = None,
+        metrics: MetricSink | None = None,
+        reference: nn.Module | None = None,
+        tokenizer_from: Path | None = None,
+        version: int = 0,
+    ) -> None:
+        if (config.loss.kl_coefficient != 0) != (reference is not None):
+            raise ValueError("a KL penalty needs a reference model, and a reference model one")
+        self.config = config
+        self.model = model
+        self.optimizer = make_optimizer(model, config.optimizer)
+        self.step = 0
+        """Steps completed."""
+        self.version = version
+        """Policy version of ``model`` after the last completed step."""
+        self._directory = directory
+        self._collect = collect
+        self._publish = publish
+        self._metrics = metrics
+        self._reference = reference
+        self._tokenizer_from = tokenizer_from
+        self._seconds: dict[str, float] = {}
+        self._updating = False
+        """Whether the weights may be between two versions."""
+
+    def resume(self) -> Progress:
+        """Go on from the newest checkpoint in ``directory``.
+
+        Raises :class:`trainer.checkpoint.CheckpointError` when there is none or it does not fit.
+        """
+        found = checkpoints(self._directory)
+        if not found:
+            raise CheckpointError(f"no checkpoint in {self._directory}")
+        progress = load_checkpoint(found[-1], self.model, self.optimizer)
+        self.step, self.version = progress.step, progress.version
+        return progress
+
+    def run(self, on_step: Callable[[StepReport], bool | None] = lambda _report: None) -> None:
+        """Steps until ``config.steps`` are complete, or until ``on_step`` returns true.
+
+        On ``KeyboardInterrupt``, or any other error, the last completed step is checkpointed if
+        the weights still are that step's; otherwise its checkpoint is the newest on disk.
+        """
+        collector = Collector(
+            self._collect,
+            ahead=self.config.max_staleness,
+            steps=self.config.steps,
+            version=lambda: self.version,
+        )
+        saved = self.step
+        try:
+            while self.step < self.config.steps:
+                report = self._run_step(collector)
+                stop = on_step(report)
+                if stop or self.step == self.config.steps or self._checkpoint_due():
+                    saved = self._checkpoint()
+                if stop:
+                    break
+        finally:
+            collector.close()
+            if not self._updating and saved != self.step:
+                self._checkpoint()
+
+    def _run_step(self, collector: Collector) -> StepReport:
+        self._seconds = {}
+        step = self.step
+        rate = learning_rate(step, self.config.steps, self.config.optimizer)
+        set_learning_rate(self.optimizer, rate)
+        with self._timed("collect"):
+            episodes = collector.take(step)
+        with self._timed("prepare"):
+            prepared = prepare(episodes, self.version, self.config)
+        update = policy = None
+        version = self.version
+        if prepared.items:
+            self._updating = True
+            with self._timed("update"):
+                update = update_policy(
+                    self.model,
+                    self.optimizer,
+                    prepared.items,
+                    self.config,
+                    step=step,
+                    version=version,
+                    reference=self._reference,
+                )
+            self._seconds["score"] = update.scoring_seconds
+            self._seconds["update"] -= update.scoring_seconds
+            if update.skipped_updates < len(update.grad_norms):
+                version += 1
+                with self._timed("publish"):
+                    policy = self._publish(self.model, version) if self._publish else None
+        self.step, self.version, self._updating = step + 1, version, False
+        report = StepReport(
+            step=step,
+            version=version,
+            sessions=len(episodes),
+            prepared=prepared,
+            update=update,
+            policy=policy,
+            learning_rate=rate,
+            seconds=dict(self._seconds),
+        )
+        if self._metrics is not None:
+            self._metrics.write(step, report.metrics())
+        return report
+
+    def _checkpoint_due(self) -> bool:
+        return self.step % self.config.checkpoints.every == 0
+
+    def _checkpoint(self) -> int:
+        save_checkpoint(
+            self._directory,
+            self.model,
+            self.optimizer,
+            Progress(step=self.step, version=self.version),
+            tokenizer_from=self._tokenizer_from,
+            keep=self.config.checkpoints.keep,
+        )
+        return self.step
+
+    @contextmanager
+    def _timed(self, phase: str) -> Iterator[None]:
+        started = time.perf_counter()
+        yield
+        self._seconds[phase] = time.perf_counter() - started

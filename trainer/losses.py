@@ -1,0 +1,175 @@
+"""Policy-gradient losses on flat token tensors.
+
+All tensors have shape ``[M]``: one entry per trained token of a pack, of whichever session. With
+``π`` the policy being trained, ``π_old`` the policy at the start of the step, ``μ`` what the engine
+says it sampled from, ``r = π / π_old`` and ``A`` the advantage:
+
+=========  =========================================================  ==========================
+``clip``   ``-min(r A, clip(r, 1 - ε_low, 1 + ε_high) A)``            PPO, arXiv 1707.06347 eq. 7;
+                                                                      GRPO; ε_high > ε_low: DAPO
+                                                                      (arXiv 2503.14476)
+``gspo``   the same with ``s`` for ``r``, where                       arXiv 2507.18071
+           ``s = exp(mean over the branch of log r)``
+``cispo``  ``-sg(clip(r, 1 - ε_low, 1 + ε_high)) A log π``            MiniMax-M1, arXiv 2506.13585
+=========  =========================================================  ==========================
+
+Each token's loss is multiplied by ``sg(min(π_old / μ, C))`` (truncated importance sampling for the
+difference between engine and trainer, and for stale tokens; Yao et al. 2025, "Your efficient RL
+framework secretly brings you off-policy RL training"), the KL penalty ``β k3`` is added, and the
+batch loss is the sum over tokens times :mod:`trainer.weighting`'s weights. ``sg`` stops gradients.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+import torch
+from torch import Tensor
+
+from trainer.config import LossConfig
+
+
+@dataclass(frozen=True, slots=True)
+class TokenTerms:
+    """What the loss of ``M`` tokens is made of; ``float[M]`` unless said otherwise."""
+
+    logprobs: Tensor
+    """``log π``; the only one with a gradient."""
+    old_logprobs: Tensor
+    """``log π_old``"""
+    behaviour_logprobs: Tensor
+    """``log μ``, the engine's own."""
+    advantages: Tensor
+    weights: Tensor
+    branches: Tensor
+    """``int64[M]``: the branch a token belongs to; the sequence of GSPO."""
+    reference_logprobs: Tensor | None = None
+    """Logprobs under the reference policy, for the KL penalty."""
+
+
+@dataclass(frozen=True, slots=True)
+class LossStats:
+    """Sums over tokens, so that packs add up; divide by ``tokens`` for means."""
+
+    tokens: float = 0.0
+    loss: float = 0.0
+    """Already weighted: the batch loss is the sum over packs."""
+    clipped: float = 0.0
+    """Tokens whose gradient the clip has cut off or bounded."""
+    ratio: float = 0.0
+    kl_old: float = 0.0
+    """k3 estimate of KL(π_old ‖ π), nats per token."""
+    kl_reference: float = 0.0
+    importance: float = 0.0
+    """Truncated importance weights."""
+    importance_capped: float = 0.0
+
+    def __add__(self, other: LossStats) -> LossStats:
+        return LossStats(
+            *(getattr(self, item.name) + getattr(other, item.name) for item in fields(self))
+        )
+
+    def mean(self, name: str) -> float:
+        """Mean per token of one of the sums; 0 when there were no tokens."""
+        value: float = getattr(self, name)
+        return value / self.tokens if self.tokens else 0.0
+
+
+def clipped_surrogate(
+    ratio: Tensor, advantages: Tensor, clip_low: float, clip_high: float
+) -> Tensor:
+    """``-min(r A, clip(r) A)`` per token."""
+    clipped = ratio.clamp(1 - clip_low, 1 + clip_high)
+    return -torch.minimum(ratio * advantages, clipped * advantages)
+
+
+def branch_ratio(log_ratio: Tensor, branches: Tensor) -> Tensor:
+    """GSPO's ``s``: geometric mean of the token ratios of each branch, at each of its tokens.
+
+    A branch's tokens must all be here.
+    """
+    _, inverse, counts = torch.unique(branches, return_inverse=True, return_counts=True)
+    sums = torch.zeros(len(counts), dtype=log_ratio.dtype, device=log_ratio.device)
+    means = sums.index_add(0, inverse, log_ratio) / counts
+    ratios: Tensor = means.exp()[inverse]
+    return ratios
+
+
+def cispo_surrogate(
+    logprobs: Tensor, ratio: Tensor, advantages: Tensor, clip_low: float, clip_high: float
+) -> Tensor:
+    """``-sg(clip(r)) A log π`` per token: every token keeps a gradient, of bounded weight."""
+    return -ratio.clamp(1 - clip_low, 1 + clip_high).detach() * advantages * logprobs
+
+
+def importance_weights(old_logprobs: Tensor, behaviour_logprobs: Tensor, cap: float) -> Tensor:
+    """``min(π_old / μ, C)`` per token, without gradient."""
+    return (old_logprobs - behaviour_logprobs).exp().clamp(max=cap).detach()
+
+
+def k3(logprobs: Tensor, other_logprobs: Tensor) -> Tensor:
+    """Unbiased, non-negative estimate of KL(π ‖ other) from tokens of π, per token.
+
+    ``x - 1 - log x`` with ``x = other / π``; Schulman, "Approximating KL divergence" (2020).
+    """
+    difference = other_logprobs - logprobs
+    return difference.exp() - 1 - difference
+
+
+def policy_loss(terms: TokenTerms, config: LossConfig) -> tuple[Tensor, LossStats]:
+    """The weighted loss of a pack's tokens (a scalar with gradient) and what to report of it."""
+    log_ratio = terms.logprobs - terms.old_logprobs
+    ratio = log_ratio.exp()
+    low, high = config.clip_low, config.clip_high
+    match config.name:
+        case "clip":
+            surrogate = clipped_surrogate(ratio, terms.advantages, low, high)
+        case "gspo":
+            ratio = branch_ratio(log_ratio, terms.branches)
+            surrogate = clipped_surrogate(ratio, terms.advantages, low, high)
+        case "cispo":
+            surrogate = cispo_surrogate(terms.logprobs, ratio, terms.advantages, low, high)
+    importance = torch.ones_like(terms.old_logprobs)
+    if config.importance_cap is not None:
+        importance = importance_weights(
+            terms.old_logprobs, terms.behaviour_logprobs, config.importance_cap
+        )
+    per_token = importance * surrogate
+    kl_reference = torch.zeros_like(per_token)
+    if terms.reference_logprobs is not None:
+        kl_reference = k3(terms.logprobs, terms.reference_logprobs)
+        per_token = per_token + config.kl_coefficient * kl_reference
+    loss = (terms.weights * per_token).sum()
+    return loss, _stats(terms, config, loss, ratio, log_ratio, importance, kl_reference)
+
+
+@torch.no_grad()
+def _stats(
+    terms: TokenTerms,
+    config: LossConfig,
+    loss: Tensor,
+    ratio: Tensor,
+    log_ratio: Tensor,
+    importance: Tensor,
+    kl_reference: Tensor,
+) -> LossStats:
+    above = ratio > 1 + config.clip_high
+    below = ratio < 1 - config.clip_low
+    if config.name == "cispo":
+        clipped = above | below
+    else:
+        clipped = (above & (terms.advantages > 0)) | (below & (terms.advantages < 0))
+    capped = torch.zeros_like(clipped)
+    if config.importance_cap is not None:
+        capped = importance >= config.importance_cap
+    return LossStats(
+        tokens=float(len(ratio)),
+        loss=float(loss.detach()),
+        clipped=float(clipped.sum()),
+        ratio=float(ratio.sum()),
+        # Tokens came from π_old, so the estimate runs from it to π.
+        kl_old=float((log_ratio.exp() - 1 - log_ratio).sum()),
+        kl_reference=float(kl_reference.sum()),
+        importance=float(importance.sum()),
+        importance_capped=float(capped.sum()),
+    )

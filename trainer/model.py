@@ -1,0 +1,206 @@
+"""The policy as a Transformers model: loading, saving, and logprobs of just the needed tokens."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Final, Literal
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+from transformers import AutoModelForCausalLM
+from transformers.utils import logging as transformers_logging
+
+from trainer.attention import TREE_ATTENTION, plan_blocks
+from trainer.packing import Index, Pack
+
+DType = Literal["float32", "float64", "bfloat16"]
+
+TOKENIZER_FILES: Final = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "chat_template.jinja",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "generation_config.json",
+)
+LOGIT_ELEMENTS: Final = 1 << 25
+"""Most logits held at once (128 MiB in float32); more targets go in recomputed chunks."""
+
+
+class UnsupportedModel(ValueError):
+    """The model computes its logits in a way that this trainer does not reproduce."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenScores:
+    """What the policy says about the ``M`` targets of a pack, in their order."""
+
+    logprobs: Tensor
+    """``float[M]`` at temperature 1; carries gradients."""
+    entropies: Tensor
+    """``float[M]``, nats, of the distribution the target was predicted from; no gradient."""
+
+
+def load_policy(
+    directory: str | Path, *, dtype: DType = "float32", device: str = "cpu"
+) -> nn.Module:
+    """The causal LM in ``directory``, ready for tree attention, in evaluation mode (no dropout).
+
+    Raises :class:`UnsupportedModel` for families that post-process their logits.
+    """
+    with _without_progress_bars():
+        model = AutoModelForCausalLM.from_pretrained(
+            directory, dtype=getattr(torch, dtype), attn_implementation=TREE_ATTENTION
+        )
+    for name in ("final_logit_softcapping", "logits_scaling", "logit_scale"):
+        if getattr(model.config, name, None) not in (None, 1, 1.0):
+            raise UnsupportedModel(f"{directory}: {name} is not supported by the trainer")
+    policy: nn.Module = model.to(device).eval()
+    return policy
+
+
+def save_policy(model: nn.Module, directory: Path, tokenizer_from: Path | None = None) -> None:
+    """Write ``model`` as safetensors with its config, and the tokenizer files beside it."""
+    saveable: Any = model
+    with _without_progress_bars():
+        saveable.save_pretrained(directory, max_shard_size="1000GB")
+    if tokenizer_from is not None:
+        for name in TOKENIZER_FILES:
+            if (tokenizer_from / name).exists():
+                shutil.copyfile(tokenizer_from / name, directory / name)
+
+
+def score_pack(model: nn.Module, pack: Pack, *, block_tokens: int = 256) -> TokenScores:
+    """Logprobs and entropies of the pack's targets in one forward pass."""
+    device = next(model.parameters()).device
+    sources = torch.from_numpy(pack.sources).to(device)
+    targets = torch.from_numpy(pack.targets).to(device)
+    if pack.layout == "padded":
+        hidden = _padded_hidden_states(model, pack, device)
+    else:
+        hidden = _tree_hidden_states(model, pack, block_tokens, device)
+    head: nn.Module = _transformers(model).get_output_embeddings()
+    return _score_targets(hidden, head, sources, targets)
+
+
+def score_sequence(model: nn.Module, token_ids: Index) -> Tensor:
+    """Logprob of each of ``T`` ids given its predecessors, alone and unpacked: ``float[T-1]``."""
+    device = next(model.parameters()).device
+    ids = torch.from_numpy(np.asarray(token_ids, dtype=np.int64)).to(device)
+    output = _backbone(model)(input_ids=ids[None, :-1], use_cache=False)
+    head: nn.Module = _transformers(model).get_output_embeddings()
+    logits: Tensor = head(output.last_hidden_state[0])
+    return torch.log_softmax(logits, dim=-1).gather(1, ids[1:, None]).squeeze(1)
+
+
+def _tree_hidden_states(
+    model: nn.Module, pack: Pack, block_tokens: int, device: torch.device
+) -> Tensor:
+    """``float[N, hidden]`` of a forest."""
+    # A 4-D mask is handed down untouched; without one Transformers builds a dense N × N mask.
+    unused_mask = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=device)
+    output = _backbone(model)(
+        input_ids=torch.from_numpy(pack.token_ids)[None].to(device),
+        position_ids=torch.from_numpy(pack.positions)[None].to(device),
+        attention_mask=unused_mask,
+        tree_blocks=plan_blocks(pack.parents, block_tokens, device),
+        use_cache=False,
+    )
+    hidden: Tensor = output.last_hidden_state[0]
+    return hidden
+
+
+def _padded_hidden_states(model: nn.Module, pack: Pack, device: torch.device) -> Tensor:
+    """``float[N, hidden]`` of chains, computed as rows padded on the right.
+
+    Causal attention never looks to the right, so padding needs no mask.
+    """
+    rows = np.cumsum(pack.parents < 0) - 1
+    token_ids = torch.zeros(int(rows[-1]) + 1, int(pack.positions.max()) + 1, dtype=torch.int64)
+    token_ids[rows, pack.positions] = torch.from_numpy(pack.token_ids)
+    output = _backbone(model)(input_ids=token_ids.to(device), use_cache=False)
+    hidden: Tensor = output.last_hidden_state[rows, pack.positions]
+    return hidden
+
+
+def _score_targets(
+    hidden: Tensor, head: nn.Module, sources: Tensor, targets: Tensor
+) -> TokenScores:
+    """Apply ``head`` to the hidden states that predict something, each once."""
+    needed, inverse = torch.unique(sources, return_inverse=True)
+    chunk = max(1, LOGIT_ELEMENTS // int(_vocabulary(head)))
+    logprobs = []
+    entropies = []
+    order = torch.argsort(inverse, stable=True)
+    starts = torch.searchsorted(
+        inverse[order], torch.arange(0, len(needed) + chunk, chunk, device=inverse.device)
+    )
+    for number, (start, stop) in enumerate(pairwise(starts.tolist())):
+        states = hidden[needed[number * chunk : (number + 1) * chunk]]
+        wanted = order[start:stop]
+        rows = inverse[wanted] - number * chunk
+        arguments = (head, states, rows, targets[wanted])
+        if len(needed) > chunk and torch.is_grad_enabled():
+            scores = checkpoint(_score_chunk, *arguments, use_reentrant=False)
+        else:
+            scores = _score_chunk(*arguments)
+        logprobs.append(scores[0])
+        entropies.append(scores[1])
+    restore = torch.empty_like(order)
+    restore[order] = torch.arange(len(order), device=order.device)
+    return TokenScores(torch.cat(logprobs)[restore], torch.cat(entropies)[restore])
+
+
+def _score_chunk(
+    head: nn.Module, states: Tensor, rows: Tensor, targets: Tensor
+) -> tuple[Tensor, Tensor]:
+    logits: Tensor = head(states)
+    # Softmax in at least float32, as the engine does.
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    log_probabilities = torch.log_softmax(logits, dim=-1)
+    with torch.no_grad():
+        detached = log_probabilities.detach()
+        entropies = -(detached.exp() * detached).sum(dim=-1)[rows]
+    return log_probabilities[rows, targets], entropies
+
+
+def vocabulary_size(model: nn.Module) -> int:
+    """How many token ids the model can be given."""
+    return _vocabulary(_transformers(model).get_output_embeddings())
+
+
+def _vocabulary(head: nn.Module) -> int:
+    weight = head.weight
+    assert isinstance(weight, Tensor)  # noqa: S101 - every output embedding is a linear layer
+    return weight.shape[0]
+
+
+def _transformers(model: nn.Module) -> Any:
+    """The model with its Transformers methods, which carry no types."""
+    return model
+
+
+def _backbone(model: nn.Module) -> Any:
+    """The model without its output head."""
+    return _transformers(model).base_model
+
+
+@contextmanager
+def _without_progress_bars() -> Iterator[None]:
+    """Loading and saving a checkpoint shard is not worth a bar of its own."""
+    shown = transformers_logging.is_progress_bar_enabled()
+    transformers_logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            transformers_logging.enable_progress_bar()

@@ -1,0 +1,242 @@
+"""From samples to the tokens of a forward pass, each shared prefix once.
+
+A *pack* is a forest of tokens. Every token knows its parent (the token before it on its branch) and
+its position (its depth), attends to its ancestors and itself only, and so gets the hidden state
+that it would get if its branch were alone in the model. Branches of one session share what they
+have in common; so do sessions with the same system prompt, tools, question, or sampled tokens.
+
+What is trained is kept beside the forest as *targets*: "the model's output at token ``source`` is
+to predict ``target``, which is token ``offset`` of sample ``sample``". Two samples may train the
+same token of the forest, each with its own advantage. ``offset`` is the index in the sample:
+token ``t`` is predicted from ``token_ids[:t]``, so its source is the forest's copy of token
+``t - 1``. Tokens behind a sample's last trained one are not computed.
+
+Tokens stand in depth-first order: a subtree is a contiguous range, and every ancestor of a token in
+a range that lies before the range is an ancestor of the range's first token
+(:mod:`trainer.attention` rests on this).
+
+Shared-prefix training: Tree Training (arXiv 2511.00413); AReaL's tree attention.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from store.records import TokenIds
+from trainer.config import Layout, PackingConfig
+
+Index = NDArray[np.int64]
+
+
+class TokenSequence(Protocol):
+    """What packing needs of a sample."""
+
+    @property
+    def token_ids(self) -> TokenIds:
+        """``uint32[T]``"""
+
+    @property
+    def mask(self) -> NDArray[np.bool_]:
+        """``bool[T]``: token ``t`` is trained, predicted from ``token_ids[:t]``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pack:
+    """The tokens of one forward pass (``N``) and what they are to predict (``M``)."""
+
+    layout: Layout
+    token_ids: Index
+    """``int64[N]``"""
+    positions: Index
+    """``int64[N]``: depth in the branch, from 0."""
+    parents: Index
+    """``int64[N]``: index of the token before it on its branch, -1 at a root; always smaller than
+    the token's own index."""
+    sources: Index
+    """``int64[M]``: the token whose output predicts the target."""
+    targets: Index
+    """``int64[M]``: the token id to predict."""
+    samples: Index
+    """``int64[M]``: which sample is trained, as an index into the packed sequences."""
+    offsets: Index
+    """``int64[M]``: which of its tokens; ``targets == token_ids[offsets]`` of that sample."""
+    unshared_tokens: int
+    """Tokens that the same samples take one after another, without sharing or padding."""
+
+
+def trained_length(sequence: TokenSequence) -> int:
+    """Tokens that must be computed to train ``sequence``: up to the last trained one, without it.
+
+    Raises ``ValueError`` when token 0 is trained: nothing precedes it.
+    """
+    trained = np.flatnonzero(sequence.mask)
+    if len(trained) == 0:
+        return 0
+    if trained[0] == 0:
+        raise ValueError("token 0 cannot be trained: there is nothing to predict it from")
+    return int(trained[-1])
+
+
+def make_packs(
+    sequences: Sequence[TokenSequence], units: Sequence[Sequence[int]], config: PackingConfig
+) -> list[Pack]:
+    """Pack ``sequences``; those whose indices stand together in a unit stay in one pack.
+
+    ``units`` holds each index at most once. Sequences without a trained token are left out. Packs
+    are filled up to ``config.max_tokens``; a unit larger than that has a pack of its own, which in
+    the ``tree`` layout others may join until it is twice as large.
+    """
+    branches = _branches(sequences)
+    occupied = [[i for i in unit if len(branches[i])] for unit in units]
+    occupied = [unit for unit in occupied if unit]
+    if config.layout == "tree":
+        return [
+            _tree_pack(sequences, branches, indices)
+            for indices in _tree_bins(branches, occupied, config.max_tokens)
+        ]
+    bins = _plain_bins(branches, occupied, config)
+    return [_chain_pack(sequences, branches, indices, config.layout) for indices in bins]
+
+
+def _branches(sequences: Sequence[TokenSequence]) -> list[Index]:
+    return [
+        np.asarray(sequence.token_ids[: trained_length(sequence)], dtype=np.int64)
+        for sequence in sequences
+    ]
+
+
+def _sort_key(branch: Index) -> bytes:
+    """Byte order of these keys is the lexicographic order of the ids."""
+    return branch.astype(">u4").tobytes()
+
+
+def _common_prefix(first: Index, second: Index) -> int:
+    """Number of equal leading tokens."""
+    length = min(len(first), len(second))
+    differ = np.flatnonzero(first[:length] != second[:length])
+    return int(differ[0]) if len(differ) else length
+
+
+def _tree_bins(
+    branches: Sequence[Index], units: Sequence[Sequence[int]], max_tokens: int
+) -> Iterator[list[int]]:
+    """Units in lexicographic order, so that neighbours share most, cut where the budget ends.
+
+    Behind a prompt longer than the budget no two units would fit together, and each would pay for
+    the prompt; so a pack may always grow to twice its first unit.
+    """
+    keys = {i: _sort_key(branches[i]) for unit in units for i in unit}
+    ordered = sorted(
+        (sorted(unit, key=keys.__getitem__) for unit in units), key=lambda u: keys[u[0]]
+    )
+    current: list[int] = []
+    previous: list[int] = []
+    size = room = 0
+    for unit in ordered:
+        own = len(branches[unit[0]]) + sum(
+            len(branches[b]) - _common_prefix(branches[a], branches[b]) for a, b in pairwise(unit)
+        )
+        # An upper bound of what the unit adds: it may share more with branches further back.
+        shared = max((_common_prefix(branches[i], branches[unit[0]]) for i in previous), default=0)
+        if current and size + own - shared > room:
+            yield current
+            current, size, shared = [], 0, 0
+        if not current:
+            room = max(max_tokens, 2 * own)
+        previous = unit
+        current = [*current, *unit]
+        size += own - shared
+    if current:
+        yield current
+
+
+def _plain_bins(
+    branches: Sequence[Index], units: Sequence[Sequence[int]], config: PackingConfig
+) -> Iterator[list[int]]:
+    """Units by length, cut where the budget ends; for ``padded``, padding counts."""
+    ordered = sorted(units, key=lambda unit: max(len(branches[i]) for i in unit))
+    current: list[int] = []
+    for unit in ordered:
+        candidate = [*current, *unit]
+        lengths = [len(branches[i]) for i in candidate]
+        size = max(lengths) * len(lengths) if config.layout == "padded" else sum(lengths)
+        if current and size > config.max_tokens:
+            yield current
+            candidate = list(unit)
+        current = candidate
+    if current:
+        yield current
+
+
+def _tree_pack(
+    sequences: Sequence[TokenSequence], branches: Sequence[Index], indices: Sequence[int]
+) -> Pack:
+    """The prefix tree of the branches: in sorted order each adds what its predecessor lacks."""
+    token_ids: list[Index] = []
+    parents: list[Index] = []
+    positions: list[Index] = []
+    paths: dict[int, Index] = {}
+    path = branch = np.empty(0, dtype=np.int64)
+    size = 0
+    for i in sorted(indices, key=lambda i: _sort_key(branches[i])):
+        shared = _common_prefix(branch, branches[i])
+        branch = branches[i]
+        fresh = np.arange(size, size + len(branch) - shared)
+        token_ids.append(branch[shared:])
+        positions.append(np.arange(shared, len(branch)))
+        parents.append(fresh - 1)
+        if len(fresh):
+            parents[-1][0] = path[shared - 1] if shared else -1
+        path = paths[i] = np.concatenate([path[:shared], fresh])
+        size += len(fresh)
+    return _with_targets(sequences, branches, paths, token_ids, positions, parents, "tree")
+
+
+def _chain_pack(
+    sequences: Sequence[TokenSequence],
+    branches: Sequence[Index],
+    indices: Sequence[int],
+    layout: Layout,
+) -> Pack:
+    """Every branch a tree of its own, one after another."""
+    paths: dict[int, Index] = {}
+    parents: list[Index] = []
+    size = 0
+    for i in indices:
+        paths[i] = np.arange(size, size + len(branches[i]))
+        parents.append(np.concatenate([[-1], paths[i][:-1]]))
+        size += len(branches[i])
+    token_ids = [branches[i] for i in indices]
+    positions = [np.arange(len(branches[i])) for i in indices]
+    return _with_targets(sequences, branches, paths, token_ids, positions, parents, layout)
+
+
+def _with_targets(
+    sequences: Sequence[TokenSequence],
+    branches: Sequence[Index],
+    paths: dict[int, Index],
+    token_ids: Sequence[Index],
+    positions: Sequence[Index],
+    parents: Sequence[Index],
+    layout: Layout,
+) -> Pack:
+    offsets = {i: np.flatnonzero(sequences[i].mask) for i in paths}
+    return Pack(
+        layout=layout,
+        token_ids=np.concatenate(token_ids),
+        positions=np.concatenate(positions),
+        parents=np.concatenate(parents),
+        sources=np.concatenate([path[offsets[i] - 1] for i, path in paths.items()]),
+        targets=np.concatenate(
+            [np.asarray(sequences[i].token_ids, dtype=np.int64)[offsets[i]] for i in paths]
+        ),
+        samples=np.concatenate([np.full(len(offsets[i]), i) for i in paths]),
+        offsets=np.concatenate([offsets[i] for i in paths]),
+        unshared_tokens=sum(len(branches[i]) for i in paths),
+    )

@@ -1,0 +1,133 @@
+"""From a step's sessions to what is trained: rewards, advantages, filters, the account of tokens.
+
+Order matters and is the same always: rewards; sessions that say nothing about the policy leave;
+advantages over whole groups; then the filters. So no filter shifts a baseline.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from reconstruct.samples import Episode, Sample
+from trainer.advantages import advantages_by_group, is_degenerate
+from trainer.config import GrpoConfig
+from trainer.filters import (
+    DropReason,
+    TokenAccount,
+    account_of,
+    not_trained,
+    outside_the_baseline,
+)
+from trainer.rewards import session_reward
+
+
+@dataclass(frozen=True, slots=True)
+class TrainItem:
+    """One branch to train, with what its session's outcome says about it."""
+
+    sample: Sample
+    session: int
+    """Index of its session among the step's episodes."""
+    group: Hashable
+    advantage: float
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedStep:
+    """What a step trains, and why not the rest."""
+
+    items: tuple[TrainItem, ...]
+    account: TokenAccount
+    rewards: tuple[float, ...]
+    """Of the sessions that count in a baseline."""
+    groups: int
+    degenerate_groups: int
+    sessions_dropped: dict[str, int]
+    """Sessions by reason."""
+
+
+def prepare(episodes: Sequence[Episode], version: int, config: GrpoConfig) -> PreparedStep:
+    """Decide for every session whether and with which advantage it is trained at ``version``."""
+    rewards = [session_reward(episode, config.advantages.reward_weights) for episode in episodes]
+    reasons: list[DropReason | None] = [
+        outside_the_baseline(episode, reward, config.filters)
+        for episode, reward in zip(episodes, rewards, strict=True)
+    ]
+    compared = {
+        index: reward
+        for index, reward in enumerate(rewards)
+        if reward is not None and reasons[index] is None
+    }
+    members: dict[Hashable, list[int]] = {}
+    for index in compared:
+        members.setdefault(group_of(episodes[index]), []).append(index)
+    degenerate = {
+        group
+        for group, indices in members.items()
+        if is_degenerate(np.asarray([compared[i] for i in indices]))
+    }
+    for index in compared:
+        reasons[index] = not_trained(
+            episodes[index],
+            degenerate_group=group_of(episodes[index]) in degenerate,
+            version=version,
+            max_staleness=config.max_staleness,
+            config=config.filters,
+        )
+    account = sum(map(account_of, episodes, reasons), TokenAccount())
+    dropped = [reason.value for reason in reasons if reason is not None]
+    return PreparedStep(
+        items=tuple(
+            item for item in _items(episodes, compared, config) if reasons[item.session] is None
+        ),
+        account=account,
+        rewards=tuple(compared.values()),
+        groups=len(members),
+        degenerate_groups=len(degenerate),
+        sessions_dropped={name: dropped.count(name) for name in sorted(set(dropped))},
+    )
+
+
+def group_of(episode: Episode) -> Hashable:
+    """What a session is compared within: its group, else its task, else itself alone."""
+    return episode.session.group_id or episode.session.task_id or episode.session.id
+
+
+def _items(
+    episodes: Sequence[Episode], compared: dict[int, float], config: GrpoConfig
+) -> list[TrainItem]:
+    """Every branch with something to train, of every session that is compared."""
+    branches = [
+        (index, sample)
+        for index in compared
+        for sample in episodes[index].samples
+        if sample.mask.any() and sample.weight > 0
+    ]
+    # One entry per session, or per session and role: what advantages are normalised over.
+    entries = list(
+        dict.fromkeys(
+            (index, sample.role if config.advantages.per_role else None)
+            for index, sample in branches
+        )
+    )
+    if not config.advantages.per_role:
+        # A session without a branch to train still counts in its group's baseline.
+        entries = [(index, None) for index in compared]
+    advantages = advantages_by_group(
+        [compared[index] for index, _ in entries],
+        [(group_of(episodes[index]), role) for index, role in entries],
+        config.advantages.baseline,
+    )
+    by_entry = dict(zip(entries, advantages, strict=True))
+    return [
+        TrainItem(
+            sample=sample,
+            session=index,
+            group=group_of(episodes[index]),
+            advantage=float(by_entry[index, sample.role if config.advantages.per_role else None]),
+        )
+        for index, sample in branches
+    ]

@@ -1,0 +1,202 @@
+"""New weights to the engine, proven by logprobs, or the old ones back.
+
+:class:`Publisher` writes a model directory ``v00000012/`` once, whole or not at all, and has the
+engine reload from it: any engine, in any process. :class:`MemoryPublisher` hands the tensors to an
+engine in this process. How the change-over is made and checked stands in :mod:`trainer.swap`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import shutil
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from engine.client import EngineRefused
+from engine.embedded.model import WeightsMismatch
+from store.records import PolicyRecord
+from trainer.config import PublishConfig
+from trainer.durable import atomic_directory
+from trainer.model import save_policy
+from trainer.swap import EngineControl, PublishError, VerifiedSwap
+
+Announce = Callable[[int], None]
+"""Told the version that the engine serves from now on, while it is paused."""
+Record = Callable[[PolicyRecord], None]
+"""Given every published version, verified or not."""
+
+
+class Publisher:
+    """Publishes the versions of one run to one engine through directories.
+
+    ``served`` and ``served_version`` are the model directory and policy version that the engine
+    serves now; a failed publish goes back to them.
+    """
+
+    def __init__(
+        self,
+        engine: EngineControl,
+        directory: Path,
+        *,
+        run_id: str,
+        served: Path,
+        served_version: int,
+        probes: Sequence[NDArray[np.int64]],
+        config: PublishConfig | None = None,
+        announce: Announce = lambda _version: None,
+        record: Record = lambda _policy: None,
+    ) -> None:
+        self.engine = engine
+        self.directory = directory
+        self.run_id = run_id
+        self.served = served
+        self.served_version = served_version
+        self.config = config or PublishConfig()
+        self._tokenizer_from = served
+        self._swap = VerifiedSwap(engine, probes, self.config, announce)
+        self._record = record
+
+    def publish(self, model: nn.Module, version: int) -> PolicyRecord:
+        """Write, load and verify ``model`` as ``version``.
+
+        Raises :class:`PublishError` when the engine fails to load it or scores it differently, and
+        :class:`engine.client.EngineError` when it cannot be reached before anything was changed.
+        """
+        before = self._swap.engine_scores()
+        path = self.directory / f"v{version:08d}"
+        with atomic_directory(path) as scratch:
+            save_policy(model, scratch, self._tokenizer_from)
+        digest = weights_digest(path)
+        try:
+            gap = self._swap.run(
+                model,
+                load=lambda: self.engine.reload_weights(path),
+                version=version,
+                restore=lambda: self.engine.reload_weights(self.served),
+                previous=self.served_version,
+                before=before,
+            )
+        except PublishError as error:
+            self._record(_policy(self.run_id, version, error.gap, str(path), digest))
+            raise
+        self.served, self.served_version = path, version
+        self._prune()
+        policy = _policy(self.run_id, version, gap, str(path), digest, verified=True)
+        self._record(policy)
+        return policy
+
+    def _prune(self) -> None:
+        """Remove old published directories; never the one being served."""
+        versions = sorted(path for path in self.directory.glob("v*") if path.is_dir())
+        for path in versions[: -max(1, self.config.keep)]:
+            if path != self.served:
+                shutil.rmtree(path)
+
+
+class InProcessEngine(Protocol):
+    """An engine that takes weights from memory; ``engine.embedded.EmbeddedEngine`` is one."""
+
+    def load_weights(self, state: Mapping[str, Tensor]) -> int: ...
+
+
+class MemoryPublisher:
+    """Publishes the versions of one run to an engine in this process, without touching a disk.
+
+    ``engine`` takes the weights, ``control`` (a client of the same engine) pauses and scores.
+    ``served`` holds the weights that the engine serves now.
+    """
+
+    def __init__(
+        self,
+        engine: InProcessEngine,
+        control: EngineControl,
+        *,
+        run_id: str,
+        served: nn.Module,
+        served_version: int,
+        probes: Sequence[NDArray[np.int64]],
+        config: PublishConfig | None = None,
+        announce: Announce = lambda _version: None,
+        record: Record = lambda _policy: None,
+    ) -> None:
+        self.engine = engine
+        self.run_id = run_id
+        self.served_version = served_version
+        self._served = _copy_of(served)
+        self._swap = VerifiedSwap(control, probes, config or PublishConfig(), announce)
+        self._record = record
+
+    def publish(self, model: nn.Module, version: int) -> PolicyRecord:
+        """Load and verify ``model`` as ``version``; raises as :meth:`Publisher.publish` does."""
+        before = self._swap.engine_scores()
+        state = _copy_of(model)
+        try:
+            gap = self._swap.run(
+                model,
+                load=lambda: self._load(state),
+                version=version,
+                restore=lambda: self._load(self._served),
+                previous=self.served_version,
+                before=before,
+            )
+        except PublishError as error:
+            self._record(_policy(self.run_id, version, error.gap))
+            raise
+        self._served, self.served_version = state, version
+        policy = _policy(self.run_id, version, gap, verified=True)
+        self._record(policy)
+        return policy
+
+    def _load(self, state: Mapping[str, Tensor]) -> None:
+        try:
+            self.engine.load_weights(state)
+        except WeightsMismatch as error:
+            raise EngineRefused(str(error)) from error
+
+
+def _copy_of(model: nn.Module) -> dict[str, Tensor]:
+    """The weights as they are now; training goes on changing the model's own."""
+    return {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
+
+
+def _policy(
+    run_id: str,
+    version: int,
+    gap: float | None,
+    path: str | None = None,
+    digest: str | None = None,
+    *,
+    verified: bool = False,
+) -> PolicyRecord:
+    return PolicyRecord(
+        run_id=run_id,
+        version=version,
+        path=path,
+        digest=digest,
+        verified=verified,
+        logprob_gap=gap if gap is not None and math.isfinite(gap) else None,
+        published_at=time.time(),
+    )
+
+
+def default_probes(vocabulary: int, *, seed: int = 0) -> list[NDArray[np.int64]]:
+    """Sequences of 16 and 64 random token ids: every layer and position counts in their scores."""
+    generator = np.random.default_rng(seed)
+    return [generator.integers(0, vocabulary, length) for length in (16, 64)]
+
+
+def weights_digest(directory: Path) -> str:
+    """SHA-256 hex over the safetensors files of a model directory, in the order of their names."""
+    digest = hashlib.sha256()
+    for path in sorted(directory.glob("*.safetensors")):
+        with path.open("rb") as file:
+            while chunk := file.read(1 << 20):
+                digest.update(chunk)
+    return digest.hexdigest()

@@ -1,0 +1,111 @@
+"""What a GRPO step tells: a value for programs, and flat named numbers for the metric sinks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from store.records import PolicyRecord
+from trainer.prepare import PreparedStep
+from trainer.update import UpdateStats
+
+
+@dataclass(frozen=True, slots=True)
+class StepReport:
+    """One completed step."""
+
+    step: int
+    """From 0."""
+    version: int
+    """Policy version after the step."""
+    sessions: int
+    prepared: PreparedStep
+    update: UpdateStats | None
+    """``None`` when nothing was left to train on; the version then stays."""
+    policy: PolicyRecord | None
+    """What was published, if anything was."""
+    learning_rate: float
+    seconds: Mapping[str, float]
+    """By phase: ``collect``, ``prepare``, ``score`` (old and reference logprobs), ``update``,
+    ``publish``."""
+
+    @property
+    def reward_mean(self) -> float:
+        """Over the sessions that have a reward that counts; NaN when none has."""
+        return float(np.mean(self.prepared.rewards)) if self.prepared.rewards else float("nan")
+
+    @property
+    def logprob_gap(self) -> float | None:
+        """Mean |engine logprob − trainer logprob| over trained tokens, at the sampling version."""
+        return self.update.gap.mean if self.update else None
+
+    def metrics(self) -> dict[str, float]:
+        """The report as named numbers; what was not measured is not there."""
+        return {
+            "policy/version": float(self.version),
+            "policy/learning_rate": self.learning_rate,
+            **self._reward_metrics(),
+            **self._session_metrics(),
+            **self._token_metrics(),
+            **self._update_metrics(),
+            **{f"seconds/{phase}": value for phase, value in self.seconds.items()},
+        }
+
+    def _reward_metrics(self) -> dict[str, float]:
+        rewards = self.prepared.rewards
+        if not rewards:
+            return {}
+        return {
+            "reward/mean": self.reward_mean,
+            "reward/std": float(np.std(rewards)),
+            "reward/min": min(rewards),
+            "reward/max": max(rewards),
+        }
+
+    def _session_metrics(self) -> dict[str, float]:
+        dropped = self.prepared.sessions_dropped
+        return {
+            "sessions/collected": float(self.sessions),
+            "sessions/trained": float(self.sessions - sum(dropped.values())),
+            "groups/collected": float(self.prepared.groups),
+            "groups/zero_variance": float(self.prepared.degenerate_groups),
+            **{f"sessions/dropped/{reason}": float(n) for reason, n in dropped.items()},
+        }
+
+    def _token_metrics(self) -> dict[str, float]:
+        account = self.prepared.account
+        return {
+            "tokens/captured": float(account.captured),
+            "tokens/trained": float(account.trained),
+            "tokens/masked": float(account.masked.total()),
+            "tokens/dropped": float(account.dropped.total()),
+            **{f"tokens/masked/{reason}": float(n) for reason, n in account.masked.items()},
+            **{f"tokens/dropped/{reason}": float(n) for reason, n in account.dropped.items()},
+        }
+
+    def _update_metrics(self) -> dict[str, float]:
+        update = self.update
+        if update is None:
+            return {}
+        loss = update.loss
+        metrics = {
+            "update/loss": loss.loss / len(update.grad_norms),
+            "update/grad_norm": float(np.mean(update.grad_norms)),
+            "update/skipped": float(update.skipped_updates),
+            "update/clip_fraction": loss.mean("clipped"),
+            "update/ratio": loss.mean("ratio"),
+            "update/kl_old": loss.mean("kl_old"),
+            "update/kl_reference": loss.mean("kl_reference"),
+            "update/importance": loss.mean("importance"),
+            "update/importance_capped": loss.mean("importance_capped"),
+            "update/entropy": update.entropy / loss.tokens,
+            "packing/computed_tokens": float(update.computed_tokens),
+            "packing/unshared_tokens": float(update.unshared_tokens),
+            "packing/packs": float(update.packs),
+        }
+        if update.gap.mean is not None:
+            metrics["update/logprob_gap"] = update.gap.mean
+            metrics["update/logprob_gap_max"] = update.gap.largest
+        return metrics

@@ -1,0 +1,147 @@
+"""What supervised fine-tuning learns from: token ids with a mask, of samples or exports."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as parquet
+from numpy.typing import NDArray
+
+from engine.tokenizer import TemplateError, Tokenizer
+from reconstruct.samples import Episode
+from store.records import TokenIds
+
+
+@dataclass(frozen=True, slots=True)
+class SftExample:
+    """One sequence to learn."""
+
+    token_ids: TokenIds
+    """``uint32[T]``"""
+    mask: NDArray[np.bool_]
+    """``bool[T]``: token ``t`` is learned, predicted from ``token_ids[:t]``."""
+
+
+class SftDataError(ValueError):
+    """A training file does not hold what it should; the message names the line or column."""
+
+
+def examples_from_episodes(episodes: Iterable[Episode]) -> list[SftExample]:
+    """The trainable samples of recorded sessions, exactly as they were sampled."""
+    return [
+        SftExample(sample.token_ids, sample.mask)
+        for episode in episodes
+        for sample in episode.samples
+        if sample.mask.any()
+    ]
+
+
+def examples_from_parquet(
+    path: Path, *, ids_column: str = "token_ids", mask_column: str = "mask"
+) -> list[SftExample]:
+    """Examples of a tokens+mask Parquet file: one list of ids and one of booleans per row."""
+    available = parquet.read_schema(path).names
+    for column in (ids_column, mask_column):
+        if column not in available:
+            raise SftDataError(f"{path}: no column {column!r}; there are {', '.join(available)}")
+    table = parquet.read_table(path, columns=[ids_column, mask_column])
+    rows = zip(table[ids_column].to_pylist(), table[mask_column].to_pylist(), strict=True)
+    examples = []
+    for number, (ids, mask) in enumerate(rows):
+        if len(ids) != len(mask):
+            raise SftDataError(
+                f"{path}: row {number} has {len(ids)} ids and {len(mask)} mask flags"
+            )
+        examples.append(
+            SftExample(np.asarray(ids, dtype=np.uint32), np.asarray(mask, dtype=np.bool_))
+        )
+    return [example for example in examples if example.mask.any()]
+
+
+def examples_from_chat_jsonl(path: Path, tokenizer: Tokenizer) -> list[SftExample]:
+    """Examples of an OpenAI chat JSONL file: ``{"messages": […], "tools": […]}`` per line."""
+    examples: list[SftExample] = []
+    with path.open(encoding="utf-8") as lines:
+        for number, line in enumerate(lines, start=1):
+            if not line.strip():
+                continue
+            try:
+                record = json.loads(line)
+                messages = record["messages"]
+            except (ValueError, KeyError, TypeError) as error:
+                raise SftDataError(f"{path}:{number}: not a chat record: {error!r}") from error
+            try:
+                examples.extend(examples_from_chat(messages, record.get("tools"), tokenizer))
+            except (SftDataError, TemplateError) as error:
+                raise SftDataError(f"{path}:{number}: {error}") from error
+    return examples
+
+
+def examples_from_chat(
+    messages: Sequence[Mapping[str, Any]],
+    tools: Sequence[Mapping[str, Any]] | None,
+    tokenizer: Tokenizer,
+) -> Iterator[SftExample]:
+    """Token sequences in which exactly the assistant's replies are learned.
+
+    Each reply is tokenised by itself behind its prompt, as the engine produces it, and learned up
+    to its end-of-turn token. While the template only ever appends, all replies share one example;
+    where it rewrites the history (dropped reasoning, say), a new example begins. An assistant
+    message with ``"weight": 0`` is context only, as in OpenAI's fine-tuning format.
+    """
+    pieces = _Pieces(tokenizer)
+    for index, message in enumerate(messages):
+        if message.get("role") != "assistant" or message.get("weight") == 0:
+            continue
+        prompt = tokenizer.render(messages[:index], tools, add_generation_prompt=True)
+        whole = tokenizer.render(messages[: index + 1], tools, add_generation_prompt=False)
+        if not whole.startswith(prompt):
+            raise SftDataError(
+                f"message {index}: the chat template renders this reply differently from its "
+                "generation prompt, so where the reply begins cannot be told"
+            )
+        if not prompt.startswith(pieces.text):
+            yield pieces.example()
+            pieces = _Pieces(tokenizer)
+        pieces.add_context(prompt[len(pieces.text) :])
+        pieces.add_reply(whole[len(prompt) :])
+    if pieces.text:
+        yield pieces.example()
+
+
+class _Pieces:
+    """A sequence under construction: its text so far, its ids, and which of them are learned."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self.text = ""
+        self._tokenizer = tokenizer
+        self._ids: list[int] = []
+        self._mask: list[bool] = []
+
+    def add_context(self, text: str) -> None:
+        ids = self._tokenizer.encode(text)
+        self.text += text
+        self._ids += ids
+        self._mask += [False] * len(ids)
+
+    def add_reply(self, text: str) -> None:
+        """What follows the end-of-turn token is the template's, not the policy's."""
+        ids = self._tokenizer.encode(text)
+        ends = [i for i, token in enumerate(ids) if token in self._tokenizer.eos_token_ids]
+        length = ends[-1] + 1 if ends else len(ids)
+        self.text += text
+        self._ids += ids
+        self._mask += [True] * length + [False] * (len(ids) - length)
+
+    def example(self) -> SftExample:
+        """Up to the last learned token: just what a recording of the conversation holds."""
+        length = max((i for i, learned in enumerate(self._mask) if learned), default=-1) + 1
+        return SftExample(
+            np.asarray(self._ids[:length], dtype=np.uint32),
+            np.asarray(self._mask[:length], dtype=np.bool_),
+        )

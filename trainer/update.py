@@ -1,0 +1,151 @@
+"""One step's optimizer updates: for each minibatch forward, loss, backward, step."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from trainer.batches import (
+    TrainPack,
+    deal_minibatches,
+    loss_terms,
+    pack_minibatch,
+    with_old_logprobs,
+    with_reference_logprobs,
+)
+from trainer.config import GrpoConfig
+from trainer.losses import LossStats, policy_loss
+from trainer.model import score_pack
+from trainer.optimizer import clip_and_step
+from trainer.prepare import TrainItem
+
+
+@dataclass(frozen=True, slots=True)
+class LogprobGap:
+    """|engine logprob − trainer logprob| of the tokens sampled at the version in training."""
+
+    total: float = 0.0
+    tokens: int = 0
+    largest: float = 0.0
+
+    def __add__(self, other: LogprobGap) -> LogprobGap:
+        return LogprobGap(
+            self.total + other.total,
+            self.tokens + other.tokens,
+            max(self.largest, other.largest),
+        )
+
+    @property
+    def mean(self) -> float | None:
+        """``None`` when no token was sampled at this version."""
+        return self.total / self.tokens if self.tokens else None
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateStats:
+    """What a step's updates did."""
+
+    loss: LossStats = field(default_factory=LossStats)
+    """Sums over all updates of the step."""
+    entropy: float = 0.0
+    """Sum over tokens, nats."""
+    gap: LogprobGap = field(default_factory=LogprobGap)
+    grad_norms: tuple[float, ...] = ()
+    """Per update, before clipping."""
+    skipped_updates: int = 0
+    """Updates not taken because the gradient was not finite."""
+    computed_tokens: int = 0
+    """Tokens of a pass over all packs."""
+    unshared_tokens: int = 0
+    """What they would have been without sharing prefixes."""
+    packs: int = 0
+    scoring_seconds: float = 0.0
+    """Spent on the old and reference policies' logprobs, before the first update."""
+
+    def __add__(self, other: UpdateStats) -> UpdateStats:
+        return replace(
+            self,
+            loss=self.loss + other.loss,
+            entropy=self.entropy + other.entropy,
+            gap=self.gap + other.gap,
+            grad_norms=self.grad_norms + other.grad_norms,
+            skipped_updates=self.skipped_updates + other.skipped_updates,
+        )
+
+
+def update_policy(
+    model: nn.Module,
+    optimizer: Optimizer,
+    items: Sequence[TrainItem],
+    config: GrpoConfig,
+    *,
+    step: int,
+    version: int,
+    reference: nn.Module | None = None,
+) -> UpdateStats:
+    """Train ``model``, whose weights are those of ``version``, on ``items``.
+
+    With a single update the policy's own forward pass is ``π_old``; with more, the logprobs of
+    ``π_old`` are taken for all minibatches before the first.
+    """
+    block_tokens = config.packing.block_tokens
+    started = time.perf_counter()
+    minibatches = [
+        pack_minibatch(part, config)
+        for part in deal_minibatches(items, config.minibatches, (config.seed, step))
+    ]
+    if reference is not None:
+        minibatches = [with_reference_logprobs(reference, m, block_tokens) for m in minibatches]
+    if len(minibatches) * config.epochs > 1:
+        minibatches = [with_old_logprobs(model, m, block_tokens) for m in minibatches]
+    packs = [pack for minibatch in minibatches for pack in minibatch]
+    stats = UpdateStats(
+        computed_tokens=sum(len(pack.pack.token_ids) for pack in packs),
+        unshared_tokens=sum(pack.pack.unshared_tokens for pack in packs),
+        packs=len(packs),
+        scoring_seconds=time.perf_counter() - started,
+    )
+    for epoch in range(config.epochs):
+        for minibatch in minibatches:
+            stats += _update(
+                model, optimizer, minibatch, config, version=version if epoch == 0 else None
+            )
+    return stats
+
+
+def _update(
+    model: nn.Module,
+    optimizer: Optimizer,
+    packs: Sequence[TrainPack],
+    config: GrpoConfig,
+    *,
+    version: int | None,
+) -> UpdateStats:
+    """Accumulate the gradients of ``packs`` and take one optimizer step.
+
+    ``version``: measure the gap of tokens sampled at it; ``None``: they have been measured.
+    """
+    stats = UpdateStats()
+    for pack in packs:
+        scores = score_pack(model, pack.pack, block_tokens=config.packing.block_tokens)
+        terms = loss_terms(pack, scores)
+        loss, sums = policy_loss(terms, config.loss)
+        loss.backward()  # type: ignore[no-untyped-call]
+        stats += UpdateStats(loss=sums, entropy=float(scores.entropies.sum()))
+        if version is not None:
+            stats += UpdateStats(gap=_gap(pack, terms.old_logprobs, version))
+    norm, stepped = clip_and_step(model, optimizer, config.optimizer.grad_clip)
+    return stats + UpdateStats(grad_norms=(norm,), skipped_updates=0 if stepped else 1)
+
+
+def _gap(pack: TrainPack, old_logprobs: Tensor, version: int) -> LogprobGap:
+    """``old_logprobs`` are the policy's before the first update, so at ``version``."""
+    current = pack.versions == version
+    if not bool(current.any()):
+        return LogprobGap()
+    gaps = (old_logprobs.detach().cpu() - pack.behaviour_logprobs)[current].abs()
+    return LogprobGap(float(gaps.sum()), int(current.sum()), float(gaps.max()))
