@@ -20,7 +20,7 @@ and the model's own: numerical noise is far below, another architecture's attent
 
 
 class UnservableModel(Exception):
-    """The model cannot be served exactly by this engine."""
+    """There is no model that can be loaded, or this engine cannot serve it exactly."""
 
 
 class WeightsMismatch(Exception):
@@ -131,7 +131,7 @@ class PackedModel:
 
 
 def load_model(directory: str | Path, dtype: torch.dtype) -> Any:
-    """The causal LM in ``directory``, in evaluation mode."""
+    """The causal LM in ``directory``, in evaluation mode. Raises :class:`UnservableModel`."""
     # A bar per reload would fill the trainer's terminal.
     shows_bars = transformers_logging.is_progress_bar_enabled()
     transformers_logging.disable_progress_bar()
@@ -139,6 +139,8 @@ def load_model(directory: str | Path, dtype: torch.dtype) -> Any:
         model = AutoModelForCausalLM.from_pretrained(
             str(directory), dtype=dtype, local_files_only=True
         )
+    except (OSError, ValueError, RuntimeError, KeyError) as error:
+        raise UnservableModel(f"no loadable causal LM in {directory}: {error}") from error
     finally:
         if shows_bars:
             transformers_logging.enable_progress_bar()
@@ -149,8 +151,8 @@ def load_state(directory: str | Path, dtype: torch.dtype) -> Mapping[str, torch.
     """The weights in ``directory`` by the names of the loaded model."""
     try:
         state: Mapping[str, torch.Tensor] = load_model(directory, dtype).state_dict()
-    except (OSError, ValueError, RuntimeError, KeyError) as error:
-        raise WeightsMismatch(f"no loadable model in {directory}: {error}") from error
+    except UnservableModel as error:
+        raise WeightsMismatch(str(error)) from error
     return state
 
 

@@ -14,7 +14,7 @@ LOGITS = torch.tensor([2.0, 1.0, 0.5, 0.0, -1.0, -3.0])
 PROBABILITIES = LOGITS.softmax(-1)
 
 
-def draws(count: int = 4000, tokens: tuple[int, ...] = (), **fields: Any) -> torch.Tensor:
+def draws(count: int = 1500, tokens: tuple[int, ...] = (), **fields: Any) -> torch.Tensor:
     """Relative frequencies over a regular grid of uniform numbers."""
     sampling = Sampling(max_tokens=1, **fields)
     rows = [SamplingRow(sampling, (index + 0.5) / count, [0, *tokens], 1) for index in range(count)]
@@ -23,12 +23,12 @@ def draws(count: int = 4000, tokens: tuple[int, ...] = (), **fields: Any) -> tor
 
 
 def test_draws_follow_the_softmax() -> None:
-    torch.testing.assert_close(draws(), PROBABILITIES, atol=2e-3, rtol=0)
+    torch.testing.assert_close(draws(), PROBABILITIES, atol=3e-3, rtol=0)
 
 
 def test_temperature_scales_the_logits() -> None:
     expected = (LOGITS / 0.5).softmax(-1)
-    torch.testing.assert_close(draws(temperature=0.5), expected, atol=2e-3, rtol=0)
+    torch.testing.assert_close(draws(temperature=0.5), expected, atol=3e-3, rtol=0)
 
 
 @pytest.mark.parametrize(
@@ -45,7 +45,7 @@ def test_temperature_scales_the_logits() -> None:
 def test_truncation_keeps_the_likeliest_and_renormalises(fields: dict[str, Any], kept: int) -> None:
     expected = torch.zeros(6)
     expected[:kept] = PROBABILITIES[:kept] / PROBABILITIES[:kept].sum()
-    torch.testing.assert_close(draws(**fields), expected, atol=2e-3, rtol=0)
+    torch.testing.assert_close(draws(**fields), expected, atol=3e-3, rtol=0)
 
 
 def test_logprobs_are_those_of_the_unmodified_logits() -> None:
@@ -65,7 +65,7 @@ def test_penalties_lower_what_was_sampled() -> None:
     expected = LOGITS.clone()
     expected[1] -= 2.0
     for found in (once, twice):
-        torch.testing.assert_close(found, expected.softmax(-1), atol=2e-3, rtol=0)
+        torch.testing.assert_close(found, expected.softmax(-1), atol=3e-3, rtol=0)
 
 
 def test_repetition_penalty_also_lowers_the_prompt() -> None:
@@ -73,7 +73,7 @@ def test_repetition_penalty_also_lowers_the_prompt() -> None:
     expected[0] /= 2.0
     expected[5] *= 2.0
     found = draws(tokens=(5,), repetition_penalty=2.0)
-    torch.testing.assert_close(found, expected.softmax(-1), atol=2e-3, rtol=0)
+    torch.testing.assert_close(found, expected.softmax(-1), atol=3e-3, rtol=0)
 
 
 def test_greedy_and_drawn_rows_share_a_batch() -> None:

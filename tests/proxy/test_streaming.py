@@ -145,4 +145,4 @@ def test_several_choices_stream_side_by_side_and_are_each_recorded(
     assert texts == ["The answer is four."] * 2
     sampled = bench.reader.sampled(bench.call().id)
     assert len(sampled) == 2
-    assert [list(one.token_ids) for one in sampled][0] == list(sampled[1].token_ids)
+    assert list(sampled[0].token_ids) == list(sampled[1].token_ids)
