@@ -164,9 +164,9 @@ async def test_a_process_on_another_host_is_trusted_until_its_lease_ends(url, ca
 
 
 async def test_an_idle_writer_keeps_its_lease(url, reader, calls):
-    with Writer(url, lease=0.6) as writer:
+    with Writer(url, lease=1.5) as writer:
         begun = await open_call(writer, calls)
-        await asyncio.sleep(1.0)
+        await asyncio.sleep(2.0)
         engine = connect(url)
         with transaction(engine) as connection:
             connection.execute(update(writers).values(host="elsewhere"))
