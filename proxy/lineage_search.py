@@ -85,17 +85,16 @@ class Search:
     # — the base: following the request down from the roots —
 
     def _deepest(self) -> _Place | None:
-        places = sorted(self._places(None, 0), key=lambda place: -place.end)
+        places = sorted(self._places(), key=lambda place: -place.end)
         for _, equals in groupby(places, key=lambda place: place.end):
             own = [place for place in equals if not self._foreign(place)]
             if own:
                 return own[0] if len(own) == 1 else max(own, key=self._rank)
         return None
 
-    def _places(self, below: Below, start: int) -> Iterator[_Place]:
-        """Every reply below a place that the request repeats whole from unit ``start`` on, with
-        all that was asked in between."""
-        open_ = [(below, start)]
+    def _places(self) -> Iterator[_Place]:
+        """Every reply that the request repeats whole, with its whole history."""
+        open_: list[tuple[Below, int]] = [(None, 0)]
         while open_:
             below, start = open_.pop()
             if start >= len(self.digests):
@@ -178,17 +177,8 @@ class Search:
                 or self._worded_here(unit, at, base)
             )
             if found is not None:
-                return self._deepest_below(found)
+                return found
         return None
-
-    def _deepest_below(self, place: _Place) -> _Place:
-        """The last of the calls below ``place`` that the request goes on to repeat."""
-        below = (place.turn.call_id, place.choice)
-        deepest = place
-        for deeper in self._places(below, place.end):
-            if deeper.end > deepest.end:
-                deepest = deeper
-        return deepest
 
     def _cut_here(self, at: int, base: _Place | None) -> _Place | None:
         above = base.turn if base is not None else None

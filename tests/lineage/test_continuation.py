@@ -279,6 +279,46 @@ def test_a_template_that_looks_at_the_whole_conversation_is_found_out(
     not_local(policy, tokenizer, Message("user", "?"))
 
 
+UNFINDABLE = {
+    "a reply is not rendered": (
+        "{%- for m in messages if m.role != 'assistant' %}<|im_start|>{{ m.content }}<|im_end|>"
+        "{% endfor %}",
+        "does not render what an assistant says",
+    ),
+    "a reply closes in words, differently at the end": (
+        "{%- for m in messages %}{{ m.role }}: {{ m.content }}"
+        "{{ ' (over)' if loop.last else ' (next)' }}{% endfor %}",
+        "closes a reply differently",
+    ),
+    "a reply has an end only at the end": (
+        "{%- for m in messages %}{{ m.role }}: {{ m.content }}"
+        "{{ '<|im_end|>' if loop.last and m.role == 'assistant' }}{% endfor %}",
+        "no special token ends a reply",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", UNFINDABLE)
+def test_an_end_of_reply_that_cannot_be_found_is_a_named_break(
+    policy, tokenizers, tmp_path, case: str
+) -> None:
+    source, objection = UNFINDABLE[case]
+    tokenizer = with_template(tokenizers["qwen3"], tmp_path, source)
+    report = Continuer(tokenizer).report
+    assert not report.tails_local
+    assert any(objection in reason for reason in report.reasons)
+    not_local(policy, tokenizer, Message("user", "?"))
+
+
+def test_an_end_of_turn_that_is_no_token_of_its_own_is_found_out(tokenizers, tmp_path) -> None:
+    source = tokenizers["qwen3"].chat_template_source
+    tokenizer = with_template(tokenizers["qwen3"], tmp_path, source)
+    tokenizer.backend.encode_special_tokens = True
+    report = Continuer(tokenizer).report
+    assert not report.tails_local
+    assert any("not a token of its own" in reason for reason in report.reasons)
+
+
 def test_a_template_without_special_tokens_continues_too(policy, tokenizers, tmp_path) -> None:
     source = (
         "{%- for m in messages %}### {{ m.role }}:\n{{ m.content }}\n\n{% endfor %}"

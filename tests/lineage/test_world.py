@@ -424,7 +424,8 @@ def test_every_request_finds_its_true_parent(events) -> None:
 
 
 @pytest.mark.long
-@settings(max_examples=5000, deadline=None, suppress_health_check=list(HealthCheck))
+@pytest.mark.timeout(3600)
+@settings(max_examples=2000, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.lists(EVENTS, min_size=10, max_size=300))
 def test_every_request_finds_its_true_parent_at_length(events) -> None:
     live(events)
