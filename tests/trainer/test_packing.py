@@ -202,7 +202,7 @@ def test_a_prompt_shared_by_a_batch_is_computed_once():
     assert 300 + 32 * 15 < len(pack.token_ids) <= 300 + 32 * 20
 
 
-@settings(deadline=None, max_examples=20)
+@settings(max_examples=20)
 @given(sequences())
 def test_tree_and_padded_packs_score_alike(double_policy_shared, made):
     scored = {}
