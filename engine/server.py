@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import hmac
+import logging
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import Final
 from uuid import uuid4
 
@@ -14,12 +15,12 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from engine import contract
-from engine.backend import Backend, PauseMode, PromptLogprob
-from engine.chat import ChatWriter, ChoiceFold, ReplyHead, chat_reply
-from engine.completions import CompletionFold, completion_chunk, completion_reply
+from engine.backend import Backend, PauseMode
+from engine.chat import ReplyHead
 from engine.detokenizer import Vocabulary
 from engine.errors import ConnectionCut, RequestRefused, unknown_model
-from engine.generation import ChoicePlan, plan_chat, plan_completion, render, running
+from engine.generation import plan_chat, plan_completion, render
+from engine.replies import chat_events, completion_events, whole_chat, whole_completion
 from engine.requests import (
     ChatBody,
     CompletionBody,
@@ -29,9 +30,15 @@ from engine.requests import (
     check_completion,
     read_body,
 )
-from engine.transport import ClientGone, CutResponse, EventStream, JsonResponse
-from engine.transport import unless_client_leaves as unless_gone
-from engine.wire import event, usage
+from engine.transport import (
+    ClientGone,
+    CutResponse,
+    EventStream,
+    JsonResponse,
+    unless_client_leaves,
+)
+
+logger = logging.getLogger(__name__)
 
 Handler = Callable[[Request], Awaitable[Response]]
 
@@ -67,7 +74,8 @@ def make_app(
                 path, _guarded(handler, None if path == contract.HEALTH else api_key), methods=[m]
             )
             for m, path, handler in routes
-        ]
+        ],
+        exception_handlers={Exception: _internal_error},
     )
 
 
@@ -89,9 +97,10 @@ class EngineFace:
         head = self._head("chatcmpl", request)
         headers = {"x-request-id": _request_id(request)}
         if body.stream:
-            events = self._chat_events(body, head, plans)
+            events = chat_events(body, head, plans, self._backend, self._vocabulary)
             return EventStream(await _primed(events), headers)
-        reply = await unless_gone(request.receive, self._chat_reply(body, head, plans))
+        whole = whole_chat(body, head, plans, self._backend, self._vocabulary)
+        reply = await unless_client_leaves(request.receive, whole)
         return JsonResponse(reply, headers=headers)
 
     async def completions(self, request: Request) -> Response:
@@ -102,9 +111,10 @@ class EngineFace:
         head = self._head("cmpl", request)
         headers = {"x-request-id": _request_id(request)}
         if body.stream:
-            events = self._completion_events(body, head, plans)
+            events = completion_events(body, head, plans, self._backend, self._vocabulary)
             return EventStream(await _primed(events), headers)
-        reply = await unless_gone(request.receive, self._completion_reply(body, head, plans))
+        whole = whole_completion(body, head, plans, self._backend, self._vocabulary)
+        reply = await unless_client_leaves(request.receive, whole)
         return JsonResponse(reply, headers=headers)
 
     async def tokenize(self, request: Request) -> Response:
@@ -198,86 +208,6 @@ class EngineFace:
             f"{prefix}-{_request_id(request)}", int(time.time()), self._backend.card.id
         )
 
-    async def _chat_events(
-        self, body: ChatBody, head: ReplyHead, plans: Sequence[ChoicePlan]
-    ) -> AsyncGenerator[bytes]:
-        writer = ChatWriter(body, head, self._vocabulary)
-        prompt_ids = plans[0].prompt.token_ids
-        begun, cached = False, 0
-        async with running(plans, self._backend) as progress:
-            yield b""  # Admitted: from here on the reply is a stream.
-            async for item in progress:
-                if not begun:
-                    begun, cached = True, item.cached_tokens
-                    for chunk in writer.begin(prompt_ids):
-                        yield event(chunk)
-                yield event(writer.write(item.piece))
-        if body.include_usage:
-            sampled = sum(plan.reader.sampled for plan in plans)
-            yield event(writer.usage(len(prompt_ids), sampled, cached))
-
-    async def _chat_reply(
-        self, body: ChatBody, head: ReplyHead, plans: Sequence[ChoicePlan]
-    ) -> dict[str, object]:
-        folds = [ChoiceFold(plan.reader.index) for plan in plans]
-        cached: int | None = None
-        scored: Sequence[PromptLogprob | None] | None = None
-        async with running(plans, self._backend) as progress:
-            async for item in progress:
-                cached = item.cached_tokens if cached is None else cached
-                scored = scored or item.prompt_logprobs
-                folds[item.piece.index].add(item.piece, body)
-        prompt_ids = plans[0].prompt.token_ids
-        return chat_reply(body, head, self._vocabulary, prompt_ids, folds, cached or 0, scored)
-
-    def _completion_folds(
-        self, body: CompletionBody, plans: Sequence[ChoicePlan]
-    ) -> list[CompletionFold]:
-        return [
-            CompletionFold(plan.reader.index, plan.prompt.token_ids, body, self._vocabulary)
-            for plan in plans
-        ]
-
-    async def _completion_events(
-        self, body: CompletionBody, head: ReplyHead, plans: Sequence[ChoicePlan]
-    ) -> AsyncGenerator[bytes]:
-        folds = self._completion_folds(body, plans)
-        cached = [0] * len(plans)
-        started: set[int] = set()
-        async with running(plans, self._backend) as progress:
-            yield b""
-            async for item in progress:
-                index = item.piece.index
-                first = index not in started
-                if first:
-                    started.add(index)
-                    cached[index] = item.cached_tokens
-                choice = folds[index].write_piece(item.piece, first=first)
-                yield event(completion_chunk(head, [choice]))
-        if body.include_usage:
-            totals = usage(
-                sum(len(plan.prompt.token_ids) for plan in plans[:: body.choices]),
-                sum(plan.reader.sampled for plan in plans),
-                sum(cached[:: body.choices]),
-            )
-            yield event(completion_chunk(head, []) | {"usage": totals})
-
-    async def _completion_reply(
-        self, body: CompletionBody, head: ReplyHead, plans: Sequence[ChoicePlan]
-    ) -> dict[str, object]:
-        folds = self._completion_folds(body, plans)
-        cached = [-1] * len(plans)
-        async with running(plans, self._backend) as progress:
-            async for item in progress:
-                index = item.piece.index
-                if cached[index] < 0:
-                    cached[index] = item.cached_tokens
-                fold = folds[index]
-                fold.scored = fold.scored or item.prompt_logprobs
-                fold.add(item.piece)
-        prompts = [plan.prompt.token_ids for plan in plans[:: body.choices]]
-        return completion_reply(head, folds, prompts, sum(cached[:: body.choices]))
-
 
 async def _primed(events: AsyncGenerator[bytes]) -> AsyncGenerator[bytes]:
     """``events`` after the backend has admitted the request, so that a refusal keeps its status."""
@@ -313,7 +243,8 @@ def _guarded(handler: Handler, api_key: str | None) -> Handler:
 
 
 async def _internal_error(request: Request, error: Exception) -> Response:
-    """A bug, in the contract's shape; the server still raises it, for its log."""
+    """A bug, in the contract's shape; it is logged here and raised on by the framework."""
+    logger.error("%s %s failed", request.method, request.url.path, exc_info=error)
     refusal = RequestRefused(repr(error), status=500, kind="InternalServerError")
     return JsonResponse(refusal.body(), status_code=refusal.status)
 

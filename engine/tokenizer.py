@@ -115,17 +115,22 @@ class Tokenizer:
             )
         except jinja2.TemplateError as error:
             raise TemplateError(str(error)) from error
+        except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as error:
+            # The template did something with a value of these messages that does not work on it.
+            raise TemplateError(f"the chat template cannot render this: {error!r}") from error
 
 
 def template_message(message: Mapping[str, Any]) -> dict[str, Any]:
     """A chat message as vLLM hands it to the template.
 
-    Text parts are joined to a string, tool-call arguments are parsed to objects, and reasoning is
-    readable under both of its names.
+    Text parts are joined to a string, missing content is the empty string, tool-call arguments are
+    parsed to objects, and reasoning is readable under both of its names.
     """
     shaped = dict(message)
     content = shaped.get("content")
-    if isinstance(content, list):
+    if content is None:
+        shaped["content"] = ""
+    elif isinstance(content, list):
         texts = [part.get("text") for part in content if part.get("type") == "text"]
         if len(texts) == len(content):
             shaped["content"] = "\n".join(text or "" for text in texts)
@@ -138,6 +143,8 @@ def template_message(message: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _template_tool_call(call: Mapping[str, Any]) -> dict[str, Any]:
+    if not isinstance(call.get("function"), Mapping):
+        raise TemplateError("a tool call without a function")
     function = dict(call["function"])
     arguments = function.get("arguments")
     if isinstance(arguments, str):

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from urllib.parse import parse_qsl
 
-from proxy.canonical import ApiError, DialectName, Request
+from proxy.canonical import ApiError, Request
 from proxy.client import Client, ClientGone
 from proxy.continuation import Prompt
 from proxy.dialects.registry import COUNTING, DIALECTS
@@ -21,6 +22,8 @@ from proxy.sessions import Caller, store_unavailable
 from store.errors import StoreUnavailable
 from store.records import CallBegun, Continuation, SessionRecord, new_id
 
+log = logging.getLogger("bridle.proxy")
+
 
 class DataPlane:
     """Serves what harnesses ask."""
@@ -33,20 +36,32 @@ class DataPlane:
         try:
             await self._dispatch(route, client)
         except ApiError as error:
-            await self.refuse(route.dialect, client, error)
+            await self._refuse(route, client, error)
         except ClientGone:
             self._services.metrics.refused.labels(route.dialect, "client_disconnected").inc()
+        except Exception:
+            log.exception("internal_error path=%s", client.scope["path"])
+            if client.started:
+                raise
+            told = ApiError("internal", "the proxy failed; its log says why", status=500)
+            await self._refuse(route, client, told)
 
-    async def refuse(self, dialect: DialectName, client: Client, error: ApiError) -> None:
-        self._services.metrics.refused.labels(dialect, error.kind).inc()
-        await client.refuse(DIALECTS[dialect].error(error))
+    async def _refuse(
+        self, route: Route, client: Client, error: ApiError, *headers: tuple[str, str]
+    ) -> None:
+        self._services.metrics.refused.labels(route.dialect, error.kind).inc()
+        await client.refuse(DIALECTS[route.dialect].error(error), headers)
 
     async def _dispatch(self, route: Route, client: Client) -> None:
         method = client.scope["method"]
         if client.headers.get("upgrade", "").lower() == "websocket":
-            raise ApiError("invalid_request", "WebSocket is not served; use HTTP", status=426)
+            told = ApiError("invalid_request", "WebSocket is not served; use HTTP", status=426)
+            await self._refuse(route, client, told, ("upgrade", "HTTP/1.1"))
+            return
         if method != route.method and not (route.method == "GET" and method == "HEAD"):
-            raise ApiError("invalid_request", f"use {route.method} here, not {method}", status=405)
+            told = ApiError("invalid_request", f"use {route.method} here, not {method}", status=405)
+            await self._refuse(route, client, told, ("allow", route.method))
+            return
         if sum(len(name) + len(value) for name, value in client.scope["headers"]) > (
             self._services.settings.limits.header_bytes
         ):

@@ -41,7 +41,8 @@ class PackingConfig:
     without sharing. ``padded``: one row per sample, padded on the right; for models whose
     attention cannot be replaced."""
     max_tokens: int = 8_192
-    """Most tokens computed in one forward pass; a session larger than that gets its own."""
+    """Most tokens computed in one forward pass. A session larger than that gets its own, in which
+    a tree also takes others that share its prefix, up to twice the tokens."""
     block_tokens: int = 256
     """Queries per attention call. Small blocks waste less, large ones call less often."""
 

@@ -34,6 +34,10 @@ class SequenceKV:
     def nbytes(self) -> int:
         return sum(buffer.nbytes for buffer in self._layers.values())
 
+    @property
+    def bytes_per_token(self) -> int:
+        return self.nbytes // max(self._capacity, 1)
+
     def reserve(self, length: int) -> None:
         """Make room for ``length`` tokens in all."""
         if length <= self._capacity:

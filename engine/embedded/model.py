@@ -20,7 +20,7 @@ and the model's own: numerical noise is far below, another architecture's attent
 
 
 class UnservableModel(Exception):
-    """The model cannot be served exactly by this engine."""
+    """There is no model that can be loaded, or this engine cannot serve it exactly."""
 
 
 class WeightsMismatch(Exception):
@@ -35,6 +35,8 @@ class PackedModel:
         self._dtype = dtype
         self._model = load_model(directory, dtype).to(self.device)
         self.vocab_size = int(self._model.config.get_text_config().vocab_size)
+        self.kv_bytes_per_token = 0
+        """Memory of one computed token; measured by the probe."""
         self._probe()
 
     @property
@@ -124,18 +126,21 @@ class PackedModel:
         rows.append(self.forward(tokens, [], chunks, range(3, 3 + second)))
         for token_id in ids[first + second :]:
             rows.append(self.forward([ids[0], token_id], [other, kv], [], [1]))
+        self.kv_bytes_per_token = kv.bytes_per_token
         return torch.cat(rows)
 
 
 def load_model(directory: str | Path, dtype: torch.dtype) -> Any:
-    """The causal LM in ``directory``, in evaluation mode."""
+    """The causal LM in ``directory``, in evaluation mode. Raises :class:`UnservableModel`."""
     # A bar per reload would fill the trainer's terminal.
     shows_bars = transformers_logging.is_progress_bar_enabled()
     transformers_logging.disable_progress_bar()
     try:
         model = AutoModelForCausalLM.from_pretrained(
-            str(directory), dtype=dtype, attn_implementation="sdpa", local_files_only=True
+            str(directory), dtype=dtype, local_files_only=True
         )
+    except (OSError, ValueError, RuntimeError, KeyError) as error:
+        raise UnservableModel(f"no loadable causal LM in {directory}: {error}") from error
     finally:
         if shows_bars:
             transformers_logging.enable_progress_bar()
@@ -146,8 +151,8 @@ def load_state(directory: str | Path, dtype: torch.dtype) -> Mapping[str, torch.
     """The weights in ``directory`` by the names of the loaded model."""
     try:
         state: Mapping[str, torch.Tensor] = load_model(directory, dtype).state_dict()
-    except (OSError, ValueError, RuntimeError, KeyError) as error:
-        raise WeightsMismatch(f"no loadable model in {directory}: {error}") from error
+    except UnservableModel as error:
+        raise WeightsMismatch(str(error)) from error
     return state
 
 

@@ -201,7 +201,11 @@ class Scheduler:
         return SequenceKV(self.version) if best is None else best.prefix(length)
 
     def _running_bytes(self) -> int:
-        return sum(_kv(sequence).nbytes for sequence in self.running)
+        """Memory of the running sequences, once their tokens so far are computed."""
+        per_token = self.model.kv_bytes_per_token
+        return sum(
+            max(_kv(sequence).nbytes, len(sequence.tokens) * per_token) for sequence in self.running
+        )
 
     def _share_budget(self) -> tuple[list[Generation], list[tuple[Generation, int]]]:
         """Who decodes, and how many tokens of which prompts are computed in this step."""

@@ -192,6 +192,8 @@ def _prompt(wire: str | list[Any]) -> str | tuple[int, ...]:
     """One prompt: text, token ids, or a list of one of these."""
     if isinstance(wire, str):
         return wire
+    if not wire:
+        raise openai.invalid("the prompt is empty", "prompt")
     if len(wire) == 1 and isinstance(wire[0], str | list):
         return _prompt(wire[0])
     try:

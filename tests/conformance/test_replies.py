@@ -72,7 +72,7 @@ def test_the_stream_folds_to_the_unstreamed_reply(api: Any, asked: str) -> None:
 
 
 def test_the_first_chunk_is_the_role_chunk_and_carries_the_prompt_ids(api: Any) -> None:
-    chunks = api.stream("text")
+    chunks = api.fine_stream("text")
     assert chunks[0]["choices"][0]["delta"]["role"] == "assistant"
     assert chunks[0]["prompt_token_ids"] == api.chat("text")["prompt_token_ids"]
     assert not chunks[0]["choices"][0].get("token_ids")
@@ -91,7 +91,7 @@ def test_usage_comes_in_a_last_chunk_without_choices(api: Any) -> None:
 
 
 def test_no_chunk_cuts_a_character_in_two(api: Any) -> None:
-    chunks = api.stream("unicode")
+    chunks = api.fine_stream("unicode")
     assert api.fold(chunks).content == text_of(api, "unicode")
     assert not any("\ufffd" in str(chunk["choices"][0]["delta"]) for chunk in chunks)
 

@@ -34,7 +34,7 @@ def test_without_parallel_calls_only_the_first_is_shown_and_all_tokens_are(api: 
 def test_a_streamed_call_gives_its_name_first_and_its_arguments_in_pieces(api: Any) -> None:
     pieces = [
         call
-        for chunk in api.stream("call")
+        for chunk in api.fine_stream("call")
         for choice in chunk["choices"]
         for call in choice["delta"].get("tool_calls") or ()
     ]
@@ -48,7 +48,7 @@ def test_a_streamed_call_gives_its_name_first_and_its_arguments_in_pieces(api: A
 
 
 def test_chunks_whose_text_a_parser_holds_back_still_carry_their_tokens(api: Any) -> None:
-    chunks = api.stream("call")
+    chunks = api.fine_stream("call")
     silent = [
         choice
         for chunk in chunks

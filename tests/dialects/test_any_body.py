@@ -10,7 +10,18 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from proxy.canonical import ApiError, Finished, Request, Started, TextDelta, ToolCallDelta, Usage
+from proxy.canonical import (
+    ApiError,
+    ChoiceReply,
+    Finished,
+    Reply,
+    Request,
+    Started,
+    TextDelta,
+    ToolCall,
+    ToolCallDelta,
+    Usage,
+)
 from proxy.dialects.google import GoogleDialect
 from proxy.dialects.messages import MessagesDialect
 from proxy.dialects.responses import ResponsesDialect
@@ -235,3 +246,32 @@ def test_arbitrary_bytes_are_a_400(body: bytes) -> None:
     for parse, _ in PARSERS:
         with pytest.raises(ApiError):
             parse(body)
+
+
+@pytest.mark.parametrize("depth", [230, 240, 244, 248, 252, 256, 400, 1100])
+def test_no_depth_of_nesting_breaks_a_request_or_a_reply(depth: int) -> None:
+    deep: Any = b'{"a":' * depth + b"1" + b"}" * depth
+    tool = b'{"type":"function","name":"f","parameters":%b}' % deep
+    bodies = [
+        (_responses, b'{"model":"m","input":"hi","tools":[%b]}' % tool),
+        (_messages, orjson.dumps(MESSAGES_BODY).replace(b'{"a":1}', deep)),
+        (_google, orjson.dumps(GOOGLE_BODY).replace(b'{"a":1}', deep)),
+    ]
+    for parse, body in bodies:
+        parsed = outcome(parse, body)
+        if isinstance(parsed, ApiError):
+            assert parsed.status == 400
+            parsed = parse(orjson.dumps(_valid(parse)))
+        dialect = DIALECTS[parsed.dialect]
+        minted = dialect.mint("call_" + "a" * 24, 0, "m")
+        emitter = dialect.emitter(parsed, minted)
+        call = ToolCallDelta(0, "call_x", "f", deep.decode())
+        for event in (Started(1), call, Finished("tool_calls"), Usage(1, 1)):
+            emitter.event(event)
+        assert emitter.end()
+        choice = ChoiceReply(tool_calls=[ToolCall("call_x", "f", deep.decode())])
+        assert dialect.reply(parsed, minted, Reply(choices=[choice]))
+
+
+def _valid(parse: Callable[[bytes], Request]) -> dict[str, Any]:
+    return next(body for parser, body in PARSERS if parser is parse)

@@ -95,3 +95,19 @@ def test_gemini_cli_drops_thoughts_but_echoes_signatures() -> None:
     assert all(message.reasoning is None for message in request.messages)
     assert request.context.thoughts
     assert {note.name for note in request.notes} == {"field_dropped"}
+
+
+def test_codex_code_mode_brings_its_tools_inside_the_conversation() -> None:
+    """Two-level names, freeform tools and tools that come as an item: all of them at once."""
+    body = (FIXTURES / "codex_code_mode.json").read_bytes()
+    request = ResponsesDialect().parse(body, {}, {})
+    names = [tool["function"]["name"] for tool in request.tools]
+    turn, result = request.messages[-2:]
+
+    assert names[0] == "functions__exec"
+    assert "clock__sleep" in names
+    assert turn.tool_calls[0].name == "functions__exec"
+    assert turn.tool_calls[0].arguments == '{"input":"text(\\"hé \\" + (1+1))"}'
+    assert result.tool_call_id == turn.tool_calls[0].id
+    assert turn.reasoning == "Let me think."
+    assert request.context.tools.name("functions__exec").kind == "custom"

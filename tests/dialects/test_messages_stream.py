@@ -209,6 +209,34 @@ def test_a_reply_without_content_is_still_a_message(
         assert stream.get_final_message().content == []
 
 
+@pytest.mark.parametrize(
+    ("texts", "called", "shown"),
+    [
+        (["\n", "\n"], True, None),
+        (["\n\n", "Hi"], True, "\n\nHi"),
+        (["\n\n"], False, "\n\n"),
+    ],
+)
+def test_blank_text_is_shown_only_with_other_text_or_alone(
+    streamed: Callable[..., bytes],
+    mint: Any,
+    fold: Any,
+    call_id: str,
+    texts: list[str],
+    called: bool,
+    shown: str | None,
+) -> None:
+    call = [ToolCallDelta(0, f"{call_id}00", "look", "{}")] if called else []
+    said = [Started(1), *map(TextDelta, texts), *call, Finished("stop"), Usage(1, 1)]
+    events = events_of(streamed(DIALECT, request(), said))
+    plain = orjson.loads(DIALECT.reply(request(), mint(DIALECT, request()), fold(said)))
+
+    deltas = [event["delta"].get("text") for event in events if "delta" in event]
+    assert "".join(text for text in deltas if text) == (shown or "")
+    texts_shown = [block["text"] for block in plain["content"] if block["type"] == "text"]
+    assert texts_shown == ([shown] if shown else [])
+
+
 def test_nothing_that_completes_the_last_block_comes_before_the_end(
     mint: Any, call_id: str
 ) -> None:

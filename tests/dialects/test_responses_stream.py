@@ -241,6 +241,35 @@ def test_a_cut_reply_is_incomplete(
     ]
 
 
+@pytest.mark.parametrize(
+    ("texts", "called", "shown"),
+    [
+        (["\n", "\n"], True, None),
+        (["\n\n", "Hi"], True, "\n\nHi"),
+        (["Hi", "\n"], True, "Hi\n"),
+        (["\n\n"], False, "\n\n"),
+    ],
+)
+def test_blank_text_is_shown_only_with_other_text_or_alone(
+    streamed: Callable[..., bytes],
+    mint: Any,
+    fold: Any,
+    call_id: str,
+    texts: list[str],
+    called: bool,
+    shown: str | None,
+) -> None:
+    call = [ToolCallDelta(0, f"{call_id}00", "look", "{}")] if called else []
+    said = [ReasoningDelta("hm"), *map(TextDelta, texts), *call, Finished("stop"), Usage(1, 1)]
+    asked = request()
+    response = events_of(streamed(DIALECT, asked, said))[-1]["response"]
+    plain = orjson.loads(DIALECT.reply(asked, mint(DIALECT, asked), fold(said)))
+
+    messages = [item for item in response["output"] if item["type"] == "message"]
+    assert [item["content"][0]["text"] for item in messages] == ([shown] if shown else [])
+    assert response == plain
+
+
 def test_nothing_that_completes_the_last_item_comes_before_the_end(mint: Any, call_id: str) -> None:
     asked = request()
     emitter = DIALECT.emitter(asked, mint(DIALECT, asked))

@@ -111,7 +111,10 @@ def test_another_token_at_the_end_of_a_reply(policy, tokenizers) -> None:
 
 def test_text_that_the_harness_stripped(policy, tokenizers) -> None:
     session = begun(
-        policy, tokenizers["chatml_kept"], "A house.\n<|im_end|>", Message("assistant", "A house.\n")
+        policy,
+        tokenizers["chatml_kept"],
+        "A house.\n<|im_end|>",
+        Message("assistant", "A house.\n"),
     )
     echo(session, content="A house.")
     assert verdict(session, NEXT) is BreakReason.EDITED
@@ -142,7 +145,11 @@ def test_an_earlier_turn_written_differently(policy, tokenizers) -> None:
 
 def test_tools_that_the_template_moves(policy, tokenizers) -> None:
     session = begun(
-        policy, tokenizers["mistral"], " A house.</s>", Message("assistant", "A house."), tools=TOOLS
+        policy,
+        tokenizers["mistral"],
+        " A house.</s>",
+        Message("assistant", "A house."),
+        tools=TOOLS,
     )
     assert verdict(session, NEXT) is BreakReason.TEMPLATE_REWROTE_HISTORY
 

@@ -152,9 +152,7 @@ def test_a_reply_without_its_end_gets_one(policy, tokenizer) -> None:
 def test_another_stop_token_than_the_templates_is_kept(policy, tokenizers, stop: str) -> None:
     tokenizer = tokenizers["chatml_kept"]
     session = policy(tokenizer)
-    session.reply(
-        "Yes.", sampled=tokenizer.encode(f"Yes.{stop}"), new=[Message("user", "Is it?")]
-    )
+    session.reply("Yes.", sampled=tokenizer.encode(f"Yes.{stop}"), new=[Message("user", "Is it?")])
     _, _, prompt = session.ask(Message("user", "Go on."))
     text = tokenizer.decode(prompt.token_ids.tolist())
     assert text.endswith(f"Yes.{stop}\n<|im_start|>user\nGo on.<|im_end|>\n<|im_start|>assistant\n")
@@ -166,17 +164,17 @@ def test_tails_of_several_turns_and_late_system_messages_are_exact(policy, token
     new = [*session.results("1"), Message("system", "Be brief."), Message("user", "And?")]
     _, _, prompt = session.ask(*new)
     assert prompt.break_reason is None
-    assert tokenizers["qwen3"].decode(prompt.token_ids.tolist()).endswith(
-        session.rendered().partition("<tool_response>")[2]
+    assert (
+        tokenizers["qwen3"]
+        .decode(prompt.token_ids.tolist())
+        .endswith(session.rendered().partition("<tool_response>")[2])
     )
 
 
 def test_template_arguments_of_the_request_reach_the_tail(policy, tokenizers) -> None:
     session = policy(tokenizers["qwen3"])
     session.reply("Yes.", new=[Message("user", "Is it?")])
-    _, _, prompt = session.ask(
-        Message("user", "Sure?"), template_kwargs={"enable_thinking": False}
-    )
+    _, _, prompt = session.ask(Message("user", "Sure?"), template_kwargs={"enable_thinking": False})
     assert tokenizers["qwen3"].decode(prompt.token_ids.tolist()).endswith("<think>\n\n</think>\n\n")
 
 
@@ -279,6 +277,46 @@ def test_a_template_that_looks_at_the_whole_conversation_is_found_out(
     assert (report.usable, report.tails_local) == (True, False)
     assert any("read differently" in reason for reason in report.reasons)
     not_local(policy, tokenizer, Message("user", "?"))
+
+
+UNFINDABLE = {
+    "a reply is not rendered": (
+        "{%- for m in messages if m.role != 'assistant' %}<|im_start|>{{ m.content }}<|im_end|>"
+        "{% endfor %}",
+        "does not render what an assistant says",
+    ),
+    "a reply closes in words, differently at the end": (
+        "{%- for m in messages %}{{ m.role }}: {{ m.content }}"
+        "{{ ' (over)' if loop.last else ' (next)' }}{% endfor %}",
+        "closes a reply differently",
+    ),
+    "a reply has an end only at the end": (
+        "{%- for m in messages %}{{ m.role }}: {{ m.content }}"
+        "{{ '<|im_end|>' if loop.last and m.role == 'assistant' }}{% endfor %}",
+        "no special token ends a reply",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", UNFINDABLE)
+def test_an_end_of_reply_that_cannot_be_found_is_a_named_break(
+    policy, tokenizers, tmp_path, case: str
+) -> None:
+    source, objection = UNFINDABLE[case]
+    tokenizer = with_template(tokenizers["qwen3"], tmp_path, source)
+    report = Continuer(tokenizer).report
+    assert not report.tails_local
+    assert any(objection in reason for reason in report.reasons)
+    not_local(policy, tokenizer, Message("user", "?"))
+
+
+def test_an_end_of_turn_that_is_no_token_of_its_own_is_found_out(tokenizers, tmp_path) -> None:
+    source = tokenizers["qwen3"].chat_template_source
+    tokenizer = with_template(tokenizers["qwen3"], tmp_path, source)
+    tokenizer.backend.encode_special_tokens = True
+    report = Continuer(tokenizer).report
+    assert not report.tails_local
+    assert any("not a token of its own" in reason for reason in report.reasons)
 
 
 def test_a_template_without_special_tokens_continues_too(policy, tokenizers, tmp_path) -> None:

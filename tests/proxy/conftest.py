@@ -93,7 +93,7 @@ def start_proxy(tmp_path: Path) -> Iterator[StartProxy]:
 
     def start(upstream_url: str, **fields: Any) -> Bench:
         settings = ProxySettings(upstream_url=upstream_url, store_url=str(path), **fields)
-        server = ProxyServer(settings)
+        server = ProxyServer(settings, grace_s=1)
         server.start()
         bench = Bench(server, Reader(str(path)), path, settings)
         running.append(bench)
@@ -171,9 +171,9 @@ def until() -> Callable[[Callable[[], bool]], None]:
     """Waits until something becomes true, for what happens after a client has left."""
 
     def wait(condition: Callable[[], bool]) -> None:
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 30
         while not condition():
-            assert time.monotonic() < deadline, "it did not come true within 10 s"
+            assert time.monotonic() < deadline, "it did not come true within 30 s"
             time.sleep(0.01)
 
     return wait

@@ -6,9 +6,11 @@ import os
 import pwd
 import shutil
 import socket
+import sqlite3
 import subprocess
 import tempfile
 import time
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -88,7 +90,7 @@ def url(request, tmp_path):
     if request.param == "sqlite":
         address = str(tmp_path / "store" / "bridle.db")
     else:
-        address = request.getfixturevalue("postgres").new_database()
+        address = request.getfixturevalue("postgres").empty_database()
     migrate(address)
     return address
 
@@ -105,6 +107,30 @@ def reader(url):
         yield opened
 
 
+@pytest.fixture
+def held(url):
+    """``with held():`` no transaction goes on: another connection has the write lock.
+
+    A record put in meanwhile starts a transaction that waits; those after it gather.
+    """
+
+    @contextmanager
+    def hold():
+        if url.startswith("postgresql"):
+            with psycopg.connect(url) as connection:
+                connection.execute("LOCK TABLE writers IN ACCESS EXCLUSIVE MODE")
+                yield
+                connection.rollback()
+        else:
+            connection = sqlite3.connect(url, isolation_level=None)
+            connection.execute("BEGIN IMMEDIATE")
+            yield
+            connection.rollback()
+            connection.close()
+
+    return hold
+
+
 class Postgres:
     """A server of our own in a temporary folder, on loopback."""
 
@@ -117,23 +143,23 @@ class Postgres:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             self.port = probe.getsockname()[1]
-        self._count = 0
 
     def start(self) -> None:
-        options = f"-c listen_addresses=127.0.0.1 -p {self.port} -k {self.folder}"
+        # The machine does not lose power in these tests.
+        options = f"-c listen_addresses=127.0.0.1 -c fsync=off -p {self.port} -k {self.folder}"
         log = f"{self.folder}/log"
         self._run("pg_ctl", "-D", f"{self.folder}/data", "-w", "-l", log, "-o", options, "start")
 
     def stop(self, mode: str = "immediate") -> None:
         self._run("pg_ctl", "-D", f"{self.folder}/data", "-w", "-m", mode, "stop")
 
-    def new_database(self) -> str:
-        self._count += 1
-        name = f"store_{self._count}"
-        server = f"postgresql://bridle@127.0.0.1:{self.port}"
-        with psycopg.connect(f"{server}/postgres", autocommit=True) as connection:
-            connection.execute(f"CREATE DATABASE {name}")
-        return f"{server}/{name}"
+    def empty_database(self) -> str:
+        """The server's one database, emptied: making one takes a second, emptying it does not."""
+        url = f"postgresql://bridle@127.0.0.1:{self.port}/postgres"
+        with psycopg.connect(url, autocommit=True) as connection:
+            connection.execute("DROP SCHEMA public CASCADE")
+            connection.execute("CREATE SCHEMA public")
+        return url
 
     def _run(self, program: str, *arguments: str) -> None:
         subprocess.run(

@@ -69,9 +69,8 @@ async def test_a_database_locked_for_too_long_refuses_and_recovers(path, calls, 
         session = calls.session()
         await writer.create_session(session)
         first = await recorded(writer, session, calls)
-        with Lock(path):
-            with pytest.raises(StoreUnavailable, match="locked"):
-                await recorded(writer, session, calls, (1, 2, 3, 4), (5,))
+        with Lock(path), pytest.raises(StoreUnavailable, match="locked"):
+            await recorded(writer, session, calls, (1, 2, 3, 4), (5,))
         assert writer.stats.failed >= 1
         last = await recorded(writer, session, calls, (1, 2, 3, 4, 6), (7,))
         assert reader.prompt_token_ids(last.id).tolist() == [1, 2, 3, 4, 6]
@@ -95,13 +94,17 @@ async def test_a_full_disk_refuses_at_once_and_recovers(path, calls):
             session = calls.session()
             await writer.create_session(session)
             kept = []
-            with pytest.raises(StoreUnavailable, match="full"):
+
+            async def fill():
                 for _ in range(100):
                     body = calls.random.bytes(8192)
                     begun = calls.begun(session, request_body=body)
                     writer.begin_call(begun)
                     await asyncio.wait_for(writer.end_call(calls.ended(begun, [1], [2])), 10)
                     kept.append((begun.id, body))
+
+            with pytest.raises(StoreUnavailable, match="full"):
+                await fill()
             assert kept
             for call_id, body in kept:
                 assert reader.body(reader.call(call_id).request_body_id) == body
@@ -145,13 +148,13 @@ def test_sqlite_is_set_up_as_promised(path):
 
 @pytest.mark.postgres
 async def test_a_lost_connection_is_replaced_without_losing_or_doubling_a_call(postgres, calls):
-    url = postgres.new_database()
+    url = postgres.empty_database()
     migrate(url)
     stop = threading.Event()
 
     def cut():
         with psycopg.connect(url, autocommit=True) as connection:
-            while not stop.wait(0.05):
+            while not stop.wait(0.3):
                 connection.execute(
                     "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
                     "WHERE datname = current_database() AND pid <> pg_backend_pid()"
@@ -164,21 +167,20 @@ async def test_a_lost_connection_is_replaced_without_losing_or_doubling_a_call(p
         thread.start()
         try:
             prompt = []
-            for turn in range(200):
-                prompt.append(turn)
-                await recorded(writer, session, calls, prompt, (turn,))
+            while writer.stats.retries < 4:
+                prompt.append(len(prompt))
+                await recorded(writer, session, calls, prompt, (7,))
         finally:
             stop.set()
             thread.join()
-        assert writer.stats.retries >= 1
         assert writer.stats.rejected == 0
     with Reader(url) as reader:
-        assert reader.call_counts(session.id) == {CallStatus.COMPLETE: 200}
+        assert reader.call_counts(session.id) == {CallStatus.COMPLETE: len(prompt)}
 
 
 @pytest.mark.postgres
 async def test_a_server_that_restarts_is_waited_for(postgres, calls):
-    url = postgres.new_database()
+    url = postgres.empty_database()
     migrate(url)
     with Writer(url) as writer:
         session = calls.session()
@@ -195,7 +197,7 @@ async def test_a_server_that_restarts_is_waited_for(postgres, calls):
 
 @pytest.mark.postgres
 async def test_a_commit_that_was_not_confirmed_is_not_written_twice(postgres, calls, monkeypatch):
-    url = postgres.new_database()
+    url = postgres.empty_database()
     migrate(url)
     with Writer(url) as writer:
         session = calls.session()

@@ -75,12 +75,12 @@ async def test_a_turn_stores_only_its_own_tokens(writer, reader, calls):
     assert sum(len(span.token_ids) for span in reader.spans(session.id)) == 100 + 5 * 2 + 4 * 3
 
 
-async def test_calls_that_begin_and_end_in_one_transaction_are_whole(url, calls):
+async def test_calls_that_begin_and_end_in_one_transaction_are_whole(url, calls, held):
     with Writer(url) as writer:
         session = calls.session()
         await writer.create_session(session)
         begun = [calls.begun(session) for _ in range(50)]
-        with paused(writer):
+        with held():
             for call in begun:
                 writer.begin_call(call)
             ends = [
@@ -91,19 +91,19 @@ async def test_calls_that_begin_and_end_in_one_transaction_are_whole(url, calls)
         assert writer.stats.rejected == 0
 
 
-async def test_what_is_queued_together_is_one_transaction(writer, reader, calls):
+async def test_what_is_queued_together_is_one_transaction(writer, reader, calls, held):
     session = calls.session()
     await writer.create_session(session)
     before = writer.stats.transactions
     begun = [calls.begun(session) for _ in range(200)]
-    with paused(writer):
+    with held():
         for call in begun:
             writer.begin_call(call)
         ends = [asyncio.ensure_future(writer.end_call(calls.ended(c, [1], [2]))) for c in begun]
         await asyncio.sleep(0)
     await asyncio.gather(*ends)
-    # One lets the queue be held, and one is for all the rest.
-    assert writer.stats.transactions - before == 2
+    # One was under way when the others were queued; they are all in the next.
+    assert writer.stats.transactions - before <= 2
     assert len(reader.calls(session.id)) == 200
 
 
@@ -117,7 +117,7 @@ async def test_the_end_is_acknowledged_after_the_commit(writer, reader, calls):
         assert reader.call(begun.id).status is CallStatus.COMPLETE
 
 
-async def test_waiters_of_one_loop_are_woken_together(writer, calls, monkeypatch):
+async def test_waiters_of_one_loop_are_woken_together(writer, calls, monkeypatch, held):
     session = calls.session()
     await writer.create_session(session)
     loop, wakes = asyncio.get_running_loop(), []
@@ -126,7 +126,7 @@ async def test_waiters_of_one_loop_are_woken_together(writer, calls, monkeypatch
         loop, "call_soon_threadsafe", lambda *a, **k: (wakes.append(1), real(*a, **k))[1]
     )
     begun = [calls.begun(session) for _ in range(100)]
-    with paused(writer):
+    with held():
         for call in begun:
             writer.begin_call(call)
         ends = [asyncio.ensure_future(writer.end_call(calls.ended(c, [1], [2]))) for c in begun]
@@ -135,12 +135,12 @@ async def test_waiters_of_one_loop_are_woken_together(writer, calls, monkeypatch
     assert len(wakes) <= 2
 
 
-async def test_a_poisonous_record_fails_alone(writer, reader, calls):
+async def test_a_poisonous_record_fails_alone(writer, reader, calls, held):
     session = calls.session()
     await writer.create_session(session)
     good = [calls.begun(session) for _ in range(20)]
     bad = calls.begun("session_nobody_made")
-    with paused(writer):
+    with held():
         for call in [*good[:10], bad, *good[10:]]:
             writer.begin_call(call)
         ends = [
@@ -157,11 +157,11 @@ async def test_a_poisonous_record_fails_alone(writer, reader, calls):
         reader.call(bad.id)
 
 
-async def test_a_record_that_has_no_json_form_fails_alone(writer, calls):
+async def test_a_record_that_has_no_json_form_fails_alone(writer, calls, held):
     session = calls.session()
     await writer.create_session(session)
     first, second = calls.begun(session), calls.begun(session)
-    with paused(writer):
+    with held():
         writer.begin_call(first)
         writer.begin_call(second)
         bad = asyncio.ensure_future(
@@ -229,7 +229,9 @@ async def test_a_call_that_contradicts_itself_is_kept_and_quarantined(writer, re
     await writer.create_session(session)
     begun = calls.begun(session)
     writer.begin_call(begun)
-    short = Choice(np.array([3, 4], np.uint32), np.zeros(1, np.float32), (VersionRun(0, 1),), "stop")
+    short = Choice(
+        np.array([3, 4], np.uint32), np.zeros(1, np.float32), (VersionRun(0, 1),), "stop"
+    )
     await writer.end_call(replace(calls.ended(begun, [1, 2], [3, 4]), choices=(short,)))
     row = reader.call(begun.id)
     assert row.status is CallStatus.QUARANTINED
@@ -270,14 +272,16 @@ async def test_failed_calls_are_kept_with_their_reason(writer, reader, calls):
     assert (row.error, row.response_body_id) == ({"kind": "overloaded"}, None)
 
 
-async def test_a_full_queue_turns_new_calls_away_and_lets_ends_in(url, calls):
+async def test_a_full_queue_turns_new_calls_away_and_lets_ends_in(url, calls, held):
     with Writer(url, queue_limit=5) as writer:
         session = calls.session()
         await writer.create_session(session)
         first = calls.begun(session)
-        with paused(writer):
+        with held():
             writer.begin_call(first)
-            for _ in range(4):
+            while writer.waiting:  # noqa: ASYNC110 - the writer's thread has no event to wait for
+                await asyncio.sleep(0.01)
+            for _ in range(5):
                 writer.begin_call(calls.begun(session))
             with pytest.raises(StoreBusy):
                 writer.begin_call(calls.begun(session))
@@ -289,11 +293,11 @@ async def test_a_full_queue_turns_new_calls_away_and_lets_ends_in(url, calls):
         await end
 
 
-async def test_a_wait_that_is_given_up_does_not_take_the_record_back(writer, reader, calls):
+async def test_a_wait_that_is_given_up_does_not_take_the_record_back(writer, reader, calls, held):
     session = calls.session()
     await writer.create_session(session)
     begun = calls.begun(session)
-    with paused(writer):
+    with held():
         writer.begin_call(begun)
         end = asyncio.ensure_future(writer.end_call(calls.ended(begun, [1], [2])))
         await asyncio.sleep(0)
@@ -318,7 +322,7 @@ async def test_closing_writes_what_is_queued(url, reader, calls):
     writer.close()
 
 
-def test_a_loop_that_closed_does_not_stop_the_writer(writer, reader, calls):
+def test_a_loop_that_closed_does_not_stop_the_writer(writer, reader, calls, held):
     session = calls.session()
     writer.create_session_sync(session)
     begun = calls.begun(session)
@@ -328,7 +332,7 @@ def test_a_loop_that_closed_does_not_stop_the_writer(writer, reader, calls):
         asyncio.ensure_future(writer.end_call(calls.ended(begun, [1], [2])))  # noqa: RUF006
         await asyncio.sleep(0)
 
-    with paused(writer):
+    with held():
         asyncio.run(walk_away())
     writer.update_session_sync(session.id, outcome="completed")
     assert reader.call(begun.id).status is CallStatus.COMPLETE
@@ -441,29 +445,6 @@ async def test_the_cache_may_forget_any_session_at_any_time(url, reader, calls):
             assert reader.body(reader.call(begun.id).request_body_id) == body
             prompt, parent = [*prompt, 60 + turn, 9], begun.id
     assert sum(len(span.token_ids) for span in reader.spans(session.id)) == 50 + 6 + 5
-
-
-class paused:
-    """Holds the writer's next transaction back, so that a test says what is queued together."""
-
-    def __init__(self, writer):
-        self.writer = writer
-
-    def __enter__(self):
-        self.take = self.writer._take
-        self.gate = threading.Event()
-
-        def take(until):
-            self.gate.wait(30)
-            return self.take(until)
-
-        self.writer._take = take
-        # The thread waits inside the real method until something passes through it.
-        self.writer.upsert_task(TaskRecord("pause", "pause", "train", {}, 0.0))
-
-    def __exit__(self, *_):
-        self.gate.set()
-        self.writer._take = self.take
 
 
 def test_store_errors_are_all_unavailability():

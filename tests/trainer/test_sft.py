@@ -59,7 +59,7 @@ def test_exactly_the_assistants_replies_are_learned_up_to_their_end_of_turn(toke
         "Oslo.<|im_end|>",
     ]
     text = tokenizer.decode(example.token_ids.tolist())
-    assert text == tokenizer.render(CONVERSATION, TOOLS, add_generation_prompt=False)
+    assert text + "\n" == tokenizer.render(CONVERSATION, TOOLS, add_generation_prompt=False)
 
 
 def test_each_prompt_is_tokenised_as_the_engine_would(tokenizer):
@@ -98,7 +98,14 @@ def test_jsonl_lines_become_examples_and_a_bad_line_is_named(tokenizer, tmp_path
     path.write_text(f"{line}\n\n{line}\n")
     assert len(examples_from_chat_jsonl(path, tokenizer)) == 2
     path.write_text(f'{line}\n{{"prompt": 1}}\n')
-    with pytest.raises(SftDataError, match=r"chat\.jsonl:2"):
+    with pytest.raises(SftDataError, match=r"chat\.jsonl:2: not a chat record"):
+        examples_from_chat_jsonl(path, tokenizer)
+    broken = [
+        *CONVERSATION[:2],
+        {**CONVERSATION[2], "tool_calls": [{"function": {"arguments": "{"}}]},
+    ]
+    path.write_text(json.dumps({"messages": broken}))
+    with pytest.raises(SftDataError, match=r"chat\.jsonl:1: .*arguments are not JSON"):
         examples_from_chat_jsonl(path, tokenizer)
 
 

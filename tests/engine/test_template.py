@@ -1,0 +1,163 @@
+"""Prompts rendered without transformers equal those of its ``apply_chat_template``."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import pytest
+
+from engine.tokenizer import TemplateError, Tokenizer, compile_chat_template, template_message
+from trainer.tiny import CHATML_TOOLS_TEMPLATE
+
+TEMPLATES = {
+    "tiny": CHATML_TOOLS_TEMPLATE,
+    **{
+        path.stem: path.read_text()
+        for path in sorted((Path(__file__).parents[1] / "lineage" / "templates").glob("*.jinja"))
+    },
+}
+
+TOOLS = [
+    {
+        "type": "function",
+        "function": {
+            "name": "lookup",
+            "description": "Finds „ä“ <b>&</b> 'quotes'",
+            "parameters": {
+                "type": "object",
+                "properties": {"key": {"type": "string"}, "n": {"type": "integer"}},
+                "required": ["key"],
+            },
+        },
+    }
+]
+
+
+def call(arguments: Any) -> dict[str, Any]:
+    return {
+        "role": "assistant",
+        "content": None,
+        "tool_calls": [
+            {
+                "id": "abcdef123",
+                "type": "function",
+                "function": {"name": "lookup", "arguments": arguments},
+            }
+        ],
+    }
+
+
+def result(content: Any) -> dict[str, Any]:
+    return {"role": "tool", "tool_call_id": "abcdef123", "name": "lookup", "content": content}
+
+
+USER = {"role": "user", "content": "What is 'blue' & <red>?\n"}
+CONVERSATIONS: dict[str, list[dict[str, Any]]] = {
+    "one turn": [USER],
+    "system": [{"role": "system", "content": "Be brief."}, USER],
+    "parts": [
+        {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}
+    ],
+    "answered": [USER, {"role": "assistant", "content": "7"}, {"role": "user", "content": "sure?"}],
+    "tool": [USER, call('{"key": "blue", "n": 3}'), result("7")],
+    "tool with objects": [USER, call({"key": "ü"}), result([{"type": "text", "text": "7"}])],
+    "tool answered": [
+        USER,
+        call("{}"),
+        result("7"),
+        {"role": "assistant", "content": "It is 7."},
+        {"role": "user", "content": "and red?"},
+    ],
+    "reasoning": [
+        USER,
+        {"role": "assistant", "content": "7", "reasoning_content": "Hm."},
+        {"role": "user", "content": "ok"},
+    ],
+}
+
+
+@pytest.mark.parametrize("conversation", CONVERSATIONS)
+@pytest.mark.parametrize("template", TEMPLATES)
+@pytest.mark.parametrize("tools", [None, TOOLS], ids=["no tools", "tools"])
+def test_rendering_equals_transformers(
+    tiny_dir: Path, tmp_path: Path, template: str, conversation: str, tools: Any
+) -> None:
+    from transformers import PreTrainedTokenizerFast
+
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (tmp_path / name).write_text((tiny_dir / name).read_text())
+    (tmp_path / "chat_template.jinja").write_text(TEMPLATES[template])
+    messages = CONVERSATIONS[conversation]
+    theirs = PreTrainedTokenizerFast.from_pretrained(tmp_path)
+    for add_generation_prompt in (True, False):
+        try:
+            expected = theirs.apply_chat_template(
+                [template_message(message) for message in messages],
+                tools=tools,
+                tokenize=False,
+                add_generation_prompt=add_generation_prompt,
+                enable_thinking=False,
+            )
+        except jinja2.TemplateError as refusal:
+            with pytest.raises(TemplateError, match=str(refusal)):
+                Tokenizer(tmp_path).render(messages, tools)
+            continue
+        ours = Tokenizer(tmp_path).render(
+            messages, tools, add_generation_prompt=add_generation_prompt, enable_thinking=False
+        )
+        assert ours == expected
+
+
+def test_encoding_equals_transformers(tiny_dir: Path) -> None:
+    from transformers import PreTrainedTokenizerFast
+
+    theirs = PreTrainedTokenizerFast.from_pretrained(tiny_dir)
+    for text in ("<|im_start|>user\nnaïve 日本 😀 12<|im_end|>", "", "  <think>x</think>"):
+        expected = theirs.encode(text, add_special_tokens=False)
+        assert Tokenizer(tiny_dir).encode(text) == expected
+
+
+def test_a_template_may_refuse_its_messages(tmp_path: Path, tiny_dir: Path) -> None:
+    (tmp_path / "tokenizer.json").write_text((tiny_dir / "tokenizer.json").read_text())
+    (tmp_path / "chat_template.jinja").write_text("{{ raise_exception('no system role') }}")
+    with pytest.raises(TemplateError, match="no system role"):
+        Tokenizer(tmp_path).render([USER])
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [
+        [{"role": "user", "content": {"no": "text"}}],
+        [USER, call('{"key": ')],
+        [USER, {"role": "assistant", "tool_calls": [{"id": "x"}]}],
+        [],
+    ],
+)
+def test_messages_that_cannot_be_rendered_are_a_template_error(
+    tokenizer: Tokenizer, messages: list[dict[str, Any]]
+) -> None:
+    with pytest.raises(TemplateError):
+        tokenizer.render(messages)
+
+
+def test_a_model_without_a_template_says_so(tmp_path: Path, tiny_dir: Path) -> None:
+    (tmp_path / "tokenizer.json").write_text((tiny_dir / "tokenizer.json").read_text())
+    with pytest.raises(TemplateError, match="no chat template"):
+        Tokenizer(tmp_path).render([USER])
+    with pytest.raises(TemplateError, match="does not parse"):
+        compile_chat_template("{% if %}")
+
+
+def test_a_template_in_the_tokenizers_configuration_is_found(
+    tmp_path: Path, tiny_dir: Path
+) -> None:
+    (tmp_path / "tokenizer.json").write_text((tiny_dir / "tokenizer.json").read_text())
+    config = {
+        "chat_template": [{"name": "default", "template": "{{ bos_token }}!"}],
+        "bos_token": {"content": "<s>"},
+    }
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    assert Tokenizer(tmp_path).render([USER]) == "<s>!"

@@ -1,0 +1,149 @@
+"""From token ids to the text that a client sees: detokenising, stop strings, reasoning."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer as BackendTokenizer
+from tokenizers import decoders, models, normalizers, trainers
+
+from engine.deltas import Content, Reasoning
+from engine.detokenizer import Vocabulary
+from engine.stopping import StopScanner
+from engine.thinking import ThinkingParser
+from engine.tokenizer import Tokenizer
+
+
+def cut(text: str, cuts: list[int]) -> list[str]:
+    edges = [0, *sorted(min(at, len(text)) for at in cuts), len(text)]
+    return [text[start:end] for start, end in pairwise(edges)]
+
+
+@given(ids=st.lists(st.integers(0, 500), max_size=60))
+@settings(deadline=None)
+def test_pieces_of_byte_level_tokens_add_up_to_the_tokenizers_own_text(
+    tokenizer: Tokenizer, ids: list[int]
+) -> None:
+    detokenizer = Vocabulary(tokenizer).detokenizer(())
+    text = "".join(detokenizer.push(token_id) for token_id in ids) + detokenizer.flush()
+    assert text == tokenizer.decode(ids)
+
+
+def test_special_tokens_are_hidden_and_markup_is_not(tokenizer: Tokenizer) -> None:
+    vocabulary = Vocabulary(tokenizer)
+    ids = tokenizer.encode("<|im_start|>look <tool_call> the<|im_end|>")
+    detokenizer = vocabulary.detokenizer(vocabulary.special_ids)
+    text = "".join(map(detokenizer.push, ids)) + detokenizer.flush()
+    assert text == "look <tool_call> the"
+
+
+def test_no_piece_holds_half_a_character(tokenizer: Tokenizer) -> None:
+    text = "naïve 日本 😀 end"
+    detokenizer = Vocabulary(tokenizer).detokenizer(())
+    pieces = [detokenizer.push(token_id) for token_id in tokenizer.encode(text)]
+    assert "".join(pieces) == text
+    assert not any("\ufffd" in piece for piece in pieces)
+
+
+@pytest.fixture(scope="module")
+def metaspace(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    """A SentencePiece-like tokenizer: leading-space marks, unknown characters as byte tokens."""
+    directory = tmp_path_factory.mktemp("metaspace")
+    backend = BackendTokenizer(models.BPE(byte_fallback=True, unk_token="<unk>"))
+    backend.normalizer = normalizers.Sequence(
+        [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
+    )
+    backend.decoder = decoders.Sequence(
+        [
+            decoders.Replace("▁", " "),
+            decoders.ByteFallback(),
+            decoders.Fuse(),
+            decoders.Strip(" ", 1, 0),
+        ]
+    )
+    byte_tokens = [f"<0x{byte:02X}>" for byte in range(256)]
+    backend.train_from_iterator(
+        ["look the key up then add what it says to seven and answer"] * 10,
+        trainers.BpeTrainer(
+            vocab_size=400, special_tokens=["<unk>", *byte_tokens], show_progress=False
+        ),
+    )
+    backend.save(str(directory / "tokenizer.json"))
+    return Tokenizer(directory)
+
+
+@pytest.mark.parametrize("text", ["look the key up", "add 😀 to it", "日本", "  two  spaces ", "é"])
+def test_other_tokenizers_pieces_add_up_too(metaspace: Tokenizer, text: str) -> None:
+    ids = metaspace.encode(text)
+    detokenizer = Vocabulary(metaspace).detokenizer(())
+    pieces = [detokenizer.push(token_id) for token_id in ids]
+    assert "".join(pieces) + detokenizer.flush() == metaspace.decode(ids)
+    assert not any("\ufffd" in piece for piece in pieces)
+
+
+@given(
+    st.text("abc", max_size=24),
+    st.lists(st.text("abc", min_size=1, max_size=4), min_size=1, max_size=3),
+    st.lists(st.integers(0, 24), max_size=8),
+)
+def test_a_stop_string_is_found_however_the_text_is_cut(
+    text: str, stops: list[str], cuts: list[int]
+) -> None:
+    def scan(pieces: list[str]) -> tuple[str, str | None]:
+        scanner = StopScanner(stops)
+        released = "".join(scanner.push(piece) for piece in pieces)
+        return released + scanner.flush(), scanner.matched
+
+    released, matched = scan(cut(text, cuts))
+    assert (released, matched) == scan([text])
+    if matched is None:
+        assert released == text
+        assert not any(stop in text for stop in stops)
+    else:
+        assert text.startswith(released + matched)
+
+
+def test_a_stop_string_can_be_included() -> None:
+    scanner = StopScanner(["END"], include=True)
+    assert scanner.push("one EN") + scanner.push("D two") == "one END"
+
+
+@given(
+    st.lists(
+        st.sampled_from(["<think>", "</think>", "<thi", "</", "\n", "a", "b c"]), max_size=8
+    ).map("".join),
+    st.lists(st.integers(0, 40), max_size=8),
+    st.booleans(),
+)
+def test_reasoning_is_split_off_however_the_text_is_cut(
+    text: str, cuts: list[int], already_open: bool
+) -> None:
+    def split(pieces: list[str]) -> tuple[str, str]:
+        parser = ThinkingParser(already_open=already_open)
+        deltas = [delta for piece in pieces for delta in parser.push(piece)] + parser.flush()
+        return (
+            "".join(delta.text for delta in deltas if isinstance(delta, Reasoning)),
+            "".join(delta.text for delta in deltas if isinstance(delta, Content)),
+        )
+
+    assert split(cut(text, cuts)) == split([text])
+
+
+@pytest.mark.parametrize(
+    ("text", "already_open", "reasoning", "content"),
+    [
+        ("<think>\nhm\n</think>\n\nyes", False, "\nhm\n", "\n\nyes"),
+        ("hm</think>yes", True, "hm", "yes"),
+        ("yes <think>no</think>", False, "", "yes <think>no</think>"),
+        ("<think>cut off", False, "cut off", ""),
+        ("<thin", False, "", "<thin"),
+    ],
+)
+def test_reasoning_and_content(text: str, already_open: bool, reasoning: str, content: str) -> None:
+    parser = ThinkingParser(already_open=already_open)
+    deltas = parser.push(text) + parser.flush()
+    assert "".join(d.text for d in deltas if isinstance(d, Reasoning)) == reasoning
+    assert "".join(d.text for d in deltas if isinstance(d, Content)) == content
