@@ -18,10 +18,13 @@ import numpy as np
 from engine.tokenizer import TemplateError, Tokenizer
 from proxy.canonical import Message, Request
 from proxy.continuation_breaks import explain
-from proxy.continuation_probe import Prober, TemplateReport
+from proxy.continuation_probe import Prober
+from proxy.continuation_report import TemplateReport
 from proxy.continuation_tail import SeamError, Setting, Tail, TailRenderer
 from proxy.lineage_turn import Link
 from store.records import BreakReason, TokenIds
+
+__all__ = ["Continuer", "Prompt", "TemplateReport"]
 
 
 @dataclass(frozen=True, slots=True)

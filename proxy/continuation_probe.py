@@ -8,16 +8,15 @@ rendering ends with, in text and in token ids; each shape is tried once.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from dataclasses import replace
+from typing import Any
 
 import orjson
 
 from engine.tokenizer import TemplateError, Tokenizer
 from proxy.canonical import Message, ToolCall
+from proxy.continuation_report import TemplateReport, Thinking, in_words
 from proxy.continuation_tail import SeamError, Setting, TailRenderer
-
-Thinking = Literal["kept", "stripped after the next user turn", "stripped", "not rendered"]
 
 TOOL: Mapping[str, Any] = {
     "type": "function",
@@ -35,35 +34,6 @@ SYSTEM = Message("system", "Answer briefly.")
 THOUGHT = "PONDER the second page"
 ODD_ARGUMENTS = '{"word":"caf\\u00e9",  "page":2}'
 SHORT_ID, LONG_ID = "a1b2c3d4{}", "call_abcdefghijklmnopqrstuvwx0{}"
-
-
-@dataclass(frozen=True, slots=True)
-class TemplateReport:
-    """The verdict on one chat template."""
-
-    usable: bool
-    """Whether it renders a plain conversation at all."""
-    prefix_preserving: bool
-    """Whether a reply, once rendered, is rendered the same for ever after."""
-    tails_local: bool
-    """Whether every tail that was tried renders on its own as it does at the end of the whole."""
-    thinking: Thinking
-    arguments_reserialised: bool
-    """Whether tool-call arguments are written anew rather than as sampled."""
-    system: bool
-    """Whether it takes a leading system message; ``late_system``: also a later one."""
-    late_system: bool
-    alternation: bool
-    """Whether it refuses two user turns in a row."""
-    tools: bool
-    """Whether it renders tool calls and their results."""
-    short_call_ids_only: bool
-    """Whether it refuses tool-call ids as long as the ones that Bridle mints."""
-    end_of_turn_ids: frozenset[int]
-    """Ids that end a reply in this template's text."""
-    generation_prompt: str
-    reasons: tuple[str, ...]
-    """What was found, in words, and what it means for recording and training."""
 
 
 class Prober:
@@ -135,6 +105,8 @@ class Prober:
         results = (*_tail(("tool",), short, SHORT_ID),)
         tools = self._renders(user, short, *results, tools=True)
         long_ids = self._renders(user, call, *_tail(("tool",), call, LONG_ID), tools=True)
+        both = _reply("calls", SHORT_ID)
+        parallel = self._renders(user, both, *_tail(("tools",), both, SHORT_ID), tools=True)
         late_system = self._renders(user, answer, SYSTEM)
         alternation = usable and not self._renders(user, user)
         thinking = self._thinking(tools)
@@ -142,11 +114,7 @@ class Prober:
         rewrites = self._rewrites(tools, thinking) if usable else ("nothing renders",)
         arguments = tools and self._arguments_reserialised()
         ends = self._end_ids(tools)
-        reasons = _in_words(
-            usable, system, late_system, alternation, tools, tools and not long_ids,
-            thinking, rewrites, failures, arguments, ends,
-        )  # fmt: skip
-        return TemplateReport(
+        report = TemplateReport(
             usable=usable,
             prefix_preserving=not rewrites,
             tails_local=usable and not failures,
@@ -156,11 +124,12 @@ class Prober:
             late_system=late_system,
             alternation=alternation,
             tools=tools,
+            parallel_calls=parallel,
             short_call_ids_only=tools and not long_ids,
             end_of_turn_ids=ends,
             generation_prompt=self._generation_prompt() if usable else "",
-            reasons=reasons,
         )
+        return replace(report, reasons=in_words(report, rewrites, failures))
 
     def _tail_failures(self, system: bool, tools: bool, id_form: str) -> tuple[str, ...]:
         settings = [Setting()] + [Setting((SYSTEM,))] * system
@@ -361,63 +330,3 @@ def _growing_with_tools(thought: str | None) -> tuple[Message, ...]:
     call = _reply("call", SHORT_ID, reasoning=thought)
     result = _tail(("tool",), call, SHORT_ID)
     return (user, call, *result, Message("assistant", "A house.", reasoning=thought), user)
-
-
-def _in_words(
-    usable: bool,
-    system: bool,
-    late_system: bool,
-    alternation: bool,
-    tools: bool,
-    short_ids: bool,
-    thinking: Thinking,
-    rewrites: Sequence[str],
-    failures: Sequence[str],
-    arguments: bool,
-    ends: frozenset[int],
-) -> tuple[str, ...]:
-    if not usable:
-        return ("The template does not render a plain conversation; nothing can be continued.",)
-    words = []
-    if failures:
-        words.append(
-            "Tails are not local ("
-            + "; ".join(failures)
-            + "): such calls are rendered in full and recorded as breaks."
-        )
-    else:
-        words.append("Tails are local: calls continue exactly, one line stays one sample.")
-    if rewrites:
-        words.append(
-            f"The template rewrites history ({', '.join(rewrites)}): rendered mode breaks there, "
-            "exact mode trains on what was sampled."
-        )
-    else:
-        words.append("History is prefix-preserving: both modes give the same text.")
-    if thinking.startswith("stripped"):
-        words.append(
-            f"Thinking is {thinking}: the policy sees its own earlier thoughts in exact mode only."
-        )
-    if thinking == "not rendered":
-        words.append(
-            "Reasoning is not rendered: a policy that thinks sees its own earlier thoughts in "
-            "exact mode only."
-        )
-    if arguments:
-        words.append(
-            "Tool-call arguments are written anew from JSON: rendered mode breaks where the policy "
-            "formats them otherwise."
-        )
-    if not system:
-        words.append("System messages are refused.")
-    elif not late_system:
-        words.append("System messages are refused after the first turn.")
-    if alternation:
-        words.append("User and assistant turns must alternate.")
-    if not tools:
-        words.append("Tool calls or tool results are not rendered.")
-    if short_ids:
-        words.append("Tool-call ids longer than nine characters are refused, Bridle's among them.")
-    if not ends:
-        words.append("Replies have no end-of-turn token; the next turn's first token ends them.")
-    return tuple(words)

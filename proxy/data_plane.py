@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from urllib.parse import parse_qsl
 
@@ -21,6 +22,8 @@ from proxy.sessions import Caller, store_unavailable
 from store.errors import StoreUnavailable
 from store.records import CallBegun, Continuation, SessionRecord, new_id
 
+log = logging.getLogger("bridle.proxy")
+
 
 class DataPlane:
     """Serves what harnesses ask."""
@@ -36,6 +39,12 @@ class DataPlane:
             await self._refuse(route, client, error)
         except ClientGone:
             self._services.metrics.refused.labels(route.dialect, "client_disconnected").inc()
+        except Exception:
+            log.exception("internal_error path=%s", client.scope["path"])
+            if client.started:
+                raise
+            told = ApiError("internal", "the proxy failed; its log says why", status=500)
+            await self._refuse(route, client, told)
 
     async def _refuse(
         self, route: Route, client: Client, error: ApiError, *headers: tuple[str, str]

@@ -141,11 +141,12 @@ class Turn:
         return 0 if self.own_ids is None else self.shared + len(self.own_ids)
 
     def path_ids(self, choice: int = 0) -> TokenIds | None:
-        """``uint32``: prompt and reply of one choice; ``None`` without ids."""
+        """``uint32``: prompt and reply of one choice; ``None`` when either has no ids."""
         prompt = self.prompt_token_ids
         if prompt is None or choice >= len(self.choices):
             return None
-        return np.concatenate([prompt, self.choices[choice].token_ids])
+        sampled = self.choices[choice].token_ids
+        return np.concatenate([prompt, sampled]) if len(sampled) else None
 
     def to_state(self) -> dict[str, Any]:
         """JSON for ``calls.conversation``. Ids and messages are in the store's other columns.

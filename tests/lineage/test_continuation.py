@@ -12,6 +12,7 @@ import pytest
 from engine.tokenizer import Tokenizer
 from proxy.canonical import Message
 from proxy.continuation import Continuer
+from proxy.lineage import Sampled, Turn
 from store.records import BreakReason, CallStatus
 
 SYSTEM = Message("system", "You are careful.")
@@ -228,9 +229,18 @@ def test_a_first_request_is_rendered_by_the_engine_and_is_no_break(policy, token
     assert (prompt.token_ids, prompt.break_reason, prompt.tail_token_count) == (None, None, 0)
 
 
-def test_a_parent_without_ids_is_a_named_break(policy, tokenizers, talk) -> None:
+@pytest.mark.parametrize("missing", ["prompt", "reply"])
+def test_a_parent_without_ids_is_a_named_break(tokenizers, talk, missing: str) -> None:
     session = talk.Session()
-    first = session.answer(session.ask(Message("user", "Hi.")), "Ho.", prompt_token_ids=None)
+    link = session.ask(Message("user", "Hi."))
+    first = session.answer(link, "Ho.", prompt_token_ids=None if missing == "prompt" else [1])
+    if missing == "reply":
+        bare = msgspec.structs.replace(first.choices[0].message)
+        choices = [Sampled(bare, np.empty(0, np.uint32))]
+        first = Turn.of(
+            first.call_id, link, status=first.status, choices=choices, prompt_token_ids=[1]
+        )
+        session.conversations.add(first)
     request = talk.request(Message("user", "Hi."), first.choices[0].message, Message("user", "?"))
     link = session.conversations.find(request)
     prompt = Continuer(tokenizers["qwen3"]).prompt(link, request)
@@ -374,6 +384,7 @@ def test_the_probe_tells_what_each_family_does(tokenizers, name: str) -> None:
     assert report.late_system is late_system
     assert report.alternation is alternation
     assert report.tools is tools
+    assert report.parallel_calls is (tools and name not in ONE_CALL_ONLY)
     assert report.arguments_reserialised is tools
     assert report.end_of_turn_ids == {tokenizers[name].token_id(end) for end in ends}
     assert report.reasons

@@ -93,7 +93,7 @@ def start_proxy(tmp_path: Path) -> Iterator[StartProxy]:
 
     def start(upstream_url: str, **fields: Any) -> Bench:
         settings = ProxySettings(upstream_url=upstream_url, store_url=str(path), **fields)
-        server = ProxyServer(settings)
+        server = ProxyServer(settings, grace_s=1)
         server.start()
         bench = Bench(server, Reader(str(path)), path, settings)
         running.append(bench)

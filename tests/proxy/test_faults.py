@@ -11,6 +11,7 @@ import pytest
 
 from engine.contract import MISSING_LOGPROB
 from engine.scripted import Cut, Fail, Refuse, Reply, Stall
+from proxy.dialects.chat import ChatEmitter
 from proxy.settings import Limits
 from store.records import CallStatus
 
@@ -251,3 +252,41 @@ def test_an_engines_400_is_passed_on_and_names_the_field(bench: Any, ask: Any) -
     assert response.status_code == 400
     assert response.json()["error"]["type"] == "invalid_request_error"
     assert bench.call().status is CallStatus.FAILED
+
+
+def test_an_engine_that_goes_away_fails_calls_that_are_recorded(
+    stage: Any, start_proxy: Any, ask: Any
+) -> None:
+    bench = start_proxy(stage.engine.base_url)
+    assert httpx.post(bench.url + CHAT, json=ask).status_code == 200
+    stage.engine.__exit__()
+    assert httpx.post(bench.url + CHAT, json=ask).status_code == 502
+    assert [call.status for call in bench.calls()] == [CallStatus.COMPLETE, CallStatus.FAILED]
+
+
+def test_a_fault_of_our_own_is_a_500_in_the_dialects_shape_and_no_call_stays_open(
+    bench: Any, ask: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: Any) -> bytes:
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr(ChatEmitter, "event", broken)
+    response = httpx.post(bench.url + CHAT, json=ask | {"stream": True})
+    assert response.status_code == 500
+    assert response.json()["error"]["type"] == "server_error"
+    call = bench.call()
+    assert call.reason == "internal"
+    assert "internal_error" in {note.name for note in call.notes}
+
+
+def test_a_stopped_proxy_keeps_what_running_calls_have(bench: Any, stage: Any, ask: Any) -> None:
+    stage.play = lambda _: Reply("The answer is four.", fault=Stall(60, after_tokens=2))
+    with httpx.stream("POST", bench.url + CHAT, json=ask | {"stream": True}) as response:
+        pieces = response.iter_raw()  # kept: dropping it would hang up
+        for piece in pieces:
+            if b"answer" in piece:
+                break
+        bench.server.stop()
+    call = bench.call()
+    assert (call.status, call.reason) == (CallStatus.PARTIAL, "proxy_stopped")
+    assert call.sampled_tokens == 2

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from dataclasses import dataclass, field
 from typing import Any
 
 import httpx
 import pytest
 
 from engine.scripted import Reply, Stall
+from proxy.settings import Limits
 from store.errors import StoreUnavailable
 from store.records import CallStatus
 from store.writer import Writer
@@ -17,18 +19,26 @@ from store.writer import Writer
 CHAT = "/v1/chat/completions"
 
 
+@dataclass
+class Door:
+    """The store's door: ends of calls wait before it."""
+
+    reached: threading.Event = field(default_factory=threading.Event)
+    opened: threading.Event = field(default_factory=threading.Event)
+
+
 @pytest.fixture
-def held_commit(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
-    """Commits of calls' ends wait for this event."""
-    release = threading.Event()
+def door(monkeypatch: pytest.MonkeyPatch) -> Door:
+    held = Door()
     commit = Writer.end_call
 
     async def end_call(self: Writer, ended: Any) -> None:
-        await asyncio.to_thread(release.wait, 20)
+        held.reached.set()
+        await asyncio.to_thread(held.opened.wait, 60)
         await commit(self, ended)
 
     monkeypatch.setattr(Writer, "end_call", end_call)
-    return release
+    return held
 
 
 @pytest.fixture
@@ -55,7 +65,7 @@ def test_the_first_token_leaves_before_the_engine_has_its_second(
 
 @pytest.mark.parametrize("stream", [True, False])
 def test_nothing_tells_the_client_that_it_is_over_before_the_commit(
-    bench: Any, ask: Any, held_commit: threading.Event, stream: bool
+    bench: Any, ask: Any, door: Door, stream: bool
 ) -> None:
     seen: list[bytes] = []
     text_seen, over = threading.Event(), threading.Event()
@@ -70,9 +80,10 @@ def test_nothing_tells_the_client_that_it_is_over_before_the_commit(
 
     threading.Thread(target=read, daemon=True).start()
     if stream:
-        assert text_seen.wait(10)
+        assert text_seen.wait(20)
     # The engine is done and the record is at the store's door: nothing more may come.
-    assert not over.wait(0.3)
+    assert door.reached.wait(20)
+    assert not over.wait(0.2)
     before = b"".join(seen)
     assert b'finish_reason":"stop' not in before
     assert b"[DONE]" not in before
@@ -80,8 +91,8 @@ def test_nothing_tells_the_client_that_it_is_over_before_the_commit(
         assert before == b""
     assert bench.call().status is CallStatus.OPEN
 
-    held_commit.set()
-    assert over.wait(10)
+    door.opened.set()
+    assert over.wait(20)
     assert bench.call().status is CallStatus.COMPLETE
     assert b'"finish_reason":"stop"' in b"".join(seen)
 
@@ -115,8 +126,6 @@ def test_forwarding_unrecorded_is_a_setting_and_counted(
 def test_a_silent_stream_gets_protocol_events(
     stage: Any, start_proxy: Any, ask: Any, events: Any
 ) -> None:
-    from proxy.settings import Limits
-
     stage.play = lambda _: Reply("The answer is four.", fault=Stall(0.5, after_tokens=1))
     bench = start_proxy(stage.engine.base_url, limits=Limits(keep_alive_s=0.1))
     response = httpx.post(bench.url + CHAT, json=ask | {"stream": True})

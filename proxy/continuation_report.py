@@ -1,0 +1,109 @@
+"""The verdict on a chat template, and what it means, in words for ``bridle doctor``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+Thinking = Literal["kept", "stripped after the next user turn", "stripped", "not rendered"]
+
+
+@dataclass(frozen=True, slots=True)
+class TemplateReport:
+    """The verdict on one chat template."""
+
+    usable: bool
+    """Whether it renders a plain conversation at all."""
+    prefix_preserving: bool
+    """Whether a reply, once rendered, is rendered the same for ever after."""
+    tails_local: bool
+    """Whether every tail that was tried renders on its own as it does at the end of the whole."""
+    thinking: Thinking
+    arguments_reserialised: bool
+    """Whether tool-call arguments are written anew rather than as sampled."""
+    system: bool
+    """Whether it takes a leading system message; ``late_system``: also a later one."""
+    late_system: bool
+    alternation: bool
+    """Whether it refuses two user turns in a row."""
+    tools: bool
+    """Whether it renders tool calls and their results."""
+    parallel_calls: bool
+    """Whether it renders several calls of one reply."""
+    short_call_ids_only: bool
+    """Whether it refuses tool-call ids as long as the ones that Bridle mints."""
+    end_of_turn_ids: frozenset[int]
+    """Ids that end a reply in this template's text."""
+    generation_prompt: str
+    reasons: tuple[str, ...] = ()
+    """What was found, in words, and what it means for recording and training."""
+
+
+def in_words(
+    report: TemplateReport, rewrites: Sequence[str], failures: Sequence[str]
+) -> tuple[str, ...]:
+    """What ``report`` means for recording and training.
+
+    ``rewrites`` names the replies that later renderings change, ``failures`` the tails that do not
+    render on their own.
+    """
+    if not report.usable:
+        return ("The template does not render a plain conversation; nothing can be continued.",)
+    return (*_of_continuation(report, rewrites, failures), *_of_shapes(report))
+
+
+def _of_continuation(
+    report: TemplateReport, rewrites: Sequence[str], failures: Sequence[str]
+) -> list[str]:
+    words = []
+    if failures:
+        words.append(
+            "Tails are not local ("
+            + "; ".join(failures)
+            + "): such calls are rendered in full and recorded as breaks."
+        )
+    else:
+        words.append("Tails are local: calls continue exactly, one line stays one sample.")
+    if rewrites:
+        words.append(
+            f"The template rewrites history ({', '.join(rewrites)}): rendered mode breaks there, "
+            "exact mode trains on what was sampled."
+        )
+    else:
+        words.append("History is prefix-preserving: both modes give the same text.")
+    if report.thinking.startswith("stripped"):
+        words.append(
+            f"Thinking is {report.thinking}: the policy sees its own earlier thoughts in exact "
+            "mode only."
+        )
+    elif report.thinking == "not rendered":
+        words.append(
+            "Reasoning is not rendered: a policy that thinks sees its own earlier thoughts in "
+            "exact mode only."
+        )
+    if report.arguments_reserialised:
+        words.append(
+            "Tool-call arguments are written anew from JSON: rendered mode breaks where the policy "
+            "formats them otherwise."
+        )
+    return words
+
+
+def _of_shapes(report: TemplateReport) -> list[str]:
+    words = []
+    if not report.system:
+        words.append("System messages are refused.")
+    elif not report.late_system:
+        words.append("System messages are refused after the first turn.")
+    if report.alternation:
+        words.append("User and assistant turns must alternate.")
+    if not report.tools:
+        words.append("Tool calls or tool results are not rendered.")
+    elif not report.parallel_calls:
+        words.append("Several tool calls in one reply are refused.")
+    if report.short_call_ids_only:
+        words.append("Tool-call ids longer than nine characters are refused, Bridle's among them.")
+    if not report.end_of_turn_ids:
+        words.append("Replies have no end-of-turn token; the next turn's first token ends them.")
+    return words
