@@ -127,7 +127,8 @@ class EngineClient:
         reply = self._send("POST", contract.COMPLETIONS, json=body)
         return _prompt_logprobs(reply, ids)
 
-    def _send(self, method: str, path: str, **kwargs: Any) -> Mapping[str, Any]:
+    def _request(self, method: str, path: str, **kwargs: Any) -> httpx.Response:
+        """The engine's reply, which is not an error."""
         try:
             response = self._http.request(method, path, **kwargs)
         except httpx.HTTPError as error:
@@ -141,6 +142,11 @@ class EngineClient:
                 f"{_error_message(response)}",
                 status=response.status_code,
             )
+        return response
+
+    def _send(self, method: str, path: str, **kwargs: Any) -> Mapping[str, Any]:
+        """The JSON object that the engine replies with."""
+        response = self._request(method, path, **kwargs)
         if not response.content:
             return {}
         try:

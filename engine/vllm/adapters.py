@@ -79,7 +79,7 @@ class AdapterPublisher(EngineClient):
         name = f"{self.base_name}-v{version:08d}"
         if path in self._paths or any(version <= adapter.version for adapter in self.loaded):
             raise ValueError(f"{name} from {path}: each version needs a new number and a new path")
-        self._send("POST", LOAD_ADAPTER, json={"lora_name": name, "lora_path": str(path)})
+        self._request("POST", LOAD_ADAPTER, json={"lora_name": name, "lora_path": str(path)})
         self._paths.add(path)
         try:
             gap = self._gap(name, probes, expected)
@@ -103,4 +103,4 @@ class AdapterPublisher(EngineClient):
         return float(np.abs(np.concatenate(scores) - np.concatenate(expected)).mean())
 
     def _unload(self, name: str) -> None:
-        self._send("POST", UNLOAD_ADAPTER, json={"lora_name": name})
+        self._request("POST", UNLOAD_ADAPTER, json={"lora_name": name})

@@ -10,6 +10,8 @@ from engine.client import EngineClient, EngineRefused
 WEIGHT_INFO: Final = "/weight_info"
 UPDATE_WEIGHT_VERSION: Final = "/update_weight_version"
 SERVER_INFO: Final = "/server_info"
+REMEMBER_VERSION: Final = "remember_version"
+"""A method of ``inside/bridle_worker.py``."""
 
 
 class VllmControl(EngineClient):
@@ -19,11 +21,15 @@ class VllmControl(EngineClient):
         """Tell vLLM which policy version it serves; call it while paused, after the reload.
 
         vLLM forgets it when it dies, which is how a restart behind one's back is noticed. Our
-        worker writes it down for the next start.
+        worker writes it down for the next start; another worker cannot, and is left alone.
         """
         self._send("POST", UPDATE_WEIGHT_VERSION, json={"new_version": str(version)})
-        body = {"method": "remember_version", "args": [str(version)]}
-        self._send("POST", contract.COLLECTIVE_RPC, json=body)
+        body = {"method": REMEMBER_VERSION, "args": [str(version)]}
+        try:
+            self._send("POST", contract.COLLECTIVE_RPC, json=body)
+        except EngineRefused as error:
+            if f"has no attribute '{REMEMBER_VERSION}'" not in str(error):
+                raise
 
     def policy_version(self) -> int | None:
         """The version that was stamped; ``None`` when none was since vLLM started."""

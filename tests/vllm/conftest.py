@@ -11,15 +11,18 @@ import json
 import runpy
 import shutil
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import httpx
+import numpy as np
 import pytest
 
-from engine.vllm import VllmOptions, VllmServer
+from engine.vllm import VllmControl, VllmOptions, VllmServer
 
 HERE = Path(__file__).parent
 FAKES = HERE / "fakes"
@@ -81,10 +84,14 @@ def _conformance_policy(directory: Path) -> None:
 
 
 def _untied_policy(directory: Path) -> None:
+    """Large enough that a reply can be interrupted: some milliseconds per token."""
     from trainer.tiny import TinyShape, make_policy, train_tokenizer
 
     size = train_tokenizer(directory, ["a tale of two matrices"] * 4, vocab_size=400)
-    make_policy(directory, TinyShape(tied=False, context=1024), vocab_size=size, seed=5)
+    shape = TinyShape(
+        hidden=384, layers=4, heads=6, kv_heads=2, intermediate=1024, context=1024, tied=False
+    )
+    make_policy(directory, shape, vocab_size=size, seed=5)
 
 
 def _policy_with_defaults(directory: Path) -> None:
@@ -150,3 +157,113 @@ def vllm_servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[VllmServe
     servers = VllmServers(tmp_path_factory.mktemp("vllm"))
     yield servers
     servers.stop()
+
+
+@dataclass
+class Publishing:
+    """A policy that moves a little with every version, and its publisher to a running vLLM."""
+
+    server: VllmServer
+    origin: Path
+    directory: Path
+
+    def __post_init__(self) -> None:
+        from trainer.model import load_policy
+
+        self.model: Any = load_policy(self.origin)
+
+    def step(self, seed: int, size: float = 0.02) -> None:
+        """Move every weight a little, as a training step does."""
+        import torch
+
+        torch.manual_seed(seed)
+        with torch.no_grad():
+            for parameter in self.model.parameters():
+                parameter.add_(torch.randn_like(parameter) * size)
+
+    def publisher(self, control: VllmControl) -> Any:
+        from trainer.config import PublishConfig
+        from trainer.publish import Publisher
+
+        return Publisher(
+            control,
+            self.directory,
+            run_id="run",
+            served=self.origin,
+            served_version=control.policy_version() or 0,
+            probes=self.probes,
+            config=PublishConfig(tolerance=1e-3),
+            announce=control.stamp,
+        )
+
+    @property
+    def probes(self) -> list[Any]:
+        from trainer.publish import default_probes
+
+        return default_probes(250)
+
+    def scores(self, ids: Any) -> Any:
+        """The trainer's logprobs of ``ids`` given their predecessors: ``float32[T-1]``."""
+        import torch
+
+        from trainer.model import score_sequence
+
+        with torch.no_grad():
+            return score_sequence(self.model, ids).numpy()
+
+    def scored_gap(self, control: VllmControl) -> float:
+        """Mean |engine − trainer| over the probes."""
+        gaps = [abs(control.score(probe.tolist()) - self.scores(probe)) for probe in self.probes]
+        return float(np.concatenate(gaps).mean())
+
+    def sampled_gap(self) -> float:
+        """Mean |engine − trainer| over a sampled reply to a prompt that was asked before.
+
+        Unlike scoring, sampling reads the prefix cache, so a block of older weights shows here.
+        """
+        prompt = np.random.default_rng(7).integers(0, 250, 200)
+        body = {
+            "model": "policy",
+            "prompt": prompt.tolist(),
+            "max_tokens": 24,
+            "logprobs": 0,
+            "return_token_ids": True,
+            "ignore_eos": True,
+        }
+        url = f"{self.server.base_url}/v1/completions"
+        choice = httpx.post(url, json=body, timeout=60, trust_env=False).json()["choices"][0]
+        sampled = choice["token_ids"]
+        expected = self.scores(np.concatenate([prompt, sampled]))[-len(sampled) :]
+        return float(np.abs(np.asarray(choice["logprobs"]["token_logprobs"]) - expected).mean())
+
+    def publish_five(self) -> None:
+        """Publish five versions, each held to 1e-3 scored and sampled, then the first again."""
+        from trainer.model import load_policy
+
+        with VllmControl(self.server.base_url) as control:
+            first = control.policy_version() or 0
+            publishing = self.publisher(control)
+            for version in range(first + 1, first + 6):
+                self.step(seed=version)
+                began = time.monotonic()
+                record = publishing.publish(self.model, version)
+                seconds, sampled = time.monotonic() - began, self.sampled_gap()
+                print(
+                    f"v{version}: scored {record.logprob_gap:.1e}, sampled {sampled:.1e}, "
+                    f"{seconds:.2f} s",
+                    file=sys.stderr,
+                )
+                assert record.verified
+                assert record.logprob_gap <= 1e-3
+                assert sampled <= 1e-3
+                assert control.policy_version() == version
+            publishing.publish(load_policy(self.origin), first + 6)
+
+
+@pytest.fixture
+def publishing(vllm_servers: VllmServers, tmp_path: Path) -> Callable[[str], Publishing]:
+    def publishing(kind: str) -> Publishing:
+        server = vllm_servers.use(kind)
+        return Publishing(server, vllm_servers.model_dir(kind), tmp_path / "published")
+
+    return publishing

@@ -1,9 +1,10 @@
-"""LoRA adapters on a real vLLM: each version under its own name, equal to PEFT's."""
+"""A real vLLM with untied embeddings: whole weights, and LoRA adapters equal to PEFT's."""
 
 from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,14 @@ from trainer.model import load_policy, score_sequence
 from trainer.publish import default_probes
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
+
+
+def test_each_of_five_publishes_is_what_the_engine_samples_from(
+    publishing: Callable[[str], Any],
+) -> None:
+    policy = publishing("untied")
+    assert not policy.model.config.tie_word_embeddings
+    policy.publish_five()
 
 
 def adapter(model_dir: Path, directory: Path, seed: int) -> PeftModel:
@@ -43,7 +52,7 @@ def test_three_versions_are_each_served_under_a_name_of_their_own(
 ) -> None:
     server = vllm_servers.use("untied")
     model_dir = vllm_servers.model_dir("untied")
-    probes = default_probes(300)
+    probes = default_probes(250)
     with AdapterPublisher(server.base_url, base_name="policy", keep=2) as publisher:
         plain = [publisher.score(probe.tolist(), model="policy") for probe in probes]
         for version in (1, 2, 3):
@@ -69,7 +78,7 @@ def test_three_versions_are_each_served_under_a_name_of_their_own(
 def test_an_adapter_that_scores_otherwise_is_unloaded(vllm_servers: Any, tmp_path: Path) -> None:
     server = vllm_servers.use("untied")
     model_dir = vllm_servers.model_dir("untied")
-    probes = default_probes(300)
+    probes = default_probes(250)
     expected = scores(adapter(model_dir, tmp_path / "one", seed=1), probes)
     adapter(model_dir, tmp_path / "other", seed=2)
     with AdapterPublisher(server.base_url, base_name="wrong") as publisher:

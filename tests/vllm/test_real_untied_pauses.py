@@ -18,7 +18,7 @@ from trainer.model import load_policy, save_policy, score_sequence
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
 
-LENGTH = 600
+LENGTH = 400
 
 
 class Reply(threading.Thread):
@@ -62,12 +62,17 @@ class Reply(threading.Thread):
             self.logprobs += [entry["logprob"] for entry in entries]
             self.finish_reason = choice.get("finish_reason") or self.finish_reason
 
-    def begun(self) -> None:
+    def freeze_in_the_middle(self, control: VllmControl) -> int:
+        """Pause (``keep``) once the reply has begun, long before its end; the tokens so far."""
         self.start()
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 60
         while len(self.token_ids) < 20:
             assert time.monotonic() < deadline
             time.sleep(0.005)
+        control.pause("keep", clear_cache=False)
+        time.sleep(0.3)
+        assert len(self.token_ids) < LENGTH - 20
+        return len(self.token_ids)
 
     def expected(self, model: torch.nn.Module) -> np.ndarray[Any, Any]:
         """What ``model`` says of each sampled token, given everything before it."""
@@ -79,23 +84,23 @@ class Reply(threading.Thread):
 @pytest.fixture
 def newer(vllm_servers: Any, tmp_path: Path) -> tuple[Path, torch.nn.Module, torch.nn.Module]:
     """Other weights for the served policy: their directory, and the models of before and after."""
-    origin = vllm_servers.model_dir("policy")
+    origin = vllm_servers.model_dir("untied")
     old, new = load_policy(origin), load_policy(origin)
     torch.manual_seed(9)
     with torch.no_grad():
         for parameter in new.parameters():
-            parameter.add_(torch.randn_like(parameter) * 0.05)
+            parameter.add_(torch.randn_like(parameter) * 0.02)
     save_policy(new, tmp_path / "newer", origin)
     return tmp_path / "newer", old, new
 
 
 @pytest.fixture
 def control(vllm_servers: Any) -> Any:
-    server = vllm_servers.use("policy")
+    server = vllm_servers.use("untied")
     with VllmControl(server.base_url) as control:
         yield control
         control.pause("abort")
-        control.reload_weights(vllm_servers.model_dir("policy"))
+        control.reload_weights(vllm_servers.model_dir("untied"))
         control.resume()
 
 
@@ -104,15 +109,13 @@ def test_keep_changes_the_version_at_the_token_where_the_stream_stood(
 ) -> None:
     directory, old, new = newer
     reply = Reply(control.base_url)
-    reply.begun()
+    stood = reply.freeze_in_the_middle(control)
     control.pause("keep", clear_cache=True)
-    time.sleep(0.2)
-    stood = len(reply.token_ids)
-    time.sleep(0.2)
-    assert len(reply.token_ids) == stood < LENGTH, "frozen"
+    time.sleep(0.3)
+    assert len(reply.token_ids) == stood, "frozen"
     control.reload_weights(directory)
     control.resume()
-    reply.join(60)
+    reply.join(120)
     assert reply.error is None
     assert len(reply.stream_ids) == 1
     assert len(reply.token_ids) == LENGTH
@@ -131,13 +134,10 @@ def test_keep_without_clearing_mixes_old_keys_into_new_tokens(
     """Why a publish always clears: such logprobs are no policy's."""
     directory, old, new = newer
     reply = Reply(control.base_url)
-    reply.begun()
-    control.pause("keep", clear_cache=False)
-    time.sleep(0.2)
-    stood = len(reply.token_ids)
+    stood = reply.freeze_in_the_middle(control)
     control.reload_weights(directory)
     control.resume()
-    reply.join(60)
+    reply.join(120)
     logprobs = np.asarray(reply.logprobs)
     for model in (old, new):
         assert np.abs(logprobs - reply.expected(model))[stood:].mean() > 1e-3
@@ -148,11 +148,12 @@ def test_wait_lets_a_reply_end_with_the_weights_that_it_began_with(
 ) -> None:
     directory, old, _ = newer
     reply = Reply(control.base_url)
-    reply.begun()
+    reply.freeze_in_the_middle(control)
+    control.resume()
     control.pause("wait")
     control.reload_weights(directory)
     control.resume()
-    reply.join(60)
+    reply.join(120)
     assert len(reply.token_ids) == LENGTH
     assert np.abs(np.asarray(reply.logprobs) - reply.expected(old)).mean() <= 1e-3
 
@@ -162,9 +163,9 @@ def test_abort_ends_a_reply_with_what_it_has(
 ) -> None:
     directory, old, _ = newer
     reply = Reply(control.base_url)
-    reply.begun()
+    reply.freeze_in_the_middle(control)
     control.pause("abort")
-    reply.join(60)
+    reply.join(120)
     control.reload_weights(directory)
     control.resume()
     assert reply.error is None
