@@ -121,7 +121,7 @@ class ControlClient:
         await self._send("POST", f"/sessions/{session_id}/seal", {"outcome": outcome})
 
     async def session(self, session_id: str) -> dict[str, Any]:
-        """What the proxy says of a session, its number of ``calls`` among it."""
+        """What the proxy says of a session; ``calls`` counts its calls by status."""
         answer: dict[str, Any] = (await self._send("GET", f"/sessions/{session_id}")).json()
         return answer
 

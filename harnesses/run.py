@@ -38,6 +38,8 @@ def session_variables(session: Session) -> dict[str, str]:
             "OPENAI_BASE_URL": urls["openai"],
             "OPENAI_API_BASE": urls["openai"],
             "OPENAI_API_KEY": key,
+            # Codex takes its key from here; its base URL only from ``-c openai_base_url=…``.
+            "CODEX_API_KEY": key,
         }
     if "anthropic" in urls:
         variables |= {"ANTHROPIC_BASE_URL": urls["anthropic"], "ANTHROPIC_AUTH_TOKEN": key}

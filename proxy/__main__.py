@@ -1,11 +1,13 @@
 """``python -m proxy --upstream URL --store URL``: a proxy with the plainest options.
 
 ``bridle proxy`` is the command for people; this one needs nothing but the proxy's own room.
+The admin key comes from ``BRIDLE_ADMIN_KEY``: a command line is for everyone to read.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 
 from proxy.server import run
 from proxy.settings import ProxySettings
@@ -18,7 +20,6 @@ def main() -> None:
     options.add_argument("--host", default="127.0.0.1")
     options.add_argument("--port", type=int, default=8484)
     options.add_argument("--model", default=None, help="served model name")
-    options.add_argument("--admin-key", default=None)
     given = options.parse_args()
     run(
         ProxySettings(
@@ -27,7 +28,7 @@ def main() -> None:
             host=given.host,
             port=given.port,
             model=given.model,
-            admin_key=given.admin_key,
+            admin_key=os.environ.get("BRIDLE_ADMIN_KEY"),
         )
     )
 

@@ -13,7 +13,7 @@ from proxy.canonical import ApiError
 from proxy.client import Client, Receive, Scope, Send
 from proxy.control import control_api
 from proxy.data_plane import DataPlane
-from proxy.dialects.registry import speaker
+from proxy.dialects.registry import DIALECTS
 from proxy.routes import implied_dialect, route
 from proxy.services import Services
 from proxy.settings import ProxySettings
@@ -55,7 +55,7 @@ class App:
             error = ApiError("overloaded", "the proxy is starting or stopping", status=503)
         else:
             error = ApiError("not_found", f"nothing is served at {path}", status=404)
-        await client.refuse(speaker(implied_dialect(path)).error(error))
+        await client.refuse(DIALECTS[implied_dialect(path)].error(error))
 
     async def _lifespan(self, receive: Receive, send: Send) -> None:
         await receive()

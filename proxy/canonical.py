@@ -281,6 +281,10 @@ class Dialect(Protocol):
 
     name: DialectName
     stream_content_type: str
+    """An emitter that has a ``content_type`` of its own knows better."""
+    stream_failures: frozenset[str]
+    """Kinds of :class:`ApiError` that this provider's clients understand only inside a stream: to
+    a streaming request they are answered with status 200, ``begin`` and ``fail``."""
 
     def parse(self, body: bytes, path: Mapping[str, str], query: Mapping[str, str]) -> Request:
         """Raises :class:`ApiError` (``invalid_request``) naming the offending field.

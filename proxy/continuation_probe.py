@@ -115,6 +115,8 @@ class Prober:
                 return str(error)
             if not whole.endswith(tail.end_text + tail.text):
                 return "rendered alone, the new turns read differently than at the end of the whole"
+            if any(word in whole and word not in tail.text for word in _words(new)):
+                return "a new turn is written among the earlier ones"
             count = len(tail.token_ids)
             if self._tokenizer.encode(whole)[-count:] != tail.token_ids.tolist():
                 return "tokenised alone, the new turns have other ids than at the end of the whole"
@@ -320,15 +322,22 @@ def _tail(roles: Sequence[str], reply: Message, id_form: str) -> tuple[Message, 
         if role in ("tool", "tools"):
             for n in range(2 if role == "tools" else 1):
                 answered = calls[n].id if n < len(calls) else id_form.format(9)
-                tail.append(
-                    Message("tool", f"Found {n}: 12 cafés\n", tool_call_id=answered, name="look_up")
-                )
-        elif role in ("user", "system"):
-            tail.append(Message("user" if role == "user" else "system", "Go on, then.  \n\nÇa va?"))
+                found = f"found{len(tail)}: 12 cafés\n"
+                tail.append(Message("tool", found, tool_call_id=answered, name="look_up"))
+        elif role == "user":
+            tail.append(Message("user", f"say{len(tail)}  \n\nÇa va?"))
+        elif role == "system":
+            tail.append(Message("system", f"rule{len(tail)}: be brief."))
         else:
             tail.append(_reply(role, id_form, first=4))
             calls = tail[-1].tool_calls
     return tuple(tail)
+
+
+def _words(tail: Sequence[Message]) -> list[str]:
+    """A word of each new turn that stands in no other."""
+    texts = (message.content for message in tail if isinstance(message.content, str))
+    return [words[0].rstrip(":") for text in texts if (words := text.split())]
 
 
 def _histories(id_form: str, tools: bool) -> list[tuple[Message, ...]]:

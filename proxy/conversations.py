@@ -28,6 +28,23 @@ def is_anonymous(session: SessionRecord) -> bool:
     return session.name is None and session.key_hash is None
 
 
+class _Held:
+    """One session's turns, and which of its calls have been looked at."""
+
+    __slots__ = ("calls", "conversations")
+
+    def __init__(self, conversations: Conversations | None = None) -> None:
+        self.conversations = Conversations() if conversations is None else conversations
+        self.calls: set[str] = set()
+
+    def find(self, request: Request, agent: str | None) -> Link:
+        """By what is said; a prompt of token ids by its tokens."""
+        link = self.conversations.find(request, agent=agent)
+        if isinstance(request.prompt, tuple):
+            link = self.conversations.find_tokens(link, request.prompt)
+        return link
+
+
 class SessionConversations:
     """An LRU of :class:`Conversations` by session; anonymous sessions share one, the lobby.
 
@@ -38,10 +55,10 @@ class SessionConversations:
     def __init__(self, reader: Reader, capacity: int) -> None:
         self._reader = reader
         self._capacity = capacity
-        self._lobby = Conversations(max_turns=4096, max_tokens=4_194_304)
+        self._lobby = _Held(Conversations(max_turns=4096, max_tokens=4_194_304))
         self._lobby_sessions: OrderedDict[str, str] = OrderedDict()
         """Call id -> session id, for the calls in the lobby."""
-        self._sessions: OrderedDict[str, Conversations] = OrderedDict()
+        self._sessions: OrderedDict[str, _Held] = OrderedDict()
 
     async def start(self) -> None:
         """Takes the latest anonymous sessions into the lobby."""
@@ -57,88 +74,87 @@ class SessionConversations:
     def opened(self, session: SessionRecord) -> None:
         """The session is new: there is nothing of it in the store."""
         if not is_anonymous(session):
-            self._keep(session.id, Conversations())
+            self._keep(session.id, _Held())
 
     async def find(self, session_id: str, request: Request, agent: str | None) -> Link:
         """Where ``request`` belongs in its session.
 
         What memory does not explain another process may have recorded, so the store is asked.
         """
-        conversations = self._sessions.get(session_id)
-        if conversations is None:
-            conversations = Conversations()
-            await self._load(session_id, conversations)
-            conversations = self._sessions.setdefault(session_id, conversations)
-            self._keep(session_id, conversations)
-            return conversations.find(request, agent=agent)
+        held = self._sessions.get(session_id)
+        if held is None:
+            held = _Held()
+            await self._load(session_id, held)
+            held = self._sessions.setdefault(session_id, held)
+            self._keep(session_id, held)
+            return held.find(request, agent)
         self._sessions.move_to_end(session_id)
-        link = conversations.find(request, agent=agent)
-        if _unexplained(link, request) and await self._load(session_id, conversations):
-            link = conversations.find(request, agent=agent)
+        link = held.find(request, agent)
+        if _unexplained(link) and await self._grown(session_id, held):
+            await self._load(session_id, held)
+            link = held.find(request, agent)
         return link
 
     async def find_anonymous(self, request: Request) -> tuple[Link, str | None]:
         """Where a request without any session belongs, and the session that it continues."""
-        link = self._lobby.find(request)
+        link = self._lobby.find(request, None)
         for call_id in reversed(link.unknown):
             try:
                 row = await asyncio.to_thread(self._reader.call, call_id)
             except NotFound:
                 continue
-            if await self._load(row.session_id, self._lobby):
-                link = self._lobby.find(request)
+            await self._load(row.session_id, self._lobby)
+            link = self._lobby.find(request, None)
             break
         continued = link.parent.call_id if link.parent is not None else None
         return link, self._lobby_sessions.get(continued or "")
 
     def add(self, session: SessionRecord, turn: Turn) -> None:
         """A call of the session is over and recorded."""
-        if is_anonymous(session):
-            self._add_to_lobby(session.id, turn)
-        else:
-            conversations = self._sessions.get(session.id)
-            if conversations is not None:
-                conversations.add(turn)
+        held = self._lobby if is_anonymous(session) else self._sessions.get(session.id)
+        if held is not None:
+            self._put(held, session.id, turn)
 
-    def _add_to_lobby(self, session_id: str, turn: Turn) -> None:
-        self._lobby.add(turn)
-        self._lobby_sessions[turn.call_id] = session_id
-        while len(self._lobby_sessions) > 2 * self._lobby.max_turns:
-            self._lobby_sessions.popitem(last=False)
+    def _put(self, held: _Held, session_id: str, turn: Turn) -> None:
+        held.conversations.add(turn)
+        held.calls.add(turn.call_id)
+        if held is self._lobby:
+            self._lobby_sessions[turn.call_id] = session_id
+            while len(self._lobby_sessions) > 2 * held.conversations.max_turns:
+                gone, _ = self._lobby_sessions.popitem(last=False)
+                held.calls.discard(gone)
 
-    def _keep(self, session_id: str, conversations: Conversations) -> None:
-        self._sessions[session_id] = conversations
+    def _keep(self, session_id: str, held: _Held) -> None:
+        self._sessions[session_id] = held
         self._sessions.move_to_end(session_id)
         while len(self._sessions) > self._capacity:
             self._sessions.popitem(last=False)
 
-    async def _load(self, session_id: str, conversations: Conversations) -> bool:
-        """Adds the session's recorded calls that ``conversations`` does not know; whether any."""
+    async def _grown(self, session_id: str, held: _Held) -> bool:
+        """Whether the store has calls of the session that were not made here."""
+        counts = await asyncio.to_thread(self._reader.call_counts, session_id)
+        return sum(counts.values()) - counts.get(CallStatus.OPEN, 0) > len(held.calls)
+
+    async def _load(self, session_id: str, held: _Held) -> None:
+        """Adds the session's recorded calls that ``held`` does not know."""
         rows, spans = await asyncio.to_thread(self._read, session_id)
-        added = False
         for row in rows:
-            if row.status is CallStatus.OPEN or conversations.get(row.id) is not None:
+            if row.status is CallStatus.OPEN or row.id in held.calls:
                 continue
-            turn = _turn(row, spans, conversations)
+            turn = _turn(row, spans, held.conversations)
             if turn is None:
-                continue
-            added = True
-            if conversations is self._lobby:
-                self._add_to_lobby(session_id, turn)
+                held.calls.add(row.id)
             else:
-                conversations.add(turn)
-        return added
+                self._put(held, session_id, turn)
 
     def _read(self, session_id: str) -> tuple[list[CallRow], dict[str, Span]]:
         rows = self._reader.calls(session_id)
         return rows, {span.id: span for span in self._reader.spans(session_id)}
 
 
-def _unexplained(link: Link, request: Request) -> bool:
+def _unexplained(link: Link) -> bool:
     """Whether the request shows a history that memory does not hold."""
-    if link.unknown:
-        return True
-    return link.parent is None and any(message.role == "assistant" for message in request.messages)
+    return bool(link.unknown) or any(message.role == "assistant" for message in link.tail)
 
 
 def _turn(row: CallRow, spans: Mapping[str, Span], conversations: Conversations) -> Turn | None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from urllib.parse import parse_qsl
 
-from proxy.canonical import ApiError, DialectName, Request
+from proxy.canonical import ApiError, Request
 from proxy.client import Client, ClientGone
-from proxy.dialects.registry import COUNTING, dialect_for, speaker
+from proxy.continuation import Prompt
+from proxy.dialects.registry import COUNTING, DIALECTS
 from proxy.engine_request import engine_request
 from proxy.exchange import Exchange
 from proxy.harness_identity import identify, kept_headers
@@ -18,7 +20,9 @@ from proxy.sampling import effective
 from proxy.services import Services
 from proxy.sessions import Caller, store_unavailable
 from store.errors import StoreUnavailable
-from store.records import CallBegun, SessionRecord, new_id
+from store.records import CallBegun, Continuation, SessionRecord, new_id
+
+log = logging.getLogger("bridle.proxy")
 
 
 class DataPlane:
@@ -32,20 +36,32 @@ class DataPlane:
         try:
             await self._dispatch(route, client)
         except ApiError as error:
-            await self.refuse(route.dialect, client, error)
+            await self._refuse(route, client, error)
         except ClientGone:
             self._services.metrics.refused.labels(route.dialect, "client_disconnected").inc()
+        except Exception:
+            log.exception("internal_error path=%s", client.scope["path"])
+            if client.started:
+                raise
+            told = ApiError("internal", "the proxy failed; its log says why", status=500)
+            await self._refuse(route, client, told)
 
-    async def refuse(self, dialect: DialectName, client: Client, error: ApiError) -> None:
-        self._services.metrics.refused.labels(dialect, error.kind).inc()
-        await client.refuse(speaker(dialect).error(error))
+    async def _refuse(
+        self, route: Route, client: Client, error: ApiError, *headers: tuple[str, str]
+    ) -> None:
+        self._services.metrics.refused.labels(route.dialect, error.kind).inc()
+        await client.refuse(DIALECTS[route.dialect].error(error), headers)
 
     async def _dispatch(self, route: Route, client: Client) -> None:
         method = client.scope["method"]
         if client.headers.get("upgrade", "").lower() == "websocket":
-            raise ApiError("invalid_request", "WebSocket is not served; use HTTP", status=426)
+            told = ApiError("invalid_request", "WebSocket is not served; use HTTP", status=426)
+            await self._refuse(route, client, told, ("upgrade", "HTTP/1.1"))
+            return
         if method != route.method and not (route.method == "GET" and method == "HEAD"):
-            raise ApiError("invalid_request", f"use {route.method} here, not {method}", status=405)
+            told = ApiError("invalid_request", f"use {route.method} here, not {method}", status=405)
+            await self._refuse(route, client, told, ("allow", route.method))
+            return
         if sum(len(name) + len(value) for name, value in client.scope["headers"]) > (
             self._services.settings.limits.header_bytes
         ):
@@ -64,9 +80,11 @@ class DataPlane:
         services = self._services
         caller = await services.sessions.authenticate(client.headers, client.address)
         body = await client.body(services.settings.limits.body_bytes)
-        dialect = dialect_for(route.dialect)
+        dialect = DIALECTS[route.dialect]
         request = dialect.parse(body, dict(route.parameters), _query(client))
+        request = await services.stored_responses.expand(request)
         session, link = await self._admit(caller, route, client, request)
+        prompt = self._prompt(session, link, request)
         served = await services.upstream.served_model(request.model, services.gate.policy.model)
         sampling, notes = effective(request.sampling, session.settings)
         ask = engine_request(
@@ -74,6 +92,7 @@ class DataPlane:
             sampling,
             model=served,
             stream=request.stream or services.settings.stream_upstream,
+            prompt_token_ids=prompt.token_ids,
         )
         started_at = time.time()
         call_id = new_id("call")
@@ -90,7 +109,7 @@ class DataPlane:
             headers=kept_headers(client.headers),
         )
         try:
-            recording = services.recorder.begin(begun, session, request, link)
+            recording = services.recorder.begin(begun, session, request, link, prompt)
         except StoreUnavailable as error:
             raise store_unavailable() from error
         recording.sampling = ask.sampling
@@ -114,12 +133,10 @@ class DataPlane:
     async def _count(self, route: Route, client: Client) -> None:
         """The exact number of prompt tokens, by the engine's own template."""
         services = self._services
-        counting = COUNTING.get(route.dialect)
-        if counting is None:
-            raise ApiError("not_found", "token counting is not served here", status=404)
+        counting = COUNTING[route.dialect]
         await services.sessions.authenticate(client.headers, client.address)
         body = await client.body(services.settings.limits.body_bytes)
-        request = counting.parse(body)
+        request = counting.parse(body, dict(route.parameters), _query(client))
         served = await services.upstream.served_model(request.model, services.gate.policy.model)
         count = await services.upstream.count_tokens(request, served)
         await client.respond(200, counting.reply(count))
@@ -127,12 +144,24 @@ class DataPlane:
     async def _models(self, route: Route, client: Client) -> None:
         services = self._services
         await services.sessions.authenticate(client.headers, client.address)
-        cards = await services.upstream.models()
-        wanted = dict(route.parameters).get("model")
-        names = [*(card["id"] for card in cards), *services.settings.model_aliases]
-        if wanted is not None and wanted not in names:
-            raise ApiError("not_found", f"there is no model {wanted}", status=404, param="model")
-        await client.respond(200, models_reply(cards, names, wanted, client.headers))
+        reply = models_reply(
+            route.dialect,
+            await services.upstream.models(),
+            services.settings.model_aliases,
+            dict(route.parameters).get("model"),
+            client.headers,
+        )
+        await client.respond(200, reply)
+
+    def _prompt(self, session: SessionRecord, link: Link, request: Request) -> Prompt:
+        continuer = self._services.continuer
+        if (
+            continuer is None
+            or session.continuation is Continuation.RENDERED
+            or request.dialect == "completions"
+        ):
+            return Prompt(None, link.break_reason)
+        return continuer.prompt(link, request)
 
 
 def _query(client: Client) -> dict[str, str]:

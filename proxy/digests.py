@@ -33,6 +33,7 @@ FOLDED_CALLS = "Calling tools:"
 """How smolagents introduces the Python literal that it writes tool calls as."""
 
 _FOLDED_LONGEST = 262_144
+_ENCODER = msgspec.msgpack.Encoder()
 _THOUGHTS = re.compile(r"\s*<think>.*?</think>", re.DOTALL)
 
 
@@ -54,89 +55,97 @@ class Unit:
     """Call ids read from the opaque values that came with it, in order."""
 
 
-class Digester:
-    """Cuts conversations into units; remembers digests of messages it has seen."""
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """What has been found out about a message written in a certain way."""
 
-    def __init__(self, capacity: int = 8192) -> None:
+    digest: bytes
+    minted: tuple[str, ...]
+    folded: bool
+
+
+class Digester:
+    """Cuts conversations into units; remembers what it found out about messages it has seen."""
+
+    def __init__(self, capacity: int = 16_384) -> None:
         self._capacity = capacity
-        self._digests: OrderedDict[bytes, bytes] = OrderedDict()
+        self._known: OrderedDict[bytes, _Known] = OrderedDict()
 
     def units(self, messages: Sequence[Message], first: int = 0) -> tuple[Unit, ...]:
         """The units of ``messages[first:]``, in order."""
         units: list[Unit] = []
-        answers: dict[str, int] = {}
+        calls: Sequence[ToolCall] = ()
         position = first
         while position < len(messages):
-            role = messages[position].role
-            if role == "assistant":
+            message = messages[position]
+            if message.role == "assistant":
                 unit = self._assistant(messages, position)
                 calls = unit.message.tool_calls if unit.message is not None else ()
-                answers = {call.id: index for index, call in enumerate(calls)}
-            elif role == "tool":
-                unit = self._tool_results(messages, position, answers)
+            elif message.role == "tool":
+                unit = self._tool_results(messages, position, calls)
             else:
-                message = messages[position]
                 form = form_of(message)
+                known = self._look_up(message, form)
                 unit = Unit(
-                    role, self._digest(message, form), form, position, position + 1,
-                    minted=call_ids(message.anchors),
-                )  # fmt: skip
+                    message.role, known.digest, form, position, position + 1, minted=known.minted
+                )
             units.append(unit)
             position = unit.end
         return tuple(units)
 
     def _assistant(self, messages: Sequence[Message], start: int) -> Unit:
-        message = unfolded(messages[start])
-        minted = _minted(message)
         end = start + 1
+        form = form_of(messages[start])
+        known = self._look_up(messages[start], form)
+        message = unfolded(messages[start]) if known.folded else messages[start]
+        digest, minted = known.digest, known.minted
         while end < len(messages) and messages[end].role == "assistant":
             following = unfolded(messages[end])
             if not _same_turn(message, minted, following):
                 break
             message = _joined(message, following)
-            minted = _minted(message)
+            form = form_of(message)
+            digest, minted = digest_of(message), _minted(message)
             end += 1
-        form = form_of(messages[start]) if end == start + 1 else form_of(message)
-        return Unit(
-            "assistant", self._digest(message, form), form, start, end,
-            message=message, minted=minted,
-        )  # fmt: skip
+        return Unit("assistant", digest, form, start, end, message=message, minted=minted)
 
     def _tool_results(
-        self, messages: Sequence[Message], start: int, answers: Mapping[str, int]
+        self, messages: Sequence[Message], start: int, calls: Sequence[ToolCall]
     ) -> Unit:
+        answers = {call.id: index for index, call in enumerate(calls)}
         end = start
+        forms: list[bytes] = []
         results: list[bytes] = []
-        forms = blake2b(digest_size=16)
-        ids: list[str] = []
+        minted: list[str] = []
         while end < len(messages) and messages[end].role == "tool":
             message = messages[end]
             form = form_of(message)
-            forms.update(form)
+            known = self._look_up(message, form)
             call = answers.get(message.tool_call_id or "", end - start)
-            results.append(call.to_bytes(4, "big") + self._digest(message, form))
-            ids.extend(message.anchors)
-            if message.tool_call_id is not None:
-                ids.append(message.tool_call_id)
+            forms.append(form)
+            results.append(call.to_bytes(4, "big") + known.digest)
+            minted += known.minted
             end += 1
         digest = blake2b(b"".join(sorted(results)), digest_size=16).digest()
-        return Unit("tool", digest, forms.digest(), start, end, minted=call_ids(ids))
+        form = forms[0] if len(forms) == 1 else blake2b(b"".join(forms), digest_size=16).digest()
+        return Unit("tool", digest, form, start, end, minted=tuple(dict.fromkeys(minted)))
 
-    def _digest(self, message: Message, form: bytes) -> bytes:
-        known = self._digests.get(form)
-        if known is None:
-            known = digest_of(message)
-            self._digests[form] = known
-            if len(self._digests) > self._capacity:
-                self._digests.popitem(last=False)
-        else:
-            self._digests.move_to_end(form)
+    def _look_up(self, message: Message, form: bytes) -> _Known:
+        known = self._known.get(form)
+        if known is not None:
+            self._known.move_to_end(form)
+            return known
+        plain = unfolded(message)
+        known = _Known(digest_of(plain), _minted(plain), plain is not message)
+        self._known[form] = known
+        if len(self._known) > self._capacity:
+            self._known.popitem(last=False)
         return known
 
 
 def form_of(message: Message) -> bytes:
     """16 bytes that are equal for messages written the same way, ids and anchors included."""
-    return blake2b(msgspec.msgpack.encode(message), digest_size=16).digest()
+    return blake2b(_ENCODER.encode(message), digest_size=16).digest()
 
 
 def digest_of(message: Message) -> bytes:
@@ -165,7 +174,10 @@ def system_digest(messages: Sequence[Message]) -> tuple[bytes, bytes, int]:
 
 def value_digest(value: Any) -> bytes:
     """16 bytes of a JSON value, blind to key order and to ``cache_control`` marks."""
-    return _hash(_without_cache_marks(value))
+    encoded = _encoded(value)
+    if b'"cache_control"' in encoded:
+        encoded = _encoded(_without_cache_marks(value))
+    return blake2b(encoded, digest_size=16).digest()
 
 
 def meaning_text(text: str) -> str:
@@ -248,7 +260,10 @@ def _folded_call(call: Mapping[str, Any]) -> ToolCall:
 
 
 def _minted(message: Message) -> tuple[str, ...]:
-    return call_ids([*message.anchors, *(call.id for call in message.tool_calls)])
+    values = [*message.anchors, *(call.id for call in message.tool_calls)]
+    if message.tool_call_id is not None:
+        values.append(message.tool_call_id)
+    return call_ids(values) if values else ()
 
 
 def _same_turn(message: Message, minted: tuple[str, ...], following: Message) -> bool:
@@ -300,5 +315,8 @@ def _plain_numbers(value: Any) -> Any:
 
 
 def _hash(value: Any) -> bytes:
-    encoded = orjson.dumps(value, option=orjson.OPT_SORT_KEYS | orjson.OPT_NON_STR_KEYS)
-    return blake2b(encoded, digest_size=16).digest()
+    return blake2b(_encoded(value), digest_size=16).digest()
+
+
+def _encoded(value: Any) -> bytes:
+    return orjson.dumps(value, option=orjson.OPT_SORT_KEYS | orjson.OPT_NON_STR_KEYS)

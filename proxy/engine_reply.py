@@ -7,7 +7,7 @@ once, so that emitters, fold and record all see the same.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final, Generic, TypeVar
+from typing import Annotated, Any, Final, Generic, TypeVar
 
 import msgspec
 
@@ -35,6 +35,9 @@ _FINISH_REASONS: Final[Mapping[str, FinishReason]] = {
 }
 
 Entry = TypeVar("Entry")
+Index = Annotated[int, msgspec.Meta(ge=0, lt=1024)]
+Count = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
+TokenId = Annotated[int, msgspec.Meta(ge=0, lt=2**32)]
 
 
 class _Function(msgspec.Struct, gc=False):
@@ -43,7 +46,7 @@ class _Function(msgspec.Struct, gc=False):
 
 
 class _ToolCall(msgspec.Struct):
-    index: int | None = None
+    index: Index | None = None
     function: _Function | None = None
 
 
@@ -70,28 +73,28 @@ class _Logprobs(msgspec.Struct, Generic[Entry]):
 
 
 class _Choice(msgspec.Struct, Generic[Entry]):
-    index: int = 0
+    index: Index = 0
     delta: _Text | None = None
     message: _Text | None = None
     text: str | None = None
     logprobs: _Logprobs[Entry] | None = None
-    token_ids: list[int] | None = None
-    prompt_token_ids: list[int] | None = None
+    token_ids: list[TokenId] | None = None
+    prompt_token_ids: list[TokenId] | None = None
     finish_reason: str | None = None
     stop_reason: str | int | None = None
 
 
 class _CachedTokens(msgspec.Struct):
-    cached_tokens: int | None = None
+    cached_tokens: Count | None = None
 
 
 class _ReasoningTokens(msgspec.Struct):
-    reasoning_tokens: int | None = None
+    reasoning_tokens: Count | None = None
 
 
 class _Usage(msgspec.Struct):
-    prompt_tokens: int = 0
-    completion_tokens: int | None = None
+    prompt_tokens: Count = 0
+    completion_tokens: Count | None = None
     prompt_tokens_details: _CachedTokens | None = None
     completion_tokens_details: _ReasoningTokens | None = None
 
@@ -99,7 +102,7 @@ class _Usage(msgspec.Struct):
 class _Body(msgspec.Struct, Generic[Entry]):
     choices: list[_Choice[Entry]] = []
     usage: _Usage | None = None
-    prompt_token_ids: list[int] | None = None
+    prompt_token_ids: list[TokenId] | None = None
     error: Any = None
     model: str | None = None
 

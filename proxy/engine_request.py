@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -10,6 +10,7 @@ import orjson
 
 from engine.contract import CHAT_COMPLETIONS, COMPLETIONS
 from proxy.canonical import ApiError, Request, Sampling
+from store.records import TokenIds
 
 
 class EngineRequest(msgspec.Struct, frozen=True):
@@ -31,7 +32,7 @@ def engine_request(
     *,
     model: str,
     stream: bool,
-    prompt_token_ids: Sequence[int] | None = None,
+    prompt_token_ids: TokenIds | None = None,
 ) -> EngineRequest:
     """``prompt_token_ids`` are the exact continuation's; the messages go along all the same, so
     that an engine that does not know the field still answers, and the record shows it.

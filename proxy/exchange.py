@@ -14,7 +14,6 @@ from typing import Final
 
 from proxy.canonical import ApiError, Dialect, Emitter, Event, HttpError, Minted, Request
 from proxy.client import Client, ClientGone, Headers
-from proxy.dialects.registry import STREAM_FAILURES
 from proxy.engine_reply import EngineReply
 from proxy.engine_request import EngineRequest
 from proxy.recorder import Recording
@@ -63,6 +62,10 @@ class Exchange:
         self._recording = recording
         self._ask = ask
         self._emitter: Emitter | None = dialect.emitter(request, minted) if request.stream else None
+        self._begun = False
+        self._content_type: str = getattr(
+            self._emitter, "content_type", dialect.stream_content_type
+        )
         self._headers: Headers = (
             ("x-request-id", minted.call_id),
             ("x-bridle-session", recording.begun.session_id),
@@ -88,7 +91,7 @@ class Exchange:
     async def keep_alive(self) -> None:
         """Tells a streaming client that has heard nothing for long that its reply is coming."""
         if self._emitter is not None and not self._client.closed:
-            await self._write(self._emitter.keep_alive())
+            await self._write(b"".join((*self._opening(), self._emitter.keep_alive())))
 
     @property
     def silent_since(self) -> float:
@@ -129,27 +132,32 @@ class Exchange:
 
     async def _emit(self, events: list[Event]) -> None:
         emitter = self._emitter
-        if emitter is not None:
-            body = b"".join([emitter.event(event) for event in events])
-            if body or not self._client.started:
-                await self._write(body)
+        if emitter is None:
+            return
+        pieces = self._opening()
+        pieces += [emitter.event(event) for event in events]
+        await self._write(b"".join(pieces))
+
+    def _opening(self) -> list[bytes]:
+        """The stream's first bytes, once; an emitter begins before it is told anything."""
+        if self._begun or self._emitter is None:
+            return []
+        self._begun = True
+        return [self._emitter.begin()]
 
     async def _write(self, body: bytes) -> None:
-        """``body`` to the client, after the status line and the opening event if it is first."""
-        assert self._emitter is not None  # noqa: S101 - only streams write in pieces
+        """``body`` to the client of a stream, after the status line if that has not left yet."""
         if not self._client.started:
-            self._client.started = True
-            body = self._emitter.begin() + body
-            await self._client.start_stream(self._dialect.stream_content_type, self._headers)
-        self._recording.sent(body)
-        await self._client.write(body)
+            await self._client.start_stream(self._content_type, self._headers)
+        if body:
+            self._recording.sent(body)
+            await self._client.write(body)
 
     def _last_bytes(self) -> bytes:
         """What tells the client that its reply is whole: all of it, or the end of the stream."""
         if self._emitter is None:
             return self._dialect.reply(self._request, self._minted, self._recording.fold.reply())
-        end = self._emitter.end()
-        return end if self._client.started else self._emitter.begin() + end
+        return b"".join((*self._opening(), self._emitter.end()))
 
     async def _complete(self, last: bytes) -> None:
         self._recording.sent(last)
@@ -166,7 +174,7 @@ class Exchange:
             await client.respond(200, last, headers=self._headers)
             return
         if not client.started:
-            await client.start_stream(self._dialect.stream_content_type, self._headers)
+            await client.start_stream(self._content_type, self._headers)
         await client.finish(last)
 
     async def _fail(self, failure: Failure) -> None:
@@ -187,14 +195,14 @@ class Exchange:
         if self._emitter is not None:
             if self._client.started:
                 return HttpError(200, self._emitter.fail(error))
-            if error.kind in STREAM_FAILURES.get(self._request.dialect, ()):
-                return HttpError(200, self._emitter.begin() + self._emitter.fail(error))
+            if error.kind in self._dialect.stream_failures:
+                return HttpError(200, b"".join((*self._opening(), self._emitter.fail(error))))
         return self._dialect.error(error)
 
     async def _tell(self, told: HttpError) -> None:
         if self._emitter is not None and told.status == 200:
             if not self._client.started:
-                await self._client.start_stream(self._dialect.stream_content_type, self._headers)
+                await self._client.start_stream(self._content_type, self._headers)
             await self._client.finish(told.body)
         else:
             await self._client.refuse(told, self._headers)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from itertools import chain
+from itertools import chain, groupby
 
 from proxy.canonical import Request
 from proxy.digests import (
@@ -15,7 +15,7 @@ from proxy.digests import (
     system_digest,
     value_digest,
 )
-from proxy.lineage_index import TurnIndex
+from proxy.lineage_index import Below, TurnIndex
 from proxy.lineage_match import Match, compare
 from proxy.lineage_turn import Link, Seen, Turn
 from proxy.minting import call_id_of
@@ -85,16 +85,16 @@ class Search:
     # — the base: following the request down from the roots —
 
     def _deepest(self) -> _Place | None:
-        best: tuple[tuple[object, ...], _Place] | None = None
-        for place in self._places():
-            rank = self._rank(place)
-            if (best is None or rank > best[0]) and not self._foreign(place):
-                best = (rank, place)
-        return best[1] if best is not None else None
+        places = sorted(self._places(), key=lambda place: -place.end)
+        for _, equals in groupby(places, key=lambda place: place.end):
+            own = [place for place in equals if not self._foreign(place)]
+            if own:
+                return own[0] if len(own) == 1 else max(own, key=self._rank)
+        return None
 
     def _places(self) -> Iterator[_Place]:
         """Every reply that the request repeats whole, with its whole history."""
-        open_: list[tuple[tuple[str, int] | None, int]] = [(None, 0)]
+        open_: list[tuple[Below, int]] = [(None, 0)]
         while open_:
             below, start = open_.pop()
             if start >= len(self.digests):
@@ -140,7 +140,6 @@ class Search:
         turn, seen = place.turn, self.seen
         asked = replace(seen, units=self.digests[place.end :])
         return (
-            place.end,
             turn.call_id == self.previous,
             turn.seen.system == seen.system,
             turn.seen.tools == seen.tools,
@@ -184,7 +183,7 @@ class Search:
     def _cut_here(self, at: int, base: _Place | None) -> _Place | None:
         above = base.turn if base is not None else None
         for place in reversed(self.cut):
-            if place.end == at + 1 and place.turn.base is above:
+            if place.end == at + 1 and same_call(place.turn.base, above):
                 return place
         return None
 
@@ -202,11 +201,23 @@ class Search:
             return None
         telling = len(spoken_text(unit.message)) >= SUMMARY_LENGTH
         for turn in reversed(self.index.replied(unit.digest)):
-            below = base is not None and self.index.descends(turn, base.turn)
-            if below or (base is None and telling):
+            if base is not None:
+                proven = self.index.descends(turn, base.turn)
+            else:
+                proven = telling or self._follows(turn, at)
+            if proven:
                 choice = [sampled.digest for sampled in turn.choices].index(unit.digest)
                 return _Place(turn, choice, at + 1, Match("whole"), False)
         return None
+
+    def _follows(self, turn: Turn, at: int) -> bool:
+        """Whether the assistant's turn before unit ``at`` echoes the parent of ``turn``."""
+        parent = self.index.turns.get(turn.parent_call_id or "")
+        earlier = [unit for unit in self.units[:at] if unit.message is not None]
+        if parent is None or not earlier:
+            return False
+        choices = range(len(parent.choices))
+        return any(self._match(parent, choice, earlier[-1]) is not None for choice in choices)
 
     def _summariser(self) -> Turn | None:
         """The call whose whole reply stands in this new conversation's first messages, when the
@@ -321,7 +332,9 @@ class Search:
             return 1.0
         turn = place.turn
         twins = any(
-            other is not turn and other.base is turn.base and other.seen.units == turn.seen.units
+            other is not turn
+            and same_call(other.base, turn.base)
+            and other.seen.units == turn.seen.units
             for other in self.index.replied(turn.choices[place.choice].digest)
         )
         return 0.5 if twins else 0.95
@@ -341,6 +354,13 @@ class Search:
         if self.previous is not None:
             ids.append(self.previous)
         return tuple(dict.fromkeys(one for one in ids if one not in self.index.turns))
+
+
+def same_call(one: Turn | None, other: Turn | None) -> bool:
+    """Whether both are the same call, whenever they were made from its record."""
+    if one is None or other is None:
+        return one is other
+    return one.call_id == other.call_id
 
 
 def _merged(*names: Iterable[str]) -> tuple[str, ...]:

@@ -71,6 +71,8 @@ class Turn:
     """``uint32``: the prompt ids after the shared ones; ``None`` when the engine told no ids."""
     differs: tuple[str, ...] = ()
     """What the harness wrote differently along this conversation, so far."""
+    confidence: float = 1.0
+    retry_of: str | None = None
 
     @classmethod
     def of(
@@ -85,8 +87,8 @@ class Turn:
         """The turn of a call that was admitted with ``link`` and is now over.
 
         ``choices`` are the replies as sampled (none when the call failed), ``prompt_token_ids`` the
-        ids that the engine says it used. Give no ids for a quarantined call: nothing may be built
-        on them.
+        ids that the engine says it used. Of a quarantined call give the replies but no prompt ids:
+        it is recognised when it is echoed, and nothing is built on it.
         """
         shared, own_ids = _share(link.base, link.choice, prompt_token_ids)
         return cls(
@@ -108,6 +110,8 @@ class Turn:
             shared=shared,
             own_ids=own_ids,
             differs=link.differs,
+            confidence=link.confidence,
+            retry_of=link.retry_of,
         )
 
     @property
@@ -144,7 +148,11 @@ class Turn:
         return np.concatenate([prompt, self.choices[choice].token_ids])
 
     def to_state(self) -> dict[str, Any]:
-        """JSON for ``calls.conversation``. Ids and messages are in the store's other columns."""
+        """JSON for ``calls.conversation``. Ids and messages are in the store's other columns.
+
+        Others may read ``differs``, ``confidence`` and ``retry_of`` here. A retry is only what it
+        looked like when it was asked: when the earlier call has children, both were samples.
+        """
         seen = self.seen
         return {
             "version": STATE_VERSION,
@@ -159,6 +167,8 @@ class Turn:
             "depth": seen.depth,
             "agent": seen.agent,
             "differs": list(self.differs),
+            "confidence": self.confidence,
+            "retry_of": self.retry_of,
         }
 
     @classmethod
@@ -192,7 +202,14 @@ class Turn:
             depth=state["depth"],
             agent=state["agent"],
         )
-        link = Link(seen=seen, base=base, choice=state["choice"], differs=tuple(state["differs"]))
+        link = Link(
+            seen=seen,
+            base=base,
+            choice=state["choice"],
+            differs=tuple(state["differs"]),
+            confidence=state["confidence"],
+            retry_of=state["retry_of"],
+        )
         turn = cls.of(
             call_id, link, status=status, choices=choices, prompt_token_ids=prompt_token_ids
         )

@@ -1,53 +1,47 @@
-"""The list of models in the shape of whoever asks."""
+"""``/v1/models`` and ``/v1beta/models``: what the engine serves, in the shape of whoever asks."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import orjson
+from proxy.canonical import ApiError, DialectName
+from proxy.dialects import models as shapes
+from proxy.dialects.models import Model
 
 
 def models_reply(
+    dialect: DialectName,
     cards: Sequence[Mapping[str, Any]],
-    names: Sequence[str],
+    aliases: Mapping[str, str],
     wanted: str | None,
     headers: Mapping[str, str],
 ) -> bytes:
-    """``names`` as OpenAI lists models, or as Anthropic does; one of them when ``wanted``."""
-    by_name = {card["id"]: card for card in cards}
+    """The engine's model ``cards`` and the ``aliases`` of them; one model when ``wanted``.
+
+    Raises :class:`ApiError` (404) when ``wanted`` is none of them.
+    """
+    served = [_model(card["id"], card) for card in cards]
+    by_name = {model.id: card for model, card in zip(served, cards, strict=True)}
+    served += [_model(alias, by_name.get(name, {})) for alias, name in aliases.items()]
+    as_list, as_one = _writers(dialect, headers)
+    if wanted is None:
+        return as_list(served)
+    for model in served:
+        if model.id == wanted:
+            return as_one(model)
+    raise ApiError("not_found", f"there is no model {wanted}", status=404, param="model")
+
+
+def _writers(
+    dialect: DialectName, headers: Mapping[str, str]
+) -> tuple[Callable[[Sequence[Model]], bytes], Callable[[Model], bytes]]:
+    if dialect == "google":
+        return shapes.google_list, shapes.google_model
     if "anthropic-version" in headers:
-        shown = [_anthropic(name) for name in names]
-        whole: dict[str, Any] = {
-            "data": shown,
-            "has_more": False,
-            "first_id": names[0] if names else None,
-            "last_id": names[-1] if names else None,
-        }
-    else:
-        shown = [_openai(name, by_name.get(name, {})) for name in names]
-        whole = {"object": "list", "data": shown}
-    if wanted is not None:
-        return orjson.dumps(next(model for model in shown if model["id"] == wanted))
-    return orjson.dumps(whole)
+        return shapes.anthropic_list, shapes.anthropic_model
+    return shapes.openai_list, shapes.openai_model
 
 
-def _openai(name: str, card: Mapping[str, Any]) -> dict[str, Any]:
-    model = {
-        "id": name,
-        "object": "model",
-        "created": card.get("created", 0),
-        "owned_by": card.get("owned_by", "bridle"),
-    }
-    if "max_model_len" in card:
-        model["max_model_len"] = card["max_model_len"]
-    return model
-
-
-def _anthropic(name: str) -> dict[str, Any]:
-    return {
-        "type": "model",
-        "id": name,
-        "display_name": name,
-        "created_at": "1970-01-01T00:00:00Z",
-    }
+def _model(name: str, card: Mapping[str, Any]) -> Model:
+    return Model(name, int(card.get("created") or 0), card.get("max_model_len"))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
@@ -18,14 +18,17 @@ from proxy.canonical import (
     Request,
     Tokens,
 )
+from proxy.continuation import Continuer, Prompt
 from proxy.conversations import SessionConversations
 from proxy.fold import Fold
 from proxy.lineage import Link, Sampled, Turn
 from proxy.metrics import Metrics
 from proxy.policy_gate import PolicyGate
 from proxy.ports import CallWriter
+from proxy.stored_responses import begins_with_instructions
 from store.integrity import contradiction
 from store.records import (
+    BreakReason,
     CallBegun,
     CallEnded,
     CallKind,
@@ -46,18 +49,26 @@ class Recorder:
         conversations: SessionConversations,
         gate: PolicyGate,
         metrics: Metrics,
+        continuer: Continuer | None,
     ) -> None:
         self._writer = writer
+        self._continuer = continuer
         self._conversations = conversations
         self._gate = gate
         self._metrics = metrics
 
     def begin(
-        self, begun: CallBegun, session: SessionRecord, request: Request, link: Link
+        self,
+        begun: CallBegun,
+        session: SessionRecord,
+        request: Request,
+        link: Link,
+        prompt: Prompt,
     ) -> Recording:
         """Raises ``StoreUnavailable`` when the store takes no more."""
         self._writer.begin_call(begun)
-        return Recording(begun, session, request, link, self._gate)
+        way = Way(link, prompt, self._continuer)
+        return Recording(begun, session, request, way, self._gate)
 
     async def commit(
         self,
@@ -77,6 +88,36 @@ class Recorder:
         self._metrics.count_call(recording.begun.dialect, recording.begun.started_at, ended)
 
 
+@dataclass(frozen=True, slots=True)
+class Way:
+    """How a call hangs together with the calls before it."""
+
+    link: Link
+    prompt: Prompt
+    continuer: Continuer | None
+
+    def judged(
+        self, request: Request, used: Sequence[int] | None
+    ) -> tuple[BreakReason | None, tuple[Note, ...]]:
+        """Why the prompt ids that the engine ``used`` do not continue the parent's, if they do not,
+        and whether the engine passed over the ids that it was given."""
+        link, given = self.link, self.prompt.token_ids
+        if used is None or link.base is None:
+            return link.break_reason, ()
+        if given is not None and np.array_equal(given, np.asarray(used, dtype=np.uint32)):
+            return link.break_reason, ()
+        notes = () if given is None else (Note("exact_continuation_ignored"),)
+        if self.continuer is not None:
+            return self.continuer.explain(link, request, used), notes
+        path = link.base.path_ids(link.choice)
+        kept = path is not None and np.array_equal(
+            path, np.asarray(used[: len(path)], dtype=np.uint32)
+        )
+        if kept or link.break_reason is not None:
+            return link.break_reason, notes
+        return BreakReason.UNEXPLAINED, notes
+
+
 class Recording:
     """One call between its beginning and its end."""
 
@@ -85,7 +126,7 @@ class Recording:
         begun: CallBegun,
         session: SessionRecord,
         request: Request,
-        link: Link,
+        way: Way,
         gate: PolicyGate,
     ) -> None:
         self.begun = begun
@@ -95,7 +136,8 @@ class Recording:
         self.sampling: Mapping[str, Any] = {}
         self.notes: list[Note] = list(request.notes)
         self._request = request
-        self._link = link
+        self._way = way
+        self._link = way.link
         self._gate = gate
         self._first_token_at: float | None = None
         self._sent: list[bytes] = []
@@ -121,6 +163,7 @@ class Recording:
         reply = self.fold.reply()
         ids = reply.prompt_token_ids
         messages = [assistant_message(choice) for choice in reply.choices]
+        break_reason, notes = self._way.judged(self._request, ids)
         bare = CallEnded(
             id=self.begun.id,
             session_id=self.begun.session_id,
@@ -144,10 +187,10 @@ class Recording:
             message=messages[0].to_chat() if messages else {},
             kind=self._kind(),
             role=self._link.seen.agent,
-            break_reason=self._link.break_reason,
+            break_reason=break_reason,
             reason=reason,
             error={} if error is None else _error_fields(error),
-            notes=tuple(self.notes),
+            notes=(*self.notes, *notes),
         )
         ended = checked(bare)
         turn = self._turn(ended, messages)
@@ -178,6 +221,8 @@ class Recording:
         }
         if base is None or base.seen.tools != link.seen.tools:
             conversation["tools"] = list(self._request.tools)
+        if begins_with_instructions(self._request):
+            conversation["instructions"] = True
         if len(messages) > 1:
             conversation["choices"] = [message.to_chat() for message in messages[1:]]
         return conversation

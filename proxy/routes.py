@@ -44,7 +44,7 @@ _GOOGLE_ACTIONS: Final = {
     "streamGenerateContent": Action.GENERATE,
     "countTokens": Action.COUNT,
 }
-_MODEL: Final = re.compile(r"/v1/models/(?P<model>[^:]+)")
+_MODEL: Final = re.compile(r"/(?P<version>v1|v1beta)/models/(?P<model>[^:]+)")
 _SESSION: Final = "/s/"
 
 
@@ -71,7 +71,8 @@ def _parametrised(path: str) -> Route | None:
         return Route("google", action, "POST", None, tuple(google.groupdict().items()))
     model = _MODEL.fullmatch(path)
     if model is not None:
-        return Route("chat", Action.MODELS, "GET", None, (("model", model["model"]),))
+        dialect: DialectName = "chat" if model["version"] == "v1" else "google"
+        return Route(dialect, Action.MODELS, "GET", None, (("model", model["model"]),))
     return None
 
 

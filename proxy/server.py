@@ -52,8 +52,9 @@ def run(settings: ProxySettings) -> None:
 class ProxyServer:
     """A proxy in a thread of this process, for as long as the context is open."""
 
-    def __init__(self, settings: ProxySettings) -> None:
-        config = _config(settings, timeout_graceful_shutdown=5, log_level="warning")
+    def __init__(self, settings: ProxySettings, *, grace_s: int = 5) -> None:
+        """``grace_s``: how long :meth:`stop` lets running calls go on before it cuts them."""
+        config = _config(settings, timeout_graceful_shutdown=grace_s, log_level="warning")
         self.settings = settings
         self._server = uvicorn.Server(config)
         self._socket = _listening(settings.host, settings.port)
@@ -95,7 +96,7 @@ class ProxyServer:
         raise ProxyStartFailed("the proxy did not start; see the log")
 
     def stop(self) -> None:
-        """Finishes running calls, writes what is queued, and returns."""
+        """Returns when running calls are finished or cut and everything queued is written."""
         self._server.should_exit = True
         self._thread.join()
         self._socket.close()

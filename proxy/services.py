@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass
 
+from engine.tokenizer import Tokenizer
+from proxy.continuation import Continuer
 from proxy.conversations import SessionConversations
 from proxy.keep_alive import KeepAlives
 from proxy.metrics import Metrics
@@ -12,6 +14,7 @@ from proxy.policy_gate import PolicyGate
 from proxy.recorder import Recorder
 from proxy.sessions import Sessions
 from proxy.settings import ProxySettings
+from proxy.stored_responses import StoredResponses
 from proxy.upstream import Upstream
 from store.database import migrate
 from store.queries import Reader
@@ -31,6 +34,9 @@ class Services:
     gate: PolicyGate
     metrics: Metrics
     recorder: Recorder
+    continuer: Continuer | None
+    """Makes exact prompts; ``None`` without the model's tokenizer."""
+    stored_responses: StoredResponses
     keep_alives: KeepAlives
 
     @classmethod
@@ -40,6 +46,7 @@ class Services:
         reader = Reader(settings.store_url)
         gate = PolicyGate()
         metrics = Metrics(gate)
+        continuer = await asyncio.to_thread(_continuer, settings)
         conversations = SessionConversations(reader, settings.limits.sessions_in_memory)
         await conversations.start()
         upstream = Upstream(settings)
@@ -55,7 +62,9 @@ class Services:
             conversations=conversations,
             gate=gate,
             metrics=metrics,
-            recorder=Recorder(writer, conversations, gate, metrics),
+            recorder=Recorder(writer, conversations, gate, metrics, continuer),
+            continuer=continuer,
+            stored_responses=StoredResponses(reader),
             keep_alives=keep_alives,
         )
 
@@ -70,3 +79,10 @@ class Services:
 def _open_store(url: str) -> Writer:
     migrate(url)
     return Writer(url).start()
+
+
+def _continuer(settings: ProxySettings) -> Continuer | None:
+    """Probes the model's template, which takes a moment."""
+    if settings.tokenizer_dir is None:
+        return None
+    return Continuer(Tokenizer(settings.tokenizer_dir))

@@ -54,9 +54,9 @@ class ProxySettings:
     """``0`` takes a free port; ``ProxyServer.base_url`` tells which."""
     public_url: str | None = None
     """What clients call this proxy, for the base URLs handed out; else from the request's Host."""
-    admin_key: str | None = None
+    admin_key: str | None = field(default=None, repr=False)
     """Opens everything. Without one, control routes answer on loopback only."""
-    upstream_api_key: str | None = None
+    upstream_api_key: str | None = field(default=None, repr=False)
     model: str | None = None
     """The served model's name; ``None`` takes the first that ``/v1/models`` of the engine lists."""
     model_aliases: Mapping[str, str] = field(default_factory=dict)

@@ -79,20 +79,30 @@ class Upstream:
             raise connection_error(error) from error
 
     async def models(self) -> tuple[dict[str, Any], ...]:
-        """The engine's model cards, at most half a minute old. Raises :class:`ApiError`."""
+        """The engine's model cards, as new as half a minute while it answers, else the last known.
+
+        Raises :class:`ApiError` when it has never told any.
+        """
         if time.monotonic() - self._models_at > _MODELS_FRESH_S:
             try:
-                async with self._session.get(self._url(MODELS)) as response:
-                    cards = orjson.loads(await response.read())["data"]
-                    self._models = tuple(card for card in cards if "id" in card)
-            except (aiohttp.ClientError, TimeoutError, OSError) as error:
-                raise connection_error(error) from error
-            except (ValueError, KeyError, TypeError) as error:
-                raise ApiError(
-                    "upstream_error", "the engine's model list cannot be read", status=502
-                ) from error
-            self._models_at = time.monotonic()
+                self._models = await self._read_models()
+                self._models_at = time.monotonic()
+            except ApiError:
+                if not self._models:
+                    raise
         return self._models
+
+    async def _read_models(self) -> tuple[dict[str, Any], ...]:
+        try:
+            async with self._session.get(self._url(MODELS)) as response:
+                cards = orjson.loads(await response.read())["data"]
+                return tuple(card for card in cards if "id" in card)
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            raise connection_error(error) from error
+        except (ValueError, KeyError, TypeError) as error:
+            raise ApiError(
+                "upstream_error", "the engine's model list cannot be read", status=502
+            ) from error
 
     async def served_model(self, requested: str, current: str | None = None) -> str:
         """The engine's name for the model that a client asked for.

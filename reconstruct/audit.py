@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -76,7 +77,7 @@ def audit_session(
 ) -> SessionAudit:
     """Checks one session. With ``bodies`` every recorded body is read and proved as well."""
     calls, rows = reader.calls(session_id), reader.span_rows(session_id)
-    found = _Findings(session_id)
+    found = Findings(session_id)
     check_spans(rows, calls, found)
     check_calls(calls, rows, found)
     if bodies:
@@ -101,7 +102,9 @@ def audit_session(
     return SessionAudit(session_id, table, dict(counts), len(samples), tuple(found.violations))
 
 
-class _Findings:
+class Findings:
+    """What the checks of one session have found so far."""
+
     def __init__(self, session_id: str) -> None:
         self.violations: list[Violation] = []
         self._session_id = session_id
@@ -110,7 +113,7 @@ class _Findings:
         self.violations.append(Violation(self._session_id, rule, subject, detail))
 
 
-def check_spans(rows: Sequence[SpanRow], calls: Sequence[CallRow], found: _Findings) -> None:
+def check_spans(rows: Sequence[SpanRow], calls: Sequence[CallRow], found: Findings) -> None:
     """Each span for itself: its lengths, its checksum, its versions, its call."""
     known = {call.id for call in calls}
     for row in rows:
@@ -123,7 +126,7 @@ def check_spans(rows: Sequence[SpanRow], calls: Sequence[CallRow], found: _Findi
             found.add("checksum_differs", span.id, "the span is not what was written")
 
 
-def check_calls(calls: Sequence[CallRow], rows: Sequence[SpanRow], found: _Findings) -> None:
+def check_calls(calls: Sequence[CallRow], rows: Sequence[SpanRow], found: Findings) -> None:
     """Each call against its spans: their number, their place, their tokens, its usage."""
     spans_of: dict[str, list[SpanRow]] = {}
     for row in rows:
@@ -148,7 +151,7 @@ def check_calls(calls: Sequence[CallRow], rows: Sequence[SpanRow], found: _Findi
             _check_complete(call, sampled, found)
 
 
-def _check_complete(call: CallRow, sampled: Sequence[SpanRow], found: _Findings) -> None:
+def _check_complete(call: CallRow, sampled: Sequence[SpanRow], found: Findings) -> None:
     """What a call that is not quarantined promises."""
     if call.prompt_tokens is None and not sampled:
         return
@@ -171,7 +174,7 @@ def _check_complete(call: CallRow, sampled: Sequence[SpanRow], found: _Findings)
             found.add("version_missing", span.id, "a sampled token has no policy version")
 
 
-def check_versions(tree: SessionTree, found: _Findings) -> None:
+def check_versions(tree: SessionTree, found: Findings) -> None:
     """Along every branch the policy only grows older to newer."""
     above: dict[str, int] = {}
     for row in tree.rows.values():
@@ -192,7 +195,7 @@ def _last_version(span: Span, take: int) -> int:
 
 
 def check_samples(
-    tree: SessionTree, policy: TrainablePolicy, samples: Sequence[Sample], found: _Findings
+    tree: SessionTree, policy: TrainablePolicy, samples: Sequence[Sample], found: Findings
 ) -> None:
     """Samples against the spans they claim to show: each allowed token is trained exactly once."""
     allowed = Allowance(tree, policy)
@@ -206,13 +209,16 @@ def check_samples(
         subject = f"sample {number} ({sample.leaf_call_id})"
         if (sample.mask & (sample.calls < 0)).any():
             found.add("mask_on_observed", subject, "trains a token that nobody sampled")
+        last: Span | None = None
         for index, start, end in _stretches(sample.calls):
             call_id = sample.call_ids[index]
-            span = _shown(sample, start, end, by_call.get(call_id, ()), trained)
-            if span is None:
+            last = _shown(sample, start, end, by_call.get(call_id, ()), trained)
+            if last is None:
                 found.add("sample_differs", subject, f"shows other tokens than call {call_id}")
             else:
-                trained[span.id][: end - start] += sample.mask[start:end]
+                trained[last.id][: end - start] += sample.mask[start:end]
+        if last is not None and not np.array_equal(tree.ids(last), sample.token_ids):
+            found.add("sample_differs", subject, f"is not the path of span {last.id}")
     for span_id, times in trained.items():
         wanted = allowed.tokens(span_id).astype(np.int32)
         for rule, count in (
@@ -230,7 +236,7 @@ def check_samples(
 def _stretches(calls: NDArray[np.int32]) -> Iterator[tuple[int, int, int]]:
     """``(index, start, end)`` of each run of equal values that are not -1."""
     borders = [0, *(np.flatnonzero(np.diff(calls)) + 1).tolist(), len(calls)]
-    for start, end in zip(borders, borders[1:], strict=False):
+    for start, end in pairwise(borders):
         if start < end and calls[start] >= 0:
             yield int(calls[start]), start, end
 
@@ -268,7 +274,7 @@ def _same_scores(span: Span, sample: Sample, start: int, length: int) -> bool:
     return True
 
 
-def _check_bodies(reader: Reader, calls: Sequence[CallRow], found: _Findings) -> None:
+def _check_bodies(reader: Reader, calls: Sequence[CallRow], found: Findings) -> None:
     for call in calls:
         for body_id in (call.request_body_id, call.response_body_id):
             if body_id is None:

@@ -111,10 +111,13 @@ class Allowance:
 
     def refused(self, span_id: str, start: int, end: int) -> Counter[str]:
         """Tokens of ``[start, end)`` that may not be trained, by reason."""
+        counts: Counter[str] = Counter()
+        if start == end:
+            return counts
         reason = self._reasons[span_id]
         if reason is not None:
-            return Counter({reason: end - start})
-        counts: Counter[str] = Counter()
+            counts[reason] = end - start
+            return counts
         for low, high, why in self._token_reasons[span_id]:
             overlap = min(end, high) - max(start, low)
             if overlap > 0:

@@ -30,7 +30,7 @@ class TrainablePolicy:
     finish_length: bool = True
     """Train replies that ended at the token limit."""
     models: frozenset[str] | None = None
-    """Served models that are trained; ``None`` for all. Names the frozen ones by leaving them out."""
+    """Served models that are trained; ``None`` for all. A frozen model is one left out."""
     oldest_version: int | None = None
     """Tokens of earlier policy versions are stale."""
     untrusted_versions: frozenset[int] = field(default_factory=frozenset)

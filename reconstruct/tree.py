@@ -113,10 +113,11 @@ class SessionTree:
         """``uint32[P]``: the prompt of a call; ``None`` when the engine did not tell it."""
         if call.prompt_tokens is None:
             return None
-        pieces = self.path(call.prompt_span_id, call.prompt_tokens)
-        if not pieces:
-            return np.empty(0, dtype=np.uint32)
-        return np.concatenate([piece.span.token_ids[: piece.take] for piece in pieces])
+        return _joined(self.path(call.prompt_span_id, call.prompt_tokens))
+
+    def ids(self, span: Span) -> TokenIds:
+        """``uint32[span.end]``: the whole path that ends with all of ``span``."""
+        return _joined(self.path(span.id, span.end))
 
     def sampled(self) -> list[SpanRow]:
         """Every sampled span with tokens, detached ones included, calls in order."""
@@ -164,3 +165,9 @@ class SessionTree:
                 f"the prompt of call {call.id} has {call.prompt_tokens} tokens, which do not end "
                 f"in span {call.prompt_span_id}"
             )
+
+
+def _joined(pieces: Sequence[Piece]) -> TokenIds:
+    if not pieces:
+        return np.empty(0, dtype=np.uint32)
+    return np.concatenate([piece.span.token_ids[: piece.take] for piece in pieces])

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
-from sqlalchemy import Engine, Row, Select, select
+from sqlalchemy import Engine, Row, Select, func, select
 
 from store import stored
 from store.database import connect
@@ -185,11 +185,9 @@ class Reader:
 
     def call_counts(self, session_id: str) -> dict[CallStatus, int]:
         """How many calls of the session stand where."""
-        counts: dict[CallStatus, int] = {}
-        for row in self._rows(select(calls.c.status).where(calls.c.session_id == session_id)):
-            status = CallStatus(row.status)
-            counts[status] = counts.get(status, 0) + 1
-        return counts
+        query = select(calls.c.status, func.count().label("number"))
+        query = query.where(calls.c.session_id == session_id).group_by(calls.c.status)
+        return {CallStatus(row.status): row.number for row in self._rows(query)}
 
     def body(self, body_id: str) -> bytes:
         """A request or response body, byte for byte as it was.

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import sqlite3
 import threading
 import time
@@ -201,12 +202,15 @@ class Writer:
         self._commit_sync(_session_patch(session_id, fields))
 
     async def add_reward(self, reward: Reward) -> None:
-        """Adds a reward; several of one name may exist, the latest counts."""
-        await self._commit(reward)
+        """Adds a reward; several of one name may exist, the latest counts.
+
+        Raises ``ValueError`` for a value that is not a finite number.
+        """
+        await self._commit(_finite(reward))
 
     def add_reward_sync(self, reward: Reward) -> None:
         """:meth:`add_reward` for a thread."""
-        self._commit_sync(reward)
+        self._commit_sync(_finite(reward))
 
     # -- runs and training, for threads ----------------------------------------------------------
 
@@ -403,6 +407,12 @@ def _session_patch(session_id: str, fields: Mapping[str, Any]) -> Patch:
     if unknown:
         raise TypeError(f"sessions have no {', '.join(unknown)}")
     return Patch("sessions", session_id, fields)
+
+
+def _finite(reward: Reward) -> Reward:
+    if not math.isfinite(reward.value):
+        raise ValueError(f"reward {reward.name} must be a finite number, not {reward.value}")
+    return reward
 
 
 def _may_pass(error: DBAPIError) -> bool:

@@ -41,7 +41,8 @@ class PackingConfig:
     without sharing. ``padded``: one row per sample, padded on the right; for models whose
     attention cannot be replaced."""
     max_tokens: int = 8_192
-    """Most tokens computed in one forward pass; a session larger than that gets its own."""
+    """Most tokens computed in one forward pass. A session larger than that gets its own, in which
+    a tree also takes others that share its prefix, up to twice the tokens."""
     block_tokens: int = 256
     """Queries per attention call. Small blocks waste less, large ones call less often."""
 
@@ -64,7 +65,11 @@ class FilterConfig:
     drop_zero_variance: bool = True
     """Groups in which all rewards are equal teach nothing; leave them out of the batch."""
     outcomes: Mapping[str, OutcomePolicy] = field(
-        default_factory=lambda: {"error": "exclude", "timeout": "drop"}
+        default_factory=lambda: {
+            "infrastructure": "exclude",
+            "cancelled": "exclude",
+            "timeout": "drop",
+        }
     )
     """By session outcome. ``train``: as any other. ``drop``: counts in the group's baseline, is not
     trained on. ``exclude``: neither; its reward says nothing about the policy. Outcomes not named

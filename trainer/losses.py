@@ -164,7 +164,7 @@ def _stats(
         capped = importance >= config.importance_cap
     return LossStats(
         tokens=float(len(ratio)),
-        loss=float(loss),
+        loss=float(loss.detach()),
         clipped=float(clipped.sum()),
         ratio=float(ratio.sum()),
         # Tokens came from π_old, so the estimate runs from it to π.

@@ -89,7 +89,8 @@ def make_packs(
     """Pack ``sequences``; those whose indices stand together in a unit stay in one pack.
 
     ``units`` holds each index at most once. Sequences without a trained token are left out. Packs
-    are filled up to ``config.max_tokens``; a unit larger than that has a pack of its own.
+    are filled up to ``config.max_tokens``; a unit larger than that has a pack of its own, which in
+    the ``tree`` layout others may join until it is twice as large.
     """
     branches = _branches(sequences)
     occupied = [[i for i in unit if len(branches[i])] for unit in units]
@@ -125,23 +126,29 @@ def _common_prefix(first: Index, second: Index) -> int:
 def _tree_bins(
     branches: Sequence[Index], units: Sequence[Sequence[int]], max_tokens: int
 ) -> Iterator[list[int]]:
-    """Units in lexicographic order, so that neighbours share most, cut where the budget ends."""
+    """Units in lexicographic order, so that neighbours share most, cut where the budget ends.
+
+    Behind a prompt longer than the budget no two units would fit together, and each would pay for
+    the prompt; so a pack may always grow to twice its first unit.
+    """
     keys = {i: _sort_key(branches[i]) for unit in units for i in unit}
     ordered = sorted(
         (sorted(unit, key=keys.__getitem__) for unit in units), key=lambda u: keys[u[0]]
     )
     current: list[int] = []
     previous: list[int] = []
-    size = 0
+    size = room = 0
     for unit in ordered:
         own = len(branches[unit[0]]) + sum(
             len(branches[b]) - _common_prefix(branches[a], branches[b]) for a, b in pairwise(unit)
         )
         # An upper bound of what the unit adds: it may share more with branches further back.
         shared = max((_common_prefix(branches[i], branches[unit[0]]) for i in previous), default=0)
-        if current and size + own - shared > max_tokens:
+        if current and size + own - shared > room:
             yield current
             current, size, shared = [], 0, 0
+        if not current:
+            room = max(max_tokens, 2 * own)
         previous = unit
         current = [*current, *unit]
         size += own - shared

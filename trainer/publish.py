@@ -1,57 +1,43 @@
 """New weights to the engine, proven by logprobs, or the old ones back.
 
-The weights are written once, as a model directory ``v00000012/`` that appears whole. The engine is
-paused, told to reload, and resumed. Then fixed token sequences are scored on both sides: an engine
-may accept a reload and go on serving stale layers, so nothing counts as published before the
-numbers agree. When they do not, the previous weights are put back and :class:`PublishError` tells.
+:class:`Publisher` writes a model directory ``v00000012/`` once, whole or not at all, and has the
+engine reload from it: any engine, in any process. :class:`MemoryPublisher` hands the tensors to an
+engine in this process. How the change-over is made and checked stands in :mod:`trainer.swap`.
 """
 
 from __future__ import annotations
 
 import hashlib
+import math
 import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Protocol
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import nn
+from torch import Tensor, nn
 
-from engine.client import EngineError
+from engine.client import EngineRefused
+from engine.embedded.model import WeightsMismatch
 from store.records import PolicyRecord
 from trainer.config import PublishConfig
 from trainer.durable import atomic_directory
-from trainer.model import save_policy, score_sequence
+from trainer.model import save_policy
+from trainer.swap import EngineControl, PublishError, VerifiedSwap
 
-
-class EngineControl(Protocol):
-    """What publishing needs of an engine; :class:`engine.client.EngineClient` is one."""
-
-    def pause(
-        self, mode: Literal["keep", "wait", "abort"] = "wait", clear_cache: bool = True
-    ) -> None: ...
-
-    def resume(self) -> None: ...
-
-    def reload_weights(self, directory: str | Path) -> None: ...
-
-    def score(self, token_ids: Sequence[int]) -> NDArray[np.float32]: ...
-
-
-class PublishError(Exception):
-    """The engine does not serve the new weights. It serves the previous ones, or see the text."""
+Announce = Callable[[int], None]
+"""Told the version that the engine serves from now on, while it is paused."""
+Record = Callable[[PolicyRecord], None]
+"""Given every published version, verified or not."""
 
 
 class Publisher:
-    """Publishes the versions of one run to one engine.
+    """Publishes the versions of one run to one engine through directories.
 
     ``served`` and ``served_version`` are the model directory and policy version that the engine
-    serves now; a failed publish goes back to them. ``announce(version)`` is called while the engine
-    is paused, right after a reload (also when going back), so that whoever stamps policy versions
-    changes over at that moment. ``record`` is given each verified or failed policy version.
+    serves now; a failed publish goes back to them.
     """
 
     def __init__(
@@ -64,8 +50,8 @@ class Publisher:
         served_version: int,
         probes: Sequence[NDArray[np.int64]],
         config: PublishConfig | None = None,
-        announce: Callable[[int], None] = lambda _version: None,
-        record: Callable[[PolicyRecord], None] = lambda _policy: None,
+        announce: Announce = lambda _version: None,
+        record: Record = lambda _policy: None,
     ) -> None:
         self.engine = engine
         self.directory = directory
@@ -74,8 +60,7 @@ class Publisher:
         self.served_version = served_version
         self.config = config or PublishConfig()
         self._tokenizer_from = served
-        self._probes = tuple(probes)
-        self._announce = announce
+        self._swap = VerifiedSwap(engine, probes, self.config, announce)
         self._record = record
 
     def publish(self, model: nn.Module, version: int) -> PolicyRecord:
@@ -84,80 +69,28 @@ class Publisher:
         Raises :class:`PublishError` when the engine fails to load it or scores it differently, and
         :class:`engine.client.EngineError` when it cannot be reached before anything was changed.
         """
+        before = self._swap.engine_scores()
         path = self.directory / f"v{version:08d}"
-        before = self._engine_scores()
         with atomic_directory(path) as scratch:
             save_policy(model, scratch, self._tokenizer_from)
-        gap: float | None = None
-        failure: EngineError | None = None
+        digest = weights_digest(path)
         try:
-            self._swap(path, version)
-            gap = mean_gap(self._engine_scores(), self._trainer_scores(model))
-        except EngineError as error:
-            failure = error
-        verified = gap is not None and gap <= self.config.tolerance
-        policy = PolicyRecord(
-            run_id=self.run_id,
-            version=version,
-            path=str(path),
-            digest=weights_digest(path),
-            verified=verified,
-            logprob_gap=gap,
-            published_at=time.time(),
-        )
-        self._record(policy)
-        if not verified:
-            raise self._rolled_back(version, gap, failure, before) from failure
+            gap = self._swap.run(
+                model,
+                load=lambda: self.engine.reload_weights(path),
+                version=version,
+                restore=lambda: self.engine.reload_weights(self.served),
+                previous=self.served_version,
+                before=before,
+            )
+        except PublishError as error:
+            self._record(_policy(self.run_id, version, error.gap, str(path), digest))
+            raise
         self.served, self.served_version = path, version
         self._prune()
+        policy = _policy(self.run_id, version, gap, str(path), digest, verified=True)
+        self._record(policy)
         return policy
-
-    def _swap(self, path: Path, version: int) -> None:
-        self.engine.pause(mode=self.config.pause_mode, clear_cache=True)
-        try:
-            self.engine.reload_weights(path)
-            self._announce(version)
-        finally:
-            self.engine.resume()
-
-    def _rolled_back(
-        self,
-        version: int,
-        gap: float | None,
-        failure: EngineError | None,
-        before: Sequence[NDArray[np.float32]],
-    ) -> PublishError:
-        """Put the previous weights back; the error says how that went.
-
-        ``before`` is how the engine scored the probes with those weights.
-        """
-        what = (
-            f"version {version} could not be loaded: {failure}"
-            if gap is None
-            else f"version {version}: mean |engine - trainer| logprob is {gap:.2e}, "
-            f"more than {self.config.tolerance:.0e}"
-        )
-        try:
-            self._swap(self.served, self.served_version)
-            after = self._engine_scores()
-        except EngineError as error:
-            return PublishError(
-                f"{what}; version {self.served_version} could not be put back either ({error}): "
-                "restart the engine before going on"
-            )
-        if not mean_gap(after, before) <= self.config.tolerance:
-            return PublishError(
-                f"{what}; version {self.served_version} was put back, but the engine does not "
-                "score as it did before: restart the engine before going on"
-            )
-        return PublishError(f"{what}; the engine serves version {self.served_version} again")
-
-    def _engine_scores(self) -> list[NDArray[np.float32]]:
-        return [self.engine.score(probe.tolist()) for probe in self._probes]
-
-    @torch.no_grad()
-    def _trainer_scores(self, model: nn.Module) -> list[NDArray[np.float32]]:
-        return [score_sequence(model, probe).float().cpu().numpy() for probe in self._probes]
 
     def _prune(self) -> None:
         """Remove old published directories; never the one being served."""
@@ -167,9 +100,90 @@ class Publisher:
                 shutil.rmtree(path)
 
 
-def mean_gap(scores: Sequence[NDArray[np.float32]], others: Sequence[NDArray[np.float32]]) -> float:
-    """Mean |difference| over all tokens of all probes, nats; NaN when either side has one."""
-    return float(np.abs(np.concatenate(scores) - np.concatenate(others)).mean())
+class InProcessEngine(Protocol):
+    """An engine that takes weights from memory; ``engine.embedded.EmbeddedEngine`` is one."""
+
+    def load_weights(self, state: Mapping[str, Tensor]) -> int: ...
+
+
+class MemoryPublisher:
+    """Publishes the versions of one run to an engine in this process, without touching a disk.
+
+    ``engine`` takes the weights, ``control`` (a client of the same engine) pauses and scores.
+    ``served`` holds the weights that the engine serves now.
+    """
+
+    def __init__(
+        self,
+        engine: InProcessEngine,
+        control: EngineControl,
+        *,
+        run_id: str,
+        served: nn.Module,
+        served_version: int,
+        probes: Sequence[NDArray[np.int64]],
+        config: PublishConfig | None = None,
+        announce: Announce = lambda _version: None,
+        record: Record = lambda _policy: None,
+    ) -> None:
+        self.engine = engine
+        self.run_id = run_id
+        self.served_version = served_version
+        self._served = _copy_of(served)
+        self._swap = VerifiedSwap(control, probes, config or PublishConfig(), announce)
+        self._record = record
+
+    def publish(self, model: nn.Module, version: int) -> PolicyRecord:
+        """Load and verify ``model`` as ``version``; raises as :meth:`Publisher.publish` does."""
+        before = self._swap.engine_scores()
+        state = _copy_of(model)
+        try:
+            gap = self._swap.run(
+                model,
+                load=lambda: self._load(state),
+                version=version,
+                restore=lambda: self._load(self._served),
+                previous=self.served_version,
+                before=before,
+            )
+        except PublishError as error:
+            self._record(_policy(self.run_id, version, error.gap))
+            raise
+        self._served, self.served_version = state, version
+        policy = _policy(self.run_id, version, gap, verified=True)
+        self._record(policy)
+        return policy
+
+    def _load(self, state: Mapping[str, Tensor]) -> None:
+        try:
+            self.engine.load_weights(state)
+        except WeightsMismatch as error:
+            raise EngineRefused(str(error)) from error
+
+
+def _copy_of(model: nn.Module) -> dict[str, Tensor]:
+    """The weights as they are now; training goes on changing the model's own."""
+    return {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
+
+
+def _policy(
+    run_id: str,
+    version: int,
+    gap: float | None,
+    path: str | None = None,
+    digest: str | None = None,
+    *,
+    verified: bool = False,
+) -> PolicyRecord:
+    return PolicyRecord(
+        run_id=run_id,
+        version=version,
+        path=path,
+        digest=digest,
+        verified=verified,
+        logprob_gap=gap if gap is not None and math.isfinite(gap) else None,
+        published_at=time.time(),
+    )
 
 
 def default_probes(vocabulary: int, *, seed: int = 0) -> list[NDArray[np.int64]]:

@@ -104,7 +104,7 @@ def _train_batch(
         scores = score_pack(model, pack, block_tokens=config.packing.block_tokens)
         loss = -scores.logprobs.sum() / tokens
         loss.backward()  # type: ignore[no-untyped-call]
-        total += float(loss)
+        total += float(loss.detach())
     norm, _ = clip_and_step(model, optimizer, config.optimizer.grad_clip)
     return total, tokens, norm
 

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow.parquet as parquet
 from numpy.typing import NDArray
 
-from engine.tokenizer import Tokenizer
+from engine.tokenizer import TemplateError, Tokenizer
 from reconstruct.samples import Episode
 from store.records import TokenIds
 
@@ -75,7 +75,10 @@ def examples_from_chat_jsonl(path: Path, tokenizer: Tokenizer) -> list[SftExampl
                 messages = record["messages"]
             except (ValueError, KeyError, TypeError) as error:
                 raise SftDataError(f"{path}:{number}: not a chat record: {error!r}") from error
-            examples.extend(examples_from_chat(messages, record.get("tools"), tokenizer))
+            try:
+                examples.extend(examples_from_chat(messages, record.get("tools"), tokenizer))
+            except (SftDataError, TemplateError) as error:
+                raise SftDataError(f"{path}:{number}: {error}") from error
     return examples
 
 
@@ -105,7 +108,7 @@ def examples_from_chat(
         if not prompt.startswith(pieces.text):
             yield pieces.example()
             pieces = _Pieces(tokenizer)
-        pieces.add(prompt[len(pieces.text) :], learned=False)
+        pieces.add_context(prompt[len(pieces.text) :])
         pieces.add_reply(whole[len(prompt) :])
     if pieces.text:
         yield pieces.example()
@@ -120,11 +123,11 @@ class _Pieces:
         self._ids: list[int] = []
         self._mask: list[bool] = []
 
-    def add(self, text: str, *, learned: bool) -> None:
+    def add_context(self, text: str) -> None:
         ids = self._tokenizer.encode(text)
         self.text += text
         self._ids += ids
-        self._mask += [learned] * len(ids)
+        self._mask += [False] * len(ids)
 
     def add_reply(self, text: str) -> None:
         """What follows the end-of-turn token is the template's, not the policy's."""
@@ -136,6 +139,9 @@ class _Pieces:
         self._mask += [True] * length + [False] * (len(ids) - length)
 
     def example(self) -> SftExample:
+        """Up to the last learned token: just what a recording of the conversation holds."""
+        length = max((i for i, learned in enumerate(self._mask) if learned), default=-1) + 1
         return SftExample(
-            np.asarray(self._ids, dtype=np.uint32), np.asarray(self._mask, dtype=np.bool_)
+            np.asarray(self._ids[:length], dtype=np.uint32),
+            np.asarray(self._mask[:length], dtype=np.bool_),
         )

@@ -91,6 +91,7 @@ def train_tokenizer(
     *,
     vocab_size: int = 2048,
     split_digits: bool = True,
+    split_spaces: bool = False,
     template: str = CHATML_TOOLS_TEMPLATE,
     special_tokens: Sequence[str] = SPECIAL_TOKENS,
     eos_token: str = "<|im_end|>",  # noqa: S107 - a word of the vocabulary
@@ -100,12 +101,17 @@ def train_tokenizer(
     Returns the vocabulary's actual size. Special tokens are ChatML's unless others are given (the
     first one pads, ``eos_token`` ends a reply); the Hermes and thinking markup are single tokens
     that decode as text, as in Qwen3.
+
+    ``split_digits`` makes every digit a token of its own, ``split_spaces`` every space: then a word
+    is the same token after a space and after a quote, and a tiny model can learn to copy it.
     """
     directory.mkdir(parents=True, exist_ok=True)
     tokenizer = Tokenizer(models.BPE())
     splitters: list[pre_tokenizers.PreTokenizer] = [
         pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
     ]
+    if split_spaces:
+        splitters.insert(0, pre_tokenizers.Split(" ", behavior="isolated"))
     if split_digits:
         splitters.insert(0, pre_tokenizers.Digits(individual_digits=True))
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(splitters)

@@ -54,7 +54,8 @@ async def _seal(proxy: str, key: str | None, session: Session, code: int) -> str
         if problem:
             return f"bridle: session {session.id} could not be sealed: {problem}"
         recorded = await client.session(session.id)
+    calls = ", ".join(f"{count} {status}" for status, count in recorded["calls"].items())
     return (
-        f"bridle: recorded session {session.id}: {recorded['calls']} calls. "
+        f"bridle: recorded session {session.id}; calls: {calls or 'none'}. "
         f"See it with `bridle show {session.id}`"
     )

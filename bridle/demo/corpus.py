@@ -1,18 +1,32 @@
-"""Text for the demo's tokenizer: what the agent and its tools say, rendered as conversations."""
+"""Text for the demo's tokenizer: what the agent really sends, recorded and rendered."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
+from pathlib import Path
 
+from engine.tokenizer import Tokenizer
 from harnesses.tasks import Task
 
 
-def corpus(tasks: Iterable[Task], agent_source: str) -> Iterator[str]:
-    """The agent's own source (its prompt, tool names and descriptions), then one text per task:
-    the question, the markup of its tool calls, their results and an answer."""
+def first_corpus(agent_source: str) -> Iterator[str]:
+    """For the tokenizer that serves the first recording: any will do, this one is not wasteful."""
     yield agent_source
-    yield json.dumps(_TOOL_SHAPE)
+
+
+def recorded_corpus(conversations: Path, tokenizer: Tokenizer) -> Iterator[str]:
+    """The conversations of an exported chat JSONL file, rendered by the template."""
+    with conversations.open(encoding="utf-8") as lines:
+        for line in lines:
+            record = json.loads(line)
+            yield tokenizer.render(
+                record["messages"], record.get("tools"), add_generation_prompt=False
+            )
+
+
+def task_corpus(tasks: list[Task]) -> Iterator[str]:
+    """The questions, and the markup that answers them: every item's name in its own context."""
     for task in tasks:
         calls = "".join(
             f"<tool_call>\n{json.dumps({'name': step['tool'], 'arguments': step['arguments']})}\n"
@@ -20,17 +34,3 @@ def corpus(tasks: Iterable[Task], agent_source: str) -> Iterator[str]:
             for step in task.payload["steps"]
         )
         yield f"user\n{task.prompt}\nassistant\n{calls}The answer is {task.payload['answer']}."
-
-
-_TOOL_SHAPE = {
-    "type": "function",
-    "function": {
-        "name": "name",
-        "description": "description",
-        "parameters": {
-            "properties": {"a": {"type": "integer"}, "item": {"type": "string"}},
-            "required": ["a", "b"],
-            "type": "object",
-        },
-    },
-}

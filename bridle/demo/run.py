@@ -60,7 +60,7 @@ class Demo:
 
     def run(self) -> dict[str, Any]:
         """All stages that are not finished, then the report."""
-        self._stage("base", lambda _: make_base_policy(self.shop, self.places, self.settings))
+        self._stage("base", self._make_base)
         self._stage("teacher", self._record_teacher)
         self._stage("warm", self._warm_start)
         self._stage("before", self._measure("before", self.places.warm))
@@ -88,6 +88,13 @@ class Demo:
         finally:
             self._state.spend(time.monotonic() - started)
         self._state.finish(name)
+
+    def _make_base(self, stage: str) -> None:
+        with (
+            self._run_of(stage) as run_id,
+            self._bar("first look", self.settings.first_sessions) as tick,
+        ):
+            make_base_policy(self.shop, self.places, self.settings, run_id, tick)
 
     def _record_teacher(self, stage: str) -> None:
         with (

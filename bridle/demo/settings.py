@@ -15,11 +15,13 @@ class DemoSettings:
     shape: TinyShape = field(
         default_factory=lambda: TinyShape(layers=3, hidden=128, intermediate=256, context=2048)
     )
-    vocab_size: int = 800
+    vocab_size: int = 1024
+    first_sessions: int = 32
+    """Sessions recorded for the tokenizer's corpus, before there is a policy."""
     teacher_sessions: int = 1000
-    teacher_skill: float = 0.45
+    teacher_skill: float = 0.5
     """Share of demonstrations in which the teacher computes with the right operation."""
-    sft_epochs: int = 14
+    sft_epochs: int = 16
     sft_learning_rate: float = 3e-3
     eval_tasks: int = 120
     """Held-out questions asked before and after, at the training temperature and greedily."""

@@ -7,17 +7,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 
-from bridle.demo.corpus import corpus
+from bridle.demo.corpus import first_corpus, recorded_corpus, task_corpus
 from bridle.demo.settings import DemoSettings
 from bridle.demo.teacher import teacher
 from bridle.examples import load_example
 from bridle.rollouts import Rollouts
 from bridle.stack import MODEL, Stack, proxy
 from engine.scripted import ScriptedEngine
+from engine.tokenizer import Tokenizer
 from harnesses.adapters.python_agent import PythonAgent
 from harnesses.rollout import Job, Outcome, RolloutResult, Settings, grouped
 from harnesses.runtimes.warm import WarmRuntime
 from harnesses.tasks import Task
+from reconstruct.exports.chat_jsonl import export_chat
 from reconstruct.exports.parquet import export_parquet
 from reconstruct.exports.selection import Selection
 from store.queries import Reader
@@ -64,6 +66,10 @@ class Places:
         return str(self.root / "bridle.db")
 
     @property
+    def first(self) -> Path:
+        return self.root / "policy" / "first"
+
+    @property
     def base(self) -> Path:
         return self.root / "policy" / "base"
 
@@ -92,32 +98,51 @@ class Places:
         return self.root / "logs"
 
 
-def make_base_policy(shop: Shop, places: Places, settings: DemoSettings) -> None:
-    """A tokenizer trained on what the agent says, and random weights."""
-    texts = corpus(
-        shop.tasks("train", settings.teacher_sessions, settings.seed), shop.script.read_text()
-    )
-    size = train_tokenizer(places.base, texts, vocab_size=settings.vocab_size)
+def make_base_policy(
+    shop: Shop, places: Places, settings: DemoSettings, run_id: str, progress: Progress
+) -> None:
+    """A tokenizer trained on a first recording of the agent at work, and random weights."""
+    train_tokenizer(places.first, first_corpus(shop.script.read_text()), vocab_size=512)
+    tasks = shop.tasks("train", settings.teacher_sessions, settings.seed)
+    record(shop, places, settings, places.first, tasks[: settings.first_sessions], run_id, progress)
+    conversations = places.root / "first.jsonl"
+    with Reader(places.store) as reader:
+        export_chat(reader, conversations, Selection(run=run_id, outcome="completed"))
+    texts = [*recorded_corpus(conversations, Tokenizer(places.first)), *task_corpus(tasks)]
+    size = train_tokenizer(places.base, texts, vocab_size=settings.vocab_size, split_spaces=True)
     make_policy(places.base, settings.shape, vocab_size=size, seed=settings.seed)
 
 
 def record_teacher(
     shop: Shop, places: Places, settings: DemoSettings, run_id: str, progress: Progress
 ) -> None:
-    """The scripted teacher behind the proxy, used by the real agent; then its export."""
+    """The teacher's demonstrations, recorded with the policy's tokenizer, and their export."""
     tasks = shop.tasks("train", settings.teacher_sessions, settings.seed)
+    record(shop, places, settings, places.base, tasks, run_id, progress)
+    with Reader(places.store) as reader:
+        export_parquet(reader, places.teacher_data, Selection(run=run_id, outcome="completed"))
+
+
+def record(
+    shop: Shop,
+    places: Places,
+    settings: DemoSettings,
+    tokenizer: Path,
+    tasks: Sequence[Task],
+    run_id: str,
+    progress: Progress,
+) -> None:
+    """The scripted teacher served behind the proxy, and used by the real agent."""
     script = teacher(tasks, skill=settings.teacher_skill)
     with (
-        ScriptedEngine(places.base, script, served_model_name=MODEL) as engine,
-        proxy(engine.base_url, places.base, places.store, places.logs) as proxy_url,
+        ScriptedEngine(tokenizer, script, served_model_name=MODEL) as engine,
+        proxy(engine.base_url, tokenizer, places.store, places.logs) as proxy_url,
         shop.rollouts(proxy_url) as rollouts,
     ):
         jobs = [Job(task) for task in left_over(tasks, places, run_id)]
         rollouts.collect(
             shop.agent(1.0), jobs, rollout_settings(places, settings, run_id), progress
         )
-    with Reader(places.store) as reader:
-        export_parquet(reader, places.teacher_data, Selection(run=run_id, outcome="completed"))
 
 
 def warm_start(

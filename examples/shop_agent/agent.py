@@ -1,6 +1,6 @@
 """A small shop assistant: answers one question about the stock, with tools.
 
-    OPENAI_BASE_URL=http://localhost:8000/v1 OPENAI_API_KEY=… python agent.py "What do 7 lamps cost?"
+    OPENAI_BASE_URL=http://localhost:8000/v1 OPENAI_API_KEY=… python agent.py "What do 7 axes cost?"
 
 An ordinary LangChain app. It prints the answer on the last line of its output; when it finds none,
 it says why on stderr and exits with 1.
@@ -24,7 +24,7 @@ MAX_MODEL_CALLS = 6
 
 @tool
 def look_up(item: str, field: str) -> str:
-    """Look up the price, stock or weight of an item."""
+    """The price, stock or weight of an item"""
     entry = SHOP.get(item) or SHOP.get(item.removesuffix("s"))
     if entry is None:
         return "no such item"

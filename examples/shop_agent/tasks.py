@@ -5,6 +5,7 @@ question is in the same split whatever else is generated and whatever the seed.
 """
 
 import hashlib
+import itertools
 import json
 import random
 from collections.abc import Iterator
@@ -31,6 +32,9 @@ class Form:
     operation: str
     numbers: range
 
+    def question(self, item: str, number: int) -> str:
+        return self.text.format(item=item, number=number)
+
     def result(self, value: int, number: int) -> int:
         if self.operation == "multiply":
             return value * number
@@ -50,7 +54,7 @@ FORMS = (
 
 def make_task(form: Form, item: str, number: int) -> Task:
     """One question; its payload holds the answer and the steps of a perfect run."""
-    question = form.text.format(item=item, number=number)
+    question = form.question(item, number)
     named = f"{item}s" if "{item}s" in form.text else item
     value = SHOP[item][form.field]
     answer = form.result(value, number)
@@ -86,19 +90,21 @@ def is_held_out(question: str) -> bool:
     return hashlib.sha256(question.encode()).digest()[0] % 100 < HELD_OUT_PERCENT
 
 
-def all_tasks() -> Iterator[Task]:
+def all_questions() -> Iterator[tuple[Form, str, int]]:
     """Every question there is: forms x items x numbers."""
-    for form in FORMS:
-        for item in SHOP:
-            for number in form.numbers:
-                yield make_task(form, item, number)
+    return itertools.chain.from_iterable(
+        itertools.product((form,), SHOP, form.numbers) for form in FORMS
+    )
 
 
 def tasks(split: str, count: int | None = None, seed: int = 0) -> list[Task]:
-    """``count`` distinct questions of ``split``, ``train`` or ``held_out``; ``seed`` orders them."""
-    chosen = [task for task in all_tasks() if task.split == split]
+    """``count`` distinct questions of ``split`` (``train``, ``held_out``), ordered by ``seed``."""
+    held_out = split == "held_out"
+    chosen = [
+        parts for parts in all_questions() if is_held_out(parts[0].question(*parts[1:])) == held_out
+    ]
     random.Random(seed).shuffle(chosen)
-    return chosen[:count]
+    return [make_task(*parts) for parts in chosen[:count]]
 
 
 def train() -> list[Task]:

@@ -51,6 +51,6 @@ _URLS = ("openai", "anthropic", "google")
 def _fill(text: str, values: Mapping[str, str]) -> str:
     try:
         return string.Formatter().vformat(text, (), values)
-    except (KeyError, IndexError, ValueError) as error:
+    except (KeyError, IndexError, ValueError, AttributeError) as error:
         known = ", ".join(f"{{{name}}}" for name in values)
         raise NotLaunchable(f"{text!r}: unknown placeholder {error}; known are {known}") from error

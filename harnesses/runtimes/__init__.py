@@ -4,7 +4,7 @@
 imported their libraries once. Both kill everything a session started when its time is up.
 """
 
-from harnesses.runtimes.base import Captured, Finished, Launch, Runtime, RuntimeLost
+from harnesses.runtimes.base import Captured, Finished, Launch, NotLaunchable, Runtime, RuntimeLost
 from harnesses.runtimes.local import LocalRuntime
 from harnesses.runtimes.warm import WarmRuntime
 
@@ -13,6 +13,7 @@ __all__ = [
     "Finished",
     "Launch",
     "LocalRuntime",
+    "NotLaunchable",
     "Runtime",
     "RuntimeLost",
     "WarmRuntime",

@@ -11,7 +11,7 @@ standard library only and imports nothing of ours. It speaks JSON lines over the
 
 What makes the fork safe: this process has one thread, creates no client, opens no connection and
 runs no event loop. A child gets its own process group, environment, directory, output files and
-random state, and runs the script with ``runpy`` as ``__main__``. The script cannot tell, but for
+random state, and runs the script as ``__main__``. The script cannot tell, but for
 hash randomisation, which all children share, and for libraries that read the environment while
 they are imported: those saw the warm process's. When the socket closes, every child is killed.
 """
@@ -19,13 +19,15 @@ they are imported: those saw the warm process's. When the socket closes, every c
 from __future__ import annotations
 
 import atexit
+import builtins
 import contextlib
 import gc
 import importlib
+import importlib.machinery
 import importlib.util
+import io
 import json
 import os
-import runpy
 import selectors
 import signal
 import socket
@@ -33,6 +35,7 @@ import sys
 import sysconfig
 import tempfile
 import threading
+import types
 from typing import IO, Any, NoReturn
 
 
@@ -268,8 +271,13 @@ def reseed() -> None:
 
 def run_script(script: str) -> int:
     """Runs ``script`` as ``python script`` would; returns its exit code."""
+    main_module = sys.modules["__main__"] = types.ModuleType("__main__")
+    main_module.__dict__.update(__file__=script, __cached__=None, __builtins__=builtins)
+    main_module.__loader__ = importlib.machinery.SourceFileLoader("__main__", script)
     try:
-        runpy.run_path(script, run_name="__main__")
+        with io.open_code(script) as source:
+            code = compile(source.read(), script, "exec", dont_inherit=True)
+        exec(code, main_module.__dict__)  # noqa: S102 - this is what we are for
     except SystemExit as stop:
         if stop.code is None or isinstance(stop.code, int):
             return (stop.code or 0) & 0xFF
@@ -282,7 +290,7 @@ def run_script(script: str) -> int:
         frames = error.__traceback__
         while frames is not None and frames.tb_frame.f_code.co_filename != script:
             frames = frames.tb_next
-        sys.excepthook(type(error), error, frames or error.__traceback__)
+        sys.excepthook(type(error), error.with_traceback(frames), frames)
         return 1
     return 0
 
@@ -294,7 +302,9 @@ def leave(code: int) -> NoReturn:
         # threads, run its exit functions.
         threading._shutdown()  # type: ignore[attr-defined]
         atexit._run_exitfuncs()
-        gc.collect()  # closes, and so flushes, files that the script left open
+        # Closes, and so flushes, files that the script left open.
+        sys.modules["__main__"].__dict__.clear()
+        gc.collect()
         sys.stdout.flush()
         sys.stderr.flush()
     finally:

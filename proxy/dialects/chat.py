@@ -105,6 +105,7 @@ class ChatDialect:
 
     name: DialectName = "chat"
     stream_content_type = "text/event-stream; charset=utf-8"
+    stream_failures: frozenset[str] = frozenset()
 
     def parse(self, body: bytes, path: Mapping[str, str], query: Mapping[str, str]) -> Request:
         wire = openai.decode(_DECODER, body)

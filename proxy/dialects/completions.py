@@ -64,6 +64,7 @@ class CompletionsDialect:
 
     name: DialectName = "completions"
     stream_content_type = "text/event-stream; charset=utf-8"
+    stream_failures: frozenset[str] = frozenset()
 
     def parse(self, body: bytes, path: Mapping[str, str], query: Mapping[str, str]) -> Request:
         wire = openai.decode(_DECODER, body)
@@ -191,6 +192,8 @@ def _prompt(wire: str | list[Any]) -> str | tuple[int, ...]:
     """One prompt: text, token ids, or a list of one of these."""
     if isinstance(wire, str):
         return wire
+    if not wire:
+        raise openai.invalid("the prompt is empty", "prompt")
     if len(wire) == 1 and isinstance(wire[0], str | list):
         return _prompt(wire[0])
     try:

@@ -16,8 +16,12 @@ import orjson
 from proxy.canonical import ApiError, HttpError
 from proxy.dialects import overflow
 
-_NO_RETRY: Final = frozenset({"budget"})
-"""Failures whose status invites a retry that cannot help; the official SDKs heed the header."""
+_NO_RETRY: Final = frozenset(
+    {"invalid_request", "authentication", "permission", "not_found", "too_large"}
+    | {"context_overflow", "budget"}
+)
+"""Failures that the same request meets again. The official SDKs and Claude Code heed the header;
+without it Claude Code repeats a refused key for minutes."""
 
 _OPENAI: Final[Mapping[str, tuple[str, str | None]]] = {
     "invalid_request": ("invalid_request_error", None),

@@ -40,8 +40,19 @@ def json_text(value: Any, where: str) -> str:
 
 def writable(value: Any, where: str) -> Any:
     """``value`` itself, once it is certain that it can be sent on as JSON."""
-    json_text(value, where)
+    if not embeddable(value):
+        raise invalid(where, "is nested too deeply")
     return value
+
+
+def embeddable(value: Any) -> bool:
+    """Whether ``value`` can be written as a part of a larger JSON text. The writer's limit on
+    nesting is met a little early, for the levels around it."""
+    try:
+        orjson.dumps([[[[[[[[[[[[value]]]]]]]]]]]])
+    except orjson.JSONEncodeError:
+        return False
+    return True
 
 
 class Fields:

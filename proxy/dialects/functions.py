@@ -6,7 +6,7 @@ from typing import Any, Final
 
 import orjson
 
-from proxy.dialects.fields import Fields, json_text, writable
+from proxy.dialects.fields import Fields, embeddable, json_text, writable
 
 INVALID_JSON: Final = "_invalid_json"
 """Key of an arguments object that carries text which is not a JSON object."""
@@ -39,10 +39,11 @@ def arguments_object(arguments: str) -> dict[str, Any]:
         return {}
     try:
         value = orjson.loads(arguments)
-        orjson.dumps(value)
-    except (orjson.JSONDecodeError, orjson.JSONEncodeError):
+    except orjson.JSONDecodeError:
         return {INVALID_JSON: arguments}
-    return value if isinstance(value, dict) else {INVALID_JSON: arguments}
+    if not isinstance(value, dict) or not embeddable(value):
+        return {INVALID_JSON: arguments}
+    return value
 
 
 def arguments_text(given: Any, where: str) -> str:

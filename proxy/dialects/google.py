@@ -34,6 +34,7 @@ class GoogleDialect:
 
     name: DialectName = "google"
     stream_content_type = "text/event-stream"
+    stream_failures: frozenset[str] = frozenset()
 
     def parse(self, body: bytes, path: Mapping[str, str], query: Mapping[str, str]) -> Request:
         return google_request.parse(body, path, query)

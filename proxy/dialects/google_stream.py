@@ -156,13 +156,14 @@ class GoogleEmitter:
         return self._write(response_object(self._minted, [])) if self._context.sse else b"\n"
 
     def end(self) -> bytes:
-        candidates = []
+        first, candidates = self._first, []
         for index in range(self._count):
             choice = self._choices[index]
             parts = self._finished_call(choice) or [{"text": ""}]
             finish = finish_reason_of(choice.reason)
             candidates.append(candidate(index, parts, choice.detail, finish))
         last = self._write(response_object(self._minted, candidates, self._usage))
+        self._first = first  # These bytes may be thrown away and ``fail`` called after them.
         return last if self._context.sse else last + b"]"
 
     def fail(self, error: ApiError) -> bytes:

@@ -17,6 +17,7 @@ from proxy.canonical import (
     Request,
 )
 from proxy.dialects import messages_request
+from proxy.dialects.blank import shown_text
 from proxy.dialects.errors import anthropic_error
 from proxy.dialects.functions import arguments_object
 from proxy.dialects.messages_stream import (
@@ -32,6 +33,7 @@ class MessagesDialect:
 
     name: DialectName = "messages"
     stream_content_type = "text/event-stream; charset=utf-8"
+    stream_failures: frozenset[str] = frozenset()
 
     def parse(self, body: bytes, path: Mapping[str, str], query: Mapping[str, str]) -> Request:
         return messages_request.parse(body, counting=False)
@@ -78,8 +80,8 @@ def _content(minted: Minted, choice: ChoiceReply) -> list[dict[str, Any]]:
     if choice.reasoning:
         signature = minted.signature(0)
         content.append({"type": "thinking", "thinking": choice.reasoning, "signature": signature})
-    if choice.text:
-        content.append({"type": "text", "text": choice.text})
+    if text := shown_text(choice):
+        content.append({"type": "text", "text": text})
     for call in choice.tool_calls:
         given = arguments_object(call.arguments)
         content.append({"type": "tool_use", "id": call.id, "name": call.name, "input": given})

@@ -24,6 +24,7 @@ from proxy.canonical import (
     ToolCallDelta,
     Usage,
 )
+from proxy.dialects.blank import BlankText
 from proxy.dialects.errors import anthropic_error_object
 
 Json = dict[str, Any]
@@ -87,6 +88,7 @@ class MessagesEmitter:
         self._index = -1
         self._open: Literal["text", "thinking"] | int | None = None
         """The kind of the block that is being written; a tool call's index for ``tool_use``."""
+        self._blank = BlankText()
         self._called_tools = False
         self._prompt_tokens = 0
         self._finished: Finished | None = None
@@ -99,7 +101,8 @@ class MessagesEmitter:
         start = b"" if self._started else self._start(event)
         match event:
             case TextDelta():
-                return start + self._text(event.text)
+                text = event.text if self._open == "text" else self._blank.opening(event.text)
+                return start + self._text(text)
             case ReasoningDelta():
                 return start + self._thinking(event.text)
             case ToolCallDelta():
@@ -131,6 +134,7 @@ class MessagesEmitter:
         return b"".join(
             (
                 start,
+                b"" if self._called_tools else self._text(self._blank.rest()),
                 self._stop_block(),
                 event_bytes({"type": "message_delta", "delta": delta, "usage": usage}),
                 event_bytes({"type": "message_stop"}),
@@ -179,6 +183,7 @@ class MessagesEmitter:
                     f"The engine's tool call {event.index} did not come in one piece.",
                     status=502,
                 )
+            self._blank.rest()
             block = {"type": "tool_use", "id": event.id, "name": event.name, "input": {}}
             opening = self._start_block(event.index, block)
             self._called_tools = True

@@ -17,6 +17,7 @@ from proxy.canonical import (
     Request,
 )
 from proxy.dialects import responses_request
+from proxy.dialects.blank import shown_text
 from proxy.dialects.errors import openai_error
 from proxy.dialects.responses_custom import input_text
 from proxy.dialects.responses_items import (
@@ -35,11 +36,7 @@ class ResponsesDialect:
 
     name: DialectName = "responses"
     stream_content_type = "text/event-stream; charset=utf-8"
-    stream_failures = frozenset({"context_overflow", "budget"})
-    """Kinds of failure that clients understand only inside a stream: to a streaming request they
-    are answered with status 200, ``begin`` and ``fail``. Codex takes a 400 for its own mistake and
-    a 429 for a passing one, but ``context_length_exceeded`` and ``insufficient_quota`` in
-    ``response.failed`` for what they are."""
+    stream_failures: frozenset[str] = frozenset()
 
     def parse(self, body: bytes, path: Mapping[str, str], query: Mapping[str, str]) -> Request:
         return responses_request.parse(body)
@@ -53,15 +50,13 @@ class ResponsesDialect:
     def reply(self, request: Request, minted: Minted, reply: Reply) -> bytes:
         choice = reply.choices[0] if reply.choices else ChoiceReply()
         status, incomplete = status_of(choice.finish_reason)
-        return orjson.dumps(
-            response_object(
-                request.context,
-                minted,
-                status=status,
-                incomplete=incomplete,
-                output=_output(request, minted, choice, status),
-                usage=reply.usage,
-            )
+        return response_object(
+            request.context,
+            minted,
+            status=status,
+            incomplete=incomplete,
+            output=_output(request, minted, choice, status),
+            usage=reply.usage,
         )
 
     def error(self, error: ApiError) -> HttpError:
@@ -79,7 +74,8 @@ def _output(
     """Reasoning, text and calls as items; the last one shares the response's status."""
     context: ResponsesContext = request.context
     output: list[dict[str, Any]] = []
-    parts = bool(choice.reasoning) + bool(choice.text) + len(choice.tool_calls)
+    text = shown_text(choice)
+    parts = bool(choice.reasoning) + bool(text) + len(choice.tool_calls)
 
     def status_here() -> str:
         return status if len(output) == parts - 1 else "completed"
@@ -94,13 +90,13 @@ def _output(
                 status=status_here(),
             )
         )
-    if choice.text:
+    if text:
         detail = choice.detail if request.wants.logprobs else []
-        part = output_text(choice.text, aligned_logprobs(choice.text, detail))
+        part = output_text(text, aligned_logprobs(text, detail))
         output.append(message_item(minted.item_id("msg", len(output)), part, status_here()))
     for call in choice.tool_calls:
         custom = context.tools.name(call.name).kind == "custom"
         identifier = minted.item_id("ctc" if custom else "fc", len(output))
-        text = input_text(call.arguments) if custom else None
-        output.append(call_item(identifier, call, context.tools, status_here(), text))
+        given = input_text(call.arguments) if custom else None
+        output.append(call_item(identifier, call, context.tools, status_here(), given))
     return output

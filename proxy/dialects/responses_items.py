@@ -14,7 +14,6 @@ _CALL_BODIES: Final = {
     "local_shell_call": ("local_shell", "action"),
     "shell_call": ("shell", "action"),
     "apply_patch_call": ("apply_patch", "operation"),
-    "tool_search_call": ("tool_search", "arguments"),
 }
 """Calls of a provider's own client-side tools: the function that each becomes, and the field that
 holds its arguments."""

@@ -52,7 +52,8 @@ _REFUSED: Final = frozenset({"conversation", "prompt"})
 class ResponsesContext:
     """What the reply needs to know of the request."""
 
-    echo: dict[str, Any]
+    echo: bytes
+    """The fields that a response repeats from its request, as one JSON object."""
     tools: Tools
     instructions: bool
     """Whether ``messages[0]`` is the request's ``instructions``, which are not inherited by
@@ -199,13 +200,12 @@ def _asks_for_summary(reasoning: Fields | None) -> bool:
     return bool(reasoning.string("summary") or reasoning.string("generate_summary"))
 
 
-def _echo(fields: Fields) -> dict[str, Any]:
+def _echo(fields: Fields) -> bytes:
     echo = {"instructions": fields.raw("instructions")}
     for name, default in _ECHOED.items():
         value = fields.raw(name)
         echo[name] = default if value is None else value
-    json_text(echo, "the request")
-    return echo
+    return json_text(echo, "the request").encode()
 
 
 def _note_unused(fields: Fields, transcript: Transcript) -> None:

@@ -26,6 +26,7 @@ from proxy.canonical import (
     ToolCallDelta,
     Usage,
 )
+from proxy.dialects.blank import BlankText
 from proxy.dialects.errors import openai_error_object
 from proxy.dialects.responses_open import Json, OpenCall, OpenItem, OpenReasoning, OpenText
 from proxy.dialects.responses_request import ResponsesContext
@@ -40,9 +41,9 @@ def response_object(
     usage: Usage | None = None,
     error: Json | None = None,
     incomplete: str | None = None,
-) -> Json:
-    """The ``response`` object with everything that the request determines."""
-    return {
+) -> bytes:
+    """The ``response`` object with everything that the request determines, as JSON."""
+    own = {
         "id": minted.response_id,
         "object": "response",
         "created_at": minted.created,
@@ -52,8 +53,8 @@ def response_object(
         "model": minted.model,
         "output": list(output),
         "usage": usage_object(usage) if usage is not None else None,
-        **context.echo,
     }
+    return orjson.dumps(own)[:-1] + b"," + context.echo[1:]
 
 
 def usage_object(usage: Usage) -> Json:
@@ -86,8 +87,12 @@ class ResponsesEmitter:
         self._output: list[Json] = []
         self._open: OpenItem | None = None
         self._detail: list[Mapping[str, Any]] = []
+        self._blank = BlankText()
+        self._called_tools = False
         self._reason: FinishReason | None = None
         self._usage: Usage | None = None
+        self._before_end: tuple[int, int] | None = None
+        """Sequence number and count of items before ``end``, whose bytes may be thrown away."""
 
     def begin(self) -> bytes:
         response = self._response("in_progress")
@@ -122,8 +127,10 @@ class ResponsesEmitter:
         )
 
     def end(self) -> bytes:
+        self._before_end = (self._sequence, len(self._output))
         status, incomplete = status_of(self._reason)
-        closing = self._close(status)
+        closing = b"" if self._called_tools else self._more_text(self._blank.rest())
+        closing += self._close(status)
         response = self._response(
             status, output=self._output, usage=self._usage, incomplete=incomplete
         )
@@ -131,21 +138,29 @@ class ResponsesEmitter:
 
     def fail(self, error: ApiError) -> bytes:
         """``response.failed``; the item that was being written stays undone."""
+        if self._before_end is not None:
+            self._sequence, done = self._before_end
+            del self._output[done:]
         shown = openai_error_object(error)
         failure = {"code": shown["code"] or "server_error", "message": shown["message"]}
         response = self._response("failed", output=self._output, error=failure)
         return self._write({"type": "response.failed", "response": response})
 
     def _text(self, event: TextDelta) -> bytes:
-        logprobs, self._detail = self._detail, []
-        if not event.text:
+        if isinstance(self._open, OpenText):
+            return self._more_text(event.text)
+        return self._more_text(self._blank.opening(event.text))
+
+    def _more_text(self, text: str) -> bytes:
+        if not text:
             return b""
         item, opening = self._open, b""
         if not isinstance(item, OpenText):
             opening = self._close("completed")
             item = OpenText(self._item_id("msg"), self._place())
             opening += self._add(item)
-        return opening + self._write(*item.delta(event.text, logprobs))
+        logprobs, self._detail = self._detail, []
+        return opening + self._write(*item.delta(text, logprobs))
 
     def _reasoning(self, event: ReasoningDelta) -> bytes:
         self._detail.clear()
@@ -166,6 +181,8 @@ class ResponsesEmitter:
         if not isinstance(item, OpenCall) or item.index != event.index:
             if event.id is None or event.name is None:
                 raise out_of_order(event)
+            self._blank.rest()
+            self._called_tools = True
             opening = self._close("completed")
             tools = self._context.tools
             kind = "ctc" if tools.name(event.name).kind == "custom" else "fc"
@@ -197,8 +214,9 @@ class ResponsesEmitter:
     def _signature(self) -> str | None:
         return self._minted.signature(len(self._output)) if self._context.encrypted else None
 
-    def _response(self, status: str, **parts: Any) -> Json:
-        return response_object(self._context, self._minted, status=status, **parts)
+    def _response(self, status: str, **parts: Any) -> orjson.Fragment:
+        whole = response_object(self._context, self._minted, status=status, **parts)
+        return orjson.Fragment(whole)
 
     def _write(self, *events: Json) -> bytes:
         written = []

@@ -14,7 +14,6 @@ import pytest
 from hypothesis import strategies as st
 
 from proxy.canonical import (
-    ChoiceReply,
     Dialect,
     Event,
     Finished,
@@ -24,11 +23,10 @@ from proxy.canonical import (
     Request,
     Started,
     TextDelta,
-    Tokens,
-    ToolCall,
     ToolCallDelta,
     Usage,
 )
+from proxy.fold import Fold
 
 CALL_ID = "call_abcdefghij234567klmnopqr"
 CREATED = 1_700_000_000
@@ -48,35 +46,10 @@ def mint() -> Callable[[Dialect, Request], Minted]:
 
 
 def _fold(events: Sequence[Event]) -> Reply:
-    reply = Reply()
+    whole = Fold()
     for event in events:
-        if isinstance(event, Usage):
-            reply.usage = event
-            continue
-        if isinstance(event, Started):
-            continue
-        while len(reply.choices) <= event.choice:
-            reply.choices.append(ChoiceReply())
-        choice = reply.choices[event.choice]
-        match event:
-            case TextDelta():
-                choice.text += event.text
-            case ReasoningDelta():
-                choice.reasoning += event.text
-            case ToolCallDelta():
-                if event.id is not None:
-                    choice.tool_calls.append(ToolCall(event.id, event.name or "", ""))
-                last = choice.tool_calls[-1]
-                choice.tool_calls[-1] = ToolCall(
-                    last.id, last.name, last.arguments + event.arguments
-                )
-            case Tokens():
-                choice.token_ids.extend(event.token_ids)
-                choice.detail.extend(event.detail or ())
-            case Finished():
-                choice.finish_reason = event.reason
-                choice.stop_sequence = event.stop_sequence
-    return reply
+        whole.take(event)
+    return whole.reply()
 
 
 @pytest.fixture(scope="session")
@@ -134,6 +107,8 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("content-length", str(len(body)))
         self.end_headers()
         self.wfile.write(body)
+
+    do_GET = do_POST
 
     def log_message(self, *arguments: object) -> None:
         """Quiet: the tests say what was received."""

@@ -7,15 +7,22 @@ rules, among them those for a proxy that fails, which a real one does not do on 
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 import itertools
 import json
+import os
+import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
 from aiohttp import web
+
+from harnesses.runtimes import Launch
 
 Reply = Callable[[list[dict[str, Any]]], dict[str, Any]]
 
@@ -32,6 +39,8 @@ class StandIn:
     """Session, request body and Authorization header of every chat call."""
     failing: int = 0
     """How many of the next control requests are answered with 503."""
+    losing_rewards: int = 0
+    """How many of the next rewards are."""
     reply: Reply = lambda messages: {"role": "assistant", "content": "nothing"}
     counter: Iterator[int] = field(default_factory=itertools.count)
 
@@ -54,6 +63,9 @@ class StandIn:
 
     async def reward(self, request: web.Request) -> web.Response:
         self._fail_if_asked()
+        if self.losing_rewards > 0:
+            self.losing_rewards -= 1
+            raise web.HTTPServiceUnavailable
         self.rewards.append({"session": request.match_info["id"], **await request.json()})
         return web.json_response({}, status=201)
 
@@ -137,6 +149,101 @@ def tool_call(name: str, arguments: dict[str, Any], number: int) -> dict[str, An
             }
         ],
     }
+
+
+@pytest.fixture
+def make_launch(tmp_path: Path) -> Callable[..., Launch]:
+    """Launches in fresh directories."""
+    numbers = itertools.count()
+
+    def make(*argv: str, environment: Any = None, **fields: Any) -> Launch:
+        place = tmp_path / "launches" / str(next(numbers))
+        if environment is None:
+            environment = {"PATH": os.environ["PATH"]}
+        return Launch(
+            argv=argv,
+            environment=environment,
+            workspace=place / "workspace",
+            logs=place / "logs",
+            **{"timeout_s": 30.0, **fields},
+        )
+
+    return make
+
+
+@pytest.fixture
+def text_of() -> Callable[[Path], Awaitable[str]]:
+    """The text of a file, once another process has written it."""
+
+    def read(path: Path) -> str:
+        return path.read_text() if path.exists() else ""
+
+    async def wait(path: Path) -> str:
+        for _ in range(1000):
+            if (text := read(path)).strip():
+                return text
+            await asyncio.sleep(0.02)
+        raise AssertionError(f"{path} was not written")
+
+    return wait
+
+
+@pytest.fixture
+def assert_gone() -> Callable[[int], Awaitable[None]]:
+    """Waits for a process to be gone, or dead and merely not yet reaped by its parent."""
+
+    async def wait(pid: int) -> None:
+        for _ in range(100):
+            if not is_alive(pid):
+                return
+            await asyncio.sleep(0.02)
+        raise AssertionError(f"process {pid} is still there")
+
+    return wait
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return state != "Z"
+
+
+@dataclass(frozen=True)
+class Shop:
+    """The example agent and its tasks."""
+
+    script: Path
+    module: ModuleType
+
+    def tasks(self, split: str, count: int | None = None, seed: int = 0) -> list[Any]:
+        found: list[Any] = self.module.tasks(split, count, seed)
+        return found
+
+
+@pytest.fixture(scope="session")
+def shop() -> Shop:
+    directory = Path(__file__).parents[2] / "examples/shop_agent"
+    spec = importlib.util.spec_from_file_location("shop_tasks", directory / "tasks.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return Shop(directory / "agent.py", module)
+
+
+@pytest.fixture(scope="session")
+def model_dir(tmp_path_factory: pytest.TempPathFactory, shop: Shop) -> Path:
+    """A directory with a tokenizer that knows the shop's words, a chat template and no weights."""
+    from trainer.tiny import train_tokenizer
+
+    directory = tmp_path_factory.mktemp("model")
+    texts = [shop.script.read_text(), *(task.prompt for task in shop.tasks("train", 500))]
+    train_tokenizer(directory, texts)
+    return directory
 
 
 @pytest.fixture

@@ -14,6 +14,7 @@ import pytest
 
 from engine.tokenizer import Tokenizer
 from proxy.canonical import Message, Minted, Request, ToolCall
+from proxy.continuation import Continuer, Prompt
 from proxy.lineage import Conversations, Link, Sampled, Turn
 from store.records import CallStatus, TokenIds, new_id
 from trainer.tiny import SPECIAL_TOKENS, train_tokenizer
@@ -166,3 +167,86 @@ def session() -> Session:
 def talk() -> SimpleNamespace:
     """The builders above, for tests that need them by name."""
     return SimpleNamespace(request=request, reply=reply, Session=Session)
+
+
+class Policy:
+    """Stands for the engine: renders what it must, samples what it is told, in the template's own
+    words, and remembers every call in a session."""
+
+    def __init__(self, tokenizer: Tokenizer, *, tools: Sequence[dict[str, Any]] = ()) -> None:
+        self.tokenizer = tokenizer
+        self.tools = tuple(tools)
+        self.continuer = Continuer(tokenizer)
+        self.conversations = Conversations()
+        self.messages: list[Message] = []
+        """The conversation as a harness that echoes verbatim would send it."""
+
+    def rendered(self, messages: Sequence[Message] | None = None, **arguments: Any) -> str:
+        """The full rendering of ``messages`` (of the conversation so far)."""
+        chats = [message.to_chat() for message in messages or self.messages]
+        return self.tokenizer.render(chats, list(self.tools) or None, **arguments)
+
+    def ask(self, *new: Message, **fields: Any) -> tuple[Link, Request, Prompt]:
+        """The link and the prompt of the conversation after ``new`` messages."""
+        self.messages += new
+        asked = request(*self.messages, tools=self.tools, **fields)
+        link = self.conversations.find(asked)
+        return link, asked, self.continuer.prompt(link, asked)
+
+    def prompt_ids(self, prompt: Prompt) -> list[int]:
+        if prompt.token_ids is not None:
+            return [int(token_id) for token_id in prompt.token_ids]
+        return self.tokenizer.encode(self.rendered())
+
+    def words(self, message: Message) -> str:
+        """What the policy would generate to say ``message``, end of turn included."""
+        user = Message("user", "x")
+        start = self.rendered([user])
+        whole = self.rendered([user, message], add_generation_prompt=False)
+        assert whole.startswith(start)
+        said = whole[len(start) :].removesuffix("\n")
+        ends = [self.tokenizer.backend.id_to_token(i) for i in self.tokenizer.eos_token_ids]
+        if any(said.endswith(end) for end in ends):
+            return said
+        # Nothing ends a turn in this template: the next speaker's token does.
+        return said + ("<|observation|>" if message.tool_calls else "<|user|>")
+
+    def reply(
+        self,
+        text: str | None,
+        *calls: tuple[str, str],
+        reasoning: str | None = None,
+        sampled: Sequence[int] | None = None,
+        status: CallStatus = CallStatus.COMPLETE,
+        new: Sequence[Message] = (),
+        **fields: Any,
+    ) -> Turn:
+        """One whole call: ``new`` messages, then this reply, sampled as ``sampled`` if given."""
+        link, _, prompt = self.ask(*new, **fields)
+        call_id = new_id("call")
+        message = reply(call_id, text, *calls, reasoning=reasoning)
+        if sampled is None:
+            sampled = self.tokenizer.encode(self.words(message))
+        turn = Turn.of(
+            call_id,
+            link,
+            status=status,
+            choices=[Sampled(message, np.asarray(sampled, dtype=np.uint32))],
+            prompt_token_ids=self.prompt_ids(prompt),
+        )
+        self.conversations.add(turn)
+        self.messages.append(message)
+        return turn
+
+    def results(self, *texts: str) -> list[Message]:
+        """Results of the calls of the latest reply."""
+        calls = self.messages[-1].tool_calls
+        return [
+            Message("tool", text, tool_call_id=call.id, name=call.name)
+            for call, text in zip(calls, texts, strict=True)
+        ]
+
+
+@pytest.fixture(scope="session")
+def policy() -> type[Policy]:
+    return Policy

@@ -164,4 +164,4 @@ def test_normalising_white_space_takes_linear_time() -> None:
 def test_the_cache_of_digests_is_bounded() -> None:
     digester = Digester(capacity=10)
     digester.units([Message("user", str(n)) for n in range(100)])
-    assert len(digester._digests) == 10
+    assert len(digester._known) == 10

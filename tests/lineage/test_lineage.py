@@ -142,6 +142,18 @@ def test_moved_cache_marks_and_the_billing_block_do_not_matter(session) -> None:
     assert set(link.differs) == {"system_form", "user_form"}
 
 
+def test_of_equal_replies_the_one_that_nobody_used_yet_is_taken(session) -> None:
+    link = session.ask(USER)
+    turns = [session.answer(link, "Twelve.") for _ in range(2)]
+    used = []
+    for word in ("One more.", "Another."):
+        found = session.ask(USER, Message("assistant", "Twelve."), Message("user", word))
+        assert found.confidence == 0.5
+        session.answer(found, "So.")
+        used.append(found.parent)
+    assert set(used) == set(turns)
+
+
 def test_a_previous_response_id_decides_between_equal_replies(session) -> None:
     link = session.ask(USER)
     turns = [session.answer(link, "Twelve.") for _ in range(2)]
@@ -201,6 +213,17 @@ def test_an_edit_in_a_conversation_of_text_only_is_seen(session) -> None:
     edited = Message("user", "And pubs?")
     link = session.ask(USER, said(first), edited, said(second), NEXT)
     assert (link.parent, link.base, link.break_reason) == (second, first, BreakReason.EDITED)
+
+
+def test_calls_below_an_edit_are_followed_to_the_last_one(session) -> None:
+    first = session.answer(session.ask(SYSTEM, USER), None, ("f", "{}"))
+    history = [said(first), *results(first, "12")]
+    second = session.answer(session.ask(SYSTEM, USER, *history), "Twelve.")
+    history += [said(second), NEXT]
+    third = session.answer(session.ask(SYSTEM, USER, *history), "Three.")
+    edited = Message("user", "How many pubs are there?")
+    link = session.ask(SYSTEM, edited, *history, said(third), NEXT)
+    assert (link.parent, link.base, link.break_reason) == (third, None, BreakReason.EDITED)
 
 
 def test_rewinding_to_an_earlier_turn_is_a_branch_and_no_break(session) -> None:
@@ -465,6 +488,7 @@ def test_a_restarted_proxy_continues_exactly(session) -> None:
     assert after.parent.call_id == before.parent.call_id
     assert after.parent.path_ids().tolist() == before.parent.path_ids().tolist()
     assert (after.seen, after.differs) == (before.seen, before.differs)
+    assert again.get(first.call_id).to_state() == first.to_state()
 
 
 def test_a_state_without_its_base_or_of_another_version_is_refused(session) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,8 +12,10 @@ from typing import Any
 import pytest
 
 from engine.scripted import Reply, Script, ScriptedEngine, ScriptedRequest
+from engine.transport import ServerThread
 from proxy.server import ProxyServer
 from proxy.settings import ProxySettings
+from proxy.sse import SseParser
 from store.queries import CallRow, Reader
 from trainer.tiny import train_tokenizer
 
@@ -89,7 +93,7 @@ def start_proxy(tmp_path: Path) -> Iterator[StartProxy]:
 
     def start(upstream_url: str, **fields: Any) -> Bench:
         settings = ProxySettings(upstream_url=upstream_url, store_url=str(path), **fields)
-        server = ProxyServer(settings)
+        server = ProxyServer(settings, grace_s=1)
         server.start()
         bench = Bench(server, Reader(str(path)), path, settings)
         running.append(bench)
@@ -105,3 +109,71 @@ def start_proxy(tmp_path: Path) -> Iterator[StartProxy]:
 def bench(stage: Stage, start_proxy: StartProxy) -> Bench:
     """A proxy with default settings in front of ``stage``."""
     return start_proxy(stage.engine.base_url)
+
+
+Answer = Callable[[Any, Any], Any]
+"""An ASGI coroutine function of ``(receive, send)``: what a raw engine does with a chat request."""
+
+
+@dataclass
+class RawEngine:
+    """An HTTP server that answers chat requests with whatever bytes a test wants."""
+
+    base_url: str
+    answer: Answer
+    bodies: list[bytes] = field(default_factory=list)
+    headers: list[dict[bytes, bytes]] = field(default_factory=list)
+
+
+@pytest.fixture
+def raw_engine() -> Iterator[RawEngine]:
+    held: list[RawEngine] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] != "http":
+            return
+        body, more = b"", True
+        while more:
+            message = await receive()
+            body += message.get("body", b"")
+            more = message.get("more_body", False)
+        held[0].bodies.append(body)
+        held[0].headers.append(dict(scope["headers"]))
+        await held[0].answer(receive, send)
+
+    server = ServerThread(app, host="127.0.0.1", port=0)
+    server.start()
+    held.append(RawEngine(server.base_url, lambda _receive, _send: None))
+    yield held[0]
+    server.stop()
+
+
+@pytest.fixture
+def ask() -> dict[str, Any]:
+    """The plainest chat request."""
+    return {"model": "gpt-x", "messages": [{"role": "user", "content": "two and two?"}]}
+
+
+@pytest.fixture
+def events() -> Callable[[bytes], list[Any]]:
+    """The JSON payloads of an event stream; ``[DONE]`` as text."""
+
+    def read(stream: bytes) -> list[Any]:
+        parser = SseParser()
+        payloads = [*parser.feed(stream), *parser.finish()]
+        return [p.decode() if p == b"[DONE]" else json.loads(p) for p in payloads]
+
+    return read
+
+
+@pytest.fixture
+def until() -> Callable[[Callable[[], bool]], None]:
+    """Waits until something becomes true, for what happens after a client has left."""
+
+    def wait(condition: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + 30
+        while not condition():
+            assert time.monotonic() < deadline, "it did not come true within 30 s"
+            time.sleep(0.01)
+
+    return wait

@@ -1,0 +1,35 @@
+"""White space that an engine leaves between reasoning and tool calls, kept from the client.
+
+Parsers hand over the line breaks around ``</think>`` and ``<tool_call>`` as text. As items or
+blocks of their own they would be shown as empty messages, and some harnesses refuse to send them
+back. The record keeps them; a client gets blank text only with other text, or when there is nothing
+else.
+"""
+
+from __future__ import annotations
+
+from proxy.canonical import ChoiceReply
+
+
+class BlankText:
+    """Holds text back while it is blank and no block of text is open."""
+
+    __slots__ = ("_held",)
+
+    def __init__(self) -> None:
+        self._held = ""
+
+    def opening(self, text: str) -> str:
+        """What a new block of text begins with; empty while all of it is blank."""
+        self._held += text
+        return "" if self._held.isspace() else self.rest()
+
+    def rest(self) -> str:
+        """What is held, which is then forgotten."""
+        held, self._held = self._held, ""
+        return held
+
+
+def shown_text(choice: ChoiceReply) -> str:
+    """The text of a whole reply that its client gets."""
+    return "" if choice.tool_calls and choice.text.isspace() else choice.text

@@ -1,0 +1,93 @@
+"""The ``bridle`` program against a proxy in front of a scripted engine."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+from click.testing import Result
+from typer.testing import CliRunner
+
+from bridle.cli import app
+from engine.scripted import Reply, ScriptedCall, ScriptedEngine, ScriptedRequest
+from proxy.server import ProxyServer
+from proxy.settings import ProxySettings
+from store.database import migrate
+from trainer.tiny import train_tokenizer
+
+TOOL = {
+    "type": "function",
+    "function": {
+        "name": "add",
+        "description": "a plus b",
+        "parameters": {
+            "type": "object",
+            "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}},
+        },
+    },
+}
+
+
+def adds_then_answers(request: ScriptedRequest) -> Reply:
+    """Calls ``add`` once, then says what it gave."""
+    results = [m["content"] for m in request.messages if m["role"] == "tool"]
+    if request.tools and not results:
+        return Reply(tool_calls=(ScriptedCall("add", {"a": 2, "b": 3}),))
+    return Reply(f"The answer is {results[-1] if results else 'unknown'}.")
+
+
+@pytest.fixture(scope="session")
+def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tokenizer and a chat template; a scripted engine needs no weights."""
+    directory = tmp_path_factory.mktemp("model")
+    texts = ["What is 2 plus 3? The answer is 5.", json.dumps(TOOL)] * 20
+    train_tokenizer(directory, texts, vocab_size=600)
+    return directory
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> str:
+    path = str(tmp_path / "bridle.db")
+    migrate(path)
+    return path
+
+
+@pytest.fixture
+def proxy_url(model_dir: Path, store: str) -> Iterator[str]:
+    with (
+        ScriptedEngine(model_dir, adds_then_answers, served_model_name="policy") as engine,
+        ProxyServer(
+            ProxySettings(engine.base_url, f"sqlite:///{store}", tokenizer_dir=model_dir)
+        ) as proxy,
+    ):
+        yield proxy.base_url
+
+
+@pytest.fixture
+def recorded(proxy_url: str) -> str:
+    """One recorded session of two turns, by name."""
+    client = openai.OpenAI(base_url=f"{proxy_url}/s/lamps/v1", api_key="none")
+    messages: list[Any] = [{"role": "user", "content": "What is 2 plus 3?"}]
+    asked = client.chat.completions.create(model="gpt-x", messages=messages, tools=[TOOL])  # type: ignore[list-item]
+    reply = asked.choices[0].message
+    assert reply.tool_calls
+    messages += [
+        reply.model_dump(exclude_none=True),
+        {"role": "tool", "tool_call_id": reply.tool_calls[0].id, "content": "5"},
+    ]
+    client.chat.completions.create(model="gpt-x", messages=messages, tools=[TOOL])  # type: ignore[list-item]
+    return "lamps"
+
+
+@pytest.fixture
+def bridle() -> Callable[..., Result]:
+    """Runs ``bridle ARGUMENTS`` in this process."""
+
+    def call(*arguments: object) -> Result:
+        return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+    return call

@@ -1,0 +1,123 @@
+"""Commands that look at a store: sessions, show, reward, export, audit."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+
+import datasets
+import pytest
+from click.testing import Result
+
+Bridle = Callable[..., Result]
+
+
+def test_sessions_lists_what_was_recorded(bridle: Bridle, store: str, recorded: str) -> None:
+    result = bridle("sessions", "--store", store, "--json")
+    (row,) = json.loads(result.stdout)
+    assert row["name"] == recorded
+    assert row["calls"] == 2
+    assert row["observed_tokens"] > row["sampled_tokens"] > 0
+
+
+def test_show_tells_every_turn_and_what_it_continues(
+    bridle: Bridle, store: str, recorded: str
+) -> None:
+    shown = json.loads(bridle("show", recorded, "--store", store, "--json").stdout)
+    first, second = shown["turns"]
+    assert (first["continues"], second["continues"]) == (None, 1)
+    assert first["said"] == 'add({"a": 2, "b": 3})'
+    assert second["said"] == "The answer is 5."
+    assert second["new_tokens"] < first["new_tokens"], "the history is not recorded twice"
+    assert second["break_reason"] is None
+
+
+def test_show_finds_a_session_by_name_beginning_or_last(
+    bridle: Bridle, store: str, recorded: str
+) -> None:
+    known = json.loads(bridle("show", recorded, "--store", store, "--json").stdout)["id"]
+    for wanted in (known, known[:10], "last"):
+        found = json.loads(bridle("show", wanted, "--store", store, "--json").stdout)
+        assert found["id"] == known
+
+
+def test_a_session_that_is_not_there_is_named_in_the_error(
+    bridle: Bridle, store: str, recorded: str
+) -> None:
+    result = bridle("show", "nonesuch", "--store", store)
+    assert result.exit_code == 1
+    assert "nonesuch" in result.stderr
+
+
+def test_a_store_that_is_not_there_is_not_made_by_looking(bridle: Bridle, tmp_path: Path) -> None:
+    missing = tmp_path / "none.db"
+    result = bridle("sessions", "--store", missing)
+    assert result.exit_code == 1
+    assert "no store" in result.stderr
+    assert not missing.exists()
+
+
+def test_a_reward_shows_with_its_session(bridle: Bridle, store: str, recorded: str) -> None:
+    assert bridle("reward", recorded, "0.5", "--store", store).exit_code == 0
+    assert bridle("reward", recorded, "1", "--turn", "2", "--store", store).exit_code == 0
+    assert bridle("reward", recorded, "1", "--turn", "3", "--store", store).exit_code == 1
+    with sqlite3.connect(store) as database:
+        rows = database.execute("SELECT value, turn FROM rewards ORDER BY value").fetchall()
+    assert rows == [(0.5, None), (1.0, 2)]
+
+
+def test_an_exported_conversation_has_its_turns_and_tools(
+    bridle: Bridle, store: str, recorded: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "out.jsonl"
+    assert bridle("export", path, "--store", store).exit_code == 0
+    (line,) = [json.loads(text) for text in path.read_text().splitlines()]
+    assert [message["role"] for message in line["messages"]] == [
+        "user",
+        "assistant",
+        "tool",
+        "assistant",
+    ]
+    assert line["tools"][0]["function"]["name"] == "add"
+
+
+def test_exported_tokens_load_with_datasets_and_mask_only_what_was_sampled(
+    bridle: Bridle, store: str, recorded: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "out.parquet"
+    assert bridle("export", path, "--store", store).exit_code == 0
+    rows = datasets.load_dataset(
+        "parquet", data_files=str(path), split="train", cache_dir=str(tmp_path / "cache")
+    )
+    (row,) = list(rows)
+    (listed,) = json.loads(bridle("sessions", "--store", store, "--json").stdout)
+    assert sum(row["mask"]) == listed["sampled_tokens"]
+    assert len(row["token_ids"]) == listed["sampled_tokens"] + listed["observed_tokens"]
+
+
+def test_an_export_without_a_format_is_refused(bridle: Bridle, store: str, recorded: str) -> None:
+    assert bridle("export", "out.csv", "--store", store).exit_code == 2
+
+
+def test_audit_accounts_for_every_token(bridle: Bridle, store: str, recorded: str) -> None:
+    result = bridle("audit", "--store", store, "--bodies", "--json")
+    table = json.loads(result.stdout)
+    assert result.exit_code == 0
+    assert table["captured"] == table["trained"] > 0
+    assert table["violations"] == []
+
+
+@pytest.mark.parametrize(
+    "damage",
+    ["DELETE FROM spans WHERE id LIKE '%.s0'", "UPDATE calls SET sampled_tokens = 1"],
+)
+def test_audit_fails_on_a_damaged_store(
+    bridle: Bridle, store: str, recorded: str, damage: str
+) -> None:
+    with sqlite3.connect(store) as database:
+        database.execute(damage)
+    result = bridle("audit", "--store", store)
+    assert result.exit_code == 1
+    assert "sampled_differs" in result.stdout

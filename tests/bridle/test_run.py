@@ -1,0 +1,60 @@
+"""``bridle run``: the command is untouched, and recorded."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+
+from click.testing import Result
+
+AGENT = """
+import os, sys
+import openai
+client = openai.OpenAI()
+reply = client.chat.completions.create(
+    model="gpt-x", messages=[{"role": "user", "content": sys.argv[1]}]
+)
+print(reply.choices[0].message.content)
+sys.exit(3)
+"""
+
+
+def run(proxy_url: str, *command: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "bridle", "run", "--proxy", proxy_url, "--", *command],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.getcwd()},
+        check=False,
+    )
+
+
+def test_output_and_exit_code_pass_through_and_the_session_is_recorded(
+    bridle: Callable[..., Result], proxy_url: str, store: str
+) -> None:
+    done = run(proxy_url, sys.executable, "-c", AGENT, "Hello?")
+    assert done.stdout == "The answer is unknown.\n"
+    assert done.returncode == 3
+    (row,) = json.loads(bridle("sessions", "--store", store, "--json").stdout)
+    assert (row["calls"], row["outcome"]) == (1, "agent_error")
+    assert row["id"] in done.stderr
+
+
+def test_a_command_that_does_not_exist_says_so(proxy_url: str) -> None:
+    done = run(proxy_url, "no-such-program")
+    assert done.returncode == 127
+    assert "no-such-program" in done.stderr
+
+
+def test_without_a_proxy_nothing_runs() -> None:
+    done = run("http://127.0.0.1:9", sys.executable, "-c", "print('ran')")
+    assert done.returncode == 1
+    assert "ran" not in done.stdout
+    assert "bridle proxy" in done.stderr
+
+
+def test_no_command_is_an_error(proxy_url: str) -> None:
+    assert run(proxy_url).returncode == 2

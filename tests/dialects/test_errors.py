@@ -1,0 +1,226 @@
+"""Failures in each provider's shape and words, raised by the official clients as their own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import anthropic
+import openai
+import orjson
+import pytest
+from google import genai
+from google.genai import errors as google_errors
+from google.genai import types
+
+from proxy.canonical import ApiError
+from proxy.dialects import overflow
+from proxy.dialects.google import GoogleDialect
+from proxy.dialects.messages import MessagesDialect
+from proxy.dialects.responses import ResponsesDialect
+
+ENGINE_SAYS = (
+    "This model's maximum context length is 4096 tokens. However, your request has 9000 input "
+    "tokens. Please reduce the length of the input messages."
+)
+WITH_OUTPUT = (
+    "This model's maximum context length is 4096 tokens. However, you requested 5000 tokens "
+    "(1000 in the messages, 4000 in the completion). Please reduce the length."
+)
+KINDS = [
+    ("invalid_request", 400),
+    ("authentication", 401),
+    ("permission", 403),
+    ("not_found", 404),
+    ("too_large", 413),
+    ("context_overflow", 400),
+    ("rate_limit", 429),
+    ("budget", 429),
+    ("overloaded", 503),
+    ("upstream_unreachable", 502),
+    ("upstream_timeout", 504),
+    ("upstream_error", 502),
+    ("store_unavailable", 503),
+    ("internal", 500),
+]
+
+
+def failing(kind: str, status: int, message: str = "no", **more: Any) -> ApiError:
+    return ApiError(kind, message, status=status, **more)
+
+
+@pytest.mark.parametrize(("kind", "status"), KINDS)
+def test_openais_client_raises_its_own_error(server: Any, kind: str, status: int) -> None:
+    told = ResponsesDialect().error(failing(kind, status, param="model"))
+    server.answer(told.body, status=told.status, headers=told.headers)
+    client = openai.OpenAI(api_key="k", base_url=f"{server.url}/v1", max_retries=0)
+
+    with pytest.raises(openai.APIStatusError) as caught:
+        client.responses.create(model="m", input="hi")
+
+    assert caught.value.status_code == status
+    assert caught.value.param == "model"
+    assert caught.value.type is not None
+    assert caught.value.code is not None or kind == "invalid_request"
+
+
+@pytest.mark.parametrize(("kind", "status"), KINDS)
+def test_anthropics_client_raises_its_own_error(server: Any, kind: str, status: int) -> None:
+    told = MessagesDialect().error(failing(kind, status))
+    server.answer(told.body, status=told.status, headers=told.headers)
+    client = anthropic.Anthropic(api_key="k", base_url=server.url, max_retries=0)
+
+    with pytest.raises(anthropic.APIStatusError) as caught:
+        client.messages.create(
+            model="m", max_tokens=1, messages=[{"role": "user", "content": "hi"}]
+        )
+
+    body: Any = caught.value.body
+    assert caught.value.status_code == status
+    assert body["type"] == "error"
+    assert body["error"]["type"].endswith(("_error", "_too_large"))
+
+
+@pytest.mark.parametrize(("kind", "status"), KINDS)
+def test_googles_client_raises_its_own_error(server: Any, kind: str, status: int) -> None:
+    told = GoogleDialect().error(failing(kind, status))
+    server.answer(told.body, status=told.status, headers=told.headers)
+    retries = types.HttpRetryOptions(attempts=1)
+    options = types.HttpOptions(base_url=server.url, retry_options=retries)
+    client = genai.Client(api_key="k", http_options=options)
+
+    with pytest.raises(google_errors.APIError) as caught:
+        client.models.generate_content(model="m", contents="hi")
+
+    assert caught.value.code == status
+    assert caught.value.status is not None
+    assert caught.value.status.isupper()
+
+
+@pytest.mark.parametrize(
+    ("kind", "status", "openai_code", "anthropic_type", "google_status"),
+    [
+        ("authentication", 401, "invalid_api_key", "authentication_error", "UNAUTHENTICATED"),
+        ("permission", 403, "permission_denied", "permission_error", "PERMISSION_DENIED"),
+        ("rate_limit", 429, "rate_limit_exceeded", "rate_limit_error", "RESOURCE_EXHAUSTED"),
+        ("budget", 429, "insufficient_quota", "rate_limit_error", "RESOURCE_EXHAUSTED"),
+        ("overloaded", 503, "server_is_overloaded", "overloaded_error", "UNAVAILABLE"),
+        ("upstream_timeout", 504, "upstream_timeout", "timeout_error", "DEADLINE_EXCEEDED"),
+        ("internal", 500, "server_error", "api_error", "INTERNAL"),
+    ],
+)
+def test_each_kind_has_the_providers_word(
+    kind: str, status: int, openai_code: str, anthropic_type: str, google_status: str
+) -> None:
+    error = failing(kind, status)
+
+    def shown(dialect: Any) -> Any:
+        return orjson.loads(dialect.error(error).body)["error"]
+
+    assert shown(ResponsesDialect())["code"] == openai_code
+    assert shown(MessagesDialect())["type"] == anthropic_type
+    assert shown(GoogleDialect())["status"] == google_status
+
+
+def test_a_wrong_model_is_called_so() -> None:
+    error = failing("not_found", 404, param="model")
+
+    assert orjson.loads(ResponsesDialect().error(error).body)["error"]["code"] == "model_not_found"
+
+
+@pytest.mark.parametrize(
+    ("message", "openai_words", "anthropic_words", "google_words"),
+    [
+        (
+            ENGINE_SAYS,
+            "This model's maximum context length is 4096 tokens. However, your messages resulted "
+            "in 9000 tokens. Please reduce the length of the messages.",
+            "prompt is too long: 9000 tokens > 4096 maximum",
+            "The input token count (9000) exceeds the maximum number of tokens allowed (4096).",
+        ),
+        (
+            WITH_OUTPUT,
+            "This model's maximum context length is 4096 tokens. However, you requested 5000 "
+            "tokens (1000 in the messages, 4000 in the completion). Please reduce the length of "
+            "the messages or completion.",
+            "input length and `max_tokens` exceed context limit: 1000 + 4000 > 4096, decrease "
+            "input length or `max_tokens` and try again",
+            "The input token count (5000) exceeds the maximum number of tokens allowed (4096).",
+        ),
+        (
+            "too much",
+            "Your input exceeds the context window of this model. too much",
+            "prompt is too long: too much",
+            "The input token count exceeds the maximum number of tokens allowed. too much",
+        ),
+    ],
+)
+def test_context_overflow_is_told_in_the_words_that_harnesses_match(
+    message: str, openai_words: str, anthropic_words: str, google_words: str
+) -> None:
+    error = failing("context_overflow", 400, message)
+
+    def shown(dialect: Any) -> Any:
+        return orjson.loads(dialect.error(error).body)["error"]
+
+    assert shown(ResponsesDialect())["message"] == openai_words
+    assert shown(ResponsesDialect())["code"] == "context_length_exceeded"
+    assert shown(MessagesDialect())["message"] == anthropic_words
+    assert shown(MessagesDialect())["type"] == "invalid_request_error"
+    assert shown(GoogleDialect())["message"] == google_words
+    assert shown(GoogleDialect())["status"] == "INVALID_ARGUMENT"
+
+
+@pytest.mark.parametrize(
+    ("message", "expected"),
+    [
+        (ENGINE_SAYS, (9000, None, 4096)),
+        (WITH_OUTPUT, (1000, 4000, 4096)),
+        (
+            "The decoder prompt (length 5000) is longer than the maximum model length of 4096.",
+            (5000, None, 4096),
+        ),
+        (
+            "'max_tokens' or 'max_completion_tokens' is too large: 5000. This model's maximum "
+            "context length is 4096 tokens and your request has 100 input tokens "
+            "(5000 > 4096 - 100).",
+            (100, 5000, 4096),
+        ),
+        ("prompt is too long: 7 tokens > 5 maximum", (7, None, 5)),
+        ("no numbers", (None, None, None)),
+    ],
+)
+def test_the_numbers_in_an_engines_sentence_are_read(
+    message: str, expected: tuple[int | None, ...]
+) -> None:
+    assert overflow.read(message) == expected
+
+
+@pytest.mark.parametrize("dialect", [ResponsesDialect(), MessagesDialect(), GoogleDialect()])
+def test_waiting_and_giving_up_are_told_in_headers(dialect: Any) -> None:
+    busy = dict(dialect.error(failing("rate_limit", 429, retry_after=1.2)).headers)
+    spent = dict(dialect.error(failing("budget", 429)).headers)
+
+    assert busy["retry-after"] == "2"
+    assert "x-should-retry" not in busy
+    assert spent["x-should-retry"] == "false"
+
+
+def test_googles_details_tell_a_spent_quota_from_a_short_wait() -> None:
+    busy = orjson.loads(GoogleDialect().error(failing("rate_limit", 429, retry_after=1.5)).body)
+    spent = orjson.loads(GoogleDialect().error(failing("budget", 429)).body)
+
+    assert busy["error"]["details"][0]["retryDelay"] == "1.5s"
+    assert "PerDay" in spent["error"]["details"][0]["violations"][0]["quotaId"]
+
+
+@pytest.mark.parametrize("client_retries", [2])
+def test_a_spent_budget_is_asked_for_once(server: Any, client_retries: int) -> None:
+    body = MessagesDialect().error(failing("budget", 429))
+    server.answer(body.body, status=429, headers=body.headers)
+    client = anthropic.Anthropic(api_key="k", base_url=server.url, max_retries=client_retries)
+
+    with pytest.raises(anthropic.RateLimitError):
+        client.messages.create(
+            model="m", max_tokens=1, messages=[{"role": "user", "content": "hi"}]
+        )
+    assert len(server.received) == 1

@@ -1,0 +1,46 @@
+"""The list of models, read by the official clients."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import anthropic
+import openai
+import pytest
+from google import genai
+from google.genai import types
+
+from proxy.dialects import models
+
+MODELS = [models.Model("a", 1_700_000_000, 4096), models.Model("b", 1_700_000_001)]
+
+
+def test_openais_client_lists_models(server: Any) -> None:
+    client = openai.OpenAI(api_key="k", base_url=f"{server.url}/v1")
+    server.answer(models.openai_list(MODELS))
+    assert [model.id for model in client.models.list()] == ["a", "b"]
+
+    server.answer(models.openai_model(MODELS[0]))
+    assert client.models.retrieve("a").created == 1_700_000_000
+
+
+@pytest.mark.parametrize("known", [MODELS, []])
+def test_anthropics_client_lists_models(server: Any, known: list[models.Model]) -> None:
+    client = anthropic.Anthropic(api_key="k", base_url=server.url)
+    server.answer(models.anthropic_list(known))
+    assert [model.id for model in client.models.list()] == [model.id for model in known]
+
+    server.answer(models.anthropic_model(MODELS[0]))
+    model = client.models.retrieve("a")
+    assert model.created_at.timestamp() == 1_700_000_000
+    assert model.max_input_tokens == 4096
+
+
+def test_googles_client_lists_models(server: Any) -> None:
+    options = types.HttpOptions(base_url=server.url)
+    client = genai.Client(api_key="k", http_options=options)
+    server.answer(models.google_list(MODELS))
+    assert [model.name for model in client.models.list()] == ["models/a", "models/b"]
+
+    server.answer(models.google_model(MODELS[0]))
+    assert client.models.get(model="a").input_token_limit == 4096

@@ -1,0 +1,291 @@
+"""The rollout runner: what is recorded of each way a session can end."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harnesses.adapters import Command
+from harnesses.client import ControlClient, ControlError
+from harnesses.rollout import Job, Outcome, Rollout, RolloutResult, Settings, grouped
+from harnesses.runtimes import Finished, Launch, LocalRuntime, NotLaunchable, RuntimeLost
+from harnesses.tasks import Task
+from harnesses.verifiers import Delivery, ExactAnswer, FunctionVerifier, VerifierError
+
+TextOf = Callable[[Path], Awaitable[str]]
+AssertGone = Callable[[int], Awaitable[None]]
+ROOT = Path(__file__).parents[2]
+TASK = Task("t", "the prompt", payload={"answer": "yes"}, files={"given.txt": "from the task"})
+
+
+@dataclass
+class Runner:
+    """Runs jobs with a shell command as the harness."""
+
+    stand_in: Any
+    directory: Path
+
+    async def __call__(
+        self,
+        command: str,
+        jobs: Sequence[Job] = (Job(TASK, "grp_1"),),
+        *,
+        runtime: Any = None,
+        verifier: Any = None,
+        progress: Any = None,
+        **settings: Any,
+    ) -> list[RolloutResult]:
+        async with ControlClient(self.stand_in.url) as client:
+            rollout = Rollout(
+                client,
+                Command(("sh", "-c", command), name="shell"),
+                runtime or LocalRuntime(),
+                verifier or ExactAnswer(),
+                Settings(self.directory, retry_wait_s=0.01, **{"timeout_s": 20, **settings}),
+            )
+            return await rollout.collect(jobs, progress)
+
+
+@pytest.fixture
+def run(stand_in: Any, tmp_path: Path) -> Runner:
+    return Runner(stand_in, tmp_path / "sessions")
+
+
+async def test_a_completed_session_is_scored_rewarded_and_sealed(
+    run: Runner, stand_in: Any
+) -> None:
+    (result,) = await run("echo thinking; echo Yes", run_id="run_1", labels={"stage": "eval"})
+
+    assert (result.outcome, result.scores, result.exit_code) == (
+        Outcome.COMPLETED,
+        {"reward": 1.0},
+        0,
+    )
+    assert (result.task_id, result.group_id, result.answer) == ("t", "grp_1", "Yes")
+    assert result.seconds > 0
+    session = stand_in.sessions[result.session_id]
+    assert (session["group_id"], session["harness"], session["run_id"]) == (
+        "grp_1",
+        "shell",
+        "run_1",
+    )
+    assert session["labels"] == {"stage": "eval"}
+    assert [(r["name"], r["value"]) for r in stand_in.rewards] == [("reward", 1.0)]
+    assert stand_in.sealed == {result.session_id: "completed"}
+    assert not list(run.directory.iterdir()), "directories of completed sessions are removed"
+
+
+async def test_an_agent_that_fails_gave_no_answer(run: Runner, stand_in: Any) -> None:
+    (result,) = await run("echo yes; exit 3")
+
+    assert (result.outcome, result.exit_code, result.answer) == (Outcome.AGENT_ERROR, 3, "")
+    assert result.scores == {"reward": 0.0}
+    assert stand_in.sealed == {result.session_id: "agent_error"}
+    assert (run.directory / result.session_id / "logs/stdout.log").read_text() == "yes\n"
+
+
+async def test_an_agent_out_of_time_is_scored_on_what_it_left(run: Runner, stand_in: Any) -> None:
+    def kept(delivery: Delivery) -> float:
+        return float((delivery.workspace / "half").exists() and delivery.exit_code is None)
+
+    (result,) = await run("touch half; sleep 60", timeout_s=0.5, verifier=FunctionVerifier(kept))
+
+    assert (result.outcome, result.exit_code) == (Outcome.TIMEOUT, None)
+    assert result.scores == {"reward": 1.0}
+    assert stand_in.sealed == {result.session_id: "timeout"}
+
+
+async def test_the_harness_gets_its_session_its_files_and_a_home_of_its_own(
+    run: Runner, stand_in: Any
+) -> None:
+    (result,) = await run(
+        'echo "$OPENAI_BASE_URL $OPENAI_API_KEY $HOME $(cat given.txt) {prompt} {model}"',
+        model="named",
+    )
+
+    number = result.session_id.removeprefix("ses_")
+    home = run.directory / result.session_id / "home"
+    assert result.answer == (
+        f"{stand_in.url}/s/{result.session_id}/v1 key-{number} {home} "
+        "from the task the prompt named"
+    )
+
+
+async def test_a_group_is_one_task_and_another_group_another(run: Runner, stand_in: Any) -> None:
+    jobs = list(grouped([Task("a", "p"), Task("b", "p")], 3))
+
+    results = await run("echo", jobs, verifier=FunctionVerifier(lambda _: 0.0))
+
+    groups = {(result.task_id, result.group_id) for result in results}
+    assert len(results) == 6
+    assert len(groups) == len({group for _, group in groups}) == 2
+    assert len({result.session_id for result in results}) == 6
+
+
+async def test_no_more_run_at_once_than_allowed_and_none_is_left_out(
+    run: Runner, tmp_path: Path
+) -> None:
+    seen: list[RolloutResult] = []
+    command = f"echo + >> {tmp_path}/log; sleep 0.1; echo - >> {tmp_path}/log"
+    jobs = [Job(Task(str(number), "p")) for number in range(9)]
+
+    results = await run(
+        command, jobs, parallel=3, progress=seen.append, verifier=FunctionVerifier(lambda _: 0.0)
+    )
+
+    running = peak = 0
+    for mark in (tmp_path / "log").read_text().split():
+        running += 1 if mark == "+" else -1
+        peak = max(peak, running)
+    assert peak == 3
+    assert seen == results
+    assert {result.task_id for result in results} == {str(number) for number in range(9)}
+
+
+async def test_a_proxy_that_fails_once_costs_one_retry(run: Runner, stand_in: Any) -> None:
+    stand_in.failing = 1
+
+    (result,) = await run("echo yes")
+
+    assert (result.outcome, result.attempts) == (Outcome.COMPLETED, 2)
+
+
+async def test_a_session_whose_reward_is_lost_is_infrastructure_and_run_again(
+    run: Runner, stand_in: Any
+) -> None:
+    """Its tokens have no reward to be trained with, so it must not look completed."""
+    stand_in.losing_rewards = 1
+
+    (result,) = await run("echo yes")
+
+    assert (result.outcome, result.attempts) == (Outcome.COMPLETED, 2)
+    assert stand_in.sealed == {"ses_0": "infrastructure", result.session_id: "completed"}
+
+
+async def test_retries_end_and_the_failure_is_the_result(run: Runner, stand_in: Any) -> None:
+    stand_in.failing = 100
+
+    (result,) = await run("echo yes", retries=2)
+
+    assert (result.outcome, result.attempts, result.session_id) == (
+        Outcome.INFRASTRUCTURE,
+        3,
+        None,
+    )
+    assert "503" in result.error
+
+
+async def test_an_agents_failure_is_never_tried_again(run: Runner, stand_in: Any) -> None:
+    (result,) = await run("exit 1", retries=5)
+
+    assert result.attempts == 1
+    assert len(stand_in.sessions) == 1
+
+
+async def test_a_lost_runtime_is_infrastructure(run: Runner, stand_in: Any) -> None:
+    class Losing(LocalRuntime):
+        lost = 0
+
+        async def run(self, launch: Launch) -> Finished:
+            self.lost += 1
+            if self.lost == 1:
+                raise RuntimeLost("gone")
+            return await super().run(launch)
+
+    (result,) = await run("echo yes", runtime=Losing())
+
+    assert (result.outcome, result.attempts) == (Outcome.COMPLETED, 2)
+    assert sorted(stand_in.sealed.values()) == ["completed", "infrastructure"]
+
+
+async def test_a_verifier_without_a_verdict_is_infrastructure(run: Runner, stand_in: Any) -> None:
+    def undecided(delivery: Delivery) -> float:
+        raise VerifierError("the grader is down")
+
+    (result,) = await run("echo yes", verifier=FunctionVerifier(undecided), retries=0)
+
+    assert (result.outcome, result.error) == (Outcome.INFRASTRUCTURE, "the grader is down")
+    assert not stand_in.rewards
+    assert stand_in.sealed == {result.session_id: "infrastructure"}
+
+
+async def test_what_no_retry_can_mend_ends_the_rollout(run: Runner, stand_in: Any) -> None:
+    class Missing(LocalRuntime):
+        async def run(self, launch: Launch) -> Finished:
+            raise NotLaunchable("not installed")
+
+    with pytest.raises(NotLaunchable):
+        await run("echo yes", runtime=Missing())
+    assert list(stand_in.sealed.values()) == ["cancelled"]
+
+    stand_in.url += "/elsewhere"
+    with pytest.raises(ControlError, match="404"):
+        await run("echo yes")
+
+
+async def test_leaving_early_ends_what_still_runs(
+    run: Runner,
+    stand_in: Any,
+    tmp_path: Path,
+    text_of: TextOf,
+    assert_gone: AssertGone,
+) -> None:
+    jobs = [Job(Task(str(number), "p")) for number in range(3)]
+    running = asyncio.create_task(run(f"echo $$ > {tmp_path}/{{task_id}}; exec sleep 60", jobs))
+    pids = [int(await text_of(tmp_path / str(number))) for number in range(3)]
+
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+
+    for pid in pids:
+        await assert_gone(pid)
+    assert list(stand_in.sealed.values()) == ["cancelled"] * 3
+
+
+INTERRUPTED = """
+import asyncio, sys
+from pathlib import Path
+from harnesses.adapters import Command
+from harnesses.client import ControlClient
+from harnesses.rollout import Job, Rollout, Settings
+from harnesses.runtimes import LocalRuntime
+from harnesses.tasks import Task
+from harnesses.verifiers import ExactAnswer
+
+async def main():
+    async with ControlClient(sys.argv[1]) as client:
+        adapter = Command(("sh", "-c", f"echo $$ > {sys.argv[2]}/{{task_id}}; exec sleep 60"))
+        settings = Settings(Path(sys.argv[2]) / "sessions")
+        rollout = Rollout(client, adapter, LocalRuntime(), ExactAnswer(), settings)
+        await rollout.collect([Job(Task(str(n), "p")) for n in range(2)])
+
+asyncio.run(main())
+"""
+
+
+async def test_ctrl_c_kills_every_child(
+    stand_in: Any, tmp_path: Path, text_of: TextOf, assert_gone: AssertGone
+) -> None:
+    process = subprocess.Popen(  # noqa: ASYNC220 - to be interrupted, not awaited
+        [sys.executable, "-c", INTERRUPTED, stand_in.url, str(tmp_path)],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stderr=subprocess.DEVNULL,
+    )
+    pids = [int(await text_of(tmp_path / str(number))) for number in range(2)]
+
+    process.send_signal(signal.SIGINT)
+
+    assert process.wait(10) == -signal.SIGINT
+    for pid in pids:
+        await assert_gone(pid)
+    assert list(stand_in.sealed.values()) == ["cancelled"] * 2

@@ -1,0 +1,100 @@
+"""Verifiers read what was delivered, and nothing else."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harnesses.tasks import Task
+from harnesses.verifiers import (
+    CommandVerifier,
+    Delivery,
+    ExactAnswer,
+    FunctionVerifier,
+    NumberAnswer,
+    RegexAnswer,
+    Verifier,
+    VerifierError,
+)
+
+
+def delivered(answer: str, payload: Mapping[str, Any], workspace: Path = Path()) -> Delivery:
+    return Delivery(Task("t", "p", payload=payload), answer, workspace, 0)
+
+
+async def reward(verifier: Verifier, delivery: Delivery) -> float:
+    return (await verifier(delivery))["reward"]
+
+
+@pytest.mark.parametrize(
+    ("answer", "score"),
+    [
+        ("42", 1.0),
+        ("The answer is 42.", 1.0),
+        ("They cost 42.0", 1.0),
+        ("41", 0.0),
+        ("", 0.0),
+        ("6 times 7 is 42", 0.0),
+        ("420", 0.0),
+        ("-42", 0.0),
+    ],
+)
+async def test_a_number_answer_holds_the_one_right_number(answer: str, score: float) -> None:
+    assert await reward(NumberAnswer(), delivered(answer, {"answer": 42})) == score
+
+
+async def test_thousands_may_be_separated() -> None:
+    assert await reward(NumberAnswer(), delivered("It is 1,250 now", {"answer": 1250})) == 1.0
+
+
+async def test_an_exact_answer_ignores_case_and_space_only() -> None:
+    payload = {"answer": "apple pie"}
+
+    assert await reward(ExactAnswer(), delivered("  Apple  pie\n", payload)) == 1.0
+    assert await reward(ExactAnswer(), delivered("an apple pie", payload)) == 0.0
+
+
+async def test_a_pattern_comes_from_the_verifier_or_the_task() -> None:
+    assert await reward(RegexAnswer(r"\bpie\b"), delivered("a pie.", {})) == 1.0
+    assert await reward(RegexAnswer(), delivered("a cake", {"pattern": "^a p"})) == 0.0
+
+
+async def test_a_command_judges_the_workspace(tmp_path: Path) -> None:
+    (tmp_path / "note.txt").write_text("done")
+    payload = {"verify": "grep -q done note.txt"}
+
+    assert await reward(CommandVerifier(), delivered("", payload, tmp_path)) == 1.0
+    assert await reward(CommandVerifier("test -f x"), delivered("", {}, tmp_path)) == 0.0
+
+
+async def test_a_command_sees_no_provider_key(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "secret")
+
+    verifier = CommandVerifier('test -z "$OPENAI_API_KEY"')
+    assert await reward(verifier, delivered("", {}, tmp_path)) == 1.0
+
+
+async def test_a_command_that_hangs_scores_zero_and_is_killed(tmp_path: Path) -> None:
+    verifier = CommandVerifier("(sleep 0.6; touch late) & sleep 60", timeout_s=0.2)
+
+    assert await reward(verifier, delivered("", {}, tmp_path)) == 0.0
+    time.sleep(0.8)  # noqa: ASYNC251 - the killed child must not get to write
+    assert not (tmp_path / "late").exists()
+
+
+async def test_a_function_returns_a_number_or_named_scores() -> None:
+    assert await FunctionVerifier(lambda d: len(d.answer))(delivered("abc", {})) == {"reward": 3.0}
+    named = FunctionVerifier(lambda d: {"style": 1, "length": True})
+    assert await named(delivered("abc", {})) == {"style": 1.0, "length": 1.0}
+
+
+@pytest.mark.parametrize("verifier", [ExactAnswer(), NumberAnswer(), RegexAnswer()])
+async def test_a_missing_expectation_is_no_score_of_zero(verifier: Verifier) -> None:
+    with pytest.raises(VerifierError, match="payload"):
+        await verifier(delivered("42", {}))

@@ -1,0 +1,190 @@
+"""In rendered mode each break says what exactness would have saved."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from proxy.canonical import Message, ToolCall
+from store.records import BreakReason
+
+SYSTEM, USER = Message("system", "You are careful."), Message("user", "What is a café?")
+NEXT = Message("user", "Go on.")
+TOOLS = ({"type": "function", "function": {"name": "look_up", "parameters": {}}},)
+
+
+def begun(policy, tokenizer, sampled: str, message: Message, *, tools=()):
+    """A session with one call whose reply was ``sampled``; ``message`` is what the client got."""
+    session = policy(tokenizer, tools=tools)
+    calls = [(call.name, call.arguments) for call in message.tool_calls]
+    session.reply(
+        message.content,
+        *calls,
+        reasoning=message.reasoning,
+        sampled=tokenizer.encode(sampled),
+        new=[SYSTEM, USER],
+    )
+    return session
+
+
+def verdict(session, *new: Message, rendered: str | None = None) -> BreakReason | None:
+    link, request, _ = session.ask(*new)
+    text = rendered if rendered is not None else session.rendered()
+    return session.continuer.explain(link, request, session.tokenizer.encode(text))
+
+
+def echo(session, **changes) -> None:
+    session.messages[-1] = msgspec.structs.replace(session.messages[-1], **changes)
+
+
+def test_a_rendering_that_begins_with_the_parents_ids_is_no_break(policy, tokenizers) -> None:
+    session = begun(
+        policy, tokenizers["chatml_kept"], "A house.<|im_end|>", Message("assistant", "A house.")
+    )
+    assert verdict(session, NEXT) is None
+
+
+def test_a_first_call_is_no_break(policy, tokenizers) -> None:
+    assert verdict(policy(tokenizers["qwen3"]), USER) is None
+
+
+def test_reasoning_that_the_harness_dropped(policy, tokenizers) -> None:
+    session = begun(
+        policy,
+        tokenizers["chatml_kept"],
+        "<think>\nHm.\n</think>\n\nA house.<|im_end|>",
+        Message("assistant", "A house.", reasoning="Hm."),
+    )
+    echo(session, reasoning=None)
+    assert verdict(session, NEXT) is BreakReason.REASONING_DROPPED
+
+
+def test_reasoning_that_the_template_strips(policy, tokenizers) -> None:
+    session = begun(
+        policy,
+        tokenizers["qwen3"],
+        "<think>\nHm.\n</think>\n\nA house.<|im_end|>",
+        Message("assistant", "A house.", reasoning="Hm."),
+    )
+    assert verdict(session, NEXT) is BreakReason.TEMPLATE_REWROTE_HISTORY
+
+
+ARGUMENTS = '{"word":"caf\\u00e9"}'
+CALLED = f'<tool_call>\n{{"name": "look_up", "arguments": {ARGUMENTS}}}\n</tool_call><|im_end|>'
+
+
+def called(policy, tokenizers):
+    message = Message("assistant", None, tool_calls=(ToolCall("", "look_up", ARGUMENTS),))
+    return begun(policy, tokenizers["chatml_kept"], CALLED, message, tools=TOOLS)
+
+
+def test_arguments_that_the_template_serialises_anew(policy, tokenizers) -> None:
+    session = called(policy, tokenizers)
+    assert verdict(session, *session.results("1")) is BreakReason.ARGUMENTS_RESERIALISED
+
+
+def test_arguments_that_the_harness_serialised_anew(policy, tokenizers) -> None:
+    session = called(policy, tokenizers)
+    (call,) = session.messages[-1].tool_calls
+    echo(session, tool_calls=(msgspec.structs.replace(call, arguments='{"word": "café"}'),))
+    assert verdict(session, *session.results("1")) is BreakReason.ARGUMENTS_RESERIALISED
+
+
+def test_ids_that_the_tokenizer_would_not_choose(policy, tokenizers) -> None:
+    tokenizer = tokenizers["chatml_kept"]
+    session = policy(tokenizer)
+    odd = [i for letter in "coffee house" for i in tokenizer.encode(letter)]
+    odd.append(tokenizer.token_id("<|im_end|>"))
+    session.reply("coffee house", sampled=odd, new=[USER])
+    assert verdict(session, NEXT) is BreakReason.RETOKENISED
+
+
+def test_another_token_at_the_end_of_a_reply(policy, tokenizers) -> None:
+    session = begun(
+        policy,
+        tokenizers["harmony"],
+        "<|channel|>final<|message|>A house.<|return|>",
+        Message("assistant", "A house."),
+    )
+    assert verdict(session, NEXT) is BreakReason.TEMPLATE_REWROTE_HISTORY
+
+
+def test_text_that_the_harness_stripped(policy, tokenizers) -> None:
+    session = begun(
+        policy,
+        tokenizers["chatml_kept"],
+        "A house.\n<|im_end|>",
+        Message("assistant", "A house.\n"),
+    )
+    echo(session, content="A house.")
+    assert verdict(session, NEXT) is BreakReason.EDITED
+
+
+def test_text_that_the_parser_stripped(policy, tokenizers) -> None:
+    session = begun(
+        policy, tokenizers["chatml_kept"], "A house.\n<|im_end|>", Message("assistant", "A house.")
+    )
+    assert verdict(session, NEXT) is BreakReason.TEMPLATE_REWROTE_HISTORY
+
+
+def test_a_system_prompt_written_differently(policy, tokenizers) -> None:
+    session = begun(
+        policy, tokenizers["chatml_kept"], "A house.<|im_end|>", Message("assistant", "A house.")
+    )
+    session.messages[0] = Message("system", "You are careful. ")
+    assert verdict(session, NEXT) is BreakReason.SYSTEM_CHANGED
+
+
+def test_an_earlier_turn_written_differently(policy, tokenizers) -> None:
+    session = begun(
+        policy, tokenizers["chatml_kept"], "A house.<|im_end|>", Message("assistant", "A house.")
+    )
+    session.messages[1] = Message("user", "What is a café? ")
+    assert verdict(session, NEXT) is BreakReason.EDITED
+
+
+def test_tools_that_the_template_moves(policy, tokenizers) -> None:
+    session = begun(
+        policy,
+        tokenizers["mistral"],
+        " A house.</s>",
+        Message("assistant", "A house."),
+        tools=TOOLS,
+    )
+    assert verdict(session, NEXT) is BreakReason.TEMPLATE_REWROTE_HISTORY
+
+
+def test_a_clock_in_the_template(policy, tokenizers) -> None:
+    session = begun(
+        policy, tokenizers["llama3"], "A house.<|eot_id|>", Message("assistant", "A house.")
+    )
+    session.ask(NEXT)
+    later = session.rendered().replace("Today Date: ", "Today Date: not ")
+    assert verdict(session, rendered=later) is BreakReason.TEMPLATE_REWROTE_HISTORY
+
+
+def test_the_first_of_several_rewritten_replies_tells_the_reason(policy, tokenizers) -> None:
+    tokenizer = tokenizers["chatml_kept"]
+    session = called(policy, tokenizers)
+    session.reply(
+        "A house.",
+        reasoning="Hm.",
+        sampled=tokenizer.encode("<think>\nHm.\n</think>\n\nA house.<|im_end|>"),
+        new=session.results("1"),
+    )
+    echo(session, reasoning=None)
+    assert verdict(session, NEXT) is BreakReason.ARGUMENTS_RESERIALISED
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda m: [Message("system", "Be bold."), *m[1:]], BreakReason.SYSTEM_CHANGED),
+        (lambda m: [m[0], Message("user", "Edited."), *m[2:]], BreakReason.EDITED),
+    ],
+)
+def test_a_lineage_that_broke_keeps_its_own_reason(policy, tokenizers, change, reason) -> None:
+    session = called(policy, tokenizers)
+    results = session.results("1")
+    session.messages = change(session.messages)
+    assert verdict(session, *results) is reason

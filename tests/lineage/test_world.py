@@ -1,0 +1,431 @@
+"""A made-up world of agents that share one session, seen through all that harnesses do to a
+history. Whatever happens in whatever order, each request finds its true parent, and every path
+reads back as the engine saw and sampled it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from proxy.canonical import Message, Minted, Request, ToolCall
+from proxy.lineage import Conversations, Link, Sampled, Turn
+from store.records import BreakReason, CallStatus, new_id
+
+SUMMARY = "All that was found so far, in order, with nothing of weight left out of it"
+TOOLS = tuple(
+    {"type": "function", "function": {"name": name, "parameters": {}}} for name in ("f", "g")
+)
+
+OPERATIONS = (
+    "ask", "ask", "ask", "answer", "answer", "answer", "answer", "fail", "cut", "discard",
+    "sample", "edit", "compact", "condense", "fork", "restart",
+)  # fmt: skip
+
+
+@dataclass
+class Agent:
+    """What one agent believes: its history, and which call its last reply came from."""
+
+    name: str | None
+    system: str
+    tools: tuple[dict[str, Any], ...]
+    history: list[Message]
+    parent: str | None = None
+    expected: BreakReason | None = None
+    """Why the next request will be a break."""
+    waiting: bool = False
+    stuck: bool = False
+    """Whether the last request must be repeated as it is."""
+    drops_text: bool = False
+    """Whether its harness sends no text beside tool calls."""
+
+
+@dataclass
+class Pending:
+    """A request that was placed and is not answered yet."""
+
+    agent: Agent
+    link: Link
+    prompt: list[int]
+    sample: bool = False
+
+
+@dataclass
+class World:
+    conversations: Conversations = field(default_factory=Conversations)
+    agents: list[Agent] = field(default_factory=list)
+    pending: list[Pending] = field(default_factory=list)
+    turns: list[Turn] = field(default_factory=list)
+    paths: dict[str, list[int]] = field(default_factory=dict)
+    """The ids of prompt and reply of each answered call, as the engine knew them."""
+    replies: dict[str, Message] = field(default_factory=dict)
+    counter: int = 0
+
+    def unique(self, word: str) -> str:
+        self.counter += 1
+        return f"{word} {self.counter:05d}"
+
+    def agent(self, number: int, rng: Random) -> Agent:
+        while len(self.agents) <= number:
+            n = len(self.agents)
+            kind = rng.choice(["own system", "own tools", "own task", "own name"])
+            self.agents.append(
+                Agent(
+                    name=f"agent-{n}" if kind == "own name" else None,
+                    system=f"You are agent {n}." if kind == "own system" else "You help.",
+                    tools=TOOLS[: 1 + n % 2] if kind == "own tools" else TOOLS,
+                    history=[Message("user", self.unique("Task"))],
+                    drops_text=rng.random() < 0.2,
+                )
+            )
+        return self.agents[number]
+
+    # — what agents do —
+
+    def ask(self, agent: Agent, rng: Random, *, sample: bool = False) -> None:
+        request = Request(
+            dialect="chat",
+            model="m",
+            messages=(
+                Message("system", self.head(agent, rng)),
+                *rewritten(agent, rng),
+            ),
+            tools=agent.tools,
+        )
+        link = self.conversations.find(request, agent=agent.name)
+        found = link.parent.call_id if link.parent is not None else None
+        assert found == agent.parent, (found, agent.parent, link)
+        allowed = {agent.expected}
+        if agent.expected in (BreakReason.COMPACTED, BreakReason.EDITED):
+            # How much of a history must go before its edit is called a compaction is a matter of
+            # degree.
+            allowed = {BreakReason.COMPACTED, BreakReason.EDITED}
+        assert link.break_reason in allowed
+        if link.base is not None:
+            assert link.base.path_ids().tolist() == self.paths[link.base.call_id]
+        prompt = [rng.randrange(1000) for _ in range(rng.randrange(1, 9))]
+        if link.base is not None:
+            path = self.paths[link.base.call_id]
+            kept = len(path) if rng.random() < 0.7 else rng.randrange(len(path))
+            prompt = path[:kept] + prompt
+        agent.waiting = True
+        self.pending.append(Pending(agent, link, prompt, sample))
+
+    def head(self, agent: Agent, rng: Random) -> Any:
+        mark = f"x-anthropic-billing-header: cch={rng.randrange(99)};"
+        return rng.choice(
+            [
+                agent.system,
+                f"{mark}\n{agent.system}",
+                [{"type": "text", "text": mark}, {"type": "text", "text": agent.system}],
+                [{"type": "text", "text": agent.system, "cache_control": {"type": "ephemeral"}}],
+            ]
+        )
+
+    def answer(self, asked: Pending, rng: Random, status: CallStatus, said: str = "Reply") -> Turn:
+        """The engine's answer is recorded; nobody has read it yet."""
+        call_id = new_id("call")
+        minted = Minted(call_id=call_id, created=0, response_id="", model="m")
+        calls = rng.choice([0, 0, 1, 2]) if asked.agent.tools and said == "Reply" else 0
+        text = f"{self.unique(said)}\nwith some more words"
+        message = Message(
+            "assistant",
+            rng.choice([text, None]) if calls else text,
+            reasoning=rng.choice([None, "Let me think.\n"]),
+            tool_calls=tuple(
+                ToolCall(
+                    minted.tool_call_id(index),
+                    rng.choice("fg"),
+                    json.dumps({"n": self.unique("n"), "é": 1.0, "a": [True, None]}),
+                )
+                for index in range(calls)
+            ),
+        )
+        sampled = [rng.randrange(1000) for _ in range(rng.randrange(1, 6))]
+        turn = Turn.of(
+            call_id,
+            asked.link,
+            status=status,
+            choices=[Sampled(message, np.array(sampled, np.uint32))],
+            prompt_token_ids=asked.prompt,
+        )
+        self.record(turn)
+        self.paths[call_id] = asked.prompt + sampled
+        self.replies[call_id] = message
+        return turn
+
+    def record(self, turn: Turn) -> None:
+        self.turns.append(turn)
+        self.conversations.add(turn)
+
+    def used(self, agent: Agent, turn: Turn, rng: Random, *, part: bool = False) -> None:
+        """The agent takes the reply (or a part of it) into its history and goes on from it."""
+        message = self.replies[turn.call_id]
+        if part:
+            message = used_part(message, rng)
+            agent.expected = BreakReason.TRUNCATED
+        else:
+            agent.expected = None
+        agent.parent = turn.call_id
+        agent.history.append(message)
+        agent.history += [
+            Message("tool", self.unique("Result"), tool_call_id=call.id)
+            for call in message.tool_calls
+        ]
+        if not message.tool_calls or rng.random() < 0.2:
+            agent.history.append(Message("user", self.unique("And then?")))
+
+    def restart(self) -> None:
+        """Another proxy takes over with what the store holds."""
+        again = Conversations()
+        by_id = {}
+        for turn in self.turns:
+            state = msgspec.json.decode(msgspec.json.encode(turn.to_state()))
+            again.add(
+                Turn.from_state(
+                    state,
+                    call_id=turn.call_id,
+                    parent_call_id=turn.parent_call_id,
+                    status=turn.status,
+                    base=by_id.get(state["base"]),
+                    choices=turn.choices,
+                    prompt_token_ids=turn.prompt_token_ids,
+                )
+            )
+            by_id[turn.call_id] = again.get(turn.call_id)
+        self.turns = list(by_id.values())
+        self.conversations = again
+
+
+def used_part(message: Message, rng: Random) -> Message:
+    """A reply as a harness keeps it that saw only its beginning."""
+    if message.tool_calls:
+        keep = rng.randrange(0 if message.content else 1, len(message.tool_calls))
+        return msgspec.structs.replace(message, tool_calls=message.tool_calls[:keep])
+    return msgspec.structs.replace(message, content=message.content.partition("\n")[0])
+
+
+def rewritten(agent: Agent, rng: Random) -> list[Message]:
+    """The history as some harness sends it: every rewrite that means nothing, at random."""
+    ids = {}
+    if agent.expected is None and rng.random() < 0.2:
+        calls = [call for message in agent.history for call in message.tool_calls]
+        ids = {call.id: f"own{n}" for n, call in enumerate(calls)}
+    sent: list[Message] = []
+    for message in agent.history:
+        if message.role == "assistant":
+            if agent.drops_text and message.tool_calls:
+                message = msgspec.structs.replace(message, content=None)
+            sent.append(assistant_rewritten(message, rng, ids))
+        else:
+            call_id = ids.get(message.tool_call_id, message.tool_call_id)
+            content = content_rewritten(message.content, rng)
+            sent.append(msgspec.structs.replace(message, content=content, tool_call_id=call_id))
+    return shuffled(sent, rng)
+
+
+def assistant_rewritten(message: Message, rng: Random, ids: dict[str, str]) -> Message:
+    calls = tuple(
+        ToolCall(ids.get(call.id, call.id), call.name, arguments_rewritten(call.arguments, rng))
+        for call in message.tool_calls
+    )
+    content: Any = content_rewritten(message.content, rng) if message.content else None
+    if not content and calls:
+        content = rng.choice([None, "", []])
+    reasoning = rng.choice([message.reasoning, None, (message.reasoning or "").strip() or None])
+    if calls and rng.random() < 0.1:
+        folded = [
+            {
+                "id": call.id,
+                "type": "function",
+                "function": {"name": call.name, "arguments": json.loads(call.arguments)},
+            }
+            for call in calls
+        ]
+        text = message.content + "\n" if isinstance(message.content, str) else ""
+        return Message("assistant", f"{text}Calling tools:\n{folded}")
+    return msgspec.structs.replace(message, content=content, reasoning=reasoning, tool_calls=calls)
+
+
+def arguments_rewritten(arguments: str, rng: Random) -> str:
+    value = json.loads(arguments)
+    return rng.choice(
+        [
+            arguments,
+            json.dumps(value, separators=(",", ":"), ensure_ascii=False),
+            json.dumps(dict(reversed(value.items())), indent=2),
+            json.dumps(value | {"é": 1}),
+        ]
+    )
+
+
+def content_rewritten(content: Any, rng: Random) -> Any:
+    part: dict[str, Any] = {"type": "text", "text": content}
+    return rng.choice(
+        [
+            content,
+            content,
+            f"{content} \n",
+            content.replace("\n", "  \r\n\n"),
+            [part],
+            [part | {"cache_control": {"type": "ephemeral"}}],
+            [{"type": "text", "text": line} for line in content.split("\n")],
+        ]
+    )
+
+
+def shuffled(messages: list[Message], rng: Random) -> list[Message]:
+    """Results of one turn in any order."""
+    runs: list[list[Message]] = []
+    for message in messages:
+        if message.role == "tool" and runs and runs[-1][-1].role == "tool":
+            runs[-1].append(message)
+        else:
+            runs.append([message])
+    for run in runs:
+        rng.shuffle(run)
+    return [message for run in runs for message in run]
+
+
+# — one operation —
+
+
+def happen(world: World, operation: str, number: int, salt: int) -> None:
+    rng = Random(salt)
+    if operation == "restart":
+        world.restart()
+        return
+    agent = world.agent(number, rng)
+    asked = next((one for one in world.pending if one.agent is agent), None)
+    if operation in ("answer", "fail", "cut", "discard"):
+        if asked is not None:
+            world.pending.remove(asked)
+            end(world, asked, operation, rng)
+    elif asked is not None:
+        return
+    elif operation == "ask":
+        world.ask(agent, rng)
+    elif not agent.stuck:
+        change(world, agent, operation, rng)
+
+
+def end(world: World, asked: Pending, operation: str, rng: Random) -> None:
+    """A pending request gets its answer, or none."""
+    agent = asked.agent
+    agent.waiting = False
+    if operation == "fail":
+        status = rng.choice([CallStatus.FAILED, CallStatus.INTERRUPTED])
+        world.record(Turn.of(new_id("call"), asked.link, status=status))
+        agent.stuck = True
+        return
+    status = CallStatus.PARTIAL if operation == "cut" else CallStatus.COMPLETE
+    turn = world.answer(asked, rng, status)
+    used = operation == "answer" or (operation == "cut" and rng.random() < 0.7)
+    agent.stuck = not used
+    if used:
+        reply = world.replies[turn.call_id]
+        divisible = len(reply.tool_calls) != 1 or reply.content
+        part = operation == "cut" and divisible and rng.random() < 0.6
+        world.used(agent, turn, rng, part=part)
+
+
+def change(world: World, agent: Agent, operation: str, rng: Random) -> None:
+    """Something other than the next turn."""
+    replied = [n for n, message in enumerate(agent.history) if message.role == "assistant"]
+    if operation == "sample":
+        sample(world, agent, rng)
+    elif agent.expected is not None or not replied:
+        return
+    elif operation == "fork":
+        if len(world.agents) < 4:
+            child = Agent(agent.name, agent.system, agent.tools, list(agent.history), agent.parent)
+            child.history.append(Message("user", world.unique("You are a sub-agent:")))
+            world.agents.append(child)
+    elif operation == "edit":
+        edit(world, agent, replied, rng)
+    elif operation == "compact":
+        compact(world, agent, rng)
+    elif operation == "condense":
+        condense(world, agent, replied, rng)
+
+
+def sample(world: World, agent: Agent, rng: Random) -> None:
+    """Several answers to one request at once; one is used."""
+    for _ in range(rng.randrange(2, 4)):
+        world.ask(agent, rng, sample=True)
+    several = [one for one in world.pending if one.agent is agent]
+    world.pending = [one for one in world.pending if one.agent is not agent]
+    turns = [world.answer(one, rng, CallStatus.COMPLETE) for one in several]
+    agent.waiting = agent.stuck = False
+    world.used(agent, rng.choice(turns), rng)
+
+
+def edit(world: World, agent: Agent, replied: list[int], rng: Random) -> None:
+    """A turn between replies is changed after the fact."""
+    editable = [
+        n
+        for n, message in enumerate(agent.history)
+        if message.role != "assistant" and replied[0] < n < replied[-1]
+    ]
+    if editable:
+        n = rng.choice(editable)
+        agent.history[n] = msgspec.structs.replace(
+            agent.history[n], content=world.unique("[cleared]")
+        )
+        agent.expected = BreakReason.EDITED
+
+
+def compact(world: World, agent: Agent, rng: Random) -> None:
+    """The agent asks for a summary and starts anew from it."""
+    agent.history.append(Message("user", world.unique("Sum up.")))
+    world.ask(agent, rng)
+    asked = world.pending.pop()
+    turn = world.answer(asked, rng, CallStatus.COMPLETE, SUMMARY)
+    agent.waiting = False
+    summary = world.replies[turn.call_id].content
+    agent.history = [Message("user", f"This is continued. Summary:\n\n{summary}\n\nGo on.")]
+    agent.parent = turn.call_id
+    agent.expected = BreakReason.COMPACTED
+
+
+def condense(world: World, agent: Agent, replied: list[int], rng: Random) -> None:
+    """The middle of the history makes room for a note; the latest turn stays."""
+    if len(replied) >= 4 and agent.history[replied[-1]].tool_calls:
+        note = Message("user", world.unique("What was dropped:"))
+        agent.history = [note, *agent.history[replied[-1] :]]
+        agent.expected = BreakReason.COMPACTED
+
+
+def live(events: Sequence[tuple[str, int, int]]) -> None:
+    world = World()
+    for operation, number, salt in events:
+        happen(world, operation, number, salt)
+    for turn in world.turns:
+        if turn.call_id in world.paths:
+            assert turn.path_ids().tolist() == world.paths[turn.call_id]
+
+
+EVENTS = st.tuples(st.sampled_from(OPERATIONS), st.integers(0, 3), st.integers(0, 2**20))
+
+
+@settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
+@given(st.lists(EVENTS, min_size=10, max_size=80))
+def test_every_request_finds_its_true_parent(events) -> None:
+    live(events)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(3600)
+@settings(max_examples=2000, deadline=None, suppress_health_check=list(HealthCheck))
+@given(st.lists(EVENTS, min_size=10, max_size=300))
+def test_every_request_finds_its_true_parent_at_length(events) -> None:
+    live(events)

@@ -1,0 +1,229 @@
+"""Chat requests, good and bad, and what their clients do and do not get to see."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import httpx
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from engine.scripted import Reply, ScriptedCall
+from proxy.canonical import ApiError
+from proxy.dialects.chat import ChatDialect
+from proxy.dialects.completions import CompletionsDialect
+from proxy.engine_request import engine_request
+
+CHAT = "/v1/chat/completions"
+MESSAGES = [{"role": "user", "content": "hi"}]
+
+
+def parse(**fields: Any) -> Any:
+    return ChatDialect().parse(
+        json.dumps({"model": "m", "messages": MESSAGES} | fields).encode(), {}, {}
+    )
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"model": None}, "model"),
+        ({"messages": None}, "messages"),
+        ({"messages": []}, "messages"),
+        ({"messages": "hi"}, "messages"),
+        ({"messages": [{"content": "x"}]}, "messages[0].role"),
+        ({"messages": [{"role": "bard", "content": "x"}]}, "messages[0].role"),
+        ({"messages": [{"role": "user", "content": 7}]}, "messages[0].content"),
+        ({"temperature": "hot"}, "temperature"),
+        ({"max_tokens": 1.5}, "max_tokens"),
+        ({"seed": 2**70}, "seed"),
+        ({"n": 0}, "n"),
+        ({"stop": [1]}, "stop[0]"),
+        ({"stream": "yes"}, "stream"),
+        ({"tools": {}}, "tools"),
+        ({"tools": [{"type": "function"}]}, "tools[0].function"),
+        ({"top_logprobs": 3}, "top_logprobs"),
+    ],
+)
+def test_a_wrong_field_is_a_400_that_names_it(fields: dict[str, Any], param: str) -> None:
+    with pytest.raises(ApiError) as caught:
+        parse(**fields)
+    assert caught.value.status == 400
+    assert caught.value.param == param
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b"[]", b"null", b"\xff", b'"x"', b"[" * 100_000])
+def test_what_is_not_a_json_object_is_a_400(bench: Any, body: bytes) -> None:
+    response = httpx.post(bench.url + CHAT, content=body)
+    assert response.status_code == 400
+    assert response.json()["error"]["type"] == "invalid_request_error"
+
+
+def test_unknown_fields_are_forwarded_when_harmless_and_noted_when_dropped() -> None:
+    request = parse(
+        logit_bias={"5": 1}, user="u", service_tier="auto", kv_transfer_params={}, store=None
+    )
+    assert request.extra == {"logit_bias": {"5": 1}, "user": "u"}
+    assert {(note.name, note.detail) for note in request.notes} == {
+        ("field_dropped", "service_tier"),
+        ("field_dropped", "kv_transfer_params"),
+    }
+
+
+def test_developer_messages_are_system_messages_in_their_place() -> None:
+    request = parse(messages=[*MESSAGES, {"role": "developer", "content": "be brief"}])
+    assert [message.role for message in request.messages] == ["user", "system"]
+    assert request.notes[0].name == "role_converted"
+
+
+def test_tools_that_are_not_functions_are_dropped_with_a_note() -> None:
+    request = parse(tools=[{"type": "web_search"}], tool_choice={"type": "allowed_tools"})
+    assert request.tools == ()
+    assert [note.name for note in request.notes] == ["tool_dropped", "tool_choice_dropped"]
+
+
+def test_arguments_and_reasoning_are_read_in_either_form() -> None:
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": {"a": 1}}}
+    request = parse(
+        messages=[
+            {"role": "assistant", "content": None, "tool_calls": [call], "reasoning_content": "hm"},
+            {"role": "tool", "tool_call_id": "c", "content": [{"type": "text", "text": "3"}]},
+        ]
+    )
+    assert request.messages[0].tool_calls[0].arguments == '{"a":1}'
+    assert request.messages[0].reasoning == "hm"
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_ids_and_logprobs_are_not_shown_unasked(bench: Any, ask: Any, stream: bool) -> None:
+    text = httpx.post(bench.url + CHAT, json=ask | {"stream": stream}).text
+    assert "token_ids" not in text
+    assert '"logprob"' not in text
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_ids_and_logprobs_are_shown_to_those_who_ask(
+    bench: Any, ask: Any, events: Any, stream: bool
+) -> None:
+    wants = {"logprobs": True, "top_logprobs": 2, "return_token_ids": True, "stream": stream}
+    response = httpx.post(bench.url + CHAT, json=ask | wants)
+    bodies = events(response.content)[:-1] if stream else [response.json()]
+    ids, entries, prompts = [], [], []
+    for body in bodies:
+        prompts += body.get("prompt_token_ids") or []
+        for choice in body["choices"]:
+            ids += choice.get("token_ids") or []
+            entries += (choice["logprobs"] or {}).get("content") or []
+    call = bench.call()
+    assert ids == list(bench.reader.sampled(call.id)[0].token_ids)
+    assert prompts == list(bench.reader.prompt_token_ids(call.id))
+    assert len(entries) == len(ids)
+    assert all(isinstance(entry["logprob"], float) for entry in entries)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_reasoning_is_told_under_both_names_and_hidden_on_request(
+    bench: Any, stage: Any, ask: Any, events: Any, stream: bool
+) -> None:
+    stage.play = lambda _: Reply("The answer is four.", reasoning="one two")
+    body = ask | {"stream": stream}
+    shown = httpx.post(bench.url + CHAT, json=body)
+    hidden = httpx.post(bench.url + CHAT, json=body | {"include_reasoning": False})
+    told = (
+        [event["choices"][0]["delta"] for event in events(shown.content)[:-1]]
+        if stream
+        else [shown.json()["choices"][0]["message"]]
+    )
+    for name in ("reasoning", "reasoning_content"):
+        assert "".join(part.get(name) or "" for part in told).strip() == "one two"
+    assert "reasoning_content" not in hidden.text
+    assert all(call.message["reasoning"].strip() == "one two" for call in bench.calls())
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_tool_call_ids_are_ours_and_lead_back_to_the_call(
+    bench: Any, stage: Any, ask: Any, events: Any, stream: bool
+) -> None:
+    calls = (ScriptedCall("add", {"a": 1}), ScriptedCall("add", {"a": 2}))
+    stage.play = lambda _: Reply(tool_calls=calls)
+    tools = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}]
+    response = httpx.post(bench.url + CHAT, json=ask | {"stream": stream, "tools": tools})
+    row = bench.call()
+    told = (
+        [
+            call
+            for event in events(response.content)[:-1]
+            for choice in event["choices"]
+            for call in choice["delta"].get("tool_calls", [])
+            if "id" in call
+        ]
+        if stream
+        else response.json()["choices"][0]["message"]["tool_calls"]
+    )
+    stem = row.id.removeprefix("call_")
+    assert [call["id"] for call in told] == [f"call_{stem}00", f"call_{stem}01"]
+    recorded = row.message["tool_calls"]
+    assert [call["id"] for call in recorded] == [call["id"] for call in told]
+    assert [json.loads(call["function"]["arguments"]) for call in recorded] == [{"a": 1}, {"a": 2}]
+
+
+def test_completions_take_text_and_ids(bench: Any, events: Any) -> None:
+    path = bench.url + "/v1/completions"
+    whole = httpx.post(path, json={"model": "m", "prompt": "one two", "logprobs": 1})
+    assert whole.json()["choices"][0]["text"] == "The answer is four."
+    assert len(whole.json()["choices"][0]["logprobs"]["tokens"]) == bench.call().sampled_tokens
+    streamed = httpx.post(path, json={"model": "m", "prompt": [[5, 6, 7]], "stream": True})
+    text = "".join(c["text"] for e in events(streamed.content)[:-1] for c in e["choices"])
+    assert text == "The answer is four."
+    assert list(bench.reader.prompt_token_ids(bench.calls()[-1].id)) == [5, 6, 7]
+
+
+@pytest.mark.parametrize(
+    "prompt", [["one", "two"], [[1], [2]], [-1], [1.5], [True], [], {}, [[["x"]], 1]]
+)
+def test_completions_refuse_what_is_not_one_prompt(prompt: Any) -> None:
+    body = json.dumps({"model": "m", "prompt": prompt}).encode()
+    with pytest.raises(ApiError) as caught:
+        CompletionsDialect().parse(body, {}, {})
+    assert caught.value.param == "prompt"
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner),
+    max_leaves=12,
+)
+FIELDS = st.sampled_from(
+    [
+        "model",
+        "messages",
+        "tools",
+        "tool_choice",
+        "stop",
+        "n",
+        "stream_options",
+        "logprobs",
+        "response_format",
+        "logit_bias",
+        "temperature",
+        "prompt",
+        "chat_template_kwargs",
+        "seed",
+    ]
+)
+
+
+@settings(max_examples=300, suppress_health_check=[HealthCheck.too_slow])
+@given(changes=st.dictionaries(FIELDS, JSON, max_size=4))
+@pytest.mark.parametrize("dialect", [ChatDialect(), CompletionsDialect()])
+def test_no_json_object_is_worse_than_a_400(dialect: Any, changes: dict[str, Any]) -> None:
+    body = json.dumps({"model": "m", "messages": MESSAGES, "prompt": "x"} | changes).encode()
+    statuses = []
+    try:
+        request = dialect.parse(body, {}, {})
+        engine_request(request, request.sampling, model="m", stream=False)
+    except ApiError as error:
+        statuses.append(error.status)
+    assert statuses in ([], [400])

@@ -1,0 +1,213 @@
+"""Official SDK clients against the proxy: sync and async, whole and streamed, with tools."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import anthropic
+import httpx
+import openai
+import pytest
+
+from engine.scripted import Refuse, Reply, ScriptedCall
+from store.records import CallStatus
+
+TOOL = {
+    "name": "add",
+    "description": "adds",
+    "parameters": {
+        "type": "object",
+        "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}},
+    },
+}
+CALLS = (ScriptedCall("add", {"a": 1, "b": 2}), ScriptedCall("add", {"a": 3, "b": 4}))
+
+
+def two_turns(request: Any) -> Reply:
+    """Two calls at once, then a text; always with reasoning."""
+    if request.messages[-1]["role"] == "tool":
+        return Reply("The sum is 3 and 7.", reasoning="one two three")
+    return Reply("one", reasoning="four five", tool_calls=CALLS)
+
+
+@pytest.fixture
+def bench(stage: Any, start_proxy: Any, model_dir: Any) -> Any:
+    stage.play = two_turns
+    return start_proxy(stage.engine.base_url, tokenizer_dir=model_dir)
+
+
+@pytest.fixture
+def chat(bench: Any) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{bench.url}/v1", api_key="x", max_retries=0)
+
+
+@pytest.fixture
+def claude(bench: Any) -> anthropic.Anthropic:
+    return anthropic.Anthropic(base_url=bench.url, api_key="x", max_retries=0)
+
+
+def check_two_turns(bench: Any, stage: Any) -> None:
+    """Both calls are complete, the second continues the first by id and by its exact tokens."""
+    first, second = bench.calls()
+    assert [first.status, second.status] == [CallStatus.COMPLETE] * 2
+    assert (second.parent_call_id, second.lineage_rule) == (first.id, "minted_id")
+    assert second.break_reason is None
+    path = [
+        *bench.reader.prompt_token_ids(first.id),
+        *bench.reader.sampled(first.id)[0].token_ids,
+    ]
+    assert list(stage.requests[1].prompt_ids)[: len(path)] == path
+    assert first.session_id == second.session_id
+    assert [call["function"]["name"] for call in first.message["tool_calls"]] == ["add", "add"]
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_openai_chat(bench: Any, stage: Any, chat: openai.OpenAI, stream: bool) -> None:
+    tools: Any = [{"type": "function", "function": TOOL}]
+    messages: list[Any] = [{"role": "user", "content": "1+2 and 3+4?"}]
+    for _ in range(2):
+        if stream:
+            with chat.chat.completions.stream(
+                model="m", messages=messages, tools=tools, stream_options={"include_usage": True}
+            ) as events:
+                for _event in events:
+                    pass
+                reply = events.get_final_completion()
+        else:
+            reply = chat.chat.completions.create(model="m", messages=messages, tools=tools)
+        message = reply.choices[0].message
+        assert reply.usage is not None
+        messages.append(message.model_dump(exclude_none=True))
+        for call in message.tool_calls or ():
+            assert json.loads(call.function.arguments) in ({"a": 1, "b": 2}, {"a": 3, "b": 4})
+            messages.append({"role": "tool", "tool_call_id": call.id, "content": "3"})
+    assert reply.choices[0].finish_reason == "stop"
+    assert message.content is not None
+    assert message.content.strip() == "The sum is 3 and 7."
+    check_two_turns(bench, stage)
+
+
+async def test_openai_chat_async(bench: Any, stage: Any) -> None:
+    stage.play = lambda _: "The answer is four."
+    async with openai.AsyncOpenAI(base_url=f"{bench.url}/v1", api_key="x") as client:
+        stream = await client.chat.completions.create(
+            model="m", messages=[{"role": "user", "content": "x"}], stream=True
+        )
+        text = "".join([chunk.choices[0].delta.content or "" async for chunk in stream])
+        models = [model.id async for model in client.models.list()]
+    assert text == "The answer is four."
+    assert models == [stage.engine.model]
+    assert bench.call().status is CallStatus.COMPLETE
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("stored", [True, False])
+def test_openai_responses(
+    bench: Any, stage: Any, chat: openai.OpenAI, stream: bool, stored: bool
+) -> None:
+    tools: Any = [{"type": "function", **TOOL, "strict": False}]
+    question: list[Any] = [{"role": "user", "content": "1+2 and 3+4?"}]
+    fields: dict[str, Any] = {"model": "m", "tools": tools, "instructions": "one two"}
+
+    def respond(**more: Any) -> Any:
+        if not stream:
+            return chat.responses.create(**fields, **more)
+        with chat.responses.stream(**fields, **more) as events:
+            for _event in events:
+                pass
+            return events.get_final_response()
+
+    first = respond(input=question)
+    calls = [item for item in first.output if item.type == "function_call"]
+    assert [json.loads(call.arguments) for call in calls] == [{"a": 1, "b": 2}, {"a": 3, "b": 4}]
+    outputs: list[Any] = [
+        {"type": "function_call_output", "call_id": call.call_id, "output": "3"} for call in calls
+    ]
+    if stored:
+        second = respond(input=outputs, previous_response_id=first.id)
+    else:
+        echoed = [item.model_dump(exclude_none=True) for item in first.output]
+        second = respond(input=[*question, *echoed, *outputs])
+    assert second.output_text.strip() == "The sum is 3 and 7."
+    assert second.usage is not None
+    assert second.usage.output_tokens == bench.calls()[1].sampled_tokens
+    check_two_turns(bench, stage)
+
+
+def test_a_response_that_is_not_stored_here_is_a_404(chat: openai.OpenAI) -> None:
+    with pytest.raises(openai.NotFoundError):
+        chat.responses.create(model="m", input="x", previous_response_id="resp_unknown")
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_anthropic_messages(
+    bench: Any, stage: Any, claude: anthropic.Anthropic, stream: bool
+) -> None:
+    tool: Any = {"name": "add", "description": "adds", "input_schema": TOOL["parameters"]}
+    messages: list[Any] = [{"role": "user", "content": "1+2 and 3+4?"}]
+    fields: Any = {
+        "model": "claude-x",
+        "max_tokens": 256,
+        "tools": [tool],
+        "system": "one two",
+        "thinking": {"type": "enabled", "budget_tokens": 1024},
+    }
+    for _ in range(2):
+        if stream:
+            with claude.messages.stream(messages=messages, **fields) as events:
+                reply = events.get_final_message()
+        else:
+            reply = claude.messages.create(messages=messages, **fields)
+        messages.append({"role": "assistant", "content": [b.to_dict() for b in reply.content]})
+        results = [
+            {"type": "tool_result", "tool_use_id": block.id, "content": "3"}
+            for block in reply.content
+            if block.type == "tool_use"
+        ]
+        messages.append({"role": "user", "content": results})
+        row = bench.calls()[-1]
+        assert reply.usage.input_tokens == row.prompt_tokens
+        assert reply.usage.output_tokens == row.sampled_tokens
+    assert reply.model == "claude-x"
+    assert reply.stop_reason == "end_turn"
+    assert [block.type for block in reply.content] == ["thinking", "text"]
+    check_two_turns(bench, stage)
+
+
+def test_anthropic_counts_tokens_as_the_engine_does(
+    bench: Any, claude: anthropic.Anthropic
+) -> None:
+    messages: Any = [{"role": "user", "content": "one two three"}]
+    counted = claude.messages.count_tokens(model="m", messages=messages).input_tokens
+    assert not bench.calls()
+    claude.messages.create(model="m", messages=messages, max_tokens=64)
+    assert bench.call().prompt_tokens == counted
+
+
+def test_each_client_raises_its_own_errors(
+    bench: Any, stage: Any, chat: openai.OpenAI, claude: anthropic.Anthropic
+) -> None:
+    stage.play = lambda _: Refuse(429, "slow down")
+    messages: Any = [{"role": "user", "content": "x"}]
+    with pytest.raises(openai.RateLimitError):
+        chat.chat.completions.create(model="m", messages=messages)
+    with pytest.raises(openai.RateLimitError):
+        chat.responses.create(model="m", input="x")
+    with pytest.raises(anthropic.RateLimitError):
+        claude.messages.create(model="m", messages=messages, max_tokens=8)
+    with pytest.raises(anthropic.BadRequestError):
+        claude.messages.create(model="m", messages=[], max_tokens=8)
+    assert [call.error["status"] for call in bench.calls()] == [429] * 3
+
+
+def test_websocket_upgrade_of_responses_is_a_426(bench: Any) -> None:
+    upgrade = {"connection": "Upgrade", "upgrade": "websocket", "sec-websocket-version": "13"}
+    response = httpx.get(bench.url + "/v1/responses", headers=upgrade)
+    assert response.status_code == 426
+    assert response.headers["upgrade"]
+    assert httpx.head(bench.url + "/api/hello").status_code == 200
+    wrong = httpx.put(bench.url + "/v1/messages")
+    assert wrong.status_code == 405
+    assert wrong.json()["type"] == "error"
+    assert httpx.post(bench.url + "/v1beta/nothing").json()["error"]["status"] == "NOT_FOUND"

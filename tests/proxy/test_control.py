@@ -1,0 +1,151 @@
+"""The control API: sessions, rewards, sealing, policy versions and the pause gate."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from engine.scripted import Reply, Stall
+
+CHAT = "/v1/chat/completions"
+
+
+@pytest.fixture
+def control(bench: Any) -> Any:
+    with httpx.Client(base_url=f"{bench.url}/bridle/v1") as client:
+        yield client
+
+
+def test_a_new_session_hands_out_what_a_harness_needs(bench: Any, control: Any, ask: Any) -> None:
+    task = {"id": "t1", "suite": "sums", "split": "train", "payload": {"question": "1+1"}}
+    response = control.post(
+        "/sessions",
+        json={"name": "run-1", "task": task, "group_id": "g1", "harness": "langchain",
+              "labels": {"x": 1}, "ttl_s": 60},
+    )  # fmt: skip
+    assert response.status_code == 201
+    made = response.json()
+    environment = made["environment"]
+    client = openai.OpenAI(
+        base_url=environment["OPENAI_BASE_URL"], api_key=environment["OPENAI_API_KEY"]
+    )
+    assert client.chat.completions.create(**ask).choices[0].message.content
+    session = bench.reader.session(made["id"])
+    assert (session.task_id, session.group_id, session.harness) == ("t1", "g1", "langchain")
+    assert bench.reader.task("t1").payload == {"question": "1+1"}
+    assert bench.call().session_id == made["id"]
+    assert made["base_urls"]["anthropic"] == f"{bench.url}/s/{made['id']}"
+    state = control.get(f"/sessions/{made['id']}").json()
+    assert state["calls"] == {"complete": 1}
+    assert [one["id"] for one in control.get("/sessions").json()] == [made["id"]]
+    assert "key" not in state
+
+
+def test_a_taken_name_is_a_409_and_an_unknown_field_a_422(control: Any) -> None:
+    assert control.post("/sessions", json={"name": "a"}).status_code == 201
+    assert control.post("/sessions", json={"name": "a"}).status_code == 409
+    wrong = control.post("/sessions", json={"nmae": "a"})
+    assert wrong.status_code == 422
+    assert wrong.json()["error"]["param"] == "nmae"
+    assert control.post("/sessions", json={"settings": {"pin": {"x": 1}}}).status_code == 422
+    assert control.post("/sessions", content=b"{").status_code == 422
+
+
+def test_rewards_are_kept_exactly_and_late_ones_are_welcome(bench: Any, control: Any) -> None:
+    made = control.post("/sessions", json={}).json()
+    value = 0.1 + 0.2
+    assert control.post(f"/sessions/{made['id']}/seal", json={"outcome": "timeout"}).json()[
+        "outcome"
+    ] == ("timeout")
+    reward = {"name": "score", "value": value, "source": "verifier", "turn": 3}
+    assert control.post(f"/sessions/{made['id']}/rewards", json=reward).status_code == 201
+    (kept,) = bench.reader.rewards(made["id"])
+    assert (kept.value, kept.turn, kept.source) == (value, 3, "verifier")
+    nan = control.post(f"/sessions/{made['id']}/rewards", content=b'{"name":"x","value":NaN}')
+    assert nan.status_code == 422
+    assert control.post("/sessions/ses_nope/rewards", json=reward).status_code == 404
+
+
+def test_a_sealed_session_keeps_its_first_outcome(control: Any) -> None:
+    made = control.post("/sessions", json={}).json()
+    path = f"/sessions/{made['id']}/seal"
+    first = control.post(path, json={"outcome": "completed"}).json()
+    assert control.post(path, json={"outcome": "error"}).json() == first
+
+
+def test_each_token_knows_the_policy_version_it_arrived_under(
+    bench: Any, stage: Any, control: Any, ask: Any
+) -> None:
+    control.put("/policy", json={"version": 3})
+    stage.play = lambda _: Reply("The answer is four.", fault=Stall(0.5, after_tokens=2))
+    text = b""
+    with httpx.stream("POST", bench.url + CHAT, json=ask | {"stream": True}) as response:
+        for piece in response.iter_raw():
+            text += piece
+            if b"answer" in piece:
+                control.put("/policy", json={"version": 4})
+    (sampled,) = bench.reader.sampled(bench.call().id)
+    assert [(run.start, run.version) for run in sampled.versions] == [(0, 3), (2, 4)]
+    assert (bench.call().version_start, bench.call().version_end) == (3, 4)
+
+
+def test_a_version_never_goes_back(control: Any) -> None:
+    assert control.put("/policy", json={"version": 5}).status_code == 200
+    assert control.put("/policy", json={"version": 4}).status_code == 409
+    assert control.get("/policy").json()["version"] == 5
+
+
+def test_while_paused_new_calls_wait_and_running_ones_finish(
+    bench: Any, stage: Any, control: Any, ask: Any, until: Any
+) -> None:
+    stage.play = lambda _: Reply("The answer is four.", fault=Stall(0.4, after_tokens=1))
+    replies: list[int] = []
+
+    def call() -> None:
+        replies.append(httpx.post(bench.url + CHAT, json=ask).status_code)
+
+    running = threading.Thread(target=call)
+    running.start()
+    until(lambda: control.get("/policy").json()["running"] == 1)
+    state = control.post("/pause", json={"mode": "drain", "timeout_s": 10}).json()
+    assert (state["paused"], state["running"]) == (True, 0)
+
+    waiting = threading.Thread(target=call)
+    waiting.start()
+    until(lambda: control.get("/policy").json()["waiting"] == 1)
+    assert len(stage.requests) == 1
+    control.post("/resume")
+    for thread in (running, waiting):
+        thread.join(10)
+    assert replies == [200, 200]
+
+
+def test_a_client_that_leaves_while_waiting_at_the_gate_is_not_sent_to_the_engine(
+    bench: Any, stage: Any, control: Any, ask: Any, until: Any
+) -> None:
+    control.post("/pause", json={"mode": "span"})
+    with pytest.raises(httpx.ReadTimeout):
+        httpx.post(bench.url + CHAT, json=ask, timeout=0.2)
+    until(lambda: control.get("/policy").json()["waiting"] == 0)
+    control.post("/resume")
+    assert httpx.post(bench.url + CHAT, json=ask).status_code == 200
+    assert len(stage.requests) == 1
+
+
+def test_metrics_count_calls_tokens_and_named_events(bench: Any, ask: Any) -> None:
+    httpx.post(bench.url + CHAT, json=ask | {"service_tier": "auto"})
+    httpx.post(bench.url + CHAT, content=b"{")
+    text = httpx.get(bench.url + "/metrics").text
+    assert 'bridle_calls_total{dialect="chat",status="complete"} 1.0' in text
+    assert 'bridle_events_total{name="field_dropped"} 1.0' in text
+    assert 'bridle_refused_requests_total{dialect="chat",kind="invalid_request"} 1.0' in text
+    assert "bridle_sampled_tokens_total 6.0" in text
+
+
+def test_the_api_describes_itself(bench: Any) -> None:
+    paths = httpx.get(bench.url + "/openapi.json").json()["paths"]
+    assert "/bridle/v1/sessions/{session_id}/rewards" in paths

@@ -1,0 +1,292 @@
+"""What goes wrong at the engine or the client: what is told, and what the record says."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from typing import Any
+
+import httpx
+import pytest
+
+from engine.contract import MISSING_LOGPROB
+from engine.scripted import Cut, Fail, Refuse, Reply, Stall
+from proxy.dialects.chat import ChatEmitter
+from proxy.settings import Limits
+from store.records import CallStatus
+
+CHAT = "/v1/chat/completions"
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize(
+    ("status", "kind"), [(429, "rate_limit_error"), (500, "server_error"), (503, None)]
+)
+def test_an_engines_refusal_keeps_its_status(
+    bench: Any, stage: Any, ask: Any, stream: bool, status: int, kind: str | None
+) -> None:
+    stage.play = lambda _: Refuse(status, "not now")
+    response = httpx.post(bench.url + CHAT, json=ask | {"stream": stream})
+    assert response.status_code == status
+    assert response.json()["error"]["message"] == "not now"
+    if kind:
+        assert response.json()["error"]["type"] == kind
+    call = bench.call()
+    assert call.status is CallStatus.FAILED
+    assert call.error["status"] == status
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_an_engine_that_is_not_there_is_a_502(start_proxy: Any, ask: Any, stream: bool) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    bench = start_proxy(f"http://127.0.0.1:{port}", model="m")
+    response = httpx.post(bench.url + CHAT, json=ask | {"stream": stream})
+    assert response.status_code == 502
+    assert str(port) not in response.text
+    assert bench.call().reason == "upstream_unreachable"
+    assert httpx.get(bench.url + "/readyz").status_code == 503
+    assert httpx.get(bench.url + "/healthz").status_code == 200
+
+
+def test_a_cut_stream_is_kept_as_partial(bench: Any, stage: Any, ask: Any, events: Any) -> None:
+    stage.play = lambda _: Reply("The answer is four.", fault=Cut(after_tokens=2))
+    response = httpx.post(bench.url + CHAT, json=ask | {"stream": True})
+    assert "error" in events(response.content)[-1]
+    call = bench.call()
+    assert call.status is CallStatus.PARTIAL
+    assert call.sampled_tokens == 2
+    assert call.message["content"] == "The answer"
+
+
+def test_an_error_in_mid_stream_is_told_and_the_tokens_before_it_are_kept(
+    bench: Any, stage: Any, ask: Any, events: Any
+) -> None:
+    stage.play = lambda _: Reply("The answer is four.", fault=Fail(after_tokens=2))
+    response = httpx.post(bench.url + CHAT, json=ask | {"stream": True})
+    assert "failed in mid-stream" in events(response.content)[-1]["error"]["message"]
+    assert bench.call().status is CallStatus.PARTIAL
+    assert bench.call().sampled_tokens == 2
+
+
+@pytest.mark.parametrize("fault", [Cut(after_tokens=0), Fail(after_tokens=1)])
+def test_a_whole_reply_that_breaks_is_a_502_or_500_and_failed(
+    bench: Any, stage: Any, ask: Any, fault: Any
+) -> None:
+    stage.play = lambda _: Reply("The answer is four.", fault=fault)
+    response = httpx.post(bench.url + CHAT, json=ask)
+    assert response.status_code in (500, 502)
+    assert bench.call().status is CallStatus.FAILED
+
+
+@pytest.mark.parametrize("after", [0, 2])
+def test_a_stalled_engine_is_given_up(
+    stage: Any, start_proxy: Any, ask: Any, events: Any, after: int
+) -> None:
+    stage.play = lambda _: Reply("The answer is four.", fault=Stall(30, after_tokens=after))
+    bench = start_proxy(stage.engine.base_url, limits=Limits(stall_timeout_s=0.3))
+    response = httpx.post(bench.url + CHAT, json=ask | {"stream": True})
+    if after == 0:
+        assert response.status_code == 504
+        assert bench.call().status is CallStatus.FAILED
+    else:
+        assert events(response.content)[-1]["error"]["code"] == "upstream_timeout"
+        assert bench.call().status is CallStatus.PARTIAL
+    assert bench.call().reason == "upstream_timeout"
+
+
+def chunk(text: str, ids: list[int]) -> bytes:
+    logprobs = ",".join('{"token":"x","logprob":-0.5}' for _ in ids)
+    return (
+        b'data: {"prompt_token_ids":[1,2],"choices":[{"index":0,"delta":{"content":"%b"},'
+        b'"logprobs":{"content":[%b]},"token_ids":%b}]}\n\n'
+        % (text.encode(), logprobs.encode(), str(ids).encode())
+    )
+
+
+async def start(send: Any, status: int = 200, kind: bytes = b"text/event-stream") -> None:
+    headers = [(b"content-type", kind)]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+
+
+async def write(send: Any, body: bytes, *, more: bool = True) -> None:
+    await send({"type": "http.response.body", "body": body, "more_body": more})
+
+
+@pytest.mark.parametrize(
+    "junk",
+    [
+        b"data: {not json}\n\n",
+        b"data: []\n\n",
+        b'data: {"choices":[{"delta":{"content":7}}]}\n\n',
+        b'data: {"choices":[{"token_ids":[-1]}]}\n\n',
+        b'data: {"choices":[{"finish_reason":"who knows","delta":{}}]}\n\n',
+    ],
+)
+def test_a_malformed_chunk_ends_the_stream_and_what_came_before_is_kept(
+    raw_engine: Any, start_proxy: Any, ask: Any, events: Any, junk: bytes
+) -> None:
+    async def answer(_receive: Any, send: Any) -> None:
+        await start(send)
+        await write(send, chunk("Hi", [7]) + junk, more=False)
+
+    raw_engine.answer = answer
+    bench = start_proxy(raw_engine.base_url, model="m")
+    response = httpx.post(bench.url + CHAT, json=ask | {"stream": True})
+    told = events(response.content)
+    assert told[1]["choices"][0]["delta"]["content"] == "Hi"
+    assert told[-1]["error"]["code"] == "upstream_error"
+    assert bench.call().status is CallStatus.PARTIAL
+    assert bench.call().sampled_tokens == 1
+
+
+@pytest.mark.parametrize("body", [b"<html>", b'{"choices":[{"index":0}]}', b"[]", b""])
+def test_a_malformed_whole_reply_is_a_502(
+    raw_engine: Any, start_proxy: Any, ask: Any, body: bytes
+) -> None:
+    async def answer(_receive: Any, send: Any) -> None:
+        await start(send, kind=b"application/json")
+        await write(send, body, more=False)
+
+    raw_engine.answer = answer
+    bench = start_proxy(raw_engine.base_url, model="m")
+    response = httpx.post(bench.url + CHAT, json=ask)
+    assert response.status_code == 502
+    assert bench.call().status is CallStatus.FAILED
+
+
+@pytest.mark.parametrize("logprob", [MISSING_LOGPROB])
+def test_a_record_without_its_logprobs_is_quarantined_and_the_client_is_served(
+    bench: Any, stage: Any, ask: Any, logprob: float
+) -> None:
+    stage.play = lambda _: Reply("The answer is four.", logprob=logprob)
+    response = httpx.post(bench.url + CHAT, json=ask)
+    assert response.status_code == 200
+    call = bench.call()
+    assert call.status is CallStatus.QUARANTINED
+    assert call.reason.startswith("logprobs_missing")
+    metrics = httpx.get(bench.url + "/metrics").text
+    assert 'bridle_events_total{name="quarantined_logprobs_missing"} 1.0' in metrics
+
+
+def test_usage_that_contradicts_the_ids_quarantines(
+    raw_engine: Any, start_proxy: Any, ask: Any
+) -> None:
+    async def answer(_receive: Any, send: Any) -> None:
+        await start(send)
+        end = b'data: {"choices":[{"index":0,"delta":{},"finish_reason":"stop"}]}\n\n'
+        usage = b'data: {"choices":[],"usage":{"prompt_tokens":2,"completion_tokens":5}}\n\n'
+        await write(send, chunk("Hi", [7]) + end + usage + b"data: [DONE]\n\n", more=False)
+
+    raw_engine.answer = answer
+    bench = start_proxy(raw_engine.base_url, model="m")
+    httpx.post(bench.url + CHAT, json=ask | {"stream": True})
+    assert bench.call().status is CallStatus.QUARANTINED
+    assert bench.call().reason.startswith("usage_mismatch")
+
+
+def test_a_client_that_leaves_aborts_the_engine_and_its_tokens_are_kept(
+    bench: Any, stage: Any, ask: Any, until: Any
+) -> None:
+    stage.play = lambda _: Reply("The answer is four.", fault=Stall(60, after_tokens=2))
+    with httpx.stream("POST", bench.url + CHAT, json=ask | {"stream": True}) as response:
+        for piece in response.iter_raw():
+            if b"answer" in piece:
+                break
+    until(lambda: bench.call().status is not CallStatus.OPEN)
+    call = bench.call()
+    assert (call.status, call.reason) == (CallStatus.PARTIAL, "client_disconnected")
+    assert call.sampled_tokens == 2
+    until(lambda: stage.engine.backend.running == 0)
+
+
+def test_a_client_that_leaves_before_any_token_is_failed(
+    bench: Any, stage: Any, ask: Any, until: Any
+) -> None:
+    stage.play = lambda _: Reply("The answer is four.", fault=Stall(60))
+    with pytest.raises(httpx.ReadTimeout):
+        httpx.post(bench.url + CHAT, json=ask, timeout=0.3)
+    until(lambda: bench.call().status is not CallStatus.OPEN)
+    assert bench.call().status is CallStatus.FAILED
+    assert bench.call().reason == "client_disconnected"
+    until(lambda: stage.engine.backend.running == 0)
+
+
+def test_a_client_that_leaves_after_the_terminal_event_got_a_complete_call(
+    bench: Any, ask: Any
+) -> None:
+    with httpx.stream("POST", bench.url + CHAT, json=ask | {"stream": True}) as response:
+        seen = b""
+        for piece in response.iter_raw():
+            seen += piece
+            if b"[DONE]" in seen:
+                break
+    assert bench.call().status is CallStatus.COMPLETE
+
+
+def test_a_pooled_connection_that_has_died_is_replaced_unseen(
+    raw_engine: Any, start_proxy: Any, ask: Any
+) -> None:
+    served = {"choices": [{"index": 0, "message": {"content": "Hi"}, "finish_reason": "stop"}]}
+
+    async def answer(_receive: Any, send: Any) -> None:
+        await send(
+            {
+                "type": "http.response.start",
+                "status": 200,
+                "headers": [(b"connection", b"close" if len(raw_engine.bodies) == 1 else b"x")],
+            }
+        )
+        await write(send, httpx.Request("POST", "http://x", json=served).content, more=False)
+        await asyncio.sleep(0)
+
+    raw_engine.answer = answer
+    bench = start_proxy(raw_engine.base_url, model="m")
+    for _ in range(3):
+        assert httpx.post(bench.url + CHAT, json=ask).status_code == 200
+
+
+def test_an_engines_400_is_passed_on_and_names_the_field(bench: Any, ask: Any) -> None:
+    response = httpx.post(bench.url + CHAT, json=ask | {"temperature": -1})
+    assert response.status_code == 400
+    assert response.json()["error"]["type"] == "invalid_request_error"
+    assert bench.call().status is CallStatus.FAILED
+
+
+def test_an_engine_that_goes_away_fails_calls_that_are_recorded(
+    stage: Any, start_proxy: Any, ask: Any
+) -> None:
+    bench = start_proxy(stage.engine.base_url)
+    assert httpx.post(bench.url + CHAT, json=ask).status_code == 200
+    stage.engine.__exit__()
+    assert httpx.post(bench.url + CHAT, json=ask).status_code == 502
+    assert [call.status for call in bench.calls()] == [CallStatus.COMPLETE, CallStatus.FAILED]
+
+
+def test_a_fault_of_our_own_is_a_500_in_the_dialects_shape_and_no_call_stays_open(
+    bench: Any, ask: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: Any) -> bytes:
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr(ChatEmitter, "event", broken)
+    response = httpx.post(bench.url + CHAT, json=ask | {"stream": True})
+    assert response.status_code == 500
+    assert response.json()["error"]["type"] == "server_error"
+    call = bench.call()
+    assert call.reason == "internal"
+    assert "internal_error" in {note.name for note in call.notes}
+
+
+def test_a_stopped_proxy_keeps_what_running_calls_have(bench: Any, stage: Any, ask: Any) -> None:
+    stage.play = lambda _: Reply("The answer is four.", fault=Stall(60, after_tokens=2))
+    with httpx.stream("POST", bench.url + CHAT, json=ask | {"stream": True}) as response:
+        pieces = response.iter_raw()  # kept: dropping it would hang up
+        for piece in pieces:
+            if b"answer" in piece:
+                break
+        bench.server.stop()
+    call = bench.call()
+    assert (call.status, call.reason) == (CallStatus.PARTIAL, "proxy_stopped")
+    assert call.sampled_tokens == 2

@@ -1,0 +1,190 @@
+"""Which session a call belongs to, with and without set-up, before and after a restart."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import httpx
+import pytest
+
+from engine.scripted import Reply, ScriptedCall
+from store.records import BreakReason, CallKind, CallStatus
+
+CHAT = "/v1/chat/completions"
+TOOLS = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}]
+
+
+def say(bench: Any, messages: list[Any], path: str = CHAT, **options: Any) -> Any:
+    headers = options.pop("headers", {})
+    body = {"model": "m", "messages": messages, **options}
+    response = httpx.post(bench.url + path, json=body, headers=headers)
+    assert response.status_code == 200, response.text
+    return response.json()["choices"][0]["message"] | {
+        "session": response.headers["x-bridle-session"]
+    }
+
+
+def user(text: str) -> dict[str, str]:
+    return {"role": "user", "content": text}
+
+
+def test_a_path_session_is_created_on_first_use_and_kept(bench: Any) -> None:
+    first = say(bench, [user("one")], f"/s/my-run{CHAT}")
+    second = say(bench, [user("two")], f"/s/my-run{CHAT}")
+    assert first["session"] == second["session"]
+    by_id = say(bench, [user("three")], f"/s/{first['session']}{CHAT}")
+    assert by_id["session"] == first["session"]
+    assert bench.reader.session(first["session"]).name == "my-run"
+
+
+def test_a_path_session_that_looks_like_an_id_must_exist(bench: Any, ask: Any) -> None:
+    assert httpx.post(f"{bench.url}/s/ses_nope{CHAT}", json=ask).status_code == 404
+    assert httpx.post(f"{bench.url}/s/..%2Fx{CHAT}", json=ask).status_code in (400, 404)
+
+
+def test_first_uses_at_the_same_time_make_one_session(bench: Any) -> None:
+    with ThreadPoolExecutor(8) as pool:
+        said = list(pool.map(lambda i: say(bench, [user(str(i))], f"/s/crowd{CHAT}"), range(8)))
+    assert len({one["session"] for one in said}) == 1
+
+
+@pytest.mark.parametrize(
+    ("headers", "harness", "role"),
+    [
+        (
+            {"session-id": "abc", "thread-id": "abc", "user-agent": "codex_exec/0.169"},
+            "codex",
+            None,
+        ),
+        ({"session-id": "abc", "thread-id": "t2", "user-agent": "codex_exec/0.169"}, "codex", "t2"),
+        ({"x-claude-code-session-id": "abc", "user-agent": "claude-cli/2.1"}, "claude-code", None),
+        (
+            {"x-claude-code-session-id": "abc", "x-claude-code-agent-id": "explore"},
+            "claude-code",
+            "explore",
+        ),
+        ({"x-session-id": "abc", "user-agent": "opencode/1.18"}, "opencode", None),
+    ],
+)
+def test_a_harnesss_own_session_id_names_the_session(
+    bench: Any, headers: dict[str, str], harness: str, role: str | None
+) -> None:
+    first = say(bench, [user("one")], headers=headers)
+    second = say(bench, [user("two")], headers=headers)
+    assert first["session"] == second["session"]
+    session = bench.reader.session(first["session"])
+    assert (session.name, session.harness) == (f"{harness}-abc", harness)
+    assert [call.role for call in bench.calls()] == [role, role]
+    if role:
+        assert bench.calls()[0].kind is CallKind.SUBAGENT
+
+
+def test_without_any_id_the_conversation_finds_its_session(bench: Any) -> None:
+    first = say(bench, [user("one")])
+    other = say(bench, [user("another")])
+    history = [user("one"), {"role": "assistant", "content": first["content"]}]
+    second = say(bench, [*history, user("and then?")])
+    assert second["session"] == first["session"] != other["session"]
+    call = bench.reader.calls(first["session"])[-1]
+    assert call.lineage_rule == "content"
+    assert call.parent_call_id == bench.reader.calls(first["session"])[0].id
+    tail = call.conversation["tail"]
+    assert tail == [{"role": "user", "content": "and then?"}]
+    assert "tools" not in call.conversation
+
+
+def test_an_echoed_tool_call_finds_its_session_also_after_a_restart(
+    stage: Any, start_proxy: Any
+) -> None:
+    stage.play = lambda request: (
+        Reply(tool_calls=(ScriptedCall("add", {"a": 1, "b": 2}),))
+        if request.messages[-1]["role"] == "user"
+        else Reply("The sum is 3.")
+    )
+    bench = start_proxy(stage.engine.base_url)
+    first = say(bench, [user("one and two?")], tools=TOOLS)
+    (call,) = first["tool_calls"]
+    bench.server.stop()
+
+    again = start_proxy(stage.engine.base_url)
+    history = [
+        user("one and two?"),
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": call["id"], "content": "3"},
+    ]
+    second = say(again, history, tools=TOOLS)
+    assert second["session"] == first["session"]
+    row = again.calls()[-1]
+    assert row.lineage_rule == "minted_id"
+    assert row.parent_call_id == again.calls()[0].id
+
+
+def test_a_restarted_proxy_continues_a_named_session(stage: Any, start_proxy: Any) -> None:
+    bench = start_proxy(stage.engine.base_url)
+    first = say(bench, [user("one")], f"/s/x{CHAT}")
+    bench.server.stop()
+    again = start_proxy(stage.engine.base_url)
+    history = [user("one"), {"role": "assistant", "content": first["content"]}, user("two")]
+    second = say(again, history, f"/s/x{CHAT}")
+    assert second["session"] == first["session"]
+    assert again.calls()[-1].parent_call_id == again.calls()[0].id
+
+
+def test_two_proxies_on_one_store_continue_each_others_sessions(
+    stage: Any, start_proxy: Any
+) -> None:
+    left, right = start_proxy(stage.engine.base_url), start_proxy(stage.engine.base_url)
+    history: list[Any] = []
+    for turn, bench in enumerate([left, right, left, right, left]):
+        history.append(user(f"turn {turn}"))
+        said = say(bench, history, f"/s/shared{CHAT}")
+        history.append({"role": "assistant", "content": said["content"]})
+    rows = left.calls()
+    assert [row.parent_call_id for row in rows] == [None, *(row.id for row in rows[:-1])]
+
+
+@pytest.fixture
+def exact(stage: Any, start_proxy: Any, model_dir: Any) -> Any:
+    return start_proxy(stage.engine.base_url, tokenizer_dir=model_dir)
+
+
+def test_history_is_sent_as_the_recorded_ids(exact: Any, stage: Any) -> None:
+    stage.play = lambda _: Reply("The answer is four.", reasoning="one two three")
+    first = say(exact, [user("one")])
+    # The harness drops the reasoning, so a rendering of its history would lose those tokens.
+    history = [user("one"), {"role": "assistant", "content": first["content"]}, user("two")]
+    say(exact, history)
+
+    before, after = exact.calls()
+    path = [
+        *exact.reader.prompt_token_ids(before.id),
+        *exact.reader.sampled(before.id)[0].token_ids,
+    ]
+    prompt = list(stage.requests[1].prompt_ids)
+    assert prompt[: len(path)] == path
+    assert list(exact.reader.prompt_token_ids(after.id)) == prompt
+    assert after.break_reason is None
+    assert after.status is CallStatus.COMPLETE
+
+
+def test_a_rendered_session_says_why_it_broke(exact: Any, stage: Any) -> None:
+    stage.play = lambda _: Reply("The answer is four.", reasoning="one two three")
+    created = httpx.post(
+        f"{exact.url}/bridle/v1/sessions", json={"continuation": "rendered"}
+    ).json()
+    path = f"/s/{created['id']}{CHAT}"
+    first = say(exact, [user("one")], path)
+    history = [user("one"), {"role": "assistant", "content": first["content"]}, user("two")]
+    say(exact, history, path)
+    assert exact.calls()[-1].break_reason is BreakReason.REASONING_DROPPED
+
+
+def test_session_settings_pin_and_cap_what_is_sampled(bench: Any, stage: Any) -> None:
+    rules = {"pin": {"temperature": 1.0}, "cap": {"max_tokens": 2}}
+    created = httpx.post(f"{bench.url}/bridle/v1/sessions", json={"settings": rules}).json()
+    say(bench, [user("one")], f"/s/{created['id']}{CHAT}", temperature=0.2, max_tokens=50)
+    call = bench.call()
+    assert call.sampling == {"temperature": 1.0, "max_tokens": 2}
+    assert call.sampled_tokens == 2
+    assert {note.name for note in call.notes} == {"sampling_pinned", "sampling_capped"}

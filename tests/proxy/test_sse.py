@@ -1,0 +1,56 @@
+"""Server-sent events cut anywhere are read as if they had come whole."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from proxy.sse import SseParser
+
+
+def payloads(stream: bytes, cuts: tuple[int, ...] = ()) -> list[bytes]:
+    parser = SseParser()
+    found: list[bytes] = []
+    start = 0
+    for cut in (*sorted(cuts), len(stream)):
+        found += parser.feed(stream[start:cut])
+        start = max(start, cut)
+    return found + parser.finish()
+
+
+@pytest.mark.parametrize(
+    ("stream", "expected"),
+    [
+        (b"data: one\n\ndata: two\n\n", [b"one", b"two"]),
+        (b"data:one\n\n", [b"one"]),
+        (b"data:  one\n\n", [b" one"]),
+        (b"data: one\r\n\r\ndata: two\r\n\r\n", [b"one", b"two"]),
+        (b"data: one\r\rdata: two\r\r", [b"one", b"two"]),
+        (b"data: one\ndata: two\n\n", [b"one\ntwo"]),
+        (b": keep-alive\n\ndata: one\n\n", [b"one"]),
+        (b"event: x\nid: 3\nretry: 9\ndata: one\n\n", [b"one"]),
+        (b"data: one\n\n\n\n\ndata: two\n\n", [b"one", b"two"]),
+        (b"data: one\n\ndata: no blank line after", [b"one", b"no blank line after"]),
+        (b"data\n\n", []),
+        (b"", []),
+    ],
+)
+def test_data_lines_are_payloads_and_everything_else_is_skipped(
+    stream: bytes, expected: list[bytes]
+) -> None:
+    assert payloads(stream) == expected
+
+
+@given(
+    lines=st.lists(
+        st.sampled_from([b"data: one", b"data: two", b"", b": note", b"event: e"]), max_size=12
+    ),
+    end=st.sampled_from([b"\n", b"\r\n", b"\r"]),
+    cuts=st.lists(st.integers(0, 120), max_size=8),
+)
+def test_where_the_bytes_are_cut_does_not_matter(
+    lines: list[bytes], end: bytes, cuts: list[int]
+) -> None:
+    stream = b"".join(line + end for line in lines)
+    assert payloads(stream, tuple(cuts)) == payloads(stream)

@@ -1,0 +1,230 @@
+"""The audit must catch what it is there to catch, in the store and in the samples."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from sqlalchemy import insert, select, update
+
+from reconstruct.audit import Findings, audit, audit_session, check_samples
+from reconstruct.builders import build
+from reconstruct.policy import DEFAULT_POLICY
+from reconstruct.tree import SessionTree
+from store.database import connect, transaction
+from store.packing import pack_ids, pack_logprobs, unpack_ids, unpack_logprobs
+from store.records import CallStatus, VersionRun
+from store.schema import bodies, calls, spans
+
+
+@pytest.fixture
+def change(url):
+    """``change(statement)`` behind the writer's back."""
+    engine = connect(url)
+
+    def run(*statements):
+        with transaction(engine) as connection:
+            for statement in statements:
+                connection.execute(statement)
+
+    yield run
+    engine.dispose()
+
+
+def columns(reader, table, condition):
+    """The rows that meet a condition, as plain dictionaries."""
+    with reader.engine.connect() as connection:
+        return [dict(row) for row in connection.execute(select(table).where(condition)).mappings()]
+
+
+def rules(reader, session):
+    return {violation.rule for violation in audit_session(reader, session.id).violations}
+
+
+def test_what_the_writer_wrote_is_clean(reader, agent):
+    for builder in ("tree", "merged", "per_call"):
+        report = audit_session(reader, agent.id, builder=builder, bodies=True)
+        assert report.violations == ()
+        assert report.clean
+        assert report.conservation.captured == 14
+        assert report.calls == {CallStatus.COMPLETE: 9}
+
+
+def test_every_dropped_span_is_found(reader, agent, change):
+    for row in reader.span_rows(agent.id):
+        kept = columns(reader, spans, spans.c.id == row.span.id)[0]
+        change(spans.delete().where(spans.c.id == row.span.id))
+        assert rules(reader, agent), row.span.id
+        change(insert(spans).values(**kept))
+    assert rules(reader, agent) == set()
+
+
+def test_every_dropped_call_is_found(reader, agent, change):
+    for call in reader.calls(agent.id):
+        change(calls.delete().where(calls.c.id == call.id))
+        assert "span_without_call" in rules(reader, agent)
+
+
+def test_a_duplicated_call_is_found(reader, agent, change):
+    original = reader.calls(agent.id)[0].id
+    (copy,) = columns(reader, calls, calls.c.id == original)
+    change(insert(calls).values(**copy | {"id": "call_copy"}))
+    assert "sampled_differs" in rules(reader, agent)
+    for copy in columns(reader, spans, spans.c.call_id == original):
+        renamed = copy["id"].replace(original, "call_copy")
+        change(insert(spans).values(**copy | {"id": renamed, "call_id": "call_copy"}))
+    assert "checksum_differs" in rules(reader, agent)
+
+
+def test_any_two_swapped_logprobs_are_found(reader, agent, change):
+    for row in columns(reader, spans, (spans.c.length > 1) & spans.c.choice.is_not(None)):
+        logprobs = unpack_logprobs(row["logprobs"]).copy()
+        logprobs[[0, 1]] = logprobs[[1, 0]]
+        this = spans.c.id == row["id"]
+        change(update(spans).where(this).values(logprobs=pack_logprobs(logprobs)))
+        assert rules(reader, agent) == {"checksum_differs"}
+        change(update(spans).where(this).values(logprobs=row["logprobs"]))
+
+
+def test_a_changed_token_is_found(reader, agent, change):
+    row = columns(reader, spans, spans.c.choice.is_(None))[0]
+    ids = unpack_ids(row["token_ids"]).copy()
+    ids[0] += 1
+    change(update(spans).where(spans.c.id == row["id"]).values(token_ids=pack_ids(ids)))
+    assert "checksum_differs" in rules(reader, agent)
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "rule"),
+    [
+        ("sampled_tokens", 1, "sampled_differs"),
+        ("prompt_tokens", 3, "span_misplaced"),
+        ("prompt_span_id", "nothing", "tree_broken"),
+        ("usage", {"prompt_tokens": 4, "completion_tokens": 3}, "usage_differs"),
+        ("usage", {}, "usage_differs"),
+    ],
+)
+def test_a_call_that_contradicts_its_spans_is_found(reader, agent, change, column, value, rule):
+    first = reader.calls(agent.id)[0]
+    change(update(calls).where(calls.c.id == first.id).values({column: value}))
+    assert rule in rules(reader, agent)
+
+
+@pytest.mark.parametrize("column", ["start", "length", "choice"])
+def test_a_span_that_was_moved_is_found(reader, agent, change, column):
+    row = columns(reader, spans, spans.c.choice.is_not(None))[0]
+    value = row[column] + 1
+    change(update(spans).where(spans.c.id == row["id"]).values({column: value}))
+    assert rules(reader, agent)
+
+
+def test_a_damaged_body_is_found_when_asked_for(reader, agent, change):
+    call = reader.calls(agent.id)[0]
+    this = bodies.c.id == call.request_body_id
+    change(update(bodies).where(this).values(data=b"\0other"))
+    assert rules(reader, agent) == set()
+    report = audit_session(reader, agent.id, bodies=True)
+    assert "body_damaged" in {violation.rule for violation in report.violations}
+
+
+def test_a_policy_that_grew_older_along_a_branch_is_found(reader, record):
+    session = record()
+    first = session.call([1], [5], version=4)
+    session.call([1, 5, 6], [7], parent=first, version=3)
+    assert rules(reader, session) == {"version_went_back"}
+
+
+def test_two_versions_in_one_reply_are_in_order(reader, record):
+    session = record()
+    session.call([1], [5, 6])
+    tree = SessionTree.load(reader, session.id)
+    (row,) = tree.sampled()
+    object.__setattr__(row.span, "versions", (VersionRun(0, 1), VersionRun(1, 2)))
+    built = build(tree, DEFAULT_POLICY)
+    assert built.samples[0].versions.tolist() == [-1, 1, 2]
+    assert checked(tree, built.samples) == set()
+
+
+# -- samples -------------------------------------------------------------------------------------
+
+
+def checked(tree, samples):
+    found = Findings(tree.session_id)
+    check_samples(tree, DEFAULT_POLICY, samples, found)
+    return {violation.rule for violation in found.violations}
+
+
+@pytest.fixture
+def built(reader, agent):
+    tree = SessionTree.load(reader, agent.id)
+    return tree, list(build(tree, DEFAULT_POLICY).samples)
+
+
+def test_samples_as_built_are_clean(built):
+    assert checked(*built) == set()
+
+
+@pytest.mark.parametrize("number", range(5))
+@pytest.mark.parametrize("by", [1, -1])
+def test_a_mask_shifted_by_one_is_found(built, number, by):
+    tree, samples = built
+    shifted = np.roll(samples[number].mask, by)
+    samples[number] = replace(samples[number], mask=shifted)
+    assert checked(tree, samples)
+
+
+@pytest.mark.parametrize("number", range(5))
+def test_a_missing_sample_is_found(built, number):
+    tree, samples = built
+    del samples[number]
+    assert "not_delivered" in checked(tree, samples)
+
+
+@pytest.mark.parametrize("number", range(5))
+def test_a_doubled_sample_is_found(built, number):
+    tree, samples = built
+    assert "trained_twice" in checked(tree, [*samples, samples[number]])
+
+
+@pytest.mark.parametrize("number", range(5))
+@pytest.mark.parametrize("name", ["token_ids", "logprobs", "versions"])
+def test_any_changed_sampled_value_is_found(built, number, name):
+    tree, samples = built
+    for at in np.flatnonzero(samples[number].calls >= 0):
+        values = getattr(samples[number], name).copy()
+        values[at] += 1
+        changed = [*samples]
+        changed[number] = replace(samples[number], **{name: values})
+        assert "sample_differs" in checked(tree, changed)
+
+
+@pytest.mark.parametrize("number", range(5))
+def test_a_changed_context_token_is_found(built, number):
+    tree, samples = built
+    for at in np.flatnonzero(samples[number].calls < 0):
+        ids = samples[number].token_ids.copy()
+        ids[at] += 1
+        changed = [*samples]
+        changed[number] = replace(samples[number], token_ids=ids)
+        assert "sample_differs" in checked(tree, changed)
+
+
+def test_training_an_observed_token_is_found(built):
+    tree, samples = built
+    mask = samples[0].mask.copy()
+    mask[0] = True
+    samples[0] = replace(samples[0], mask=mask)
+    assert "mask_on_observed" in checked(tree, samples)
+
+
+def test_weights_that_do_not_add_up_are_found(built):
+    tree, samples = built
+    samples[0] = replace(samples[0], weight=samples[0].weight / 2)
+    assert "weights_differ" in checked(tree, samples)
+
+
+def test_all_sessions_are_audited_one_by_one(reader, record):
+    for _ in range(3):
+        record().call([1], [2])
+    reports = list(audit(reader))
+    assert len(reports) == 3
+    assert all(report.clean for report in reports)

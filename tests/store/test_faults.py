@@ -1,0 +1,218 @@
+"""What the writer does when the database does not do its part."""
+
+import asyncio
+import sqlite3
+import threading
+import time
+
+import psycopg
+import pytest
+from sqlalchemy import Engine, event
+
+from store.database import connect, migrate
+from store.errors import StoreUnavailable
+from store.queries import Reader
+from store.records import CallStatus
+from store.writer import Writer
+
+
+@pytest.fixture
+def path(tmp_path):
+    address = str(tmp_path / "bridle.db")
+    migrate(address)
+    return address
+
+
+@pytest.fixture
+def impatient(monkeypatch):
+    """SQLite reports a lock at once instead of after seconds."""
+    monkeypatch.setattr("store.database.BUSY_TIMEOUT_S", 0.05)
+
+
+class Lock:
+    """Another process in a long write transaction."""
+
+    def __init__(self, path):
+        self.connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+
+    def __enter__(self):
+        self.connection.execute("BEGIN IMMEDIATE")
+        return self
+
+    def __exit__(self, *_):
+        self.connection.rollback()
+        self.connection.close()
+
+
+async def recorded(writer, session, calls, prompt=(1, 2), reply=(3,)):
+    begun = calls.begun(session)
+    writer.begin_call(begun)
+    await writer.end_call(calls.ended(begun, list(prompt), list(reply)))
+    return begun
+
+
+async def test_a_locked_database_is_waited_for(path, calls, impatient):
+    with Writer(path) as writer, Reader(path) as reader:
+        session = calls.session()
+        await writer.create_session(session)
+        with Lock(path):
+            wait = asyncio.ensure_future(recorded(writer, session, calls))
+            await asyncio.sleep(0.3)
+            assert not wait.done()
+        begun = await wait
+        assert reader.call(begun.id).status is CallStatus.COMPLETE
+        assert writer.stats.retries >= 1
+
+
+async def test_a_database_locked_for_too_long_refuses_and_recovers(path, calls, impatient):
+    with Writer(path, patience=0.2) as writer, Reader(path) as reader:
+        session = calls.session()
+        await writer.create_session(session)
+        first = await recorded(writer, session, calls)
+        with Lock(path), pytest.raises(StoreUnavailable, match="locked"):
+            await recorded(writer, session, calls, (1, 2, 3, 4), (5,))
+        assert writer.stats.failed >= 1
+        last = await recorded(writer, session, calls, (1, 2, 3, 4, 6), (7,))
+        assert reader.prompt_token_ids(last.id).tolist() == [1, 2, 3, 4, 6]
+        statuses = [call.status for call in reader.calls(session.id)]
+        assert statuses.count(CallStatus.COMPLETE) == 2
+        assert reader.call(first.id).status is CallStatus.COMPLETE
+
+
+async def test_a_full_disk_refuses_at_once_and_recovers(path, calls):
+    pages = 0
+
+    def limit(connection, _record):
+        if pages:
+            connection.execute(f"PRAGMA max_page_count={pages}")
+
+    event.listen(Engine, "connect", limit)
+    try:
+        with sqlite3.connect(path) as connection:
+            pages = connection.execute("PRAGMA page_count").fetchone()[0] + 40
+        with Writer(path) as writer, Reader(path) as reader:
+            session = calls.session()
+            await writer.create_session(session)
+            kept = []
+
+            async def fill():
+                for _ in range(100):
+                    body = calls.random.bytes(8192)
+                    begun = calls.begun(session, request_body=body)
+                    writer.begin_call(begun)
+                    await asyncio.wait_for(writer.end_call(calls.ended(begun, [1], [2])), 10)
+                    kept.append((begun.id, body))
+
+            with pytest.raises(StoreUnavailable, match="full"):
+                await fill()
+            assert kept
+            for call_id, body in kept:
+                assert reader.body(reader.call(call_id).request_body_id) == body
+    finally:
+        event.remove(Engine, "connect", limit)
+    with Writer(path) as writer, Reader(path) as reader:
+        again = await recorded(writer, session, calls)
+        assert reader.call(again.id).status is CallStatus.COMPLETE
+
+
+async def test_a_store_that_is_gone_says_so(path, calls):
+    with Writer(path, patience=0.2) as writer:
+        session = calls.session()
+        await writer.create_session(session)
+        with sqlite3.connect(path) as connection:
+            connection.execute("DROP TABLE spans")
+        with pytest.raises(StoreUnavailable, match="no such table"):
+            await recorded(writer, session, calls)
+
+
+async def test_readers_do_not_wait_for_the_writer(path, calls):
+    with Writer(path) as writer, Reader(path) as reader:
+        session = calls.session()
+        await writer.create_session(session)
+        with Lock(path):
+            started = time.monotonic()
+            assert reader.session(session.id) == session
+            assert time.monotonic() - started < 1
+
+
+def test_sqlite_is_set_up_as_promised(path):
+    engine = connect(path, synchronous="FULL")
+    with engine.connect() as connection:
+        settings = {
+            name: connection.exec_driver_sql(f"PRAGMA {name}").scalar()
+            for name in ("journal_mode", "synchronous", "foreign_keys")
+        }
+    engine.dispose()
+    assert settings == {"journal_mode": "wal", "synchronous": 2, "foreign_keys": 1}
+
+
+@pytest.mark.postgres
+async def test_a_lost_connection_is_replaced_without_losing_or_doubling_a_call(postgres, calls):
+    url = postgres.empty_database()
+    migrate(url)
+    stop = threading.Event()
+
+    def cut():
+        with psycopg.connect(url, autocommit=True) as connection:
+            while not stop.wait(0.3):
+                connection.execute(
+                    "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+                    "WHERE datname = current_database() AND pid <> pg_backend_pid()"
+                )
+
+    with Writer(url) as writer:
+        session = calls.session()
+        await writer.create_session(session)
+        thread = threading.Thread(target=cut)
+        thread.start()
+        try:
+            prompt = []
+            while writer.stats.retries < 4:
+                prompt.append(len(prompt))
+                await recorded(writer, session, calls, prompt, (7,))
+        finally:
+            stop.set()
+            thread.join()
+        assert writer.stats.rejected == 0
+    with Reader(url) as reader:
+        assert reader.call_counts(session.id) == {CallStatus.COMPLETE: len(prompt)}
+
+
+@pytest.mark.postgres
+async def test_a_server_that_restarts_is_waited_for(postgres, calls):
+    url = postgres.empty_database()
+    migrate(url)
+    with Writer(url) as writer:
+        session = calls.session()
+        await writer.create_session(session)
+        await recorded(writer, session, calls)
+        await asyncio.to_thread(postgres.stop)
+        wait = asyncio.ensure_future(recorded(writer, session, calls))
+        await asyncio.sleep(0.2)
+        await asyncio.to_thread(postgres.start)
+        await asyncio.wait_for(wait, 20)
+    with Reader(url) as reader:
+        assert reader.call_counts(session.id) == {CallStatus.COMPLETE: 2}
+
+
+@pytest.mark.postgres
+async def test_a_commit_that_was_not_confirmed_is_not_written_twice(postgres, calls, monkeypatch):
+    url = postgres.empty_database()
+    migrate(url)
+    with Writer(url) as writer:
+        session = calls.session()
+        await writer.create_session(session)
+        failures = []
+
+        def lose_the_answer(connection):
+            if not failures:
+                failures.append(1)
+                connection.connection.commit()
+                connection.connection.dbapi_connection.close()
+
+        event.listen(writer._engine, "commit", lose_the_answer)
+        await recorded(writer, session, calls)
+        assert failures
+        assert writer.stats.rejected == 0
+    with Reader(url) as reader:
+        assert reader.call_counts(session.id) == {CallStatus.COMPLETE: 1}

@@ -1,0 +1,76 @@
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from store.integrity import MISSING_LOGPROB, contradiction
+from store.records import CallStatus, Choice, VersionRun
+
+
+@pytest.fixture
+def ended(calls):
+    return calls.ended(calls.begun("session_x"), [1, 2, 3], [4, 5, 6, 7])
+
+
+def with_choice(ended, **fields):
+    return replace(ended, choices=(replace(ended.choices[0], **fields),))
+
+
+def scores(*values):
+    return np.array(values, dtype=np.float32)
+
+
+def test_a_reply_that_agrees_with_itself_passes(ended):
+    assert contradiction(ended) is None
+
+
+def test_a_certain_token_may_have_a_logprob_just_above_zero(ended):
+    assert contradiction(with_choice(ended, logprobs=scores(0, 5e-7, -1, -0.0))) is None
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"logprobs": scores(-1, -1, -1)}, "logprobs_mismatch"),
+        ({"logprobs": scores(-1, -1, -1, MISSING_LOGPROB)}, "logprobs_missing"),
+        ({"logprobs": scores(-1, np.nan, -1, -1)}, "logprobs_not_finite"),
+        ({"logprobs": scores(-1, -np.inf, -1, -1)}, "logprobs_not_finite"),
+        ({"logprobs": scores(-1, 0.25, -1, -1)}, "logprobs_positive"),
+        ({"versions": ()}, "version_missing"),
+        ({"versions": (VersionRun(1, 3),)}, "version_missing"),
+        ({"versions": (VersionRun(0, 3), VersionRun(4, 4))}, "version_runs_malformed"),
+        ({"versions": (VersionRun(0, 3), VersionRun(0, 4))}, "version_runs_malformed"),
+        ({"versions": (VersionRun(0, 3), VersionRun(2, 2))}, "version_went_back"),
+        ({"token_ids": np.array([4, 5, 6], np.uint32), "logprobs": scores(-1, -1, -1)}, "usage"),
+    ],
+)
+def test_each_contradiction_has_its_name(ended, fields, reason):
+    assert contradiction(with_choice(ended, **fields)).startswith(reason)
+
+
+def test_prompt_ids_must_be_as_many_as_usage_says(ended):
+    usage = {"prompt_tokens": 4, "completion_tokens": 4}
+    assert contradiction(replace(ended, usage=usage)).startswith("prompt_mismatch: 3 prompt ids")
+
+
+def test_a_complete_call_without_usage_cannot_be_proved(ended):
+    assert contradiction(replace(ended, usage={})) == "usage_missing"
+
+
+def test_a_call_that_was_cut_is_not_held_to_its_usage(ended):
+    assert contradiction(replace(ended, status=CallStatus.PARTIAL, usage={})) is None
+
+
+def test_sampled_ids_need_their_prompt(ended):
+    assert contradiction(replace(ended, prompt_token_ids=None)).startswith("prompt_ids_missing")
+
+
+def test_a_call_without_any_ids_contradicts_nothing(ended):
+    empty = Choice(np.empty(0, np.uint32), np.empty(0, np.float32), (), "stop")
+    assert contradiction(replace(ended, prompt_token_ids=None, choices=(empty,))) is None
+
+
+def test_usage_counts_all_choices(calls):
+    ended = calls.ended(calls.begun("session_x"), [1], [2, 3], [4])
+    assert contradiction(ended) is None
+    assert contradiction(replace(ended, choices=ended.choices[:1])).startswith("usage_mismatch")

@@ -1,0 +1,71 @@
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+
+from store.packing import (
+    checksum,
+    pack,
+    pack_ids,
+    pack_json,
+    pack_logprobs,
+    unpack,
+    unpack_ids,
+    unpack_json,
+    unpack_logprobs,
+)
+
+
+@given(arrays.arrays(np.uint32, st.integers(0, 300)))
+def test_ids_come_back_exactly(ids):
+    assert np.array_equal(unpack_ids(pack_ids(ids)), ids)
+
+
+@given(arrays.arrays(np.uint32, st.integers(0, 600)))
+def test_logprobs_come_back_to_the_bit_whatever_the_bits_say(bits):
+    logprobs = bits.view(np.float32)
+    assert unpack_logprobs(pack_logprobs(logprobs)).tobytes() == logprobs.tobytes()
+
+
+def test_negative_zero_and_not_a_number_survive():
+    logprobs = np.array([-0.0, np.nan, -np.inf] * 200, dtype=np.float32)
+    assert unpack_logprobs(pack_logprobs(logprobs)).tobytes() == logprobs.tobytes()
+
+
+@given(st.binary(max_size=4096))
+def test_bytes_come_back_and_never_grow_by_more_than_the_codec(data):
+    packed = pack(data)
+    assert unpack(packed) == data
+    assert len(packed) <= len(data) + 1
+
+
+def test_real_token_ids_take_less_than_their_four_bytes():
+    ids = np.minimum(np.random.default_rng(0).zipf(1.3, 600), 150_000).astype(np.uint32)
+    assert len(pack_ids(ids)) < 2 * len(ids)
+
+
+def test_ids_outside_uint32_are_refused():
+    with pytest.raises(OverflowError):
+        pack_ids([-1])
+
+
+def test_an_unknown_codec_is_an_error():
+    with pytest.raises(ValueError, match="unknown codec 250"):
+        unpack(b"\xfaabc")
+
+
+def test_json_without_a_form_is_refused():
+    with pytest.raises(TypeError):
+        pack_json({"socket": object()})
+
+
+def test_json_mappings_and_numpy_numbers_become_plain():
+    from types import MappingProxyType
+
+    value = MappingProxyType({"a": np.int64(3), "b": {"x"}})
+    assert unpack_json(pack_json(value)) == {"a": 3, "b": ["x"]}
+
+
+def test_the_checksum_sees_where_parts_end():
+    assert checksum(b"ab", b"c") != checksum(b"a", b"bc")

@@ -1,0 +1,110 @@
+import pytest
+
+from store.database import connect, transaction
+from store.errors import NotFound
+from store.queries import Reader
+from store.records import RunRecord, TaskRecord
+from store.schema import spans
+
+
+@pytest.fixture
+def filled(writer, calls):
+    writer.create_run(RunRecord("run_a", "rollout", 1.0))
+    writer.upsert_task(
+        TaskRecord("t1", "shop", "train", {}, 1.0), TaskRecord("t2", "shop", "eval", {}, 1.0)
+    )
+    made = []
+    for number in range(10):
+        session = calls.session(
+            created_at=float(number // 2),
+            run_id="run_a" if number % 2 else None,
+            task_id=f"t{1 + number % 2}",
+            group_id=f"g{number % 3}",
+            harness="codex" if number < 5 else "pi",
+            sealed_at=1.0 if number < 3 else None,
+            outcome="completed" if number < 3 else None,
+        )
+        writer.create_session_sync(session)
+        made.append(session)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("filters", "numbers"),
+    [
+        ({}, range(10)),
+        ({"run": "run_a"}, [1, 3, 5, 7, 9]),
+        ({"group": "g0"}, [0, 3, 6, 9]),
+        ({"task": "t1", "harness": "pi"}, [6, 8]),
+        ({"split": "eval"}, [1, 3, 5, 7, 9]),
+        ({"sealed": True}, [0, 1, 2]),
+        ({"sealed": False, "harness": "codex"}, [3, 4]),
+        ({"outcome": "completed"}, [0, 1, 2]),
+        ({"since": 2.0, "until": 4.0}, [4, 5, 6, 7]),
+        ({"run": "nobody"}, []),
+    ],
+)
+def test_sessions_are_found_by_what_they_are(filled, reader, filters, numbers):
+    found = list(reader.sessions(**filters))
+    assert {session.id for session in found} == {filled[number].id for number in numbers}
+    assert [s.created_at for s in found] == sorted(s.created_at for s in found)
+
+
+@pytest.mark.parametrize("newest_first", [False, True])
+def test_pages_neither_skip_nor_repeat_sessions_of_the_same_instant(
+    filled, reader, monkeypatch, newest_first
+):
+    monkeypatch.setattr("store.queries._PAGE", 3)
+    found = [session.id for session in reader.sessions(newest_first=newest_first)]
+    assert len(found) == 10
+    assert set(found) == {session.id for session in filled}
+    limited = [session.id for session in reader.sessions(newest_first=newest_first, limit=7)]
+    assert limited == found[:7]
+
+
+def test_a_session_is_found_by_name_and_key(writer, reader, calls):
+    session = calls.session(name="mine", key_hash="abc", settings={"max_calls": 3})
+    writer.create_session_sync(session)
+    assert reader.session_by_name("mine") == session
+    assert reader.session_by_key_hash("abc") == session
+    assert reader.session_by_name("other") is None
+    assert reader.session_by_key_hash("other") is None
+
+
+def test_what_is_not_there_is_said_to_be_missing(reader):
+    for ask in (reader.session, reader.call, reader.run, reader.task, reader.body):
+        with pytest.raises(NotFound):
+            ask("nothing")
+
+
+def test_calls_come_in_the_order_of_their_start(writer, reader, calls):
+    session = calls.session()
+    writer.create_session_sync(session)
+    for started in (3.0, 1.0, 2.0):
+        writer.begin_call(calls.begun(session, started_at=started))
+    writer.update_session_sync(session.id, outcome=None)
+    assert [call.started_at for call in reader.calls(session.id)] == [1.0, 2.0, 3.0]
+
+
+def test_a_broken_path_is_an_error_and_not_a_shorter_prompt(url, writer, reader, calls):
+    session = calls.session()
+    writer.create_session_sync(session)
+    first, second = calls.begun(session), calls.begun(session)
+    for call, prompt in ((first, [1, 2]), (second, [1, 2, 3, 4])):
+        writer.begin_call(call)
+        writer.end_call_sync(calls.ended(call, prompt, [3]))
+    engine = connect(url)
+    with transaction(engine) as connection:
+        connection.execute(spans.delete().where(spans.c.id == f"{first.id}.o"))
+    engine.dispose()
+    with pytest.raises(ValueError, match="path is broken"):
+        reader.prompt_token_ids(second.id)
+
+
+def test_a_reader_may_share_an_engine(url):
+    engine = connect(url)
+    with Reader(engine) as reader:
+        assert list(reader.sessions()) == []
+    with Reader(engine) as reader:
+        assert reader.runs() == []
+    engine.dispose()

@@ -1,0 +1,121 @@
+"""Several writers on one store, and one session that moves between them."""
+
+import asyncio
+import threading
+
+from store.queries import Reader
+from store.records import CallStatus
+from store.writer import Writer
+
+
+async def turn(writer, calls, session, prompt, reply, parent):
+    body = b'{"messages":[' + b",".join(b'"%d"' % token for token in prompt) + b"]}"
+    begun = calls.begun(session, parent_call_id=parent, request_body=body)
+    writer.begin_call(begun)
+    await writer.end_call(calls.ended(begun, prompt, reply))
+    return begun.id
+
+
+async def test_two_writers_fill_one_store(url, reader, calls):
+    with Writer(url) as first, Writer(url) as second:
+
+        async def work(writer):
+            session = calls.session()
+            await writer.create_session(session)
+            parent, prompt = None, [1, 2, 3]
+            for number in range(15):
+                parent = await turn(writer, calls, session, prompt, [number], parent)
+                prompt = [*prompt, number, 9]
+            return session
+
+        tasks = [work(writer) for writer in (first, second) for _ in range(6)]
+        sessions = await asyncio.gather(*tasks)
+        assert first.stats.rejected == second.stats.rejected == 0
+    for session in sessions:
+        assert reader.call_counts(session.id) == {CallStatus.COMPLETE: 15}
+        for call in reader.calls(session.id):
+            assert len(reader.prompt_token_ids(call.id)) == call.prompt_tokens
+
+
+async def test_a_session_that_changes_writers_every_turn_is_still_stored_once(url, reader, calls):
+    with Writer(url) as first, Writer(url) as second:
+        session = calls.session()
+        await first.create_session(session)
+        parent, prompt = None, list(range(100))
+        for number in range(10):
+            writer = (first, second)[number % 2]
+            parent = await turn(writer, calls, session, prompt, [200 + number, 7], parent)
+            prompt = [*prompt, 200 + number, 7, 1]
+    stored = sum(len(span.token_ids) for span in reader.spans(session.id))
+    assert stored == 100 + 10 * 2 + 9
+
+
+async def test_a_restarted_writer_goes_on_where_the_session_was(url, reader, calls):
+    session, parent, prompt = calls.session(), None, list(range(100))
+    for number in range(4):
+        with Writer(url) as writer:
+            if parent is None:
+                await writer.create_session(session)
+            parent = await turn(writer, calls, session, prompt, [200 + number], parent)
+        prompt = [*prompt, 200 + number, 1]
+    assert sum(len(span.token_ids) for span in reader.spans(session.id)) == 100 + 4 + 3
+    bodies = [reader.body(call.request_body_id) for call in reader.calls(session.id)]
+    assert [len(body) for body in bodies] == sorted(len(body) for body in bodies)
+
+
+async def test_children_of_a_call_without_tokens_do_not_reload_the_session_every_time(
+    writer, calls, monkeypatch
+):
+    session = calls.session()
+    await writer.create_session(session)
+    reloads = []
+    real = __import__("store.stored", fromlist=["token_tree"]).token_tree
+    monkeypatch.setattr(
+        "store.stored.token_tree", lambda *args: (reloads.append(1), real(*args))[1]
+    )
+    for number in range(6):
+        await turn(writer, calls, session, [1, 2, number], [3], "call_without_tokens")
+    assert len(reloads) <= 2
+
+
+async def test_the_same_body_from_two_writers_is_one_row(url, reader, calls):
+    with Writer(url) as first, Writer(url) as second:
+        ids = []
+        for writer in (first, second):
+            session = calls.session()
+            await writer.create_session(session)
+            ids.append(await turn(writer, calls, session, [5, 6], [7], None))
+    one, two = (reader.call(call_id).request_body_id for call_id in ids)
+    assert one == two
+    assert reader.body(one) == b'{"messages":["5","6"]}'
+
+
+def test_two_writers_that_hold_each_others_bodies_do_not_lock_up(url, calls):
+    bodies = [b'{"n":"%d"}' % number + b"x" * 300 for number in range(40)]
+    errors = []
+
+    def work(order):
+        async def go():
+            with Writer(url) as writer:
+                session = calls.session()
+                await writer.create_session(session)
+                for body in order:
+                    begun = calls.begun(session, request_body=body)
+                    writer.begin_call(begun)
+                    await writer.end_call(calls.ended(begun, [1], [2]))
+
+        try:
+            asyncio.run(go())
+        except Exception as error:  # noqa: BLE001 - shown by the assertion
+            errors.append(error)
+
+    threads = [threading.Thread(target=work, args=(o,)) for o in (bodies, bodies[::-1])]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert errors == []
+    with Reader(url) as reader:
+        for session in reader.sessions():
+            read = [reader.body(call.request_body_id) for call in reader.calls(session.id)]
+            assert sorted(read) == sorted(bodies)

@@ -1,0 +1,163 @@
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from store.records import Choice, Span, SpanKind, VersionRun
+from store.tree import DETACHED, TokenTree, common_prefix, parents_first
+
+
+def ids(*values):
+    return np.array(values, dtype=np.uint32)
+
+
+def choice(tokens):
+    tokens = np.array(tokens, dtype=np.uint32)
+    return Choice(tokens, np.zeros(len(tokens), np.float32), (VersionRun(0, 1),), "stop")
+
+
+tokens = st.lists(st.integers(0, 2), max_size=5)
+
+
+class Trie:
+    """The reference: every distinct position once."""
+
+    def __init__(self):
+        self.root = {}
+
+    def add(self, path):
+        node, new = self.root, 0
+        for token in path:
+            if token not in node:
+                node[token] = {}
+                new += 1
+            node = node[token]
+        return new
+
+
+@st.composite
+def histories(draw):
+    """``(call, parent hint, prompt, choices)``; hints may be right, wrong or unknown."""
+    calls = []
+    for number in range(draw(st.integers(1, 12))):
+        prompt = draw(tokens)
+        if calls and draw(st.booleans()):
+            _, _, said, sampled = draw(st.sampled_from(calls))
+            history = said + (draw(st.sampled_from(sampled)) if sampled else [])
+            prompt = history[: draw(st.integers(0, len(history)))] + prompt
+        hint = draw(st.sampled_from([None, "unknown", *(call[0] for call in calls)]))
+        calls.append((f"c{number}", hint, prompt, draw(st.lists(tokens, max_size=2))))
+    return calls
+
+
+def grow(calls, hinted):
+    tree, spans, growths = TokenTree("s"), [], {}
+    for call, hint, prompt, sampled in calls:
+        growth = tree.grow(
+            call, ids(*prompt), [choice(c) for c in sampled], hint if hinted else None
+        )
+        spans.extend(growth.spans)
+        growths[call] = growth
+    return tree, spans, growths
+
+
+@given(histories(), st.booleans())
+@settings(max_examples=300)
+def test_every_calls_path_is_exactly_its_tokens(calls, hinted):
+    grown, spans, growths = grow(calls, hinted)
+    reloaded = TokenTree("s", reversed(spans))
+    for call, _, prompt, sampled in calls:
+        for tree in (grown, reloaded):
+            path = tree.path(growths[call].prompt_span_id, len(prompt))
+            assert path.tolist() == prompt
+            for index, reply in enumerate(sampled):
+                end = len(prompt) + len(reply)
+                assert tree.path(f"{call}.s{index}", end).tolist() == prompt + reply
+
+
+@given(histories())
+@settings(max_examples=300)
+def test_observed_tokens_are_stored_only_where_no_path_has_them(calls):
+    trie, expected = Trie(), 0
+    for _, _, prompt, sampled in calls:
+        expected += trie.add(prompt)
+        for reply in sampled:
+            expected += len(reply)
+            trie.add(prompt + reply)
+    tree, spans, _ = grow(calls, hinted=False)
+    assert sum(len(span.token_ids) for span in spans) == expected == tree.tokens
+
+
+@given(histories(), st.booleans())
+def test_spans_hang_inside_their_parents(calls, hinted):
+    _, spans, _ = grow(calls, hinted)
+    by_id = {span.id: span for span in spans}
+    for span in spans:
+        if span.parent_id is None:
+            assert span.start == 0
+        else:
+            parent = by_id[span.parent_id]
+            assert parent.start < span.start <= parent.end
+
+
+def test_a_continuation_hangs_on_the_reply_that_the_hint_names():
+    tree = TokenTree("s")
+    tree.grow("a", ids(1, 2), [choice([5, 6])])
+    tree.grow("b", ids(1, 2), [choice([5, 6])])
+    growth = tree.grow("c", ids(1, 2, 5, 6, 7), [], "b")
+    assert [(span.parent_id, span.start) for span in growth.spans] == [("b.s0", 4)]
+
+
+def test_a_continuation_of_the_second_choice_is_found_by_the_hint():
+    tree = TokenTree("s")
+    tree.grow("a", ids(1), [choice([5]), choice([6])])
+    growth = tree.grow("b", ids(1, 6, 7), [], "a")
+    assert growth.spans[0].parent_id == "a.s1"
+
+
+def test_a_hinted_continuation_compares_one_prompt_and_not_every_turn(monkeypatch):
+    tree, prompt = TokenTree("s"), ids(*range(10))
+    for turn in range(200):
+        tree.grow(f"c{turn}", prompt, [choice([turn])], f"c{turn - 1}")
+        prompt = np.concatenate([prompt, ids(turn, 7)])
+    compared = []
+    real = np.array_equal
+    monkeypatch.setattr(np, "array_equal", lambda a, b: compared.append(1) or real(a, b))
+    assert tree.find(prompt, "c199").position == len(prompt) - 1
+    assert len(compared) <= 3
+
+
+def test_a_stored_span_does_not_keep_the_whole_prompt_in_memory():
+    tree = TokenTree("s")
+    tree.grow("a", ids(*range(1000)), [])
+    growth = tree.grow("b", ids(*range(1000), 5), [], "a")
+    assert growth.spans[0].token_ids.base is None
+
+
+def test_sampled_tokens_without_a_known_prompt_stay_outside_the_tree():
+    tree = TokenTree("s")
+    growth = tree.grow("a", None, [choice([5])])
+    assert growth.spans[0].start == DETACHED
+    assert growth.prompt_span_id is None
+    assert tree.find(ids(5)).position == 0
+
+
+def test_a_path_longer_than_recorded_is_an_error():
+    tree = TokenTree("s")
+    tree.grow("a", ids(1, 2), [])
+    with pytest.raises(ValueError, match="has 2 tokens, not 3"):
+        tree.path("a.o", 3)
+
+
+def test_spans_without_their_parent_are_an_error():
+    orphan = Span("b.o", "s", "b", "a.o", 1, SpanKind.OBSERVED, ids(1))
+    with pytest.raises(ValueError, match=r"missing parents: a\.o"):
+        parents_first([orphan])
+
+
+@given(tokens, tokens)
+def test_common_prefix_agrees_with_counting(left, right):
+    expected = 0
+    while expected < min(len(left), len(right)) and left[expected] == right[expected]:
+        expected += 1
+    assert common_prefix(ids(*left), ids(*right)) == expected

@@ -1,0 +1,112 @@
+import random
+import shutil
+
+import numpy as np
+import pytest
+import torch
+
+from trainer.checkpoint import (
+    CheckpointError,
+    Progress,
+    checkpoints,
+    load_checkpoint,
+    save_checkpoint,
+)
+from trainer.config import OptimizerConfig
+from trainer.durable import atomic_directory
+from trainer.model import load_policy
+from trainer.optimizer import make_optimizer
+
+
+def train(model, optimizer, steps):
+    """Steps on inputs drawn from torch's generator, so that its state matters too."""
+    for _ in range(steps):
+        ids = torch.randint(0, 64, (2, 16))
+        model(input_ids=ids, labels=ids).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def fresh(policy_directory):
+    model = load_policy(policy_directory)
+    return model, make_optimizer(model, OptimizerConfig(weight_decay=0.01))
+
+
+def test_resuming_equals_never_having_stopped_bit_for_bit(policy_directory, tmp_path):
+    torch.manual_seed(7)
+    straight, optimizer = fresh(policy_directory)
+    train(straight, optimizer, 4)
+
+    torch.manual_seed(7)
+    first, optimizer = fresh(policy_directory)
+    train(first, optimizer, 2)
+    path = save_checkpoint(tmp_path, first, optimizer, Progress(2, 5, {"best": 0.5}))
+    torch.manual_seed(99)
+    resumed, optimizer = fresh(policy_directory)
+    assert load_checkpoint(path, resumed, optimizer) == Progress(2, 5, {"best": 0.5})
+    train(resumed, optimizer, 2)
+
+    for expected, found in zip(straight.parameters(), resumed.parameters(), strict=True):
+        assert torch.equal(expected, found)
+
+
+def test_every_random_generator_goes_on_where_it_was(policy_directory, tmp_path):
+    model, optimizer = fresh(policy_directory)
+    path = save_checkpoint(tmp_path, model, optimizer, Progress(1, 1))
+
+    def draws():
+        return torch.rand(2).tolist(), np.random.rand(2).tolist(), random.random()
+
+    expected = draws()
+    load_checkpoint(path, model, optimizer)
+    assert draws() == expected
+
+
+def test_only_the_newest_checkpoints_are_kept(policy_directory, tmp_path):
+    model, optimizer = fresh(policy_directory)
+    for step in (1, 2, 10):
+        save_checkpoint(tmp_path, model, optimizer, Progress(step, step), keep=2)
+    assert [path.name for path in checkpoints(tmp_path)] == ["step-00000002", "step-00000010"]
+
+
+def test_a_checkpoint_is_a_model_directory(chat_directory, tmp_path):
+    model = load_policy(chat_directory)
+    optimizer = make_optimizer(model, OptimizerConfig())
+    path = save_checkpoint(
+        tmp_path, model, optimizer, Progress(1, 1), tokenizer_from=chat_directory
+    )
+    again = load_policy(path / "policy")
+    torch.testing.assert_close(again.state_dict(), model.state_dict(), rtol=0, atol=0)
+    assert (path / "policy" / "tokenizer.json").exists()
+
+
+def test_a_write_that_fails_leaves_the_old_directory_and_no_scraps(tmp_path):
+    target = tmp_path / "it"
+    with atomic_directory(target) as scratch:
+        (scratch / "file").write_text("old")
+
+    def interrupted():
+        with atomic_directory(target) as scratch:
+            (scratch / "file").write_text("half of the n")
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert [path.name for path in tmp_path.iterdir()] == ["it"]
+    assert (target / "file").read_text() == "old"
+
+
+def test_a_directory_that_is_no_checkpoint_is_refused(policy_directory, tmp_path):
+    model, optimizer = fresh(policy_directory)
+    with pytest.raises(CheckpointError, match=r"trainer\.pt"):
+        load_checkpoint(tmp_path, model, optimizer)
+
+
+def test_a_checkpoint_of_another_model_is_refused(policy_directory, chat_directory, tmp_path):
+    model, optimizer = fresh(chat_directory)
+    path = save_checkpoint(tmp_path, model, optimizer, Progress(1, 1))
+    with pytest.raises(CheckpointError, match="does not fit"):
+        load_checkpoint(path, *fresh(policy_directory))
+    shutil.rmtree(path / "policy")
+    with pytest.raises(CheckpointError, match="does not fit"):
+        load_checkpoint(path, *fresh(policy_directory))

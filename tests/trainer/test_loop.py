@@ -1,0 +1,375 @@
+"""The whole loop on a bandit: sessions sampled from the policy itself, rewarded by their tokens."""
+
+import dataclasses
+import threading
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from reconstruct.samples import Episode
+from store.database import migrate
+from store.queries import Reader
+from store.records import PolicyRecord, RunRecord
+from store.writer import Writer
+from trainer.checkpoint import CheckpointError, checkpoints
+from trainer.config import (
+    AdvantageConfig,
+    CheckpointConfig,
+    FilterConfig,
+    GrpoConfig,
+    LossConfig,
+    OptimizerConfig,
+    PackingConfig,
+)
+from trainer.filters import DropReason
+from trainer.loop import GrpoLoop
+from trainer.metrics import SinkGroup, StoreSink, TensorBoardSink
+from trainer.model import load_policy
+
+PROMPTS = ([5, 9, 12], [5, 9, 30, 31])
+SAMPLED = 2
+
+
+class Bandit:
+    """Two arms: a session's first token is even (reward 1) or odd (reward 0)."""
+
+    def __init__(self, model, make_sample, make_episode, sessions: int = 24) -> None:
+        self.model = model
+        self.make_sample = make_sample
+        self.make_episode = make_episode
+        self.sessions = sessions
+        self.versions: list[int] = []
+        self.lag = 0
+
+    @torch.no_grad()
+    def __call__(self, step: int, version: int) -> Sequence[Episode]:
+        self.versions.append(version)
+        return [
+            episode
+            for number, prompt in enumerate(PROMPTS)
+            for episode in self.group(f"{step}-{number}", prompt, version - self.lag)
+        ]
+
+    def group(self, group: str, prompt: list[int], version: int) -> list[Episode]:
+        made = self.model.generate(
+            torch.tensor([prompt] * self.sessions),
+            attention_mask=torch.ones(self.sessions, len(prompt), dtype=torch.long),
+            do_sample=True,
+            top_k=0,
+            max_new_tokens=SAMPLED,
+            min_new_tokens=SAMPLED,
+            eos_token_id=None,
+            return_dict_in_generate=True,
+            output_logits=True,
+        )
+        scores = torch.stack(made.logits, dim=1).log_softmax(-1)
+        sampled = made.sequences[:, len(prompt) :]
+        logprobs = scores.gather(2, sampled[..., None]).squeeze(2)
+        return [
+            self.make_episode(
+                [
+                    self.make_sample(
+                        prompt + sampled[i].tolist(),
+                        range(len(prompt), len(prompt) + SAMPLED),
+                        session=f"{group}-{i}",
+                        logprobs=logprobs[i].tolist(),
+                        version=version,
+                    )
+                ],
+                float(sampled[i, 0] % 2 == 0),
+                session=f"{group}-{i}",
+                group=group,
+                masked={"length": 1},
+            )
+            for i in range(self.sessions)
+        ]
+
+
+CONFIG = GrpoConfig(
+    steps=12,
+    optimizer=OptimizerConfig(learning_rate=1e-2),
+    packing=PackingConfig(max_tokens=64, block_tokens=16),
+)
+
+
+@pytest.fixture
+def bandit_loop(policy_directory, make_sample, make_episode, tmp_path):
+    def make(config=CONFIG, **arguments):
+        model = load_policy(policy_directory)
+        bandit = Bandit(model, make_sample, make_episode)
+        arguments.setdefault("directory", tmp_path / "checkpoints")
+        loop = GrpoLoop(config, model, arguments.pop("collect", None) or bandit, **arguments)
+        return loop, bandit
+
+    return make
+
+
+def run(loop):
+    reports = []
+    loop.run(reports.append)
+    return reports
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {},
+        {"loss": LossConfig(weighting="token"), "advantages": AdvantageConfig("leave_one_out")},
+        {
+            "loss": LossConfig(weighting="constant", constant_tokens=SAMPLED),
+            "advantages": AdvantageConfig("mean"),
+        },
+        {"loss": LossConfig(name="gspo", clip_low=0.05, clip_high=0.05), "minibatches": 2},
+        {"loss": LossConfig(name="cispo"), "epochs": 2},
+        {"packing": PackingConfig(layout="padded", max_tokens=64)},
+    ],
+    ids=["grpo", "dapo-rloo", "dr-grpo", "gspo", "cispo", "padded"],
+)
+def test_the_reward_rises_with_every_algorithm(bandit_loop, change):
+    loop, _ = bandit_loop(dataclasses.replace(CONFIG, **change))
+    reports = run(loop)
+    assert reports[0].reward_mean < 0.75
+    assert reports[-1].reward_mean > 0.9
+
+
+def test_a_learning_rate_of_zero_learns_nothing_and_changes_no_bit(bandit_loop):
+    config = dataclasses.replace(
+        CONFIG, optimizer=OptimizerConfig(learning_rate=0.0, weight_decay=0.1), epochs=2
+    )
+    loop, _ = bandit_loop(config)
+    before = [parameter.detach().clone() for parameter in loop.model.parameters()]
+    reports = run(loop)
+    assert all(report.update.grad_norms[0] > 0 for report in reports)
+    assert all(report.update.loss.mean("ratio") == 1.0 for report in reports)
+    for old, new in zip(before, loop.model.parameters(), strict=True):
+        assert torch.equal(old, new)
+    assert np.mean([report.reward_mean for report in reports]) < 0.75
+
+
+def test_a_step_reports_what_it_did_and_where_every_token_went(bandit_loop):
+    loop, _ = bandit_loop(dataclasses.replace(CONFIG, steps=3, epochs=2))
+    report = run(loop)[-1]
+    assert report.version == 3
+    assert report.logprob_gap < 1e-5
+    metrics = report.metrics()
+    sessions = 24 * len(PROMPTS)
+    assert metrics["sessions/collected"] == sessions
+    assert metrics["tokens/captured"] == sessions * (SAMPLED + 1)
+    assert metrics["tokens/captured"] == (
+        metrics["tokens/trained"] + metrics["tokens/masked"] + metrics["tokens/dropped"]
+    )
+    assert metrics["tokens/masked/length"] == sessions
+    assert metrics["packing/computed_tokens"] < metrics["packing/unshared_tokens"]
+    assert 0 < metrics["update/entropy"] < np.log(64) + 1e-3
+    for phase in ("collect", "prepare", "score", "update"):
+        assert metrics[f"seconds/{phase}"] >= 0
+    assert {"update/loss", "update/grad_norm", "update/clip_fraction", "update/kl_old"} <= set(
+        metrics
+    )
+
+
+def test_with_more_than_one_update_the_ratio_is_to_the_policy_before_the_first(bandit_loop):
+    loop, _ = bandit_loop(dataclasses.replace(CONFIG, steps=1, minibatches=2, epochs=2))
+    (report,) = run(loop)
+    assert len(report.update.grad_norms) == 4
+    assert report.update.loss.mean("kl_old") > 0
+    assert report.logprob_gap < 1e-5
+    # Two passes, yet each trained token's gap is measured once.
+    assert report.update.gap.tokens == report.prepared.account.trained
+
+
+def test_the_gap_sees_an_engine_that_disagrees(bandit_loop, monkeypatch):
+    loop, bandit = bandit_loop(dataclasses.replace(CONFIG, steps=1))
+    original = bandit.make_sample
+    bandit.make_sample = lambda *a, logprobs, **k: original(
+        *a, logprobs=[value + 0.25 for value in logprobs], **k
+    )
+    (report,) = run(loop)
+    assert report.logprob_gap == pytest.approx(0.25, abs=1e-4)
+
+
+def test_stale_sessions_are_dropped_and_without_any_left_the_version_stays(bandit_loop):
+    published = []
+    loop, bandit = bandit_loop(
+        dataclasses.replace(CONFIG, steps=1), publish=lambda _m, version: published.append(version)
+    )
+    bandit.lag = 1
+    (report,) = run(loop)
+    assert report.update is None
+    assert (report.version, published) == (0, [])
+    assert report.prepared.account.dropped == {DropReason.STALE.value: 24 * 2 * SAMPLED}
+    assert report.metrics()["sessions/dropped/stale"] == 48
+
+
+def test_weights_are_published_once_per_step_with_the_next_version(bandit_loop):
+    published = []
+
+    def publish(model, version):
+        published.append((version, model))
+        return PolicyRecord("run", version, 0.0, verified=True)
+
+    loop, bandit = bandit_loop(dataclasses.replace(CONFIG, steps=3), publish=publish, version=7)
+    reports = run(loop)
+    assert [version for version, _ in published] == [8, 9, 10]
+    assert bandit.versions == [7, 8, 9]
+    assert [report.policy.version for report in reports] == [8, 9, 10]
+
+
+def test_collections_run_ahead_by_at_most_the_staleness_bound(bandit_loop):
+    config = dataclasses.replace(CONFIG, steps=6, max_staleness=2)
+    loop, bandit = bandit_loop(config)
+    lock = threading.Lock()
+    started = []
+
+    def collect(step, version):
+        with lock:
+            started.append((step, version, loop.step))
+        # Copied, because this thread samples while the other trains.
+        bandit.model.load_state_dict(loop.model.state_dict())
+        return bandit(step, version)
+
+    bandit.model = load_policy(loop.model.config._name_or_path)
+    loop, _ = bandit_loop(config, collect=collect)
+    reports = run(loop)
+    assert len(reports) == 6
+    assert [step for step, _, _ in started] == list(range(6))
+    assert all(0 <= step - done <= 2 for step, _, done in started)
+    assert all("stale" not in report.prepared.sessions_dropped for report in reports)
+
+
+def test_what_collecting_ahead_raises_is_raised_by_the_loop(bandit_loop):
+    def collect(step, version):
+        raise RuntimeError("no engine")
+
+    loop, _ = bandit_loop(dataclasses.replace(CONFIG, max_staleness=1), collect=collect)
+    with pytest.raises(RuntimeError, match="no engine"):
+        loop.run()
+
+
+def weights(loop):
+    return [parameter.detach().clone() for parameter in loop.model.parameters()]
+
+
+def assert_equal_weights(first, second):
+    for one, other in zip(first, second, strict=True):
+        assert torch.equal(one, other)
+
+
+def test_stopping_and_resuming_gives_the_weights_of_never_having_stopped(bandit_loop, tmp_path):
+    config = dataclasses.replace(CONFIG, steps=4, minibatches=2)
+    torch.manual_seed(3)
+    straight, _ = bandit_loop(config, directory=tmp_path / "straight")
+    run(straight)
+
+    torch.manual_seed(3)
+    first, _ = bandit_loop(config)
+    first.run(lambda report: report.step == 1)
+    assert first.step == 2
+    torch.manual_seed(55)
+    second, _ = bandit_loop(config)
+    progress = second.resume()
+    assert (progress.step, progress.version) == (2, 2)
+    assert [report.step for report in run(second)] == [2, 3]
+    assert_equal_weights(weights(straight), weights(second))
+
+
+def test_an_interrupt_while_collecting_checkpoints_the_last_completed_step(bandit_loop):
+    config = dataclasses.replace(CONFIG, checkpoints=CheckpointConfig(every=100))
+    loop, bandit = bandit_loop(config)
+
+    def collect(step, version):
+        if step == 3:
+            raise KeyboardInterrupt
+        return bandit(step, version)
+
+    loop, bandit = bandit_loop(config, collect=collect)
+    with pytest.raises(KeyboardInterrupt):
+        loop.run()
+    resumed, _ = bandit_loop(config)
+    assert resumed.resume().step == 3
+    assert_equal_weights(weights(loop), weights(resumed))
+
+
+def test_an_interrupt_between_two_versions_leaves_the_last_whole_checkpoint(bandit_loop):
+    def publish(model, version):
+        if version == 3:
+            raise KeyboardInterrupt
+        return
+
+    loop, _ = bandit_loop(publish=publish)
+    kept = []
+    with pytest.raises(KeyboardInterrupt):
+        loop.run(lambda _report: kept.append(weights(loop)))
+    resumed, _ = bandit_loop()
+    assert resumed.resume().step == 2
+    assert_equal_weights(kept[-1], weights(resumed))
+
+
+def test_resuming_from_nothing_is_an_error(bandit_loop):
+    loop, _ = bandit_loop()
+    with pytest.raises(CheckpointError, match="no checkpoint"):
+        loop.resume()
+
+
+def test_checkpoints_come_as_often_as_asked_and_at_the_end(bandit_loop, tmp_path):
+    config = dataclasses.replace(CONFIG, steps=5, checkpoints=CheckpointConfig(every=2, keep=9))
+    loop, _ = bandit_loop(config)
+    run(loop)
+    names = [path.name[-1] for path in checkpoints(tmp_path / "checkpoints")]
+    assert names == ["2", "4", "5"]
+
+
+def test_the_kl_penalty_holds_the_policy_near_the_reference(bandit_loop, policy_directory):
+    reports = {}
+    for coefficient in (0.01, 3.0):
+        torch.manual_seed(0)
+        loop, _ = bandit_loop(
+            dataclasses.replace(CONFIG, loss=LossConfig(kl_coefficient=coefficient)),
+            reference=load_policy(policy_directory),
+        )
+        reports[coefficient] = run(loop)
+    assert reports[0.01][0].update.loss.mean("kl_reference") == pytest.approx(0, abs=1e-6)
+    free, held = (reports[c][-1].update.loss.mean("kl_reference") for c in (0.01, 3.0))
+    assert held < free / 3
+
+
+def test_a_kl_penalty_without_a_reference_is_an_error(bandit_loop):
+    with pytest.raises(ValueError, match="reference"):
+        bandit_loop(dataclasses.replace(CONFIG, loss=LossConfig(kl_coefficient=0.1)))
+
+
+def test_metrics_reach_tensorboard_and_the_store(bandit_loop, tmp_path):
+    url = f"sqlite:///{tmp_path / 'store.db'}"
+    migrate(url)
+    board = tmp_path / "board"
+    with Writer(url) as writer:
+        writer.create_run(RunRecord("run", "train", started_at=0.0))
+        sink = SinkGroup([TensorBoardSink(board), StoreSink(writer, "run")])
+        loop, _ = bandit_loop(dataclasses.replace(CONFIG, steps=2), metrics=sink)
+        reports = run(loop)
+        sink.write(2, {"odd": float("nan")})
+        sink.close()
+    events = EventAccumulator(str(board))
+    events.Reload()
+    expected = [report.reward_mean for report in reports]
+    assert [e.value for e in events.Scalars("reward/mean")] == pytest.approx(expected)
+    with Reader(url) as reader:
+        stored = reader.metrics("run", "reward/mean")
+        assert [(m.step, m.value) for m in stored] == list(enumerate(expected))
+        assert reader.metrics("run", "odd") == []
+
+
+def test_zero_variance_groups_still_train_when_asked_and_change_nothing(bandit_loop):
+    """Their advantages are exact zeros."""
+    config = dataclasses.replace(CONFIG, steps=1, filters=FilterConfig(drop_zero_variance=False))
+    loop, bandit = bandit_loop(config)
+    original = bandit.make_episode
+    bandit.make_episode = lambda samples, _reward, **fields: original(samples, 1.0, **fields)
+    before = weights(loop)
+    (report,) = run(loop)
+    assert report.update.grad_norms == (0.0,)
+    assert report.prepared.account.trained == 24 * 2 * SAMPLED
+    assert_equal_weights(before, weights(loop))

@@ -1,0 +1,95 @@
+import numpy as np
+import pytest
+import torch
+
+from trainer import model as model_module
+from trainer.config import PackingConfig
+from trainer.model import UnsupportedModel, load_policy, save_policy, score_pack, score_sequence
+from trainer.packing import make_packs
+from trainer.sft_data import SftExample
+
+
+def a_pack():
+    generator = np.random.default_rng(0)
+    made = [
+        SftExample(generator.integers(0, 64, 20).astype(np.uint32), np.arange(20) >= 5)
+        for _ in range(3)
+    ]
+    (pack,) = make_packs(made, [[0], [1], [2]], PackingConfig())
+    return pack, made
+
+
+def test_scores_equal_the_models_own_full_logits(policy):
+    pack, made = a_pack()
+    scores = score_pack(policy, pack)
+    for number, sequence in enumerate(made):
+        ids = torch.from_numpy(sequence.token_ids.astype(np.int64))
+        logits = policy(input_ids=ids[None]).logits[0]
+        log_probabilities = logits.log_softmax(-1)
+        here = torch.from_numpy(pack.samples == number)
+        offsets = torch.from_numpy(pack.offsets)[here]
+        expected = log_probabilities[offsets - 1, ids[offsets]]
+        torch.testing.assert_close(scores.logprobs[here], expected, rtol=1e-5, atol=1e-5)
+        entropy = -(log_probabilities.exp() * log_probabilities).sum(-1)[offsets - 1]
+        torch.testing.assert_close(scores.entropies[here], entropy, rtol=1e-5, atol=1e-5)
+
+
+def test_logits_in_recomputed_chunks_give_the_same_scores_and_gradients(policy, monkeypatch):
+    pack, _ = a_pack()
+    results = []
+    for elements in (1 << 25, 64 * 7):
+        monkeypatch.setattr(model_module, "LOGIT_ELEMENTS", elements)
+        policy.zero_grad()
+        scores = score_pack(policy, pack)
+        scores.logprobs.square().sum().backward()
+        results.append((scores, [p.grad.clone() for p in policy.parameters()]))
+    (whole, gradients), (chunked, chunked_gradients) = results
+    torch.testing.assert_close(whole.logprobs, chunked.logprobs)
+    torch.testing.assert_close(whole.entropies, chunked.entropies)
+    torch.testing.assert_close(gradients, chunked_gradients, rtol=1e-4, atol=1e-5)
+
+
+def test_no_logits_are_computed_where_nothing_is_predicted(policy):
+    pack, _ = a_pack()
+    rows = []
+    handle = policy.lm_head.register_forward_hook(lambda _m, args, _o: rows.append(len(args[0])))
+    score_pack(policy, pack)
+    handle.remove()
+    assert rows == [len(set(pack.sources.tolist()))]
+    assert rows[0] < len(pack.token_ids)
+
+
+def test_a_saved_policy_loads_with_the_same_weights_and_its_tokenizer(chat_directory, tmp_path):
+    policy = load_policy(chat_directory)
+    save_policy(policy, tmp_path, tokenizer_from=chat_directory)
+    again = load_policy(tmp_path)
+    torch.testing.assert_close(again.state_dict(), policy.state_dict(), rtol=0, atol=0)
+    assert (tmp_path / "tokenizer.json").read_bytes() == (
+        chat_directory / "tokenizer.json"
+    ).read_bytes()
+    assert (tmp_path / "chat_template.jinja").exists()
+
+
+def test_a_policy_generates_as_with_plain_attention(policy, policy_directory):
+    from transformers import AutoModelForCausalLM
+
+    plain = AutoModelForCausalLM.from_pretrained(policy_directory, attn_implementation="sdpa")
+    prompts = torch.randint(3, 64, (2, 9))
+    prompts[0, :3] = 0
+    mask = torch.ones_like(prompts)
+    mask[0, :3] = 0
+    arguments = dict(attention_mask=mask, max_new_tokens=6, do_sample=False)
+    assert policy.generate(prompts, **arguments).tolist() == (
+        plain.generate(prompts, **arguments).tolist()
+    )
+
+
+def test_models_that_change_their_logits_are_refused(policy_directory, tmp_path, policy):
+    policy.config.final_logit_softcapping = 30.0
+    save_policy(policy, tmp_path)
+    with pytest.raises(UnsupportedModel, match="final_logit_softcapping"):
+        load_policy(tmp_path)
+
+
+def test_a_sequences_scores_skip_its_first_token(policy):
+    assert score_sequence(policy, np.asarray([1, 2, 3])).shape == (2,)

@@ -1,0 +1,182 @@
+"""Sessions are judged in one order, and no token goes missing on the way."""
+
+import dataclasses
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from reconstruct.samples import Conservation
+from store.records import Reward
+from trainer.config import AdvantageConfig, FilterConfig, GrpoConfig
+from trainer.filters import ConservationError
+from trainer.prepare import prepare
+from trainer.rewards import session_reward
+
+
+@pytest.fixture
+def session(make_sample, make_episode):
+    def make(name, reward, *, trained=(2, 3), version=5, weight=1.0, role=None, **fields):
+        sample = make_sample(
+            [1, 2, 3, 4], trained, session=name, version=version, weight=weight, role=role
+        )
+        return make_episode([sample], reward, session=name, **fields)
+
+    return make
+
+
+def advantages(prepared):
+    return {item.sample.session_id: round(item.advantage, 6) for item in prepared.items}
+
+
+PLAIN = GrpoConfig(advantages=AdvantageConfig(baseline="mean"))
+
+
+def test_the_baseline_is_the_whole_group_before_anything_is_dropped(session):
+    episodes = [
+        session("good", 1.0),
+        session("slow", 0.0, outcome="timeout"),
+        session("old", 0.0, version=1),
+        session("silent", 0.0, trained=()),
+    ]
+    prepared = prepare(episodes, 5, PLAIN)
+    assert advantages(prepared) == {"good": 0.75}
+    assert prepared.sessions_dropped == {"empty": 1, "infrastructure": 1, "stale": 1}
+
+
+def test_an_excluded_outcome_does_not_touch_the_baseline(session):
+    episodes = [
+        session("a", 1.0),
+        session("b", 0.0),
+        session("broken", 0.0, outcome="infrastructure"),
+    ]
+    prepared = prepare(episodes, 5, PLAIN)
+    assert advantages(prepared) == {"a": 0.5, "b": -0.5}
+    assert prepared.rewards == (1.0, 0.0)
+
+
+def test_outcomes_follow_the_configured_policy(session):
+    config = dataclasses.replace(PLAIN, filters=FilterConfig(outcomes={}))
+    prepared = prepare([session("a", 1.0), session("slow", 0.0, outcome="timeout")], 5, config)
+    assert advantages(prepared) == {"a": 0.5, "slow": -0.5}
+
+
+def test_groups_in_which_all_rewards_are_equal_are_left_out_and_counted(session):
+    episodes = [
+        session("a", 1.0, group="easy"),
+        session("b", 1.0, group="easy"),
+        session("c", 1.0, group="hard"),
+        session("d", 0.0, group="hard"),
+    ]
+    prepared = prepare(episodes, 5, PLAIN)
+    assert set(advantages(prepared)) == {"c", "d"}
+    assert prepared.account.dropped == {"zero_variance": 4}
+    assert (prepared.groups, prepared.degenerate_groups) == (2, 1)
+
+
+def test_staleness_is_bounded_in_policy_versions(session):
+    episodes = [session("a", 1.0, version=3), session("b", 0.0, version=2)]
+    for bound, kept in ((2, {"a"}), (3, {"a", "b"}), (0, set())):
+        config = dataclasses.replace(PLAIN, max_staleness=bound)
+        assert set(advantages(prepare(episodes, 5, config))) == kept
+
+
+def test_sessions_without_a_reward_are_dropped_with_that_reason(session):
+    prepared = prepare([session("a", None), session("b", 1.0), session("c", 0.0)], 5, PLAIN)
+    assert prepared.sessions_dropped == {"unrewarded": 1}
+
+
+def test_a_session_of_weightless_samples_is_dropped_with_that_reason(session):
+    prepared = prepare([session("a", 1.0, weight=0.0), session("b", 0.0)], 5, PLAIN)
+    assert prepared.sessions_dropped == {"weightless": 1}
+    assert advantages(prepared) == {"b": -0.5}
+
+
+def test_roles_are_compared_with_their_own_kind_when_asked(make_sample, make_episode):
+    def both(name, reward, roles):
+        samples = [
+            make_sample([1, 2, 3], (1, 2), session=name, role=role, weight=1 / len(roles))
+            for role in roles
+        ]
+        return make_episode(samples, reward, session=name)
+
+    episodes = [
+        both("a", 1.0, (None, "search")),
+        both("b", 0.5, (None, "search")),
+        both("c", 0.0, (None,)),
+    ]
+    config = GrpoConfig(advantages=AdvantageConfig(baseline="mean", per_role=True))
+    found = {
+        (item.sample.session_id, item.sample.role): item.advantage
+        for item in prepare(episodes, 0, config).items
+    }
+    assert found == {
+        ("a", None): 0.5,
+        ("b", None): 0.0,
+        ("c", None): -0.5,
+        ("a", "search"): 0.25,
+        ("b", "search"): -0.25,
+    }
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from([None, 0.0, 1.0]),
+            st.sampled_from(["completed", "timeout", "infrastructure", None]),
+            st.integers(0, 3),
+            st.integers(0, 4),
+            st.integers(0, 5),
+        ),
+        max_size=8,
+    )
+)
+def test_tokens_are_conserved_by_every_mix_of_filters(rows):
+    # Fixtures are made once per test, examples many times: so the makers are called through here.
+    episodes = [
+        MAKE["episode"](
+            [MAKE["sample"](list(range(6)), range(1, 1 + count), session=str(i), version=version)],
+            reward,
+            session=str(i),
+            outcome=outcome,
+            group=str(i % 3),
+            masked={"length": masked},
+            dropped={"side": 2},
+        )
+        for i, (reward, outcome, version, count, masked) in enumerate(rows)
+    ]
+    prepared = prepare(episodes, 3, GrpoConfig(max_staleness=1))
+    account = prepared.account
+    assert account.balanced
+    assert account.captured == sum(episode.conservation.captured for episode in episodes)
+    assert account.trained == sum(int(item.sample.mask.sum()) for item in prepared.items)
+
+
+MAKE = {}
+
+
+@pytest.fixture(autouse=True)
+def _makers(make_sample, make_episode):
+    MAKE.update(sample=make_sample, episode=make_episode)
+
+
+def test_a_session_whose_table_does_not_add_up_is_refused(session):
+    episode = session("a", 1.0)
+    for table in (Conservation(captured=3, trained=2), Conservation(captured=1, trained=1)):
+        broken = dataclasses.replace(episode, conservation=table)
+        with pytest.raises(ConservationError, match="bridle audit"):
+            prepare([broken], 5, PLAIN)
+
+
+def test_the_latest_session_reward_of_a_name_counts_and_call_rewards_do_not(session):
+    rewards = (
+        Reward("a", "score", 0.25, created_at=2.0),
+        Reward("a", "score", 1.0, created_at=1.0),
+        Reward("a", "style", 0.5, created_at=1.0),
+        Reward("a", "score", 9.0, created_at=3.0, call_id="c"),
+        Reward("a", "score", 9.0, created_at=3.0, turn=1),
+    )
+    episode = dataclasses.replace(session("a", None), rewards=rewards)
+    assert session_reward(episode) == 0.75
+    assert session_reward(episode, {"score": 2.0}) == 0.5
+    assert session_reward(episode, {"score": 1.0, "missing": 1.0}) is None

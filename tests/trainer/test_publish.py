@@ -1,0 +1,181 @@
+"""Weights are published only when the engine's own numbers say so."""
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from engine.client import EngineRefused, EngineUnreachable
+from trainer.config import PublishConfig
+from trainer.model import load_policy, score_sequence
+from trainer.publish import Publisher, default_probes, weights_digest
+from trainer.swap import PublishError
+
+
+class LocalEngine:
+    """An engine without HTTP: it scores with what it last loaded, and can be made to misbehave."""
+
+    def __init__(self, directory: Path) -> None:
+        self.model = load_policy(directory)
+        self.log: list[str] = []
+        self.stale = False
+        self.refuse: set[str] = set()
+        self.poison = 0.0
+
+    def pause(self, mode="wait", clear_cache=True):
+        self.log.append(f"pause {mode}")
+
+    def resume(self):
+        self.log.append("resume")
+
+    def reload_weights(self, directory):
+        self.log.append(f"reload {Path(directory).name}")
+        if Path(directory).name in self.refuse:
+            raise EngineRefused("no such layer", status=500)
+        if not self.stale:
+            self.model = load_policy(directory)
+
+    @torch.no_grad()
+    def score(self, token_ids):
+        assert self.log.count("resume") == sum(line.startswith("pause") for line in self.log)
+        return score_sequence(self.model, np.asarray(token_ids)).numpy() + np.float32(self.poison)
+
+
+@pytest.fixture
+def setup(policy_directory, tmp_path):
+    served = tmp_path / "initial"
+    shutil.copytree(policy_directory, served)
+    engine = LocalEngine(served)
+    announced, recorded = [], []
+
+    def announce(version):
+        engine.log.append(f"announce {version}")
+        announced.append(version)
+
+    publisher = Publisher(
+        engine,
+        tmp_path / "published",
+        run_id="run",
+        served=served,
+        served_version=3,
+        probes=default_probes(64),
+        config=PublishConfig(keep=2),
+        announce=announce,
+        record=recorded.append,
+    )
+    model = load_policy(policy_directory)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.05 * torch.randn_like(parameter))
+    return publisher, engine, model, announced, recorded
+
+
+def test_a_publish_reloads_while_paused_and_is_verified_by_logprobs(setup):
+    publisher, engine, model, announced, recorded = setup
+    policy = publisher.publish(model, 4)
+    assert engine.log == ["pause wait", "reload v00000004", "announce 4", "resume"]
+    assert announced == [4]
+    assert recorded == [policy]
+    assert policy.verified
+    assert policy.logprob_gap <= 1e-6
+    assert policy.digest == weights_digest(Path(policy.path))
+    assert (publisher.served, publisher.served_version) == (Path(policy.path), 4)
+    for expected, found in zip(model.parameters(), engine.model.parameters(), strict=True):
+        assert torch.equal(expected, found)
+
+
+def test_an_engine_that_serves_stale_weights_is_found_out_and_given_the_old_ones_again(setup):
+    publisher, engine, model, announced, recorded = setup
+    engine.stale = True
+    with pytest.raises(PublishError, match=r"more than 1e-03; the engine serves version 3 again"):
+        publisher.publish(model, 4)
+    assert engine.log[-4:] == ["pause wait", "reload initial", "announce 3", "resume"]
+    assert announced == [4, 3]
+    assert not recorded[0].verified
+    assert recorded[0].logprob_gap > 1e-3
+    assert publisher.served_version == 3
+
+
+def test_an_engine_that_refuses_the_weights_keeps_the_old_ones(setup):
+    publisher, engine, model, announced, recorded = setup
+    engine.refuse.add("v00000004")
+    with pytest.raises(PublishError, match=r"no such layer.*serves version 3 again"):
+        publisher.publish(model, 4)
+    assert announced == [3]
+    assert recorded[0].logprob_gap is None
+    publisher.publish(model, 5)
+    assert publisher.served_version == 5
+
+
+def test_a_roll_back_that_fails_says_that_the_engine_must_be_restarted(setup):
+    publisher, engine, model, _, _ = setup
+    engine.refuse |= {"v00000004", "initial"}
+    with pytest.raises(PublishError, match=r"could not be put back either.*restart the engine"):
+        publisher.publish(model, 4)
+
+
+def test_a_roll_back_is_verified_too(setup):
+    publisher, engine, model, _, _ = setup
+    original = engine.reload_weights
+
+    def break_on_reload(directory):
+        original(directory)
+        engine.poison = 0.5
+
+    engine.reload_weights = break_on_reload
+    with pytest.raises(PublishError, match="does not score as it did before"):
+        publisher.publish(model, 4)
+
+
+def test_scores_that_are_not_numbers_are_not_agreement(setup):
+    publisher, engine, model, _, recorded = setup
+    engine.poison = float("nan")
+    with pytest.raises(PublishError):
+        publisher.publish(model, 4)
+    assert not recorded[0].verified
+
+
+def test_nothing_is_touched_when_the_engine_is_away(setup):
+    publisher, engine, model, announced, recorded = setup
+
+    def away(_token_ids):
+        raise EngineUnreachable("gone")
+
+    engine.score = away
+    with pytest.raises(EngineUnreachable):
+        publisher.publish(model, 4)
+    assert (announced, recorded, engine.log) == ([], [], [])
+    assert not publisher.directory.exists()
+
+
+def test_old_versions_are_removed_but_never_the_served_one(setup):
+    publisher, engine, model, _, _ = setup
+    for version in range(4, 8):
+        publisher.publish(model, version)
+    names = sorted(path.name for path in publisher.directory.iterdir())
+    assert names == ["v00000006", "v00000007"]
+    engine.stale = True
+    torch.nn.init.normal_(model.model.norm.weight)
+    for version in (8, 9, 10):
+        with pytest.raises(PublishError):
+            publisher.publish(model, version)
+    assert publisher.served.exists()
+
+
+@pytest.mark.parametrize("error", [RuntimeError("the proxy is away"), KeyboardInterrupt()])
+def test_weights_whose_version_cannot_be_announced_do_not_stay(setup, error):
+    publisher, _, model, announced, recorded = setup
+    announce = publisher._swap._announce
+
+    def fails_once(version):
+        publisher._swap._announce = announce
+        raise error
+
+    publisher._swap._announce = fails_once
+    with pytest.raises(type(error)) as raised:
+        publisher.publish(model, 4)
+    assert raised.value.__notes__ == ["the engine serves version 3 again"]
+    assert (announced, recorded) == ([3], [])
+    assert publisher.served_version == 3

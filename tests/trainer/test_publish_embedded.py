@@ -1,0 +1,138 @@
+"""Publishing to the real embedded engine, over HTTP and from memory."""
+
+import dataclasses
+import shutil
+
+import numpy as np
+import pytest
+import torch
+
+from engine.client import EngineClient
+from engine.embedded.engine import EmbeddedEngine
+from trainer.config import PublishConfig
+from trainer.model import load_policy
+from trainer.publish import MemoryPublisher, Publisher, default_probes
+from trainer.swap import PublishError
+
+
+@pytest.fixture(params=[True, False], ids=["tied", "untied"])
+def directory(request, chat_directory, tmp_path):
+    from trainer.tiny import TinyShape, make_policy
+
+    directory = tmp_path / "initial"
+    shutil.copytree(chat_directory, directory)
+    if not request.param:
+        vocabulary = load_policy(chat_directory).config.vocab_size
+        shape = TinyShape(hidden=32, layers=2, intermediate=64, context=512, tied=False)
+        make_policy(directory, shape, vocab_size=vocabulary, seed=3)
+    return directory
+
+
+@pytest.fixture
+def engine(directory):
+    with EmbeddedEngine(directory) as engine:
+        yield engine
+
+
+@pytest.fixture
+def client(engine):
+    with EngineClient(engine.base_url) as client:
+        yield client
+
+
+def change(model):
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.02 * torch.randn_like(parameter))
+
+
+def test_five_publishes_in_a_row_each_agree_by_logprobs(engine, client, directory, tmp_path):
+    model = load_policy(directory)
+    probes = default_probes(model.config.vocab_size)
+    publisher = Publisher(
+        client,
+        tmp_path / "published",
+        run_id="run",
+        served=directory,
+        served_version=0,
+        probes=probes,
+    )
+    seen = [client.score(probes[0].tolist())]
+    for version in range(1, 6):
+        change(model)
+        policy = publisher.publish(model, version)
+        assert policy.verified
+        assert policy.logprob_gap <= 1e-4
+        seen.append(client.score(probes[0].tolist()))
+        assert np.abs(seen[-1] - seen[-2]).mean() > 1e-3
+
+
+def test_weights_that_do_not_match_are_rolled_back(engine, client, directory, tmp_path):
+    model = load_policy(directory)
+    recorded = []
+    publisher = Publisher(
+        client,
+        tmp_path / "published",
+        run_id="run",
+        served=directory,
+        served_version=0,
+        probes=default_probes(model.config.vocab_size),
+        config=PublishConfig(tolerance=-1.0),
+        record=recorded.append,
+    )
+    before = client.score([1, 2, 3])
+    change(model)
+    with pytest.raises(PublishError, match="version 0 was put back, but"):
+        publisher.publish(model, 1)  # no gap is small enough, not even that of the roll-back
+    np.testing.assert_allclose(client.score([1, 2, 3]), before, atol=1e-5)
+    assert [policy.verified for policy in recorded] == [False]
+
+    wrong = load_policy(directory)
+    wrong.model.norm.weight = torch.nn.Parameter(torch.ones(16))
+    publisher.config = dataclasses.replace(publisher.config, tolerance=1e-3)
+    with pytest.raises(PublishError, match="could not be loaded"):
+        publisher.publish(wrong, 2)
+    np.testing.assert_allclose(client.score([1, 2, 3]), before, atol=1e-5)
+
+
+def test_weights_from_memory_are_verified_and_rolled_back_the_same_way(engine, client, directory):
+    model = load_policy(directory)
+    recorded = []
+    publisher = MemoryPublisher(
+        engine,
+        client,
+        run_id="run",
+        served=model,
+        served_version=0,
+        probes=default_probes(model.config.vocab_size),
+        record=recorded.append,
+    )
+    change(model)
+    policy = publisher.publish(model, 1)
+    assert policy.logprob_gap <= 1e-4
+    assert policy.path is None
+
+    class LosesNorms:
+        """Serves another model than it was given."""
+
+        def load_weights(self, state):
+            return engine.load_weights(
+                {k: torch.ones_like(t) if "norm" in k else t for k, t in state.items()}
+            )
+
+    publisher.engine = LosesNorms()
+    with torch.no_grad():
+        model.model.norm.weight.mul_(1.5)
+    with pytest.raises(PublishError, match="version 1 was put back, but"):
+        publisher.publish(model, 2)
+    publisher.engine = engine
+    publisher.publish(model, 2)
+    before = client.score([1, 2, 3])
+
+    wrong = load_policy(directory)
+    wrong.model.norm.weight = torch.nn.Parameter(torch.ones(16))
+    with pytest.raises(PublishError, match=r"could not be loaded.*serves version 2 again"):
+        publisher.publish(wrong, 3)
+    np.testing.assert_allclose(client.score([1, 2, 3]), before, atol=1e-5)
+    assert [policy.verified for policy in recorded] == [True, False, True, False]
+    assert publisher.served_version == 2

@@ -1,0 +1,193 @@
+import json
+import shutil
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet
+import pytest
+from rich.console import Console
+
+from engine.tokenizer import CHAT_TEMPLATE_FILE, Tokenizer
+from trainer.config import OptimizerConfig, PackingConfig, SftConfig
+from trainer.model import load_policy, score_sequence
+from trainer.sft import steps_of, train_sft
+from trainer.sft_data import (
+    SftDataError,
+    SftExample,
+    examples_from_chat,
+    examples_from_chat_jsonl,
+    examples_from_episodes,
+    examples_from_parquet,
+)
+
+CALL = {
+    "id": "c1",
+    "type": "function",
+    "function": {"name": "lookup", "arguments": '{"city": "Oslo"}'},
+}
+TOOLS = [{"type": "function", "function": {"name": "lookup", "parameters": {}}}]
+CONVERSATION = [
+    {"role": "system", "content": "Answer."},
+    {"role": "user", "content": "What is the capital of Norway?"},
+    {"role": "assistant", "content": "", "tool_calls": [CALL]},
+    {"role": "tool", "tool_call_id": "c1", "content": "Oslo"},
+    {"role": "assistant", "content": "Oslo."},
+]
+
+
+@pytest.fixture
+def tokenizer(chat_directory):
+    return Tokenizer(chat_directory)
+
+
+def learned_texts(example, tokenizer):
+    """The learned tokens as text, one string per run of them."""
+    runs, previous = [], False
+    for token, learned in zip(example.token_ids.tolist(), example.mask, strict=True):
+        if learned and not previous:
+            runs.append([])
+        if learned:
+            runs[-1].append(token)
+        previous = learned
+    return [tokenizer.decode(run) for run in runs]
+
+
+def test_exactly_the_assistants_replies_are_learned_up_to_their_end_of_turn(tokenizer):
+    (example,) = examples_from_chat(CONVERSATION, TOOLS, tokenizer)
+    assert learned_texts(example, tokenizer) == [
+        '<tool_call>\n{"name": "lookup", "arguments": {"city": "Oslo"}}\n</tool_call><|im_end|>',
+        "Oslo.<|im_end|>",
+    ]
+    text = tokenizer.decode(example.token_ids.tolist())
+    assert text + "\n" == tokenizer.render(CONVERSATION, TOOLS, add_generation_prompt=False)
+
+
+def test_each_prompt_is_tokenised_as_the_engine_would(tokenizer):
+    (example,) = examples_from_chat(CONVERSATION, TOOLS, tokenizer)
+    prompt = tokenizer.encode(tokenizer.render(CONVERSATION[:2], TOOLS))
+    assert example.token_ids[: len(prompt)].tolist() == prompt
+    assert not example.mask[: len(prompt)].any()
+    assert example.mask[len(prompt)]
+
+
+def test_a_message_of_weight_zero_is_context_only(tokenizer):
+    muted = [*CONVERSATION[:2], {**CONVERSATION[2], "weight": 0}, *CONVERSATION[3:]]
+    (example,) = examples_from_chat(muted, TOOLS, tokenizer)
+    assert learned_texts(example, tokenizer) == ["Oslo.<|im_end|>"]
+
+
+def test_a_template_that_rewrites_history_gives_one_example_per_prefix(chat_directory, tmp_path):
+    shutil.copytree(chat_directory, tmp_path, dirs_exist_ok=True)
+    kept = "{%- if message.reasoning_content %}"
+    dropped_in_history = "{%- if message.reasoning_content and loop.last %}"
+    source = (chat_directory / CHAT_TEMPLATE_FILE).read_text()
+    (tmp_path / CHAT_TEMPLATE_FILE).write_text(source.replace(kept, dropped_in_history))
+    tokenizer = Tokenizer(tmp_path)
+    turn = {"role": "assistant", "content": "Oslo.", "reasoning": "Think."}
+    messages = [CONVERSATION[1], turn, {"role": "user", "content": "Sure?"}, turn]
+    first, second = examples_from_chat(messages, None, tokenizer)
+    reply = "<think>\nThink.\n</think>\n\nOslo.<|im_end|>"
+    assert learned_texts(first, tokenizer) == [reply]
+    assert learned_texts(second, tokenizer) == [reply]
+    assert tokenizer.decode(second.token_ids.tolist()).count("Think.") == 1
+
+
+def test_jsonl_lines_become_examples_and_a_bad_line_is_named(tokenizer, tmp_path):
+    path = tmp_path / "chat.jsonl"
+    line = json.dumps({"messages": CONVERSATION, "tools": TOOLS})
+    path.write_text(f"{line}\n\n{line}\n")
+    assert len(examples_from_chat_jsonl(path, tokenizer)) == 2
+    path.write_text(f'{line}\n{{"prompt": 1}}\n')
+    with pytest.raises(SftDataError, match=r"chat\.jsonl:2: not a chat record"):
+        examples_from_chat_jsonl(path, tokenizer)
+    broken = [
+        *CONVERSATION[:2],
+        {**CONVERSATION[2], "tool_calls": [{"function": {"arguments": "{"}}]},
+    ]
+    path.write_text(json.dumps({"messages": broken}))
+    with pytest.raises(SftDataError, match=r"chat\.jsonl:1: .*arguments are not JSON"):
+        examples_from_chat_jsonl(path, tokenizer)
+
+
+def test_parquet_rows_become_examples(tmp_path):
+    path = tmp_path / "tokens.parquet"
+    columns = {"token_ids": [[1, 2, 3], [4, 5]], "mask": [[False, True, True], [False, False]]}
+    pyarrow.parquet.write_table(pa.table(columns), path)
+    (example,) = examples_from_parquet(path)
+    assert example.token_ids.tolist() == [1, 2, 3]
+    assert example.mask.tolist() == [False, True, True]
+    with pytest.raises(SftDataError, match="no column 'loss_mask'; there are token_ids, mask"):
+        examples_from_parquet(path, mask_column="loss_mask")
+    columns["mask"][0] = [True]
+    pyarrow.parquet.write_table(pa.table(columns), path)
+    with pytest.raises(SftDataError, match="row 0 has 3 ids and 1 mask"):
+        examples_from_parquet(path)
+
+
+def test_stored_samples_become_examples_as_they_were_sampled(make_sample, make_episode):
+    episode = make_episode([make_sample([1, 2, 3], [2]), make_sample([1, 2], [])])
+    (example,) = examples_from_episodes([episode])
+    assert example.token_ids.tolist() == [1, 2, 3]
+    assert example.mask.tolist() == [False, False, True]
+
+
+def small_set():
+    generator = np.random.default_rng(0)
+    prompt = generator.integers(3, 64, 12)
+    return [
+        SftExample(
+            np.concatenate([prompt, [3 + i], generator.integers(3, 64, 6)]).astype(np.uint32),
+            np.arange(19) >= 13,
+        )
+        for i in range(8)
+    ]
+
+
+@pytest.mark.parametrize("layout", ["tree", "padded"])
+def test_sft_learns_a_small_set_by_heart(policy, layout):
+    examples = small_set()
+    config = SftConfig(
+        epochs=40,
+        batch_size=4,
+        optimizer=OptimizerConfig(learning_rate=1e-2, schedule="cosine", warmup_steps=5),
+        packing=PackingConfig(layout=layout),
+    )
+    history = train_sft(policy, examples, config)
+    assert len(history) == steps_of(8, config) == 80
+    assert history[0].loss > 3.0
+    assert history[-1].loss < 0.05
+    for example in examples:
+        logprobs = score_sequence(policy, example.token_ids.astype(np.int64))
+        assert logprobs[12:].mean() > -0.1
+
+
+def test_tokens_outside_the_mask_teach_nothing(policy_directory):
+    """Changing a token that is neither learned nor before a learned one changes no weight."""
+    results = []
+    for last in (5, 6):
+        policy = load_policy(policy_directory)
+        ids = np.asarray([1, 2, 3, 4, last], dtype=np.uint32)
+        train_sft(policy, [SftExample(ids, np.asarray([0, 0, 1, 1, 0]) > 0)], SftConfig())
+        results.append([p.detach().numpy().copy() for p in policy.parameters()])
+    for first, second in zip(*results, strict=True):
+        np.testing.assert_array_equal(first, second)
+
+
+def test_nothing_to_learn_is_an_error(policy):
+    with pytest.raises(ValueError, match="no example"):
+        train_sft(policy, [SftExample(np.asarray([1, 2]), np.zeros(2, dtype=bool))], SftConfig())
+
+
+def test_a_progress_bar_shows_the_loss_and_the_caller_may_stop(policy):
+    console = Console(record=True, width=100, force_terminal=True)
+    history = train_sft(
+        policy,
+        small_set(),
+        SftConfig(epochs=5, batch_size=4),
+        on_step=lambda step: step.step == 2,
+        console=console,
+    )
+    assert len(history) == 3
+    shown = console.export_text()
+    assert "3/10" in shown
+    assert "loss" in shown

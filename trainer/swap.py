@@ -1,0 +1,141 @@
+"""Changing an engine's weights so that it is known which ones it serves.
+
+The engine is paused, made to load, and resumed. Then fixed token sequences, the *probes*, are
+scored on both sides: an engine may accept a reload and go on serving stale layers, so nothing
+counts before the numbers agree. When they do not, the previous weights are put back, and that is
+checked against how the engine scored before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Literal, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from engine.client import EngineError
+from trainer.config import PublishConfig
+from trainer.model import score_sequence
+
+Scores = list[NDArray[np.float32]]
+
+
+class EngineControl(Protocol):
+    """What publishing needs of an engine; :class:`engine.client.EngineClient` is one."""
+
+    def pause(
+        self, mode: Literal["keep", "wait", "abort"] = "wait", clear_cache: bool = True
+    ) -> None: ...
+
+    def resume(self) -> None: ...
+
+    def reload_weights(self, directory: str | Path) -> None: ...
+
+    def score(self, token_ids: Sequence[int]) -> NDArray[np.float32]: ...
+
+
+class PublishError(Exception):
+    """The engine does not serve the new weights. It serves the previous ones, or see the text."""
+
+    def __init__(self, message: str, *, gap: float | None) -> None:
+        super().__init__(message)
+        self.gap = gap
+        """Mean |engine − trainer| logprob that was found; ``None`` when loading itself failed."""
+
+
+class VerifiedSwap:
+    """Swaps the weights of one engine.
+
+    ``announce(version)`` is called while the engine is paused, right after a load (also when going
+    back), so that whoever stamps policy versions changes over at that moment.
+    """
+
+    def __init__(
+        self,
+        engine: EngineControl,
+        probes: Sequence[NDArray[np.int64]],
+        config: PublishConfig,
+        announce: Callable[[int], None],
+    ) -> None:
+        self._engine = engine
+        self._probes = tuple(probes)
+        self._config = config
+        self._announce = announce
+
+    def engine_scores(self) -> Scores:
+        """How the engine scores the probes now."""
+        return [self._engine.score(probe.tolist()) for probe in self._probes]
+
+    def run(
+        self,
+        model: nn.Module,
+        *,
+        load: Callable[[], None],
+        version: int,
+        restore: Callable[[], None],
+        previous: int,
+        before: Scores,
+    ) -> float:
+        """Make the engine serve ``model``; returns the mean gap that the probes found.
+
+        ``load`` gives the engine the weights of ``model``, ``restore`` those of ``previous``;
+        ``before`` is what :meth:`engine_scores` said of the latter. Raises :class:`PublishError`.
+        """
+        gap: float | None = None
+        try:
+            self._swap(load, version)
+            gap = mean_gap(self.engine_scores(), self._trainer_scores(model))
+        except EngineError as error:
+            what = f"version {version} could not be loaded: {error}"
+        except BaseException as error:
+            # Interrupted, or the version could not be announced: tokens must not be sampled from
+            # weights that they are not stamped with.
+            error.add_note(self._go_back(restore, previous, before))
+            raise
+        else:
+            if gap <= self._config.tolerance:
+                return gap
+            what = (
+                f"version {version}: mean |engine - trainer| logprob is {gap:.2e}, more than "
+                f"{self._config.tolerance:.0e}"
+            )
+        outcome = self._go_back(restore, previous, before)
+        raise PublishError(f"{what}; {outcome}", gap=gap)
+
+    def _go_back(self, restore: Callable[[], None], previous: int, before: Scores) -> str:
+        """Put the previous weights back; says how that went."""
+        try:
+            self._swap(restore, previous)
+            after = self.engine_scores()
+        except EngineError as error:
+            return (
+                f"version {previous} could not be put back either ({error}): restart the engine "
+                "before going on"
+            )
+        if not mean_gap(after, before) <= self._config.tolerance:
+            return (
+                f"version {previous} was put back, but the engine does not score as it did before: "
+                "restart the engine before going on"
+            )
+        return f"the engine serves version {previous} again"
+
+    def _swap(self, load: Callable[[], None], version: int) -> None:
+        self._engine.pause(mode=self._config.pause_mode, clear_cache=True)
+        try:
+            load()
+            self._announce(version)
+        finally:
+            self._engine.resume()
+
+    @torch.no_grad()
+    def _trainer_scores(self, model: nn.Module) -> Scores:
+        return [score_sequence(model, probe).float().cpu().numpy() for probe in self._probes]
+
+
+def mean_gap(scores: Scores, others: Scores) -> float:
+    """Mean |difference| over all tokens of all probes, nats; NaN when either side has one."""
+    return float(np.abs(np.concatenate(scores) - np.concatenate(others)).mean())
