@@ -248,6 +248,7 @@ def grpo_config(settings: DemoSettings) -> GrpoConfig:
     return GrpoConfig(
         steps=settings.max_steps,
         minibatches=settings.minibatches,
+        epochs=settings.epochs,
         seed=settings.seed,
         optimizer=OptimizerConfig(learning_rate=settings.learning_rate),
         checkpoints=CheckpointConfig(every=1, keep=2),

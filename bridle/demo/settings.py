@@ -32,7 +32,9 @@ class DemoSettings:
     group_size: int = 8
     """Sessions per question."""
     minibatches: int = 2
-    """Optimizer updates per step."""
+    """Optimizer updates per pass over a step's sessions."""
+    epochs: int = 4
+    """Passes over a step's sessions."""
     goal: float = 0.97
     """Mean reward of a step's sessions, over the last three steps, at which training ends."""
     minutes: float = 10.0
