@@ -16,6 +16,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from engine.tokenizer import CHAT_TEMPLATE_FILE
+from trainer.model import save_policy
 
 SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 MARKUP_TOKENS = (
@@ -92,6 +93,7 @@ def train_tokenizer(
     vocab_size: int = 2048,
     split_digits: bool = True,
     split_spaces: bool = False,
+    min_frequency: int = 0,
     template: str = CHATML_TOOLS_TEMPLATE,
     special_tokens: Sequence[str] = SPECIAL_TOKENS,
     eos_token: str = "<|im_end|>",  # noqa: S107 - a word of the vocabulary
@@ -103,7 +105,9 @@ def train_tokenizer(
     that decode as text, as in Qwen3.
 
     ``split_digits`` makes every digit a token of its own, ``split_spaces`` every space: then a word
-    is the same token after a space and after a quote, and a tiny model can learn to copy it.
+    is the same token after a space and after a quote, and a tiny model can learn to copy it. Words
+    whose pieces occur less than ``min_frequency`` times stay in pieces, which can be copied too
+    when the word itself has never been seen.
     """
     directory.mkdir(parents=True, exist_ok=True)
     tokenizer = Tokenizer(models.BPE())
@@ -120,6 +124,7 @@ def train_tokenizer(
         texts,
         trainers.BpeTrainer(
             vocab_size=vocab_size - len(MARKUP_TOKENS),
+            min_frequency=min_frequency,
             special_tokens=list(special_tokens),
             initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
             show_progress=False,
@@ -163,4 +168,4 @@ def make_policy(directory: Path, shape: TinyShape, *, vocab_size: int, seed: int
     model = Qwen3ForCausalLM(config)
     model.generation_config.eos_token_id = [2]
     model.generation_config.pad_token_id = 0
-    model.save_pretrained(directory)
+    save_policy(model, directory)

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from engine.tokenizer import Tokenizer
-from harnesses.tasks import Task
 
 
 def first_corpus(agent_source: str) -> Iterator[str]:
@@ -23,14 +22,3 @@ def recorded_corpus(conversations: Path, tokenizer: Tokenizer) -> Iterator[str]:
             yield tokenizer.render(
                 record["messages"], record.get("tools"), add_generation_prompt=False
             )
-
-
-def task_corpus(tasks: list[Task]) -> Iterator[str]:
-    """The questions, and the markup that answers them: every item's name in its own context."""
-    for task in tasks:
-        calls = "".join(
-            f"<tool_call>\n{json.dumps({'name': step['tool'], 'arguments': step['arguments']})}\n"
-            f"</tool_call>\n<tool_response>\n{step['result']}\n</tool_response>\n"
-            for step in task.payload["steps"]
-        )
-        yield f"user\n{task.prompt}\nassistant\n{calls}The answer is {task.payload['answer']}."

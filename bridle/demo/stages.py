@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 
-from bridle.demo.corpus import first_corpus, recorded_corpus, task_corpus
+from bridle.demo.corpus import first_corpus, recorded_corpus
 from bridle.demo.settings import DemoSettings
 from bridle.demo.teacher import teacher
 from bridle.examples import load_example
@@ -47,6 +47,7 @@ class Shop:
         return PythonAgent(
             self.script,
             name="langchain",
+            without_tls=True,
             environment={"SHOP_TEMPERATURE": str(temperature)},
         )
 
@@ -108,8 +109,12 @@ def make_base_policy(
     conversations = places.root / "first.jsonl"
     with Reader(places.store) as reader:
         export_chat(reader, conversations, Selection(run=run_id, outcome="completed"))
-    texts = [*recorded_corpus(conversations, Tokenizer(places.first)), *task_corpus(tasks)]
-    size = train_tokenizer(places.base, texts, vocab_size=settings.vocab_size, split_spaces=True)
+    size = train_tokenizer(
+        places.base,
+        recorded_corpus(conversations, Tokenizer(places.first)),
+        vocab_size=settings.vocab_size,
+        min_frequency=settings.first_sessions // 2,
+    )
     make_policy(places.base, settings.shape, vocab_size=size, seed=settings.seed)
 
 

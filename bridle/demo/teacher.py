@@ -15,7 +15,7 @@ from typing import Any
 from engine.scripted import Reply, ScriptedCall, ScriptedRequest
 from harnesses.tasks import Task
 
-OPERATIONS = ("multiply", "add", "subtract")
+OPERATIONS = ("add", "subtract", "multiply")
 
 
 def teacher(tasks: Iterable[Task], *, skill: float) -> Callable[[ScriptedRequest], Reply]:
@@ -34,8 +34,12 @@ def teacher(tasks: Iterable[Task], *, skill: float) -> Callable[[ScriptedRequest
             arguments = {"item": payload["item"], "field": payload["field"]}
             return Reply(tool_calls=(ScriptedCall("look_up", arguments),))
         if len(results) == 1:
-            numbers = {"a": int(results[0]), "b": payload["numbers"][1]}
-            return Reply(tool_calls=(ScriptedCall(_operation(question, payload, skill), numbers),))
+            arguments = {
+                "a": int(results[0]),
+                "operation": _operation(question, payload, skill),
+                "b": payload["numbers"][1],
+            }
+            return Reply(tool_calls=(ScriptedCall("calculate", arguments),))
         return Reply(content=f"The answer is {results[-1]}.")
 
     return script

@@ -8,6 +8,7 @@ it says why on stderr and exits with 1.
 
 import argparse
 import json
+import operator
 import os
 import sys
 from pathlib import Path
@@ -20,6 +21,7 @@ from openai import OpenAIError
 
 SHOP = json.loads(Path(__file__).with_name("shop.json").read_text())
 MAX_MODEL_CALLS = 6
+OPERATIONS = {"add": operator.add, "subtract": operator.sub, "multiply": operator.mul}
 
 
 @tool
@@ -34,21 +36,10 @@ def look_up(item: str, field: str) -> str:
 
 
 @tool
-def multiply(a: int, b: int) -> int:
-    """a times b"""
-    return a * b
-
-
-@tool
-def add(a: int, b: int) -> int:
-    """a plus b"""
-    return a + b
-
-
-@tool
-def subtract(a: int, b: int) -> int:
-    """a minus b"""
-    return a - b
+def calculate(a: int, operation: str, b: int) -> str:
+    """Add, subtract or multiply two numbers."""
+    compute = OPERATIONS.get(operation)
+    return "no such operation" if compute is None else str(compute(a, b))
 
 
 def answer(question: str, stream: bool = False) -> str:
@@ -63,7 +54,7 @@ def answer(question: str, stream: bool = False) -> str:
     )
     agent = create_agent(
         model,
-        [look_up, multiply, add, subtract],
+        [look_up, calculate],
         system_prompt="You help in a shop. Use the tools, then answer with the number.",
     )
     state = agent.invoke(

@@ -24,7 +24,7 @@ verifier = NumberAnswer()
 
 @dataclass(frozen=True)
 class Form:
-    """A way to ask: the field to look up, the tool to compute with, the numbers that fit."""
+    """A way to ask: the field to look up, the operation to compute with, the numbers that fit."""
 
     name: str
     text: str
@@ -77,8 +77,8 @@ def make_task(form: Form, item: str, number: int) -> Task:
                     "result": str(value),
                 },
                 {
-                    "tool": form.operation,
-                    "arguments": {"a": value, "b": number},
+                    "tool": "calculate",
+                    "arguments": {"a": value, "operation": form.operation, "b": number},
                     "result": str(answer),
                 },
             ],

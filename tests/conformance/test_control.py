@@ -168,6 +168,7 @@ def test_a_stream_goes_on_over_a_reload(api: Any, control: EngineClient) -> None
     assert len(running.result().token_ids) == LONG
 
 
+@pytest.mark.ours
 def test_weights_that_are_not_there_are_refused(control: EngineClient) -> None:
     with pytest.raises(EngineRefused) as refused:
         control.reload_weights("/nowhere/at/all")

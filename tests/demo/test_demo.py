@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -138,13 +137,13 @@ def blocks(text: str) -> list[str]:
 
 
 @pytest.fixture
-def readme(demo: Path, tmp_path: Path) -> Iterator[Path]:
+def readme(demo: Path, tmp_path: Path) -> Path:
     """A checkout in which the README's commands can be typed, after ``make demo``."""
     checkout = tmp_path / "checkout"
     (checkout / "runs").mkdir(parents=True)
     (checkout / "examples").symlink_to(ROOT / "examples")
     shutil.copytree(demo / "policy" / "trained", checkout / "runs/demo/policy/trained")
-    yield checkout
+    return checkout
 
 
 def test_the_readme_walkthrough_works_as_typed(readme: Path) -> None:
@@ -156,8 +155,12 @@ def test_the_readme_walkthrough_works_as_typed(readme: Path) -> None:
     engine, proxy = serve.strip().splitlines()
     first, second = wait.splitlines()
     script = "\n".join(
-        ["set -e", 'trap "kill $(jobs -p) || true" EXIT', engine, first, proxy, second]
-        + [point, look, take]
+        [
+            "set -e",
+            'trap "kill $(jobs -p) || true" EXIT',
+            *(engine, first, proxy, second),
+            *(point, look, take),
+        ]
     )
     binaries = str(Path(sys.executable).parent)
     done = subprocess.run(

@@ -83,13 +83,13 @@ def _conformance_policy(directory: Path) -> None:
     CONFORMANCE["make"](directory)
 
 
-def _untied_policy(directory: Path) -> None:
+def _tied_policy(directory: Path) -> None:
     """Large enough that a reply can be interrupted: some milliseconds per token."""
     from trainer.tiny import TinyShape, make_policy, train_tokenizer
 
-    size = train_tokenizer(directory, ["a tale of two matrices"] * 4, vocab_size=400)
+    size = train_tokenizer(directory, ["a tale of one matrix"] * 4, vocab_size=400)
     shape = TinyShape(
-        hidden=384, layers=4, heads=6, kv_heads=2, intermediate=1024, context=1024, tied=False
+        hidden=384, layers=4, heads=6, kv_heads=2, intermediate=1024, context=1024, tied=True
     )
     make_policy(directory, shape, vocab_size=size, seed=5)
 
@@ -113,8 +113,8 @@ _CARELESS = (
 )
 
 KINDS = {
-    "policy": Kind({}, _conformance_policy),
-    "untied": Kind({"lora_rank": 8}, _untied_policy),
+    "policy": Kind({"lora_rank": 8}, _conformance_policy),
+    "tied": Kind({}, _tied_policy),
     "careless": Kind(
         {"tool_parser": None, "reasoning_parser": None, "extra": _CARELESS}, _policy_with_defaults
     ),

@@ -62,14 +62,14 @@ class Reply(threading.Thread):
             self.logprobs += [entry["logprob"] for entry in entries]
             self.finish_reason = choice.get("finish_reason") or self.finish_reason
 
-    def freeze_in_the_middle(self, control: VllmControl) -> int:
+    def freeze_in_the_middle(self, control: VllmControl, *, clear_cache: bool = False) -> int:
         """Pause (``keep``) once the reply has begun, long before its end; the tokens so far."""
         self.start()
         deadline = time.monotonic() + 60
         while len(self.token_ids) < 20:
             assert time.monotonic() < deadline
             time.sleep(0.005)
-        control.pause("keep", clear_cache=False)
+        control.pause("keep", clear_cache=clear_cache)
         time.sleep(0.3)
         assert len(self.token_ids) < LENGTH - 20
         return len(self.token_ids)
@@ -84,7 +84,7 @@ class Reply(threading.Thread):
 @pytest.fixture
 def newer(vllm_servers: Any, tmp_path: Path) -> tuple[Path, torch.nn.Module, torch.nn.Module]:
     """Other weights for the served policy: their directory, and the models of before and after."""
-    origin = vllm_servers.model_dir("untied")
+    origin = vllm_servers.model_dir("tied")
     old, new = load_policy(origin), load_policy(origin)
     torch.manual_seed(9)
     with torch.no_grad():
@@ -96,11 +96,11 @@ def newer(vllm_servers: Any, tmp_path: Path) -> tuple[Path, torch.nn.Module, tor
 
 @pytest.fixture
 def control(vllm_servers: Any) -> Any:
-    server = vllm_servers.use("untied")
+    server = vllm_servers.use("tied")
     with VllmControl(server.base_url) as control:
         yield control
         control.pause("abort")
-        control.reload_weights(vllm_servers.model_dir("untied"))
+        control.reload_weights(vllm_servers.model_dir("tied"))
         control.resume()
 
 
@@ -109,8 +109,7 @@ def test_keep_changes_the_version_at_the_token_where_the_stream_stood(
 ) -> None:
     directory, old, new = newer
     reply = Reply(control.base_url)
-    stood = reply.freeze_in_the_middle(control)
-    control.pause("keep", clear_cache=True)
+    stood = reply.freeze_in_the_middle(control, clear_cache=True)
     time.sleep(0.3)
     assert len(reply.token_ids) == stood, "frozen"
     control.reload_weights(directory)

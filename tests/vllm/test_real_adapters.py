@@ -1,10 +1,13 @@
-"""A real vLLM with untied embeddings: whole weights, and LoRA adapters equal to PEFT's."""
+"""LoRA adapters on a real vLLM: each version under a name of its own, equal to PEFT's.
+
+Files named ``test_real_…`` need vLLM and are marked ``vllm``. They run in the order of their names,
+which is the order in which the shared servers are needed.
+"""
 
 from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +22,6 @@ from trainer.model import load_policy, score_sequence
 from trainer.publish import default_probes
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
-
-
-def test_each_of_five_publishes_is_what_the_engine_samples_from(
-    publishing: Callable[[str], Any],
-) -> None:
-    policy = publishing("untied")
-    assert not policy.model.config.tie_word_embeddings
-    policy.publish_five()
 
 
 def adapter(model_dir: Path, directory: Path, seed: int) -> PeftModel:
@@ -50,8 +45,8 @@ def scores(model: PeftModel, probes: list[Any]) -> list[Any]:
 def test_three_versions_are_each_served_under_a_name_of_their_own(
     vllm_servers: Any, tmp_path: Path
 ) -> None:
-    server = vllm_servers.use("untied")
-    model_dir = vllm_servers.model_dir("untied")
+    server = vllm_servers.use("policy")
+    model_dir = vllm_servers.model_dir("policy")
     probes = default_probes(250)
     with AdapterPublisher(server.base_url, base_name="policy", keep=2) as publisher:
         plain = [publisher.score(probe.tolist(), model="policy") for probe in probes]
@@ -76,8 +71,8 @@ def test_three_versions_are_each_served_under_a_name_of_their_own(
 
 
 def test_an_adapter_that_scores_otherwise_is_unloaded(vllm_servers: Any, tmp_path: Path) -> None:
-    server = vllm_servers.use("untied")
-    model_dir = vllm_servers.model_dir("untied")
+    server = vllm_servers.use("policy")
+    model_dir = vllm_servers.model_dir("policy")
     probes = default_probes(250)
     expected = scores(adapter(model_dir, tmp_path / "one", seed=1), probes)
     adapter(model_dir, tmp_path / "other", seed=2)
