@@ -34,9 +34,13 @@ from store.records import (
     TaskRecord,
     TokenIds,
 )
-from store.schema import calls, metrics, policies, rewards, runs, sessions, spans, tasks
+from store.schema import bodies, calls, metrics, policies, rewards, runs, sessions, spans, tasks
 
 _PAGE: Final = 200
+
+_CALLS: Final = select(calls, bodies.c.data.label("request_row")).outerjoin(
+    bodies, bodies.c.id == calls.c.request_body_id
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,11 +178,11 @@ class Reader:
 
     def calls(self, session_id: str) -> list[CallRow]:
         """A session's calls in the order of their start."""
-        query = select(calls).where(calls.c.session_id == session_id)
+        query = _CALLS.where(calls.c.session_id == session_id)
         return [_call(row) for row in self._rows(query.order_by(calls.c.started_at, calls.c.id))]
 
     def call(self, call_id: str) -> CallRow:
-        row = self._first(select(calls).where(calls.c.id == call_id))
+        row = self._first(_CALLS.where(calls.c.id == call_id))
         if row is None:
             raise NotFound(f"no call {call_id}")
         return _call(row)
@@ -356,7 +360,8 @@ def _call(row: Row[Any]) -> CallRow:
     columns["kind"] = CallKind(row.kind)
     columns["status"] = CallStatus(row.status)
     columns["break_reason"] = None if row.break_reason is None else BreakReason(row.break_reason)
-    columns["conversation"] = unpack_json(row.conversation)
+    columns["message"] = unpack_json(row.message)
+    columns["conversation"] = stored.conversation(row.conversation, columns.pop("request_row"))
     columns["notes"] = tuple(Note(note["name"], note["detail"]) for note in row.notes)
     return CallRow(**columns)
 

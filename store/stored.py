@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from sqlalchemy import Connection, Row, select
 
 from store.bodies import Body, BodyRow, decode
 from store.cache import SessionState
 from store.errors import NotFound
-from store.packing import checksum, unpack_ids, unpack_logprobs
+from store.packing import DICTIONARY, checksum, unpack, unpack_ids, unpack_json, unpack_logprobs
 from store.records import Span, SpanKind, VersionRun
 from store.schema import bodies, calls, spans
 from store.tree import TokenTree
@@ -76,6 +78,12 @@ def body_chain(connection: Connection, body_id: str) -> list[BodyRow]:
         chain.append(rows[link])
         link = rows[link].base_id
     return chain[::-1]
+
+
+def conversation(packed: bytes, request_row: bytes | None) -> dict[str, Any]:
+    """``calls.conversation``, with ``bodies.data`` of the call's request."""
+    leans = packed[0] == DICTIONARY and request_row is not None
+    return unpack_json(packed, unpack(request_row) if leans and request_row else b"")
 
 
 def _little(values: object, dtype: str) -> bytes:

@@ -1,0 +1,1 @@
+"""Measurements behind ``bridle bench``: each module prints the figures that an issue is judged by."""
