@@ -9,6 +9,7 @@ from __future__ import annotations
 import typer
 
 from bridle.commands import (
+    ablate,
     audit,
     demo,
     engine,
@@ -39,6 +40,7 @@ app.command("show")(show.show)
 app.command("reward")(reward.reward)
 app.command("export")(export.export)
 app.command("audit")(audit.audit)
+app.command("ablate")(ablate.ablate)
 app.command("rollout")(rollout.rollout)
 app.command("train")(train.train)
 app.command("sft")(sft.sft)

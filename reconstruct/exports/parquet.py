@@ -16,8 +16,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from reconstruct.builders import BUILDER_VERSION, build
-from reconstruct.exports.selection import ExportReport, Selection, select
-from reconstruct.samples import Sample
+from reconstruct.exports.selection import ExportReport, Selection, call_refused, select
+from reconstruct.samples import Sample, only_calls
 from reconstruct.tree import BrokenTree, SessionTree
 from store.packing import dump_json
 from store.queries import Reader
@@ -70,7 +70,12 @@ def export_parquet(
             except BrokenTree:
                 report.leave_out("session_broken")
                 continue
-            for sample in build(tree, selection.policy, builder).samples:
+            samples = build(tree, selection.policy, builder).samples
+            for sample in only_calls(samples, _taken(reader, tree, selection, report)):
+                content = (sample.token_ids.tobytes(), sample.mask.tobytes())
+                if selection.deduplicate and report.repeats(*content):
+                    report.leave_out("duplicate")
+                    continue
                 waiting.append(_row(session, sample, names, rewards))
                 report.rows += 1
                 report.tokens += int(np.count_nonzero(sample.mask))
@@ -89,6 +94,22 @@ def read_samples(path: str | Path) -> Iterator[Sample]:
             columns = {name: batch.column(name) for name, _ in _COLUMNS}
             for index in range(batch.num_rows):
                 yield _sample({name: column[index] for name, column in columns.items()})
+
+
+def _taken(
+    reader: Reader, tree: SessionTree, selection: Selection, report: ExportReport
+) -> set[str]:
+    """The calls that the selection trains, as far as the policy allows."""
+    taken: set[str] = set()
+    given = reader.rewards(tree.session_id)
+    for call in tree.calls.values():
+        reason = call_refused(call, selection, given)
+        if reason is not None:
+            report.leave_out(reason)
+        else:
+            report.take_call(call)
+            taken.add(call.id)
+    return taken
 
 
 def _row(
