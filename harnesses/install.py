@@ -1,4 +1,4 @@
-"""Where the Node harnesses are: what ``harnesses/node/install`` put there, or the system's."""
+"""Where the pinned harnesses are: what the two ``install`` scripts put there, or the system's."""
 
 from __future__ import annotations
 
@@ -9,17 +9,34 @@ from pathlib import Path
 from harnesses.runtimes.base import NotLaunchable
 
 NODE = Path(__file__).with_name("node")
+PYTHON = Path(__file__).with_name("python")
 BIN_DIRECTORIES = (NODE / "node_modules/.bin", NODE / "more/node_modules/.bin")
 
 
 def find_harness(command: str) -> str:
-    """Absolute path of ``command``, the pinned one before any other on ``PATH``.
+    """Absolute path of the Node harness ``command``, the pinned one before any other on ``PATH``.
 
     Raises :class:`NotLaunchable` with what to install.
     """
     found = shutil.which(command, path=search_path(os.environ.get("PATH", os.defpath)))
     if found is None:
         raise NotLaunchable(f"{command} is not installed; run harnesses/node/install --all")
+    return found
+
+
+def find_python_harness(environment: str, command: str) -> str:
+    """Absolute path of ``command`` in the pinned ``environment``, else of the one on ``PATH``.
+
+    ``python`` is looked for in the environment only: any other lacks the harness. Raises
+    :class:`NotLaunchable` with what to install.
+    """
+    pinned = PYTHON / f".venv-{environment}/bin"
+    places = [str(pinned)]
+    if command != "python":
+        places.append(os.environ.get("PATH", os.defpath))
+    found = shutil.which(command, path=os.pathsep.join(places))
+    if found is None:
+        raise NotLaunchable(f"{environment} is not installed; run harnesses/python/install")
     return found
 
 

@@ -21,6 +21,7 @@ from reconstruct.exports.conversation import (
     replies,
 )
 from reconstruct.exports.selection import ExportReport, Selection, select
+from reconstruct.kinds import with_kinds
 from reconstruct.policy import TrainablePolicy
 from store.queries import CallRow, Reader
 from store.records import CallStatus
@@ -35,7 +36,7 @@ def export_chat(
     report.path.parent.mkdir(parents=True, exist_ok=True)
     with report.path.open("wb") as file:
         for session, _ in select(reader, selection, report):
-            for line in chat_lines(reader.calls(session.id), selection.policy, report):
+            for line in chat_lines(with_kinds(reader.calls(session.id)), selection.policy, report):
                 file.write(orjson.dumps(line) + b"\n")
                 report.rows += 1
     return report
