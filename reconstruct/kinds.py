@@ -164,10 +164,8 @@ def _given(messages: Iterable[Mapping[str, object]]) -> Iterable[str]:
 
 def _replaced(calls: Sequence[CallRow]) -> set[str]:
     """Calls that ended badly and that another call asks again."""
-    again = {(call.conversation.get("lineage") or {}).get("retry_of") for call in calls}
-    return {
-        call.id for call in calls if call.id in again and call.status is not CallStatus.COMPLETE
-    }
+    bad = {call.id for call in calls if call.status is not CallStatus.COMPLETE}
+    return bad & {(call.conversation.get("lineage") or {}).get("retry_of") for call in calls}
 
 
 def _aside(line: _Line, lines: Sequence[_Line], worked: Sequence[_Line]) -> str | None:

@@ -190,28 +190,31 @@ def _unfinished(result: RolloutResult, directory: Path) -> str:
     return f"{text} {result.error}".strip()
 
 
+_INTRODUCTION: Final = """\
+# The harnesses, exact and rendered
+
+Each harness ran unmodified through the proxy, against a scripted policy that thinks and asks for
+two shell commands at once, {turns} turns long, under a chat template that strips thinking from the
+history and writes arguments its own way. *Rows* are the main branches with trainable tokens per
+session. *Rendered* is the same run with the history rendered again every turn, as any proxy does
+that keeps no tokens: what it breaks on. Made by `bridle bench harnesses --table docs/harnesses.md`.
+
+| harness | calls | exact: rows | breaks | unexplained | rendered: rows | breaks | on what |
+|---|---|---|---|---|---|---|---|"""
+
+
 def markdown(report: Report) -> str:
     """The report as the page that is published: what it shows, and one line per harness."""
-    lines = [
-        "# The harnesses, exact and rendered",
-        "",
-        "Each harness ran unmodified through the proxy, against a scripted policy that thinks and",
-        f"asks for two shell commands at once, {report.turns} turns long, under a chat template",
-        "that strips thinking from the history and writes arguments its own way. *Rows* are the",
-        "main branches with trainable tokens per session; *rendered* shows what the same run breaks",
-        "on when the history is rendered again every turn. Made by `bridle bench harnesses",
-        "--table docs/harnesses.md`.",
-        "",
-        "| harness | calls | exact: rows | breaks | unexplained "
-        "| rendered: rows | breaks | on what |",
-        "|---|---|---|---|---|---|---|---|",
-    ]
+    lines = [_INTRODUCTION.format(turns=report.turns)]
     for name, modes in report.figures.items():
         lines.append(_table_row(name, modes))
     side = [name for name, modes in report.figures.items() if _asides(modes)]
     if side:
         lines += ["", "Calls beside the conversation (titles and the like), told apart and not"]
         lines.append(f"trained: {', '.join(_asides_of(report, name) for name in side)}.")
+    failures = report.failures()
+    lines += ["", "The audit of every session is clean." if not failures else "What fails:"]
+    lines += [f"- {failure}" for failure in failures]
     return "\n".join(lines) + "\n"
 
 

@@ -1,8 +1,8 @@
 """A scripted policy that works in any harness's own shell, and the template that tempts to break.
 
-Nearly every turn it thinks, then asks for two shell commands at once; after the last turn it repeats what
-the last command really said. It decides from the request alone, so any number of harnesses may ask
-it at the same time.
+Nearly every turn it thinks, then asks for two shell commands at once; after the last turn it
+repeats what the last command really said. It decides from the request alone, so any number of
+harnesses may ask it at the same time.
 """
 
 from __future__ import annotations
@@ -160,7 +160,8 @@ STRIPPING_TEMPLATE: Final = """\
 {%- endfor %}
 {{- '<|im_end|>\\n' }}
 {%- elif message.role == 'tool' %}
-{%- if loop.first or messages[loop.index0 - 1].role != 'tool' %}{{- '<|im_start|>user' }}{%- endif %}
+{%- set opens = loop.first or messages[loop.index0 - 1].role != 'tool' %}
+{%- if opens %}{{- '<|im_start|>user' }}{%- endif %}
 {{- '\\n<tool_response>\\n' + message.content + '\\n</tool_response>' }}
 {%- if loop.last or messages[loop.index0 + 1].role != 'tool' %}{{- '<|im_end|>\\n' }}{%- endif %}
 {%- else %}

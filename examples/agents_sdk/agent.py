@@ -1,6 +1,6 @@
 """A small shell agent on the OpenAI Agents SDK.
 
-    OPENAI_BASE_URL=http://localhost:8000/v1 OPENAI_API_KEY=… python agent.py "What is in this folder?"
+    OPENAI_BASE_URL=http://localhost:8000/v1 OPENAI_API_KEY=… python agent.py "What is in here?"
 
 It prints its answer. ``--api`` chooses the provider's API, ``--stream`` reads replies as they come.
 """
