@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from pathlib import Path
@@ -38,6 +39,19 @@ def find_python_harness(environment: str, command: str) -> str:
     if found is None:
         raise NotLaunchable(f"{environment} is not installed; run harnesses/python/install")
     return found
+
+
+def pinned_version(package: str) -> str | None:
+    """The version of ``package`` that the install scripts put here; ``None`` for another's."""
+    for manifest in (NODE / "package.json", NODE / "more/package.json"):
+        pins = json.loads(manifest.read_text(encoding="utf-8"))["dependencies"]
+        if package in pins:
+            return str(pins[package])
+    pins_file = PYTHON / f"{package}.txt"
+    if "/" in package or not pins_file.is_file():
+        return None
+    lines = pins_file.read_text(encoding="utf-8").splitlines()
+    return next((line.split("==")[1] for line in lines if line.startswith(f"{package}==")), None)
 
 
 def search_path(path: str) -> str:

@@ -197,10 +197,11 @@ Each harness ran unmodified through the proxy, against a scripted policy that th
 two shell commands at once, {turns} turns long, under a chat template that strips thinking from the
 history and writes arguments its own way. *Rows* are the main branches with trainable tokens per
 session. *Rendered* is the same run with the history rendered again every turn, as any proxy does
-that keeps no tokens: what it breaks on. Made by `bridle bench harnesses --table docs/harnesses.md`.
+that keeps no tokens: what it breaks on, by the first difference. Made by
+`bridle bench harnesses --table docs/harnesses.md`.
 
-| harness | calls | exact: rows | breaks | unexplained | rendered: rows | breaks | on what |
-|---|---|---|---|---|---|---|---|"""
+| harness | version | dialect | calls | exact: rows | breaks | unexplained | rendered: rows | breaks | on what |
+|---|---|---|---|---|---|---|---|---|---|"""  # noqa: E501
 
 
 def markdown(report: Report) -> str:
@@ -221,8 +222,11 @@ def markdown(report: Report) -> str:
 def _table_row(name: str, modes: Mapping[Continuation, Figures]) -> str:
     exact, rendered = modes[Continuation.EXACT].as_data(), modes[Continuation.RENDERED].as_data()
     reasons = ", ".join(f"{why} {n}" for why, n in rendered["breaks_by_reason"].items())
+    case = CASES.get(name)
     cells = (
         name,
+        (case and case.version) or "–",
+        (case and case.dialect) or "–",
         exact["calls"],
         exact["rows_per_session"],
         exact["breaks"],

@@ -79,7 +79,7 @@ async def test_a_harness_that_drops_reasoning_is_one_row_exactly_and_breaks_when
     assert figures["rendered"]["rows_per_session"] == 3.0
     assert figures["rendered"]["breaks_by_reason"] == {"reasoning_dropped": 2}
     assert report.failures() == []
-    row = "| small | 3 | 1 | 0 | 0 | 3 | 2 | reasoning_dropped 2 |"
+    row = "| small | – | – | 3 | 1 | 0 | 0 | 3 | 2 | reasoning_dropped 2 |"
     assert row in markdown(report)
 
 

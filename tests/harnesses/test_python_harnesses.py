@@ -47,6 +47,13 @@ def test_another_environments_python_does_not_pass_for_the_pinned_one(
         install.find_python_harness("openai-agents", "python")
 
 
+def test_the_version_of_a_pinned_harness_is_known_and_another_packages_is_not() -> None:
+    assert str(install.pinned_version("@openai/codex")).startswith("0.")
+    assert str(install.pinned_version("mini-swe-agent")).startswith("2.")
+    assert install.pinned_version("emacs") is None
+    assert install.pinned_version("../python/mini-swe-agent") is None
+
+
 def test_the_installer_refuses_what_it_does_not_know() -> None:
     ended = subprocess.run([install.PYTHON / "install", "--all"], capture_output=True, text=True)
 
