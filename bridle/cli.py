@@ -11,6 +11,7 @@ import typer
 from bridle.commands import (
     ablate,
     audit,
+    bench,
     demo,
     engine,
     export,
@@ -45,3 +46,4 @@ app.command("rollout")(rollout.rollout)
 app.command("train")(train.train)
 app.command("sft")(sft.sft)
 app.add_typer(engine.app, name="engine")
+app.add_typer(bench.app, name="bench")

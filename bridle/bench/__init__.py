@@ -1,1 +1,1 @@
-"""Measurements behind ``bridle bench``: each module prints the figures that an issue is judged by."""
+"""What ``bridle bench`` measures; one file per benchmark, each makes a JSON-ready report."""

@@ -12,7 +12,9 @@ from bridle.commands.sessions import summary
 from bridle.options import JsonOption, StoreOption
 from bridle.reading import one_session, reader
 from bridle.terminal import out, print_json
+from reconstruct.kinds import classify
 from store.queries import CallRow, Reader
+from store.records import CallKind
 
 
 def show(
@@ -41,6 +43,7 @@ def show(
 
 def _turns(source: Reader, session_id: str) -> list[dict[str, Any]]:
     calls = source.calls(session_id)
+    verdicts = classify(calls)
     numbers = {call.id: number for number, call in enumerate(calls, start=1)}
     observed: dict[str, int] = {}
     for span in source.spans(session_id):
@@ -53,7 +56,8 @@ def _turns(source: Reader, session_id: str) -> list[dict[str, Any]]:
             "continues": numbers.get(call.parent_call_id or ""),
             "lineage_rule": call.lineage_rule,
             "dialect": call.dialect,
-            "kind": call.kind,
+            "kind": verdicts[call.id].kind,
+            "kind_evidence": verdicts[call.id].evidence,
             "status": call.status,
             "reason": call.reason,
             "prompt_tokens": call.prompt_tokens,
@@ -89,6 +93,8 @@ def _table(turns: list[dict[str, Any]]) -> Table:
     table.add_column("reply", overflow="ellipsis", no_wrap=True)
     for turn in turns:
         status = turn["status"]
+        if turn["kind"] not in (CallKind.MAIN, CallKind.UNKNOWN):
+            status += f", {turn['kind']}"
         if turn["break_reason"]:
             status += f", break: {turn['break_reason']}"
         table.add_row(
