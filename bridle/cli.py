@@ -10,6 +10,7 @@ import typer
 
 from bridle.commands import (
     audit,
+    bench,
     demo,
     engine,
     export,
@@ -42,4 +43,5 @@ app.command("audit")(audit.audit)
 app.command("rollout")(rollout.rollout)
 app.command("train")(train.train)
 app.command("sft")(sft.sft)
+app.add_typer(bench.app, name="bench")
 app.add_typer(engine.app, name="engine")

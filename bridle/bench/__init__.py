@@ -1,0 +1,1 @@
+"""Measurements behind ``bridle bench``: what Bridle costs, beside what it stands in for."""
