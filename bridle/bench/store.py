@@ -167,7 +167,9 @@ def _small_calls(session_id: str, seed: int) -> Iterator[BenchCall]:
         logprobs = -random.random(125).astype(np.float32)
         now, call_id = time.time(), new_id("call")
         message = {"role": "assistant", "content": said}
-        begun = CallBegun(call_id, session_id, "chat", now, history + b"{}]", True, "policy", parent)
+        begun = CallBegun(
+            call_id, session_id, "chat", now, history + b"{}]", True, "policy", parent
+        )
         ended = CallEnded(
             call_id,
             session_id,
