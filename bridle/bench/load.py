@@ -12,6 +12,7 @@ import asyncio
 import sys
 import time
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 from urllib.parse import urlsplit
 
@@ -65,6 +66,8 @@ class Worker(asyncio.Protocol):
         self._url = urlsplit(load.url)
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._until = time.perf_counter() + load.seconds
+        self._tail = b""
+        self._first = 0.0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport: Any = transport
@@ -131,14 +134,19 @@ def request_body(load: Load, session: str, number: int) -> bytes:
     return orjson.dumps(asked)
 
 
+def _itself(worker: Worker) -> Worker:
+    return worker
+
+
 async def run(load: Load) -> Measured:
     result = Measured(0, 0, 0.0, [], [])
     loop = asyncio.get_running_loop()
     url = urlsplit(load.url)
     started = time.perf_counter()
     workers = [Worker(load, number, result) for number in range(load.concurrency)]
+    host, port = url.hostname or "127.0.0.1", url.port or 80
     for worker in workers:
-        await loop.create_connection(lambda worker=worker: worker, url.hostname, url.port)  # type: ignore[misc]
+        await loop.create_connection(partial(_itself, worker), host, port)
     await asyncio.gather(*(worker.done for worker in workers))
     result.seconds = time.perf_counter() - started
     return result
