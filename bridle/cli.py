@@ -10,9 +10,12 @@ import typer
 
 from bridle.commands import (
     audit,
+    bench,
+    copies,
     demo,
     engine,
     export,
+    forget,
     proxy,
     reward,
     rollout,
@@ -39,7 +42,12 @@ app.command("show")(show.show)
 app.command("reward")(reward.reward)
 app.command("export")(export.export)
 app.command("audit")(audit.audit)
+app.command("forget")(forget.forget)
+app.command("backup")(copies.backup)
+app.command("export-db")(copies.export_db)
+app.command("import-db")(copies.import_db)
 app.command("rollout")(rollout.rollout)
 app.command("train")(train.train)
 app.command("sft")(sft.sft)
 app.add_typer(engine.app, name="engine")
+app.add_typer(bench.app, name="bench")

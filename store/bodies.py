@@ -56,7 +56,6 @@ class BodyRow:
     depth: int
     data: bytes
 
-
     @property
     def addition(self) -> bytes:
         """What this row adds to its base, when it can be read without it and is not too long to

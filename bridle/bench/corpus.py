@@ -53,7 +53,9 @@ def corpus() -> Corpus:
     """Made once per process; the vocabulary is kept in the temporary folder."""
     training, sessions = _halves()
     code = "\n".join(sessions)
-    prose = "\n".join(" ".join(found.split()) for text in sessions for found in _PROSE.findall(text))
+    prose = "\n".join(
+        " ".join(found.split()) for text in sessions for found in _PROSE.findall(text)
+    )
     return Corpus(_tokenizer("\n".join(training)[:_TRAINING_BYTES]), code, prose)
 
 
