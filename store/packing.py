@@ -16,7 +16,7 @@ from typing import Any, Final, cast
 import numpy as np
 import orjson
 import zstandard
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from store.records import Logprobs, TokenIds
 

@@ -363,7 +363,8 @@ def _reward(row: Row[Any]) -> Reward:
 
 def _call(row: Row[Any]) -> CallRow:
     """A row of ``_CALLS``: the table's columns are the fields, in their order."""
-    *fields, request_row = row
+    fields: list[Any] = list(row)
+    request_row = fields.pop()
     fields[_AT["kind"]] = CallKind(row.kind)
     fields[_AT["status"]] = CallStatus(row.status)
     if row.break_reason is not None:

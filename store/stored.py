@@ -16,7 +16,6 @@ from store.records import Span, SpanKind, VersionRun
 from store.schema import bodies, calls, spans
 from store.tree import TokenTree
 
-
 _KINDS: Final = {kind.value: kind for kind in SpanKind}
 
 

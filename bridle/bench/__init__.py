@@ -1,1 +1,1 @@
-"""Measurements behind ``bridle bench``: each module prints the figures that an issue is judged by."""
+"""Measurements behind ``bridle bench``: each module finds the figures of one command."""

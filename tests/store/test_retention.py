@@ -8,7 +8,7 @@ import pytest
 from sqlalchemy import func, select
 
 from store.copying import NotEmpty, backup, copy_store
-from store.database import connect, migrate, transaction
+from store.database import connect, migrate
 from store.errors import NotFound, StoreUnavailable
 from store.queries import Reader
 from store.records import CallStatus, Reward, TaskRecord
