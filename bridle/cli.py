@@ -12,9 +12,11 @@ from bridle.commands import (
     ablate,
     audit,
     bench,
+    copies,
     demo,
     engine,
     export,
+    forget,
     proxy,
     reward,
     rollout,
@@ -42,6 +44,10 @@ app.command("reward")(reward.reward)
 app.command("export")(export.export)
 app.command("audit")(audit.audit)
 app.command("ablate")(ablate.ablate)
+app.command("forget")(forget.forget)
+app.command("backup")(copies.backup)
+app.command("export-db")(copies.export_db)
+app.command("import-db")(copies.import_db)
 app.command("rollout")(rollout.rollout)
 app.command("train")(train.train)
 app.command("sft")(sft.sft)

@@ -84,8 +84,10 @@ def unpack_ids(packed: bytes) -> TokenIds:
     """``uint32[T]``, read-only."""
     if packed[0] != HALVES:
         return np.frombuffer(unpack(packed), dtype="<u4")
-    halves = np.frombuffer(_codecs.decompress(packed[1:]), dtype="<u2").reshape(2, -1)
-    ids = np.ascontiguousarray(halves.T).view("<u4").reshape(-1)
+    low, high = np.frombuffer(_codecs.decompress(packed[1:]), dtype="<u2").reshape(2, -1)
+    ids = low.astype("<u4")
+    if high.any():
+        ids |= high.astype("<u4") << 16
     ids.flags.writeable = False
     return ids
 

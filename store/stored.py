@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Final
 
 import numpy as np
-from sqlalchemy import Connection, Row, select
+from sqlalchemy import Connection, select
 
 from store.bodies import Body, BodyRow, decode
 from store.cache import SessionState
@@ -14,6 +15,8 @@ from store.packing import DICTIONARY, checksum, unpack, unpack_ids, unpack_json,
 from store.records import Span, SpanKind, VersionRun
 from store.schema import bodies, calls, spans
 from store.tree import TokenTree
+
+_KINDS: Final = {kind.value: kind for kind in SpanKind}
 
 
 def span_checksum(span: Span) -> bytes:
@@ -24,18 +27,20 @@ def span_checksum(span: Span) -> bytes:
     return checksum(place.encode(), versions.encode(), _little(span.token_ids, "<u4"), logprobs)
 
 
-def read_span(row: Row[tuple[object, ...]]) -> Span:
-    """A row of ``spans`` with all its columns."""
+def read_span(row: Sequence[Any]) -> Span:
+    """A row of ``spans`` with all its columns in the table's order."""
+    (span_id, session_id, call_id, parent_id, start, _length, kind, _choice, _finish, ids, logprobs,
+     versions, _checksum) = row  # fmt: skip
     return Span(
-        id=row.id,
-        session_id=row.session_id,
-        call_id=row.call_id,
-        parent_id=row.parent_id,
-        start=row.start,
-        kind=SpanKind(row.kind),
-        token_ids=unpack_ids(row.token_ids),
-        logprobs=None if row.logprobs is None else unpack_logprobs(row.logprobs),
-        versions=tuple(VersionRun(start, version) for start, version in row.versions),
+        span_id,
+        session_id,
+        call_id,
+        parent_id,
+        start,
+        _KINDS[kind],
+        unpack_ids(ids),
+        None if logprobs is None else unpack_logprobs(logprobs),
+        tuple([VersionRun(start, version) for start, version in versions]),
     )
 
 

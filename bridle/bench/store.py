@@ -51,21 +51,22 @@ class Stored:
 def bench(turns: tuple[int, ...] = TURNS, postgresql: str | None = None) -> dict[str, Any]:
     """All figures, by the keys that ``bridle bench store --json`` prints."""
     stored = {length: measure_size(length) for length in turns}
-    found: dict[str, Any] = {
-        "bytes_per_token": {str(n): round(s.size / s.tokens, 2) for n, s in stored.items()},
-        "growth": {},
-        "json_per_call_ratio": {
-            str(n): round(s.json_size / s.size, 1) for n, s in stored.items() if n == 100
-        },
-        "commits_per_s": {"sqlite": measure_commits(None)},
-        "synchronous": "FULL",
-    }
+    commits = {"sqlite": measure_commits(None)}
+    if postgresql is not None:
+        commits["postgresql"] = measure_commits(postgresql)
+    growth = {}
     if 100 in stored and 200 in stored:
         one, two = (stored[n].size / stored[n].sessions for n in (100, 200))
-        found["growth"]["100_to_200"] = round(two / one, 3)
-    if postgresql is not None:
-        found["commits_per_s"]["postgresql"] = measure_commits(postgresql)
-    return found
+        growth["100_to_200"] = round(two / one, 3)
+    return {
+        "bytes_per_token": {str(n): round(s.size / s.tokens, 2) for n, s in stored.items()},
+        "growth": growth,
+        "json_per_call_ratio": {str(n): round(s.json_size / s.size, 1) for n, s in stored.items()},
+        "commits_per_s": {name: rate.wall for name, rate in commits.items()},
+        "commits_per_cpu_s": {name: rate.cpu for name, rate in commits.items()},
+        "synchronous": "FULL",
+        "cores": len(os.sched_getaffinity(0)),
+    }
 
 
 def measure_size(turns: int) -> Stored:
@@ -126,8 +127,16 @@ def one_json(call: BenchCall) -> bytes:
 # -- commits -------------------------------------------------------------------------------------
 
 
-def measure_commits(url: str | None) -> float:
-    """Committed calls per second, each with 2 KB that no earlier call had.
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """Committed calls per second: of the wall clock, and of this process's CPU time."""
+
+    wall: float
+    cpu: float
+
+
+def measure_commits(url: str | None) -> Rate:
+    """Commits calls that each bring 2 KB that no earlier one had.
 
     SQLite writes with ``synchronous=FULL``, PostgreSQL as the server is set.
     """
@@ -139,18 +148,19 @@ def measure_commits(url: str | None) -> float:
         with Writer(address, synchronous="FULL") as writer:
             for session in sessions:
                 writer.create_session_sync(session)
-            return round(asyncio.run(_commit_all(writer, lines)), 1)
+            return asyncio.run(_commit_all(writer, lines))
 
 
-async def _commit_all(writer: Writer, lines: list[list[BenchCall]]) -> float:
+async def _commit_all(writer: Writer, lines: list[list[BenchCall]]) -> Rate:
     async def one(line: list[BenchCall]) -> None:
         for call in line:
             writer.begin_call(call.begun)
             await writer.end_call(call.ended)
 
-    started = time.perf_counter()
+    wall, cpu, calls = time.perf_counter(), time.process_time(), sum(map(len, lines))
     await asyncio.gather(*map(one, lines))
-    return sum(map(len, lines)) / (time.perf_counter() - started)
+    wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
+    return Rate(round(calls / wall, 1), round(calls / cpu, 1))
 
 
 def _small_calls(session_id: str, seed: int) -> Iterator[BenchCall]:
@@ -184,8 +194,3 @@ def _small_calls(session_id: str, seed: int) -> Iterator[BenchCall]:
         yield BenchCall(begun, ended)
         parent, prompt = call_id, np.concatenate([prompt, ids])
         history += orjson.dumps(message) + b","
-
-
-def cpus() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0))

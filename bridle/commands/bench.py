@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from bridle.commands import bench_harnesses, bench_proxy
+from bridle.commands import bench_harnesses, bench_proxy, bench_store
 
 app = typer.Typer(help="Measure.", no_args_is_help=True)
 
@@ -16,3 +16,5 @@ def bench() -> None:
 
 app.command("harnesses")(bench_harnesses.harnesses)
 app.command("proxy")(bench_proxy.proxy)
+app.command("reconstruct")(bench_store.reconstruct)
+app.command("store")(bench_store.store)

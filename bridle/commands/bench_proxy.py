@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
+from bridle.figures import flat
 from bridle.options import JsonOption
 from bridle.terminal import err, fail, out, print_json
 
@@ -56,18 +57,8 @@ def _table(targets: dict[str, dict[str, Any]]) -> Table:
         table.add_column(name, justify="right")
     rows: dict[str, list[str]] = {}
     for position, report in enumerate(targets.values()):
-        for key, value in _flat("", {k: v for k, v in report.items() if k != "peers"}):
+        for key, value in flat({k: v for k, v in report.items() if k != "peers"}):
             rows.setdefault(key, ["–"] * len(targets))[position] = f"{value:,}"
     for key, values in rows.items():
         table.add_row(key, *values)
     return table
-
-
-def _flat(prefix: str, value: Any) -> list[tuple[str, Any]]:
-    if isinstance(value, dict):
-        return [
-            leaf
-            for name, inner in value.items()
-            for leaf in _flat(f"{prefix}.{name}" if prefix else name, inner)
-        ]
-    return [] if value is None else [(prefix, value)]
