@@ -10,7 +10,9 @@ import typer
 
 from bridle.commands import (
     audit,
+    bench,
     demo,
+    doctor,
     engine,
     export,
     proxy,
@@ -31,6 +33,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
+app.command("doctor")(doctor.doctor)
 app.command("demo")(demo.demo)
 app.command("proxy")(proxy.proxy)
 app.command("run", context_settings=run.CONTEXT)(run.run)
@@ -42,4 +45,5 @@ app.command("audit")(audit.audit)
 app.command("rollout")(rollout.rollout)
 app.command("train")(train.train)
 app.command("sft")(sft.sft)
+app.add_typer(bench.app, name="bench")
 app.add_typer(engine.app, name="engine")

@@ -1,0 +1,1 @@
+"""Measurements of our own, each printed by ``bridle bench NAME``."""
