@@ -48,7 +48,7 @@ def examine_engine(url: str, *, api_key: str | None = None, model: str | None = 
             served = http.get(contract.MODELS).raise_for_status().json()["data"]
             found["model"] = model or served[0]["id"]
             reply = _asked(http, found["model"])
-            ids = reply.get("prompt_token_ids")
+            ids: list[int] = reply.get("prompt_token_ids") or []
             exact = _asked(http, found["model"], ids) if ids else {}
         except httpx.HTTPStatusError as error:
             return found | {"broken": f"it refused: {error.response.text[:300]}"}
@@ -63,7 +63,7 @@ def examine_engine(url: str, *, api_key: str | None = None, model: str | None = 
     found["token_ids"] = bool(ids) and bool(sampled)
     found["logprobs"] = bool(sampled) and len(scores) == len(sampled)
     found["logprobs"] &= all(score > contract.MISSING_LOGPROB for score in scores)
-    found["exact_prompts"] = bool(ids) and exact.get("prompt_token_ids") == [*ids, ids[-1]]
+    found["exact_prompts"] = bool(ids) and exact.get("prompt_token_ids") == _longer(ids)
     lacking = [name for name in ("token_ids", "logprobs", "exact_prompts") if not found[name]]
     if lacking:
         found["broken"] = f"it does not give {', '.join(lacking)}"
@@ -82,11 +82,15 @@ def _asked(http: httpx.Client, model: str, ids: list[int] | None = None) -> dict
         "return_token_ids": True,
     }
     if ids is not None:
-        body["kv_transfer_params"] = {"prompt_token_ids": [*ids, ids[-1]]}
+        body["kv_transfer_params"] = {"prompt_token_ids": _longer(ids)}
     reply = http.post(contract.CHAT_COMPLETIONS, json=body).raise_for_status().json()
     if not isinstance(reply, dict) or not reply.get("choices"):
         raise ValueError("no choices")
     return reply
+
+
+def _longer(ids: list[int]) -> list[int]:
+    return [*ids, ids[-1]]
 
 
 def examine_store(url: str) -> dict[str, Any]:

@@ -132,7 +132,9 @@ class Way:
             return link.break_reason, ()
         if given is not None and np.array_equal(given, np.asarray(used, dtype=np.uint32)):
             return link.break_reason, ()
-        notes = () if given is None else (Note("exact_continuation_ignored"),)
+        notes: tuple[Note, ...] = ()
+        if given is not None:
+            notes = (Note("exact_continuation_ignored"),)
         tokenizer = None if self.continuer is None else self.continuer.tokenizer
         reason = explain(tokenizer, link, request, used)
         if reason is None or link.break_reason is not None:
