@@ -14,6 +14,7 @@ from bridle.commands import (
     bench,
     copies,
     demo,
+    doctor,
     engine,
     export,
     forget,
@@ -35,6 +36,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
+app.command("doctor")(doctor.doctor)
 app.command("demo")(demo.demo)
 app.command("proxy")(proxy.proxy)
 app.command("run", context_settings=run.CONTEXT)(run.run)

@@ -116,6 +116,11 @@ class SessionConversations:
         continued = link.parent.call_id if link.parent is not None else None
         return link, self._lobby_sessions.get(continued or "")
 
+    def held_tokens(self, session_id: str) -> int:
+        """Token ids of the session in memory, four bytes each; 0 when it is not held."""
+        held = self._sessions.get(session_id)
+        return 0 if held is None else held.conversations.held_tokens
+
     def begin(self, call_id: str) -> None:
         """The call is at the engine from now on."""
         self._in_flight[call_id] = asyncio.Event()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from bridle.commands import bench_harnesses, bench_proxy, bench_store
+from bridle.commands import bench_continuation, bench_harnesses, bench_proxy, bench_store
 
 app = typer.Typer(help="Measure.", no_args_is_help=True)
 
@@ -14,6 +14,7 @@ def bench() -> None:
     """Measure what Bridle costs on this machine."""
 
 
+app.command("continuation")(bench_continuation.continuation)
 app.command("harnesses")(bench_harnesses.harnesses)
 app.command("proxy")(bench_proxy.proxy)
 app.command("reconstruct")(bench_store.reconstruct)
