@@ -10,6 +10,7 @@ What each rule goes by is in its evidence, for ``bridle show`` and for whoever d
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -18,6 +19,13 @@ from store.records import BreakReason, CallKind, CallStatus
 
 SUMMARY_LENGTH = 64
 """A reply of at least so many characters that a new conversation quotes whole is its summary."""
+
+TASK_LENGTH = 16
+"""A tool call's argument of at least so many characters that opens a new conversation, as a user
+message of its own, is a task that was handed on."""
+
+_ROLE_ARGUMENTS = ("subagent_type", "agent_type", "agent_name", "agent")
+"""Where the harnesses' delegating tools name the sub-agent."""
 
 _REQUEST_KINDS: Mapping[str, CallKind] = {
     "compaction": CallKind.COMPACTION,
@@ -62,6 +70,8 @@ def classify(calls: Sequence[CallRow]) -> dict[str, Verdict]:
         verdicts.setdefault(
             call_id, Verdict(CallKind.RETRY, "it did not complete and was asked again")
         )
+    for line, verdict in _delegated(lines):
+        line.give(verdict, verdicts)
     worked = [line for line in lines if line.uses_tools]
     for line in lines:
         aside = _aside(line, lines, worked)
@@ -160,6 +170,36 @@ def _given(messages: Iterable[Mapping[str, object]]) -> Iterable[str]:
         content = message.get("content")
         parts = content if isinstance(content, list) else [{"text": content}]
         yield from (str(part["text"]) for part in parts if part.get("text"))
+
+
+def _delegated(lines: Sequence[_Line]) -> Iterable[tuple[_Line, Verdict]]:
+    """Lines whose task, word for word, is what an earlier tool call of another line asked for."""
+    asked: dict[str, tuple[_Line, CallRow, str]] = {}
+    calls = [(call, line) for line in lines for call in line.calls]
+    for call, line in sorted(calls, key=lambda pair: pair[0].started_at):
+        if call is line.root and call.parent_call_id is None:
+            given = [text.strip() for text in _given(call.conversation.get("tail") or ())]
+            for other, delegating, role in (asked[text] for text in given if text in asked):
+                if other is not line:
+                    evidence = f"its task is an argument of a tool call of {delegating.id}"
+                    yield line, Verdict(CallKind.SUBAGENT, evidence, role)
+                    break
+        for tool_call in call.message.get("tool_calls") or ():
+            for text, role in _tasks(tool_call["function"]):
+                asked[text] = (line, call, role)
+
+
+def _tasks(function: Mapping[str, str]) -> Iterable[tuple[str, str]]:
+    """The longer texts among a tool call's arguments, each with the name of who is to do it."""
+    try:
+        arguments = json.loads(function["arguments"])
+    except ValueError:
+        return
+    if isinstance(arguments, dict):
+        role = next((arguments[key] for key in _ROLE_ARGUMENTS if key in arguments), None)
+        for value in arguments.values():
+            if isinstance(value, str) and len(value.strip()) >= TASK_LENGTH:
+                yield value.strip(), str(role or function["name"])
 
 
 def _replaced(calls: Sequence[CallRow]) -> set[str]:
