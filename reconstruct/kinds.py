@@ -47,10 +47,13 @@ class Verdict:
 def with_kinds(calls: Sequence[CallRow]) -> list[CallRow]:
     """The calls of one session with their kinds filled in, in the same order."""
     verdicts = classify(calls)
-    return [
-        replace(call, kind=verdicts[call.id].kind, role=call.role or verdicts[call.id].role)
-        for call in calls
-    ]
+    return [_told_apart(call, verdicts[call.id]) for call in calls]
+
+
+def _told_apart(call: CallRow, verdict: Verdict) -> CallRow:
+    if call.kind is verdict.kind:
+        return call
+    return replace(call, kind=verdict.kind, role=call.role or verdict.role)
 
 
 def classify(calls: Sequence[CallRow]) -> dict[str, Verdict]:
@@ -70,8 +73,9 @@ def classify(calls: Sequence[CallRow]) -> dict[str, Verdict]:
         verdicts.setdefault(
             call_id, Verdict(CallKind.RETRY, "it did not complete and was asked again")
         )
-    for line, verdict in _delegated(lines):
-        line.give(verdict, verdicts)
+    if len(lines) > 1:
+        for line, verdict in _delegated(lines):
+            line.give(verdict, verdicts)
     worked = [line for line in lines if line.uses_tools]
     for line in lines:
         aside = _aside(line, lines, worked)
@@ -102,7 +106,7 @@ class _Line:
     def head(self) -> tuple[str, str]:
         """Digests of the instructions and of the tools that it began with."""
         lineage = self.root.conversation.get("lineage") or {}
-        return str(lineage.get("system")), str(lineage.get("tools"))
+        return _system(self.root), str(lineage.get("tools"))
 
     @property
     def uses_tools(self) -> bool:
@@ -240,12 +244,24 @@ def _digressions(calls: Sequence[CallRow]) -> list[CallRow]:
 
 def _settle(lines: Sequence[_Line], verdicts: dict[str, Verdict]) -> None:
     """The one line that is left over did the work; of several, those that began alike."""
-    open_lines = [line for line in lines if any(call.id not in verdicts for call in line.calls)]
-    if not open_lines:
-        return
-    longest = max(open_lines, key=lambda line: len(line.calls))
-    if len(open_lines) == 1:
-        longest.give(Verdict(CallKind.MAIN, "the only conversation that does the work"), verdicts)
-    elif len({line.head for line in open_lines}) == 1:
-        for line in open_lines:
+    unsettled = [line for line in lines if any(call.id not in verdicts for call in line.calls)]
+    resumed = [line for line in unsettled if _kind(verdicts, line.root) is CallKind.COMPACTION]
+    begun = [line for line in unsettled if line not in resumed]
+    if len(begun) == 1:
+        begun[0].give(Verdict(CallKind.MAIN, "the only conversation that does the work"), verdicts)
+    elif len({line.head for line in begun}) == 1:
+        for line in begun:
             line.give(Verdict(CallKind.MAIN, "every conversation has the same head"), verdicts)
+    heads = {line.head[0] for line in begun if _kind(verdicts, line.calls[-1]) is CallKind.MAIN}
+    for line in resumed:
+        if any(_system(call) in heads for call in line.calls[1:]):
+            line.give(Verdict(CallKind.MAIN, "it goes on from a summary"), verdicts)
+
+
+def _kind(verdicts: Mapping[str, Verdict], call: CallRow) -> CallKind:
+    return verdicts.get(call.id, _UNKNOWN).kind
+
+
+def _system(call: CallRow) -> str:
+    """Digest of the call's instructions."""
+    return str((call.conversation.get("lineage") or {}).get("system"))

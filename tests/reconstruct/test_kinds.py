@@ -141,6 +141,19 @@ def test_the_call_whose_summary_a_new_conversation_begins_with_is_a_compaction(c
     assert kinds() == [CallKind.MAIN, CallKind.COMPACTION, CallKind.MAIN]
 
 
+def test_a_conversation_that_goes_on_from_a_summariser_of_its_own_is_main(call, kinds):
+    first = call()
+    call(parent=first)
+    summary = {"role": "assistant", "content": SUMMARY}
+    summariser = call(asked("sum up", tools=(), system="summaries"), message=summary)
+    begun = asked(f"So far:\n{SUMMARY}\nGo on.")
+    resumed = call(begun, parent=summariser, break_reason=BreakReason.COMPACTED)
+    call(parent=resumed)
+
+    main = CallKind.MAIN
+    assert kinds() == [main, main, CallKind.COMPACTION, main, main]
+
+
 def test_a_compaction_that_echoes_its_parent_leaves_that_parent_main(call, kinds):
     first = call(message={"role": "assistant", "content": SUMMARY})
     tail = asked(SUMMARY, role="assistant")
