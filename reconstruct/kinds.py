@@ -10,6 +10,7 @@ What each rule goes by is in its evidence, for ``bridle show`` and for whoever d
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -18,6 +19,13 @@ from store.records import BreakReason, CallKind, CallStatus
 
 SUMMARY_LENGTH = 64
 """A reply of at least so many characters that a new conversation quotes whole is its summary."""
+
+TASK_LENGTH = 16
+"""A tool call's argument of at least so many characters that opens a new conversation, as a user
+message of its own, is a task that was handed on."""
+
+_ROLE_ARGUMENTS = ("subagent_type", "agent_type", "agent_name", "agent")
+"""Where the harnesses' delegating tools name the sub-agent."""
 
 _REQUEST_KINDS: Mapping[str, CallKind] = {
     "compaction": CallKind.COMPACTION,
@@ -39,10 +47,13 @@ class Verdict:
 def with_kinds(calls: Sequence[CallRow]) -> list[CallRow]:
     """The calls of one session with their kinds filled in, in the same order."""
     verdicts = classify(calls)
-    return [
-        replace(call, kind=verdicts[call.id].kind, role=call.role or verdicts[call.id].role)
-        for call in calls
-    ]
+    return [_told_apart(call, verdicts[call.id]) for call in calls]
+
+
+def _told_apart(call: CallRow, verdict: Verdict) -> CallRow:
+    if call.kind is verdict.kind:
+        return call
+    return replace(call, kind=verdict.kind, role=call.role or verdict.role)
 
 
 def classify(calls: Sequence[CallRow]) -> dict[str, Verdict]:
@@ -62,6 +73,9 @@ def classify(calls: Sequence[CallRow]) -> dict[str, Verdict]:
         verdicts.setdefault(
             call_id, Verdict(CallKind.RETRY, "it did not complete and was asked again")
         )
+    if len(lines) > 1:
+        for line, verdict in _delegated(lines):
+            line.give(verdict, verdicts)
     worked = [line for line in lines if line.uses_tools]
     for line in lines:
         aside = _aside(line, lines, worked)
@@ -92,7 +106,7 @@ class _Line:
     def head(self) -> tuple[str, str]:
         """Digests of the instructions and of the tools that it began with."""
         lineage = self.root.conversation.get("lineage") or {}
-        return str(lineage.get("system")), str(lineage.get("tools"))
+        return _system(self.root), str(lineage.get("tools"))
 
     @property
     def uses_tools(self) -> bool:
@@ -162,6 +176,36 @@ def _given(messages: Iterable[Mapping[str, object]]) -> Iterable[str]:
         yield from (str(part["text"]) for part in parts if part.get("text"))
 
 
+def _delegated(lines: Sequence[_Line]) -> Iterable[tuple[_Line, Verdict]]:
+    """Lines whose task, word for word, is what an earlier tool call of another line asked for."""
+    asked: dict[str, tuple[_Line, CallRow, str]] = {}
+    calls = [(call, line) for line in lines for call in line.calls]
+    for call, line in sorted(calls, key=lambda pair: pair[0].started_at):
+        if call is line.root and call.parent_call_id is None:
+            given = [text.strip() for text in _given(call.conversation.get("tail") or ())]
+            for other, delegating, role in (asked[text] for text in given if text in asked):
+                if other is not line:
+                    evidence = f"its task is an argument of a tool call of {delegating.id}"
+                    yield line, Verdict(CallKind.SUBAGENT, evidence, role)
+                    break
+        for tool_call in call.message.get("tool_calls") or ():
+            for text, role in _tasks(tool_call["function"]):
+                asked[text] = (line, call, role)
+
+
+def _tasks(function: Mapping[str, str]) -> Iterable[tuple[str, str]]:
+    """The longer texts among a tool call's arguments, each with the name of who is to do it."""
+    try:
+        arguments = json.loads(function["arguments"])
+    except ValueError:
+        return
+    if isinstance(arguments, dict):
+        role = next((arguments[key] for key in _ROLE_ARGUMENTS if key in arguments), None)
+        for value in arguments.values():
+            if isinstance(value, str) and len(value.strip()) >= TASK_LENGTH:
+                yield value.strip(), str(role or function["name"])
+
+
 def _replaced(calls: Sequence[CallRow]) -> set[str]:
     """Calls that ended badly and that another call asks again."""
     bad = {call.id for call in calls if call.status is not CallStatus.COMPLETE}
@@ -200,12 +244,24 @@ def _digressions(calls: Sequence[CallRow]) -> list[CallRow]:
 
 def _settle(lines: Sequence[_Line], verdicts: dict[str, Verdict]) -> None:
     """The one line that is left over did the work; of several, those that began alike."""
-    open_lines = [line for line in lines if any(call.id not in verdicts for call in line.calls)]
-    if not open_lines:
-        return
-    longest = max(open_lines, key=lambda line: len(line.calls))
-    if len(open_lines) == 1:
-        longest.give(Verdict(CallKind.MAIN, "the only conversation that does the work"), verdicts)
-    elif len({line.head for line in open_lines}) == 1:
-        for line in open_lines:
+    unsettled = [line for line in lines if any(call.id not in verdicts for call in line.calls)]
+    resumed = [line for line in unsettled if _kind(verdicts, line.root) is CallKind.COMPACTION]
+    begun = [line for line in unsettled if line not in resumed]
+    if len(begun) == 1:
+        begun[0].give(Verdict(CallKind.MAIN, "the only conversation that does the work"), verdicts)
+    elif len({line.head for line in begun}) == 1:
+        for line in begun:
             line.give(Verdict(CallKind.MAIN, "every conversation has the same head"), verdicts)
+    heads = {line.head[0] for line in begun if _kind(verdicts, line.calls[-1]) is CallKind.MAIN}
+    for line in resumed:
+        if any(_system(call) in heads for call in line.calls[1:]):
+            line.give(Verdict(CallKind.MAIN, "it goes on from a summary"), verdicts)
+
+
+def _kind(verdicts: Mapping[str, Verdict], call: CallRow) -> CallKind:
+    return verdicts.get(call.id, _UNKNOWN).kind
+
+
+def _system(call: CallRow) -> str:
+    """Digest of the call's instructions."""
+    return str((call.conversation.get("lineage") or {}).get("system"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -13,7 +14,13 @@ from typing import Any
 import pytest
 
 from bridle.bench.harness_cases import CASES, HarnessCase
-from bridle.bench.shell_policy import PARALLEL, ShellPolicy, WorkedThrough, train_bench_tokenizer
+from bridle.bench.shell_policy import (
+    PARALLEL,
+    SHELLS,
+    ShellPolicy,
+    WorkedThrough,
+    train_bench_tokenizer,
+)
 from engine.scripted import Reply, ScriptedCall, ScriptedEngine, ScriptedRequest
 from harnesses.adapters import PythonAgent
 from harnesses.adapters.base import Adapter
@@ -23,7 +30,7 @@ from harnesses.rollout import Job, Outcome, Rollout, RolloutResult, Settings
 from harnesses.run import run_command, seal_session, session_variables
 from harnesses.runtimes import LocalRuntime, Runtime, WarmRuntime
 from harnesses.tasks import Task
-from harnesses.verifiers import NumberAnswer, Verifier
+from harnesses.verifiers import NumberAnswer, RegexAnswer, Verifier
 from proxy.server import ProxyServer
 from proxy.settings import ProxySettings
 from reconstruct.audit import audit_session
@@ -143,12 +150,12 @@ def assert_thinks_and_calls_in_parallel(recorded: Recorded) -> None:
     assert called[: POLICY.turns] == [PARALLEL] * POLICY.turns
 
 
-def assert_clean(recorded: Recorded) -> None:
-    """One main branch, whose audit finds nothing."""
+def assert_clean(recorded: Recorded, branches: int = 1) -> None:
+    """So many branches to train on, in a record whose audit finds nothing."""
     audited = audit_session(recorded.reader, recorded.session.id, bodies=True)
     assert audited.violations == ()
     assert audited.clean
-    assert audited.samples == 1
+    assert audited.samples == branches
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=lambda case: case.name)
@@ -169,6 +176,92 @@ async def test_an_installed_harness_works_three_turns_of_parallel_calls_and_is_r
     assert_one_lineage(recorded)
     assert_thinks_and_calls_in_parallel(recorded)
     assert_clean(recorded)
+
+
+TASKS = ("Count the words of the first list.", "Count the words of the second list.")
+DELEGATING: dict[str, tuple[str, Callable[[str], dict[str, str]]]] = {
+    "claude-code": (
+        "Agent",
+        lambda task: {
+            "description": "Counts words",
+            "prompt": task,
+            "subagent_type": "general-purpose",
+        },
+    ),
+    "qwen-code": (
+        "agent",
+        lambda task: {
+            "description": "Counts words",
+            "prompt": task,
+            "subagent_type": "general-purpose",
+        },
+    ),
+    "opencode": (
+        "task",
+        lambda task: {"description": "Counts words", "prompt": task, "subagent_type": "general"},
+    ),
+    "gemini-cli": ("invoke_agent", lambda task: {"agent_name": "generalist", "prompt": task}),
+    "codex": ("multi_agent_v1__spawn_agent", lambda task: {"message": task}),
+}
+"""Each harness's tool that starts a sub-agent, and its arguments."""
+
+
+def delegating_script(harness: str) -> Script:
+    """Hands two tasks to sub-agents at once; each runs a command, then answers."""
+    tool, arguments = DELEGATING[harness]
+
+    def script(request: ScriptedRequest) -> Reply:
+        names = {described["function"]["name"] for described in request.tools}
+        said = [str(m["content"]) for m in request.messages if m["role"] == "user"]
+        outputs = [str(m["content"]) for m in request.messages if m["role"] == "tool"]
+        shell = next((name for name in SHELLS if name in names), None)
+        if shell is None:
+            return Reply("A title")
+        if any(task in text for task in TASKS for text in said):
+            if outputs:
+                return Reply("There are 3 words.", reasoning="That is all of them.")
+            call = ScriptedCall(shell, SHELLS[shell]("echo 3"))
+            return Reply(reasoning="I count.", tool_calls=(call,))
+        if not outputs:
+            calls = tuple(ScriptedCall(tool, arguments(task)) for task in TASKS)
+            return Reply(reasoning="Others count.", tool_calls=calls)
+        if harness == "codex" and len(outputs) < 2 * len(TASKS):
+            # It does not wait for its sub-agents by itself.
+            agent = json.loads(outputs[len(outputs) - len(TASKS)])["agent_id"]
+            wait = ScriptedCall("multi_agent_v1__wait_agent", {"targets": [agent]})
+            return Reply(reasoning="I wait.", tool_calls=(wait,))
+        return Reply("Both have 3 words.", reasoning="They agree.")
+
+    return script
+
+
+@pytest.mark.parametrize("name", sorted(DELEGATING))
+async def test_sub_agents_that_work_at_once_are_lines_of_their_own_beside_the_main_one(
+    stage: Stage, tmp_path: Path, name: str
+) -> None:
+    task = Task("delegate", "Delegate the counting of both lists.")
+    case = CASES[name]
+
+    _, recorded = await perform(
+        stage(delegating_script(name)),
+        tmp_path,
+        case.adapter(),
+        task,
+        RegexAnswer("3 words"),
+        LocalRuntime(),
+    )
+
+    assert_token_faithful(recorded)
+    calls = with_kinds(recorded.calls)
+    assert {call.kind for call in calls} - {CallKind.SIDE} == {CallKind.MAIN, CallKind.SUBAGENT}
+    for kind, lines in ((CallKind.MAIN, 1), (CallKind.SUBAGENT, len(TASKS))):
+        of_kind = {call.id: call for call in calls if call.kind is kind}
+        roots = [call for call in of_kind.values() if call.parent_call_id is None]
+        assert len(roots) == lines
+        assert len(of_kind) > lines
+        assert all(c.parent_call_id in of_kind for c in of_kind.values() if c not in roots)
+    assert not any(call.break_reason for call in calls)
+    assert_clean(recorded, branches=1 + len(TASKS))
 
 
 @pytest.mark.parametrize("runtime", [LocalRuntime, WarmRuntime])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from reconstruct.audit import audit_session
@@ -139,6 +141,19 @@ def test_the_call_whose_summary_a_new_conversation_begins_with_is_a_compaction(c
     assert kinds() == [CallKind.MAIN, CallKind.COMPACTION, CallKind.MAIN]
 
 
+def test_a_conversation_that_goes_on_from_a_summariser_of_its_own_is_main(call, kinds):
+    first = call()
+    call(parent=first)
+    summary = {"role": "assistant", "content": SUMMARY}
+    summariser = call(asked("sum up", tools=(), system="summaries"), message=summary)
+    begun = asked(f"So far:\n{SUMMARY}\nGo on.")
+    resumed = call(begun, parent=summariser, break_reason=BreakReason.COMPACTED)
+    call(parent=resumed)
+
+    main = CallKind.MAIN
+    assert kinds() == [main, main, CallKind.COMPACTION, main, main]
+
+
 def test_a_compaction_that_echoes_its_parent_leaves_that_parent_main(call, kinds):
     first = call(message={"role": "assistant", "content": SUMMARY})
     tail = asked(SUMMARY, role="assistant")
@@ -171,5 +186,55 @@ def test_a_failed_call_that_was_asked_again_is_a_retry_and_the_one_that_worked_i
 def test_a_complete_call_that_was_asked_again_keeps_its_kind(call, kinds):
     sample = call()
     call(asked("do it", retry_of=sample))
+
+    assert kinds() == [CallKind.MAIN, CallKind.MAIN]
+
+
+def delegating(*tasks, name="task"):
+    """A reply that hands each task to a sub-agent."""
+    functions = [
+        {"name": name, "arguments": json.dumps({"prompt": task, "subagent_type": "explore"})}
+        for task in tasks
+    ]
+    calls = [
+        {"id": f"call_{n}", "type": "function", "function": function}
+        for n, function in enumerate(functions)
+    ]
+    return {"role": "assistant", "content": None, "tool_calls": calls}
+
+
+def test_conversations_that_open_with_a_tool_calls_argument_are_sub_agents_of_its_caller(
+    call, recording, reader
+):
+    first = call(message=delegating("Find all callers.", "Find all their tests."))
+    for task in ("Find all callers.", "Find all their tests."):
+        begun = call(asked("Today is Monday.", task, system="explorer"))
+        call(parent=begun)
+    call(parent=first)
+
+    verdicts = [classify(reader.calls(recording.id))[c.id] for c in reader.calls(recording.id)]
+    assert [verdict.kind for verdict in verdicts] == [
+        CallKind.MAIN,
+        *[CallKind.SUBAGENT] * 4,
+        CallKind.MAIN,
+    ]
+    assert {verdict.role for verdict in verdicts} == {None, "explore"}
+    assert verdicts[1].evidence == f"its task is an argument of a tool call of {first}"
+
+
+def test_a_task_that_nobody_handed_on_makes_no_sub_agent(call, kinds):
+    first = call(message=delegating("Find all callers."))
+    call(parent=first)
+    lone = call(asked("Find all callers, please.", system="explorer"))
+    call(parent=lone)
+
+    assert CallKind.SUBAGENT not in kinds()
+
+
+def test_arguments_that_are_no_json_are_passed_over(call, kinds):
+    broken = delegating("Find all callers.")
+    broken["tool_calls"][0]["function"]["arguments"] = '{"prompt": "Find'
+    first = call(message=broken)
+    call(parent=first)
 
     assert kinds() == [CallKind.MAIN, CallKind.MAIN]
