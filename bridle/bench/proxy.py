@@ -201,12 +201,12 @@ def _load(case: Case, url: str, seconds: float, name: str) -> Load:
 
 
 def _ask(load: Load, core: int | None) -> Measured:
-    done = subprocess.run(  # noqa: S603 - our own module
+    done = subprocess.run(
         [sys.executable, "-m", "bridle.bench.load"],
         input=orjson.dumps(asdict(load)),
         stdout=subprocess.PIPE,
         check=True,
-        preexec_fn=_pinned(core),  # noqa: PLW1509
+        preexec_fn=_pinned(core),
     )
     return Measured(**orjson.loads(done.stdout))
 
@@ -231,10 +231,10 @@ def _recorded(store: Path, load: Load, measured: Measured) -> int:
 @contextmanager
 def _upstream(core: int | None) -> Iterator[str]:
     command = [sys.executable, "-m", "bridle.bench.upstream"]
-    process = subprocess.Popen(  # noqa: S603 - our own module
+    process = subprocess.Popen(
         command,
         stdout=subprocess.PIPE,
-        preexec_fn=_pinned(core),  # noqa: PLW1509
+        preexec_fn=_pinned(core),
     )
     try:
         assert process.stdout is not None  # noqa: S101 - it is a pipe
@@ -250,11 +250,11 @@ def _proxy(
     port = _free_port()
     command = [sys.executable, "-m", "proxy", "--upstream", engine_url, "--port", str(port)]
     log = (folder / "proxy.log").open("wb")
-    process = subprocess.Popen(  # noqa: S603 - our own module
+    process = subprocess.Popen(
         [*command, "--store", str(folder / "bench.db")],
         stdout=log,
         stderr=log,
-        preexec_fn=_pinned(core),  # noqa: PLW1509
+        preexec_fn=_pinned(core),
     )
     url = f"http://127.0.0.1:{port}"
     try:
