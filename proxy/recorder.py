@@ -37,6 +37,7 @@ from store.records import (
     Choice,
     Note,
     SessionRecord,
+    TokenIds,
     VersionRun,
 )
 
@@ -123,7 +124,7 @@ class Way:
         return (Note(name, f"{link.retry_of} {link.retry_after}"),)
 
     def judged(
-        self, request: Request, used: Sequence[int] | None
+        self, request: Request, used: Sequence[int] | TokenIds | None
     ) -> tuple[BreakReason | None, tuple[Note, ...]]:
         """Why the prompt ids that the engine ``used`` do not continue the parent's, if they do not,
         and whether the engine passed over the ids that it was given."""
@@ -199,7 +200,7 @@ class Recording:
             status=status,
             ended_at=time.time(),
             first_token_at=self._first_token_at,
-            prompt_token_ids=None if ids is None else np.array(ids, dtype=np.uint32),
+            prompt_token_ids=None if ids is None else np.asarray(ids, dtype=np.uint32),
             choices=tuple(
                 Choice(
                     token_ids=np.array(choice.token_ids, dtype=np.uint32),
