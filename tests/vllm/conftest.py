@@ -84,12 +84,12 @@ def _conformance_policy(directory: Path) -> None:
 
 
 def _tied_policy(directory: Path) -> None:
-    """Large enough that a reply can be interrupted: some milliseconds per token."""
+    """Large enough that vLLM takes longer for a token than to hear of a pause."""
     from trainer.tiny import TinyShape, make_policy, train_tokenizer
 
     size = train_tokenizer(directory, ["a tale of one matrix"] * 4, vocab_size=400)
     shape = TinyShape(
-        hidden=384, layers=4, heads=6, kv_heads=2, intermediate=1024, context=1024, tied=True
+        hidden=512, layers=6, heads=8, kv_heads=4, intermediate=1536, context=1024, tied=True
     )
     make_policy(directory, shape, vocab_size=size, seed=5)
 

@@ -39,7 +39,7 @@ def test_one_call_carries_both_versions_from_the_token_where_the_engine_changed(
         body = {
             "model": "x",
             "messages": [{"role": "user", "content": "go on"}],
-            "max_tokens": 300,
+            "max_tokens": 400,
             "ignore_eos": True,
             "stream": True,
         }
@@ -82,7 +82,7 @@ def test_one_call_carries_both_versions_from_the_token_where_the_engine_changed(
         assert [run.version for run in choice.versions] == [0, 1]
         change = choice.versions[1].start
         ids = np.concatenate([np.asarray(prompt), np.asarray(choice.token_ids)]).astype(np.int64)
-        assert len(choice.token_ids) == 300
+        assert len(choice.token_ids) == 400
         gaps = []
         for model in (old, policy.model):
             policy.model = model
