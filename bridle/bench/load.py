@@ -9,6 +9,7 @@ Every request's last message is unique; what comes before it is the session's.
 from __future__ import annotations
 
 import asyncio
+import functools
 import sys
 import time
 from dataclasses import dataclass
@@ -62,6 +63,8 @@ class Worker(asyncio.Protocol):
         self._number = number
         self._result = result
         self._asked = 0
+        self._started = self._first = 0.0
+        self._tail = b""
         self._url = urlsplit(load.url)
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._until = time.perf_counter() + load.seconds
@@ -127,7 +130,6 @@ def request_body(load: Load, session: str, number: int) -> bytes:
     asked: dict[str, Any] = {"model": load.model, "messages": messages}
     if load.stream:
         asked["stream"] = True
-    # A direct engine writes ids only when asked; the bundled one always does.
     return orjson.dumps(asked)
 
 
@@ -137,11 +139,16 @@ async def run(load: Load) -> Measured:
     url = urlsplit(load.url)
     started = time.perf_counter()
     workers = [Worker(load, number, result) for number in range(load.concurrency)]
+    host, port = url.hostname or "127.0.0.1", url.port or 80
     for worker in workers:
-        await loop.create_connection(lambda worker=worker: worker, url.hostname, url.port)  # type: ignore[misc]
+        await loop.create_connection(functools.partial(_same, worker), host, port)
     await asyncio.gather(*(worker.done for worker in workers))
     result.seconds = time.perf_counter() - started
     return result
+
+
+def _same(worker: Worker) -> Worker:
+    return worker
 
 
 def main() -> None:
