@@ -250,7 +250,7 @@ def grpo_config(settings: DemoSettings) -> GrpoConfig:
         minibatches=settings.minibatches,
         epochs=settings.epochs,
         seed=settings.seed,
-        optimizer=OptimizerConfig(learning_rate=settings.learning_rate),
+        optimizer=OptimizerConfig(learning_rate=settings.learning_rate, eps=settings.adam_eps),
         checkpoints=CheckpointConfig(every=1, keep=2),
         filters=FilterConfig(),
     )
