@@ -16,7 +16,7 @@ from sqlalchemy import Connection, Insert, Table, insert, update
 from sqlalchemy.dialects import postgresql, sqlite
 
 from store import stored
-from store.bodies import Body, Wrapping, body_id, encode
+from store.bodies import Body, BodyRow, Wrapping, body_id, encode
 from store.cache import SessionCache, SessionState
 from store.errors import RecordRejected
 from store.records import (
@@ -30,7 +30,7 @@ from store.records import (
     TaskRecord,
     new_id,
 )
-from store.rows import begun_row, body_row, ended_row, span_row
+from store.rows import begun_row, body_row, conversation_value, ended_row, span_row
 from store.schema import calls, metrics, policies, rewards, runs, sessions, tasks
 from store.statements import statements
 
@@ -81,6 +81,10 @@ class Batch:
         self._ended_calls: list[dict[str, Any]] = []
         self._new_spans: list[dict[str, Any]] = []
         self._new_bodies: dict[str, dict[str, Any]] = {}
+        self._additions: dict[str, tuple[SessionState, bytes]] = {}
+        """By call begun in this batch: what its request row will add, when it is a new one."""
+        self._leaning: list[tuple[dict[str, Any], CallEnded]] = []
+        """Calls whose conversation was packed against a request row of this batch."""
         self._patches: list[Patch] = []
         self._rows: dict[Table, list[dict[str, Any]]] = defaultdict(list)
 
@@ -115,7 +119,9 @@ class Batch:
         for patch in self._patches:
             self._patch(patch)
         hot = statements(self._connection.dialect.name)
-        hot.add_bodies.run(self._connection, [row for _, row in sorted(self._new_bodies.items())])
+        added = [row for _, row in sorted(self._new_bodies.items())]
+        if hot.add_bodies.run(self._connection, added) != len(added):
+            self._stand_alone()
         hot.begin_calls.run(self._connection, list(self._new_calls.values()))
         hot.add_spans.run(self._connection, self._new_spans)
         if hot.end_calls.run(self._connection, self._ended_calls) != len(self._ended_calls):
@@ -126,6 +132,8 @@ class Batch:
 
     def settle(self) -> None:
         """After the commit: the cache may count what has grown, and make room."""
+        for call_id, (state, addition) in self._additions.items():
+            state.additions[call_id] = addition
         for session_id in self._sessions:
             self._cache.settle(session_id)
 
@@ -137,7 +145,9 @@ class Batch:
     def _begin(self, begun: CallBegun) -> None:
         state = self._state(begun.session_id)
         base = state.request_base(begun.parent_call_id)
-        body = self._body(begun.request_body, base)
+        body, row = self._body(begun.request_body, base)
+        if row is not None and (addition := row.addition):
+            self._additions[begun.id] = (state, addition)
         state.remember_request(begun.id, body)
         self._new_calls[begun.id] = begun_row(begun, self._writer_id, body.id)
         self.begun[begun.id] = begun.parent_call_id
@@ -158,26 +168,42 @@ class Batch:
         for span in growth.spans:
             self._new_spans.append(span_row(span, ended))
         response = self._response(ended.response_body, state)
-        row = ended_row(ended, growth.prompt_span_id, response)
+        _, addition = self._additions.pop(ended.id, (state, b""))
+        leans = bool(addition)
+        addition = addition or state.additions.pop(ended.id, b"")
+        row = ended_row(ended, growth.prompt_span_id, response, addition)
         if ended.id in self._new_calls:
             self._new_calls[ended.id].update(row)
+            row = self._new_calls[ended.id]
         else:
             row["_id"] = ended.id
             self._ended_calls.append(row)
+        if leans:
+            self._leaning.append((row, ended))
         self.ended.append(ended.id)
 
     def _state(self, session_id: str) -> SessionState:
         self._sessions.add(session_id)
         return self._cache.get(session_id, lambda: stored.state(self._connection, session_id))
 
-    def _body(self, data: bytes, base: Body | None) -> Body:
+    def _stand_alone(self) -> None:
+        """A body was in the database already, maybe as another row than the one made here: then no
+        conversation may need what that row adds."""
+        self._additions.clear()
+        for row, ended in self._leaning:
+            row["conversation"] = conversation_value(ended)
+
+    def _body(self, data: bytes, base: Body | None) -> tuple[Body, BodyRow | None]:
+        """The body, and its row when that is new."""
         identifier = body_id(data)
         if base is not None and base.id == identifier:
-            return base
-        row = self._new_bodies.get(identifier)
-        if row is None:
-            row = self._new_bodies[identifier] = body_row(encode(data, base, identifier))
-        return Body(identifier, data, row["depth"])
+            return base, None
+        known = self._new_bodies.get(identifier)
+        if known is not None:
+            return Body(identifier, data, known["depth"]), None
+        row = encode(data, base, identifier)
+        self._new_bodies[identifier] = body_row(row)
+        return Body(identifier, data, row.depth), row
 
     def _response(self, data: bytes, state: SessionState) -> str | None:
         """Stores a reply against the session's latest whole one: replies share their wrapping."""

@@ -1,1 +1,1 @@
-"""Measurements behind ``bridle bench``: what Bridle costs, beside what it stands in for."""
+"""What ``bridle bench`` measures; one file per benchmark, each makes a JSON-ready report."""
