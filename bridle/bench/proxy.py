@@ -147,7 +147,8 @@ def _report(own: Figures, direct: Figures, cases: Sequence[Case]) -> dict[str, A
 def _stream(own: Figures, direct: Figures, name: str) -> dict[str, Any]:
     p50, p99 = _added(own.first_ms[name], direct.first_ms[name])
     ratios = [
-        a / b for a, b in zip(own.whole_p50_ms[name], direct.whole_p50_ms[name], strict=False)
+        mine[0] / bare[0]
+        for mine, bare in zip(own.whole_ms[name], direct.whole_ms[name], strict=False)
     ]
     return {
         "added_ttft_p50_ms": p50,
