@@ -7,8 +7,7 @@ import json
 import pytest
 from typer.testing import CliRunner
 
-from bridle.bench.load import Load, request_body
-from bridle.bench.proxy import percentiles
+from bridle.bench.load import Load, percentiles, request_body
 from bridle.bench.upstream import CHUNKS, SMALL, stream_events, whole
 from bridle.cli import app
 
