@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 from urllib.parse import urlsplit
 
@@ -88,6 +89,8 @@ class Worker(asyncio.Protocol):
         self._url = urlsplit(load.url)
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._until = time.perf_counter() + load.seconds
+        self._tail = b""
+        self._first = 0.0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport: Any = transport
@@ -152,6 +155,10 @@ def request_body(load: Load, session: str, number: int) -> bytes:
     return orjson.dumps(asked)
 
 
+def _itself(worker: Worker) -> Worker:
+    return worker
+
+
 async def run(load: Load) -> Measured:
     result = Times()
     loop = asyncio.get_running_loop()
@@ -160,7 +167,11 @@ async def run(load: Load) -> Measured:
     workers = [Worker(load, number, result) for number in range(load.concurrency)]
     host, port = url.hostname or "127.0.0.1", url.port or 80
     for worker in workers:
+<<<<<<< HEAD
+        await loop.create_connection(partial(_itself, worker), host, port)
+=======
         await loop.create_connection(functools.partial(_same, worker), host, port)
+>>>>>>> pipeline
     await asyncio.gather(*(worker.done for worker in workers))
     return Measured(
         calls=len(result.whole),
