@@ -9,7 +9,6 @@ Every request's last message is unique; what comes before it is the session's.
 from __future__ import annotations
 
 import asyncio
-import functools
 import sys
 import time
 from collections.abc import Sequence
@@ -167,11 +166,7 @@ async def run(load: Load) -> Measured:
     workers = [Worker(load, number, result) for number in range(load.concurrency)]
     host, port = url.hostname or "127.0.0.1", url.port or 80
     for worker in workers:
-<<<<<<< HEAD
         await loop.create_connection(partial(_itself, worker), host, port)
-=======
-        await loop.create_connection(functools.partial(_same, worker), host, port)
->>>>>>> pipeline
     await asyncio.gather(*(worker.done for worker in workers))
     return Measured(
         calls=len(result.whole),
@@ -180,10 +175,6 @@ async def run(load: Load) -> Measured:
         first=percentiles(result.first),
         whole=percentiles(result.whole),
     )
-
-
-def _same(worker: Worker) -> Worker:
-    return worker
 
 
 def main() -> None:
