@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Annotated, Any
 
 import typer
@@ -28,7 +29,7 @@ def show(
         about = summary(source, record)
         turns = _turns(source, record.id)
     if json:
-        print_json({**about, "turns": turns})
+        print_json({**about, "continuation": record.continuation, "turns": turns})
         return
     out.print(f"[bold]{record.id}[/]" + (f"  ({record.name})" if record.name else ""))
     out.print(
@@ -37,6 +38,10 @@ def show(
         f"{about['sampled_tokens']} sampled"
     )
     out.print(_table(turns))
+    breaks = Counter(turn["break_reason"] for turn in turns if turn["break_reason"])
+    if breaks:
+        counted = ", ".join(f"{count} {reason}" for reason, count in breaks.most_common())
+        out.print(f"breaks ({record.continuation} mode): {counted}", highlight=False)
     for name, value in about["rewards"].items():
         out.print(f"reward {name} = {value:g}")
 
