@@ -82,7 +82,9 @@ def killed(tmp_path):
         time.sleep(random.Random(seed).random() * 0.15)
         process.send_signal(signal.SIGKILL)
         rest, _ = process.communicate()
-        said = [line.split() for line in lines + rest.splitlines(keepends=True) if line[-1:] == "\n"]
+        said = [
+            line.split() for line in lines + rest.splitlines(keepends=True) if line[-1:] == "\n"
+        ]
         return path, {call: (int(prompt), int(log)) for call, prompt, log in said}
 
     return make
