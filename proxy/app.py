@@ -7,7 +7,10 @@ and middleware would cost more than the call.
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from typing import Final
+
+from fastapi import APIRouter
 
 from proxy.canonical import ApiError
 from proxy.client import Client, Receive, Scope, Send
@@ -26,11 +29,11 @@ _CONTROL: Final = ("/bridle/", "/healthz", "/readyz", "/metrics", "/docs", "/ope
 class App:
     """An ASGI application. Its services live from lifespan start-up to shutdown."""
 
-    def __init__(self, settings: ProxySettings) -> None:
+    def __init__(self, settings: ProxySettings, routers: Sequence[APIRouter] = ()) -> None:
         self.settings = settings
         self.services: Services | None = None
         self._data_plane: DataPlane | None = None
-        self._control = control_api(self._running)
+        self._control = control_api(self._running, routers)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
@@ -86,6 +89,10 @@ class App:
         return self.services
 
 
-def create_app(settings: ProxySettings) -> App:
-    """The application for ``settings``, to be served by any ASGI server with lifespan."""
-    return App(settings)
+def create_app(settings: ProxySettings, routers: Sequence[APIRouter] = ()) -> App:
+    """The application for ``settings``, to be served by any ASGI server with lifespan.
+
+    ``routers`` extend the control API, under ``/bridle/``: their endpoints may ask for
+    ``proxy.control.Admin`` and ``proxy.control.Running``, and are in its OpenAPI.
+    """
+    return App(settings, routers)

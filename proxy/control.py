@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Annotated, Any
 
-from fastapi import Depends, FastAPI, Query, Request, Response
+from fastapi import APIRouter, Depends, FastAPI, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 
@@ -38,7 +38,7 @@ from store.errors import RecordRejected, StoreUnavailable
 from store.records import Continuation, Reward, SessionRecord, TaskRecord, new_id
 
 
-def control_api(running: Callable[[], Services]) -> FastAPI:
+def control_api(running: Callable[[], Services], routers: Sequence[APIRouter] = ()) -> FastAPI:
     """The FastAPI application; ``running`` gives the services or raises 503."""
     api = FastAPI(
         title="Bridle",
@@ -52,6 +52,8 @@ def control_api(running: Callable[[], Services]) -> FastAPI:
     api.add_exception_handler(RequestValidationError, _invalid)
     for method, path, endpoint, status in _ROUTES:
         api.add_api_route(path, endpoint, methods=[method], status_code=status)
+    for router in routers:
+        api.include_router(router)
     return api
 
 

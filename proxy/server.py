@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import socket
 import threading
+from collections.abc import Sequence
 from types import TracebackType
 from typing import Any, Self
 
 import uvicorn
+from fastapi import APIRouter
 
 from proxy.app import create_app
 from proxy.settings import ProxySettings
@@ -19,9 +21,11 @@ class ProxyStartFailed(RuntimeError):
     """The proxy did not come up; the log says why."""
 
 
-def _config(settings: ProxySettings, **options: Any) -> uvicorn.Config:
+def _config(
+    settings: ProxySettings, routers: Sequence[APIRouter] = (), **options: Any
+) -> uvicorn.Config:
     return uvicorn.Config(
-        create_app(settings),
+        create_app(settings, routers),
         loop="uvloop",
         http="httptools",
         ws="none",
@@ -52,9 +56,12 @@ def run(settings: ProxySettings) -> None:
 class ProxyServer:
     """A proxy in a thread of this process, for as long as the context is open."""
 
-    def __init__(self, settings: ProxySettings, *, grace_s: int = 5) -> None:
-        """``grace_s``: how long :meth:`stop` lets running calls go on before it cuts them."""
-        config = _config(settings, timeout_graceful_shutdown=grace_s, log_level="warning")
+    def __init__(
+        self, settings: ProxySettings, *, routers: Sequence[APIRouter] = (), grace_s: int = 5
+    ) -> None:
+        """``routers`` extend the control API. ``grace_s``: how long :meth:`stop` lets running calls
+        go on before it cuts them."""
+        config = _config(settings, routers, timeout_graceful_shutdown=grace_s, log_level="warning")
         self.settings = settings
         self._server = uvicorn.Server(config)
         self._socket = _listening(settings.host, settings.port)

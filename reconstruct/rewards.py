@@ -1,10 +1,19 @@
-"""A session's rewards by name: of several values the latest counts."""
+"""A session's rewards by name and place, and how a run adds them up.
+
+Of several values with the same name and place the latest counts. Values are float64 throughout.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Literal
 
 from store.records import Reward
+
+Over = Literal["sum", "mean", "min", "max", "last"]
+_OVERS: Final = ("sum", "mean", "min", "max", "last")
 
 
 def session_rewards(rewards: Iterable[Reward]) -> dict[str, float]:
@@ -14,3 +23,70 @@ def session_rewards(rewards: Iterable[Reward]) -> dict[str, float]:
     """
     whole = [r for r in rewards if r.call_id is None and r.turn is None]
     return {r.name: r.value for r in sorted(whole, key=lambda r: r.created_at)}
+
+
+def turn_rewards(rewards: Iterable[Reward], name: str) -> dict[str, float]:
+    """The latest value of ``name`` for each call that has one, in the order of their first."""
+    own = [r for r in rewards if r.name == name and r.call_id is not None]
+    latest = sorted(own, key=lambda r: r.created_at)
+    return {r.call_id: r.value for r in latest if r.call_id is not None}
+
+
+@dataclass(frozen=True, slots=True)
+class Aggregation:
+    """How the rewards of a session become one number; a run keeps it in its ``config``."""
+
+    weights: Mapping[str, float] | None = None
+    """Names of session rewards and their factors: every one must be there. ``None``: whatever the
+    session has, each with factor 1."""
+    turns: Over | None = None
+    """Adds up each name's rewards of single calls or turns first; such a value counts for names
+    that the session as a whole was not given. ``None``: they do not count."""
+
+    def __post_init__(self) -> None:
+        if self.turns is not None and self.turns not in _OVERS:
+            raise ValueError(f"turns must be one of {', '.join(_OVERS)}, not {self.turns!r}")
+
+    def value(self, rewards: Iterable[Reward]) -> float | None:
+        """The session's one number; ``None`` when there is nothing to add up, or a name lacks."""
+        rewards = list(rewards)
+        named = self._turn_values(rewards) | session_rewards(rewards)
+        if self.weights is None:
+            return math.fsum(named.values()) if named else None
+        if any(name not in named for name in self.weights):
+            return None
+        return math.fsum(factor * named[name] for name, factor in self.weights.items())
+
+    def as_data(self) -> dict[str, Any]:
+        """As JSON-ready data, equal for equal aggregations."""
+        weights = None if self.weights is None else dict(sorted(self.weights.items()))
+        return {"weights": weights, "turns": self.turns}
+
+    @classmethod
+    def from_data(cls, data: Mapping[str, Any]) -> Aggregation:
+        """The aggregation of :meth:`as_data`. Raises ``TypeError`` for unknown settings."""
+        return cls(**data)
+
+    def _turn_values(self, rewards: list[Reward]) -> dict[str, float]:
+        if self.turns is None:
+            return {}
+        latest: dict[str, dict[tuple[str | None, int | None], float]] = {}
+        for reward in sorted(rewards, key=lambda r: r.created_at):
+            if reward.call_id is not None or reward.turn is not None:
+                place = (reward.call_id, None if reward.call_id else reward.turn)
+                latest.setdefault(reward.name, {})[place] = reward.value
+        return {name: _over(self.turns, list(values.values())) for name, values in latest.items()}
+
+
+def _over(how: Over, values: list[float]) -> float:
+    match how:
+        case "sum":
+            return math.fsum(values)
+        case "mean":
+            return math.fsum(values) / len(values)
+        case "min":
+            return min(values)
+        case "max":
+            return max(values)
+        case "last":
+            return values[-1]

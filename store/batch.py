@@ -7,6 +7,7 @@ the cache; a batch whose transaction fails must therefore be taken back with :me
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -85,9 +86,7 @@ class Batch:
         self._leaning: list[tuple[dict[str, Any], CallEnded]] = []
         """Calls whose conversation was packed against a request row of this batch."""
         self._patches: list[Patch] = []
-        self._rows: dict[Table, list[dict[str, Any]]] = {
-            table: [] for table in (runs, tasks, sessions, rewards, policies, metrics)
-        }
+        self._rows: dict[Table, list[dict[str, Any]]] = defaultdict(list)
 
     def add(self, record: Record) -> None:
         """Turns a record into rows. Raises whatever a malformed record makes of itself."""
@@ -114,9 +113,9 @@ class Batch:
 
     def write(self) -> None:
         """Sends all rows, owners before what they own."""
-        self._many(insert(runs), self._rows[runs])
-        self._many(self._upsert(tasks, "id"), _last(self._rows[tasks], "id"))
-        self._many(insert(sessions), self._rows[sessions])
+        self._many(runs)
+        self._renew(tasks, "id")
+        self._many(sessions)
         for patch in self._patches:
             self._patch(patch)
         hot = statements(self._connection.dialect.name)
@@ -127,10 +126,9 @@ class Batch:
         hot.add_spans.run(self._connection, self._new_spans)
         if hot.end_calls.run(self._connection, self._ended_calls) != len(self._ended_calls):
             raise RecordRejected("an ended call was never begun in this store")
-        self._many(insert(rewards), self._rows[rewards])
+        self._many(rewards)
         for table in (policies, metrics):
-            keys = [column.name for column in table.primary_key]
-            self._many(self._upsert(table, *keys), _last(self._rows[table], *keys))
+            self._renew(table, *(column.name for column in table.primary_key))
 
     def settle(self) -> None:
         """After the commit: the cache may count what has grown, and make room."""
@@ -228,17 +226,18 @@ class Batch:
         if self._connection.execute(statement).rowcount != 1:
             raise RecordRejected(f"no row {patch.id} in {patch.table}")
 
-    def _many(self, statement: Any, rows: Sequence[Mapping[str, Any]]) -> None:
-        if rows:
-            self._connection.execute(statement, rows)
+    def _many(self, table: Table) -> None:
+        if rows := self._rows[table]:
+            self._connection.execute(insert(table), rows)
 
-    def _insert(self, table: Table) -> sqlite.Insert | postgresql.Insert:
-        if self._connection.dialect.name == "postgresql":
-            return postgresql.insert(table)
-        return sqlite.insert(table)
+    def _renew(self, table: Table, *keys: str) -> None:
+        """Adds rows, or replaces those of the same keys."""
+        if rows := _last(self._rows[table], *keys):
+            self._connection.execute(self._upsert(table, *keys), rows)
 
     def _upsert(self, table: Table, *keys: str) -> Insert:
-        statement = self._insert(table)
+        postgres = self._connection.dialect.name == "postgresql"
+        statement = postgresql.insert(table) if postgres else sqlite.insert(table)
         others = {c.name: c for c in statement.excluded if c.name not in keys}
         return statement.on_conflict_do_update(index_elements=keys, set_=others)
 

@@ -11,6 +11,8 @@ import orjson
 import sqlalchemy
 from alembic import command
 from alembic.config import Config
+from alembic.runtime.migration import MigrationContext
+from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, Engine, event, make_url
 
 from store.packing import dump_json
@@ -73,6 +75,26 @@ def migrate(url: str, revision: str = "head") -> None:
                 command.downgrade(config, revision)
             else:
                 command.upgrade(config, revision)
+    finally:
+        engine.dispose()
+
+
+def newest_revision() -> str:
+    """The schema that this version of the code reads and writes."""
+    config = Config()
+    config.set_main_option("script_location", str(_MIGRATIONS).replace("%", "%%"))
+    return str(ScriptDirectory.from_config(config).get_current_head())
+
+
+def revision(url: str) -> str | None:
+    """The database's schema; ``None`` when it has none of ours. Changes nothing.
+
+    Raises SQLAlchemy's errors when the database cannot be reached.
+    """
+    engine = connect(url)
+    try:
+        with engine.connect() as connection:
+            return MigrationContext.configure(connection).get_current_revision()
     finally:
         engine.dispose()
 

@@ -174,6 +174,29 @@ class Reader:
             query = query.where(sessions.c.created_at < until)
         return self._session_pages(query, limit, newest_first)
 
+    def sealed_sessions(
+        self, after: tuple[float, str] | None = None, *, until: float, run: str | None = None
+    ) -> Iterator[SessionRecord]:
+        """Sessions sealed before ``until`` in the order of their sealing, read page by page.
+
+        ``after`` is the ``(sealed_at, id)`` of the last one that is known already.
+        """
+        sealed, identifier = sessions.c.sealed_at, sessions.c.id
+        query = select(sessions).where(sealed < until)
+        if run is not None:
+            query = query.where(sessions.c.run_id == run)
+        while True:
+            page = query.order_by(sealed, identifier).limit(_PAGE)
+            if after is not None:
+                at, last = after
+                page = page.where((sealed > at) | ((sealed == at) & (identifier > last)))
+            rows = self._rows(page)
+            for row in rows:
+                yield _session(row)
+            if len(rows) < _PAGE:
+                return
+            after = (rows[-1].sealed_at, rows[-1].id)
+
     def rewards(self, session_id: str) -> list[Reward]:
         """A session's rewards, oldest first."""
         return [_reward(row) for row in self._rows(_SESSION_REWARDS, session=session_id)]

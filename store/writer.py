@@ -224,6 +224,10 @@ class Writer:
     def create_run(self, run: RunRecord) -> None:
         self._commit_sync(run)
 
+    def configure_run(self, run_id: str, config: Mapping[str, Any]) -> None:
+        """Replaces what a run keeps of its configuration and state."""
+        self._commit_sync(Patch("runs", run_id, {"config": dict(config)}))
+
     def finish_run(self, run_id: str, status: str, ended_at: float | None = None) -> None:
         """Notes how a run ended: ``completed``, ``failed``, ``stopped``."""
         fields = {"status": status, "ended_at": time.time() if ended_at is None else ended_at}

@@ -1,1 +1,1 @@
-"""Measurements behind ``bridle bench``: each module finds the figures of one command."""
+"""What ``bridle bench`` measures; one file per benchmark, each makes a JSON-ready report."""

@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
+import time
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from bridle.options import JsonOption, StoreOption
 from bridle.reading import reader
 from bridle.terminal import fail, out, print_json
-from reconstruct.exports.chat_jsonl import export_chat
-from reconstruct.exports.parquet import export_parquet
+from reconstruct.builders import BUILDERS
+from reconstruct.exports.card import write_card
+from reconstruct.exports.conditions import BadCondition, Condition
+from reconstruct.exports.formats import Format
+from reconstruct.exports.formats import export as write
 from reconstruct.exports.selection import ExportReport, Selection
-
-
-class Format(StrEnum):
-    """``chat``: OpenAI fine-tuning JSONL with tools. ``tokens``: ids, mask, logprobs as Parquet."""
-
-    CHAT = "chat"
-    TOKENS = "tokens"
+from store.queries import Reader
 
 
 def export(
@@ -37,10 +35,25 @@ def export(
     reward: Annotated[str, typer.Option(help="Name of the reward that is compared.")] = "reward",
     min_reward: Annotated[float | None, typer.Option(help="Only from this reward up.")] = None,
     max_reward: Annotated[float | None, typer.Option(help="Only up to this reward.")] = None,
+    where: Annotated[
+        list[str] | None,
+        typer.Option(help="Any column: harness=pi, call.dialect!=chat, label.x=1, task.suite=…"),
+    ] = None,
+    turn_reward: Annotated[
+        str | None, typer.Option(help="Train only turns that have this reward, high enough.")
+    ] = None,
+    min_turn_reward: Annotated[float, typer.Option(help="What is high enough for a turn.")] = 0.0,
+    deduplicate: Annotated[bool, typer.Option(help="Leave out repeated rows.")] = False,
+    eval_share: Annotated[
+        float | None,
+        typer.Option(min=0.0, max=1.0, help="Hold this share of the tasks out, in a second file."),
+    ] = None,
+    builder: Annotated[str, typer.Option(help="tokens: tree, merged or per_call.")] = "tree",
     json: JsonOption = False,
 ) -> None:
-    """Write recorded sessions as training data."""
-    chosen = form or _by_name(path)
+    """Write recorded sessions as training data, each file with a data card beside it."""
+    if builder not in BUILDERS:
+        fail(f"there is no builder {builder!r}: {', '.join(BUILDERS)}", 2)
     selection = Selection(
         run=run,
         harness=harness,
@@ -49,16 +62,53 @@ def export(
         reward=reward,
         min_reward=min_reward,
         max_reward=max_reward,
+        where=_conditions(where or []),
+        turn_reward=turn_reward,
+        min_turn_reward=min_turn_reward,
+        deduplicate=deduplicate,
     )
+    chosen = form or _by_name(path)
     with reader(store) as source:
-        write = export_parquet if chosen is Format.TOKENS else export_chat
-        report = write(source, path, selection)
+        written = [
+            _write(source, file, chosen, part, builder)
+            for file, part in _parts(path, selection, eval_share)
+        ]
     if json:
-        print_json(_as_data(report))
+        print_json(written[0] if eval_share is None else {"files": written})
         return
-    out.print(f"{path}: {report.rows} rows of {report.sessions} sessions", highlight=False)
-    for reason, count in report.left_out.items():
-        out.print(f"  left out: {count} {reason}", highlight=False)
+    for told in written:
+        out.print(f"{told['path']}: {told['rows']} rows of {told['sessions']} sessions")
+        for reason, count in told["left_out"].items():
+            out.print(f"  left out: {count} {reason}", highlight=False)
+
+
+def _parts(
+    path: Path, selection: Selection, eval_share: float | None
+) -> list[tuple[Path, Selection]]:
+    if eval_share is None:
+        return [(path, selection)]
+    return [
+        (
+            path.with_name(f"{path.stem}.{part}{path.suffix}"),
+            replace(selection, part=part, eval_share=eval_share),
+        )
+        for part in ("train", "eval")
+    ]
+
+
+def _write(
+    source: Reader, path: Path, form: Format, selection: Selection, builder: str
+) -> dict[str, Any]:
+    report = write(source, path, form, selection, builder)
+    card = write_card(report, form.value, selection, time.time())
+    return _as_data(report) | {"card": str(card)}
+
+
+def _conditions(texts: list[str]) -> tuple[Condition, ...]:
+    try:
+        return tuple(Condition.parse(text) for text in texts)
+    except BadCondition as error:
+        fail(str(error), 2)
 
 
 def _by_name(path: Path) -> Format:
@@ -68,7 +118,7 @@ def _by_name(path: Path) -> Format:
     return known[path.suffix]
 
 
-def _as_data(report: ExportReport) -> dict[str, object]:
+def _as_data(report: ExportReport) -> dict[str, Any]:
     return {
         "path": str(report.path),
         "sessions": report.sessions,

@@ -39,6 +39,7 @@ def proxy(
     json: JsonOption = False,
 ) -> None:
     """Record agents: point their base URL at this proxy."""
+    from bridle.feed import feed
     from proxy.server import ProxyServer
     from proxy.settings import ProxySettings, is_loopback
     from store.database import migrate
@@ -61,7 +62,7 @@ def proxy(
         continuation=continuation,
         redact=redact,
     )
-    with ProxyServer(settings) as server:
+    with ProxyServer(settings, routers=[feed()]) as server:
         url = server.base_url
         announce(
             url,

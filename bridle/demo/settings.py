@@ -19,7 +19,7 @@ class DemoSettings:
     first_sessions: int = 32
     """Sessions recorded for the tokenizer's corpus, before there is a policy."""
     teacher_sessions: int = 1400
-    teacher_skill: float = 0.5
+    teacher_skill: float = 0.45
     """Share of demonstrations in which the teacher computes with the right operation."""
     sft_epochs: int = 10
     sft_learning_rate: float = 3e-3

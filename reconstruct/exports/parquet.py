@@ -7,7 +7,7 @@ samples back.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -16,32 +16,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from reconstruct.builders import BUILDER_VERSION, build
-from reconstruct.exports.selection import ExportReport, Selection, select
-from reconstruct.samples import Sample
+from reconstruct.exports.selection import ExportReport, Selection, call_refused, select
+from reconstruct.samples import Sample, only_calls
+from reconstruct.tables import SAMPLE_COLUMNS, sample_row, sample_schema
 from reconstruct.tree import BrokenTree, SessionTree
 from store.packing import dump_json
 from store.queries import Reader
-from store.records import CallKind, SessionRecord
+from store.records import CallKind
 
 _ROWS_PER_GROUP: Final = 64
-
-_COLUMNS: Final = (
-    ("session_id", pa.string()),
-    ("run_id", pa.string()),
-    ("task_id", pa.string()),
-    ("group_id", pa.string()),
-    ("harness", pa.string()),
-    ("leaf_call_id", pa.string()),
-    ("kind", pa.string()),
-    ("role", pa.string()),
-    ("weight", pa.float64()),
-    ("token_ids", pa.list_(pa.uint32())),
-    ("mask", pa.list_(pa.bool_())),
-    ("logprobs", pa.list_(pa.float32())),
-    ("versions", pa.list_(pa.int64())),
-    ("calls", pa.list_(pa.int32())),
-    ("call_ids", pa.list_(pa.string())),
-)
 
 
 def export_parquet(
@@ -59,9 +42,7 @@ def export_parquet(
         b"bridle.builder": f"{builder}/{BUILDER_VERSION}".encode(),
         b"bridle.policy": dump_json(selection.policy.as_data()),
     }
-    schema = pa.schema(
-        [*_COLUMNS, *((f"reward.{name}", pa.float64()) for name in names)], metadata=provenance
-    )
+    schema = sample_schema(names).with_metadata(provenance)
     waiting: list[dict[str, Any]] = []
     with pq.ParquetWriter(report.path, schema, compression="zstd") as file:
         for session, rewards in select(reader, selection, report):
@@ -70,8 +51,13 @@ def export_parquet(
             except BrokenTree:
                 report.leave_out("session_broken")
                 continue
-            for sample in build(tree, selection.policy, builder).samples:
-                waiting.append(_row(session, sample, names, rewards))
+            samples = build(tree, selection.policy, builder).samples
+            for sample in only_calls(samples, _taken(reader, tree, selection, report)):
+                content = (sample.token_ids.tobytes(), sample.mask.tobytes())
+                if selection.deduplicate and report.repeats(*content):
+                    report.leave_out("duplicate")
+                    continue
+                waiting.append(sample_row(session, sample, names, rewards))
                 report.rows += 1
                 report.tokens += int(np.count_nonzero(sample.mask))
             if len(waiting) >= _ROWS_PER_GROUP:
@@ -86,32 +72,25 @@ def read_samples(path: str | Path) -> Iterator[Sample]:
     """The samples of an exported file, in its order."""
     with pq.ParquetFile(path) as file:
         for batch in file.iter_batches(batch_size=_ROWS_PER_GROUP):
-            columns = {name: batch.column(name) for name, _ in _COLUMNS}
+            columns = {name: batch.column(name) for name, _ in SAMPLE_COLUMNS}
             for index in range(batch.num_rows):
                 yield _sample({name: column[index] for name, column in columns.items()})
 
 
-def _row(
-    session: SessionRecord, sample: Sample, names: Sequence[str], rewards: dict[str, float]
-) -> dict[str, Any]:
-    return {
-        "session_id": session.id,
-        "run_id": session.run_id,
-        "task_id": session.task_id,
-        "group_id": session.group_id,
-        "harness": session.harness,
-        "leaf_call_id": sample.leaf_call_id,
-        "kind": sample.kind.value,
-        "role": sample.role,
-        "weight": sample.weight,
-        "token_ids": sample.token_ids,
-        "mask": sample.mask,
-        "logprobs": sample.logprobs,
-        "versions": sample.versions,
-        "calls": sample.calls,
-        "call_ids": list(sample.call_ids),
-        **{f"reward.{name}": rewards.get(name) for name in names},
-    }
+def _taken(
+    reader: Reader, tree: SessionTree, selection: Selection, report: ExportReport
+) -> set[str]:
+    """The calls that the selection trains, as far as the policy allows."""
+    taken: set[str] = set()
+    given = reader.rewards(tree.session_id)
+    for call in tree.calls.values():
+        reason = call_refused(call, selection, given)
+        if reason is not None:
+            report.leave_out(reason)
+        else:
+            report.take_call(call)
+            taken.add(call.id)
+    return taken
 
 
 def _sample(row: dict[str, Any]) -> Sample:

@@ -1,15 +1,22 @@
-"""Which sessions and calls an export takes."""
+"""Which sessions and calls an export takes, and the account of what it wrote."""
 
 from __future__ import annotations
 
+import hashlib
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, Literal
 
+from reconstruct.exports.conditions import Condition, call_meets, session_meets
 from reconstruct.policy import DEFAULT_POLICY, TrainablePolicy
-from reconstruct.rewards import session_rewards
-from store.queries import Reader
-from store.records import SessionRecord
+from reconstruct.rewards import session_rewards, turn_rewards
+from store.errors import NotFound
+from store.queries import CallRow, Reader
+from store.records import Reward, SessionRecord, TaskRecord
+
+Part = Literal["train", "eval"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,11 +40,36 @@ class Selection:
     max_reward: float | None = None
     policy: TrainablePolicy = DEFAULT_POLICY
     """Which calls: by kind, status, model and policy version."""
+    where: tuple[Condition, ...] = ()
+    """On any column of the session, its task, calls, labels and rewards."""
+    turn_reward: str | None = None
+    """Train only the replies whose own reward of this name is at least ``min_turn_reward``; the
+    others stay as context."""
+    min_turn_reward: float = 0.0
+    deduplicate: bool = False
+    """Leave out rows that say what an earlier one has said."""
+    part: Part | None = None
+    """Only the tasks of this part of the split that ``eval_share`` makes."""
+    eval_share: float = 0.0
+
+    def as_data(self) -> dict[str, Any]:
+        """As JSON-ready data, for the data card; what is not set is left out."""
+        names = ("run", "group", "task", "harness", "split", "outcome", "since", "until", "limit")
+        data = {name: getattr(self, name) for name in (*names, "min_reward", "max_reward", "part")}
+        if self.min_reward is not None or self.max_reward is not None:
+            data["reward"] = self.reward
+        if self.turn_reward is not None:
+            data |= {"turn_reward": self.turn_reward, "min_turn_reward": self.min_turn_reward}
+        if self.part is not None:
+            data["eval_share"] = self.eval_share
+        data |= {"where": [str(condition) for condition in self.where] or None}
+        data |= {"deduplicate": self.deduplicate or None, "policy": self.policy.as_data()}
+        return {name: value for name, value in data.items() if value is not None}
 
 
 @dataclass(slots=True)
 class ExportReport:
-    """What an export wrote, and what it left out."""
+    """What an export wrote, of what, and what it left out."""
 
     path: Path
     sessions: int = 0
@@ -46,16 +78,47 @@ class ExportReport:
     """Trained tokens; 0 in formats without tokens."""
     left_out: dict[str, int] = field(default_factory=dict)
     """Sessions and calls by reason."""
+    taken: dict[str, Counter[str]] = field(default_factory=dict)
+    """The taken sessions by run, task, harness and outcome; their calls by model and version."""
+    rewards: dict[str, list[float]] = field(default_factory=dict)
+    """Of the taken sessions, by name."""
+    session_ids: list[str] = field(default_factory=list)
+    _digests: set[bytes] = field(default_factory=set)
 
     def leave_out(self, reason: str, count: int = 1) -> None:
         self.left_out[reason] = self.left_out.get(reason, 0) + count
+
+    def take(self, session: SessionRecord, rewards: dict[str, float]) -> None:
+        """Counts a session that is exported."""
+        self.sessions += 1
+        self.session_ids.append(session.id)
+        for name in ("run_id", "task_id", "harness", "outcome"):
+            value = getattr(session, name)
+            if value is not None:
+                self.taken.setdefault(name, Counter())[value] += 1
+        for name, reward in rewards.items():
+            self.rewards.setdefault(name, []).append(reward)
+
+    def take_call(self, call: CallRow) -> None:
+        """Counts a call whose reply is trained."""
+        self.taken.setdefault("model", Counter())[call.model_served or call.model_requested] += 1
+        if call.version_start is not None:
+            self.taken.setdefault("policy_version", Counter())[str(call.version_start)] += 1
+
+    def repeats(self, *content: bytes) -> bool:
+        """Whether an earlier row had this content."""
+        digest = hashlib.sha256()
+        for piece in content:
+            digest.update(len(piece).to_bytes(8, "big") + piece)
+        known = digest.digest() in self._digests
+        self._digests.add(digest.digest())
+        return known
 
 
 def select(
     reader: Reader, selection: Selection, report: ExportReport
 ) -> Iterator[tuple[SessionRecord, dict[str, float]]]:
     """The sessions to export, each with its rewards by name."""
-    bounded = selection.min_reward is not None or selection.max_reward is not None
     found = reader.sessions(
         run=selection.run,
         group=selection.group,
@@ -68,15 +131,57 @@ def select(
         limit=selection.limit,
     )
     for session in found:
+        if selection.part not in (None, part_of(session, selection.eval_share)):
+            continue
         rewards = session_rewards(reader.rewards(session.id))
-        value = rewards.get(selection.reward)
-        if bounded and value is None:
-            report.leave_out("session_without_reward")
-        elif value is not None and not _within(value, selection):
-            report.leave_out("session_reward_out_of_bounds")
-        else:
-            report.sessions += 1
-            yield session, rewards
+        reason = _refused(reader, session, rewards, selection)
+        if reason is not None:
+            report.leave_out(reason)
+            continue
+        report.take(session, rewards)
+        yield session, rewards
+
+
+def part_of(session: SessionRecord, eval_share: float) -> Part:
+    """The part that a session's task falls into, whatever else the store holds.
+
+    Sessions without a task are told apart by their group, else each by itself.
+    """
+    key = session.task_id or session.group_id or session.id
+    place = int.from_bytes(hashlib.sha256(key.encode()).digest()[:8], "big") / 2**64
+    return "eval" if place < eval_share else "train"
+
+
+def call_refused(call: CallRow, selection: Selection, rewards: list[Reward]) -> str | None:
+    """Why the selection does not train a call, beyond what its policy says."""
+    if not call_meets(selection.where, call):
+        return "call_condition"
+    if selection.turn_reward is None:
+        return None
+    value = turn_rewards(rewards, selection.turn_reward).get(call.id)
+    if value is None:
+        return "turn_without_reward"
+    return None if value >= selection.min_turn_reward else "turn_reward_too_low"
+
+
+def _refused(
+    reader: Reader, session: SessionRecord, rewards: dict[str, float], selection: Selection
+) -> str | None:
+    value = rewards.get(selection.reward)
+    if (selection.min_reward, selection.max_reward) != (None, None) and value is None:
+        return "session_without_reward"
+    if value is not None and not _within(value, selection):
+        return "session_reward_out_of_bounds"
+    task = _task(reader, session) if any(c.of == "task" for c in selection.where) else None
+    met = session_meets(selection.where, session, task, rewards)
+    return None if met else "session_condition"
+
+
+def _task(reader: Reader, session: SessionRecord) -> TaskRecord | None:
+    try:
+        return None if session.task_id is None else reader.task(session.task_id)
+    except NotFound:
+        return None
 
 
 def _within(value: float, selection: Selection) -> bool:

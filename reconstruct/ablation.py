@@ -1,0 +1,161 @@
+"""What each builder makes of the same recorded sessions, counted: ``bridle ablate``.
+
+``tree`` is counted as this trainer runs it: a session's forest in one packed row, shared prefixes
+once. ``merged`` and ``per_call`` are counted as their trainers run them: a row per sample, rows
+padded to the longest of their batch. The linear part of the compute is 6 floating-point operations
+per parameter and token (forward 2, backward 4; Kaplan et al. 2020, section 2.1), padding included;
+attention is left out.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import numpy as np
+
+from reconstruct.builders import BUILDERS, build
+from reconstruct.policy import DEFAULT_POLICY, TrainablePolicy
+from reconstruct.samples import Sample
+from reconstruct.tree import BrokenTree, SessionTree
+from store.queries import Reader
+
+PACKED: Final = "tree"
+FLOPS_PER_PARAMETER_TOKEN: Final = 6
+
+
+@dataclass(slots=True)
+class BuilderCount:
+    """One builder over all sessions."""
+
+    builder: str
+    batch_rows: int
+    """Rows that are padded to a common length."""
+    samples: int = 0
+    rows: int = 0
+    """What the trainer lays side by side: samples, or packed sessions."""
+    tokens_trained: int = 0
+    tokens_in_samples: int = 0
+    """The lengths of all samples, shared prefixes counted each time."""
+    tokens_unique: int = 0
+    """What remains of them when every shared prefix is counted once."""
+    tokens_repeated: int = 0
+    """Run through the model again although another row has run them: 0 when packed."""
+    padding: int = 0
+    _lengths: list[int] = field(default_factory=list)
+
+    def add(self, samples: Sequence[Sample], unique: int) -> None:
+        """Counts one session."""
+        total = sum(len(sample.token_ids) for sample in samples)
+        self.samples += len(samples)
+        self.tokens_trained += sum(int(np.count_nonzero(sample.mask)) for sample in samples)
+        self.tokens_in_samples += total
+        self.tokens_unique += unique
+        if self.builder == PACKED:
+            self.rows += bool(samples)
+            return
+        self.tokens_repeated += total - unique
+        for sample in samples:
+            self.rows += 1
+            self._lengths.append(len(sample.token_ids))
+            if len(self._lengths) == self.batch_rows:
+                self.flush()
+
+    def flush(self) -> None:
+        """Ends the batch that is being filled."""
+        self.padding += sum(max(self._lengths, default=0) - length for length in self._lengths)
+        self._lengths.clear()
+
+    @property
+    def tokens_processed(self) -> int:
+        """What one pass over the data runs through the model."""
+        return self.tokens_unique + self.tokens_repeated + self.padding
+
+
+@dataclass(slots=True)
+class Ablation:
+    """All builders over the same sessions."""
+
+    builders: dict[str, BuilderCount]
+    rows_per_update: int
+    sessions: int = 0
+    calls: int = 0
+    breaks: Counter[str] = field(default_factory=Counter)
+    """Calls that continue another in meaning but not in tokens, by reason."""
+    left_out: Counter[str] = field(default_factory=Counter)
+
+    def as_data(self, parameters: float | None = None) -> dict[str, Any]:
+        """As JSON-ready data; ``flops`` where the model's number of ``parameters`` is given."""
+        return {
+            "sessions": self.sessions,
+            "calls": self.calls,
+            "breaks": dict(self.breaks.most_common()),
+            "left_out": dict(self.left_out),
+            "rows_per_update": self.rows_per_update,
+            "builders": {
+                name: self._row(count, parameters) for name, count in self.builders.items()
+            },
+        }
+
+    def _row(self, count: BuilderCount, parameters: float | None) -> dict[str, Any]:
+        packed = self.builders[PACKED].tokens_processed
+        flops = None
+        if parameters is not None:
+            flops = FLOPS_PER_PARAMETER_TOKEN * parameters * count.tokens_processed
+        return {
+            "samples": count.samples,
+            "rows": count.rows,
+            "tokens_trained": count.tokens_trained,
+            "tokens_in_samples": count.tokens_in_samples,
+            "tokens_unique": count.tokens_unique,
+            "tokens_repeated": count.tokens_repeated,
+            "padding": count.padding,
+            "tokens_processed": count.tokens_processed,
+            "updates": math.ceil(count.rows / self.rows_per_update),
+            "compute_against_tree": count.tokens_processed / packed if packed else None,
+            "flops": flops,
+        }
+
+
+def ablate(
+    reader: Reader,
+    policy: TrainablePolicy = DEFAULT_POLICY,
+    *,
+    batch_rows: int = 8,
+    rows_per_update: int = 32,
+    **filters: Any,
+) -> Ablation:
+    """Counts every builder over the sessions that match ``filters`` (those of
+    ``Reader.sessions``), one session in memory at a time."""
+    result = Ablation({name: BuilderCount(name, batch_rows) for name in BUILDERS}, rows_per_update)
+    for session in reader.sessions(**filters):
+        try:
+            tree = SessionTree.load(reader, session.id)
+        except BrokenTree:
+            result.left_out["session_broken"] += 1
+            continue
+        result.sessions += 1
+        result.calls += len(tree.calls)
+        result.breaks.update(
+            call.break_reason.value for call in tree.calls.values() if call.break_reason is not None
+        )
+        for name, count in result.builders.items():
+            samples = build(tree, policy, name).samples
+            count.add(samples, unique_tokens(samples))
+    for count in result.builders.values():
+        count.flush()
+    return result
+
+
+def unique_tokens(samples: Sequence[Sample]) -> int:
+    """The tokens that remain when every prefix that samples share is counted once."""
+    unique, before = 0, np.empty(0, dtype=np.uint32)
+    for ids in sorted((s.token_ids for s in samples), key=lambda ids: ids.astype(">u4").tobytes()):
+        shared = min(len(before), len(ids))
+        differing = np.flatnonzero(before[:shared] != ids[:shared])
+        unique += len(ids) - (int(differing[0]) if len(differing) else shared)
+        before = ids
+    return unique

@@ -1,0 +1,95 @@
+"""Agent Data Protocol 1.5: a trajectory of actions and observations per line.
+
+A tool call and its result name each other by ``tool_call_id``; the protocol takes no call without a
+result, so the calls of the last reply, which nothing answers, go without an id. ``reward`` of an
+action is null: a session's rewards are in ``details``, with the indices of the actions that are
+trained.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Final
+
+from reconstruct.exports.lines import Inexpressible, Told
+from reconstruct.exports.messages import Message, reasoning, text, tool_calls
+from store.queries import Reader
+
+SCHEMA_VERSION: Final = "1.5.0"
+
+
+def adp_rows(told: Told, _: Reader) -> Iterator[dict[str, Any]]:
+    """One trajectory."""
+    answered = _answered(told)
+    content: list[dict[str, Any]] = []
+    trained: list[int] = []
+    for turn in told.turns:
+        message = turn.message
+        if message["role"] == "assistant":
+            actions = _actions(message, answered)
+            if told.is_trained(turn):
+                trained += range(len(content), len(content) + len(actions))
+            content += actions
+        elif message["role"] == "tool":
+            content.append(
+                {
+                    "class_": "text_observation",
+                    "content": text(message),
+                    "source": "environment",
+                    "tool_call_id": message["tool_call_id"],
+                }
+            )
+        else:
+            source = "user" if message["role"] == "user" else "environment"
+            observation = {"class_": "text_observation", "content": text(message), "source": source}
+            content.append(observation)
+    yield {
+        "schema_version": SCHEMA_VERSION,
+        "id": told.id,
+        "content": content,
+        "details": {
+            "session_id": told.session.id,
+            "task_id": told.session.task_id,
+            "harness": told.session.harness,
+            "rewards": dict(told.rewards),
+            "trained_actions": trained,
+            "tools": list(told.tools),
+        },
+    }
+
+
+def _answered(told: Told) -> set[str]:
+    """The tool calls that have a result. Raises :class:`Inexpressible` where links are broken."""
+    called: list[str] = []
+    results: list[str] = []
+    for turn in told.turns:
+        called += [call.id for call in tool_calls(turn.message)]
+        if turn.message["role"] == "tool":
+            results.append(turn.message["tool_call_id"])
+    if len(set(called)) != len(called) or len(set(results)) != len(results):
+        raise Inexpressible("tool_call_id_twice")
+    if not set(results) <= set(called):
+        raise Inexpressible("tool_result_without_call")
+    last = {call.id for call in tool_calls(told.turns[-1].message)}
+    if set(called) - set(results) - last:
+        raise Inexpressible("tool_call_without_result")
+    return set(results)
+
+
+def _actions(message: Message, answered: set[str]) -> list[dict[str, Any]]:
+    said, thought = text(message), reasoning(message)
+    calls = tool_calls(message)
+    actions: list[dict[str, Any]] = [
+        {
+            "class_": "api_action",
+            "function": call.name,
+            "kwargs": call.arguments,
+            "description": said or None,
+            **({"tool_call_id": call.id} if call.id in answered else {}),
+        }
+        for call in calls
+    ] or [{"class_": "message_action", "content": said}]
+    actions[0]["reasoning_content"] = thought
+    for later in actions[1:]:
+        later["description"] = None
+    return actions

@@ -1,0 +1,58 @@
+"""Every format by its name, as ``bridle export --format`` knows it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import StrEnum
+from pathlib import Path
+from typing import Final
+
+from reconstruct.exports.adp import adp_rows
+from reconstruct.exports.atif import atif_rows
+from reconstruct.exports.chat_jsonl import chat_rows
+from reconstruct.exports.lines import Rows, export_lines
+from reconstruct.exports.parquet import export_parquet
+from reconstruct.exports.selection import ExportReport, Selection
+from reconstruct.exports.sharegpt import sharegpt_rows
+from reconstruct.exports.trl import conversational_rows, prompt_completion_rows
+from store.queries import Reader
+
+
+class Format(StrEnum):
+    """What a file is written as."""
+
+    CHAT = "chat"
+    """OpenAI fine-tuning JSONL, with tools."""
+    TOKENS = "tokens"
+    """Ids, mask, logprobs and policy versions as Parquet, exact."""
+    TRL = "trl"
+    """TRL conversational, with tool schemas."""
+    TRL_PROMPT_COMPLETION = "trl-prompt-completion"
+    SHAREGPT = "sharegpt"
+    ADP = "adp"
+    """Agent Data Protocol."""
+    ATIF = "atif"
+    """Agent Trajectory Interchange Format (Harbor)."""
+
+
+LINES: Final[Mapping[Format, Rows]] = {
+    Format.CHAT: chat_rows,
+    Format.TRL: conversational_rows,
+    Format.TRL_PROMPT_COMPLETION: prompt_completion_rows,
+    Format.SHAREGPT: sharegpt_rows,
+    Format.ADP: adp_rows,
+    Format.ATIF: atif_rows,
+}
+
+
+def export(
+    reader: Reader,
+    path: str | Path,
+    form: Format,
+    selection: Selection | None = None,
+    builder: str = "tree",
+) -> ExportReport:
+    """Writes the selected sessions; ``builder`` makes the samples of ``tokens``."""
+    if form is Format.TOKENS:
+        return export_parquet(reader, path, selection, builder)
+    return export_lines(reader, path, LINES[form], selection)

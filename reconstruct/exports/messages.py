@@ -1,0 +1,59 @@
+"""Chat messages as other formats need them: plain text, reasoning, calls with parsed arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from reconstruct.exports.lines import Inexpressible
+
+Message = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A call of a tool, its arguments parsed."""
+
+    id: str
+    name: str
+    arguments: dict[str, Any]
+
+
+def text(message: Message) -> str:
+    """The message's text. Raises :class:`Inexpressible` for pictures, sound and files."""
+    content = message.get("content")
+    if content is None:
+        return ""
+    if isinstance(content, str):
+        return content
+    if any(part.get("type") not in ("text", "input_text", "output_text") for part in content):
+        raise Inexpressible("content_not_text")
+    return "\n".join(part["text"] for part in content)
+
+
+def reasoning(message: Message) -> str | None:
+    """What the model thought before it said this; ``None`` for nothing."""
+    return message.get("reasoning") or message.get("reasoning_content") or None
+
+
+def tool_calls(message: Message) -> list[ToolCall]:
+    """Raises :class:`Inexpressible` where the sampled arguments are no JSON object."""
+    return [
+        ToolCall(call.get("id", ""), call["function"]["name"], _arguments(call["function"]))
+        for call in message.get("tool_calls") or ()
+    ]
+
+
+def _arguments(function: Mapping[str, Any]) -> dict[str, Any]:
+    arguments = function.get("arguments") or {}
+    if isinstance(arguments, str):
+        try:
+            arguments = orjson.loads(arguments)
+        except orjson.JSONDecodeError:
+            raise Inexpressible("tool_arguments_not_json") from None
+    if not isinstance(arguments, dict):
+        raise Inexpressible("tool_arguments_not_json")
+    return arguments

@@ -1,0 +1,54 @@
+"""ShareGPT with tools in the Hermes form: ``<tool_call>`` and ``<tool_response>`` in the text.
+
+A ``gpt`` turn that must not be learned carries ``"weight": 0``, as Axolotl reads it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Final
+
+import orjson
+
+from reconstruct.exports.lines import Inexpressible, Told
+from reconstruct.exports.messages import Message, reasoning, text, tool_calls
+from store.queries import Reader
+
+_FROM: Final = {
+    "system": "system",
+    "developer": "system",
+    "user": "human",
+    "assistant": "gpt",
+    "tool": "tool",
+}
+
+
+def sharegpt_rows(told: Told, _: Reader) -> Iterator[dict[str, Any]]:
+    """One line; results that follow one another are one ``tool`` turn."""
+    turns: list[dict[str, Any]] = []
+    for turn in told.turns:
+        speaker = _FROM.get(turn.message["role"])
+        if speaker is None:
+            raise Inexpressible("role_unknown")
+        said: dict[str, Any] = {"from": speaker, "value": _value(speaker, turn.message)}
+        if speaker == "tool" and turns and turns[-1]["from"] == "tool":
+            turns[-1]["value"] += "\n" + said["value"]
+            continue
+        if speaker == "gpt":
+            said["weight"] = int(told.is_trained(turn))
+        turns.append(said)
+    tools = orjson.dumps(list(told.tools)).decode() if told.tools else ""
+    yield {"id": told.id, "conversations": turns, "tools": tools}
+
+
+def _value(speaker: str, message: Message) -> str:
+    said = text(message)
+    if speaker == "tool":
+        return f"<tool_response>\n{said}\n</tool_response>"
+    parts = [f"<think>\n{thought}\n</think>"] if (thought := reasoning(message)) else []
+    if said:
+        parts.append(said)
+    for call in tool_calls(message):
+        body = orjson.dumps({"name": call.name, "arguments": call.arguments}).decode()
+        parts.append(f"<tool_call>\n{body}\n</tool_call>")
+    return "\n".join(parts)

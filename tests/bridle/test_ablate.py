@@ -1,0 +1,39 @@
+"""``bridle ablate`` on a recorded session."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+from click.testing import Result
+
+Bridle = Callable[..., Result]
+
+
+def test_ablate_compares_the_builders_and_plots_them(
+    bridle: Bridle, store: str, recorded: str, tmp_path: Path
+) -> None:
+    plot = tmp_path / "plots" / "ablation.png"
+    result = bridle("ablate", "--store", store, "--plot", plot, "--parameters", "7e9", "--json")
+    data = json.loads(result.stdout)
+    rows = data["builders"]
+    assert set(rows) == {"tree", "merged", "per_call"}
+    assert rows["tree"]["samples"] == 1
+    assert rows["per_call"]["samples"] == 2
+    assert rows["per_call"]["tokens_repeated"] > 0 == rows["merged"]["tokens_repeated"]
+    assert plot.read_bytes().startswith(b"\x89PNG")
+    assert data["plot"] == str(plot)
+
+
+def test_ablate_prints_a_table_with_compute(bridle: Bridle, store: str, recorded: str) -> None:
+    result = bridle("ablate", "--store", store)
+    assert result.exit_code == 0
+    assert "1 sessions, 2 calls" in result.stdout
+    assert "1.00×" in result.stdout
+
+
+def test_there_is_no_plot_of_nothing(bridle: Bridle, store: str, tmp_path: Path) -> None:
+    result = bridle("ablate", "--store", store, "--plot", tmp_path / "x.png")
+    assert result.exit_code == 1
+    assert "nothing to plot" in result.stderr

@@ -1,0 +1,170 @@
+"""The trajectory feed: at least once, on leases, exact in both forms."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pyarrow as pa
+import pytest
+
+import bridle.feed
+from bridle import consumers
+from bridle.feed import feed
+from engine.scripted import Reply, ScriptedEngine
+from proxy.server import ProxyServer
+from proxy.settings import ProxySettings
+from reconstruct.episodes import build_episode
+from store.queries import Reader
+
+
+class Api(httpx.Client):
+    def sealed(self, reward: float | None = None) -> str:
+        """A session of one call, sealed."""
+        opened = self.post("/bridle/v1/sessions", json={"harness": "pi"}).json()
+        reply = self.post(
+            "/v1/chat/completions",
+            json={"model": "m", "messages": [{"role": "user", "content": "What is 2?"}]},
+            headers={"authorization": f"Bearer {opened['key']}"},
+        )
+        assert reply.status_code == 200
+        session: str = opened["id"]
+        if reward is not None:
+            score = {"name": "score", "value": reward}
+            self.post(f"/bridle/v1/sessions/{session}/rewards", json=score)
+        self.post(f"/bridle/v1/sessions/{session}/seal", json={})
+        return session
+
+    def lease(self, consumer: str = "verl", **query: Any) -> tuple[str | None, list[str]]:
+        """The lease, and the ids of its sessions."""
+        told = self.post(f"/bridle/v1/trajectories/{consumer}/lease", params=query)
+        if told.status_code == 204:
+            return None, []
+        assert told.status_code == 200, told.text
+        lines = [json.loads(line) for line in told.text.splitlines()]
+        return told.headers["x-bridle-lease"], [line["session_id"] for line in lines]
+
+    def ack(self, lease: str | None, consumer: str = "verl") -> int:
+        return self.post(f"/bridle/v1/trajectories/{consumer}/leases/{lease}/ack").status_code
+
+
+@pytest.fixture(autouse=True)
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sealed a moment ago is long enough: there is one writer."""
+    monkeypatch.setattr(consumers, "SETTLE_S", -1.0)
+    monkeypatch.setattr(bridle.feed, "SETTLE_S", -1.0)
+
+
+@pytest.fixture
+def settings(model_dir: Path, store: str) -> Iterator[ProxySettings]:
+    with ScriptedEngine(model_dir, lambda _: Reply("It is 2."), served_model_name="m") as engine:
+        yield ProxySettings(engine.base_url, store, tokenizer_dir=model_dir)
+
+
+@pytest.fixture
+def api(settings: ProxySettings) -> Iterator[Api]:
+    with (
+        ProxyServer(settings, routers=[feed()]) as proxy,
+        Api(base_url=proxy.base_url, timeout=30) as api,
+    ):
+        yield api
+
+
+def test_what_is_leased_is_not_handed_out_again_and_acknowledged_never(api: Api) -> None:
+    made = [api.sealed() for _ in range(3)]
+    first, two = api.lease(limit=2)
+    second, one = api.lease(limit=2)
+    assert (two, one) == (made[:2], made[2:])
+    assert api.lease() == (None, [])
+    assert (api.ack(second), api.ack(first)) == (200, 200)
+    assert api.lease() == (None, [])
+    assert api.ack(first) == 404
+
+
+def test_each_consumer_gets_everything(api: Api) -> None:
+    made = [api.sealed()]
+    assert api.lease("trl")[1] == api.lease("verl")[1] == made
+
+
+def test_a_lease_that_runs_out_or_is_released_is_handed_out_again(api: Api) -> None:
+    made = [api.sealed()]
+    lease, _ = api.lease(lease_s=0.05)
+    time.sleep(0.1)
+    assert api.ack(lease) == 404, "it is another's by now"
+    again, sessions = api.lease()
+    assert sessions == made
+    assert api.delete(f"/bridle/v1/trajectories/verl/leases/{again}").status_code == 204
+    assert api.delete(f"/bridle/v1/trajectories/verl/leases/{again}").status_code == 404
+    assert api.lease()[1] == made
+
+
+def test_a_restarted_proxy_hands_out_what_was_not_acknowledged(settings: ProxySettings) -> None:
+    with ProxyServer(settings, routers=[feed()]) as proxy, Api(base_url=proxy.base_url) as api:
+        made = [api.sealed() for _ in range(3)]
+        api.lease(limit=1)
+        second, _ = api.lease(limit=1)
+        assert api.ack(second) == 200
+    with ProxyServer(settings, routers=[feed()]) as proxy, Api(base_url=proxy.base_url) as api:
+        assert api.lease()[1] == [made[0], made[2]]
+
+
+def test_open_sessions_wait_and_unrewarded_ones_when_asked(api: Api) -> None:
+    api.post("/bridle/v1/sessions", json={})
+    plain, scored = api.sealed(), api.sealed(reward=0.5)
+    assert api.lease("a", rewarded=True)[1] == [scored]
+    assert api.lease("a")[1] == [plain]
+    late = {"name": "score", "value": 1.0}
+    api.post(f"/bridle/v1/sessions/{plain}/rewards", json=late)
+    assert api.lease("b", rewarded=True)[1] == [plain, scored]
+
+
+def test_both_forms_carry_the_samples_exactly(api: Api, store: str) -> None:
+    session = api.sealed(reward=0.1 + 0.2)
+    with Reader(store) as reader:
+        (sample,) = build_episode(reader, session).samples
+    line = json.loads(api.post("/bridle/v1/trajectories/a/lease").text)
+    told = line["samples"][0]
+    assert line["rewards"] == {"score": 0.1 + 0.2}
+    assert line["tokens"]["trained"] == int(sample.mask.sum()) > 0
+    arrow = api.post("/bridle/v1/trajectories/b/lease", params={"format": "arrow"})
+    assert arrow.headers["content-type"] == "application/vnd.apache.arrow.stream"
+    (row,) = pa.ipc.open_stream(arrow.content).read_all().to_pylist()
+    assert row["reward.score"] == 0.1 + 0.2
+    for found in (told, row):
+        assert found["token_ids"] == sample.token_ids.tolist()
+        assert found["mask"] == sample.mask.tolist()
+        assert np.float32(found["logprobs"]).tobytes() == sample.logprobs.tobytes()
+        assert found["versions"] == sample.versions.tolist()
+
+
+def test_a_cursor_pages_through_everything_and_keeps_no_account(api: Api) -> None:
+    made = [api.sealed() for _ in range(3)]
+    seen: list[str] = []
+    query: dict[str, Any] = {"limit": 2}
+    while (page := api.get("/bridle/v1/trajectories", params=query)).status_code == 200:
+        seen += [json.loads(line)["session_id"] for line in page.text.splitlines()]
+        query["cursor"] = page.headers["x-bridle-cursor"]
+    assert seen == made
+    late = api.sealed()
+    page = api.get("/bridle/v1/trajectories", params=query)
+    assert json.loads(page.text)["session_id"] == late
+    assert api.get("/bridle/v1/trajectories", params={"cursor": "%%"}).status_code == 422
+
+
+def test_the_feed_is_for_the_admin_key_alone(settings: ProxySettings) -> None:
+    closed = replace(settings, admin_key="secret")
+    with ProxyServer(closed, routers=[feed()]) as proxy, Api(base_url=proxy.base_url) as api:
+        assert api.get("/bridle/v1/trajectories").status_code == 401
+        admin = {"authorization": "Bearer secret"}
+        opened = api.post("/bridle/v1/sessions", json={}, headers=admin).json()
+        own = {"authorization": f"Bearer {opened['key']}"}
+        assert api.post("/bridle/v1/trajectories/a/lease", headers=own).status_code == 403
+        assert api.get("/bridle/v1/trajectories", headers=admin).status_code == 204
+        paths = api.get("/openapi.json").json()["paths"]
+        assert "/bridle/v1/trajectories/{consumer}/lease" in paths
