@@ -9,6 +9,7 @@ Every request's last message is unique; what comes before it is the session's.
 from __future__ import annotations
 
 import asyncio
+import functools
 import sys
 import time
 from dataclasses import dataclass
@@ -63,6 +64,8 @@ class Worker(asyncio.Protocol):
         self._number = number
         self._result = result
         self._asked = 0
+        self._started = self._first = 0.0
+        self._tail = b""
         self._url = urlsplit(load.url)
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._until = time.perf_counter() + load.seconds
@@ -130,7 +133,6 @@ def request_body(load: Load, session: str, number: int) -> bytes:
     asked: dict[str, Any] = {"model": load.model, "messages": messages}
     if load.stream:
         asked["stream"] = True
-    # A direct engine writes ids only when asked; the bundled one always does.
     return orjson.dumps(asked)
 
 
@@ -146,10 +148,18 @@ async def run(load: Load) -> Measured:
     workers = [Worker(load, number, result) for number in range(load.concurrency)]
     host, port = url.hostname or "127.0.0.1", url.port or 80
     for worker in workers:
+<<<<<<< HEAD
         await loop.create_connection(partial(_itself, worker), host, port)
+=======
+        await loop.create_connection(functools.partial(_same, worker), host, port)
+>>>>>>> pipeline
     await asyncio.gather(*(worker.done for worker in workers))
     result.seconds = time.perf_counter() - started
     return result
+
+
+def _same(worker: Worker) -> Worker:
+    return worker
 
 
 def main() -> None:
