@@ -11,9 +11,13 @@ import typer
 from bridle.commands import (
     ablate,
     audit,
+    bench,
+    copies,
     demo,
+    doctor,
     engine,
     export,
+    forget,
     proxy,
     reward,
     rollout,
@@ -32,6 +36,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
+app.command("doctor")(doctor.doctor)
 app.command("demo")(demo.demo)
 app.command("proxy")(proxy.proxy)
 app.command("run", context_settings=run.CONTEXT)(run.run)
@@ -41,7 +46,12 @@ app.command("reward")(reward.reward)
 app.command("export")(export.export)
 app.command("audit")(audit.audit)
 app.command("ablate")(ablate.ablate)
+app.command("forget")(forget.forget)
+app.command("backup")(copies.backup)
+app.command("export-db")(copies.export_db)
+app.command("import-db")(copies.import_db)
 app.command("rollout")(rollout.rollout)
 app.command("train")(train.train)
 app.command("sft")(sft.sft)
+app.add_typer(bench.app, name="bench")
 app.add_typer(engine.app, name="engine")

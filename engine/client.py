@@ -50,7 +50,13 @@ class EngineClient:
         self.base_url = base_url.rstrip("/")
         headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         self._http = httpx.Client(
-            base_url=self.base_url, timeout=timeout, headers=headers, trust_env=False
+            base_url=self.base_url,
+            timeout=timeout,
+            headers=headers,
+            trust_env=False,
+            # vLLM drops the connection after an error that it did not foresee: the next call, often
+            # the resume after a failed reload, must not be sent into it.
+            limits=httpx.Limits(max_keepalive_connections=0),
         )
 
     def __enter__(self) -> Self:
@@ -102,16 +108,17 @@ class EngineClient:
         body = {"method": "reload_weights", "kwargs": {"weights_path": path}}
         self._send("POST", contract.COLLECTIVE_RPC, json=body)
 
-    def score(self, token_ids: Sequence[int]) -> NDArray[np.float32]:
+    def score(self, token_ids: Sequence[int], *, model: str | None = None) -> NDArray[np.float32]:
         """Logprob of each id given its predecessors: ``float32[T-1]`` for ``T`` ids (T ≥ 2).
 
-        ``T`` must leave room for one more token in the model's context.
+        ``T`` must leave room for one more token in the model's context. ``model`` is a served name,
+        by default the first one.
         """
         ids = [int(token_id) for token_id in token_ids]
         if len(ids) < 2:
             raise ValueError("scoring needs at least two token ids")
         body = {
-            "model": self.model().id,
+            "model": model or self.model().id,
             "prompt": ids,
             "max_tokens": 1,
             "temperature": 0.0,
@@ -120,7 +127,8 @@ class EngineClient:
         reply = self._send("POST", contract.COMPLETIONS, json=body)
         return _prompt_logprobs(reply, ids)
 
-    def _send(self, method: str, path: str, **kwargs: Any) -> Mapping[str, Any]:
+    def _request(self, method: str, path: str, **kwargs: Any) -> httpx.Response:
+        """The engine's reply, which is not an error."""
         try:
             response = self._http.request(method, path, **kwargs)
         except httpx.HTTPError as error:
@@ -134,6 +142,11 @@ class EngineClient:
                 f"{_error_message(response)}",
                 status=response.status_code,
             )
+        return response
+
+    def _send(self, method: str, path: str, **kwargs: Any) -> Mapping[str, Any]:
+        """The JSON object that the engine replies with."""
+        response = self._request(method, path, **kwargs)
         if not response.content:
             return {}
         try:

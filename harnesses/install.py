@@ -1,7 +1,8 @@
-"""Where the Node harnesses are: what ``harnesses/node/install`` put there, or the system's."""
+"""Where the pinned harnesses are: what the two ``install`` scripts put there, or the system's."""
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from pathlib import Path
@@ -9,11 +10,12 @@ from pathlib import Path
 from harnesses.runtimes.base import NotLaunchable
 
 NODE = Path(__file__).with_name("node")
+PYTHON = Path(__file__).with_name("python")
 BIN_DIRECTORIES = (NODE / "node_modules/.bin", NODE / "more/node_modules/.bin")
 
 
 def find_harness(command: str) -> str:
-    """Absolute path of ``command``, the pinned one before any other on ``PATH``.
+    """Absolute path of the Node harness ``command``, the pinned one before any other on ``PATH``.
 
     Raises :class:`NotLaunchable` with what to install.
     """
@@ -21,6 +23,35 @@ def find_harness(command: str) -> str:
     if found is None:
         raise NotLaunchable(f"{command} is not installed; run harnesses/node/install --all")
     return found
+
+
+def find_python_harness(environment: str, command: str) -> str:
+    """Absolute path of ``command`` in the pinned ``environment``, else of the one on ``PATH``.
+
+    ``python`` is looked for in the environment only: any other lacks the harness. Raises
+    :class:`NotLaunchable` with what to install.
+    """
+    pinned = PYTHON / f".venv-{environment}/bin"
+    places = [str(pinned)]
+    if command != "python":
+        places.append(os.environ.get("PATH", os.defpath))
+    found = shutil.which(command, path=os.pathsep.join(places))
+    if found is None:
+        raise NotLaunchable(f"{environment} is not installed; run harnesses/python/install")
+    return found
+
+
+def pinned_version(package: str) -> str | None:
+    """The version of ``package`` that the install scripts put here; ``None`` for another's."""
+    for manifest in (NODE / "package.json", NODE / "more/package.json"):
+        pins = json.loads(manifest.read_text(encoding="utf-8"))["dependencies"]
+        if package in pins:
+            return str(pins[package])
+    pins_file = PYTHON / f"{package}.txt"
+    if "/" in package or not pins_file.is_file():
+        return None
+    lines = pins_file.read_text(encoding="utf-8").splitlines()
+    return next((line.split("==")[1] for line in lines if line.startswith(f"{package}==")), None)
 
 
 def search_path(path: str) -> str:

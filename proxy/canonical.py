@@ -12,8 +12,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal, Protocol
 
 import msgspec
+import numpy as np
 
-from store.records import Note
+from store.records import Note, TokenIds
 
 Role = Literal["system", "user", "assistant", "tool"]
 DialectName = Literal["chat", "completions", "responses", "messages", "google"]
@@ -125,8 +126,8 @@ class Started(msgspec.Struct, frozen=True):
 
     prompt_tokens: int | None = None
     """Known at once under exact continuation or when the engine tells; else ``None``."""
-    prompt_token_ids: Sequence[int] | None = None
-    """The ids that the engine says it used, when it says so at once."""
+    prompt_token_ids: Sequence[int] | TokenIds | None = None
+    """The ids that the engine says it used, when it says so at once; long ones as an array."""
 
 
 class TextDelta(msgspec.Struct, frozen=True):
@@ -193,7 +194,12 @@ class Reply(msgspec.Struct):
 
     choices: list[ChoiceReply] = []
     usage: Usage | None = None
-    prompt_token_ids: Sequence[int] | None = None
+    prompt_token_ids: Sequence[int] | TokenIds | None = None
+
+
+def plain_ids(ids: Sequence[int] | TokenIds | None) -> list[int] | None:
+    """Ids as Python integers, for a JSON encoder."""
+    return None if ids is None else np.asarray(ids, dtype=np.uint32).tolist()
 
 
 class Minted(msgspec.Struct, frozen=True):

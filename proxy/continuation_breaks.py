@@ -2,11 +2,13 @@
 
 The prompt that the engine rendered is compared with what the parent's engine call saw and sampled.
 Where they part tells which reply (or which observed turn) was rewritten, and the echo of that turn
-tells by whom: by the harness, by the template, or only by the tokenizer.
+tells by whom: by the harness, by the template, or only by the tokenizer. Without the model's
+tokenizer the texts cannot be read; then the echo alone is judged, which is an inference.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -40,10 +42,16 @@ class _Reply:
 
 
 def explain(
-    tokenizer: Tokenizer, link: Link, request: Request, rendered: TokenIds | Sequence[int]
+    tokenizer: Tokenizer | None,
+    link: Link,
+    request: Request,
+    rendered: TokenIds | Sequence[int],
 ) -> BreakReason | None:
     """The reason why ``rendered`` (the prompt ids of ``request``) does not begin with the ids of
-    the call that it continues; ``None`` when it does or continues none."""
+    the call that it continues; ``None`` when it does or continues none.
+
+    ``tokenizer`` is ``None`` where the model's is not to be had.
+    """
     if link.parent is None or link.break_reason is not None or link.base is None:
         return link.break_reason
     path = link.base.path_ids(link.choice)
@@ -65,7 +73,15 @@ def explain(
         return BreakReason.UNEXPLAINED
     sampled = path[reply.start : reply.end]
     written = ids[reply.start : reply.start + 2 * len(sampled) + _ROOM]
-    return _sampled(tokenizer, reply, echo, sampled, written)
+    if common_prefix(sampled, written) == len(sampled) - 1:
+        # All was kept but the token that ended the reply.
+        return BreakReason.TEMPLATE_REWROTE_HISTORY
+    message = reply.turn.choices[reply.choice].message
+    if tokenizer is None:
+        return _inferred(message, echo)
+    said = tokenizer.decode(sampled.tolist())
+    now = tokenizer.decode(written.tolist())
+    return _sampled(message, echo, said, now)
 
 
 def _parted_reply(base: Turn, choice: int, parted: int) -> _Reply:
@@ -90,18 +106,10 @@ def _observed(turn: Turn, units: Sequence[Unit], system_form: bytes) -> BreakRea
     return BreakReason.TEMPLATE_REWROTE_HISTORY
 
 
-def _sampled(
-    tokenizer: Tokenizer, reply: _Reply, echo: Message, sampled: TokenIds, written: TokenIds
-) -> BreakReason:
-    """The ids part within a reply."""
-    said = tokenizer.decode(sampled.tolist())
-    now = tokenizer.decode(written.tolist())
+def _sampled(message: Message, echo: Message, said: str, now: str) -> BreakReason:
+    """The ids part within a reply: ``said`` is its sampled text, ``now`` what is rendered there."""
     if now.startswith(said):
         return BreakReason.RETOKENISED
-    if common_prefix(sampled, written) == len(sampled) - 1:
-        # All was kept but the token that ended the reply.
-        return BreakReason.TEMPLATE_REWROTE_HISTORY
-    message = reply.turn.choices[reply.choice].message
     parted = _common_text(said, now)
     if message.reasoning and parted <= _reasoning_end(message.reasoning, said):
         if not echo.reasoning:
@@ -122,6 +130,40 @@ def _sampled(
     if "whitespace" in match.differs and message.content != echo.content:
         return BreakReason.EDITED
     return BreakReason.TEMPLATE_REWROTE_HISTORY
+
+
+def _inferred(message: Message, echo: Message) -> BreakReason:
+    """The ids part within a reply whose texts cannot be read: by what the echo leaves out or writes
+    anew, in the order in which a template would come upon it."""
+    if message.reasoning:
+        if not echo.reasoning:
+            return BreakReason.REASONING_DROPPED
+        if echo.reasoning.split() != message.reasoning.split():
+            return BreakReason.EDITED
+    match = compare(message, echo)
+    if match is None:
+        return BreakReason.UNEXPLAINED
+    if match.differs & {"text", "order"}:
+        return BreakReason.EDITED
+    if "arguments" in match.differs or any(
+        _rewritten(call.arguments) for call in message.tool_calls
+    ):
+        return BreakReason.ARGUMENTS_RESERIALISED
+    if message.content != echo.content and "whitespace" in match.differs:
+        return BreakReason.EDITED
+    text = message.content if isinstance(message.content, str) else ""
+    if message.reasoning or text != text.strip():
+        # The harness said the same; templates strip thoughts and white space.
+        return BreakReason.TEMPLATE_REWROTE_HISTORY
+    return BreakReason.RETOKENISED
+
+
+def _rewritten(arguments: str) -> bool:
+    """Whether a template that serialises arguments anew writes them in another way."""
+    try:
+        return json.dumps(json.loads(arguments), ensure_ascii=False) != arguments
+    except ValueError:
+        return False
 
 
 def _reasoning_end(reasoning: str, said: str) -> int:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 import numpy as np
@@ -21,6 +22,10 @@ log = logging.getLogger("bridle.proxy")
 _CARRY_TOKENS: Final = frozenset({CallStatus.COMPLETE, CallStatus.PARTIAL})
 _LOBBY_SESSIONS: Final = 64
 """How many of the latest anonymous sessions a restarted proxy remembers."""
+
+
+ECHO_WAIT_S: Final = 5.0
+"""The longest that a request waits for the end of a call whose reply it echoes."""
 
 
 def is_anonymous(session: SessionRecord) -> bool:
@@ -59,6 +64,8 @@ class SessionConversations:
         self._lobby_sessions: OrderedDict[str, str] = OrderedDict()
         """Call id -> session id, for the calls in the lobby."""
         self._sessions: OrderedDict[str, _Held] = OrderedDict()
+        self._in_flight: dict[str, asyncio.Event] = {}
+        """Call id -> set when the call is over."""
 
     async def start(self) -> None:
         """Takes the latest anonymous sessions into the lobby."""
@@ -87,9 +94,9 @@ class SessionConversations:
             await self._load(session_id, held)
             held = self._sessions.setdefault(session_id, held)
             self._keep(session_id, held)
-            return held.find(request, agent)
+            return await self._find_over(held, request, agent)
         self._sessions.move_to_end(session_id)
-        link = held.find(request, agent)
+        link = await self._find_over(held, request, agent)
         if _unexplained(link) and await self._grown(session_id, held):
             await self._load(session_id, held)
             link = held.find(request, agent)
@@ -97,7 +104,7 @@ class SessionConversations:
 
     async def find_anonymous(self, request: Request) -> tuple[Link, str | None]:
         """Where a request without any session belongs, and the session that it continues."""
-        link = self._lobby.find(request, None)
+        link = await self._find_over(self._lobby, request, None)
         for call_id in reversed(link.unknown):
             try:
                 row = await asyncio.to_thread(self._reader.call, call_id)
@@ -108,6 +115,39 @@ class SessionConversations:
             break
         continued = link.parent.call_id if link.parent is not None else None
         return link, self._lobby_sessions.get(continued or "")
+
+    def held_tokens(self, session_id: str) -> int:
+        """Token ids of the session in memory, four bytes each; 0 when it is not held."""
+        held = self._sessions.get(session_id)
+        return 0 if held is None else held.conversations.held_tokens
+
+    def begin(self, call_id: str) -> None:
+        """The call is at the engine from now on."""
+        self._in_flight[call_id] = asyncio.Event()
+
+    def end(self, call_id: str) -> None:
+        """The call is over, remembered or not."""
+        self._in_flight.pop(call_id).set()
+
+    def in_flight(self, call_ids: Iterable[str]) -> list[str]:
+        """Those of the calls that are still at the engine."""
+        return [call_id for call_id in call_ids if call_id in self._in_flight]
+
+    async def _find_over(self, held: _Held, request: Request, agent: str | None) -> Link:
+        """Where ``request`` belongs, when the calls that it echoes are over.
+
+        A client that cut a stream and goes on at once may echo a call whose end is not recorded
+        yet; that end is near.
+        """
+        link = held.find(request, agent)
+        running = [self._in_flight[call_id] for call_id in self.in_flight(link.unknown)]
+        if not running:
+            return link
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(ECHO_WAIT_S):
+                for over in running:
+                    await over.wait()
+        return held.find(request, agent)
 
     def add(self, session: SessionRecord, turn: Turn) -> None:
         """A call of the session is over and recorded."""
@@ -163,7 +203,7 @@ def _turn(row: CallRow, spans: Mapping[str, Span], conversations: Conversations)
     if not state:
         return None
     base = conversations.get(state["base"]) if state.get("base") else None
-    trusted = row.status in _CARRY_TOKENS
+    trusted = row.status in _CARRY_TOKENS  # else: its echo is recognised, nothing built on it
     try:
         return Turn.from_state(
             state,
@@ -171,7 +211,7 @@ def _turn(row: CallRow, spans: Mapping[str, Span], conversations: Conversations)
             parent_call_id=row.parent_call_id,
             status=row.status,
             base=base,
-            choices=_choices(row, spans) if trusted else (),
+            choices=_choices(row, spans),
             prompt_token_ids=_prompt(row, spans) if trusted else None,
         )
     except ValueError as error:

@@ -24,6 +24,8 @@ from proxy.canonical import (
     ToolCallDelta,
     Usage,
 )
+from proxy.cut_ids import MARK, cut_prompt_ids
+from store.records import TokenIds
 
 _FINISH_REASONS: Final[Mapping[str, FinishReason]] = {
     "stop": "stop",
@@ -79,7 +81,7 @@ class _Choice(msgspec.Struct, Generic[Entry]):
     text: str | None = None
     logprobs: _Logprobs[Entry] | None = None
     token_ids: list[TokenId] | None = None
-    prompt_token_ids: list[TokenId] | None = None
+    prompt_token_ids: list[TokenId] | str | None = None
     finish_reason: str | None = None
     stop_reason: str | int | None = None
 
@@ -102,7 +104,8 @@ class _Usage(msgspec.Struct):
 class _Body(msgspec.Struct, Generic[Entry]):
     choices: list[_Choice[Entry]] = []
     usage: _Usage | None = None
-    prompt_token_ids: list[TokenId] | None = None
+    prompt_token_ids: list[TokenId] | str | None = None
+    """A text only where the ids were cut out before (``proxy/cut_ids.py``)."""
     error: Any = None
     model: str | None = None
 
@@ -133,6 +136,7 @@ class EngineReply:
 
         Raises :class:`ApiError` when the payload is malformed or reports an error.
         """
+        payload, cut = cut_prompt_ids(payload)
         try:
             body = _DETAILED.decode(payload) if self._detail else _LEAN.decode(payload)
         except (msgspec.DecodeError, RecursionError) as error:
@@ -146,9 +150,10 @@ class EngineReply:
         events: list[Event] = []
         if not self._started:
             self._started = True
-            prompt = body.prompt_token_ids
-            if prompt is None and body.choices:
-                prompt = body.choices[0].prompt_token_ids
+            told = body.prompt_token_ids
+            if told is None and body.choices:
+                told = body.choices[0].prompt_token_ids
+            prompt = _prompt(told, cut)
             events.append(Started(None if prompt is None else len(prompt), prompt))
         for choice in body.choices:
             self._choice_events(choice, events)
@@ -225,6 +230,14 @@ class EngineReply:
         self._finished.add(choice.index)
         stop = choice.stop_reason
         return Finished(reason, choice.index, stop if isinstance(stop, str) else None)
+
+
+def _prompt(told: list[int] | str | None, cut: TokenIds | None) -> list[int] | TokenIds | None:
+    if not isinstance(told, str):
+        return told
+    if cut is None or told != MARK:
+        raise malformed("prompt_token_ids is a text")
+    return cut
 
 
 def _completion_detail(given: _Logprobs[Any]) -> list[Mapping[str, Any]]:

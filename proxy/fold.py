@@ -19,6 +19,7 @@ from proxy.canonical import (
     ToolCallDelta,
     Usage,
 )
+from store.records import TokenIds
 
 
 class Fold:
@@ -28,7 +29,7 @@ class Fold:
 
     def __init__(self) -> None:
         self.prompt_tokens: int | None = None
-        self.prompt_token_ids: Sequence[int] | None = None
+        self.prompt_token_ids: Sequence[int] | TokenIds | None = None
         self.usage: Usage | None = None
         self.sampled = 0
         """Sampled tokens of all choices so far."""

@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import re
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
-from typing import TypeVar
+from typing import Final, TypeVar
 
+from proxy.digests import spoken_text
 from proxy.lineage_turn import Seen, Turn
 
 Key = TypeVar("Key")
 Below = tuple[str, int] | None
 """A place in the tree: below one reply of a call, or at the root."""
+
+SUMMARY_LENGTH: Final = 64
+"""A reply text of at least so many characters that reappears whole in a new conversation's first
+messages is taken for the summary that a compaction left."""
+
+_BEGINNINGS: Final = re.compile(r"(?<!\w)\w|[^\w\s]")
+"""Where a quoted text may begin: at a word, or at any sign that is not part of one."""
 
 
 class TurnIndex:
@@ -23,6 +32,11 @@ class TurnIndex:
         self._replies: dict[bytes, list[Turn]] = {}
         self._questions: dict[tuple[object, ...], list[Turn]] = {}
         self._echoed: dict[str, int] = {}
+        self._openings: dict[str, list[Turn]] = {}
+        """By the first ``SUMMARY_LENGTH`` characters of each reply that has so many."""
+        self._depths: dict[tuple[bytes, str | None], list[int]] = {}
+        """Of the turns with these instructions and agent: how many there are, and the depth of the
+        deepest there has been."""
 
     def insert(self, turn: Turn) -> None:
         self.turns[turn.call_id] = turn
@@ -31,6 +45,10 @@ class TurnIndex:
         siblings.setdefault(_first(turn.seen.units), []).append(turn)
         for digest in {choice.digest for choice in turn.choices}:
             self._replies.setdefault(digest, []).append(turn)
+        for opening in _openings(turn):
+            self._openings.setdefault(opening, []).append(turn)
+        depths = self._depths.setdefault(_speaker(turn.seen), [0, 0])
+        depths[:] = depths[0] + 1, max(depths[1], turn.seen.depth)
         self._questions.setdefault(question(_below(turn), turn.seen), []).append(turn)
         for used in _used(turn):
             self._echoed[used] = self._echoed.get(used, 0) + 1
@@ -47,6 +65,12 @@ class TurnIndex:
             del self._children[_below(turn)]
         for digest in {choice.digest for choice in turn.choices}:
             _discard(self._replies, digest, turn)
+        for opening in _openings(turn):
+            _discard(self._openings, opening, turn)
+        depths = self._depths[_speaker(turn.seen)]
+        depths[0] -= 1
+        if not depths[0]:
+            del self._depths[_speaker(turn.seen)]
         _discard(self._questions, question(_below(turn), turn.seen), turn)
         for used in _used(turn):
             self._echoed[used] -= 1
@@ -75,6 +99,18 @@ class TurnIndex:
         """Turns that asked exactly this at this place, oldest first."""
         return self._questions.get(question(below, seen), ())
 
+    def deepest(self, seen: Seen) -> int:
+        """Steps of the longest request known under the instructions and agent of ``seen``."""
+        return self._depths.get(_speaker(seen), (0, 0))[1]
+
+    def opened_within(self, text: str) -> Iterator[Turn]:
+        """Turns with a long reply that may stand in ``text``; costs what ``text`` is long, however
+        many turns there are."""
+        if self._openings:
+            for match in _BEGINNINGS.finditer(text):
+                at = match.start()
+                yield from self._openings.get(text[at : at + SUMMARY_LENGTH], ())
+
     def echoed(self, turn: Turn) -> bool:
         """Whether a later call was built on this one's reply."""
         return turn.call_id in self._echoed
@@ -92,6 +128,20 @@ class TurnIndex:
 def question(below: Below, seen: Seen) -> tuple[object, ...]:
     """Equal for requests that ask the same at the same place, sampling parameters aside."""
     return (below, seen.system, seen.tools, seen.ask, seen.units)
+
+
+def long_replies(turn: Turn) -> list[str]:
+    """What the turn's replies say, those long enough for a summary."""
+    texts = (spoken_text(choice.message) for choice in turn.choices)
+    return [text for text in texts if len(text) >= SUMMARY_LENGTH]
+
+
+def _openings(turn: Turn) -> set[str]:
+    return {text[:SUMMARY_LENGTH] for text in long_replies(turn)}
+
+
+def _speaker(seen: Seen) -> tuple[bytes, str | None]:
+    return (seen.system, seen.agent)
 
 
 def _below(turn: Turn) -> Below:

@@ -15,15 +15,11 @@ from proxy.digests import (
     system_digest,
     value_digest,
 )
-from proxy.lineage_index import Below, TurnIndex
+from proxy.lineage_index import SUMMARY_LENGTH, Below, TurnIndex, long_replies
 from proxy.lineage_match import Match, compare
 from proxy.lineage_turn import Link, Seen, Turn
 from proxy.minting import call_id_of
 from store.records import BreakReason, CallStatus
-
-SUMMARY_LENGTH = 64
-"""A reply text of at least so many characters that reappears whole in a new conversation's first
-messages is taken for the summary that a compaction left."""
 
 COMPACTED_BELOW = 2 / 3
 """A rewritten history with fewer steps than this share of what it was is a compaction."""
@@ -80,7 +76,13 @@ class Search:
             link = self._compacted(link)
         if link.parent is not None and not link.parent.choices:
             link = replace(link, break_reason=BreakReason.PARENT_WITHOUT_IDS)
-        return replace(link, retry_of=self._retry(link), unknown=self._unknown())
+        earlier = self._retry(link)
+        return replace(
+            link,
+            retry_of=earlier.call_id if earlier is not None else None,
+            retry_after=earlier.status if earlier is not None else None,
+            unknown=self._unknown(),
+        )
 
     # — the base: following the request down from the roots —
 
@@ -229,19 +231,17 @@ class Search:
             for part in meaning_parts(self.request.messages[unit.start].content)
             if isinstance(part, str) and len(part) >= SUMMARY_LENGTH
         ]
-        if not texts or not any(
-            turn.seen.system == self.seen.system
-            and turn.seen.agent == self.seen.agent
-            and turn.seen.depth > self.seen.depth
-            for turn in self.index.turns.values()
-        ):
+        if not texts or self.index.deepest(self.seen) <= self.seen.depth:
             return None
-        for turn in reversed(self.index.turns.values()):
-            for choice in turn.choices:
-                reply = spoken_text(choice.message)
-                if len(reply) >= SUMMARY_LENGTH and any(reply in text for text in texts):
-                    return turn
-        return None
+        found = {
+            turn.call_id: turn
+            for text in texts
+            for turn in self.index.opened_within(text)
+            if any(reply in text for reply in long_replies(turn))
+        }
+        if len(found) < 2:
+            return next(iter(found.values()), None)
+        return next(turn for turn in reversed(self.index.turns.values()) if turn.call_id in found)
 
     # — the verdict —
 
@@ -339,11 +339,11 @@ class Search:
         )
         return 0.5 if twins else 0.95
 
-    def _retry(self, link: Link) -> str | None:
+    def _retry(self, link: Link) -> Turn | None:
         below = (link.base.call_id, link.choice) if link.base is not None else None
         for turn in reversed(self.index.asked(below, link.seen)):
             if turn.seen.agent == self.seen.agent:
-                return None if self.index.echoed(turn) else turn.call_id
+                return None if self.index.echoed(turn) else turn
         return None
 
     def _known_ids(self, unit: Unit) -> tuple[str, ...]:

@@ -239,6 +239,8 @@ class Link:
     break_reason: BreakReason | None = None
     retry_of: str | None = None
     """An earlier call that asked the same and failed, was cut, or has not been echoed so far."""
+    retry_after: CallStatus | None = None
+    """How that call ended."""
     unknown: tuple[str, ...] = ()
     """Call ids that the request echoes and this session's memory does not hold: calls that are
     still running here, or that another worker recorded."""

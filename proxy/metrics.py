@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from proxy.policy_gate import PolicyGate
-from store.records import CallEnded, Note
+from store.records import BreakReason, CallEnded, Note
 
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
 
@@ -32,6 +32,14 @@ class Metrics:
             ["name"],
             registry=self.registry,
         )
+        self.breaks = Counter(
+            "bridle_breaks",
+            "Calls that continue another in meaning but not in tokens",
+            ["reason"],
+            registry=self.registry,
+        )
+        for reason in BreakReason:
+            self.breaks.labels(reason.value)
         self.unrecorded = Counter(
             "bridle_unrecorded_calls", "Replies delivered unrecorded", registry=self.registry
         )
@@ -68,6 +76,8 @@ class Metrics:
             self.first_token_s.observe(ended.first_token_at - started_at)
         for choice in ended.choices:
             self.sampled_tokens.inc(len(choice.token_ids))
+        if ended.break_reason is not None:
+            self.breaks.labels(ended.break_reason.value).inc()
         self.count_notes(ended.notes)
 
     def exposition(self) -> bytes:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 import numpy as np
@@ -19,6 +19,7 @@ from proxy.canonical import (
     Tokens,
 )
 from proxy.continuation import Continuer, Prompt
+from proxy.continuation_breaks import explain
 from proxy.conversations import SessionConversations
 from proxy.fold import Fold
 from proxy.lineage import Link, Sampled, Turn
@@ -36,8 +37,12 @@ from store.records import (
     Choice,
     Note,
     SessionRecord,
+    TokenIds,
     VersionRun,
 )
+
+_CUT: Final = frozenset({CallStatus.FAILED, CallStatus.PARTIAL, CallStatus.INTERRUPTED})
+"""How a call ended that a client asks again for."""
 
 
 class Recorder:
@@ -67,8 +72,12 @@ class Recorder:
     ) -> Recording:
         """Raises ``StoreUnavailable`` when the store takes no more."""
         self._writer.begin_call(begun)
+        self._conversations.begin(begun.id)
         way = Way(link, prompt, self._continuer)
-        return Recording(begun, session, request, way, self._gate)
+        recording = Recording(begun, session, request, way, self._gate)
+        still_open = self._conversations.in_flight(link.unknown)
+        recording.notes += [Note("echoed_call_still_open", call_id) for call_id in still_open]
+        return recording
 
     async def commit(
         self,
@@ -82,9 +91,12 @@ class Recorder:
 
         Raises ``StoreUnavailable``.
         """
-        ended, turn = recording.ended(status, reason=reason, error=error)
-        await self._writer.end_call(ended)
-        self._conversations.add(recording.session, turn)
+        try:
+            ended, turn = recording.ended(status, reason=reason, error=error)
+            await self._writer.end_call(ended)
+            self._conversations.add(recording.session, turn)
+        finally:
+            self._conversations.end(recording.begun.id)
         self._metrics.count_call(recording.begun.dialect, recording.begun.started_at, ended)
 
 
@@ -96,8 +108,23 @@ class Way:
     prompt: Prompt
     continuer: Continuer | None
 
+    def kind(self) -> CallKind:
+        """As far as lineage can tell. An earlier call that ended well and was asked again may be
+        a sample beside it, so that is no retry."""
+        if self.link.seen.agent is not None:
+            return CallKind.SUBAGENT
+        return CallKind.RETRY if self.link.retry_after in _CUT else CallKind.UNKNOWN
+
+    def retry(self) -> tuple[Note, ...]:
+        """The evidence for a retry: the earlier call, and how it ended."""
+        link = self.link
+        if link.retry_of is None or link.retry_after is None:
+            return ()
+        name = "retry" if link.retry_after in _CUT else "asked_again"
+        return (Note(name, f"{link.retry_of} {link.retry_after}"),)
+
     def judged(
-        self, request: Request, used: Sequence[int] | None
+        self, request: Request, used: Sequence[int] | TokenIds | None
     ) -> tuple[BreakReason | None, tuple[Note, ...]]:
         """Why the prompt ids that the engine ``used`` do not continue the parent's, if they do not,
         and whether the engine passed over the ids that it was given."""
@@ -106,16 +133,19 @@ class Way:
             return link.break_reason, ()
         if given is not None and np.array_equal(given, np.asarray(used, dtype=np.uint32)):
             return link.break_reason, ()
-        notes = () if given is None else (Note("exact_continuation_ignored"),)
-        if self.continuer is not None:
-            return self.continuer.explain(link, request, used), notes
-        path = link.base.path_ids(link.choice)
-        kept = path is not None and np.array_equal(
-            path, np.asarray(used[: len(path)], dtype=np.uint32)
-        )
-        if kept or link.break_reason is not None:
-            return link.break_reason, notes
-        return BreakReason.UNEXPLAINED, notes
+        notes: tuple[Note, ...] = ()
+        if given is not None:
+            notes = (Note("exact_continuation_ignored"),)
+        tokenizer = None if self.continuer is None else self.continuer.tokenizer
+        reason = explain(tokenizer, link, request, used)
+        if reason is None or link.break_reason is not None:
+            return reason, notes
+        if self.prompt.break_reason is not None:
+            # It was known before the engine was asked why the history would be rendered.
+            return self.prompt.break_reason, notes
+        if tokenizer is None:
+            notes += (Note("break_reason_inferred", reason.value),)
+        return reason, notes
 
 
 class Recording:
@@ -170,7 +200,7 @@ class Recording:
             status=status,
             ended_at=time.time(),
             first_token_at=self._first_token_at,
-            prompt_token_ids=None if ids is None else np.array(ids, dtype=np.uint32),
+            prompt_token_ids=None if ids is None else np.asarray(ids, dtype=np.uint32),
             choices=tuple(
                 Choice(
                     token_ids=np.array(choice.token_ids, dtype=np.uint32),
@@ -185,18 +215,20 @@ class Recording:
             usage={} if reply.usage is None else msgspec.structs.asdict(reply.usage),
             sampling=self.sampling,
             message=messages[0].to_chat() if messages else {},
-            kind=self._kind(),
+            kind=self._way.kind(),
             role=self._link.seen.agent,
             break_reason=break_reason,
             reason=reason,
             error={} if error is None else _error_fields(error),
-            notes=(*self.notes, *notes),
+            notes=(*self.notes, *notes, *self._way.retry()),
         )
         ended = checked(bare)
         turn = self._turn(ended, messages)
         return replace(ended, conversation=self._conversation(turn, messages)), turn
 
     def _turn(self, ended: CallEnded, messages: Sequence[Message]) -> Turn:
+        """Of a quarantined call the replies alone: its echo is recognised, and a call that echoes
+        it is a break, ``parent_without_ids``."""
         trusted = ended.status in (CallStatus.COMPLETE, CallStatus.PARTIAL)
         return Turn.of(
             ended.id,
@@ -205,9 +237,7 @@ class Recording:
             choices=[
                 Sampled(message, choice.token_ids, choice.finish_reason)
                 for message, choice in zip(messages, ended.choices, strict=True)
-            ]
-            if trusted
-            else (),
+            ],
             prompt_token_ids=ended.prompt_token_ids if trusted else None,
         )
 
@@ -226,9 +256,6 @@ class Recording:
         if len(messages) > 1:
             conversation["choices"] = [message.to_chat() for message in messages[1:]]
         return conversation
-
-    def _kind(self) -> CallKind:
-        return CallKind.SUBAGENT if self._link.seen.agent is not None else CallKind.UNKNOWN
 
     def _stamp(self, tokens: Tokens) -> None:
         if self._first_token_at is None:

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reconstruct.builders import Allowance, build, version_ranges
+from reconstruct.kinds import with_kinds
 from reconstruct.policy import DEFAULT_POLICY, TrainablePolicy
 from reconstruct.samples import Conservation, Sample
 from reconstruct.tree import BrokenTree, SessionTree
@@ -76,7 +77,7 @@ def audit_session(
     bodies: bool = False,
 ) -> SessionAudit:
     """Checks one session. With ``bodies`` every recorded body is read and proved as well."""
-    calls, rows = reader.calls(session_id), reader.span_rows(session_id)
+    calls, rows = with_kinds(reader.calls(session_id)), reader.span_rows(session_id)
     found = Findings(session_id)
     check_spans(rows, calls, found)
     check_calls(calls, rows, found)

@@ -30,7 +30,7 @@ from store.queries import SpanRow
 from store.records import Span, SpanKind, VersionRun
 from store.tree import DETACHED
 
-BUILDER_VERSION: Final = 1
+BUILDER_VERSION: Final = 2
 """Changes when the same session and policy would give other samples."""
 
 

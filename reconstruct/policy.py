@@ -23,8 +23,11 @@ class TrainablePolicy:
     answer that was cut deserves its reward is the trainer's filter to decide.
     """
 
-    kinds: frozenset[CallKind] = frozenset({CallKind.MAIN, CallKind.SUBAGENT, CallKind.UNKNOWN})
-    """Sub-agents share the policy's weights; an unknown kind is not evidence of a side task."""
+    kinds: frozenset[CallKind] = frozenset(
+        {CallKind.MAIN, CallKind.SUBAGENT, CallKind.RETRY, CallKind.UNKNOWN}
+    )
+    """Sub-agents share the policy's weights; a retry is the call that went well after one that was
+    cut; an unknown kind is not evidence of a side task."""
     partial: bool = False
     """Train calls that were cut: their ends are not the policy's decision."""
     finish_length: bool = True

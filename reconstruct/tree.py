@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from reconstruct.kinds import with_kinds
 from store.queries import CallRow, Reader, SpanRow
 from store.records import Span, SpanKind, TokenIds
 from store.tree import DETACHED, parents_first
@@ -70,8 +71,9 @@ class SessionTree:
 
     @classmethod
     def load(cls, reader: Reader, session_id: str) -> SessionTree:
-        """The session as the store has it. Raises :class:`BrokenTree`."""
-        return cls(session_id, reader.calls(session_id), reader.span_rows(session_id))
+        """The session as the store has it, its calls' kinds told. Raises :class:`BrokenTree`."""
+        calls = with_kinds(reader.calls(session_id))
+        return cls(session_id, calls, reader.span_rows(session_id))
 
     def branches(self) -> list[Branch]:
         """All branches, in the order in which their last calls began (then by choice).

@@ -7,6 +7,7 @@ the cache; a batch whose transaction fails must therefore be taken back with :me
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -15,7 +16,7 @@ from sqlalchemy import Connection, Insert, Table, insert, update
 from sqlalchemy.dialects import postgresql, sqlite
 
 from store import stored
-from store.bodies import Body, Wrapping, body_id, encode
+from store.bodies import Body, BodyRow, Wrapping, body_id, encode
 from store.cache import SessionCache, SessionState
 from store.errors import RecordRejected
 from store.records import (
@@ -29,7 +30,7 @@ from store.records import (
     TaskRecord,
     new_id,
 )
-from store.rows import begun_row, body_row, ended_row, span_row
+from store.rows import begun_row, body_row, conversation_value, ended_row, span_row
 from store.schema import calls, metrics, policies, rewards, runs, sessions, tasks
 from store.statements import statements
 
@@ -80,10 +81,12 @@ class Batch:
         self._ended_calls: list[dict[str, Any]] = []
         self._new_spans: list[dict[str, Any]] = []
         self._new_bodies: dict[str, dict[str, Any]] = {}
+        self._additions: dict[str, tuple[SessionState, bytes]] = {}
+        """By call begun in this batch: what its request row will add, when it is a new one."""
+        self._leaning: list[tuple[dict[str, Any], CallEnded]] = []
+        """Calls whose conversation was packed against a request row of this batch."""
         self._patches: list[Patch] = []
-        self._rows: dict[Table, list[dict[str, Any]]] = {
-            table: [] for table in (runs, tasks, sessions, rewards, policies, metrics)
-        }
+        self._rows: dict[Table, list[dict[str, Any]]] = defaultdict(list)
 
     def add(self, record: Record) -> None:
         """Turns a record into rows. Raises whatever a malformed record makes of itself."""
@@ -110,24 +113,27 @@ class Batch:
 
     def write(self) -> None:
         """Sends all rows, owners before what they own."""
-        self._many(insert(runs), self._rows[runs])
-        self._many(self._upsert(tasks, "id"), _last(self._rows[tasks], "id"))
-        self._many(insert(sessions), self._rows[sessions])
+        self._many(runs)
+        self._renew(tasks, "id")
+        self._many(sessions)
         for patch in self._patches:
             self._patch(patch)
         hot = statements(self._connection.dialect.name)
-        hot.add_bodies.run(self._connection, [row for _, row in sorted(self._new_bodies.items())])
+        added = [row for _, row in sorted(self._new_bodies.items())]
+        if hot.add_bodies.run(self._connection, added) != len(added):
+            self._stand_alone()
         hot.begin_calls.run(self._connection, list(self._new_calls.values()))
         hot.add_spans.run(self._connection, self._new_spans)
         if hot.end_calls.run(self._connection, self._ended_calls) != len(self._ended_calls):
             raise RecordRejected("an ended call was never begun in this store")
-        self._many(insert(rewards), self._rows[rewards])
+        self._many(rewards)
         for table in (policies, metrics):
-            keys = [column.name for column in table.primary_key]
-            self._many(self._upsert(table, *keys), _last(self._rows[table], *keys))
+            self._renew(table, *(column.name for column in table.primary_key))
 
     def settle(self) -> None:
         """After the commit: the cache may count what has grown, and make room."""
+        for call_id, (state, addition) in self._additions.items():
+            state.additions[call_id] = addition
         for session_id in self._sessions:
             self._cache.settle(session_id)
 
@@ -139,7 +145,9 @@ class Batch:
     def _begin(self, begun: CallBegun) -> None:
         state = self._state(begun.session_id)
         base = state.request_base(begun.parent_call_id)
-        body = self._body(begun.request_body, base)
+        body, row = self._body(begun.request_body, base)
+        if row is not None and (addition := row.addition):
+            self._additions[begun.id] = (state, addition)
         state.remember_request(begun.id, body)
         self._new_calls[begun.id] = begun_row(begun, self._writer_id, body.id)
         self.begun[begun.id] = begun.parent_call_id
@@ -160,26 +168,42 @@ class Batch:
         for span in growth.spans:
             self._new_spans.append(span_row(span, ended))
         response = self._response(ended.response_body, state)
-        row = ended_row(ended, growth.prompt_span_id, response)
+        _, addition = self._additions.pop(ended.id, (state, b""))
+        leans = bool(addition)
+        addition = addition or state.additions.pop(ended.id, b"")
+        row = ended_row(ended, growth.prompt_span_id, response, addition)
         if ended.id in self._new_calls:
             self._new_calls[ended.id].update(row)
+            row = self._new_calls[ended.id]
         else:
             row["_id"] = ended.id
             self._ended_calls.append(row)
+        if leans:
+            self._leaning.append((row, ended))
         self.ended.append(ended.id)
 
     def _state(self, session_id: str) -> SessionState:
         self._sessions.add(session_id)
         return self._cache.get(session_id, lambda: stored.state(self._connection, session_id))
 
-    def _body(self, data: bytes, base: Body | None) -> Body:
+    def _stand_alone(self) -> None:
+        """A body was in the database already, maybe as another row than the one made here: then no
+        conversation may need what that row adds."""
+        self._additions.clear()
+        for row, ended in self._leaning:
+            row["conversation"] = conversation_value(ended)
+
+    def _body(self, data: bytes, base: Body | None) -> tuple[Body, BodyRow | None]:
+        """The body, and its row when that is new."""
         identifier = body_id(data)
         if base is not None and base.id == identifier:
-            return base
-        row = self._new_bodies.get(identifier)
-        if row is None:
-            row = self._new_bodies[identifier] = body_row(encode(data, base, identifier))
-        return Body(identifier, data, row["depth"])
+            return base, None
+        known = self._new_bodies.get(identifier)
+        if known is not None:
+            return Body(identifier, data, known["depth"]), None
+        row = encode(data, base, identifier)
+        self._new_bodies[identifier] = body_row(row)
+        return Body(identifier, data, row.depth), row
 
     def _response(self, data: bytes, state: SessionState) -> str | None:
         """Stores a reply against the session's latest whole one: replies share their wrapping."""
@@ -202,17 +226,18 @@ class Batch:
         if self._connection.execute(statement).rowcount != 1:
             raise RecordRejected(f"no row {patch.id} in {patch.table}")
 
-    def _many(self, statement: Any, rows: Sequence[Mapping[str, Any]]) -> None:
-        if rows:
-            self._connection.execute(statement, rows)
+    def _many(self, table: Table) -> None:
+        if rows := self._rows[table]:
+            self._connection.execute(insert(table), rows)
 
-    def _insert(self, table: Table) -> sqlite.Insert | postgresql.Insert:
-        if self._connection.dialect.name == "postgresql":
-            return postgresql.insert(table)
-        return sqlite.insert(table)
+    def _renew(self, table: Table, *keys: str) -> None:
+        """Adds rows, or replaces those of the same keys."""
+        if rows := _last(self._rows[table], *keys):
+            self._connection.execute(self._upsert(table, *keys), rows)
 
     def _upsert(self, table: Table, *keys: str) -> Insert:
-        statement = self._insert(table)
+        postgres = self._connection.dialect.name == "postgresql"
+        statement = postgresql.insert(table) if postgres else sqlite.insert(table)
         others = {c.name: c for c in statement.excluded if c.name not in keys}
         return statement.on_conflict_do_update(index_elements=keys, set_=others)
 

@@ -17,7 +17,7 @@ from typing import Final
 import numpy as np
 import zstandard
 
-from store.packing import DICTIONARY, LEVEL, pack, unpack
+from store.packing import DICTIONARY, LEVEL, pack, pack_against, unpack, unpack_against
 from store.tree import common_prefix
 
 MAX_DEPTH: Final = 1000
@@ -27,6 +27,8 @@ _DICTIONARY_WORTH: Final = 256
 """Fewer replaced bytes than this help compression less than the dictionary costs."""
 
 _WINDOW: Final = 1 << 12
+
+_ADDITION_REACH: Final = 1 << 17
 
 _WRAPPING_REACH: Final = 1 << 18
 """Longer replies have no need of a dictionary: they repeat themselves."""
@@ -54,6 +56,14 @@ class BodyRow:
     depth: int
     data: bytes
 
+    @property
+    def addition(self) -> bytes:
+        """What this row adds to its base, when it can be read without it and is not too long to
+        serve as a dictionary; else nothing."""
+        if self.data[0] == DICTIONARY or len(self.data) > _ADDITION_REACH:
+            return b""
+        return unpack(self.data)
+
 
 def body_id(data: bytes) -> str:
     """SHA-256 hex of the whole body."""
@@ -69,7 +79,7 @@ def encode(data: bytes, base: Body | None = None, identifier: str | None = None)
         middle = data[prefix : len(data) - suffix]
         worth_dictionary = len(replaced) >= _DICTIONARY_WORTH and len(middle) >= _DICTIONARY_WORTH
         if prefix + suffix >= _DICTIONARY_WORTH or worth_dictionary:
-            packed = _pack_against(middle, replaced) if worth_dictionary else pack(middle)
+            packed = pack_against(middle, replaced) if worth_dictionary else pack(middle)
             return BodyRow(identifier, base.id, prefix, suffix, len(data), base.depth + 1, packed)
     return BodyRow(identifier, None, 0, 0, len(data), 0, pack(data))
 
@@ -111,7 +121,7 @@ def decode(chain: Sequence[BodyRow]) -> bytes:
         if row.base_id != previous:
             raise ValueError(f"body {row.id} needs base {row.base_id}, found {previous}")
         end = len(buffer) - row.suffix
-        buffer[row.prefix : end] = _unpack_against(row.data, buffer, row.prefix, end)
+        buffer[row.prefix : end] = unpack_against(row.data, bytes(buffer[row.prefix : end]))
         previous = row.id
     data = bytes(buffer)
     if previous is None or body_id(data) != previous:
@@ -139,28 +149,3 @@ def _common(left: bytes, right: bytes, piece: Callable[[bytes, int, int], bytes]
             )
         at, window = to, window * 2
     return limit
-
-
-def _pack_against(middle: bytes, replaced: bytes) -> bytes:
-    """``middle`` compressed with the bytes it replaces at hand; whole when that is smaller."""
-    parameters = zstandard.ZstdCompressionParameters.from_level(
-        LEVEL,
-        source_size=len(middle),
-        dict_size=len(replaced),
-        window_log=min(27, max(10, (len(middle) + len(replaced)).bit_length())),
-    )
-    dictionary = zstandard.ZstdCompressionDict(replaced, dict_type=zstandard.DICT_TYPE_RAWCONTENT)
-    compressor = zstandard.ZstdCompressor(dict_data=dictionary, compression_params=parameters)
-    packed = bytes((DICTIONARY,)) + compressor.compress(middle)
-    plain = pack(middle)
-    return packed if len(packed) < len(plain) else plain
-
-
-def _unpack_against(packed: bytes, buffer: bytearray, start: int, end: int) -> bytes:
-    if packed[0] != DICTIONARY:
-        return unpack(packed)
-    dictionary = zstandard.ZstdCompressionDict(
-        bytes(buffer[start:end]), dict_type=zstandard.DICT_TYPE_RAWCONTENT
-    )
-    decompressor = zstandard.ZstdDecompressor(dict_data=dictionary)
-    return decompressor.decompress(packed[1:])

@@ -26,6 +26,8 @@ class SessionState:
     """By call, oldest first."""
     responses: Wrapping | None = None
     """The latest response that was stored whole."""
+    additions: dict[str, bytes] = field(default_factory=dict)
+    """What the request rows of open calls add (``BodyRow.addition``), by call."""
     unknown_parents: set[str] = field(default_factory=set)
     """Parents looked for in the database in vain: calls without tokens."""
 
@@ -45,7 +47,8 @@ class SessionState:
         """Bytes held, roughly."""
         bodies = sum(len(body.data) for body in self.requests.values())
         response = len(self.responses.base.data) if self.responses else 0
-        return self.tree.size + bodies + response
+        additions = sum(map(len, self.additions.values()))
+        return self.tree.size + bodies + response + additions
 
 
 class SessionCache:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+import math
 from typing import Final
-
-import numpy as np
 
 from store.records import CallEnded, CallStatus, Choice
 
@@ -43,8 +42,8 @@ def _choice_contradiction(choice: Choice) -> str | None:
         return f"logprobs_mismatch: {sampled} ids, {scored} logprobs"
     if not sampled:
         return None
-    lowest, highest = float(np.min(choice.logprobs)), float(np.max(choice.logprobs))
-    if not (np.isfinite(lowest) and np.isfinite(highest)):
+    lowest, highest = float(choice.logprobs.min()), float(choice.logprobs.max())
+    if not (math.isfinite(lowest) and math.isfinite(highest)):
         return "logprobs_not_finite"
     if lowest <= MISSING_LOGPROB:
         return "logprobs_missing: the engine had no logprob for a sampled token"

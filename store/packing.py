@@ -1,8 +1,9 @@
 """Arrays and JSON as bytes: exact to the bit, and compressed only where that is smaller.
 
 The first byte of a packed value names its codec, so that every codec can read what another wrote.
-Four-byte words are cut into byte planes before compression: the high bytes of token ids and the
-exponents of logprobs are nearly constant, and lie side by side that way.
+Logprobs are cut into byte planes before compression, so that their exponents, which are nearly
+constant, lie side by side; token ids into their low halves and their high ones, which leaves words
+that return as a whole.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Any, Final, cast
 import numpy as np
 import orjson
 import zstandard
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from store.records import Logprobs, TokenIds
 
@@ -23,14 +24,15 @@ RAW: Final = 0
 ZSTD: Final = 1
 PLANES: Final = 2
 DICTIONARY: Final = 3
-"""zstd with a dictionary that the reader must have (``store/bodies.py``)."""
+"""zstd with a dictionary that the reader must have."""
+HALVES: Final = 4
 
 LEVEL: Final = 1
 """Level 3 takes a third more time to save a hundredth of the bytes."""
 _WORTH_TRYING: Final = 48
 """Below this many bytes a zstd frame costs more than it saves."""
 
-_MANY_LOGPROBS: Final = 1024
+_WORTH_PLANES: Final = 1024
 """Bytes of logprobs below which their mantissas hide what little their exponents would save."""
 
 
@@ -68,31 +70,85 @@ def unpack(packed: bytes) -> bytes:
 
 def pack_ids(ids: ArrayLike) -> bytes:
     """Token ids ``uint32[T]`` as bytes. Raises ``OverflowError`` for ids outside ``uint32``."""
-    return _pack_words(np.ascontiguousarray(ids, dtype="<u4"), _WORTH_TRYING)
+    words = np.ascontiguousarray(ids, dtype="<u4")
+    raw = words.tobytes()
+    if len(raw) >= _WORTH_TRYING:
+        halves = words.view("<u2").reshape(-1, 2)
+        packed = _codecs.compress(halves.T.tobytes())
+        if len(packed) < len(raw):
+            return bytes((HALVES,)) + packed
+    return bytes((RAW,)) + raw
 
 
 def unpack_ids(packed: bytes) -> TokenIds:
     """``uint32[T]``, read-only."""
-    return np.frombuffer(_unpack_words(packed), dtype="<u4")
+    if packed[0] != HALVES:
+        return np.frombuffer(unpack(packed), dtype="<u4")
+    low, high = np.frombuffer(_codecs.decompress(packed[1:]), dtype="<u2").reshape(2, -1)
+    ids = low.astype("<u4")
+    if high.any():
+        ids |= high.astype("<u4") << 16
+    ids.flags.writeable = False
+    return ids
 
 
 def pack_logprobs(logprobs: ArrayLike) -> bytes:
     """Logprobs ``float32[T]`` as bytes, NaN payloads and the sign of zero included."""
-    return _pack_words(np.ascontiguousarray(logprobs, dtype="<f4"), _MANY_LOGPROBS)
+    words = np.ascontiguousarray(logprobs, dtype="<f4")
+    raw = words.tobytes()
+    if len(raw) >= _WORTH_PLANES:
+        packed = _codecs.compress(words.view(np.uint8).reshape(-1, 4).T.tobytes())
+        if len(packed) < len(raw):
+            return bytes((PLANES,)) + packed
+    return bytes((RAW,)) + raw
 
 
 def unpack_logprobs(packed: bytes) -> Logprobs:
     """``float32[T]``, read-only."""
-    return np.frombuffer(_unpack_words(packed), dtype="<f4")
+    if packed[0] != PLANES:
+        return np.frombuffer(unpack(packed), dtype="<f4")
+    planes = np.frombuffer(_codecs.decompress(packed[1:]), dtype=np.uint8)
+    return np.frombuffer(planes.reshape(4, -1).T.tobytes(), dtype="<f4")
 
 
-def pack_json(value: Mapping[str, Any]) -> bytes:
-    """A JSON object as bytes. Raises ``TypeError`` for what JSON cannot say."""
-    return pack(dump_json(value))
+def pack_json(value: Mapping[str, Any], dictionary: bytes = b"") -> bytes:
+    """A JSON object as bytes, its text compressed with ``dictionary`` at hand.
+
+    Raises ``TypeError`` for what JSON cannot say.
+    """
+    data = dump_json(value)
+    if not dictionary or len(data) < _WORTH_TRYING:
+        return pack(data)
+    return pack_against(data, dictionary)
 
 
-def unpack_json(packed: bytes) -> dict[str, Any]:
-    return cast(dict[str, Any], orjson.loads(unpack(packed)))
+def unpack_json(packed: bytes, dictionary: bytes = b"") -> dict[str, Any]:
+    """What :func:`pack_json` was given, with the same ``dictionary``."""
+    return cast(dict[str, Any], orjson.loads(unpack_against(packed, dictionary)))
+
+
+def pack_against(data: bytes, dictionary: bytes) -> bytes:
+    """``data`` compressed with the bytes of ``dictionary`` at hand; plain when that is smaller."""
+    parameters = zstandard.ZstdCompressionParameters.from_level(
+        LEVEL,
+        source_size=len(data),
+        dict_size=len(dictionary),
+        window_log=min(27, max(10, (len(data) + len(dictionary)).bit_length())),
+    )
+    compressor = zstandard.ZstdCompressor(
+        dict_data=_raw_dictionary(dictionary), compression_params=parameters
+    )
+    packed = bytes((DICTIONARY,)) + compressor.compress(data)
+    plain = pack(data)
+    return packed if len(packed) < len(plain) else plain
+
+
+def unpack_against(packed: bytes, dictionary: bytes) -> bytes:
+    """What :func:`pack_against` was given."""
+    if packed[0] != DICTIONARY:
+        return unpack(packed)
+    decompressor = zstandard.ZstdDecompressor(dict_data=_raw_dictionary(dictionary))
+    return decompressor.decompress(packed[1:])
 
 
 def dump_json(value: Any) -> bytes:
@@ -109,21 +165,8 @@ def checksum(*parts: bytes) -> bytes:
     return digest.digest()
 
 
-def _pack_words(words: NDArray[Any], least: int) -> bytes:
-    raw = words.tobytes()
-    if len(raw) >= least:
-        planes = words.view(np.uint8).reshape(-1, 4).T.tobytes()
-        packed = _codecs.compress(planes)
-        if len(packed) < len(raw):
-            return bytes((PLANES,)) + packed
-    return bytes((RAW,)) + raw
-
-
-def _unpack_words(packed: bytes) -> bytes:
-    if packed[0] != PLANES:
-        return unpack(packed)
-    planes = np.frombuffer(_codecs.decompress(packed[1:]), dtype=np.uint8)
-    return planes.reshape(4, -1).T.tobytes()
+def _raw_dictionary(content: bytes) -> zstandard.ZstdCompressionDict:
+    return zstandard.ZstdCompressionDict(content, dict_type=zstandard.DICT_TYPE_RAWCONTENT)
 
 
 def _plain(value: Any) -> Any:

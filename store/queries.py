@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
-from sqlalchemy import Engine, Row, Select, func, select
+from sqlalchemy import Engine, Row, Select, bindparam, func, select
 
 from store import stored
 from store.database import connect
@@ -34,9 +34,25 @@ from store.records import (
     TaskRecord,
     TokenIds,
 )
-from store.schema import calls, metrics, policies, rewards, runs, sessions, spans, tasks
+from store.schema import bodies, calls, metrics, policies, rewards, runs, sessions, spans, tasks
 
 _PAGE: Final = 200
+
+_CALLS: Final = select(calls, bodies.c.data.label("request_row")).outerjoin(
+    bodies, bodies.c.id == calls.c.request_body_id
+)
+
+# Built once: a statement that is built anew costs more than most reads.
+_SESSION_CALLS: Final = _CALLS.where(calls.c.session_id == bindparam("session")).order_by(
+    calls.c.started_at, calls.c.id
+)
+_SESSION_SPANS: Final = select(spans).where(spans.c.session_id == bindparam("session"))
+_SESSION_REWARDS: Final = (
+    select(rewards)
+    .where(rewards.c.session_id == bindparam("session"))
+    .order_by(rewards.c.created_at, rewards.c.id)
+)
+_AT: Final = {column.name: index for index, column in enumerate(calls.columns)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,10 +199,7 @@ class Reader:
 
     def rewards(self, session_id: str) -> list[Reward]:
         """A session's rewards, oldest first."""
-        query = select(rewards).where(rewards.c.session_id == session_id)
-        return [
-            _reward(row) for row in self._rows(query.order_by(rewards.c.created_at, rewards.c.id))
-        ]
+        return [_reward(row) for row in self._rows(_SESSION_REWARDS, session=session_id)]
 
     def reward_names(self) -> list[str]:
         """Every name that any session was rewarded under."""
@@ -197,11 +210,10 @@ class Reader:
 
     def calls(self, session_id: str) -> list[CallRow]:
         """A session's calls in the order of their start."""
-        query = select(calls).where(calls.c.session_id == session_id)
-        return [_call(row) for row in self._rows(query.order_by(calls.c.started_at, calls.c.id))]
+        return [_call(row) for row in self._rows(_SESSION_CALLS, session=session_id)]
 
     def call(self, call_id: str) -> CallRow:
-        row = self._first(select(calls).where(calls.c.id == call_id))
+        row = self._first(_CALLS.where(calls.c.id == call_id))
         if row is None:
             raise NotFound(f"no call {call_id}")
         return _call(row)
@@ -228,9 +240,7 @@ class Reader:
 
     def span_rows(self, session_id: str) -> list[SpanRow]:
         """A session's spans with their lengths, choices and checksums, as stored."""
-        return [
-            _span(row) for row in self._rows(select(spans).where(spans.c.session_id == session_id))
-        ]
+        return [_span(row) for row in self._rows(_SESSION_SPANS, session=session_id)]
 
     def prompt_token_ids(self, call_id: str) -> TokenIds | None:
         """``uint32[P]`` of a call's prompt; ``None`` when the engine did not tell it.
@@ -326,9 +336,9 @@ class Reader:
 
     # -- plumbing --------------------------------------------------------------------------------
 
-    def _rows(self, query: Select[Any]) -> Sequence[Row[Any]]:
+    def _rows(self, query: Select[Any], **values: Any) -> Sequence[Row[Any]]:
         with self.engine.connect() as connection:
-            return connection.execute(query).all()
+            return connection.execute(query, values).all()
 
     def _first(self, query: Select[Any]) -> Row[Any] | None:
         with self.engine.connect() as connection:
@@ -375,23 +385,21 @@ def _reward(row: Row[Any]) -> Reward:
 
 
 def _call(row: Row[Any]) -> CallRow:
-    columns = dict(row._mapping)
-    columns["kind"] = CallKind(row.kind)
-    columns["status"] = CallStatus(row.status)
-    columns["break_reason"] = None if row.break_reason is None else BreakReason(row.break_reason)
-    columns["conversation"] = unpack_json(row.conversation)
-    columns["notes"] = tuple(Note(note["name"], note["detail"]) for note in row.notes)
-    return CallRow(**columns)
+    """A row of ``_CALLS``: the table's columns are the fields, in their order."""
+    fields: list[Any] = list(row)
+    request_row = fields.pop()
+    fields[_AT["kind"]] = CallKind(row.kind)
+    fields[_AT["status"]] = CallStatus(row.status)
+    if row.break_reason is not None:
+        fields[_AT["break_reason"]] = BreakReason(row.break_reason)
+    fields[_AT["message"]] = unpack_json(row.message)
+    fields[_AT["conversation"]] = stored.conversation(row.conversation, request_row)
+    fields[_AT["notes"]] = tuple(Note(note["name"], note["detail"]) for note in row.notes)
+    return CallRow(*fields)
 
 
 def _span(row: Row[Any]) -> SpanRow:
-    return SpanRow(
-        span=stored.read_span(row),
-        length=row.length,
-        choice=row.choice,
-        finish_reason=row.finish_reason,
-        checksum=row.checksum,
-    )
+    return SpanRow(stored.read_span(row), row.length, row.choice, row.finish_reason, row.checksum)
 
 
 def _required(logprobs: Any, span_id: str) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from store.bodies import BodyRow
+from store.columns import digest_bytes
 from store.integrity import contradiction, has_ids
 from store.packing import dump_json, pack_ids, pack_json, pack_logprobs
 from store.records import CallBegun, CallEnded, CallKind, CallStatus, Span, SpanKind
@@ -13,7 +14,7 @@ from store.stored import span_checksum
 _IDS_ABSENT: Final = "no_token_ids"
 """Note on a call whose upstream told no ids: there is nothing to check or train."""
 
-_NO_CONVERSATION: Final = pack_json({})
+_NOTHING: Final = pack_json({})
 
 _NOT_YET: Final[dict[str, Any]] = {
     "kind": CallKind.UNKNOWN.value,
@@ -31,8 +32,8 @@ _NOT_YET: Final[dict[str, Any]] = {
     "response_body_id": None,
     "sampling": "{}",
     "usage": "{}",
-    "message": "{}",
-    "conversation": _NO_CONVERSATION,
+    "message": _NOTHING,
+    "conversation": _NOTHING,
     "error": "{}",
     "notes": "[]",
     "first_token_at": None,
@@ -54,7 +55,7 @@ def begun_row(begun: CallBegun, writer_id: str, request_body_id: str) -> dict[st
         "parent_call_id": begun.parent_call_id,
         "lineage_rule": begun.lineage_rule,
         "model_requested": begun.model_requested,
-        "request_body_id": request_body_id,
+        "request_body_id": digest_bytes(request_body_id),
         "headers": _json(begun.headers),
         "started_at": begun.started_at,
         **_NOT_YET,
@@ -62,9 +63,15 @@ def begun_row(begun: CallBegun, writer_id: str, request_body_id: str) -> dict[st
 
 
 def ended_row(
-    ended: CallEnded, prompt_span_id: str | None, response_body_id: str | None
+    ended: CallEnded,
+    prompt_span_id: str | None,
+    response_body_id: str | None,
+    addition: bytes = b"",
 ) -> dict[str, Any]:
-    """``END_COLUMNS``; a reply that contradicts itself is quarantined here, whoever wrote it."""
+    """``END_COLUMNS``; a reply that contradicts itself is quarantined here, whoever wrote it.
+
+    ``addition`` is what the stored row of the call's request adds (``BodyRow.addition``).
+    """
     status, reason = ended.status, ended.reason
     notes = [{"name": note.name, "detail": note.detail} for note in ended.notes]
     if status in (CallStatus.COMPLETE, CallStatus.PARTIAL):
@@ -87,16 +94,21 @@ def ended_row(
         "version_start": min(versions, default=None),
         "version_end": max(versions, default=None),
         "finish_reason": ended.choices[0].finish_reason if ended.choices else None,
-        "response_body_id": response_body_id,
+        "response_body_id": digest_bytes(response_body_id),
         "sampling": _json(ended.sampling),
         "usage": _json(ended.usage),
-        "message": _json(ended.message),
-        "conversation": pack_json(ended.conversation) if ended.conversation else _NO_CONVERSATION,
+        "message": pack_json(ended.message) if ended.message else _NOTHING,
+        "conversation": conversation_value(ended, addition),
         "error": _json(ended.error),
         "notes": _json(notes),
         "first_token_at": ended.first_token_at,
         "ended_at": ended.ended_at,
     }
+
+
+def conversation_value(ended: CallEnded, addition: bytes = b"") -> bytes:
+    """``calls.conversation``, its text compressed with ``addition`` at hand."""
+    return pack_json(ended.conversation, addition) if ended.conversation else _NOTHING
 
 
 def span_row(span: Span, ended: CallEnded) -> dict[str, Any]:
@@ -123,8 +135,8 @@ def span_row(span: Span, ended: CallEnded) -> dict[str, Any]:
 def body_row(body: BodyRow) -> dict[str, Any]:
     """All columns of ``bodies``."""
     return {
-        "id": body.id,
-        "base_id": body.base_id,
+        "id": digest_bytes(body.id),
+        "base_id": digest_bytes(body.base_id),
         "prefix": body.prefix,
         "suffix": body.suffix,
         "size": body.size,

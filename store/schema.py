@@ -1,7 +1,9 @@
 """The tables. Alembic's migrations in ``store/migrations`` build exactly these.
 
 Token ids are packed little-endian ``uint32``, logprobs little-endian ``float32``, both compressed
-with zstandard when that is smaller (``store/packing.py``); so is ``calls.conversation``, as JSON.
+with zstandard when that is smaller (``store/packing.py``); so are ``calls.message`` and
+``calls.conversation``, as JSON, the latter with what the call's request row adds as zstd's
+dictionary: it mostly repeats that.
 Times are seconds since the epoch.
 """
 
@@ -23,6 +25,8 @@ from sqlalchemy import (
     Text,
     text,
 )
+
+from store.columns import Digest
 
 metadata = MetaData(
     naming_convention={
@@ -114,12 +118,12 @@ calls = Table(
     Column("version_start", BigInteger),
     Column("version_end", BigInteger),
     Column("finish_reason", String(32)),
-    Column("request_body_id", String(64)),
-    Column("response_body_id", String(64)),
+    Column("request_body_id", Digest(32)),
+    Column("response_body_id", Digest(32)),
     Column("headers", JSON, nullable=False),
     Column("sampling", JSON, nullable=False),
     Column("usage", JSON, nullable=False),
-    Column("message", JSON, nullable=False),
+    Column("message", LargeBinary, nullable=False),
     Column("conversation", LargeBinary, nullable=False),
     Column("error", JSON, nullable=False),
     Column("notes", JSON, nullable=False),
@@ -157,8 +161,8 @@ spans = Table(
 bodies = Table(
     "bodies",
     metadata,
-    Column("id", String(64), primary_key=True),
-    Column("base_id", String(64)),
+    Column("id", Digest(32), primary_key=True),
+    Column("base_id", Digest(32)),
     Column("prefix", Integer, nullable=False),
     Column("suffix", Integer, nullable=False),
     Column("size", Integer, nullable=False),

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any, Final
+
 import numpy as np
-from sqlalchemy import Connection, Row, select
+from sqlalchemy import Connection, select
 
 from store.bodies import Body, BodyRow, decode
 from store.cache import SessionState
 from store.errors import NotFound
-from store.packing import checksum, unpack_ids, unpack_logprobs
+from store.packing import DICTIONARY, checksum, unpack, unpack_ids, unpack_json, unpack_logprobs
 from store.records import Span, SpanKind, VersionRun
 from store.schema import bodies, calls, spans
 from store.tree import TokenTree
+
+_KINDS: Final = {kind.value: kind for kind in SpanKind}
 
 
 def span_checksum(span: Span) -> bytes:
@@ -22,18 +27,20 @@ def span_checksum(span: Span) -> bytes:
     return checksum(place.encode(), versions.encode(), _little(span.token_ids, "<u4"), logprobs)
 
 
-def read_span(row: Row[tuple[object, ...]]) -> Span:
-    """A row of ``spans`` with all its columns."""
+def read_span(row: Sequence[Any]) -> Span:
+    """A row of ``spans`` with all its columns in the table's order."""
+    (span_id, session_id, call_id, parent_id, start, _length, kind, _choice, _finish, ids, logprobs,
+     versions, _checksum) = row  # fmt: skip
     return Span(
-        id=row.id,
-        session_id=row.session_id,
-        call_id=row.call_id,
-        parent_id=row.parent_id,
-        start=row.start,
-        kind=SpanKind(row.kind),
-        token_ids=unpack_ids(row.token_ids),
-        logprobs=None if row.logprobs is None else unpack_logprobs(row.logprobs),
-        versions=tuple(VersionRun(start, version) for start, version in row.versions),
+        span_id,
+        session_id,
+        call_id,
+        parent_id,
+        start,
+        _KINDS[kind],
+        unpack_ids(ids),
+        None if logprobs is None else unpack_logprobs(logprobs),
+        tuple([VersionRun(start, version) for start, version in versions]),
     )
 
 
@@ -76,6 +83,12 @@ def body_chain(connection: Connection, body_id: str) -> list[BodyRow]:
         chain.append(rows[link])
         link = rows[link].base_id
     return chain[::-1]
+
+
+def conversation(packed: bytes, request_row: bytes | None) -> dict[str, Any]:
+    """``calls.conversation``, with ``bodies.data`` of the call's request."""
+    leans = packed[0] == DICTIONARY and request_row is not None
+    return unpack_json(packed, unpack(request_row) if leans and request_row else b"")
 
 
 def _little(values: object, dtype: str) -> bytes:

@@ -16,6 +16,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from engine.tokenizer import CHAT_TEMPLATE_FILE
+from trainer.model import save_policy
 
 SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 MARKUP_TOKENS = (
@@ -167,4 +168,4 @@ def make_policy(directory: Path, shape: TinyShape, *, vocab_size: int, seed: int
     model = Qwen3ForCausalLM(config)
     model.generation_config.eos_token_id = [2]
     model.generation_config.pad_token_id = 0
-    model.save_pretrained(directory)
+    save_policy(model, directory)

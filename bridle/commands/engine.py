@@ -32,7 +32,7 @@ def embedded(
     max_model_len: Annotated[int | None, typer.Option(help="Default: the model's own.")] = None,
     json: JsonOption = False,
 ) -> None:
-    """Serve a local Transformers model on this machine's CPU, or on --device."""
+    """Serve a local Transformers model on this machine's CPU."""
     try:
         from engine.embedded import EmbeddedEngine, EmbeddedSettings
     except ImportError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Annotated, Any
 
 import typer
@@ -12,7 +13,9 @@ from bridle.commands.sessions import summary
 from bridle.options import JsonOption, StoreOption
 from bridle.reading import one_session, reader
 from bridle.terminal import out, print_json
+from reconstruct.kinds import classify
 from store.queries import CallRow, Reader
+from store.records import CallKind
 
 
 def show(
@@ -26,7 +29,7 @@ def show(
         about = summary(source, record)
         turns = _turns(source, record.id)
     if json:
-        print_json({**about, "turns": turns})
+        print_json({**about, "continuation": record.continuation, "turns": turns})
         return
     out.print(f"[bold]{record.id}[/]" + (f"  ({record.name})" if record.name else ""))
     out.print(
@@ -35,12 +38,17 @@ def show(
         f"{about['sampled_tokens']} sampled"
     )
     out.print(_table(turns))
+    breaks = Counter(turn["break_reason"] for turn in turns if turn["break_reason"])
+    if breaks:
+        counted = ", ".join(f"{count} {reason}" for reason, count in breaks.most_common())
+        out.print(f"breaks ({record.continuation} mode): {counted}", highlight=False)
     for name, value in about["rewards"].items():
         out.print(f"reward {name} = {value:g}")
 
 
 def _turns(source: Reader, session_id: str) -> list[dict[str, Any]]:
     calls = source.calls(session_id)
+    verdicts = classify(calls)
     numbers = {call.id: number for number, call in enumerate(calls, start=1)}
     observed: dict[str, int] = {}
     for span in source.spans(session_id):
@@ -53,7 +61,8 @@ def _turns(source: Reader, session_id: str) -> list[dict[str, Any]]:
             "continues": numbers.get(call.parent_call_id or ""),
             "lineage_rule": call.lineage_rule,
             "dialect": call.dialect,
-            "kind": call.kind,
+            "kind": verdicts[call.id].kind,
+            "kind_evidence": verdicts[call.id].evidence,
             "status": call.status,
             "reason": call.reason,
             "prompt_tokens": call.prompt_tokens,
@@ -89,6 +98,8 @@ def _table(turns: list[dict[str, Any]]) -> Table:
     table.add_column("reply", overflow="ellipsis", no_wrap=True)
     for turn in turns:
         status = turn["status"]
+        if turn["kind"] not in (CallKind.MAIN, CallKind.UNKNOWN):
+            status += f", {turn['kind']}"
         if turn["break_reason"]:
             status += f", break: {turn['break_reason']}"
         table.add_row(

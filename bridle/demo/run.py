@@ -248,8 +248,9 @@ def grpo_config(settings: DemoSettings) -> GrpoConfig:
     return GrpoConfig(
         steps=settings.max_steps,
         minibatches=settings.minibatches,
+        epochs=settings.epochs,
         seed=settings.seed,
-        optimizer=OptimizerConfig(learning_rate=settings.learning_rate),
+        optimizer=OptimizerConfig(learning_rate=settings.learning_rate, eps=settings.adam_eps),
         checkpoints=CheckpointConfig(every=1, keep=2),
         filters=FilterConfig(),
     )

@@ -18,21 +18,26 @@ class DemoSettings:
     vocab_size: int = 1024
     first_sessions: int = 32
     """Sessions recorded for the tokenizer's corpus, before there is a policy."""
-    teacher_sessions: int = 800
-    teacher_skill: float = 0.5
+    teacher_sessions: int = 1400
+    teacher_skill: float = 0.45
     """Share of demonstrations in which the teacher computes with the right operation."""
-    sft_epochs: int = 14
+    sft_epochs: int = 10
     sft_learning_rate: float = 3e-3
     eval_tasks: int = 120
     """Held-out questions asked before and after, at the training temperature and greedily."""
-    learning_rate: float = 5e-4
+    learning_rate: float = 3e-4
+    adam_eps: float = 1e-4
+    """A policy that is nearly certain of most tokens has tiny gradients there; with the usual eps
+    Adam would turn their noise into full steps and wear down what the warm start has learned."""
     max_steps: int = 30
-    groups: int = 12
+    groups: int = 16
     """Questions per GRPO step."""
     group_size: int = 8
     """Sessions per question."""
     minibatches: int = 2
-    """Optimizer updates per step."""
+    """Optimizer updates per pass over a step's sessions."""
+    epochs: int = 3
+    """Passes over a step's sessions."""
     goal: float = 0.97
     """Mean reward of a step's sessions, over the last three steps, at which training ends."""
     minutes: float = 10.0

@@ -3,7 +3,8 @@
 It is served behind the proxy like any engine, so its demonstrations are recorded, exported and
 learned from by the product's own path. It looks up the right thing and answers with what the last
 tool said, but computes with the operation that the question calls for only in a part of the
-sessions. A policy that imitates it is right as often as it is; to be better takes a reward.
+sessions, and otherwise always with the same wrong one. A policy that imitates it is right as often
+as it is, and wrong when it is greedy; to be better takes a reward.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ OPERATIONS = ("add", "subtract", "multiply")
 def teacher(tasks: Iterable[Task], *, skill: float) -> Callable[[ScriptedRequest], Reply]:
     """A script that answers the questions of ``tasks``.
 
-    ``skill`` is the share of questions for which it computes with the right operation; which ones,
-    and which wrong operation otherwise, is decided by the question's text.
+    ``skill`` is the share of questions for which it computes with the right operation; which ones
+    is decided by the question's text. For the others it takes the next one in ``OPERATIONS``.
     """
     payloads = {task.prompt: task.payload for task in tasks}
 
@@ -50,5 +51,4 @@ def _operation(question: str, payload: Mapping[str, Any], skill: float) -> str:
     right: str = payload["operation"]
     if int.from_bytes(draw[:4], "big") < skill * 2**32:
         return right
-    wrong = [name for name in OPERATIONS if name != right]
-    return wrong[draw[4] % len(wrong)]
+    return OPERATIONS[(OPERATIONS.index(right) + 1) % len(OPERATIONS)]

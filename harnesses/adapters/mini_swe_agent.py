@@ -3,28 +3,23 @@
 from __future__ import annotations
 
 import json
-import shutil
 from dataclasses import dataclass
 
 from harnesses.adapters.base import Access, Place, Plan, session_environment
-from harnesses.runtimes.base import Finished, NotLaunchable
+from harnesses.install import find_python_harness
+from harnesses.runtimes.base import Finished
 from harnesses.tasks import Task
 
 
 @dataclass(frozen=True)
 class MiniSweAgent:
-    """``mini`` with a task, without confirmations; install it with ``pip install mini-swe-agent``.
-
-    ``command`` is its executable, when it lives in an environment of its own.
-    """
+    """``mini`` with a task, without confirmations: the pinned one, or ``command`` on ``PATH``."""
 
     name: str = "mini-swe-agent"
     command: str = "mini"
 
     def plan(self, task: Task, access: Access, place: Place) -> Plan:
-        found = shutil.which(self.command)
-        if found is None:
-            raise NotLaunchable(f"{self.command} is not installed; pip install mini-swe-agent mcp")
+        found = find_python_harness("mini-swe-agent", self.command)
         return Plan(
             argv=(
                 found,

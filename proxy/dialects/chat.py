@@ -27,6 +27,7 @@ from proxy.canonical import (
     ToolCallDelta,
     Usage,
     Wants,
+    plain_ids,
 )
 from proxy.dialects import openai
 from proxy.dialects.errors import openai_error, openai_error_object
@@ -159,7 +160,7 @@ class ChatDialect:
         if reply.usage is not None:
             whole["usage"] = openai.usage_object(reply.usage)
         if request.wants.token_ids:
-            whole["prompt_token_ids"] = reply.prompt_token_ids
+            whole["prompt_token_ids"] = plain_ids(reply.prompt_token_ids)
         return encode(whole)
 
     def error(self, error: ApiError) -> HttpError:
@@ -209,7 +210,7 @@ class ChatEmitter:
             case Started():
                 if self._wants.token_ids and event.prompt_token_ids is not None:
                     return self._head + b'],"prompt_token_ids":%b}\n\n' % encode(
-                        event.prompt_token_ids
+                        plain_ids(event.prompt_token_ids)
                     )
         return b""
 

@@ -23,6 +23,7 @@ from proxy.canonical import (
     Tokens,
     Usage,
     Wants,
+    plain_ids,
 )
 from proxy.dialects import openai
 from proxy.dialects.errors import openai_error, openai_error_object
@@ -153,7 +154,7 @@ class CompletionsEmitter:
             case Usage():
                 self._usage = event
             case Started():
-                self._prompt_token_ids = event.prompt_token_ids
+                self._prompt_token_ids = plain_ids(event.prompt_token_ids)
         return b""
 
     def keep_alive(self) -> bytes:
@@ -213,7 +214,7 @@ def _choice(index: int, choice: ChoiceReply, request: Request, reply: Reply) -> 
     }
     if request.wants.token_ids:
         shown["token_ids"] = choice.token_ids
-        shown["prompt_token_ids"] = reply.prompt_token_ids
+        shown["prompt_token_ids"] = plain_ids(reply.prompt_token_ids)
     return shown
 
 

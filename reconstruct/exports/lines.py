@@ -23,6 +23,7 @@ from reconstruct.exports.conversation import (
     replies,
 )
 from reconstruct.exports.selection import ExportReport, Selection, call_refused, select
+from reconstruct.kinds import with_kinds
 from reconstruct.policy import TrainablePolicy
 from store.queries import CallRow, Reader
 from store.records import CallStatus, Reward, SessionRecord
@@ -68,7 +69,7 @@ def export_lines(
     report.path.parent.mkdir(parents=True, exist_ok=True)
     with report.path.open("wb") as file:
         for session, rewards in select(reader, selection, report):
-            calls, given = reader.calls(session.id), reader.rewards(session.id)
+            calls, given = with_kinds(reader.calls(session.id)), reader.rewards(session.id)
             for told in tell(session, calls, rewards, given, selection, report):
                 try:
                     lines = list(rows(told, reader))

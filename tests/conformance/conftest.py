@@ -137,12 +137,15 @@ def _engine_url(config: pytest.Config) -> str | None:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Every test runs against the engine that was named, else against both of ours; tests marked
-    ``policy`` need an engine that samples."""
+    """Every test runs against the engine that was named, else against both of ours.
+
+    Tests marked ``policy`` need an engine that samples; those marked ``ours`` hold where vLLM is
+    known to do otherwise (docs/engine-contract.md).
+    """
     if "engine_kind" not in metafunc.fixturenames:
         return
     if _engine_url(metafunc.config):
-        kinds = ["named"]
+        kinds = [] if metafunc.definition.get_closest_marker("ours") else ["named"]
     elif metafunc.definition.get_closest_marker("policy"):
         kinds = ["embedded"]
     else:
@@ -152,6 +155,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "policy: needs an engine that samples from a policy")
+    config.addinivalue_line("markers", "ours: vLLM is known to do otherwise, see the docs")
 
 
 @pytest.fixture(scope="session")

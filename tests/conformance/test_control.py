@@ -13,7 +13,7 @@ import pytest
 
 from engine.client import EngineClient, EngineRefused, EngineUnreachable
 
-LONG = 500
+LONG = 900
 """Tokens of a reply that leaves time to interfere."""
 
 
@@ -61,6 +61,28 @@ def long_reply(api: Any) -> Background:
     return Background(api, "count", ignore_eos=True, max_tokens=LONG)
 
 
+def frozen_in_mid_reply(api: Any, control: EngineClient) -> tuple[Background, Any]:
+    """A reply that is paused (``keep``) after its beginning and before its end, and what it has.
+
+    A fast engine is done before a pause that waits for its first chunks reaches it. So the reply is
+    asked for while the engine is paused, which then runs for a moment, and again with another reply
+    when the moment was too long.
+    """
+    for _ in range(20):
+        control.pause("keep", clear_cache=False)
+        running = long_reply(api)
+        time.sleep(0.2)
+        seen = running.settled()
+        while not seen.token_ids:
+            control.resume()
+            control.pause("keep", clear_cache=False)
+            seen = running.settled()
+        if seen.finish_reason is None:
+            return running, seen
+        control.resume()
+    raise AssertionError("no reply was slow enough to be paused in its middle")
+
+
 def test_the_model_card_is_read(api: Any, control: EngineClient) -> None:
     assert control.healthy()
     card = control.model()
@@ -93,10 +115,7 @@ def test_no_reply_begins_while_paused_and_it_is_answered_after_resuming(
 def test_pause_keep_freezes_a_stream_and_resume_goes_on_with_it(
     api: Any, control: EngineClient
 ) -> None:
-    running = long_reply(api)
-    assert running.began.wait(20)
-    control.pause("keep", clear_cache=False)
-    seen = running.settled()
+    running, seen = frozen_in_mid_reply(api, control)
     assert 0 < len(seen.token_ids) < LONG
     assert seen.finish_reason is None
     control.resume()
@@ -115,8 +134,7 @@ def test_pause_wait_lets_running_replies_end(api: Any, control: EngineClient) ->
 
 @pytest.mark.policy
 def test_pause_abort_ends_running_replies(api: Any, control: EngineClient) -> None:
-    running = long_reply(api)
-    assert running.began.wait(20)
+    running, _ = frozen_in_mid_reply(api, control)
     control.pause("abort")
     fold = running.result()
     assert 0 < len(fold.token_ids) < LONG
@@ -142,9 +160,7 @@ def test_weights_can_be_reloaded_while_paused(api: Any, control: EngineClient) -
 
 @pytest.mark.policy
 def test_a_stream_goes_on_over_a_reload(api: Any, control: EngineClient) -> None:
-    running = long_reply(api)
-    assert running.began.wait(20)
-    control.pause("keep", clear_cache=False)
+    running, _ = frozen_in_mid_reply(api, control)
     root = control.model().root
     assert root is not None
     control.reload_weights(root)
@@ -152,6 +168,7 @@ def test_a_stream_goes_on_over_a_reload(api: Any, control: EngineClient) -> None
     assert len(running.result().token_ids) == LONG
 
 
+@pytest.mark.ours
 def test_weights_that_are_not_there_are_refused(control: EngineClient) -> None:
     with pytest.raises(EngineRefused) as refused:
         control.reload_weights("/nowhere/at/all")

@@ -23,10 +23,12 @@ def test_parallel_calls_are_all_parsed(api: Any) -> None:
     assert len({call["id"] for call in calls}) == 2
 
 
-def test_without_parallel_calls_only_the_first_is_shown_and_all_tokens_are(api: Any) -> None:
+def test_without_parallel_calls_only_the_first_is_shown(api: Any) -> None:
+    both = api.chat("calls")["choices"][0]["token_ids"]
     whole = api.chat("calls", parallel_tool_calls=False)["choices"][0]
     assert len(whole["message"]["tool_calls"]) == 1
-    assert whole["token_ids"] == api.chat("calls")["choices"][0]["token_ids"]
+    # An engine may hide the second call, or end the turn after the first.
+    assert both[: len(whole["token_ids"]) - 1] == whole["token_ids"][:-1]
     fold = api.fold(api.stream("calls", parallel_tool_calls=False))
     assert [json.loads(call["arguments"])["key"] for call in fold.calls] == ["blue"]
 

@@ -113,8 +113,9 @@ def test_a_harness_that_is_not_installed_says_how_to_install_it(
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr("harnesses.install.BIN_DIRECTORIES", ())
+    monkeypatch.setattr("harnesses.install.PYTHON", tmp_path)
 
-    with pytest.raises(NotLaunchable, match=r"is not installed; (run|pip)"):
+    with pytest.raises(NotLaunchable, match=r"is not installed; run harnesses/"):
         CODING_HARNESSES[name]().plan(TASK, ACCESS, Place(tmp_path))
 
 

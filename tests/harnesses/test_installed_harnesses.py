@@ -1,10 +1,9 @@
-"""The installed harnesses, unmodified, each on a scripted two-tool task through the real proxy."""
+"""The installed harnesses, unmodified, each on a scripted task through the real proxy."""
 
 from __future__ import annotations
 
+import json
 import os
-import re
-import shutil
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -14,72 +13,34 @@ from typing import Any
 
 import pytest
 
+from bridle.bench.harness_cases import CASES, HarnessCase
+from bridle.bench.shell_policy import (
+    PARALLEL,
+    SHELLS,
+    ShellPolicy,
+    WorkedThrough,
+    train_bench_tokenizer,
+)
 from engine.scripted import Reply, ScriptedCall, ScriptedEngine, ScriptedRequest
-from harnesses.adapters import CODING_HARNESSES, PythonAgent
+from harnesses.adapters import PythonAgent
 from harnesses.adapters.base import Adapter
 from harnesses.client import ControlClient, SessionRequest
-from harnesses.install import find_harness, search_path
+from harnesses.install import search_path
 from harnesses.rollout import Job, Outcome, Rollout, RolloutResult, Settings
 from harnesses.run import run_command, seal_session, session_variables
-from harnesses.runtimes import LocalRuntime, NotLaunchable, Runtime, WarmRuntime
+from harnesses.runtimes import LocalRuntime, Runtime, WarmRuntime
 from harnesses.tasks import Task
-from harnesses.verifiers import Delivery, NumberAnswer, RegexAnswer, Scores, Verifier
-from proxy.dialects.registry import DIALECTS as proxy_dialects
+from harnesses.verifiers import NumberAnswer, RegexAnswer, Verifier
 from proxy.server import ProxyServer
 from proxy.settings import ProxySettings
-from store.queries import CallRow, Reader
-from store.records import CallStatus
+from reconstruct.audit import audit_session
+from reconstruct.kinds import with_kinds
+from store.queries import Reader
+from store.records import CallKind, CallStatus
 
 pytestmark = pytest.mark.harness
 
-NOTE = "apple pie"
-SAID = f"The note says {NOTE}."
-NOTE_TASK = Task(
-    id="note-1",
-    suite="notes",
-    prompt=f"Write '{NOTE}' into note.txt, read it back, and say what it says.",
-)
-COMMANDS = (f"printf '{NOTE}' > note.txt", "cat note.txt")
-
-SHELLS: dict[str, Callable[[str], dict[str, Any]]] = {
-    "exec_command": lambda command: {"cmd": command},
-    "Bash": lambda command: {"command": command, "description": "Runs a command"},
-    "run_shell_command": lambda command: {
-        "command": command,
-        "description": "Runs a command",
-        "is_background": False,
-    },
-    "bash": lambda command: {"command": command, "description": "Runs a command"},
-}
-"""Each harness's shell tool and its arguments."""
-
-
-def note_script(request: ScriptedRequest) -> Reply:
-    """Writes the note, reads it, and repeats what the tool really said."""
-    names = {tool["function"]["name"] for tool in request.tools}
-    shell = next((name for name in SHELLS if name in names), None)
-    outputs = [str(message["content"]) for message in request.messages if message["role"] == "tool"]
-    if shell is None:
-        return Reply("A note")  # a side call, such as a title
-    if len(outputs) < len(COMMANDS):
-        return Reply(tool_calls=(ScriptedCall(shell, SHELLS[shell](COMMANDS[len(outputs)])),))
-    if NOTE not in outputs[-1] and len(outputs) < 5:
-        # On a busy machine a harness may report no output of a short command; look again.
-        return Reply(tool_calls=(ScriptedCall(shell, SHELLS[shell](COMMANDS[-1])),))
-    if "COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT" in request.prompt_text:  # mini-swe-agent's way
-        submit = f"echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT && echo '{SAID}'"
-        return Reply(tool_calls=(ScriptedCall(shell, {"command": submit}),))
-    return Reply(SAID if NOTE in outputs[-1] else f"It says {outputs[-1]}.")
-
-
-class WroteAndSaid:
-    """1.0 when the note lies in the workspace and the answer repeats it."""
-
-    async def __call__(self, delivery: Delivery) -> Scores:
-        note = delivery.workspace / "note.txt"
-        written = note.exists() and note.read_text() == NOTE
-        said = await RegexAnswer(re.escape(NOTE))(delivery)
-        return {"reward": float(written and said["reward"] == 1.0)}
+POLICY = ShellPolicy(turns=3)
 
 
 class Recorded:
@@ -103,14 +64,24 @@ Script = Callable[[ScriptedRequest], Reply]
 Stage = Callable[[Script], Bench]
 
 
+@pytest.fixture(scope="module")
+def stripping_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tokenizer and a template that strips thinking and writes arguments its own way."""
+    directory = tmp_path_factory.mktemp("stripping-model")
+    train_bench_tokenizer(directory)
+    return directory
+
+
 @pytest.fixture
-def stage(model_dir: Path, tmp_path: Path) -> Iterator[Stage]:
+def stage(stripping_model: Path, tmp_path: Path) -> Iterator[Stage]:
     with ExitStack() as stack:
 
         def start(script: Script) -> Bench:
-            engine = stack.enter_context(ScriptedEngine(model_dir, script, max_model_len=1_000_000))
+            engine = stack.enter_context(
+                ScriptedEngine(stripping_model, script, max_model_len=1_000_000)
+            )
             store = str(tmp_path / "bridle.db")
-            settings = ProxySettings(engine.base_url, store, tokenizer_dir=model_dir)
+            settings = ProxySettings(engine.base_url, store, tokenizer_dir=stripping_model)
             server = stack.enter_context(ProxyServer(settings))
             return Bench(server.base_url, stack.enter_context(Reader(store)))
 
@@ -156,7 +127,7 @@ def assert_token_faithful(recorded: Recorded) -> None:
 
 def assert_one_lineage(recorded: Recorded) -> None:
     """Each turn of the agent continues the one before it, in meaning and in tokens."""
-    main = [call for call in recorded.calls if call.parent_call_id or is_parent(recorded, call)]
+    main = [call for call in with_kinds(recorded.calls) if call.kind is CallKind.MAIN]
     assert len(main) >= 3
     for parent, child in pairwise(main):
         assert child.parent_call_id == parent.id
@@ -171,41 +142,126 @@ def assert_one_lineage(recorded: Recorded) -> None:
         assert list(now[: len(path)]) == path
 
 
-def is_parent(recorded: Recorded, call: CallRow) -> bool:
-    return any(other.parent_call_id == call.id for other in recorded.calls)
+def assert_thinks_and_calls_in_parallel(recorded: Recorded) -> None:
+    """The work's turns were sampled with reasoning and two calls each, then there is an answer."""
+    messages = [c.message for c in with_kinds(recorded.calls) if c.kind is CallKind.MAIN]
+    assert all(message.get("reasoning") for message in messages)
+    called = [len(message.get("tool_calls") or ()) for message in messages]
+    assert called[: POLICY.turns] == [PARALLEL] * POLICY.turns
 
 
-REQUIRED = ("codex", "claude-code")
+def assert_clean(recorded: Recorded, branches: int = 1) -> None:
+    """So many branches to train on, in a record whose audit finds nothing."""
+    audited = audit_session(recorded.reader, recorded.session.id, bodies=True)
+    assert audited.violations == ()
+    assert audited.clean
+    assert audited.samples == branches
 
 
-def dialect_of(name: str) -> str:
-    special = {"codex": "responses", "claude-code": "messages", "gemini-cli": "google"}
-    return special.get(name, "chat")
-
-
-STREAMING = {name: name != "mini-swe-agent" for name in CODING_HARNESSES}
-
-
-@pytest.mark.parametrize(
-    "name", [name for name in CODING_HARNESSES if dialect_of(name) in proxy_dialects]
-)
-async def test_an_installed_coding_harness_completes_two_tool_calls_and_is_recorded_whole(
-    stage: Stage, tmp_path: Path, name: str
+@pytest.mark.parametrize("case", CASES.values(), ids=lambda case: case.name)
+async def test_an_installed_harness_works_three_turns_of_parallel_calls_and_is_recorded_whole(
+    stage: Stage, tmp_path: Path, case: HarnessCase
 ) -> None:
-    adapter = CODING_HARNESSES[name]()
-    if name not in REQUIRED and not is_installed(name):
-        pytest.skip(f"{name} is not installed (harnesses/node/install --all)")
+    adapter = case.adapter()
 
     result, recorded = await perform(
-        stage(note_script), tmp_path, adapter, NOTE_TASK, WroteAndSaid(), LocalRuntime()
+        stage(POLICY), tmp_path, adapter, POLICY.task(case.name), WorkedThrough(), LocalRuntime()
     )
 
-    assert (result.scores, result.answer) == ({"reward": 1.0}, SAID)
-    assert (recorded.session.harness, recorded.session.outcome) == (name, "completed")
-    assert {call.dialect for call in recorded.calls} == {dialect_of(name)}
-    assert all(call.stream is STREAMING[name] for call in recorded.calls)
+    assert result.scores == {"reward": 1.0}, result
+    assert (recorded.session.harness, recorded.session.outcome) == (adapter.name, "completed")
+    assert {call.dialect for call in recorded.calls} == {case.dialect}
+    assert all(call.stream is case.streams for call in recorded.calls)
     assert_token_faithful(recorded)
     assert_one_lineage(recorded)
+    assert_thinks_and_calls_in_parallel(recorded)
+    assert_clean(recorded)
+
+
+TASKS = ("Count the words of the first list.", "Count the words of the second list.")
+DELEGATING: dict[str, tuple[str, Callable[[str], dict[str, str]]]] = {
+    "claude-code": (
+        "Agent",
+        lambda task: {
+            "description": "Counts words",
+            "prompt": task,
+            "subagent_type": "general-purpose",
+        },
+    ),
+    "qwen-code": (
+        "agent",
+        lambda task: {
+            "description": "Counts words",
+            "prompt": task,
+            "subagent_type": "general-purpose",
+        },
+    ),
+    "opencode": (
+        "task",
+        lambda task: {"description": "Counts words", "prompt": task, "subagent_type": "general"},
+    ),
+    "gemini-cli": ("invoke_agent", lambda task: {"agent_name": "generalist", "prompt": task}),
+    "codex": ("multi_agent_v1__spawn_agent", lambda task: {"message": task}),
+}
+"""Each harness's tool that starts a sub-agent, and its arguments."""
+
+
+def delegating_script(harness: str) -> Script:
+    """Hands two tasks to sub-agents at once; each runs a command, then answers."""
+    tool, arguments = DELEGATING[harness]
+
+    def script(request: ScriptedRequest) -> Reply:
+        names = {described["function"]["name"] for described in request.tools}
+        said = [str(m["content"]) for m in request.messages if m["role"] == "user"]
+        outputs = [str(m["content"]) for m in request.messages if m["role"] == "tool"]
+        shell = next((name for name in SHELLS if name in names), None)
+        if shell is None:
+            return Reply("A title")
+        if any(task in text for task in TASKS for text in said):
+            if outputs:
+                return Reply("There are 3 words.", reasoning="That is all of them.")
+            call = ScriptedCall(shell, SHELLS[shell]("echo 3"))
+            return Reply(reasoning="I count.", tool_calls=(call,))
+        if not outputs:
+            calls = tuple(ScriptedCall(tool, arguments(task)) for task in TASKS)
+            return Reply(reasoning="Others count.", tool_calls=calls)
+        if harness == "codex" and len(outputs) < 2 * len(TASKS):
+            # It does not wait for its sub-agents by itself.
+            agent = json.loads(outputs[len(outputs) - len(TASKS)])["agent_id"]
+            wait = ScriptedCall("multi_agent_v1__wait_agent", {"targets": [agent]})
+            return Reply(reasoning="I wait.", tool_calls=(wait,))
+        return Reply("Both have 3 words.", reasoning="They agree.")
+
+    return script
+
+
+@pytest.mark.parametrize("name", sorted(DELEGATING))
+async def test_sub_agents_that_work_at_once_are_lines_of_their_own_beside_the_main_one(
+    stage: Stage, tmp_path: Path, name: str
+) -> None:
+    task = Task("delegate", "Delegate the counting of both lists.")
+    case = CASES[name]
+
+    _, recorded = await perform(
+        stage(delegating_script(name)),
+        tmp_path,
+        case.adapter(),
+        task,
+        RegexAnswer("3 words"),
+        LocalRuntime(),
+    )
+
+    assert_token_faithful(recorded)
+    calls = with_kinds(recorded.calls)
+    assert {call.kind for call in calls} - {CallKind.SIDE} == {CallKind.MAIN, CallKind.SUBAGENT}
+    for kind, lines in ((CallKind.MAIN, 1), (CallKind.SUBAGENT, len(TASKS))):
+        of_kind = {call.id: call for call in calls if call.kind is kind}
+        roots = [call for call in of_kind.values() if call.parent_call_id is None]
+        assert len(roots) == lines
+        assert len(of_kind) > lines
+        assert all(c.parent_call_id in of_kind for c in of_kind.values() if c not in roots)
+    assert not any(call.break_reason for call in calls)
+    assert_clean(recorded, branches=1 + len(TASKS))
 
 
 @pytest.mark.parametrize("runtime", [LocalRuntime, WarmRuntime])
@@ -247,11 +303,11 @@ WRAPPED = {
 async def test_a_wrapped_coding_harness_is_recorded_as_one_session(
     stage: Stage, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    bench = stage(note_script)
+    bench = stage(POLICY)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PATH", search_path(os.environ["PATH"]))
     monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setenv("PROMPT", NOTE_TASK.prompt)
+    monkeypatch.setenv("PROMPT", POLICY.task(name).prompt)
     for variable in ("CODEX_HOME", "CLAUDE_CONFIG_DIR"):
         monkeypatch.delenv(variable, raising=False)
 
@@ -261,17 +317,7 @@ async def test_a_wrapped_coding_harness_is_recorded_as_one_session(
         assert await seal_session(client, session, code) == ""
 
     assert code == 0
-    assert (tmp_path / "note.txt").read_text() == NOTE
+    assert (tmp_path / "b.txt").read_text().split() == ["1b", "2b", "3b"]
     recorded = Recorded(session.id, bench.reader)
     assert_token_faithful(recorded)
     assert_one_lineage(recorded)
-
-
-def is_installed(name: str) -> bool:
-    if name == "mini-swe-agent":
-        return shutil.which("mini") is not None
-    try:
-        find_harness({"qwen-code": "qwen", "gemini-cli": "gemini"}.get(name, name))
-    except NotLaunchable:
-        return False
-    return True

@@ -6,6 +6,8 @@ import msgspec
 import pytest
 
 from proxy.canonical import Message, ToolCall
+from proxy.continuation import Prompt
+from proxy.recorder import Way
 from store.records import BreakReason
 
 SYSTEM, USER = Message("system", "You are careful."), Message("user", "What is a café?")
@@ -188,3 +190,16 @@ def test_a_lineage_that_broke_keeps_its_own_reason(policy, tokenizers, change, r
     results = session.results("1")
     session.messages = change(session.messages)
     assert verdict(session, *results) is reason
+
+
+def test_a_tail_that_is_not_local_is_named_only_when_the_rendering_breaks(
+    policy, tokenizers
+) -> None:
+    session = begun(
+        policy, tokenizers["chatml_kept"], "A house.<|im_end|>", Message("assistant", "A house.")
+    )
+    link, request, _ = session.ask(NEXT)
+    way = Way(link, Prompt(None, BreakReason.TAIL_NOT_LOCAL), session.continuer)
+    kept = session.tokenizer.encode(session.rendered())
+    assert way.judged(request, kept) == (None, ())
+    assert way.judged(request, kept[1:]) == (BreakReason.TAIL_NOT_LOCAL, ())

@@ -38,7 +38,9 @@ class Recording:
     def id(self) -> str:
         return self.session.id
 
-    def call(self, prompt, *sampled, parent=None, version=1, finish="stop", **fields) -> str:
+    def call(
+        self, prompt, *sampled, parent=None, version=1, finish="stop", headers=(), **fields
+    ) -> str:
         """Records a call that agrees with itself unless ``fields`` say otherwise; gives its id."""
         self.clock += 1.0
         begun = CallBegun(
@@ -50,6 +52,7 @@ class Recording:
             stream=True,
             model_requested="policy",
             parent_call_id=parent,
+            headers=dict(headers),
         )
         choices = tuple(
             Choice(

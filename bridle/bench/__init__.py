@@ -1,0 +1,1 @@
+"""What ``bridle bench`` measures; one file per benchmark, each makes a JSON-ready report."""

@@ -1,0 +1,161 @@
+"""A load generator: so many connections, each asking again as soon as it has been answered.
+
+``python -m bridle.bench.load`` reads one :class:`Load` as JSON from standard input and prints one
+:class:`Measured`. Each worker starts a new session after ``SESSION_CALLS`` calls, as rollouts do:
+``{session}`` in the URL's path is filled in, so that a proxy which names sessions there sees them.
+Every request's last message is unique; what comes before it is the session's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+import httptools
+import orjson
+import uvloop
+
+SESSION_CALLS: Final = 32
+
+
+@dataclass(frozen=True)
+class Load:
+    """What to ask, and of whom."""
+
+    url: str
+    """Base URL with ``/v1``; may hold ``{session}``."""
+    model: str
+    concurrency: int
+    request_bytes: int
+    name: str
+    """Sessions are called ``{name}-{worker}-{number}``."""
+    seconds: float = 0.0
+    """How long new requests are made; the running ones are waited for."""
+    calls: int = 0
+    """With ``seconds == 0``: so many requests per worker."""
+    stream: bool = False
+    api_key: str = "bench"
+
+
+@dataclass
+class Measured:
+    """What came of it. Times in seconds, one per answered request."""
+
+    calls: int
+    failed: int
+    seconds: float
+    first: list[float]
+    """To the first byte of the body."""
+    whole: list[float]
+    """To the last."""
+
+
+class Worker(asyncio.Protocol):
+    """One connection and its requests."""
+
+    def __init__(self, load: Load, number: int, result: Measured) -> None:
+        self._load = load
+        self._number = number
+        self._result = result
+        self._asked = 0
+        self._url = urlsplit(load.url)
+        self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._until = time.perf_counter() + load.seconds
+        self._tail = b""
+        self._first = 0.0
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport: Any = transport
+        self._ask()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if not self.done.done():
+            self._result.failed += 1
+            self.done.set_result(None)
+
+    def data_received(self, data: bytes) -> None:
+        if self._load.stream:
+            self._tail = self._tail[-32:] + data[-32:]
+        self._parser.feed_data(data)
+
+    def on_body(self, data: bytes) -> None:
+        if not self._first:
+            self._first = time.perf_counter()
+
+    def on_message_complete(self) -> None:
+        now = time.perf_counter()
+        whole = not self._load.stream or b"[DONE]" in self._tail
+        if self._parser.get_status_code() == 200 and whole:
+            self._result.calls += 1
+            self._result.first.append(self._first - self._started)
+            self._result.whole.append(now - self._started)
+        else:
+            self._result.failed += 1
+        more = now < self._until if self._load.seconds else self._asked < self._load.calls
+        if more:
+            self._ask()
+        else:
+            self.done.set_result(None)
+            self._transport.close()
+
+    def _ask(self) -> None:
+        load = self._load
+        session = f"{load.name}-{self._number}-{self._asked // SESSION_CALLS}"
+        body = request_body(load, session, self._asked)
+        self._asked += 1
+        path = f"{self._url.path.replace('{session}', session)}/chat/completions"
+        head = (
+            f"POST {path} HTTP/1.1\r\nhost: {self._url.netloc}\r\n"
+            f"authorization: Bearer {load.api_key}\r\ncontent-type: application/json\r\n"
+            f"content-length: {len(body)}\r\n\r\n"
+        )
+        self._parser = httptools.HttpResponseParser(self)
+        self._first, self._tail = 0.0, b""
+        self._started = time.perf_counter()
+        self._transport.write(head.encode() + body)
+
+
+def request_body(load: Load, session: str, number: int) -> bytes:
+    """A request of about ``request_bytes``: the session's history, then what is new."""
+    turns = max(1, load.request_bytes // 8192)
+    filler = "The quick brown fox jumps over the lazy dog. " * (load.request_bytes // turns // 45)
+    messages = [{"role": "system", "content": f"Session {session}. {filler}"}]
+    messages += [{"role": "user", "content": f"{turn} {filler}"} for turn in range(1, turns)]
+    messages.append({"role": "user", "content": f"Question {number}?"})
+    asked: dict[str, Any] = {"model": load.model, "messages": messages}
+    if load.stream:
+        asked["stream"] = True
+    # A direct engine writes ids only when asked; the bundled one always does.
+    return orjson.dumps(asked)
+
+
+def _itself(worker: Worker) -> Worker:
+    return worker
+
+
+async def run(load: Load) -> Measured:
+    result = Measured(0, 0, 0.0, [], [])
+    loop = asyncio.get_running_loop()
+    url = urlsplit(load.url)
+    started = time.perf_counter()
+    workers = [Worker(load, number, result) for number in range(load.concurrency)]
+    host, port = url.hostname or "127.0.0.1", url.port or 80
+    for worker in workers:
+        await loop.create_connection(partial(_itself, worker), host, port)
+    await asyncio.gather(*(worker.done for worker in workers))
+    result.seconds = time.perf_counter() - started
+    return result
+
+
+def main() -> None:
+    load = Load(**orjson.loads(sys.stdin.buffer.read()))
+    sys.stdout.buffer.write(orjson.dumps(uvloop.run(run(load))))
+
+
+if __name__ == "__main__":
+    main()

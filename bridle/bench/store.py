@@ -1,0 +1,196 @@
+"""``bridle bench store``: bytes per token, growth, and commits per second.
+
+Sizes are those of the SQLite file after a checkpoint, less the file of an empty store; several
+sessions share a store until it holds at least 100 turns, so that half-filled pages weigh as they do
+in use. *Unique* tokens are those of the token tree: prompts that repeat history count once. The
+peers' way, one JSON file per call, holds what one call needs by itself: the request, the prompt's
+ids, the reply with its ids and logprobs; nothing is compressed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import orjson
+
+from bridle.bench.corpus import corpus
+from bridle.bench.session import Agent, BenchCall, session_record
+from store.database import migrate
+from store.queries import Reader
+from store.records import CallBegun, CallEnded, CallStatus, Choice, VersionRun, new_id
+from store.writer import Writer
+
+TURNS: Final = (10, 30, 100, 200, 300)
+_LEAST_TURNS: Final = 100
+
+_CONCURRENT: Final = 64
+"""Calls that wait for their commit at the same time, each in a session of its own."""
+
+_COMMIT_TURNS: Final = 40
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """What sessions of one length take."""
+
+    tokens: int
+    sessions: int
+    size: int
+    json_size: int
+    """One JSON file per call."""
+
+
+def bench(turns: tuple[int, ...] = TURNS, postgresql: str | None = None) -> dict[str, Any]:
+    """All figures, by the keys that ``bridle bench store --json`` prints."""
+    stored = {length: measure_size(length) for length in turns}
+    commits = {"sqlite": measure_commits(None)}
+    if postgresql is not None:
+        commits["postgresql"] = measure_commits(postgresql)
+    growth = {}
+    if 100 in stored and 200 in stored:
+        one, two = (stored[n].size / stored[n].sessions for n in (100, 200))
+        growth["100_to_200"] = round(two / one, 3)
+    return {
+        "bytes_per_token": {str(n): round(s.size / s.tokens, 2) for n, s in stored.items()},
+        "growth": growth,
+        "json_per_call_ratio": {str(n): round(s.json_size / s.size, 1) for n, s in stored.items()},
+        "commits_per_s": {name: rate.wall for name, rate in commits.items()},
+        "commits_per_cpu_s": {name: rate.cpu for name, rate in commits.items()},
+        "synchronous": "FULL",
+        "cores": len(os.sched_getaffinity(0)),
+    }
+
+
+def measure_size(turns: int) -> Stored:
+    """Records enough sessions of ``turns`` turns and looks at the file."""
+    sessions = max(1, -(-_LEAST_TURNS // turns))
+    with tempfile.TemporaryDirectory(prefix="bridle-bench-") as folder:
+        path = Path(folder) / "bench.db"
+        migrate(str(path))
+        with Writer(str(path)):
+            pass
+        empty, json_size = path.stat().st_size, 0
+        with Writer(str(path)) as writer:
+            for number in range(sessions):
+                session = session_record(f"bench-{number}")
+                writer.create_session_sync(session)
+                for call in Agent(corpus(), session, seed=number).calls(turns):
+                    writer.begin_call(call.begun)
+                    writer.end_call_sync(call.ended)
+                    json_size += len(one_json(call))
+        with Reader(str(path)) as reader:
+            tokens = sum(
+                len(span.token_ids)
+                for session in reader.sessions()
+                for span in reader.spans(session.id)
+            )
+        return Stored(tokens, sessions, path.stat().st_size - empty, json_size)
+
+
+def one_json(call: BenchCall) -> bytes:
+    """The peers' way: everything about one call in a file of its own."""
+    ended = call.ended
+    prompt = ended.prompt_token_ids
+    return orjson.dumps(
+        {
+            "id": call.begun.id,
+            "session": call.begun.session_id,
+            "started_at": call.begun.started_at,
+            "ended_at": ended.ended_at,
+            "request": orjson.loads(call.begun.request_body),
+            "prompt_token_ids": [] if prompt is None else prompt.tolist(),
+            "response": {
+                "message": ended.message,
+                "usage": ended.usage,
+                "choices": [
+                    {
+                        "token_ids": choice.token_ids.tolist(),
+                        "logprobs": [float(value) for value in choice.logprobs],
+                        "finish_reason": choice.finish_reason,
+                    }
+                    for choice in ended.choices
+                ],
+            },
+            "raw_response": ended.response_body.decode(),
+        }
+    )
+
+
+# -- commits -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """Committed calls per second: of the wall clock, and of this process's CPU time."""
+
+    wall: float
+    cpu: float
+
+
+def measure_commits(url: str | None) -> Rate:
+    """Commits calls that each bring 2 KB that no earlier one had.
+
+    SQLite writes with ``synchronous=FULL``, PostgreSQL as the server is set.
+    """
+    with tempfile.TemporaryDirectory(prefix="bridle-bench-") as folder:
+        address = url or str(Path(folder) / "bench.db")
+        migrate(address)
+        sessions = [session_record(f"commits-{new_id('b')}") for _ in range(_CONCURRENT)]
+        lines = [list(_small_calls(session.id, seed)) for seed, session in enumerate(sessions)]
+        with Writer(address, synchronous="FULL") as writer:
+            for session in sessions:
+                writer.create_session_sync(session)
+            return asyncio.run(_commit_all(writer, lines))
+
+
+async def _commit_all(writer: Writer, lines: list[list[BenchCall]]) -> Rate:
+    async def one(line: list[BenchCall]) -> None:
+        for call in line:
+            writer.begin_call(call.begun)
+            await writer.end_call(call.ended)
+
+    wall, cpu, calls = time.perf_counter(), time.process_time(), sum(map(len, lines))
+    await asyncio.gather(*map(one, lines))
+    wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
+    return Rate(round(calls / wall, 1), round(calls / cpu, 1))
+
+
+def _small_calls(session_id: str, seed: int) -> Iterator[BenchCall]:
+    """Calls that add 1.5 KB to the request and answer with 0.5 KB, and the tokens of both."""
+    random, text = np.random.default_rng(seed), corpus().code
+    at, prompt, parent, history = seed * 9_973 % len(text), np.empty(0, np.uint32), None, b"["
+    for _ in range(_COMMIT_TURNS):
+        asked, said = text[at : at + 1500], text[at + 1500 : at + 2000]
+        at = (at + 2000) % (len(text) - 2000)
+        history += orjson.dumps({"role": "user", "content": asked}) + b","
+        new = random.integers(0, 32_768, 375).astype(np.uint32)
+        prompt = np.concatenate([prompt, new])
+        ids = random.integers(0, 32_768, 125).astype(np.uint32)
+        logprobs = -random.random(125).astype(np.float32)
+        now, call_id = time.time(), new_id("call")
+        message = {"role": "assistant", "content": said}
+        begun = CallBegun(
+            call_id, session_id, "chat", now, history + b"{}]", True, "policy", parent
+        )
+        ended = CallEnded(
+            call_id,
+            session_id,
+            CallStatus.COMPLETE,
+            now,
+            prompt_token_ids=prompt,
+            choices=(Choice(ids, logprobs, (VersionRun(0, 1),), "stop"),),
+            response_body=orjson.dumps({"id": call_id, "message": message}),
+            usage={"prompt_tokens": len(prompt), "completion_tokens": len(ids)},
+            message=message,
+        )
+        yield BenchCall(begun, ended)
+        parent, prompt = call_id, np.concatenate([prompt, ids])
+        history += orjson.dumps(message) + b","

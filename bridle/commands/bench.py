@@ -1,0 +1,21 @@
+"""``bridle bench``: the figures that the documentation claims, measured again."""
+
+from __future__ import annotations
+
+import typer
+
+from bridle.commands import bench_continuation, bench_harnesses, bench_proxy, bench_store
+
+app = typer.Typer(help="Measure.", no_args_is_help=True)
+
+
+@app.callback()
+def bench() -> None:
+    """Measure what Bridle costs on this machine."""
+
+
+app.command("continuation")(bench_continuation.continuation)
+app.command("harnesses")(bench_harnesses.harnesses)
+app.command("proxy")(bench_proxy.proxy)
+app.command("reconstruct")(bench_store.reconstruct)
+app.command("store")(bench_store.store)

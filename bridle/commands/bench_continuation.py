@@ -1,0 +1,32 @@
+"""``bridle bench continuation``: exact prompts against rendered ones."""
+
+from __future__ import annotations
+
+from rich.table import Table
+
+from bridle.options import JsonOption
+from bridle.terminal import out, print_json
+
+
+def continuation(json: JsonOption = False) -> None:
+    """Time to prompt ids and to the first token of long sessions, exact against rendered."""
+    from bridle.bench.continuation import measure
+
+    found = measure()
+    if json:
+        print_json(found)
+        return
+    table = Table(box=None, pad_edge=False)
+    for heading in ("context", "exact ms", "rendered ms", "ratio", "new tokens"):
+        table.add_column(heading, justify="right")
+    for context, times in found["contexts"].items():
+        table.add_row(
+            context,
+            f"{times['exact_ms']:.1f}",
+            f"{times['rendered_ms']:.1f}",
+            f"{times['ratio']:.1f}",
+            str(times["tail_tokens"]),
+        )
+    out.print(table)
+    for context, ratio in found["ttft_ratio"].items():
+        out.print(f"first token at {context}, through the proxy / asked directly: {ratio}")

@@ -1,0 +1,51 @@
+"""``bridle bench store`` and ``bridle bench reconstruct``."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+
+from bridle.figures import flat
+from bridle.options import JsonOption
+from bridle.terminal import err, out, print_json
+
+
+def store(
+    postgresql: Annotated[
+        str | None, typer.Option(help="URL of a PostgreSQL database to write to as well.")
+    ] = None,
+    turns: Annotated[
+        list[int] | None, typer.Option(min=1, help="Only sessions of this length. Repeatable.")
+    ] = None,
+    json: JsonOption = False,
+) -> None:
+    """Bytes per unique token, growth with the session's length, and durable commits a second."""
+    from bridle.bench.store import TURNS, bench
+
+    with err.status("Recording sessions."):
+        report = bench(tuple(turns) if turns else TURNS, postgresql)
+    _print(report, json)
+
+
+def reconstruct(
+    sessions: Annotated[int, typer.Option(min=1, help="Sessions in the store.")] = 1000,
+    json: JsonOption = False,
+) -> None:
+    """Unique tokens a second from the store to samples, and the memory that takes."""
+    from bridle.bench.reconstruct import bench
+
+    with err.status("Filling a store."):
+        report = bench(sessions)
+    _print(report, json)
+
+
+def _print(report: dict[str, Any], json: bool) -> None:
+    if json:
+        print_json(report)
+        return
+    table = Table("figure", "", box=None, pad_edge=False, show_header=False)
+    for key, value in flat(report):
+        table.add_row(key, value if isinstance(value, str) else f"{value:,}")
+    out.print(table)

@@ -1,0 +1,82 @@
+"""``bridle doctor``: is everything in place for exact recording, and what does the model's chat
+template do to a conversation?"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from bridle.commands.proxy import UPSTREAM_KEY_VARIABLE
+from bridle.options import JsonOption, StoreOption
+from bridle.terminal import out, print_json
+
+
+def doctor(
+    store: StoreOption,
+    model: Annotated[
+        Path | None, typer.Option(help="The model's directory: its template is tried out.")
+    ] = None,
+    upstream: Annotated[str | None, typer.Option(help="The engine's base URL.")] = None,
+    json: JsonOption = False,
+) -> None:
+    """Examine template, engine and store; exit with 1 when something is broken."""
+    from bridle.diagnosis import examine_engine, examine_store, examine_template
+
+    found: dict[str, Any] = {}
+    if model is not None:
+        found["template"] = examine_template(model)
+    if upstream is not None:
+        found["engine"] = examine_engine(upstream, api_key=os.environ.get(UPSTREAM_KEY_VARIABLE))
+    found["store"] = examine_store(store)
+    found["broken"] = [part for part, verdict in found.items() if verdict["broken"]]
+    if json:
+        print_json(found)
+    else:
+        _print(found)
+    if found["broken"]:
+        raise typer.Exit(1)
+
+
+def _print(found: dict[str, Any]) -> None:
+    for part, lines in (("template", _template), ("engine", _engine), ("store", _store)):
+        if part not in found:
+            continue
+        verdict = found[part]
+        _say(f"{'BROKEN' if verdict['broken'] else 'ok':6}  {part}")
+        for line in [verdict["broken"]] if verdict["broken"] else lines(verdict):
+            _say(f"        {line}")
+
+
+def _template(verdict: dict[str, Any]) -> list[str]:
+    return [
+        verdict["model"],
+        f"history is prefix-preserving: {_yes(verdict['prefix_preserving'])}",
+        f"tails are local: {_yes(verdict['tails_local'])}",
+        f"thinking: {verdict['thinking']}",
+        f"tool-call arguments re-serialised: {_yes(verdict['arguments_reserialised'])}",
+        *verdict["reasons"],
+    ]
+
+
+def _engine(verdict: dict[str, Any]) -> list[str]:
+    return [
+        f"{verdict['upstream']} serves {verdict['model']}",
+        "it gives token ids and logprobs, and takes exact prompts",
+    ]
+
+
+def _store(verdict: dict[str, Any]) -> list[str]:
+    if not verdict["exists"]:
+        return [f"{verdict['store']} is not there yet; the proxy makes it"]
+    return [f"{verdict['store']} has the newest schema ({verdict['revision']})"]
+
+
+def _yes(value: bool) -> str:
+    return "yes" if value else "no"
+
+
+def _say(line: str) -> None:
+    out.print(line, highlight=False, soft_wrap=True, markup=False)

@@ -1,0 +1,106 @@
+"""Publishing LoRA adapters: each version under a name and a path of its own.
+
+vLLM keeps the prefix cache per adapter name, and loads a path once: an adapter loaded again under
+the same name goes on being served from blocks that the earlier one computed. A fresh name per
+version cannot meet them, and calls in flight finish with the version that they began with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from engine.client import EngineClient, EngineError, EngineRefused
+
+LOAD_ADAPTER: Final = "/v1/load_lora_adapter"
+UNLOAD_ADAPTER: Final = "/v1/unload_lora_adapter"
+
+Scores = Sequence[NDArray[np.float32]]
+
+
+@dataclass(frozen=True, slots=True)
+class Adapter:
+    """An adapter that an engine serves."""
+
+    name: str
+    """Model name for requests."""
+    directory: Path
+    version: int
+    logprob_gap: float
+    """Mean |engine − trainer| logprob over the probes, nats."""
+
+
+class AdapterPublisher(EngineClient):
+    """Publishes versions of one adapter to the vLLM at ``base_url``.
+
+    ``keep`` newest versions stay loaded, at least 1; vLLM must have been started with room for as
+    many (``VllmOptions.lora_adapters``).
+    """
+
+    def __init__(
+        self,
+        base_url: str,
+        *,
+        base_name: str,
+        tolerance: float = 1e-3,
+        keep: int = 2,
+        timeout: float = 120.0,
+        api_key: str | None = None,
+    ) -> None:
+        super().__init__(base_url, timeout=timeout, api_key=api_key)
+        self.base_name = base_name
+        self.tolerance = tolerance
+        self.keep = max(1, keep)
+        self.loaded: list[Adapter] = []
+        """Oldest first; the last one is the policy."""
+        self._paths: set[Path] = set()
+
+    def publish(
+        self,
+        directory: str | Path,
+        version: int,
+        *,
+        probes: Sequence[NDArray[np.int64]],
+        expected: Scores,
+    ) -> Adapter:
+        """Load the PEFT adapter in ``directory`` as ``version`` and hold it to its scores.
+
+        ``expected[i]`` is the trainer's logprobs of ``probes[i]`` given their predecessors,
+        ``float32[T-1]``. Raises :class:`engine.client.EngineError`, after unloading the adapter,
+        when the engine scores them differently, and ValueError for a version or a path that was
+        published before.
+        """
+        path = Path(directory).absolute()
+        name = f"{self.base_name}-v{version:08d}"
+        if path in self._paths or any(version <= adapter.version for adapter in self.loaded):
+            raise ValueError(f"{name} from {path}: each version needs a new number and a new path")
+        self._request("POST", LOAD_ADAPTER, json={"lora_name": name, "lora_path": str(path)})
+        self._paths.add(path)
+        try:
+            gap = self._gap(name, probes, expected)
+        except EngineError:
+            self._unload(name)
+            raise
+        if not gap <= self.tolerance:
+            self._unload(name)
+            raise EngineRefused(
+                f"adapter {name}: mean |engine - trainer| logprob is {gap:.2e}, more than "
+                f"{self.tolerance:.0e}; it was unloaded, the version before is still served"
+            )
+        adapter = Adapter(name, path, version, gap)
+        self.loaded.append(adapter)
+        while len(self.loaded) > self.keep:
+            self._unload(self.loaded.pop(0).name)
+        return adapter
+
+    def _gap(self, name: str, probes: Sequence[NDArray[np.int64]], expected: Scores) -> float:
+        scores = [self.score(probe.tolist(), model=name) for probe in probes]
+        return float(np.abs(np.concatenate(scores) - np.concatenate(expected)).mean())
+
+    def _unload(self, name: str) -> None:
+        self._request("POST", UNLOAD_ADAPTER, json={"lora_name": name})

@@ -1,0 +1,180 @@
+"""vLLM's command line and environment, from a handful of options. Why each flag: docs/vllm.md."""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from engine.vllm.installation import Installation, VllmError
+from engine.vllm.parsers import OWN_THINKING, choose_parsers
+
+INSIDE: Final = Path(__file__).parent / "inside"
+"""The only folder of ours on vLLM's PYTHONPATH."""
+WORKER: Final = "bridle_worker.BridleWorker"
+SERVED_FILE_VARIABLE: Final = "BRIDLE_SERVED_FILE"
+LAUNCHER_VARIABLE: Final = "BRIDLE_LAUNCHER"
+AUTO: Final = "auto"
+CPU_HEAD_SIZES: Final = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VllmOptions:
+    """What may be chosen about a vLLM; everything else follows from the contract."""
+
+    served_name: str = "policy"
+    """Model name that requests use."""
+    host: str = "127.0.0.1"
+    """Address to listen on. vLLM's control routes need no key, so anything but loopback is refused
+    unless ``private_network``."""
+    private_network: bool = False
+    """The address is reachable by trusted machines only, as within a compose network."""
+    port: int = 0
+    """0: a free one."""
+    max_model_len: int | None = None
+    """Most tokens of prompt and reply together; ``None``: the model's own limit."""
+    dtype: str = AUTO
+    """``auto``: float32 on CPU, the checkpoint's own on GPU."""
+    tool_parser: str | None = AUTO
+    """``auto``: by the model's template and family; ``None``: none."""
+    reasoning_parser: str | None = AUTO
+    """As ``tool_parser``."""
+    lora_rank: int | None = None
+    """Largest rank of LoRA adapters; ``None``: no adapters."""
+    lora_adapters: int = 2
+    """Most adapters in one batch; two versions meet in each publish."""
+    cpu_kv_cache_gib: int = 4
+    """Memory for keys and values on CPU."""
+    extra: tuple[str, ...] = ()
+    """Further arguments, last on the command line, so they win."""
+
+
+def command(
+    installation: Installation, model_dir: Path, options: VllmOptions, port: int
+) -> list[str]:
+    """What serves ``model_dir``; raises :class:`VllmError` for options that must not be."""
+    if not (is_loopback(options.host) or options.private_network):
+        raise VllmError(
+            f"vLLM on {options.host} would let anyone there replace its weights, since its control "
+            "routes take no key: listen on 127.0.0.1, or say that the network is private"
+        )
+    if installation.cpu:
+        _require_kernels(model_dir)
+    arguments = [
+        *("--host", options.host, "--port", str(port)),
+        *("--model", str(model_dir), "--served-model-name", options.served_name),
+        *("--dtype", _dtype(installation, options)),
+        *("--generation-config", "vllm"),
+        *("--logprobs-mode", "raw_logprobs"),
+        "--enable-prefix-caching",
+        "--enable-prompt-tokens-details",
+        *("--worker-cls", WORKER),
+        *_context(installation, model_dir, options),
+        *_parsing(model_dir, options),
+        *_lora(options),
+        *options.extra,
+    ]
+    return [str(installation.python), str(INSIDE / "bridle_start.py"), *arguments]
+
+
+def environment(
+    installation: Installation, options: VllmOptions, served_file: Path, base: Mapping[str, str]
+) -> dict[str, str]:
+    """``base`` with what vLLM needs: control routes, our worker, and no look outside."""
+    chosen = {
+        "PYTHONPATH": str(INSIDE),
+        LAUNCHER_VARIABLE: str(os.getpid()),
+        SERVED_FILE_VARIABLE: str(served_file),
+        "VLLM_SERVER_DEV_MODE": "1",
+        "VLLM_NO_USAGE_STATS": "1",
+        "DO_NOT_TRACK": "1",
+    }
+    if installation.cpu:
+        chosen["VLLM_CPU_KVCACHE_SPACE"] = str(options.cpu_kv_cache_gib)
+        # The CPU build has its own thread binding; one thread here would be the limit of all.
+        base = {name: value for name, value in base.items() if name != "OMP_NUM_THREADS"}
+    if options.lora_rank is not None:
+        chosen["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] = "1"
+    return {**base, **chosen}
+
+
+def is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _dtype(installation: Installation, options: VllmOptions) -> str:
+    if options.dtype != AUTO:
+        return options.dtype
+    return "float32" if installation.cpu else "auto"
+
+
+def _context(installation: Installation, model_dir: Path, options: VllmOptions) -> list[str]:
+    length = options.max_model_len
+    flags = [] if length is None else ["--max-model-len", str(length)]
+    if installation.cpu:
+        # A prompt computed in pieces rewinds a seeded sampler after each piece. CPU generators
+        # cannot be rewound, and vLLM 0.32 dies of it: prompts are computed whole.
+        batched = max(length or _model_context(model_dir), 2048)
+        flags += ["--no-enable-chunked-prefill", "--max-num-batched-tokens", str(batched)]
+        # Blocks are what the prefix cache reuses; 32 is the least that the fast kernels take.
+        flags += ["--block-size", "32", "--enforce-eager"]
+    return flags
+
+
+def _model_context(model_dir: Path) -> int:
+    length = _config(model_dir).get("max_position_embeddings")
+    if not isinstance(length, int):
+        raise VllmError(f"{model_dir} does not say how long a context may be: choose max_model_len")
+    return length
+
+
+def _require_kernels(model_dir: Path) -> None:
+    """Raise :class:`VllmError` for attention heads that would end vLLM at the first request."""
+    config = _config(model_dir)
+    size = config.get("head_dim")
+    if size is None and config.get("hidden_size") and config.get("num_attention_heads"):
+        size = config["hidden_size"] // config["num_attention_heads"]
+    if size is not None and size not in CPU_HEAD_SIZES:
+        raise VllmError(
+            f"{model_dir} has attention heads of size {size}; vLLM on CPU has kernels for "
+            f"{', '.join(map(str, CPU_HEAD_SIZES))}"
+        )
+
+
+def _config(model_dir: Path) -> dict[str, Any]:
+    path = model_dir / "config.json"
+    config: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
+    return config
+
+
+def _parsing(model_dir: Path, options: VllmOptions) -> list[str]:
+    chosen = choose_parsers(model_dir)
+    tool = chosen.tool if options.tool_parser == AUTO else options.tool_parser
+    reasoning = chosen.reasoning if options.reasoning_parser == AUTO else options.reasoning_parser
+    flags = []
+    if tool is not None:
+        flags += ["--enable-auto-tool-choice", "--tool-call-parser", tool]
+    if reasoning is not None:
+        flags += ["--reasoning-parser", reasoning]
+    if reasoning == OWN_THINKING:
+        flags += ["--reasoning-parser-plugin", str(INSIDE / f"{OWN_THINKING}.py")]
+        # A reply need not reason, so a requested format holds from its first token.
+        flags += ["--structured-outputs-config", '{"enable_in_reasoning": true}']
+    return flags
+
+
+def _lora(options: VllmOptions) -> list[str]:
+    if options.lora_rank is None:
+        return []
+    return [
+        "--enable-lora",
+        *("--max-lora-rank", str(options.lora_rank)),
+        *("--max-loras", str(options.lora_adapters)),
+    ]

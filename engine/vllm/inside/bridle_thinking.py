@@ -1,0 +1,112 @@
+"""A reasoning parser for templates that leave ``<think>`` to the model.
+
+Loaded by vLLM with ``--reasoning-parser-plugin``. vLLM's own parsers for ``<think>`` either take
+everything before ``</think>`` for reasoning, also when the reply never opened it, or judge a stream
+and a whole reply differently. Here, as in Bridle's other engines, a reply reasons when it begins
+with ``<think>`` (after blanks), and else is content as a whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from vllm.entrypoints.generate.base.protocol import DeltaMessage
+from vllm.reasoning import ReasoningParser, ReasoningParserManager
+
+OPEN, CLOSE = "<think>", "</think>"
+BEFORE, INSIDE, AFTER = range(3)
+
+
+@ReasoningParserManager.register_module("bridle_thinking")
+class BridleThinkingParser(ReasoningParser):  # type: ignore[misc]  # vLLM is not installed here
+    """One per reply when streaming."""
+
+    def __init__(self, tokenizer: Any, *args: Any, **kwargs: Any) -> None:
+        super().__init__(tokenizer, *args, **kwargs)
+        self._place = BEFORE
+        self._buffer = ""
+
+    @property
+    def reasoning_start_str(self) -> str:
+        return OPEN
+
+    @property
+    def reasoning_end_str(self) -> str:
+        return CLOSE
+
+    def is_reasoning_end(self, input_ids: Sequence[int]) -> bool:
+        """Never decided by a prompt: tags in it belong to earlier turns."""
+        return False
+
+    def is_reasoning_end_streaming(
+        self, input_ids: Sequence[int], delta_ids: Iterable[int]
+    ) -> bool:
+        return self._place == AFTER
+
+    def extract_content_ids(self, input_ids: list[int]) -> list[int]:
+        return input_ids
+
+    def count_reasoning_tokens(self, token_ids: Sequence[int]) -> int:
+        start, end = self.vocab.get(OPEN), self.vocab.get(CLOSE)
+        if start not in token_ids:
+            return 0
+        inside = token_ids[token_ids.index(start) + 1 :]
+        return inside.index(end) if end in inside else len(inside)
+
+    def extract_reasoning(self, model_output: str, request: Any) -> tuple[str | None, str | None]:
+        reasoning, content = self._push(model_output)
+        rest, self._buffer = self._buffer, ""
+        if self._place == INSIDE:
+            reasoning += rest
+        else:
+            content += rest
+        return reasoning or None, content or None
+
+    def extract_reasoning_streaming(
+        self,
+        previous_text: str,
+        current_text: str,
+        delta_text: str,
+        previous_token_ids: Sequence[int],
+        current_token_ids: Sequence[int],
+        delta_token_ids: Sequence[int],
+    ) -> DeltaMessage | None:
+        reasoning, content = self._push(delta_text)
+        if not reasoning and not content:
+            return None
+        return DeltaMessage(reasoning=reasoning or None, content=content or None)
+
+    def get_streaming_fallback_content(self, text: str, request: Any) -> str | None:
+        """What is still held back at the end of a stream that never got beyond blanks."""
+        return self._buffer if self._place == BEFORE else None
+
+    def _push(self, text: str) -> tuple[str, str]:
+        """Reasoning and content that ``text`` settles; what it leaves open is buffered."""
+        self._buffer += text
+        reasoning = ""
+        if self._place == BEFORE:
+            started = self._buffer.lstrip()
+            if started.startswith(OPEN):
+                self._place, self._buffer = INSIDE, started.removeprefix(OPEN)
+            elif OPEN.startswith(started):
+                return "", ""
+            else:
+                self._place = AFTER
+        if self._place == INSIDE:
+            before, tag, after = self._buffer.partition(CLOSE)
+            if tag:
+                self._place, self._buffer = AFTER, after
+            else:
+                held = _partial_close(before)
+                before, self._buffer = before[: len(before) - held], before[len(before) - held :]
+            reasoning = before
+        if self._place == AFTER:
+            content, self._buffer = self._buffer, ""
+            return reasoning, content
+        return reasoning, ""
+
+
+def _partial_close(text: str) -> int:
+    """Length of the longest end of ``text`` that begins ``</think>``."""
+    return next((n for n in range(len(CLOSE) - 1, 0, -1) if text.endswith(CLOSE[:n])), 0)

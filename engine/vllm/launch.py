@@ -1,0 +1,316 @@
+"""vLLM as a supervised child process.
+
+:class:`VllmServer` starts vLLM in a process group of its own, waits until it serves, starts it
+again when it dies, and takes the whole group down at the end. A restart begins with the weights
+that were served last: the worker writes their directory and policy version down at each reload
+(``inside/bridle_worker.py``). When they are no longer on disk, or not the files that were loaded,
+vLLM stays down: serving other weights under the same version would falsify every record after it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Self
+
+from engine.client import EngineError
+from engine.vllm.control import VllmControl
+from engine.vllm.flags import VllmOptions, command, environment
+from engine.vllm.installation import Installation, VllmError, find_installation
+
+POLL_SECONDS: Final = 0.2
+_ERROR_LINE: Final = re.compile(r"(^|[\] .])\w*(Error|Exception): |: error: ")
+STOP_SECONDS: Final = 10.0
+"""Between asking vLLM's processes to end and ending them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """What a vLLM serves."""
+
+    directory: Path
+    version: str | None
+    """Policy version; ``None`` until somebody has said it."""
+    files: tuple[tuple[str, int, int], ...]
+    """Name, size and modification time (ns) of each weight file when it was noted."""
+
+
+class VllmServer:
+    """One vLLM on this machine; a context manager that starts and stops it.
+
+    ``run_dir`` gets ``vllm.log`` and ``served.json``. When vLLM dies it is started again, up to
+    ``restarts`` times in a row without an hour of service between. ``on_event`` hears about each
+    death, restart and refusal, from the watching thread. ``version`` is the policy version of the
+    weights in ``model_dir``.
+    """
+
+    def __init__(
+        self,
+        model_dir: str | Path,
+        run_dir: str | Path,
+        *,
+        options: VllmOptions | None = None,
+        python: str | Path | None = None,
+        version: int | None = None,
+        restarts: int = 3,
+        ready_timeout: float = 600.0,
+        on_event: Callable[[str], None] = lambda _event: None,
+    ) -> None:
+        self.options = options or VllmOptions()
+        self.installation: Installation = find_installation(python)
+        self.port = self.options.port or _free_port(self.options.host)
+        self.log = Path(run_dir) / "vllm.log"
+        self.started_in: float | None = None
+        """Seconds from the last start until it served."""
+        self._first = noted(Path(model_dir).absolute(), None if version is None else str(version))
+        self._served_file = Path(run_dir).absolute() / "served.json"
+        self._restarts = restarts
+        self._ready_timeout = ready_timeout
+        self._on_event = on_event
+        self._process: subprocess.Popen[bytes] | None = None
+        self._output = 0
+        """Where in the log the output of the running vLLM begins."""
+        self._watcher: threading.Thread | None = None
+        self._stopping = threading.Event()
+        self._settled = threading.Event()
+        """Set while vLLM serves, and when it will not any more."""
+        self._refusal: VllmError | None = None
+
+    @property
+    def base_url(self) -> str:
+        host = "127.0.0.1" if self.options.host == "0.0.0.0" else self.options.host  # noqa: S104
+        return f"http://[{host}]:{self.port}" if ":" in host else f"http://{host}:{self.port}"
+
+    @property
+    def pid(self) -> int | None:
+        """Process id of the API server, which leads the process group."""
+        return None if self._process is None else self._process.pid
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+    def start(self) -> None:
+        """Start vLLM and return when it serves; raises :class:`VllmError` when it does not."""
+        self.log.parent.mkdir(parents=True, exist_ok=True)
+        self._served_file.unlink(missing_ok=True)
+        self._stopping.clear()
+        self._settled.clear()
+        self._refusal = None
+        # vLLM ends with the thread that launched it, so the launching is the watcher's.
+        self._watcher = threading.Thread(target=self._watch, name="vllm watcher", daemon=True)
+        self._watcher.start()
+        try:
+            self.wait_ready()
+        except BaseException:
+            self.stop()
+            raise
+
+    def stop(self) -> None:
+        """End vLLM and all its processes; returns when they are gone."""
+        self._stopping.set()
+        self._end_group()
+        if self._watcher is not None:
+            self._watcher.join()
+            self._watcher = None
+
+    def wait_ready(self, timeout: float | None = None) -> None:
+        """Return when vLLM serves, also again after a death; raises :class:`VllmError`."""
+        if not self._settled.wait(timeout):
+            raise VllmError(f"vLLM did not serve within {timeout:.0f} s; see {self.log}")
+        if self._refusal is not None:
+            raise self._refusal
+
+    def served(self) -> Served:
+        """What is served now, or will be after a restart."""
+        try:
+            note = json.loads(self._served_file.read_text())
+        except FileNotFoundError:
+            return self._first
+        files = tuple((name, size, changed) for name, size, changed in note["files"])
+        return Served(Path(note["directory"]), note["version"], files)
+
+    def _watch(self) -> None:
+        """Keep vLLM running until it is stopped, or may not be started again."""
+        left = self._restarts
+        while not self._stopping.is_set():
+            began = time.monotonic()
+            try:
+                process, served = self._launch()
+            except (VllmError, EngineError) as error:
+                self._refuse(f"vLLM was not started: {error}")
+                return
+            if left < self._restarts:
+                version = "unknown" if served.version is None else served.version
+                self._on_event(f"vLLM serves {served.directory} again, policy version {version}")
+            status = process.wait()
+            self._settled.clear()
+            self._end_group()
+            if self._stopping.is_set():
+                return
+            self._on_event(f"vLLM ended: {self._cause(status)}")
+            if time.monotonic() - began > 3600:
+                left = self._restarts
+            if left == 0:
+                self._refuse(f"vLLM keeps ending; see {self.log}")
+                return
+            left -= 1
+
+    def _refuse(self, message: str) -> None:
+        self._refusal = VllmError(message)
+        if not self._stopping.is_set():
+            self._on_event(message)
+        self._settled.set()
+
+    def _launch(self) -> tuple[subprocess.Popen[bytes], Served]:
+        served = self.served()
+        require_unchanged(served)
+        started = time.monotonic()
+        arguments = command(self.installation, served.directory, self.options, self.port)
+        variables = environment(
+            self.installation, self.options, self._served_file, dict(os.environ)
+        )
+        with self.log.open("ab") as log:
+            log.write(f"\n$ {' '.join(arguments)}\n".encode())
+            log.flush()
+            self._output = log.tell()
+            process = self._process = subprocess.Popen(
+                arguments,
+                env=variables,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        try:
+            self._await_health(process)
+            self._first_token(process)
+            self._stamp(served)
+        except BaseException:
+            self._end_group()
+            raise
+        self.started_in = time.monotonic() - started
+        self._settled.set()
+        return process, served
+
+    def _await_health(self, process: subprocess.Popen[bytes]) -> None:
+        deadline = time.monotonic() + self._ready_timeout
+        with VllmControl(self.base_url, timeout=5.0) as control:
+            while not control.healthy():
+                if self._stopping.is_set():
+                    raise VllmError("it was stopped while it started")
+                status = process.poll()
+                if status is not None:
+                    raise VllmError(f"{self._cause(status)} (see {self.log})")
+                if time.monotonic() > deadline:
+                    raise VllmError(
+                        f"it did not serve within {self._ready_timeout:.0f} s; see {self.log}, "
+                        "or allow more time"
+                    )
+                time.sleep(POLL_SECONDS)
+
+    def _first_token(self, process: subprocess.Popen[bytes]) -> None:
+        """Some of what vLLM cannot compute shows only when it computes."""
+        try:
+            with VllmControl(self.base_url) as control:
+                control.score([0, 0])
+        except EngineError as error:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                raise VllmError(f"{self._cause(process.wait(5))} (see {self.log})") from error
+            raise
+
+    def _stamp(self, served: Served) -> None:
+        """A fresh vLLM has forgotten the policy version of its weights; tell it."""
+        if served.version is not None:
+            with VllmControl(self.base_url) as control:
+                control.stamp(int(served.version))
+
+    def _cause(self, status: int) -> str:
+        if status < 0:
+            return f"killed by {signal.Signals(-status).name}"
+        return f"{_last_error(self.log, self._output)} (status {status})"
+
+    def _end_group(self) -> None:
+        process = self._process
+        if process is None:
+            return
+        _signal_group(process.pid, signal.SIGTERM)
+        deadline = time.monotonic() + STOP_SECONDS
+        while _group_lives(process) and time.monotonic() < deadline:
+            time.sleep(POLL_SECONDS / 4)
+        _signal_group(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def noted(directory: Path, version: str | None) -> Served:
+    """``directory`` as it is on disk now; raises :class:`VllmError` when it holds no weights."""
+    files = weight_files(directory)
+    if not files:
+        raise VllmError(f"{directory} holds no *.safetensors: give a model directory")
+    return Served(directory, version, files)
+
+
+def weight_files(directory: Path) -> tuple[tuple[str, int, int], ...]:
+    """Name, size and modification time (ns) of a checkpoint's files, by name."""
+    stats = [(path.name, path.stat()) for path in sorted(directory.glob("*.safetensors"))]
+    return tuple((name, stat.st_size, stat.st_mtime_ns) for name, stat in stats)
+
+
+def require_unchanged(served: Served) -> None:
+    """Raise :class:`VllmError` unless the weights on disk are those that were served."""
+    if weight_files(served.directory) != served.files:
+        raise VllmError(
+            f"the weights in {served.directory} are gone or changed since they were served: "
+            "publish a version again, or start with the directory to serve"
+        )
+
+
+def _free_port(host: str) -> int:
+    with socket.socket() as listener:
+        listener.bind((host, 0))
+        return int(listener.getsockname()[1])
+
+
+def _signal_group(group: int, number: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(group, number)
+
+
+def _group_lives(leader: subprocess.Popen[bytes]) -> bool:
+    leader.poll()
+    try:
+        os.killpg(leader.pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def _last_error(log: Path, start: int) -> str:
+    """The line of vLLM's log after ``start`` that says best why it ended."""
+    with log.open("rb") as file:
+        file.seek(max(start, log.stat().st_size - 200_000))
+        lines = [line.strip() for line in file.read().decode(errors="replace").splitlines()]
+    # Each process complains in turn, from the one that failed up to the server; the first "Error"
+    # line is the cause.
+    telling = [line for line in lines if _ERROR_LINE.search(line)]
+    line = next(iter(telling), None) or next(filter(None, reversed(lines)), "it said nothing")
+    return line.rpartition("] ")[2][:300]

@@ -1,0 +1,267 @@
+"""What each recorded call was for, told from the record alone.
+
+A session's calls fall into *lines*: a call and everything that continues it, up to where lineage
+saw a conversation begin. The line that does the work is ``main``; a line beside it needs evidence
+to be anything else, and without any it stays ``unknown`` (which is trained: nothing says that the
+policy did not act there). A kind that the record already tells is kept.
+
+What each rule goes by is in its evidence, for ``bridle show`` and for whoever doubts it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from store.queries import CallRow
+from store.records import BreakReason, CallKind, CallStatus
+
+SUMMARY_LENGTH = 64
+"""A reply of at least so many characters that a new conversation quotes whole is its summary."""
+
+TASK_LENGTH = 16
+"""A tool call's argument of at least so many characters that opens a new conversation, as a user
+message of its own, is a task that was handed on."""
+
+_ROLE_ARGUMENTS = ("subagent_type", "agent_type", "agent_name", "agent")
+"""Where the harnesses' delegating tools name the sub-agent."""
+
+_REQUEST_KINDS: Mapping[str, CallKind] = {
+    "compaction": CallKind.COMPACTION,
+    "compact": CallKind.COMPACTION,
+}
+"""Codex's own word for a request, in its ``x-codex-turn-metadata``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """A call's kind, and why."""
+
+    kind: CallKind
+    evidence: str
+    """Stable words; empty when the kind is ``unknown``."""
+    role: str | None = None
+
+
+def with_kinds(calls: Sequence[CallRow]) -> list[CallRow]:
+    """The calls of one session with their kinds filled in, in the same order."""
+    verdicts = classify(calls)
+    return [_told_apart(call, verdicts[call.id]) for call in calls]
+
+
+def _told_apart(call: CallRow, verdict: Verdict) -> CallRow:
+    if call.kind is verdict.kind:
+        return call
+    return replace(call, kind=verdict.kind, role=call.role or verdict.role)
+
+
+def classify(calls: Sequence[CallRow]) -> dict[str, Verdict]:
+    """The kind of every call of one session, by call id."""
+    lines = _lines(calls)
+    verdicts: dict[str, Verdict] = {}
+    for call in calls:
+        told = _told(call)
+        if told is not None:
+            verdicts[call.id] = told
+    summarisers = _summarisers(calls)
+    for call_id in summarisers:
+        verdicts.setdefault(
+            call_id, Verdict(CallKind.COMPACTION, "a new conversation begins with its reply")
+        )
+    for call_id in _replaced(calls):
+        verdicts.setdefault(
+            call_id, Verdict(CallKind.RETRY, "it did not complete and was asked again")
+        )
+    if len(lines) > 1:
+        for line, verdict in _delegated(lines):
+            line.give(verdict, verdicts)
+    worked = [line for line in lines if line.uses_tools]
+    for line in lines:
+        aside = _aside(line, lines, worked)
+        if aside is not None:
+            line.give(Verdict(CallKind.SIDE, aside), verdicts)
+    for call in _digressions(calls):
+        verdicts.setdefault(
+            call.id, Verdict(CallKind.SIDE, "asked with other tools or instructions, then left")
+        )
+    _settle(lines, verdicts)
+    return {call.id: verdicts.get(call.id, _UNKNOWN) for call in calls}
+
+
+_UNKNOWN = Verdict(CallKind.UNKNOWN, "")
+
+
+class _Line:
+    """A conversation: the call that began it, and every call that goes on from there."""
+
+    def __init__(self, root: CallRow) -> None:
+        self.calls = [root]
+
+    @property
+    def root(self) -> CallRow:
+        return self.calls[0]
+
+    @property
+    def head(self) -> tuple[str, str]:
+        """Digests of the instructions and of the tools that it began with."""
+        lineage = self.root.conversation.get("lineage") or {}
+        return _system(self.root), str(lineage.get("tools"))
+
+    @property
+    def uses_tools(self) -> bool:
+        return bool(self.root.conversation.get("tools"))
+
+    def give(self, verdict: Verdict, verdicts: dict[str, Verdict]) -> None:
+        for call in self.calls:
+            verdicts.setdefault(call.id, verdict)
+
+
+def _lines(calls: Sequence[CallRow]) -> list[_Line]:
+    """Lines in the order in which they began."""
+    lines: list[_Line] = []
+    line_of: dict[str, _Line] = {}
+    for call in calls:
+        line = line_of.get(call.parent_call_id or "")
+        if line is None:
+            line = _Line(call)
+            lines.append(line)
+        else:
+            line.calls.append(call)
+        line_of[call.id] = line
+    return lines
+
+
+def _told(call: CallRow) -> Verdict | None:
+    """What the proxy recorded, or the harness says in its headers."""
+    if call.kind is not CallKind.UNKNOWN:
+        return Verdict(call.kind, "recorded", call.role)
+    if agent := call.headers.get("x-claude-code-agent-id"):
+        return Verdict(CallKind.SUBAGENT, "x-claude-code-agent-id", agent)
+    if parent := call.headers.get("x-parent-session-id"):
+        own = call.headers.get("x-session-id")
+        if own is not None and own != parent:
+            return Verdict(CallKind.SUBAGENT, "x-parent-session-id", own)
+    metadata = call.headers.get("x-codex-turn-metadata", "")
+    for word, kind in _REQUEST_KINDS.items():
+        if f'"request_kind":"{word}"' in metadata.replace(" ", ""):
+            return Verdict(kind, "x-codex-turn-metadata")
+    return None
+
+
+def _summarisers(calls: Sequence[CallRow]) -> set[str]:
+    """Calls whose reply a compacted conversation quotes, instead of echoing it as a turn."""
+    by_id = {call.id: call for call in calls}
+    found: set[str] = set()
+    for call in calls:
+        parent = by_id.get(call.parent_call_id or "")
+        if parent is None or call.break_reason is not BreakReason.COMPACTED:
+            continue
+        reply = str(parent.message.get("content") or "").strip()
+        if len(reply) < SUMMARY_LENGTH or parent.message.get("tool_calls"):
+            continue
+        tail = call.conversation.get("tail") or ()
+        if any(reply in text for text in _given(tail)):
+            found.add(parent.id)
+    return found
+
+
+def _given(messages: Iterable[Mapping[str, object]]) -> Iterable[str]:
+    """The texts of user and system messages."""
+    for message in messages:
+        if message.get("role") not in ("user", "system"):
+            continue
+        content = message.get("content")
+        parts = content if isinstance(content, list) else [{"text": content}]
+        yield from (str(part["text"]) for part in parts if part.get("text"))
+
+
+def _delegated(lines: Sequence[_Line]) -> Iterable[tuple[_Line, Verdict]]:
+    """Lines whose task, word for word, is what an earlier tool call of another line asked for."""
+    asked: dict[str, tuple[_Line, CallRow, str]] = {}
+    calls = [(call, line) for line in lines for call in line.calls]
+    for call, line in sorted(calls, key=lambda pair: pair[0].started_at):
+        if call is line.root and call.parent_call_id is None:
+            given = [text.strip() for text in _given(call.conversation.get("tail") or ())]
+            for other, delegating, role in (asked[text] for text in given if text in asked):
+                if other is not line:
+                    evidence = f"its task is an argument of a tool call of {delegating.id}"
+                    yield line, Verdict(CallKind.SUBAGENT, evidence, role)
+                    break
+        for tool_call in call.message.get("tool_calls") or ():
+            for text, role in _tasks(tool_call["function"]):
+                asked[text] = (line, call, role)
+
+
+def _tasks(function: Mapping[str, str]) -> Iterable[tuple[str, str]]:
+    """The longer texts among a tool call's arguments, each with the name of who is to do it."""
+    try:
+        arguments = json.loads(function["arguments"])
+    except ValueError:
+        return
+    if isinstance(arguments, dict):
+        role = next((arguments[key] for key in _ROLE_ARGUMENTS if key in arguments), None)
+        for value in arguments.values():
+            if isinstance(value, str) and len(value.strip()) >= TASK_LENGTH:
+                yield value.strip(), str(role or function["name"])
+
+
+def _replaced(calls: Sequence[CallRow]) -> set[str]:
+    """Calls that ended badly and that another call asks again."""
+    bad = {call.id for call in calls if call.status is not CallStatus.COMPLETE}
+    return bad & {(call.conversation.get("lineage") or {}).get("retry_of") for call in calls}
+
+
+def _aside(line: _Line, lines: Sequence[_Line], worked: Sequence[_Line]) -> str | None:
+    """Why a line that nothing continues is beside the work: its evidence."""
+    if len(line.calls) > 1 or line.uses_tools or not worked or line.root.parent_call_id:
+        return None
+    others = [other for other in lines if other is not line and len(other.calls) > 1]
+    if not others:
+        return None
+    system, _ = line.head
+    if all(system != other.head[0] for other in worked):
+        return "one call without tools, under instructions of its own"
+    return None
+
+
+def _digressions(calls: Sequence[CallRow]) -> list[CallRow]:
+    """Calls that leave a conversation under another head, while it goes on without them."""
+    children: dict[str, list[CallRow]] = {}
+    for call in calls:
+        if call.parent_call_id is not None:
+            children.setdefault(call.parent_call_id, []).append(call)
+    changed = (BreakReason.SYSTEM_CHANGED, BreakReason.TOOLS_CHANGED)
+    return [
+        call
+        for siblings in children.values()
+        for call in siblings
+        if call.break_reason in changed
+        and call.id not in children
+        and any(other.break_reason not in changed for other in siblings)
+    ]
+
+
+def _settle(lines: Sequence[_Line], verdicts: dict[str, Verdict]) -> None:
+    """The one line that is left over did the work; of several, those that began alike."""
+    unsettled = [line for line in lines if any(call.id not in verdicts for call in line.calls)]
+    resumed = [line for line in unsettled if _kind(verdicts, line.root) is CallKind.COMPACTION]
+    begun = [line for line in unsettled if line not in resumed]
+    if len(begun) == 1:
+        begun[0].give(Verdict(CallKind.MAIN, "the only conversation that does the work"), verdicts)
+    elif len({line.head for line in begun}) == 1:
+        for line in begun:
+            line.give(Verdict(CallKind.MAIN, "every conversation has the same head"), verdicts)
+    heads = {line.head[0] for line in begun if _kind(verdicts, line.calls[-1]) is CallKind.MAIN}
+    for line in resumed:
+        if any(_system(call) in heads for call in line.calls[1:]):
+            line.give(Verdict(CallKind.MAIN, "it goes on from a summary"), verdicts)
+
+
+def _kind(verdicts: Mapping[str, Verdict], call: CallRow) -> CallKind:
+    return verdicts.get(call.id, _UNKNOWN).kind
+
+
+def _system(call: CallRow) -> str:
+    """Digest of the call's instructions."""
+    return str((call.conversation.get("lineage") or {}).get("system"))

@@ -1,0 +1,34 @@
+"""Column types that are stored smaller than they are spoken of."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy import Dialect, LargeBinary
+from sqlalchemy.types import TypeDecorator
+
+
+class Digest(TypeDecorator[str]):
+    """A digest: lower-case hex text in Python, its bytes in the database."""
+
+    impl = LargeBinary
+    cache_ok = True
+
+    def process_bind_param(self, value: str | None, dialect: Dialect) -> bytes | None:
+        return digest_bytes(value)
+
+    def process_result_value(self, value: Any | None, dialect: Dialect) -> str | None:
+        return None if value is None else bytes(value).hex()
+
+
+def digest_bytes(value: str | None) -> bytes | None:
+    """What :class:`Digest` binds, for statements that go to the driver directly.
+
+    Text that is no digest is bound as it is: a look-up for it finds nothing.
+    """
+    if value is None:
+        return None
+    try:
+        return bytes.fromhex(value)
+    except ValueError:
+        return value.encode()

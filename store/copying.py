@@ -1,0 +1,136 @@
+"""A store as another store: between SQLite and PostgreSQL, and as a backup.
+
+The source is read in one snapshot, so the copy is the store as it was at one moment, whatever is
+written meanwhile. Rows of ``writers`` are left out: they are the living processes of the source.
+What was running there is found interrupted when the copy is first written to.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+from sqlalchemy import Connection, Engine, Table, func, insert, make_url, select
+
+from store.database import connect, database_url, migrate, transaction
+from store.errors import StoreUnavailable
+from store.schema import metadata, writers
+
+_ROWS_AT_ONCE: Final = 500
+
+
+class NotEmpty(ValueError):
+    """The target of a copy holds something already."""
+
+
+def copy_store(source: str, target: str) -> dict[str, int]:
+    """Copies every row of ``source`` into ``target``, which is made when it is not there.
+
+    Returns rows by table. All or nothing; raises :class:`NotEmpty` when the target holds a row.
+    """
+    migrate(target)
+    origin, destination = connect(source), connect(target, synchronous="FULL")
+    try:
+        with _snapshot(origin) as reading, transaction(destination) as writing:
+            for table in _tables():
+                if writing.execute(select(func.count()).select_from(table)).scalar_one():
+                    raise NotEmpty(f"{target} already holds {table.name}: give an empty store")
+            return {table.name: _copy(reading, writing, table) for table in _tables()}
+    finally:
+        origin.dispose()
+        destination.dispose()
+
+
+def backup(source: str, target: Path) -> int:
+    """Writes ``source`` as one SQLite file, complete or not there at all; returns its bytes.
+
+    Writers go on meanwhile. Raises ``FileExistsError``, and :class:`StoreUnavailable` when the
+    copy does not prove sound.
+    """
+    if target.exists():
+        raise FileExistsError(f"{target} exists already")
+    part = target.with_name(f"{target.name}.part")
+    for leftover in _files(part):
+        leftover.unlink(missing_ok=True)
+    try:
+        url = make_url(database_url(source))
+        if url.get_backend_name() == "sqlite":
+            _sqlite_backup(Path(url.database or ""), part)
+        else:
+            copy_store(source, str(part))
+        _prove(part)
+        with part.open("rb") as written:
+            os.fsync(written.fileno())
+        part.replace(target)
+    finally:
+        for leftover in _files(part):
+            leftover.unlink(missing_ok=True)
+    _sync_folder(target.parent)
+    return target.stat().st_size
+
+
+def _tables() -> list[Table]:
+    return [table for table in metadata.sorted_tables if table is not writers]
+
+
+def _copy(reading: Connection, writing: Connection, table: Table) -> int:
+    rows = reading.execution_options(yield_per=_ROWS_AT_ONCE).execute(select(table))
+    copied = 0
+    for some in rows.mappings().partitions():
+        writing.execute(insert(table), [dict(row) for row in some])
+        copied += len(some)
+    return copied
+
+
+@contextmanager
+def _snapshot(engine: Engine) -> Iterator[Connection]:
+    """Reads that all see the same moment."""
+    with engine.connect() as plain:
+        connection = plain
+        if engine.dialect.name == "postgresql":
+            connection = plain.execution_options(isolation_level="REPEATABLE READ")
+        with connection.begin():
+            yield connection
+
+
+def _sqlite_backup(source: Path, target: Path) -> None:
+    if not source.exists():
+        raise StoreUnavailable(f"there is no store at {source}")
+    with _opened(source) as origin, _opened(target) as destination:
+        # All pages in one step: a backup in several starts over whenever another process writes.
+        origin.backup(destination, pages=-1)
+        destination.execute("PRAGMA journal_mode=DELETE")
+
+
+def _prove(path: Path) -> None:
+    with _opened(path) as connection:
+        connection.execute("PRAGMA journal_mode=DELETE")
+        (verdict,) = connection.execute("PRAGMA integrity_check").fetchone()
+    if verdict != "ok":
+        raise StoreUnavailable(f"the backup is damaged: {verdict}")
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[sqlite3.Connection]:
+    connection = sqlite3.connect(path)
+    try:
+        yield connection
+    finally:
+        connection.close()
+
+
+def _files(path: Path) -> list[Path]:
+    """A database file and what SQLite may keep beside it."""
+    return [path, *(path.with_name(path.name + end) for end in ("-wal", "-shm", "-journal"))]
+
+
+def _sync_folder(folder: Path) -> None:
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

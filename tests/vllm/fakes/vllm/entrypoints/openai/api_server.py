@@ -1,0 +1,95 @@
+"""A stand-in for vLLM's server: the routes that the launcher uses, and ways to go wrong.
+
+``FAKE_VLLM`` names what it does: ``fail`` ends at start with an error as vLLM logs it, ``mute``
+never becomes healthy, ``dumb`` dies at the first token, ``child`` also starts a process that
+ignores SIGTERM.
+"""
+
+import argparse
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+
+class Handler(BaseHTTPRequestHandler):
+    model = ""
+    version = "default"
+
+    def log_message(self, *_: Any) -> None: ...
+
+    def do_GET(self) -> None:
+        if self.path == "/health":
+            self.answer({}, 503 if os.environ.get("FAKE_VLLM") == "mute" else 200)
+        elif self.path == "/v1/models":
+            self.answer({"data": [{"id": "policy", "root": self.model, "max_model_len": 64}]})
+        elif self.path == "/weight_info":
+            self.answer({"weight_version": Handler.version})
+        else:
+            self.answer({"pid": os.getpid(), "command": sys.argv})
+
+    def do_POST(self) -> None:
+        length = int(self.headers.get("content-length", 0))
+        body = json.loads(self.rfile.read(length) or b"{}")
+        if self.path == "/v1/completions":
+            if os.environ.get("FAKE_VLLM") == "dumb":
+                print("(Worker pid=1) ERROR [x.py:1] RuntimeError: no kernel", flush=True)
+                os._exit(0)
+            entries = [None, *({str(each): {"logprob": -1.0}} for each in body["prompt"][1:])]
+            self.answer({"choices": [{"prompt_logprobs": entries}]})
+        elif self.path == "/update_weight_version":
+            Handler.version = body["new_version"]
+            self.answer({})
+        elif self.path == "/collective_rpc":
+            self.call(body)
+        else:
+            self.answer({}, 404)
+
+    def call(self, body: dict[str, Any]) -> None:
+        version = None
+        if body["method"] == "reload_weights":
+            Handler.model = body["kwargs"]["weights_path"]
+        else:
+            (version,) = body["args"]
+        files = [
+            (file.name, file.stat().st_size, file.stat().st_mtime_ns)
+            for file in sorted(Path(Handler.model).glob("*.safetensors"))
+        ]
+        note = {"directory": Handler.model, "version": version, "files": files}
+        Path(os.environ["BRIDLE_SERVED_FILE"]).write_text(json.dumps(note))
+        self.answer({"results": [None]})
+
+    def answer(self, body: dict[str, Any], status: int = 200) -> None:
+        data = json.dumps(body).encode()
+        self.send_response(status)
+        self.send_header("content-length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--host")
+    parser.add_argument("--port", type=int)
+    parser.add_argument("--model")
+    options, _ = parser.parse_known_args()
+    Handler.model = options.model
+    if os.environ.get("FAKE_VLLM") == "fail":
+        print("(APIServer pid=1) ERROR 11-21 [core.py:1] ValueError: no such flag", flush=True)
+        print("RuntimeError: Engine core initialization failed. See root cause above.", flush=True)
+        sys.exit(1)
+    if os.environ.get("FAKE_VLLM") == "child":
+        ignoring = "import signal, time; signal.signal(15, signal.SIG_IGN); time.sleep(600)"
+        subprocess.Popen([sys.executable, "-c", ignoring])
+    signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
+    time.sleep(0.1)
+    ThreadingHTTPServer((options.host, options.port), Handler).serve_forever()
+
+
+if __name__ == "__main__":
+    main()

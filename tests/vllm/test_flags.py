@@ -1,0 +1,136 @@
+"""Which command line follows from which model and options."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from engine.vllm import VllmError, VllmOptions
+from engine.vllm.flags import command, environment
+from engine.vllm.installation import Installation, version_tuple
+from engine.vllm.parsers import Parsers, choose_parsers
+from trainer.tiny import CHATML_TOOLS_TEMPLATE
+
+CPU = Installation(Path("/venv/bin/python"), "0.32.0", cpu=True)
+GPU = Installation(Path("/venv/bin/python"), "0.32.0", cpu=False)
+
+
+def value(arguments: list[str], flag: str) -> str:
+    return arguments[arguments.index(flag) + 1]
+
+
+def template(model_dir: Path, source: str, family: str = "qwen3") -> Parsers:
+    (model_dir / "chat_template.jinja").write_text(source)
+    (model_dir / "config.json").write_text(json.dumps({"model_type": family}))
+    return choose_parsers(model_dir)
+
+
+@pytest.mark.parametrize(
+    ("source", "family", "tool", "reasoning"),
+    [
+        (CHATML_TOOLS_TEMPLATE, "qwen3", "hermes", "bridle_thinking"),
+        ("{{ tools }} <tool_call> <think> {{ enable_thinking }}", "qwen3", "hermes", "qwen3"),
+        ("{{ tools }} <tool_call> <function= </think> <think>\n", "qwen3", "qwen3_coder", "qwen3"),
+        ("{{ tools }} <tool_call>", "some_fine_tune", "hermes", None),
+        ("{{ tools }} <|python_tag|>", "llama", "llama3_json", None),
+        ("{{ tools }}", "llama", "llama3_json", None),
+        ("{{ tools }} [TOOL_CALLS]", "mistral", "mistral", None),
+        ("{{ tools }} <|channel|>", "gpt_oss", "openai", "openai_gptoss"),
+        ("{{ tools }} of a shape unheard of", "other", None, None),
+        ("no calls at all <tool_call>", "qwen3", None, None),
+    ],
+)
+def test_parsers_follow_the_template_and_then_the_family(
+    model_dir: Path, source: str, family: str, tool: str | None, reasoning: str | None
+) -> None:
+    assert template(model_dir, source, family) == Parsers(tool, reasoning)
+
+
+def test_a_model_without_a_template_gets_no_parsers(model_dir: Path) -> None:
+    assert choose_parsers(model_dir) == Parsers(None, None)
+    assert "--tool-call-parser" not in command(CPU, model_dir, VllmOptions(), 1)
+
+
+def test_on_cpu_prompts_are_computed_whole_in_float32(model_dir: Path) -> None:
+    arguments = command(CPU, model_dir, VllmOptions(), 8001)
+    assert value(arguments, "--dtype") == "float32"
+    assert "--no-enable-chunked-prefill" in arguments
+    assert value(arguments, "--max-num-batched-tokens") == "4096"
+    assert value(arguments, "--port") == "8001"
+    shorter = command(CPU, model_dir, VllmOptions(max_model_len=512), 1)
+    assert value(shorter, "--max-model-len") == "512"
+    assert value(shorter, "--max-num-batched-tokens") == "2048"
+
+
+def test_on_gpu_the_checkpoints_type_and_chunked_prompts_stay(model_dir: Path) -> None:
+    arguments = command(GPU, model_dir, VllmOptions(), 1)
+    assert value(arguments, "--dtype") == "auto"
+    assert not {"--no-enable-chunked-prefill", "--enforce-eager", "--block-size"} & {*arguments}
+
+
+def test_what_the_contract_rests_on_is_always_said(model_dir: Path) -> None:
+    for installation in (CPU, GPU):
+        arguments = command(installation, model_dir, VllmOptions(), 1)
+        assert value(arguments, "--generation-config") == "vllm"
+        assert value(arguments, "--logprobs-mode") == "raw_logprobs"
+        assert value(arguments, "--worker-cls") == "bridle_worker.BridleWorker"
+        assert value(arguments, "--host") == "127.0.0.1"
+        assert "--enable-prefix-caching" in arguments
+
+
+def test_further_arguments_come_last(model_dir: Path) -> None:
+    arguments = command(CPU, model_dir, VllmOptions(extra=("--dtype", "bfloat16")), 1)
+    assert arguments[-2:] == ["--dtype", "bfloat16"]
+
+
+def test_our_own_reasoning_parser_is_a_plugin_and_formats_hold_from_the_first_token(
+    model_dir: Path,
+) -> None:
+    template(model_dir, CHATML_TOOLS_TEMPLATE)
+    arguments = command(CPU, model_dir, VllmOptions(max_model_len=64), 1)
+    assert value(arguments, "--reasoning-parser") == "bridle_thinking"
+    assert Path(value(arguments, "--reasoning-parser-plugin")).is_file()
+    assert json.loads(value(arguments, "--structured-outputs-config"))["enable_in_reasoning"]
+
+
+def test_adapters_are_off_unless_a_rank_is_given(model_dir: Path, tmp_path: Path) -> None:
+    plain, adapted = VllmOptions(), VllmOptions(lora_rank=16)
+    assert "--enable-lora" not in command(CPU, model_dir, plain, 1)
+    assert value(command(CPU, model_dir, adapted, 1), "--max-lora-rank") == "16"
+    switch = "VLLM_ALLOW_RUNTIME_LORA_UPDATING"
+    assert switch not in environment(CPU, plain, tmp_path, {})
+    assert environment(CPU, adapted, tmp_path, {})[switch] == "1"
+
+
+def test_vllm_sees_nothing_of_ours_but_its_own_folder(tmp_path: Path) -> None:
+    variables = environment(CPU, VllmOptions(), tmp_path, {"PYTHONPATH": "/ours", "HOME": "/h"})
+    assert Path(variables["PYTHONPATH"]).name == "inside"
+    assert variables["HOME"] == "/h"
+    assert variables["VLLM_SERVER_DEV_MODE"] == "1"
+
+
+def test_attention_heads_without_a_kernel_are_refused_on_cpu_before_the_start(
+    model_dir: Path,
+) -> None:
+    config = {"hidden_size": 64, "num_attention_heads": 4, "max_position_embeddings": 64}
+    (model_dir / "config.json").write_text(json.dumps(config))
+    with pytest.raises(VllmError, match="heads of size 16"):
+        command(CPU, model_dir, VllmOptions(), 1)
+    assert command(GPU, model_dir, VllmOptions(), 1)
+
+
+def test_a_model_that_does_not_say_its_context_needs_one_said_on_cpu(model_dir: Path) -> None:
+    (model_dir / "config.json").write_text("{}")
+    with pytest.raises(VllmError, match="choose max_model_len"):
+        command(CPU, model_dir, VllmOptions(), 1)
+    assert command(CPU, model_dir, VllmOptions(max_model_len=64), 1)
+
+
+@pytest.mark.parametrize(
+    ("version", "numbers"),
+    [("0.32.0", (0, 32, 0)), ("0.33.0rc1+cpu", (0, 33, 0)), ("0.32.1.dev4", (0, 32, 1)), ("x", ())],
+)
+def test_versions_compare_by_their_numbers(version: str, numbers: tuple[int, ...]) -> None:
+    assert version_tuple(version) == numbers

@@ -1,0 +1,174 @@
+"""What a pause does to a reply that is being sampled on a real vLLM, token by token."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+import torch
+
+from engine.vllm import VllmControl
+from trainer.model import load_policy, save_policy, score_sequence
+
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
+
+LENGTH = 400
+
+
+class Reply(threading.Thread):
+    """A long streamed reply, read in the background."""
+
+    def __init__(self, base_url: str) -> None:
+        super().__init__(daemon=True)
+        self.url = f"{base_url}/v1/chat/completions"
+        self.prompt_ids: list[int] = []
+        self.token_ids: list[int] = []
+        self.logprobs: list[float] = []
+        self.finish_reason: str | None = None
+        self.stream_ids: set[str] = set()
+        self.error: Exception | None = None
+
+    def run(self) -> None:
+        body = {
+            "model": "policy",
+            "messages": [{"role": "user", "content": "count"}],
+            "max_tokens": LENGTH,
+            "ignore_eos": True,
+            "temperature": 1.0,
+            "logprobs": True,
+            "return_token_ids": True,
+            "stream": True,
+        }
+        try:
+            with httpx.stream("POST", self.url, json=body, timeout=60, trust_env=False) as reply:
+                for line in reply.iter_lines():
+                    if line.startswith("data: {"):
+                        self.take(json.loads(line.removeprefix("data: ")))
+        except httpx.HTTPError as error:
+            self.error = error
+
+    def take(self, chunk: dict[str, Any]) -> None:
+        self.stream_ids.add(chunk["id"])
+        self.prompt_ids = chunk.get("prompt_token_ids") or self.prompt_ids
+        for choice in chunk["choices"]:
+            self.token_ids += choice.get("token_ids") or []
+            entries = (choice.get("logprobs") or {}).get("content") or []
+            self.logprobs += [entry["logprob"] for entry in entries]
+            self.finish_reason = choice.get("finish_reason") or self.finish_reason
+
+    def freeze_in_the_middle(self, control: VllmControl, *, clear_cache: bool = False) -> int:
+        """Pause (``keep``) once the reply has begun, long before its end; the tokens so far."""
+        self.start()
+        deadline = time.monotonic() + 60
+        while len(self.token_ids) < 20:
+            assert time.monotonic() < deadline
+            time.sleep(0.005)
+        control.pause("keep", clear_cache=clear_cache)
+        time.sleep(0.3)
+        assert len(self.token_ids) < LENGTH - 20
+        return len(self.token_ids)
+
+    def expected(self, model: torch.nn.Module) -> np.ndarray[Any, Any]:
+        """What ``model`` says of each sampled token, given everything before it."""
+        ids = np.asarray(self.prompt_ids + self.token_ids)
+        with torch.no_grad():
+            return score_sequence(model, ids).numpy()[-len(self.token_ids) :]
+
+
+@pytest.fixture
+def newer(vllm_servers: Any, tmp_path: Path) -> tuple[Path, torch.nn.Module, torch.nn.Module]:
+    """Other weights for the served policy: their directory, and the models of before and after."""
+    origin = vllm_servers.model_dir("tied")
+    old, new = load_policy(origin), load_policy(origin)
+    torch.manual_seed(9)
+    with torch.no_grad():
+        for parameter in new.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.02)
+    save_policy(new, tmp_path / "newer", origin)
+    return tmp_path / "newer", old, new
+
+
+@pytest.fixture
+def control(vllm_servers: Any) -> Any:
+    server = vllm_servers.use("tied")
+    with VllmControl(server.base_url) as control:
+        yield control
+        control.pause("abort")
+        control.reload_weights(vllm_servers.model_dir("tied"))
+        control.resume()
+
+
+def test_keep_changes_the_version_at_the_token_where_the_stream_stood(
+    control: VllmControl, newer: tuple[Path, torch.nn.Module, torch.nn.Module]
+) -> None:
+    directory, old, new = newer
+    reply = Reply(control.base_url)
+    stood = reply.freeze_in_the_middle(control, clear_cache=True)
+    time.sleep(0.3)
+    assert len(reply.token_ids) == stood, "frozen"
+    control.reload_weights(directory)
+    control.resume()
+    reply.join(120)
+    assert reply.error is None
+    assert len(reply.stream_ids) == 1
+    assert len(reply.token_ids) == LENGTH
+    logprobs = np.asarray(reply.logprobs)
+    by_old, by_new = (np.abs(logprobs - reply.expected(model)) for model in (old, new))
+    assert by_old[:stood].mean() <= 1e-3
+    assert by_new[stood:].mean() <= 1e-3
+    # Each side is wrong about the other's tokens, so the boundary is where it was seen.
+    assert by_old[stood:].mean() > 0.01
+    assert by_new[:stood].mean() > 0.01
+
+
+def test_keep_without_clearing_mixes_old_keys_into_new_tokens(
+    control: VllmControl, newer: tuple[Path, torch.nn.Module, torch.nn.Module]
+) -> None:
+    """Why a publish always clears: such logprobs are no policy's."""
+    directory, old, new = newer
+    reply = Reply(control.base_url)
+    stood = reply.freeze_in_the_middle(control)
+    control.reload_weights(directory)
+    control.resume()
+    reply.join(120)
+    logprobs = np.asarray(reply.logprobs)
+    for model in (old, new):
+        assert np.abs(logprobs - reply.expected(model))[stood:].mean() > 1e-3
+
+
+def test_wait_lets_a_reply_end_with_the_weights_that_it_began_with(
+    control: VllmControl, newer: tuple[Path, torch.nn.Module, torch.nn.Module]
+) -> None:
+    directory, old, _ = newer
+    reply = Reply(control.base_url)
+    reply.freeze_in_the_middle(control)
+    control.resume()
+    control.pause("wait")
+    control.reload_weights(directory)
+    control.resume()
+    reply.join(120)
+    assert len(reply.token_ids) == LENGTH
+    assert np.abs(np.asarray(reply.logprobs) - reply.expected(old)).mean() <= 1e-3
+
+
+def test_abort_ends_a_reply_with_what_it_has(
+    control: VllmControl, newer: tuple[Path, torch.nn.Module, torch.nn.Module]
+) -> None:
+    directory, old, _ = newer
+    reply = Reply(control.base_url)
+    reply.freeze_in_the_middle(control)
+    control.pause("abort")
+    reply.join(120)
+    control.reload_weights(directory)
+    control.resume()
+    assert reply.error is None
+    assert reply.finish_reason == "abort"
+    assert 20 <= len(reply.token_ids) < LENGTH
+    assert len(reply.logprobs) == len(reply.token_ids)
+    assert np.abs(np.asarray(reply.logprobs) - reply.expected(old)).mean() <= 1e-3
