@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -53,10 +54,12 @@ def proxy(model_dir: Path, store: str, monkeypatch: pytest.MonkeyPatch) -> Itera
 def test_trl_trains_a_step_on_what_it_leases(
     proxy: str, store: str, model_dir: Path, tmp_path: Path
 ) -> None:
-    make_policy(model_dir, TinyShape(), vocab_size=600)
+    policy = tmp_path / "policy"
+    shutil.copytree(model_dir, policy)
+    make_policy(policy, TinyShape(), vocab_size=600)
     names: dict[str, Any] = {
         "proxy": proxy,
-        "policy": str(model_dir),
+        "policy": str(policy),
         "output": str(tmp_path / "out"),
     }
     (block,) = recipe("TRL")

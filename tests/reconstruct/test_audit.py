@@ -16,6 +16,9 @@ from store.records import CallStatus, VersionRun
 from store.schema import bodies, calls, spans
 
 
+pytestmark = pytest.mark.damages_store
+
+
 @pytest.fixture
 def change(url):
     """``change(statement)`` behind the writer's back."""
