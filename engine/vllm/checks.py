@@ -212,7 +212,7 @@ def _require_ids(reply: Reply) -> None:
 def _exact_continuation(subject: _Subject) -> str:
     probe, greedy = subject.probe, subject.greedy
     sent = [*(greedy.prompt_ids or []), *greedy.token_ids]
-    exact = {"kv_transfer_params": {"prompt_token_ids": sent}}
+    exact: dict[str, Any] = {"kv_transfer_params": {"prompt_token_ids": sent}}
     remedy = "upgrade vLLM, or record with continuation=rendered"
     replies = [probe.chat(**exact), probe.chat(stream=True, **exact)]
     for reply in replies:

@@ -1,4 +1,4 @@
-"""A real vLLM that is killed comes back with the weights that it served last."""
+"""A real vLLM that is killed comes back with the weights that it served last, or stays down."""
 
 from __future__ import annotations
 
@@ -6,15 +6,20 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
+import httpx
 import pytest
-import torch
 
 from engine.vllm import VllmControl, VllmError, VllmServer
-from trainer.model import load_policy, save_policy, score_sequence
+from proxy.server import ProxyServer
+from proxy.settings import ProxySettings
+from reconstruct.audit import audit
+from store.queries import Reader
+from store.records import CallStatus
+from trainer.model import load_policy, save_policy
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
 
@@ -25,38 +30,66 @@ def wait_for_refusal(server: VllmServer) -> None:
         time.sleep(0.05)
 
 
-def test_killed_it_comes_back_with_the_published_weights_or_stays_down(
-    vllm_servers: Any, tmp_path: Path
+def test_killed_in_mid_session_it_comes_back_with_the_published_weights_or_stays_down(
+    publishing: Callable[[str], Any], vllm_servers: Any, tmp_path: Path
 ) -> None:
-    server = vllm_servers.use("policy")
-    origin = vllm_servers.model_dir("policy")
-    model = load_policy(origin)
-    torch.manual_seed(3)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(torch.randn_like(parameter) * 0.05)
+    policy = publishing("policy")
+    server = policy.server
+    policy.step(seed=3, size=0.001)
     published = tmp_path / "v00000042"
-    save_policy(model, published, origin)
-    probe = np.random.default_rng(0).integers(0, 250, 64)
-    with torch.no_grad():
-        expected = score_sequence(model, probe).numpy()
-    with VllmControl(server.base_url) as control:
-        control.pause("wait")
-        control.reload_weights(published)
-        control.stamp(42)
-        control.resume()
-        killed = server.pid
-        os.kill(killed, signal.SIGKILL)
-        while server.pid == killed:
-            server.wait_ready()
-        server.wait_ready()
-        print(f"vLLM served again after {server.started_in:.1f} s", file=sys.stderr)
-        assert control.policy_version() == 42
-        assert np.abs(control.score(probe.tolist()) - expected).mean() <= 1e-3
+    save_policy(policy.model, published, policy.origin)
+    database = str(tmp_path / "bridle.db")
+    settings = ProxySettings(server.base_url, database, tokenizer_dir=policy.origin)
+    proxy = ProxyServer(settings, grace_s=1)
+    proxy.start()
+    history = [{"role": "user", "content": "text"}]
 
-        save_policy(load_policy(origin), published, origin)
-        os.kill(server.pid, signal.SIGKILL)
-        with pytest.raises(VllmError, match="gone or changed since they were served"):
-            wait_for_refusal(server)
-        assert not control.healthy()
-    vllm_servers.stop()
+    def ask(messages: list[dict[str, Any]]) -> httpx.Response:
+        body = {"model": "x", "messages": messages, "max_tokens": 40}
+        url = f"{proxy.base_url}/s/work/v1/messages"
+        return httpx.post(url, json=body, timeout=60, trust_env=False)
+
+    try:
+        with VllmControl(server.base_url) as control:
+            control.pause("wait")
+            control.reload_weights(published)
+            control.stamp(42)
+            control.resume()
+            first = ask(history)
+            assert first.is_success, first.text
+            killed = server.pid
+            os.kill(killed, signal.SIGKILL)
+            while control.healthy():
+                time.sleep(0.01)
+            history += [
+                {"role": "assistant", "content": first.json()["content"]},
+                {"role": "user", "content": "count"},
+            ]
+            down = ask(history)
+            assert down.status_code == 502
+            assert down.json()["type"] == "error", "as the Messages API tells it"
+            assert down.json()["error"]["type"] == "api_error"
+
+            while server.pid == killed:
+                time.sleep(0.05)
+            server.wait_ready()
+            print(f"vLLM served again after {server.started_in:.1f} s", file=sys.stderr)
+            assert control.policy_version() == 42
+            assert policy.scored_gap(control) <= 1e-3
+            assert ask(history).is_success
+
+            save_policy(load_policy(policy.origin), published, policy.origin)
+            os.kill(server.pid, signal.SIGKILL)
+            with pytest.raises(VllmError, match="gone or changed since they were served"):
+                wait_for_refusal(server)
+            assert not control.healthy()
+    finally:
+        proxy.stop()
+        vllm_servers.stop()
+    with Reader(database) as store:
+        (session,) = store.sessions()
+        calls = store.calls(session.id)
+        print([(call.status, call.reason, call.lineage_rule) for call in calls], file=sys.stderr)
+        assert [call.status for call in calls].count(CallStatus.COMPLETE) == 2
+        assert calls[-1].parent_call_id == calls[0].id, "the session went on"
+        assert all(audited.clean for audited in audit(store))
