@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -35,8 +36,12 @@ def stores_are_audited(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 def _is_store(path: Path) -> bool:
-    with sqlite3.connect(path) as connection:
-        tables = connection.execute("SELECT name FROM sqlite_master WHERE name = 'spans'")
-        found = tables.fetchone() is not None
-    connection.close()
-    return found
+    """Whether it is a database with our tables; some tests make files that are not."""
+    with closing(sqlite3.connect(path)) as connection:
+        try:
+            found = connection.execute(
+                "SELECT 1 FROM sqlite_master WHERE name = 'spans'"
+            ).fetchone()
+        except sqlite3.DatabaseError:
+            return False
+    return found is not None
