@@ -44,4 +44,3 @@ def _is_store(path: Path) -> bool:
             ).fetchone()
         except sqlite3.DatabaseError:
             return False
-    return found is not None
