@@ -39,8 +39,7 @@ def _is_store(path: Path) -> bool:
     """Whether it is a database with our tables; some tests make files that are not."""
     with closing(sqlite3.connect(path)) as connection:
         try:
-            found = connection.execute(
-                "SELECT 1 FROM sqlite_master WHERE name = 'spans'"
-            ).fetchone()
+            tables = connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'spans'")
+            return tables.fetchone() is not None
         except sqlite3.DatabaseError:
             return False
