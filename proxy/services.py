@@ -18,6 +18,7 @@ from proxy.stored_responses import StoredResponses
 from proxy.upstream import Upstream
 from store.database import migrate
 from store.queries import Reader
+from store.redaction import Redactor
 from store.writer import Writer
 
 
@@ -42,7 +43,7 @@ class Services:
     @classmethod
     async def start(cls, settings: ProxySettings) -> Services:
         """Opens the store (creating or migrating it) and the engine's connections."""
-        writer = await asyncio.to_thread(_open_store, settings.store_url)
+        writer = await asyncio.to_thread(_open_store, settings)
         reader = Reader(settings.store_url)
         gate = PolicyGate()
         metrics = Metrics(gate)
@@ -76,9 +77,10 @@ class Services:
         self.reader.close()
 
 
-def _open_store(url: str) -> Writer:
-    migrate(url)
-    return Writer(url).start()
+def _open_store(settings: ProxySettings) -> Writer:
+    migrate(settings.store_url)
+    redactor = Redactor() if settings.redact else None
+    return Writer(settings.store_url, redactor=redactor).start()
 
 
 def _continuer(settings: ProxySettings) -> Continuer | None:

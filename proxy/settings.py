@@ -65,6 +65,8 @@ class ProxySettings:
     """The served model's tokenizer and chat template; needed for exact continuation."""
     continuation: Continuation = Continuation.EXACT
     """For sessions that do not say."""
+    redact: bool = False
+    """Scrub what looks like a secret from recorded bodies (``store/redaction.py``)."""
     stream_upstream: bool = False
     """Stream from the engine also when the client does not: partial replies are kept and every
     token knows its policy version, for about a third of the speed."""

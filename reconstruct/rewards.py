@@ -41,7 +41,8 @@ class Aggregation:
     session has, each with factor 1."""
     turns: Over | None = None
     """Adds up each name's rewards of single calls or turns first; such a value counts for names
-    that the session as a whole was not given. ``None``: they do not count."""
+    that the session as a whole was not given. ``last`` is the one given last. ``None``: they do
+    not count."""
 
     def __post_init__(self) -> None:
         if self.turns is not None and self.turns not in _OVERS:
@@ -74,7 +75,9 @@ class Aggregation:
         for reward in sorted(rewards, key=lambda r: r.created_at):
             if reward.call_id is not None or reward.turn is not None:
                 place = (reward.call_id, None if reward.call_id else reward.turn)
-                latest.setdefault(reward.name, {})[place] = reward.value
+                values = latest.setdefault(reward.name, {})
+                values.pop(place, None)
+                values[place] = reward.value
         return {name: _over(self.turns, list(values.values())) for name, values in latest.items()}
 
 

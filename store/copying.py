@@ -39,7 +39,7 @@ def copy_store(source: str, target: str) -> dict[str, int]:
             for table in _tables():
                 if writing.execute(select(func.count()).select_from(table)).scalar_one():
                     raise NotEmpty(f"{target} already holds {table.name}: give an empty store")
-            return {table.name: _copy(reading, writing, table) for table in _tables()}
+            return {str(table.name): _copy(reading, writing, table) for table in _tables()}
     finally:
         origin.dispose()
         destination.dispose()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import time
 from base64 import b32encode
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -27,8 +28,27 @@ def new_id(prefix: str) -> str:
     The alphabet is lower-case base 32, so that the identifier can travel inside tool-call ids,
     headers and paths of every provider.
     """
-    stamp = int(time.time() * 1000).to_bytes(6, "big") + os.urandom(9)
+    stamp = int(time.time() * 1000).to_bytes(6, "big") + _random()
     return f"{prefix}_{b32encode(stamp).decode().lower()}"
+
+
+_RANDOM_BYTES = 9
+_random_stock: deque[bytes] = deque()
+"""Pieces of the system's randomness, each used once: asking for every identifier costs more than
+making it."""
+# A child process must not repeat its parent's identifiers.
+os.register_at_fork(after_in_child=_random_stock.clear)
+
+
+def _random() -> bytes:
+    try:
+        return _random_stock.popleft()
+    except IndexError:
+        fresh = os.urandom(_RANDOM_BYTES * 256)
+        _random_stock.extend(
+            fresh[at : at + _RANDOM_BYTES] for at in range(_RANDOM_BYTES, len(fresh), _RANDOM_BYTES)
+        )
+        return fresh[:_RANDOM_BYTES]
 
 
 class Continuation(StrEnum):

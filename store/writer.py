@@ -41,6 +41,7 @@ from store.records import (
     SessionRecord,
     TaskRecord,
 )
+from store.redaction import Redactor
 from store.schema import sessions, writers
 
 log = logging.getLogger("bridle.store")
@@ -85,7 +86,8 @@ class _Outcome:
 class Writer:
     """Writes records to ``url``; see the module for how. Start it, or use it as a context manager.
 
-    The schema must be current (:func:`store.database.migrate`). Methods that are ``async`` return
+    The schema must be current (:func:`store.database.migrate`). A ``redactor`` scrubs calls before
+    they are queued. Methods that are ``async`` return
     after the commit; those ending in ``_sync``, and those for runs and training, block until then
     and are for threads without an event loop. All raise :class:`StoreUnavailable` when the record
     is not in the store; cancelling a wait does not take the record back.
@@ -100,6 +102,7 @@ class Writer:
         patience: float = 30.0,
         lease: float = 30.0,
         cache_bytes: int = 256 << 20,
+        redactor: Redactor | None = None,
     ) -> None:
         self.stats = WriterStats()
         self._engine = connect(url, synchronous=synchronous)
@@ -107,6 +110,7 @@ class Writer:
         self._patience = patience
         self._lease = lease
         self._cache = SessionCache(cache_bytes)
+        self._redactor = redactor
         self._parents: dict[str, str | None] = {}
         """Parent call of each call that is open in this process."""
         self._queue: deque[_Job] = deque()
@@ -166,18 +170,21 @@ class Writer:
 
     def begin_call(self, begun: CallBegun) -> None:
         """Queues the beginning of a call. Raises :class:`StoreBusy` when the queue is full."""
-        self._put(_Job((begun,)))
+        self._put(_Job((self._redactor.begun(begun) if self._redactor else begun,)))
 
     async def end_call(self, ended: CallEnded) -> None:
         """Returns once the call is committed: then the client may see its terminal event.
 
         Raises :class:`StoreUnavailable` (:class:`RecordRejected` when it is this call's fault).
         """
-        await self._commit(ended, refuse=False)
+        await self._commit(self._redacted(ended), refuse=False)
 
     def end_call_sync(self, ended: CallEnded) -> None:
         """:meth:`end_call` for a thread."""
-        self._commit_sync(ended, refuse=False)
+        self._commit_sync(self._redacted(ended), refuse=False)
+
+    def _redacted(self, ended: CallEnded) -> CallEnded:
+        return self._redactor.ended(ended) if self._redactor else ended
 
     async def override_call(self, call_id: str, **fields: Any) -> None:
         """Sets columns of a recorded call by hand (``kind``, ``role``)."""

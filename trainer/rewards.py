@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from reconstruct.rewards import Aggregation
 from reconstruct.samples import Episode
 
 
@@ -13,14 +14,4 @@ def session_reward(episode: Episode, weights: Mapping[str, float] | None = None)
     Of rewards with the same name the latest counts; rewards of single calls or turns do not. With
     ``weights`` every named reward must be there, without them all are added up as they are.
     """
-    ordered = sorted(episode.rewards, key=lambda reward: reward.created_at)
-    latest = {
-        reward.name: reward.value
-        for reward in ordered
-        if reward.call_id is None and reward.turn is None
-    }
-    if weights is None:
-        return sum(latest.values()) if latest else None
-    if any(name not in latest for name in weights):
-        return None
-    return sum(factor * latest[name] for name, factor in weights.items())
+    return Aggregation(weights).value(episode.rewards)

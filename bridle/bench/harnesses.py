@@ -193,10 +193,10 @@ def _unfinished(result: RolloutResult, directory: Path) -> str:
 _INTRODUCTION: Final = """\
 # The harnesses, exact and rendered
 
-Each harness ran unmodified through the proxy, against a scripted policy that thinks and asks for
-two shell commands at once, {turns} turns long, under a chat template that strips thinking from the
-history and writes arguments its own way. *Rows* are the main branches with trainable tokens per
-session. *Rendered* is the same run with the history rendered again every turn, as any proxy does
+Each harness ran unmodified through the proxy, against a scripted policy that asks for two shell
+commands at once, {turns} turns long and thinking in three turns of four, under a chat template that
+strips thinking from the history and writes arguments its own way. *Rows* are the main branches with
+trainable tokens per session. *Rendered* is the same run with the history rendered again every turn, as any proxy does
 that keeps no tokens: what it breaks on, by the first difference. Made by
 `bridle bench harnesses --table docs/harnesses.md`.
 

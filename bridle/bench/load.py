@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
@@ -44,25 +45,46 @@ class Load:
 
 @dataclass
 class Measured:
-    """What came of it. Times in seconds, one per answered request."""
+    """What came of it."""
 
-    calls: int
-    failed: int
-    seconds: float
-    first: list[float]
-    """To the first byte of the body."""
-    whole: list[float]
-    """To the last."""
+    calls: int = 0
+    failed: int = 0
+    seconds: float = 0.0
+    first: tuple[float, float] = (0.0, 0.0)
+    """Milliseconds to the first byte of the body: 50th and 99th percentile."""
+    whole: tuple[float, float] = (0.0, 0.0)
+    """To the last byte."""
+
+
+class Times:
+    """One value per answered request, in seconds."""
+
+    def __init__(self) -> None:
+        self.failed = 0
+        self.first: list[float] = []
+        self.whole: list[float] = []
+
+
+def percentiles(seconds: Sequence[float]) -> tuple[float, float]:
+    """The 50th and 99th percentile in milliseconds (nearest rank); zeros when there is no value."""
+    ordered = sorted(seconds) or [0.0]
+
+    def rank(share: float) -> float:
+        return 1000 * ordered[min(len(ordered) - 1, int(share * len(ordered)))]
+
+    return rank(0.50), rank(0.99)
 
 
 class Worker(asyncio.Protocol):
     """One connection and its requests."""
 
-    def __init__(self, load: Load, number: int, result: Measured) -> None:
+    def __init__(self, load: Load, number: int, result: Times) -> None:
         self._load = load
         self._number = number
         self._result = result
         self._asked = 0
+        self._started = self._first = 0.0
+        self._tail = b""
         self._url = urlsplit(load.url)
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._until = time.perf_counter() + load.seconds
@@ -91,7 +113,6 @@ class Worker(asyncio.Protocol):
         now = time.perf_counter()
         whole = not self._load.stream or b"[DONE]" in self._tail
         if self._parser.get_status_code() == 200 and whole:
-            self._result.calls += 1
             self._result.first.append(self._first - self._started)
             self._result.whole.append(now - self._started)
         else:
@@ -130,7 +151,6 @@ def request_body(load: Load, session: str, number: int) -> bytes:
     asked: dict[str, Any] = {"model": load.model, "messages": messages}
     if load.stream:
         asked["stream"] = True
-    # A direct engine writes ids only when asked; the bundled one always does.
     return orjson.dumps(asked)
 
 
@@ -139,7 +159,7 @@ def _itself(worker: Worker) -> Worker:
 
 
 async def run(load: Load) -> Measured:
-    result = Measured(0, 0, 0.0, [], [])
+    result = Times()
     loop = asyncio.get_running_loop()
     url = urlsplit(load.url)
     started = time.perf_counter()
@@ -148,8 +168,13 @@ async def run(load: Load) -> Measured:
     for worker in workers:
         await loop.create_connection(partial(_itself, worker), host, port)
     await asyncio.gather(*(worker.done for worker in workers))
-    result.seconds = time.perf_counter() - started
-    return result
+    return Measured(
+        calls=len(result.whole),
+        failed=result.failed,
+        seconds=time.perf_counter() - started,
+        first=percentiles(result.first),
+        whole=percentiles(result.whole),
+    )
 
 
 def main() -> None:

@@ -67,19 +67,17 @@ class Figures:
     whole_ms: dict[str, list[tuple[float, float]]] = field(
         default_factory=lambda: defaultdict(list)
     )
-    whole_s: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
     lost: dict[str, int] = field(default_factory=lambda: defaultdict(int))
     cpu_ms: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
     """Processor time of the proxy per call, its writer's thread included; Bridle's only."""
 
     def take(self, case: str, measured: Measured) -> None:
         self.lost[case] += measured.failed
-        if not measured.whole:
+        if not measured.calls:
             return
         self.calls_per_s[case].append(measured.calls / measured.seconds)
-        self.first_ms[case].append(percentiles(measured.first))
-        self.whole_ms[case].append(percentiles(measured.whole))
-        self.whole_s[case].append(statistics.median(measured.whole))
+        self.first_ms[case].append(measured.first)
+        self.whole_ms[case].append(measured.whole)
 
 
 def measure(
@@ -148,7 +146,10 @@ def _report(own: Figures, direct: Figures, cases: Sequence[Case]) -> dict[str, A
 
 def _stream(own: Figures, direct: Figures, name: str) -> dict[str, Any]:
     p50, p99 = _added(own.first_ms[name], direct.first_ms[name])
-    ratios = [a / b for a, b in zip(own.whole_s[name], direct.whole_s[name], strict=False)]
+    ratios = [
+        mine[0] / bare[0]
+        for mine, bare in zip(own.whole_ms[name], direct.whole_ms[name], strict=False)
+    ]
     return {
         "added_ttft_p50_ms": p50,
         "added_ttft_p99_ms": p99,
@@ -167,16 +168,6 @@ def _added(
     p50 = statistics.median(mine[0] - bare[0] for mine, bare in pairs)
     p99 = statistics.median(mine[1] - bare[1] for mine, bare in pairs)
     return round(p50, 3), round(p99, 3)
-
-
-def percentiles(seconds: Sequence[float]) -> tuple[float, float]:
-    """The 50th and 99th percentile in milliseconds (nearest rank)."""
-    ordered = sorted(seconds)
-
-    def rank(share: float) -> float:
-        return 1000 * ordered[min(len(ordered) - 1, int(share * len(ordered)))]
-
-    return rank(0.50), rank(0.99)
 
 
 def _median(values: Sequence[float]) -> float | None:

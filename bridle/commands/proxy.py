@@ -33,6 +33,9 @@ def proxy(
     model: Annotated[
         str | None, typer.Option(help="The engine's model name; default: the first it lists.")
     ] = None,
+    redact: Annotated[
+        bool, typer.Option("--redact", help="Scrub keys and tokens from what is recorded as text.")
+    ] = False,
     json: JsonOption = False,
 ) -> None:
     """Record agents: point their base URL at this proxy."""
@@ -57,6 +60,7 @@ def proxy(
         model=model,
         tokenizer_dir=tokenizer,
         continuation=continuation,
+        redact=redact,
     )
     with ProxyServer(settings, routers=[feed()]) as server:
         url = server.base_url

@@ -23,7 +23,7 @@ class DemoSettings:
     """Share of demonstrations in which the teacher computes with the right operation."""
     sft_epochs: int = 10
     sft_learning_rate: float = 3e-3
-    eval_tasks: int = 120
+    eval_tasks: int = 200
     """Held-out questions asked before and after, at the training temperature and greedily."""
     learning_rate: float = 3e-4
     adam_eps: float = 1e-4

@@ -109,6 +109,7 @@ def test_audit_accounts_for_every_token(bridle: Bridle, store: str, recorded: st
     assert table["violations"] == []
 
 
+@pytest.mark.damages_store
 @pytest.mark.parametrize(
     "damage",
     ["DELETE FROM spans WHERE id LIKE '%.s0'", "UPDATE calls SET sampled_tokens = 1"],

@@ -46,7 +46,7 @@ def body(ids: list[int], **extra: Any) -> dict[str, Any]:
     }
 
 
-def until(condition: Callable[[], bool], seconds: float = 10.0) -> bool:
+def until(condition: Callable[[], bool], seconds: float = 60.0) -> bool:
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         if condition():

@@ -9,6 +9,7 @@ import anthropic
 import httpx
 import openai
 import pytest
+from google import genai
 
 from engine.scripted import Refuse, Reply, ScriptedCall
 from store.records import CallStatus
@@ -199,6 +200,65 @@ def test_each_client_raises_its_own_errors(
     with pytest.raises(anthropic.BadRequestError):
         claude.messages.create(model="m", messages=[], max_tokens=8)
     assert [call.error["status"] for call in bench.calls()] == [429] * 3
+
+
+@pytest.mark.parametrize("stream", [True, False], ids=["stream", "whole"])
+def test_google_generate_content(bench: Any, stage: Any, stream: bool) -> None:
+    client = genai.Client(api_key="x", http_options={"base_url": bench.url})
+    declared = {
+        "name": "add",
+        "description": "adds",
+        "parameters_json_schema": TOOL["parameters"],
+    }
+    config: Any = {
+        "tools": [{"function_declarations": [declared]}],
+        "automatic_function_calling": {"disable": True},
+    }
+
+    def generate(contents: list[Any]) -> tuple[list[Any], Any]:
+        """All parts of the reply, and its usage."""
+        if stream:
+            replies = [
+                *client.models.generate_content_stream(model="m", contents=contents, config=config)
+            ]
+        else:
+            replies = [client.models.generate_content(model="m", contents=contents, config=config)]
+        parts = [part for reply in replies for part in reply.candidates[0].content.parts or ()]
+        return parts, replies[-1].usage_metadata
+
+    asked: list[Any] = [{"role": "user", "parts": [{"text": "one and two?"}]}]
+    parts, _ = generate(asked)
+    calls = [part.function_call for part in parts if part.function_call]
+    assert [call.args for call in calls] == [{"a": 1, "b": 2}, {"a": 3, "b": 4}]
+    results = [
+        {"function_response": {"id": call.id, "name": "add", "response": {"output": value}}}
+        for call, value in zip(calls, ("3", "7"), strict=True)
+    ]
+    told = [part.model_dump(exclude_none=True) for part in parts]
+    parts, usage = generate(
+        [*asked, {"role": "model", "parts": told}, {"role": "user", "parts": results}]
+    )
+    text = "".join(part.text for part in parts if part.text and not part.thought)
+    assert text.strip() == "The sum is 3 and 7."
+    check_two_turns(bench, stage)
+    last = bench.calls()[-1]
+    # Gemini counts thoughts beside candidates; together they are what was sampled.
+    counted = (usage.candidates_token_count or 0) + (usage.thoughts_token_count or 0)
+    assert (usage.prompt_token_count, counted) == (last.prompt_tokens, last.sampled_tokens)
+
+
+def test_an_engine_that_is_always_streamed_serves_whole_replies_with_all_their_tokens(
+    stage: Any, start_proxy: Any, ask: Any
+) -> None:
+    stage.play = two_turns
+    bench = start_proxy(stage.engine.base_url, stream_upstream=True)
+    asked = ask | {"logprobs": True, "tools": [{"type": "function", "function": TOOL}]}
+    whole = httpx.post(f"{bench.url}/v1/chat/completions", json=asked).json()
+    call = bench.call()
+    assert (call.status, call.stream) == (CallStatus.COMPLETE, False)
+    assert whole["usage"]["completion_tokens"] == call.sampled_tokens
+    assert len(whole["choices"][0]["logprobs"]["content"]) == call.sampled_tokens
+    assert len(whole["choices"][0]["message"]["tool_calls"]) == 2
 
 
 def test_websocket_upgrade_of_responses_is_a_426(bench: Any) -> None:

@@ -53,6 +53,7 @@ def test_an_empty_store_counts_nothing(reader):
     assert {row["compute_against_tree"] for row in data["builders"].values()} == {None}
 
 
+@pytest.mark.damages_store
 def test_a_broken_session_is_left_out_and_counted(reader, two_turns, url):
     from store.database import connect, transaction
     from store.schema import spans

@@ -15,6 +15,8 @@ from store.packing import pack_ids, pack_logprobs, unpack_ids, unpack_logprobs
 from store.records import CallStatus, VersionRun
 from store.schema import bodies, calls, spans
 
+pytestmark = pytest.mark.damages_store
+
 
 @pytest.fixture
 def change(url):

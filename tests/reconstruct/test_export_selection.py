@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -170,8 +171,6 @@ def _samples(reader, path, selection):
 
 
 def _of_task(session, task):
-    from dataclasses import replace
-
     return replace(session, task_id=task)
 
 

@@ -1,0 +1,89 @@
+"""Secrets scrubbed from what is stored as text: bodies, messages, lineage's state.
+
+Off unless asked for: the bodies are then not byte for byte what was sent. Token ids stay as they
+are, for a changed token would be a lie; a secret that the model itself read or wrote is still in
+them. A streamed reply may spell a secret across its events, where no pattern sees it: when the
+reply's message holds one that its raw body does not show, the body is not kept.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, Final
+
+import orjson
+
+from store.packing import dump_json
+from store.records import CallBegun, CallEnded, Note
+
+PATTERNS: Final[Mapping[str, str]] = {
+    "private_key": r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?-----END [A-Z ]*PRIVATE KEY-----",
+    "aws_access_key": r"\b(?:AKIA|ASIA)[0-9A-Z]{16}\b",
+    "github_token": r"\b(?:gh[pousr]_[A-Za-z0-9]{36,}|github_pat_[A-Za-z0-9_]{50,})",
+    "google_api_key": r"\bAIza[0-9A-Za-z_-]{35}",
+    "slack_token": r"\bxox[abprs]-[A-Za-z0-9-]{10,}",
+    "api_key": r"\bsk-[A-Za-z0-9_-]{20,}",
+    "json_web_token": r"\beyJ[A-Za-z0-9_-]{10,}\.eyJ[A-Za-z0-9_-]{10,}\.[A-Za-z0-9_-]{10,}",
+}
+"""Names and regular expressions of the secrets that are looked for when redaction is on."""
+
+
+class Redactor:
+    """Replaces every match of its patterns with ``[redacted:NAME]`` and says so on the call."""
+
+    def __init__(self, patterns: Mapping[str, str] = PATTERNS) -> None:
+        """Raises ``re.error`` for a pattern that is none."""
+        self._patterns = {
+            name: re.compile(pattern.encode(), re.DOTALL) for name, pattern in patterns.items()
+        }
+        self._requests: dict[str, Counter[str]] = {}
+        """What was found in the requests of open calls."""
+
+    def begun(self, begun: CallBegun) -> CallBegun:
+        found: Counter[str] = Counter()
+        body = self._scrub(begun.request_body, found)
+        if not found:
+            return begun
+        self._requests[begun.id] = found
+        return replace(begun, request_body=body)
+
+    def ended(self, ended: CallEnded) -> CallEnded:
+        found = self._requests.pop(ended.id, Counter())
+        said: Counter[str] = Counter()
+        message = self._scrub_json(ended.message, said)
+        shown: Counter[str] = Counter()
+        body = self._scrub(ended.response_body, shown)
+        if said.total() > shown.total():
+            body = b"[redacted: the reply spells a secret across its events]"
+        conversation = self._scrub_json(ended.conversation, found)
+        error = self._scrub_json(ended.error, found)
+        found = found | said | shown
+        if not found:
+            return ended
+        detail = ", ".join(f"{count} {name}" for name, count in sorted(found.items()))
+        return replace(
+            ended,
+            response_body=body,
+            message=message,
+            conversation=conversation,
+            error=error,
+            notes=(*ended.notes, Note("redacted", detail)),
+        )
+
+    def _scrub(self, data: bytes, found: Counter[str]) -> bytes:
+        for name, pattern in self._patterns.items():
+            data, count = pattern.subn(b"[redacted:%b]" % name.encode(), data)
+            if count:
+                found[name] += count
+        return data
+
+    def _scrub_json(self, value: Mapping[str, Any], found: Counter[str]) -> Mapping[str, Any]:
+        data = dump_json(value)
+        scrubbed = self._scrub(data, found)
+        if scrubbed == data:
+            return value
+        result: dict[str, Any] = orjson.loads(scrubbed)
+        return result

@@ -1,0 +1,46 @@
+"""``bridle bench proxy``: the keys that programs read, and figures checked against the store."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from bridle.bench.load import Load, percentiles, request_body
+from bridle.bench.upstream import CHUNKS, SMALL, stream_events, whole
+from bridle.cli import app
+
+
+def test_the_report_has_the_promised_keys_and_nothing_is_lost() -> None:
+    given = ["--runs", "1", "--seconds", "0.2", "--case", "c1", "--case", "s64", "--json"]
+    found = CliRunner().invoke(app, ["bench", "proxy", *given])
+    assert found.exit_code == 0, found.output
+    report = json.loads(found.stdout)
+    assert report["calls_per_s"]["c1"] > 0
+    assert report["added_ms"]["c1"].keys() == {"p50", "p99"}
+    assert report["stream"]["s64"].keys() == {
+        "added_ttft_p50_ms",
+        "added_ttft_p99_ms",
+        "whole_ratio",
+        "lost",
+    }
+    assert report["stream"]["s64"]["lost"] == report["lost"] == 0
+    assert report["rss_mb"] > 0
+
+
+def test_an_unknown_case_and_a_peer_without_a_url_are_refused() -> None:
+    assert CliRunner().invoke(app, ["bench", "proxy", "--case", "c7"]).exit_code == 1
+    assert CliRunner().invoke(app, ["bench", "proxy", "--peer", "other"]).exit_code == 1
+
+
+def test_the_loads_have_the_sizes_that_the_bars_are_about() -> None:
+    assert 7_000 < len(whole(SMALL, 256, 72)) < 9_000
+    for size in (1024, 223 * 1024):
+        load = Load("http://x/v1", SMALL, 1, size, "n")
+        assert len(request_body(load, "n-0-0", 0)) == pytest.approx(size, rel=0.15)
+    assert sum(event.count(b'"token_ids":[') for event in stream_events()) == CHUNKS
+
+
+def test_percentiles_are_in_milliseconds_by_nearest_rank() -> None:
+    assert percentiles([number / 1000 for number in range(100)]) == (50.0, 99.0)

@@ -1,0 +1,89 @@
+"""The recipes of docs/data.md, as they are written there, against a running proxy."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import torch
+
+from bridle import consumers
+from bridle.feed import feed
+from engine.scripted import Reply, ScriptedEngine
+from proxy.server import ProxyServer
+from proxy.settings import ProxySettings
+from reconstruct import open_store
+from trainer.tiny import TinyShape, make_policy
+
+PAGE = Path(__file__).parents[2] / "docs" / "data.md"
+
+
+def recipe(heading: str) -> list[str]:
+    part = PAGE.read_text().split(f"### {heading}\n")[1].split("\n### ")[0]
+    return re.findall(r"```python\n(.*?)```", part, re.DOTALL)
+
+
+@pytest.fixture
+def proxy(model_dir: Path, store: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """A proxy with two sealed sessions, one of them good."""
+    monkeypatch.setattr(consumers, "SETTLE_S", -1.0)
+    torch.set_num_threads(1)
+    with (
+        ScriptedEngine(model_dir, lambda _: Reply("It is 5."), served_model_name="m") as engine,
+        ProxyServer(
+            ProxySettings(engine.base_url, store, tokenizer_dir=model_dir), routers=[feed()]
+        ) as server,
+        httpx.Client(base_url=server.base_url) as api,
+    ):
+        for value in (1.0, 0.0):
+            new = api.post("/bridle/v1/sessions", json={"group_id": "g"}).json()
+            key = {"authorization": f"Bearer {new['key']}"}
+            ask = {"model": "m", "messages": [{"role": "user", "content": "2 plus 3?"}]}
+            assert api.post("/v1/chat/completions", json=ask, headers=key).status_code == 200
+            at = f"/bridle/v1/sessions/{new['id']}"
+            api.post(f"{at}/rewards", json={"name": "score", "value": value})
+            api.post(f"{at}/seal", json={})
+        yield server.base_url
+
+
+def test_trl_trains_a_step_on_what_it_leases(
+    proxy: str, store: str, model_dir: Path, tmp_path: Path
+) -> None:
+    policy = tmp_path / "policy"
+    shutil.copytree(model_dir, policy)
+    make_policy(policy, TinyShape(), vocab_size=600)
+    names: dict[str, Any] = {
+        "proxy": proxy,
+        "policy": str(policy),
+        "output": str(tmp_path / "out"),
+    }
+    (block,) = recipe("TRL")
+    exec(block, names)  # noqa: S102 - the page's own code
+    assert 0 < names["loss"] < 100
+    with open_store(store) as recorded:
+        (sample,) = next(recorded.sessions()).samples()
+    (row,) = names["batch"].to_list()
+    assert row["input_ids"] == sample.token_ids.tolist()
+    assert [label != -100 for label in row["labels"]] == sample.mask.tolist()
+    assert names["feed"].post("/lease").status_code == 204, "they are acknowledged"
+
+
+def test_verl_gets_its_tensors(proxy: str, store: str) -> None:
+    names: dict[str, Any] = {"proxy": proxy}
+    (block,) = recipe("verl")
+    exec(block, names)  # noqa: S102 - the page's own code
+    tensors, extra = names["tensors"], names["extra"]
+    assert extra == {"uid": ["g", "g"], "score": [1.0, 0.0]}
+    with open_store(store) as recorded:
+        (sample,) = next(recorded.sessions()).samples()
+    whole = torch.cat([tensors["prompts"][0], tensors["responses"][0]]).tolist()
+    assert whole == sample.token_ids.tolist()
+    learned = sample.mask[tensors["prompts"].shape[1] :]
+    assert tensors["response_mask"][0].bool().tolist() == learned.tolist()
+    scored = sample.logprobs[sample.mask]
+    assert tensors["rollout_log_probs"][0].numpy().tobytes() == scored.tobytes()

@@ -1,0 +1,64 @@
+"""Rewards by HTTP and by the command line end in the same place, and in the export."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import httpx
+from click.testing import Result
+
+from reconstruct import open_store
+from reconstruct.rewards import Aggregation
+
+Bridle = Callable[..., Result]
+
+
+def test_late_many_and_turn_rewards_by_http_and_command_line(
+    bridle: Bridle, store: str, recorded: str, proxy_url: str, tmp_path: Path
+) -> None:
+    odd = 0.1 + 0.2
+    with open_store(store) as opened:
+        session = opened.session(recorded)
+        first = session.calls[0].id
+    at = f"{proxy_url}/bridle/v1/sessions/{session.id}"
+    assert httpx.post(f"{at}/seal", json={}).status_code == 200
+    for new in (
+        {"name": "score", "value": 0.25},
+        {"name": "score", "value": odd},
+        {"name": "step", "value": 1.0, "call_id": first, "turn": 1},
+    ):
+        assert httpx.post(f"{at}/rewards", json=new).status_code == 201
+    assert httpx.post(f"{at}/rewards", json={"name": "score", "value": "NaN"}).status_code == 422
+    told = bridle("reward", recorded, "0", "--name", "step", "--turn", "2", "--store", store)
+    assert told.exit_code == 0
+    with open_store(store) as opened:
+        session = opened.session(recorded)
+        assert session.rewards == {"score": odd}
+        assert session.reward(Aggregation({"score": 1.0, "step": 1.0}, turns="mean")) == odd + 0.5
+    path = tmp_path / "good.jsonl"
+    turns = ("--turn-reward", "step", "--min-turn-reward", "0.5")
+    written = json.loads(bridle("export", path, *turns, "--store", store, "--json").stdout)
+    assert written["left_out"] == {"turn_reward_too_low": 1}
+    (line,) = [json.loads(text) for text in path.read_text().splitlines()]
+    assert [message["role"] for message in line["messages"]] == ["user", "assistant"]
+    assert "weight" not in line["messages"][1]
+    assert json.loads(Path(written["card"]).read_text())["rewards"]["score"]["max"] == odd
+
+
+def test_each_format_and_the_split_are_on_the_command_line(
+    bridle: Bridle, store: str, recorded: str, tmp_path: Path
+) -> None:
+    for form in ("trl", "trl-prompt-completion", "sharegpt", "adp", "atif", "chat", "tokens"):
+        path = tmp_path / f"{form}.out"
+        told = bridle("export", path, "--format", form, "--store", store, "--json")
+        assert json.loads(told.stdout)["rows"] == (2 if form == "trl-prompt-completion" else 1)
+        assert json.loads(path.with_name(path.name + ".card.json").read_text())["format"] == form
+    path = tmp_path / "x.jsonl"
+    told = bridle("export", path, "--eval-share", "1", "--store", store, "--json")
+    train, held = json.loads(told.stdout)["files"]
+    assert (train["rows"], held["rows"]) == (0, 1)
+    assert held["path"].endswith("x.eval.jsonl")
+    for wrong in (("--where", "nonesuch=1"), ("--builder", "nonesuch")):
+        assert bridle("export", path, *wrong, "--store", store).exit_code == 2

@@ -1,0 +1,84 @@
+"""The Python API, and the queries of docs/data.md as they are written there."""
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from reconstruct import open_store
+from store.errors import NotFound
+from store.records import Reward
+
+PAGE = Path(__file__).parents[2] / "docs" / "data.md"
+
+
+@pytest.fixture
+def opened(url, record, writer, agent):
+    writer.add_reward_sync(Reward(agent.id, "score", 0.1 + 0.2, 1.0))
+    other = record(name="other", harness="pi", labels={"seed": 3})
+    call = other.call([1], [5])
+    writer.add_reward_sync(Reward(other.id, "score", 0.5, 1.0, call_id=call))
+    with open_store(url) as store:
+        yield store
+
+
+def test_sessions_are_typed_objects_down_to_their_tokens(opened, agent, reader):
+    first, second = opened.sessions()
+    assert (first.id, second.record.name) == (agent.id, "other")
+    assert first.rewards == {"score": 0.1 + 0.2}
+    assert (second.rewards, second.reward()) == ({}, None)
+    assert first.tree.prompt(first.calls[0]).tolist() == [1, 2, 3, 10]
+    assert first.request(first.calls[0]) == b"[1, 2, 3, 10]"
+    assert first.response(first.calls[0]) == first.calls[0].id.encode()
+    assert len(first.samples()) == 5
+    assert len(first.samples(builder="per_call")) == 8
+    assert first.audit(bodies=True).clean
+    assert opened.session("other").id == second.id
+    with pytest.raises(NotFound):
+        opened.session("nonesuch")
+
+
+def test_tables_hold_what_the_objects_hold(opened):
+    sessions = opened.sessions_table().to_pydict()
+    assert sessions["reward.score"] == [0.1 + 0.2, None]
+    assert sessions["labels"][1] == '{"seed":3}'
+    assert "key_hash" not in sessions
+    calls = opened.calls_table(harness="pi").to_pylist()
+    assert [(call["status"], call["sampled_tokens"]) for call in calls] == [("complete", 1)]
+    samples = opened.samples_table()
+    assert samples.num_rows == 6
+    expected = [s.logprobs for session in opened.sessions() for s in session.samples()]
+    for found, logprobs in zip(samples["logprobs"].to_pylist(), expected, strict=True):
+        assert np.float32(found).tobytes() == logprobs.tobytes()
+    assert opened.samples_table(builder="per_call").num_rows == 9
+    assert list(opened.calls_table().to_pandas()["kind"]).count("side") == 1
+
+
+def test_sql_takes_values_and_gives_a_table(opened, agent):
+    found = opened.query("SELECT count(*) AS n FROM calls WHERE session_id = :id", id=agent.id)
+    assert found.to_pydict() == {"n": [9]}
+
+
+def test_looking_for_a_store_makes_none(tmp_path):
+    with pytest.raises(FileNotFoundError):
+        open_store(tmp_path / "none.db")
+    assert not (tmp_path / "none.db").exists()
+
+
+def test_the_queries_of_the_page_run(opened, capsys):
+    text = PAGE.read_text().split("## Exports")[0]
+    blocks = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    assert len(blocks) == 6
+    names = {"store": opened}
+    for block in blocks[1:]:
+        exec(block, names)  # noqa: S102 - the page's own code
+    assert names["solved"].loc["pi", "count"] == 0
+    assert names["breaks"].to_pydict() == {"reason": ["none"], "calls": [10]}
+    assert {version: sum(map(len, found)) for version, found in names["per_version"].items()} == {
+        1: 6,
+        2: 6,
+        3: 2,
+    }
+    assert [value for value, _ in names["ranked"]] == [0.5, 0.1 + 0.2]
+    assert "complete" in capsys.readouterr().out

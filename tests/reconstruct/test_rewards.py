@@ -1,0 +1,74 @@
+"""Rewards: named, late, many; of sessions, calls and turns; added up as the run states."""
+
+import pytest
+
+from reconstruct.rewards import Aggregation, session_rewards, turn_rewards
+from store.records import Reward, RunRecord
+
+
+def given(*values):
+    return [Reward("s", name, value, at, call_id=call) for name, value, at, call in values]
+
+
+SOME = given(
+    ("score", 0.1, 1.0, None),
+    ("score", 0.7, 3.0, None),
+    ("score", 0.4, 2.0, None),
+    ("style", 0.2, 1.0, None),
+    ("step", 1.0, 1.0, "a"),
+    ("step", 0.0, 2.0, "b"),
+    ("step", 0.5, 3.0, "a"),
+)
+
+
+def test_of_several_values_the_latest_counts_however_they_arrive():
+    assert session_rewards(SOME) == session_rewards(SOME[::-1]) == {"score": 0.7, "style": 0.2}
+    assert turn_rewards(SOME, "step") == {"a": 0.5, "b": 0.0}
+
+
+@pytest.mark.parametrize(
+    ("aggregation", "value"),
+    [
+        (Aggregation(), 0.7 + 0.2),
+        (Aggregation({"score": 2.0}), 1.4),
+        (Aggregation({"score": 1.0, "none": 1.0}), None),
+        (Aggregation({"step": 1.0}), None),
+        (Aggregation({"step": 1.0}, turns="sum"), 0.5),
+        (Aggregation({"step": 1.0}, turns="mean"), 0.25),
+        (Aggregation({"step": 1.0}, turns="min"), 0.0),
+        (Aggregation({"step": 1.0}, turns="max"), 0.5),
+        (Aggregation({"step": 1.0}, turns="last"), 0.5),
+    ],
+)
+def test_a_run_states_how_they_add_up(aggregation, value):
+    assert aggregation.value(SOME) == (None if value is None else pytest.approx(value, abs=1e-15))
+    assert Aggregation.from_data(aggregation.as_data()) == aggregation
+
+
+def test_a_name_given_to_the_session_is_not_made_of_its_turns():
+    both = [*SOME, *given(("score", 9.0, 9.0, "a"))]
+    assert Aggregation({"score": 1.0}, turns="sum").value(both) == 0.7
+
+
+def test_nothing_adds_up_to_nothing_and_unknown_ways_are_refused():
+    assert Aggregation().value([]) is None
+    with pytest.raises(ValueError, match="turns must be"):
+        Aggregation(turns="median")
+
+
+def test_values_keep_every_bit_and_late_ones_are_taken(record, writer, reader):
+    session = record()
+    call = session.call([1], [5])
+    odd = 0.1 + 0.2
+    writer.update_session_sync(session.id, sealed_at=5.0, outcome="completed")
+    writer.add_reward_sync(Reward(session.id, "score", odd, 9.0))
+    writer.add_reward_sync(Reward(session.id, "step", -odd, 9.0, call_id=call, turn=1))
+    whole, step = reader.rewards(session.id)
+    assert (whole.value.hex(), step.value.hex()) == (odd.hex(), (-odd).hex())
+    assert (step.call_id, step.turn) == (call, 1)
+
+
+def test_the_runs_aggregation_is_kept_with_the_run(writer, reader):
+    stated = Aggregation({"score": 1.0}, turns="mean")
+    writer.create_run(RunRecord("r", "train", 1.0, config={"reward": stated.as_data()}))
+    assert Aggregation.from_data(reader.run("r").config["reward"]) == stated

@@ -1,0 +1,89 @@
+"""Secrets scrubbed from bodies at write, when asked."""
+
+import json
+
+import pytest
+
+from store.records import CallStatus
+from store.redaction import PATTERNS, Redactor
+from store.writer import Writer
+
+SECRETS = {
+    "private_key": "-----BEGIN RSA PRIVATE KEY-----\\nMIIEow\\n-----END RSA PRIVATE KEY-----",
+    "aws_access_key": "AKIA" + "IOSFODNN7EXAMPLE",
+    "github_token": "ghp_" + "a1B2" * 9,
+    "google_api_key": "AIza" + "SyA-1234567" * 3 + "ab",
+    "slack_token": "xoxb-" + "123456789012-abcdef",
+    "api_key": "sk-" + "proj-abcdefghij0123456789",
+    "json_web_token": "eyJhbGciOiJIUzI1.eyJzdWIiOiIxMjM0.SflKxwRJSMeKK",
+}
+
+
+def recorded(url, calls, redactor, begun, **fields):
+    session = calls.session()
+    with Writer(url, redactor=redactor) as writer:
+        writer.create_session_sync(session)
+        call = calls.begun(session, **begun)
+        writer.begin_call(call)
+        writer.end_call_sync(calls.ended(call, [1, 2], [3], **fields))
+    return call.id
+
+
+def test_every_pattern_has_a_secret_that_it_finds():
+    assert SECRETS.keys() == PATTERNS.keys()
+
+
+@pytest.mark.parametrize("name", SECRETS)
+def test_a_secret_is_nowhere_in_the_record_and_the_call_says_so(url, reader, calls, name):
+    secret = SECRETS[name]
+    request = b'{"messages":[{"role":"user","content":"use %s now"}]}' % secret.encode()
+    found = recorded(
+        url,
+        calls,
+        Redactor(),
+        {"request_body": request},
+        response_body=f'{{"content":"I use {secret}"}}'.encode(),
+        message=json.loads(f'{{"role":"assistant","content":"I use {secret}"}}'),
+        conversation=json.loads(f'{{"tail":[{{"content":"use {secret} now"}}]}}'),
+    )
+    row = reader.call(found)
+    for stored in (
+        reader.body(row.request_body_id),
+        reader.body(row.response_body_id),
+        json.dumps([row.message, row.conversation]).encode(),
+    ):
+        assert secret.encode() not in stored
+        assert b"[redacted:%b]" % name.encode() in stored
+    assert [note.detail for note in row.notes if note.name == "redacted"] == [f"2 {name}"]
+    assert row.status is CallStatus.COMPLETE
+    assert reader.prompt_token_ids(found).tolist() == [1, 2], "tokens stay what they were"
+
+
+def test_a_secret_spelled_across_a_stream_takes_the_raw_body_with_it(url, reader, calls):
+    secret = SECRETS["aws_access_key"]
+    stream = b"".join(b'data: {"delta":"%c"}\n\n' % letter for letter in secret.encode())
+    found = recorded(
+        url, calls, Redactor(), {}, response_body=stream, message={"content": f"it is {secret}"}
+    )
+    row = reader.call(found)
+    assert reader.body(row.response_body_id).startswith(b"[redacted")
+    assert row.message == {"content": "it is [redacted:aws_access_key]"}
+
+
+def test_bodies_without_a_secret_stay_byte_for_byte(url, reader, calls):
+    body = b'{"messages": [ {"content":"task-sk-1, AKIA, xoxo" } ]}'
+    row = reader.call(recorded(url, calls, Redactor(), {"request_body": body}))
+    assert reader.body(row.request_body_id) == body
+    assert [note for note in row.notes if note.name == "redacted"] == []
+
+
+def test_without_being_asked_nothing_is_scrubbed(url, reader, calls):
+    body = SECRETS["api_key"].encode()
+    row = reader.call(recorded(url, calls, None, {"request_body": body}))
+    assert reader.body(row.request_body_id) == body
+
+
+def test_patterns_may_be_ones_own(url, reader, calls):
+    redactor = Redactor({"ticket": r"TICKET-\d+"})
+    row = reader.call(recorded(url, calls, redactor, {"request_body": b"see TICKET-12"}))
+    assert reader.body(row.request_body_id) == b"see [redacted:ticket]"
