@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 import shlex
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +19,7 @@ from harnesses.adapters.qwen_code import QwenCode
 from harnesses.runtimes.base import Runtime
 from harnesses.runtimes.local import LocalRuntime
 from harnesses.runtimes.warm import WarmRuntime
+from harnesses.tasks import TaskError, load_module
 from harnesses.verifiers import ExactAnswer, NumberAnswer, RegexAnswer, Verifier
 
 INSTALLED: dict[str, type[Any]] = {
@@ -71,18 +69,10 @@ def verifier(named: str) -> Verifier:
     place, separator, name = named.rpartition(":")
     if not separator:
         raise UnknownAgent(f"{named!r} is neither FILE.py:NAME nor one of {', '.join(VERIFIERS)}")
-    if place.endswith(".py"):
-        spec = importlib.util.spec_from_file_location(Path(place).stem, place)
-        if spec is None or spec.loader is None or not Path(place).is_file():
-            raise UnknownAgent(f"there is no verifier file {place}")
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[spec.name] = module
-        spec.loader.exec_module(module)
-    else:
-        try:
-            module = importlib.import_module(place)
-        except ModuleNotFoundError as error:
-            raise UnknownAgent(f"cannot import {place!r}: {error}") from error
+    try:
+        module = load_module(place)
+    except TaskError as error:
+        raise UnknownAgent(str(error)) from error
     own: Verifier | None = getattr(module, name, None)
     if own is None:
         raise UnknownAgent(f"{place} has no {name!r}")

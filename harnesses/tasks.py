@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import os
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -90,13 +91,14 @@ def _open(source: str) -> Iterable[Task]:
         raise TaskError(
             f"{source!r} is neither FILE.jsonl nor FILE.py:FUNCTION nor MODULE:FUNCTION"
         )
-    function: Callable[[], Iterable[Task]] | None = getattr(_import(place), name, None)
+    function: Callable[[], Iterable[Task]] | None = getattr(load_module(place), name, None)
     if function is None:
         raise TaskError(f"{place} has no function {name!r}")
     return function()
 
 
-def _import(place: str) -> ModuleType:
+def load_module(place: str) -> ModuleType:
+    """The module at a path (``FILE.py``) or of a dotted name; else :class:`TaskError`."""
     if not place.endswith(".py"):
         try:
             return importlib.import_module(place)
@@ -104,7 +106,8 @@ def _import(place: str) -> ModuleType:
             raise TaskError(f"cannot import {place!r}: {error}") from error
     spec = importlib.util.spec_from_file_location(Path(place).stem, place)
     if spec is None or spec.loader is None or not os.path.isfile(place):
-        raise TaskError(f"task module {place} does not exist")
+        raise TaskError(f"module {place} does not exist")
     module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
     spec.loader.exec_module(module)
     return module
