@@ -25,7 +25,7 @@ from proxy.fold import Fold
 from proxy.lineage import Link, Sampled, Turn
 from proxy.metrics import Metrics
 from proxy.policy_gate import PolicyGate
-from proxy.ports import CallWriter
+from proxy.ports import CallWriter, Versioned
 from proxy.stored_responses import begins_with_instructions
 from store.integrity import contradiction
 from store.records import (
@@ -168,7 +168,8 @@ class Recording:
         self._request = request
         self._way = way
         self._link = way.link
-        self._gate = gate
+        self.policy: Versioned = gate
+        """What is being sampled from: the pool's policy, then that of the engine that answers."""
         self._first_token_at: float | None = None
         self._sent: list[bytes] = []
         self._versions: dict[int, list[VersionRun]] = {}
@@ -260,7 +261,7 @@ class Recording:
     def _stamp(self, tokens: Tokens) -> None:
         if self._first_token_at is None:
             self._first_token_at = time.time()
-        version = self._gate.version
+        version = self.policy.version
         runs = self._versions.setdefault(tokens.choice, [])
         if not runs or runs[-1].version != version:
             runs.append(VersionRun(self.fold.token_count(tokens.choice), version))
