@@ -17,6 +17,7 @@ def main() -> None:
     options = argparse.ArgumentParser(prog="python -m proxy", description=__doc__)
     options.add_argument("--upstream", required=True, help="base URL of the engine")
     options.add_argument("--store", required=True, help="SQLAlchemy URL or path of the store")
+    options.add_argument("--synchronous", default="NORMAL", choices=["NORMAL", "FULL"])
     options.add_argument("--host", default="127.0.0.1")
     options.add_argument("--port", type=int, default=8484)
     options.add_argument("--model", default=None, help="served model name")
@@ -25,6 +26,7 @@ def main() -> None:
         ProxySettings(
             upstream_url=given.upstream,
             store_url=given.store,
+            synchronous=given.synchronous,
             host=given.host,
             port=given.port,
             model=given.model,
