@@ -87,7 +87,7 @@ class Services:
 def _open_store(settings: ProxySettings) -> Writer:
     migrate(settings.store_url)
     redactor = Redactor() if settings.redact else None
-    return Writer(settings.store_url, redactor=redactor).start()
+    return Writer(settings.store_url, synchronous=settings.synchronous, redactor=redactor).start()
 
 
 def _continuer(settings: ProxySettings) -> Continuer | None:

@@ -5,14 +5,17 @@ from __future__ import annotations
 import ipaddress
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Literal
 
+from store.database import Synchronous
 from store.records import Continuation
 
 LOOPBACK_NAMES = frozenset({"localhost", "ip6-localhost", "testserver"})
 
 
+@lru_cache(maxsize=1024)
 def is_loopback(host: str | None) -> bool:
     """True when ``host`` is a name or address of this machine that no other machine can reach."""
     if not host:
@@ -55,6 +58,9 @@ class ProxySettings:
     """Base URL of the (first) engine without ``/v1``; a trailing ``/v1`` is taken off."""
     store_url: str
     """SQLAlchemy URL, for example ``sqlite:///runs/bridle.db``."""
+    synchronous: Synchronous = "NORMAL"
+    """SQLite's pragma: ``NORMAL`` keeps every commit through ``kill -9``, ``FULL`` also through a
+    power cut, for a wait on the disk in every call."""
     host: str = "127.0.0.1"
     port: int = 0
     """``0`` takes a free port; ``ProxyServer.base_url`` tells which."""
