@@ -26,9 +26,12 @@ class Stack:
         return EngineClient(self.engine_url)
 
     def announce(self, version: int) -> None:
-        """Tells the proxy which policy version the engine serves from now on."""
+        """Tells the proxy which policy version the engine serves from now on, an earlier one when
+        a publish was taken back."""
         reply = httpx.put(
-            f"{self.proxy_url}/bridle/v1/policy", json={"version": version}, trust_env=False
+            f"{self.proxy_url}/bridle/v1/policy",
+            json={"version": version, "back": True},
+            trust_env=False,
         )
         reply.raise_for_status()
 
