@@ -10,7 +10,7 @@ from proxy.canonical import ApiError, Request
 from proxy.client import Client, ClientGone
 from proxy.continuation import Prompt
 from proxy.dialects.registry import COUNTING, DIALECTS
-from proxy.engine_request import engine_request
+from proxy.engine_request import constraint, engine_request
 from proxy.exchange import Exchange
 from proxy.harness_identity import identify, kept_headers
 from proxy.lineage import Link
@@ -82,7 +82,7 @@ class DataPlane:
         body = await client.body(services.settings.limits.body_bytes)
         dialect = DIALECTS[route.dialect]
         request = dialect.parse(body, dict(route.parameters), _query(client))
-        request = await services.stored_responses.expand(request)
+        request = await services.stored_responses.expand(request, body)
         session, link = await self._admit(caller, route, client, request)
         prompt = self._prompt(session, link, request)
         served = await services.upstream.served_model(request.model, services.gate.policy.model)
@@ -113,7 +113,7 @@ class DataPlane:
         except StoreUnavailable as error:
             raise store_unavailable() from error
         recording.sampling = ask.sampling
-        recording.notes.extend(notes)
+        recording.notes += (*notes, *constraint(request))
         minted = dialect.mint(call_id, int(started_at), request.model)
         await Exchange(services, client, dialect, request, minted, recording, ask).run()
 

@@ -19,6 +19,8 @@ from store.database import connect
 from store.errors import NotFound
 from store.packing import unpack_json
 from store.records import (
+    ALSO_BROKE_ON,
+    CONSTRAINED,
     BreakReason,
     CallKind,
     CallStatus,
@@ -94,6 +96,19 @@ class CallRow:
     started_at: float
     first_token_at: float | None
     ended_at: float | None
+
+    @property
+    def break_reasons(self) -> tuple[str, ...]:
+        """Every reason of the call's break, that of the first difference first."""
+        if self.break_reason is None:
+            return ()
+        others = (note.detail for note in self.notes if note.name == ALSO_BROKE_ON)
+        return (self.break_reason.value, *others)
+
+    @property
+    def constrained(self) -> bool:
+        """Whether a grammar was asked to shape the reply."""
+        return any(note.name == CONSTRAINED for note in self.notes)
 
 
 @dataclass(frozen=True, slots=True)

@@ -252,7 +252,12 @@ def grpo_config(settings: DemoSettings) -> GrpoConfig:
         minibatches=settings.minibatches,
         epochs=settings.epochs,
         seed=settings.seed,
-        optimizer=OptimizerConfig(learning_rate=settings.learning_rate, eps=settings.adam_eps),
+        optimizer=OptimizerConfig(
+            learning_rate=settings.learning_rate,
+            eps=settings.adam_eps,
+            schedule="cosine",
+            final_fraction=settings.final_fraction,
+        ),
         checkpoints=CheckpointConfig(every=1, keep=2),
         filters=FilterConfig(),
     )
