@@ -41,6 +41,10 @@ class TrainablePolicy:
     parse_failed: bool = True
     """Train replies with a tool call that could not be read: the policy sampled them, and an
     unanswered call earns what it deserves."""
+    constrained: bool = True
+    """Train replies that a grammar shaped (a response format, a required tool). On an engine that
+    masks its logits for it their logprobs are of the masked distribution: ratios to the trainer's
+    own start well below 1 there."""
     models: frozenset[str] | None = None
     """Served models that are trained; ``None`` for all. A frozen model is one left out."""
     oldest_version: int | None = None
@@ -55,6 +59,7 @@ class TrainablePolicy:
             "partial": self.partial,
             "finish_length": self.finish_length,
             "parse_failed": self.parse_failed,
+            "constrained": self.constrained,
             "models": None if self.models is None else sorted(self.models),
             "oldest_version": self.oldest_version,
             "untrusted_versions": sorted(self.untrusted_versions),
@@ -94,6 +99,8 @@ def untrainable(policy: TrainablePolicy, call: CallRow, row: SpanRow) -> str | N
         return "finish_length"
     if not policy.parse_failed and parse_failed(call, row.choice or 0):
         return "parse_failed"
+    if call.constrained and not policy.constrained:
+        return "constrained"
     return None
 
 

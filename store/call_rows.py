@@ -16,7 +16,7 @@ import orjson
 from sqlalchemy import Row, select
 
 from store.packing import unpack_json
-from store.records import BreakReason, CallKind, CallStatus, Note, Span
+from store.records import ALSO_BROKE_ON, CONSTRAINED, BreakReason, CallKind, CallStatus, Note, Span
 from store.schema import bodies, calls, spans
 from store.stored import SPANS as SPANS
 from store.stored import conversation, json_as_text, read_span
@@ -67,6 +67,19 @@ class CallRow:
     role_set: str | None
     kind_by: str | None
     """Who said so."""
+
+    @property
+    def break_reasons(self) -> tuple[str, ...]:
+        """Every reason of the call's break, that of the first difference first."""
+        if self.break_reason is None:
+            return ()
+        others = (note.detail for note in self.notes if note.name == ALSO_BROKE_ON)
+        return (self.break_reason.value, *others)
+
+    @property
+    def constrained(self) -> bool:
+        """Whether a grammar was asked to shape the reply."""
+        return any(note.name == CONSTRAINED for note in self.notes)
 
     def told_apart(self, kind: CallKind, role: str | None) -> CallRow:
         """This call with another kind and role; ``dataclasses.replace`` takes three times as long,
