@@ -1,4 +1,4 @@
-"""A store of either kind, and calls to put into it."""
+"""A store of either kind, audited when the test is over."""
 
 from __future__ import annotations
 
@@ -9,79 +9,15 @@ import socket
 import sqlite3
 import subprocess
 import tempfile
-import time
 from contextlib import contextmanager
 from pathlib import Path
 
-import numpy as np
 import psycopg
 import pytest
 
-from store.database import migrate
+from reconstruct.audit import audit
+from store.database import migrate, revision
 from store.queries import Reader
-from store.records import (
-    CallBegun,
-    CallEnded,
-    CallStatus,
-    Choice,
-    SessionRecord,
-    VersionRun,
-    new_id,
-)
-from store.writer import Writer
-
-
-class Calls:
-    """Makes the records of calls that are complete and agree with themselves."""
-
-    def __init__(self, seed: int = 0) -> None:
-        self.random = np.random.default_rng(seed)
-
-    def session(self, **fields) -> SessionRecord:
-        return SessionRecord(**{"id": new_id("session"), "created_at": time.time(), **fields})
-
-    def begun(self, session: SessionRecord | str, **fields) -> CallBegun:
-        values = {
-            "id": new_id("call"),
-            "session_id": session if isinstance(session, str) else session.id,
-            "dialect": "chat",
-            "started_at": time.time(),
-            "request_body": b'{"model":"policy","messages":[]}',
-            "stream": True,
-            "model_requested": "policy",
-        }
-        return CallBegun(**values | fields)
-
-    def choice(self, ids, version: int = 1, finish_reason: str = "stop") -> Choice:
-        return Choice(
-            token_ids=np.asarray(ids, dtype=np.uint32),
-            logprobs=-self.random.random(len(ids)).astype(np.float32),
-            versions=(VersionRun(0, version),) if len(ids) else (),
-            finish_reason=finish_reason,
-        )
-
-    def ended(self, begun: CallBegun, prompt, *sampled, version: int = 1, **fields) -> CallEnded:
-        choices = tuple(self.choice(ids, version) for ids in sampled)
-        values = {
-            "id": begun.id,
-            "session_id": begun.session_id,
-            "status": CallStatus.COMPLETE,
-            "ended_at": time.time(),
-            "prompt_token_ids": np.asarray(prompt, dtype=np.uint32),
-            "choices": choices,
-            "response_body": f"data: {begun.id}\n\n".encode(),
-            "usage": {
-                "prompt_tokens": len(prompt),
-                "completion_tokens": sum(len(choice.token_ids) for choice in choices),
-            },
-            "message": {"role": "assistant", "content": "yes"},
-        }
-        return CallEnded(**values | fields)
-
-
-@pytest.fixture
-def calls() -> Calls:
-    return Calls()
 
 
 @pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.postgres)])
@@ -93,18 +29,6 @@ def url(request, tmp_path):
         address = request.getfixturevalue("postgres").empty_database()
     migrate(address)
     return address
-
-
-@pytest.fixture
-def writer(url):
-    with Writer(url) as opened:
-        yield opened
-
-
-@pytest.fixture
-def reader(url):
-    with Reader(url) as opened:
-        yield opened
 
 
 @pytest.fixture
@@ -189,3 +113,22 @@ def _binaries() -> Path:
     if not found and on_path is None:
         raise RuntimeError("PostgreSQL is not installed: apt-get install postgresql")
     return found[-1].parent if found else Path(on_path).parent
+
+
+@pytest.fixture(autouse=True)
+def its_stores_are_audited(request, tmp_path):
+    """Audits every store that the test has made, bodies included, on either database."""
+    # Asked for now, so that whatever writes to it is closed before it is audited.
+    url = request.getfixturevalue("url") if "url" in request.fixturenames else None
+    yield
+    if request.node.get_closest_marker("damages_store") is not None:
+        return
+    stores = [str(path) for path in tmp_path.rglob("*.db")]
+    if url is not None and "://" in url:
+        stores.append(url)
+    for store in stores:
+        if revision(store) is None:
+            continue
+        with Reader(store) as reader:
+            violations = [v for found in audit(reader, bodies=True) for v in found.violations]
+            assert not violations, f"{store} does not hold together: {violations[:5]}"
