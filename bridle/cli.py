@@ -26,6 +26,8 @@ from bridle.commands import (
     sft,
     show,
     train,
+    trainer,
+    worker,
 )
 
 app = typer.Typer(
@@ -52,6 +54,8 @@ app.command("export-db")(copies.export_db)
 app.command("import-db")(copies.import_db)
 app.command("rollout")(rollout.rollout)
 app.command("train")(train.train)
+app.command("worker")(worker.worker)
+app.command("trainer")(trainer.trainer)
 app.command("sft")(sft.sft)
 app.add_typer(bench.app, name="bench")
 app.add_typer(engine.app, name="engine")

@@ -231,7 +231,7 @@ def stand(
                 upstream_url=url,
                 store_url=str(path),
                 model="m",
-                limits=Limits(stall_timeout_s=STALL_S),
+                limits=Limits(stall_timeout_s=STALL_S, failures_to_eject=10_000, health_check_s=0),
             ),
             grace_s=1,
         )
