@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sqlite3
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 
@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from reconstruct.audit import audit
+from store.database import revision
 from store.queries import Reader
 from store.records import (
     CallBegun,
@@ -27,27 +28,52 @@ from store.records import (
 )
 from store.writer import Writer
 
-AUDITED = ("reconstruct", "bridle")
+AUDITED = (
+    "bridle",
+    "conformance",
+    "dialects",
+    "harnesses",
+    "lineage",
+    "proxy",
+    "reconstruct",
+    "store",
+)
 """Rooms whose tests record what holds together unless they are marked ``damages_store``."""
+
+AuditStore = Callable[[Path], None]
+
+
+@pytest.fixture(scope="session")
+def audit_store() -> AuditStore:
+    """Audits one SQLite store, bodies included: for fixtures that keep theirs for many tests."""
+    return _audit
 
 
 @pytest.fixture(autouse=True)
 def stores_are_audited(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Audits every SQLite store under the test's ``tmp_path``, bodies included."""
+    """Audits every SQLite store under the test's ``tmp_path``, and its PostgreSQL one (``url``)."""
     room = Path(request.path).parent.name
     if room not in AUDITED or "tmp_path" not in request.fixturenames:
         yield
         return
     folder: Path = request.getfixturevalue("tmp_path")
+    # Asked for now, so that whatever writes to it is closed before it is audited.
+    on_server = request.node.get_closest_marker("postgres") and "url" in request.fixturenames
+    url = request.getfixturevalue("url") if on_server else None
     yield
     if request.node.get_closest_marker("damages_store") is not None:
         return
     for path in folder.rglob("*.db"):
-        if not _is_store(path):
-            continue
-        with Reader(str(path)) as reader:
-            violations = [v for found in audit(reader, bodies=True) for v in found.violations]
-            assert not violations, f"{path} does not hold together: {violations[:5]}"
+        if _is_store(path):
+            _audit(path)
+    if url is not None and revision(url) is not None:
+        _audit(url)
+
+
+def _audit(store: Path | str) -> None:
+    with Reader(str(store)) as reader:
+        violations = [v for found in audit(reader, bodies=True) for v in found.violations]
+        assert not violations, f"{store} does not hold together: {violations[:5]}"
 
 
 def _is_store(path: Path) -> bool:

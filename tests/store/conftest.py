@@ -1,4 +1,4 @@
-"""A store of either kind, audited when the test is over."""
+"""A store of either kind."""
 
 from __future__ import annotations
 
@@ -15,9 +15,7 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from reconstruct.audit import audit
-from store.database import migrate, revision
-from store.queries import Reader
+from store.database import migrate
 
 
 @pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.postgres)])
@@ -113,22 +111,3 @@ def _binaries() -> Path:
     if not found and on_path is None:
         raise RuntimeError("PostgreSQL is not installed: apt-get install postgresql")
     return found[-1].parent if found else Path(on_path).parent
-
-
-@pytest.fixture(autouse=True)
-def its_stores_are_audited(request, tmp_path):
-    """Audits every store that the test has made, bodies included, on either database."""
-    # Asked for now, so that whatever writes to it is closed before it is audited.
-    url = request.getfixturevalue("url") if "url" in request.fixturenames else None
-    yield
-    if request.node.get_closest_marker("damages_store") is not None:
-        return
-    stores = [str(path) for path in tmp_path.rglob("*.db")]
-    if url is not None and "://" in url:
-        stores.append(url)
-    for store in stores:
-        if revision(store) is None:
-            continue
-        with Reader(store) as reader:
-            violations = [v for found in audit(reader, bodies=True) for v in found.violations]
-            assert not violations, f"{store} does not hold together: {violations[:5]}"
