@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from store.queries import CallRow, SpanRow
-from store.records import CallKind, CallStatus, VersionRun
+from store.records import CallKind, CallStatus, VersionRun, is_frozen
 from store.tree import DETACHED
 
 
@@ -78,6 +78,8 @@ def untrainable(policy: TrainablePolicy, call: CallRow, row: SpanRow) -> str | N
         return f"status_{call.status}"
     if call.kind not in policy.kinds:
         return f"kind_{call.kind}"
+    if is_frozen(call.notes):
+        return "model_frozen"
     if policy.models is not None and call.model_served not in policy.models:
         return "model_frozen"
     if row.finish_reason == "length" and not policy.finish_length:
