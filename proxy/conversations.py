@@ -15,7 +15,7 @@ from proxy.canonical import Request
 from proxy.lineage import Conversations, Link, Sampled, Turn, message_from_chat
 from store.errors import NotFound
 from store.queries import CallRow, Reader
-from store.records import CallStatus, SessionRecord, Span, TokenIds
+from store.records import CallStatus, SessionRecord, Span, TokenIds, is_frozen
 
 log = logging.getLogger("bridle.proxy")
 
@@ -227,7 +227,8 @@ def _turn(row: CallRow, spans: Mapping[str, Span], conversations: Conversations)
     if not state:
         return None
     base = conversations.get(state["base"]) if state.get("base") else None
-    trusted = row.status in _CARRY_TOKENS  # else: its echo is recognised, nothing built on it
+    # Else: its echo is recognised, nothing built on it.
+    trusted = row.status in _CARRY_TOKENS and not is_frozen(row.notes)
     try:
         return Turn.from_state(
             state,

@@ -6,12 +6,14 @@ import asyncio
 from dataclasses import dataclass
 
 from engine.tokenizer import Tokenizer
+from proxy.budgets import Budgets
 from proxy.continuation import Continuer
 from proxy.conversations import SessionConversations
-from proxy.engine_pool import EnginePool
 from proxy.cut_ids import PromptIds
+from proxy.engine_pool import EnginePool
 from proxy.keep_alive import KeepAlives
 from proxy.metrics import Metrics
+from proxy.model_routes import ModelRoutes
 from proxy.policy_gate import PolicyGate
 from proxy.recorder import Recorder
 from proxy.sessions import Sessions
@@ -30,7 +32,8 @@ class Services:
     settings: ProxySettings
     writer: Writer
     reader: Reader
-    engines: EnginePool
+    models: ModelRoutes
+    budgets: Budgets
     sessions: Sessions
     conversations: SessionConversations
     gate: PolicyGate
@@ -43,6 +46,11 @@ class Services:
     prompt_ids: PromptIds
     """Long prompts as the engine told them last, by session."""
 
+    @property
+    def engines(self) -> EnginePool:
+        """The policy's."""
+        return self.models.policy
+
     @classmethod
     async def start(cls, settings: ProxySettings) -> Services:
         """Opens the store (creating or migrating it) and the engine's connections."""
@@ -53,22 +61,17 @@ class Services:
         continuer = await asyncio.to_thread(_continuer, settings)
         conversations = SessionConversations(reader, settings.limits.sessions_in_memory)
         await conversations.start()
-        engines = EnginePool(
-            settings,
-            gate,
-            settings.engine_urls,
-            model=settings.model,
-            api_key=settings.upstream_api_key,
-        )
-        await engines.start()
-        metrics.watch(engines.states)
+        models = ModelRoutes(settings, gate)
+        await models.start()
+        metrics.watch(models.policy.states)
         keep_alives = KeepAlives(settings.limits.keep_alive_s)
         keep_alives.start()
         return cls(
             settings=settings,
             writer=writer,
             reader=reader,
-            engines=engines,
+            models=models,
+            budgets=Budgets(reader, settings.budget),
             sessions=Sessions(settings, writer, reader, conversations.opened),
             conversations=conversations,
             gate=gate,
@@ -83,7 +86,7 @@ class Services:
     async def close(self) -> None:
         """Stops what :meth:`start` started; queued records are written first."""
         await self.keep_alives.close()
-        await self.engines.close()
+        await self.models.close()
         await asyncio.to_thread(self.writer.close)
         self.reader.close()
 

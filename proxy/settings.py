@@ -9,6 +9,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Literal
 
+from proxy.budgets import Budget
 from store.database import Synchronous
 from store.records import Continuation
 
@@ -51,6 +52,20 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
+class OtherModel:
+    """A model beside the policy: frozen, or another provider's. Recorded, never trained."""
+
+    urls: tuple[str, ...]
+    """Base URLs of the engines that serve it, without ``/v1``."""
+    model: str | None = None
+    """Its name there; ``None``: the first that the engine lists, or what the client says when it is
+    external."""
+    api_key: str | None = field(default=None, repr=False)
+    external: bool = False
+    """Any OpenAI-compatible API: it is not asked for token ids, and its records have none."""
+
+
+@dataclass(frozen=True, slots=True)
 class ProxySettings:
     """One proxy process: where the engine is, where the record goes, who may come in."""
 
@@ -75,6 +90,12 @@ class ProxySettings:
     """The served model's name; ``None`` takes the first that ``/v1/models`` of the engine lists."""
     model_aliases: Mapping[str, str] = field(default_factory=dict)
     """Client's model name -> served model name, before ``model`` applies."""
+    other_models: Mapping[str, OtherModel] = field(default_factory=dict)
+    """By the model's name as the client says it, or a pattern of names such as ``*-haiku-*``."""
+    role_models: Mapping[str, str] = field(default_factory=dict)
+    """Role of a (sub-)agent, or ``subagent`` for all of them -> a name in ``other_models``."""
+    budget: Budget = field(default_factory=Budget)
+    """Of every session, unless its own settings say otherwise."""
     tokenizer_dir: Path | None = None
     """The served model's tokenizer and chat template; needed for exact continuation."""
     continuation: Continuation = Continuation.EXACT

@@ -10,7 +10,7 @@ import os
 import time
 from base64 import b32encode
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Final
@@ -127,6 +127,14 @@ class Note:
     name: str
     """Stable snake_case word; the label of the counter in ``/metrics``."""
     detail: str = ""
+
+
+FROZEN: Final = "model_frozen"
+"""Name of the note on a call that another model than the policy answered: it is never trained."""
+
+
+def is_frozen(notes: Iterable[Note]) -> bool:
+    return any(note.name == FROZEN for note in notes)
 
 
 @dataclass(frozen=True, slots=True)

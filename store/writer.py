@@ -39,6 +39,7 @@ from store.records import (
     CallEnded,
     CallKind,
     Metric,
+    Note,
     PolicyRecord,
     Reward,
     RunRecord,
@@ -213,6 +214,11 @@ class Writer:
     ) -> None:
         """:meth:`set_kind` for a thread."""
         self._commit_sync(_kind_patch(call_id, kind, role, by))
+
+    async def set_notes(self, call_id: str, notes: Sequence[Note]) -> None:
+        """Sets what is noted about a call. Raises :class:`RecordRejected` for an unknown one."""
+        fields = {"notes": [{"name": note.name, "detail": note.detail} for note in notes]}
+        await self._commit(Patch("calls", call_id, fields))
 
     # -- sessions and rewards --------------------------------------------------------------------
 

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from bridle.config import DEFAULT_PORT
-from bridle.options import JsonOption, StoreOption
+from bridle.options import BudgetCalls, BudgetSeconds, BudgetTokens, JsonOption, StoreOption
 from bridle.serving import announce, wait_for_signal
 from bridle.terminal import fail
 from store.records import Continuation
@@ -38,6 +38,21 @@ def proxy(
     model: Annotated[
         str | None, typer.Option(help="The engine's model name; default: the first it lists.")
     ] = None,
+    other_models: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--other-model",
+            help="Send a model elsewhere: NAME=URL[,model=THEIRS][,key=VARIABLE][,external]. "
+            "NAME may be a pattern; recorded, never trained.",
+        ),
+    ] = None,
+    role_models: Annotated[
+        list[str] | None,
+        typer.Option("--role-model", help="ROLE=NAME of an --other-model; ROLE may be `subagent`."),
+    ] = None,
+    budget_calls: BudgetCalls = None,
+    budget_tokens: BudgetTokens = None,
+    budget_seconds: BudgetSeconds = None,
     redact: Annotated[
         bool, typer.Option("--redact", help="Scrub keys and tokens from what is recorded as text.")
     ] = False,
@@ -45,6 +60,8 @@ def proxy(
 ) -> None:
     """Record agents: point their base URL at this proxy."""
     from bridle.feed import feed
+    from bridle.upstreams import other_model, pair
+    from proxy.budgets import Budget
     from proxy.server import ProxyServer
     from proxy.settings import ProxySettings, is_loopback
     from store.database import migrate
@@ -66,6 +83,9 @@ def proxy(
         model=model,
         tokenizer_dir=tokenizer,
         continuation=continuation,
+        other_models=dict(other_model(text) for text in other_models or ()),
+        role_models=dict(pair(text, "--role-model") for text in role_models or ()),
+        budget=Budget(budget_calls, budget_tokens, budget_seconds),
         redact=redact,
     )
     with ProxyServer(settings, routers=[feed()]) as server:
