@@ -10,13 +10,14 @@ why.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from engine.tokenizer import TemplateError, Tokenizer
-from proxy.canonical import Message, Request
+from proxy.canonical import Request
 from proxy.continuation_breaks import explain
 from proxy.continuation_probe import Prober
 from proxy.continuation_report import TemplateReport
@@ -75,7 +76,9 @@ class Continuer:
         """The rendered tail, or ``None`` when it cannot be rendered on its own."""
         if link.base is None or request.extra.get("continue_final_message"):
             return None
-        if any(_has_other_than_text(message) for message in request.messages):
+        if not all(
+            [type(m.content) is not list or _only_text(m.content) for m in request.messages]
+        ):
             return None
         head = request.messages[: _leading(request)]
         setting = Setting(head, request.tools, request.template_kwargs)
@@ -105,7 +108,5 @@ def _leading(request: Request) -> int:
     return count
 
 
-def _has_other_than_text(message: Message) -> bool:
-    return isinstance(message.content, list) and any(
-        part.get("type") != "text" for part in message.content
-    )
+def _only_text(parts: Sequence[Mapping[str, Any]]) -> bool:
+    return all(part.get("type") == "text" for part in parts)

@@ -81,7 +81,10 @@ class DataPlane:
         caller = await services.sessions.authenticate(client.headers, client.address)
         body = await client.body(services.settings.limits.body_bytes)
         dialect = DIALECTS[route.dialect]
-        request = dialect.parse(body, dict(route.parameters), _query(client))
+        if dialect.name == "chat":
+            request = services.histories.parse(body, _owner(caller, route, client))
+        else:
+            request = dialect.parse(body, dict(route.parameters), _query(client))
         request = await services.stored_responses.expand(request, body)
         session, link = await self._admit(caller, route, client, request)
         prompt = self._prompt(session, link, request)
@@ -162,6 +165,13 @@ class DataPlane:
         ):
             return Prompt(None, link.break_reason)
         return continuer.prompt(link, request)
+
+
+def _owner(caller: Caller, route: Route, client: Client) -> str:
+    """Whose requests are likely to go on from one another."""
+    if caller.session is not None:
+        return caller.session.id
+    return route.session or identify(client.headers).session_name or ""
 
 
 def _query(client: Client) -> dict[str, str]:

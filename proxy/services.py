@@ -10,6 +10,7 @@ from proxy.continuation import Continuer
 from proxy.conversations import SessionConversations
 from proxy.engine_pool import EnginePool
 from proxy.keep_alive import KeepAlives
+from proxy.known_histories import KnownHistories
 from proxy.metrics import Metrics
 from proxy.policy_gate import PolicyGate
 from proxy.recorder import Recorder
@@ -38,6 +39,7 @@ class Services:
     continuer: Continuer | None
     """Makes exact prompts; ``None`` without the model's tokenizer."""
     stored_responses: StoredResponses
+    histories: KnownHistories
     keep_alives: KeepAlives
 
     @classmethod
@@ -73,6 +75,7 @@ class Services:
             recorder=Recorder(writer, conversations, gate, metrics, continuer),
             continuer=continuer,
             stored_responses=StoredResponses(reader),
+            histories=KnownHistories(),
             keep_alives=keep_alives,
         )
 

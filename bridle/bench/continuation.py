@@ -27,7 +27,7 @@ from engine.scripted import Reply, ScriptedCall, ScriptedEngine
 from engine.tokenizer import Tokenizer
 from proxy.canonical import Minted
 from proxy.continuation import Continuer
-from proxy.dialects.registry import DIALECTS
+from proxy.known_histories import KnownHistories
 from proxy.lineage import Conversations, Sampled, Turn, message_from_chat
 from proxy.server import ProxyServer
 from proxy.settings import ProxySettings
@@ -97,6 +97,7 @@ def _prompt_times(
             "exact_ms": round(1000 * exact, 3),
             "rendered_ms": round(1000 * rendered, 3),
             "ratio": round(rendered / exact, 2),
+            "json_ms": round(1000 * _median(orjson.loads, bodies[1:], time.process_time), 3),
             "prompt_tokens": len(whole),
             "tail_tokens": agent.exact(bodies[-1]),
         }
@@ -110,6 +111,7 @@ class _Agent:
         self._tokenizer = tokenizer
         self._continuer = Continuer(tokenizer)
         self._conversations = Conversations()
+        self._histories = KnownHistories()
         self._texts = cycle(texts)
         self.tokens = 0
         self._messages: list[dict[str, Any]] = [
@@ -131,7 +133,7 @@ class _Agent:
 
     def turn(self) -> None:
         """One call, and the result that the harness appends."""
-        request = DIALECTS["chat"].parse(self.body(), {}, {})
+        request = self._histories.parse(self.body(), "agent")
         link = self._conversations.find(request)
         prompt = self._continuer.prompt(link, request).token_ids
         if prompt is None:
@@ -159,7 +161,7 @@ class _Agent:
 
     def exact(self, body: bytes) -> int:
         """From the request's bytes to its prompt ids by lineage; how many of them are new."""
-        request = DIALECTS["chat"].parse(body, {}, {})
+        request = self._histories.parse(body, "agent")
         prompt = self._continuer.prompt(self._conversations.find(request), request)
         if prompt.token_ids is None:
             raise RuntimeError(f"the call was not continued exactly: {prompt.break_reason}")
@@ -236,6 +238,18 @@ def _first_token(client: httpx.Client, url: str, messages: Sequence[dict[str, An
             delta = line.startswith("data: {") and orjson.loads(line[6:])["choices"][0]["delta"]
             if delta and any(value for name, value in delta.items() if name != "role"):
                 return
+
+
+def _median(
+    work: Callable[[Any], object], requests: Sequence[Any], clock: Callable[[], float]
+) -> float:
+    """Median seconds over ``requests``."""
+    taken = []
+    for request in requests:
+        started = clock()
+        work(request)
+        taken.append(clock() - started)
+    return statistics.median(taken)
 
 
 def _in_turns(
