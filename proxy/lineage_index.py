@@ -36,13 +36,16 @@ class TurnIndex:
         self._echoed: dict[str, int] = {}
         self._openings: dict[str, list[Turn]] = {}
         """By the first ``SUMMARY_LENGTH`` characters of each reply that has so many."""
+        self._prompts: dict[int, int] = {}
+        """How many turns hold an array of prompt ids, by the array's identity: calls that ask the
+        same again share it."""
         self._depths: dict[tuple[bytes, str | None], list[int]] = {}
         """Of the turns with these instructions and agent: how many there are, and the depth of the
         deepest there has been."""
 
     def insert(self, turn: Turn) -> None:
         self.turns[turn.call_id] = turn
-        self.held_tokens += _own_tokens(turn)
+        self.held_tokens += self._new_tokens(turn)
         siblings = self._children.setdefault(_below(turn), {})
         siblings.setdefault(_first(turn.seen.units), []).append(turn)
         for digest in set().union(*map(echoes, turn.choices)):
@@ -60,7 +63,7 @@ class TurnIndex:
 
     def remove(self, turn: Turn) -> None:
         del self.turns[turn.call_id]
-        self.held_tokens -= _own_tokens(turn)
+        self.held_tokens -= self._freed_tokens(turn)
         siblings = self._children[_below(turn)]
         _discard(siblings, _first(turn.seen.units), turn)
         if not siblings:
@@ -78,6 +81,23 @@ class TurnIndex:
             self._echoed[used] -= 1
             if not self._echoed[used]:
                 del self._echoed[used]
+
+    def _new_tokens(self, turn: Turn) -> int:
+        sampled = _sampled_tokens(turn)
+        if turn.own_ids is None:
+            return sampled
+        holders = self._prompts[id(turn.own_ids)] = self._prompts.get(id(turn.own_ids), 0) + 1
+        return sampled + (len(turn.own_ids) if holders == 1 else 0)
+
+    def _freed_tokens(self, turn: Turn) -> int:
+        sampled = _sampled_tokens(turn)
+        if turn.own_ids is None:
+            return sampled
+        self._prompts[id(turn.own_ids)] -= 1
+        if self._prompts[id(turn.own_ids)]:
+            return sampled
+        del self._prompts[id(turn.own_ids)]
+        return sampled + len(turn.own_ids)
 
     def leaves(self) -> list[Turn]:
         """Turns that no other turn builds on: lone calls first, then ends of longer lines; each
@@ -169,9 +189,8 @@ def _used(turn: Turn) -> set[str]:
     return {call_id for call_id in used if call_id is not None}
 
 
-def _own_tokens(turn: Turn) -> int:
-    own = len(turn.own_ids) if turn.own_ids is not None else 0
-    return own + sum(len(choice.token_ids) for choice in turn.choices)
+def _sampled_tokens(turn: Turn) -> int:
+    return sum([len(choice.token_ids) for choice in turn.choices])
 
 
 def _discard(lists: dict[Key, list[Turn]], key: Key, turn: Turn) -> None:

@@ -9,6 +9,7 @@ from engine.tokenizer import Tokenizer
 from proxy.continuation import Continuer
 from proxy.conversations import SessionConversations
 from proxy.engine_pool import EnginePool
+from proxy.cut_ids import PromptIds
 from proxy.keep_alive import KeepAlives
 from proxy.known_histories import KnownHistories
 from proxy.metrics import Metrics
@@ -41,6 +42,8 @@ class Services:
     stored_responses: StoredResponses
     histories: KnownHistories
     keep_alives: KeepAlives
+    prompt_ids: PromptIds
+    """Long prompts as the engine told them last, by session."""
 
     @classmethod
     async def start(cls, settings: ProxySettings) -> Services:
@@ -77,6 +80,7 @@ class Services:
             stored_responses=StoredResponses(reader),
             histories=KnownHistories(),
             keep_alives=keep_alives,
+            prompt_ids=PromptIds(),
         )
 
     async def close(self) -> None:
