@@ -26,7 +26,7 @@ class KnownHistories:
     same, whoever sent them.
     """
 
-    def __init__(self, capacity: int = 67_108_864, *, shortest: int = _SHORTEST) -> None:
+    def __init__(self, capacity: int = 24 << 20, *, shortest: int = _SHORTEST) -> None:
         self.capacity = capacity
         self.shortest = shortest
         self.held = 0

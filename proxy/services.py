@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from engine.tokenizer import Tokenizer
 from proxy.continuation import Continuer
 from proxy.conversations import SessionConversations
-from proxy.engine_pool import EnginePool
 from proxy.cut_ids import PromptIds
+from proxy.engine_pool import EnginePool
 from proxy.keep_alive import KeepAlives
 from proxy.known_histories import KnownHistories
 from proxy.metrics import Metrics
