@@ -25,7 +25,7 @@ from proxy.continuation_tail import SeamError, Setting, Tail, TailRenderer
 from proxy.lineage_turn import Link
 from store.records import BreakReason, TokenIds
 
-__all__ = ["Continuer", "Prompt", "TemplateReport"]
+__all__ = ["Continuer", "Prompt", "TemplateReport", "tail_length"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +99,20 @@ class Continuer:
         if tail.end_id is None:
             return tail.token_ids
         return np.concatenate([np.asarray([tail.end_id], dtype=np.uint32), tail.token_ids])
+
+
+def tail_length(link: Link) -> int:
+    """Characters of text that have to be rendered and tokenised for a request that continues
+    another, roughly; 0 for one that the engine renders."""
+    if link.base is None:
+        return 0
+    return sum(_length(message.content) for message in link.tail)
+
+
+def _length(content: str | list[dict[str, Any]] | None) -> int:
+    if isinstance(content, list):
+        return sum(len(part["text"]) for part in content if part.get("type") == "text")
+    return len(content or "")
 
 
 def _leading(request: Request) -> int:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
+from typing import Final
 from urllib.parse import parse_qsl
 
 from proxy.canonical import ApiError, Request
 from proxy.client import Client, ClientGone
-from proxy.continuation import Prompt
+from proxy.continuation import Prompt, tail_length
 from proxy.dialects.registry import COUNTING, DIALECTS
 from proxy.engine_request import constraint, engine_request
 from proxy.exchange import Exchange
@@ -23,6 +25,10 @@ from store.errors import StoreUnavailable
 from store.records import CallBegun, Continuation, SessionRecord, new_id
 
 log = logging.getLogger("bridle.proxy")
+
+_LONG_TAIL: Final = 16_384
+"""Characters from which on a tail takes longer to tokenise than a thread takes to wake up, by far:
+other clients' streams need not wait for it."""
 
 
 class DataPlane:
@@ -87,7 +93,7 @@ class DataPlane:
             request = dialect.parse(body, dict(route.parameters), _query(client))
         request = await services.stored_responses.expand(request, body)
         session, link = await self._admit(caller, route, client, request)
-        prompt = self._prompt(session, link, request)
+        prompt = await self._prompt(session, link, request)
         served = await services.engines.served_model(request.model)
         sampling, notes = effective(request.sampling, session.settings)
         ask = engine_request(
@@ -156,7 +162,7 @@ class DataPlane:
         )
         await client.respond(200, reply)
 
-    def _prompt(self, session: SessionRecord, link: Link, request: Request) -> Prompt:
+    async def _prompt(self, session: SessionRecord, link: Link, request: Request) -> Prompt:
         continuer = self._services.continuer
         if (
             continuer is None
@@ -164,7 +170,9 @@ class DataPlane:
             or request.dialect == "completions"
         ):
             return Prompt(None, link.break_reason)
-        return continuer.prompt(link, request)
+        if tail_length(link) < _LONG_TAIL:
+            return continuer.prompt(link, request)
+        return await asyncio.to_thread(continuer.prompt, link, request)
 
 
 def _owner(caller: Caller, route: Route, client: Client) -> str:
