@@ -12,6 +12,7 @@ from proxy.conversations import SessionConversations
 from proxy.cut_ids import PromptIds
 from proxy.engine_pool import EnginePool
 from proxy.keep_alive import KeepAlives
+from proxy.known_histories import KnownHistories
 from proxy.metrics import Metrics
 from proxy.model_routes import ModelRoutes
 from proxy.policy_gate import PolicyGate
@@ -42,6 +43,7 @@ class Services:
     continuer: Continuer | None
     """Makes exact prompts; ``None`` without the model's tokenizer."""
     stored_responses: StoredResponses
+    histories: KnownHistories
     keep_alives: KeepAlives
     prompt_ids: PromptIds
     """Long prompts as the engine told them last, by session."""
@@ -79,6 +81,7 @@ class Services:
             recorder=Recorder(writer, conversations, gate, metrics, continuer),
             continuer=continuer,
             stored_responses=StoredResponses(reader),
+            histories=KnownHistories(),
             keep_alives=keep_alives,
             prompt_ids=PromptIds(),
         )
