@@ -18,14 +18,18 @@ from bridle.commands import (
     engine,
     export,
     forget,
+    kind,
     proxy,
     reward,
     rollout,
     run,
+    samples,
     sessions,
     sft,
     show,
     train,
+    trainer,
+    worker,
 )
 
 app = typer.Typer(
@@ -43,6 +47,8 @@ app.command("run", context_settings=run.CONTEXT)(run.run)
 app.command("sessions")(sessions.sessions)
 app.command("show")(show.show)
 app.command("reward")(reward.reward)
+app.command("kind")(kind.kind)
+app.command("samples")(samples.samples)
 app.command("export")(export.export)
 app.command("audit")(audit.audit)
 app.command("ablate")(ablate.ablate)
@@ -52,6 +58,8 @@ app.command("export-db")(copies.export_db)
 app.command("import-db")(copies.import_db)
 app.command("rollout")(rollout.rollout)
 app.command("train")(train.train)
+app.command("worker")(worker.worker)
+app.command("trainer")(trainer.trainer)
 app.command("sft")(sft.sft)
 app.add_typer(bench.app, name="bench")
 app.add_typer(engine.app, name="engine")

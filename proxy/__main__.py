@@ -15,7 +15,9 @@ from proxy.settings import ProxySettings
 
 def main() -> None:
     options = argparse.ArgumentParser(prog="python -m proxy", description=__doc__)
-    options.add_argument("--upstream", required=True, help="base URL of the engine")
+    options.add_argument(
+        "--upstream", required=True, action="append", help="base URL of an engine; again for more"
+    )
     options.add_argument("--store", required=True, help="SQLAlchemy URL or path of the store")
     options.add_argument("--synchronous", default="NORMAL", choices=["NORMAL", "FULL"])
     options.add_argument("--host", default="127.0.0.1")
@@ -24,7 +26,8 @@ def main() -> None:
     given = options.parse_args()
     run(
         ProxySettings(
-            upstream_url=given.upstream,
+            upstream_url=given.upstream[0],
+            more_engines=tuple(given.upstream[1:]),
             store_url=given.store,
             synchronous=given.synchronous,
             host=given.host,

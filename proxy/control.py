@@ -15,7 +15,10 @@ from fastapi.responses import JSONResponse
 from proxy import __doc__ as description
 from proxy.canonical import ApiError
 from proxy.control_models import (
+    EngineView,
     ErrorReply,
+    NewEngine,
+    NewKind,
     NewReward,
     NewSession,
     OpenedSession,
@@ -25,6 +28,8 @@ from proxy.control_models import (
     RecordedReward,
     Seal,
     SessionState,
+    SetKind,
+    engine_view,
     session_state,
 )
 from proxy.dialects.errors import openai_error
@@ -34,8 +39,8 @@ from proxy.policy_gate import Policy, StaleVersion
 from proxy.sampling import check_settings
 from proxy.services import Services
 from proxy.sessions import SESSION_ID_PREFIX, Caller, store_unavailable
-from store.errors import RecordRejected, StoreUnavailable
-from store.records import Continuation, Reward, SessionRecord, TaskRecord, new_id
+from store.errors import NotFound, RecordRejected, StoreUnavailable
+from store.records import CallKind, Continuation, Reward, SessionRecord, TaskRecord, new_id
 
 
 def control_api(running: Callable[[], Services], routers: Sequence[APIRouter] = ()) -> FastAPI:
@@ -179,6 +184,38 @@ async def add_reward(new: NewReward, session: OwnSession, services: Running) -> 
     return RecordedReward(session_id=session.id, **new.model_dump())
 
 
+async def set_kind(call_id: str, new: NewKind, session: OwnSession, services: Running) -> SetKind:
+    """Says what a call of the session was for, before anything recorded or told."""
+    await _set_kind(services, session, call_id, new.kind, new.role, new.by)
+    return SetKind(call_id=call_id, kind=new.kind, role=new.role, by=new.by)
+
+
+async def unset_kind(call_id: str, session: OwnSession, services: Running) -> SetKind:
+    """Takes back what was said: the record tells the call's kind again."""
+    await _set_kind(services, session, call_id, None, None, "")
+    return SetKind(call_id=call_id, kind=None, role=None, by=None)
+
+
+async def _set_kind(
+    services: Services,
+    session: SessionRecord,
+    call_id: str,
+    kind: CallKind | None,
+    role: str | None,
+    by: str,
+) -> None:
+    try:
+        call = await asyncio.to_thread(services.reader.call, call_id)
+    except NotFound:
+        call = None
+    if call is None or call.session_id != session.id:
+        raise ApiError("not_found", f"session {session.id} has no call {call_id}", status=404)
+    try:
+        await services.writer.set_kind(call_id, kind, role, by=by)
+    except StoreUnavailable as error:
+        raise store_unavailable() from error
+
+
 async def seal_session(seal: Seal, session: OwnSession, services: Running) -> SessionState:
     """Ends the session: no further call is admitted. Sealing twice keeps the first outcome."""
     if session.sealed_at is None:
@@ -200,12 +237,44 @@ async def get_policy(services: Running, _: Admin) -> PolicyState:
 
 
 async def put_policy(new: PublishPolicy, services: Running, caller: Admin) -> PolicyState:
-    """Every token that arrives from now on is stamped with this version."""
-    try:
-        services.gate.publish(Policy(new.version, new.model))
-    except StaleVersion as error:
-        raise ApiError("invalid_request", str(error), status=409, param="version") from error
+    """Every token that arrives from now on is stamped with this version: from all engines, or from
+    the one that is named. Engines of another version than the newest get no new calls."""
+    if new.engine is not None:
+        _engine(services, new.engine)
+    if new.engine is None or new.version > services.gate.version:
+        try:
+            services.gate.publish(Policy(new.version, new.model), back=new.back)
+        except StaleVersion as error:
+            raise ApiError("invalid_request", str(error), status=409, param="version") from error
+    services.engines.published(new.version, new.engine)
     return await get_policy(services, caller)
+
+
+async def list_engines(services: Running, _: Admin) -> list[EngineView]:
+    """The engines of the policy, and how they are."""
+    return [engine_view(state) for state in services.engines.states()]
+
+
+async def add_engine(new: NewEngine, services: Running, _: Admin) -> list[EngineView]:
+    """One engine more for the policy; an engine that is known stays as it is."""
+    await services.engines.add(new.url, new.policy_version)
+    return await list_engines(services, _)
+
+
+async def remove_engine(name: str, services: Running, _: Admin) -> list[EngineView]:
+    """No further call goes to the engine; answers when its running calls are over."""
+    _engine(services, name)
+    try:
+        await services.engines.remove(name)
+    except ValueError as error:
+        raise ApiError("invalid_request", str(error), status=409) from error
+    return await list_engines(services, _)
+
+
+def _engine(services: Services, name: str) -> None:
+    """Raises 404 unless there is such an engine."""
+    if all(name not in (state.name, state.url) for state in services.engines.states()):
+        raise ApiError("not_found", f"there is no engine {name}", status=404, param="engine")
 
 
 async def pause(new: Pause, services: Running, caller: Admin) -> PolicyState:
@@ -226,10 +295,11 @@ async def health() -> dict[str, str]:
 
 
 async def ready(services: Running) -> Response:
-    """503 while the engine does not answer."""
-    if await services.upstream.healthy():
-        return JSONResponse({"status": "ready"})
-    return JSONResponse({"status": "engine_unreachable"}, status_code=503)
+    """503 while no engine can be used; ``engines`` are their circuits."""
+    well = await services.engines.check()
+    circuits = [state.circuit for state in services.engines.states()]
+    status = "ready" if well else "engine_unreachable"
+    return JSONResponse({"status": status, "engines": circuits}, status_code=200 if well else 503)
 
 
 async def metrics(services: Running, _: Admin) -> Response:
@@ -242,9 +312,14 @@ _ROUTES: tuple[tuple[str, str, Callable[..., Any], int], ...] = (
     ("GET", f"{_V1}/sessions", list_sessions, 200),
     ("GET", f"{_V1}/sessions/{{session_id}}", get_session, 200),
     ("POST", f"{_V1}/sessions/{{session_id}}/rewards", add_reward, 201),
+    ("PUT", f"{_V1}/sessions/{{session_id}}/calls/{{call_id}}/kind", set_kind, 200),
+    ("DELETE", f"{_V1}/sessions/{{session_id}}/calls/{{call_id}}/kind", unset_kind, 200),
     ("POST", f"{_V1}/sessions/{{session_id}}/seal", seal_session, 200),
     ("GET", f"{_V1}/policy", get_policy, 200),
     ("PUT", f"{_V1}/policy", put_policy, 200),
+    ("GET", f"{_V1}/engines", list_engines, 200),
+    ("POST", f"{_V1}/engines", add_engine, 200),
+    ("DELETE", f"{_V1}/engines/{{name}}", remove_engine, 200),
     ("POST", f"{_V1}/pause", pause, 200),
     ("POST", f"{_V1}/resume", resume, 200),
     ("GET", "/healthz", health, 200),

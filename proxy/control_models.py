@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
+import msgspec
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat
 
-from store.records import SessionRecord
+from proxy.circuit import CircuitState
+from proxy.engine_pool import EngineState
+from store.records import CallKind, SessionRecord
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:@-]{0,255}$")]
 ShortText = Annotated[str, Field(min_length=1, max_length=128)]
@@ -77,8 +80,40 @@ class RecordedReward(NewReward):
     session_id: str
 
 
+class NewKind(_Body):
+    kind: CallKind
+    role: ShortText | None = None
+    by: ShortText = "control API"
+    """Who says so."""
+
+
+class SetKind(BaseModel):
+    call_id: str
+    kind: CallKind | None
+    role: str | None
+    by: str | None
+
+
 class Seal(_Body):
     outcome: Annotated[str, Field(min_length=1, max_length=32)] = "completed"
+
+
+class EngineView(BaseModel):
+    name: str
+    url: str
+    circuit: CircuitState
+    policy_version: int
+    usable: bool
+    """Its circuit admits calls and it serves the pool's policy version."""
+    running: int
+    retries: int
+    ejections: int
+
+
+class NewEngine(_Body):
+    url: Annotated[str, Field(pattern=r"^https?://[^/?#@\s]+(/[^?#\s]*)?$", max_length=512)]
+    policy_version: Annotated[int, Field(ge=0, lt=2**63)] = 0
+    """What it serves; while that is not the pool's version it gets no calls."""
 
 
 class PolicyState(BaseModel):
@@ -93,6 +128,10 @@ class PublishPolicy(_Body):
     version: Annotated[int, Field(ge=0, lt=2**63)]
     model: str | None = None
     """Served model name, when it changes with the version."""
+    back: bool = False
+    """Earlier weights are meant: a publish was taken back, or the engine was started anew."""
+    engine: str | None = None
+    """Name or URL of the one engine that serves it; all of them when left out."""
 
 
 class Pause(_Body):
@@ -110,6 +149,10 @@ class ErrorDetail(BaseModel):
 
 class ErrorReply(BaseModel):
     error: ErrorDetail
+
+
+def engine_view(state: EngineState) -> EngineView:
+    return EngineView(**msgspec.structs.asdict(state))
 
 
 def session_state(session: SessionRecord, calls: Mapping[str, int] | None = None) -> SessionState:

@@ -10,7 +10,7 @@ from proxy.canonical import ApiError, Request
 from proxy.client import Client, ClientGone
 from proxy.continuation import Prompt
 from proxy.dialects.registry import COUNTING, DIALECTS
-from proxy.engine_request import engine_request
+from proxy.engine_request import constraint, engine_request
 from proxy.exchange import Exchange
 from proxy.harness_identity import identify, kept_headers
 from proxy.lineage import Link
@@ -82,10 +82,10 @@ class DataPlane:
         body = await client.body(services.settings.limits.body_bytes)
         dialect = DIALECTS[route.dialect]
         request = dialect.parse(body, dict(route.parameters), _query(client))
-        request = await services.stored_responses.expand(request)
+        request = await services.stored_responses.expand(request, body)
         session, link = await self._admit(caller, route, client, request)
         prompt = self._prompt(session, link, request)
-        served = await services.upstream.served_model(request.model, services.gate.policy.model)
+        served = await services.engines.served_model(request.model)
         sampling, notes = effective(request.sampling, session.settings)
         ask = engine_request(
             request,
@@ -113,7 +113,7 @@ class DataPlane:
         except StoreUnavailable as error:
             raise store_unavailable() from error
         recording.sampling = ask.sampling
-        recording.notes.extend(notes)
+        recording.notes += (*notes, *constraint(request))
         minted = dialect.mint(call_id, int(started_at), request.model)
         await Exchange(services, client, dialect, request, minted, recording, ask).run()
 
@@ -137,8 +137,8 @@ class DataPlane:
         await services.sessions.authenticate(client.headers, client.address)
         body = await client.body(services.settings.limits.body_bytes)
         request = counting.parse(body, dict(route.parameters), _query(client))
-        served = await services.upstream.served_model(request.model, services.gate.policy.model)
-        count = await services.upstream.count_tokens(request, served)
+        served = await services.engines.served_model(request.model)
+        count = await services.engines.count_tokens(request, served)
         await client.respond(200, counting.reply(count))
 
     async def _models(self, route: Route, client: Client) -> None:
@@ -146,7 +146,7 @@ class DataPlane:
         await services.sessions.authenticate(client.headers, client.address)
         reply = models_reply(
             route.dialect,
-            await services.upstream.models(),
+            await services.engines.models(),
             services.settings.model_aliases,
             dict(route.parameters).get("model"),
             client.headers,

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 import orjson
 
 from engine.contract import CHAT_COMPLETIONS, COMPLETIONS
 from proxy.canonical import ApiError, Request, Sampling
-from store.records import TokenIds
+from store.records import CONSTRAINED, Note, TokenIds
+
+_GRAMMARS: Final = frozenset(
+    {"guided_choice", "guided_grammar", "guided_json", "guided_regex", "structured_outputs"}
+)
+"""An engine's own fields that constrain what it samples."""
 
 
 class EngineRequest(msgspec.Struct, frozen=True):
@@ -67,6 +72,20 @@ def engine_request(
         detail=request.wants.logprobs,
         sampling=effective,
     )
+
+
+def constraint(request: Request) -> tuple[Note, ...]:
+    """The note on a request that has an engine shape its reply by a grammar, if it does."""
+    told = [name for name in sorted(_GRAMMARS) if request.extra.get(name) is not None]
+    shape = (request.response_format or {}).get("type", "text")
+    if shape != "text":
+        told.append(f"response_format {shape}")
+    if request.tools:
+        if request.tool_choice == "required" or isinstance(request.tool_choice, dict):
+            told.append("tool_choice")
+        if request.parallel_tool_calls is False:
+            told.append("parallel_tool_calls")
+    return (Note(CONSTRAINED, ", ".join(told)),) if told else ()
 
 
 def _chat_fields(request: Request) -> dict[str, Any]:

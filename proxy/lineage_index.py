@@ -7,8 +7,10 @@ from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from typing import Final, TypeVar
 
-from proxy.digests import spoken_text
-from proxy.lineage_turn import Seen, Turn
+import msgspec
+
+from proxy.digests import digest_of, spoken_text
+from proxy.lineage_turn import Sampled, Seen, Turn
 
 Key = TypeVar("Key")
 Below = tuple[str, int] | None
@@ -46,7 +48,7 @@ class TurnIndex:
         self.held_tokens += self._new_tokens(turn)
         siblings = self._children.setdefault(_below(turn), {})
         siblings.setdefault(_first(turn.seen.units), []).append(turn)
-        for digest in {choice.digest for choice in turn.choices}:
+        for digest in set().union(*map(echoes, turn.choices)):
             self._replies.setdefault(digest, []).append(turn)
         for opening in _openings(turn):
             self._openings.setdefault(opening, []).append(turn)
@@ -66,7 +68,7 @@ class TurnIndex:
         _discard(siblings, _first(turn.seen.units), turn)
         if not siblings:
             del self._children[_below(turn)]
-        for digest in {choice.digest for choice in turn.choices}:
+        for digest in set().union(*map(echoes, turn.choices)):
             _discard(self._replies, digest, turn)
         for opening in _openings(turn):
             _discard(self._openings, opening, turn)
@@ -112,7 +114,7 @@ class TurnIndex:
             yield from siblings.get(b"", ())
 
     def replied(self, digest: bytes) -> Sequence[Turn]:
-        """Turns with a reply that says this, oldest first."""
+        """Turns with a reply that says this, or that calls this beside a text; oldest first."""
         return self._replies.get(digest, ())
 
     def asked(self, below: Below, seen: Seen) -> Sequence[Turn]:
@@ -148,6 +150,13 @@ class TurnIndex:
 def question(below: Below, seen: Seen) -> tuple[object, ...]:
     """Equal for requests that ask the same at the same place, sampling parameters aside."""
     return (below, seen.system, seen.tools, seen.ask, seen.units)
+
+
+def echoes(reply: Sampled) -> set[bytes]:
+    """Digests of a reply and of its tool calls alone: some harnesses drop the text beside them."""
+    if not reply.message.tool_calls or not reply.message.content:
+        return {reply.digest}
+    return {reply.digest, digest_of(msgspec.structs.replace(reply.message, content=None))}
 
 
 def long_replies(turn: Turn) -> list[str]:

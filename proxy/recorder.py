@@ -25,10 +25,11 @@ from proxy.fold import Fold
 from proxy.lineage import Link, Sampled, Turn
 from proxy.metrics import Metrics
 from proxy.policy_gate import PolicyGate
-from proxy.ports import CallWriter
+from proxy.ports import CallWriter, Versioned
 from proxy.stored_responses import begins_with_instructions
 from store.integrity import contradiction
 from store.records import (
+    ALSO_BROKE_ON,
     BreakReason,
     CallBegun,
     CallEnded,
@@ -140,15 +141,16 @@ class Way:
         if given is not None:
             notes = (Note("exact_continuation_ignored"),)
         tokenizer = None if self.continuer is None else self.continuer.tokenizer
-        reason = explain(tokenizer, link, request, used)
-        if reason is None or link.break_reason is not None:
-            return reason, notes
+        reasons = explain(tokenizer, link, request, used)
+        if not reasons or link.break_reason is not None:
+            return link.break_reason, notes
         if self.prompt.break_reason is not None:
             # It was known before the engine was asked why the history would be rendered.
             return self.prompt.break_reason, notes
+        first, *others = reasons
         if tokenizer is None:
-            notes += (Note("break_reason_inferred", reason.value),)
-        return reason, notes
+            notes += (Note("break_reason_inferred", first.value),)
+        return first, (*notes, *(Note(ALSO_BROKE_ON, reason.value) for reason in others))
 
 
 class Recording:
@@ -171,7 +173,8 @@ class Recording:
         self._request = request
         self._way = way
         self._link = way.link
-        self._gate = gate
+        self.policy: Versioned = gate
+        """What is being sampled from: the pool's policy, then that of the engine that answers."""
         self._first_token_at: float | None = None
         self._sent: list[bytes] = []
         self._versions: dict[int, list[VersionRun]] = {}
@@ -276,7 +279,7 @@ class Recording:
     def _stamp(self, tokens: Tokens) -> None:
         if self._first_token_at is None:
             self._first_token_at = time.time()
-        version = self._gate.version
+        version = self.policy.version
         runs = self._versions.setdefault(tokens.choice, [])
         if not runs or runs[-1].version != version:
             runs.append(VersionRun(self.fold.token_count(tokens.choice), version))

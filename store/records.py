@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -103,6 +103,14 @@ class BreakReason(StrEnum):
     PARENT_WITHOUT_IDS = "parent_without_ids"
     """The parent call has no token ids (an external upstream, or a quarantined record)."""
     UNEXPLAINED = "unexplained"
+
+
+CONSTRAINED: Final = "constrained_by_grammar"
+"""Name of the note on a call whose reply a grammar shaped: where an engine masks its logits for
+that (vLLM does), its logprobs are of what the grammar allowed and not of the policy alone."""
+
+ALSO_BROKE_ON: Final = "also_broke_on"
+"""Name of the note for each further reason of a break, after the first difference's."""
 
 
 class SpanKind(StrEnum):

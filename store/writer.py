@@ -37,6 +37,7 @@ from store.errors import RecordRejected, StoreBusy, StoreClosed, StoreUnavailabl
 from store.records import (
     CallBegun,
     CallEnded,
+    CallKind,
     Metric,
     PolicyRecord,
     Reward,
@@ -200,9 +201,18 @@ class Writer:
     def _redacted(self, ended: CallEnded) -> CallEnded:
         return self._redactor.ended(ended) if self._redactor else ended
 
-    async def override_call(self, call_id: str, **fields: Any) -> None:
-        """Sets columns of a recorded call by hand (``kind``, ``role``)."""
-        await self._commit(Patch("calls", call_id, fields))
+    async def set_kind(
+        self, call_id: str, kind: CallKind | None, role: str | None = None, *, by: str
+    ) -> None:
+        """Says by hand what a call was for, before anything recorded or told; ``None`` takes it
+        back. Raises :class:`RecordRejected` for an unknown call."""
+        await self._commit(_kind_patch(call_id, kind, role, by))
+
+    def set_kind_sync(
+        self, call_id: str, kind: CallKind | None, role: str | None = None, *, by: str
+    ) -> None:
+        """:meth:`set_kind` for a thread."""
+        self._commit_sync(_kind_patch(call_id, kind, role, by))
 
     # -- sessions and rewards --------------------------------------------------------------------
 
@@ -462,6 +472,12 @@ def _session_patch(session_id: str, fields: Mapping[str, Any]) -> Patch:
     if unknown:
         raise TypeError(f"sessions have no {', '.join(unknown)}")
     return Patch("sessions", session_id, fields)
+
+
+def _kind_patch(call_id: str, kind: CallKind | None, role: str | None, by: str) -> Patch:
+    if kind is None:
+        return Patch("calls", call_id, {"kind_set": None, "role_set": None, "kind_by": None})
+    return Patch("calls", call_id, {"kind_set": kind.value, "role_set": role, "kind_by": by})
 
 
 def _finite(reward: Reward) -> Reward:
