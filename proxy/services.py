@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from engine.tokenizer import Tokenizer
 from proxy.continuation import Continuer
 from proxy.conversations import SessionConversations
-from proxy.engine_pool import EnginePool
 from proxy.cut_ids import PromptIds
+from proxy.engine_pool import EnginePool
 from proxy.keep_alive import KeepAlives
 from proxy.metrics import Metrics
 from proxy.policy_gate import PolicyGate
@@ -51,7 +51,9 @@ class Services:
         gate = PolicyGate()
         metrics = Metrics(gate)
         continuer = await asyncio.to_thread(_continuer, settings)
-        conversations = SessionConversations(reader, settings.limits.sessions_in_memory)
+        conversations = SessionConversations(
+            reader, settings.limits.sessions_in_memory, settings.limits.lineage_bytes
+        )
         await conversations.start()
         engines = EnginePool(
             settings,
@@ -77,7 +79,7 @@ class Services:
             continuer=continuer,
             stored_responses=StoredResponses(reader),
             keep_alives=keep_alives,
-            prompt_ids=PromptIds(),
+            prompt_ids=PromptIds(settings.limits.prompt_bytes),
         )
 
     async def close(self) -> None:
@@ -91,7 +93,12 @@ class Services:
 def _open_store(settings: ProxySettings) -> Writer:
     migrate(settings.store_url)
     redactor = Redactor() if settings.redact else None
-    return Writer(settings.store_url, synchronous=settings.synchronous, redactor=redactor).start()
+    return Writer(
+        settings.store_url,
+        synchronous=settings.synchronous,
+        cache_bytes=settings.limits.writer_cache_bytes,
+        redactor=redactor,
+    ).start()
 
 
 def _continuer(settings: ProxySettings) -> Continuer | None:

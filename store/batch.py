@@ -162,6 +162,7 @@ class Batch:
             and parent not in state.unknown_parents
             and parent not in self.ended
         ):
+            state.tree.dissolve()
             state.tree = stored.token_tree(self._connection, ended.session_id)
             if not state.tree.knows(parent):
                 state.unknown_parents.add(parent)

@@ -94,5 +94,7 @@ class SessionCache:
 
     def forget(self, session_id: str) -> None:
         """Drops a state, for room or because its transaction failed."""
-        self._states.pop(session_id, None)
+        state = self._states.pop(session_id, None)
+        if state is not None:
+            state.tree.dissolve()
         self.size -= self._sizes.pop(session_id, 0)
