@@ -64,7 +64,7 @@ class SessionConversations:
     by that its session.
     """
 
-    def __init__(self, reader: Reader, capacity: int, limit: int = 24 << 20) -> None:
+    def __init__(self, reader: Reader, capacity: int, limit: int = 16 << 20) -> None:
         """At most ``capacity`` sessions, and as many as fit into ``limit`` bytes (one always
         does)."""
         self._reader = reader

@@ -61,7 +61,9 @@ class Services:
         gate = PolicyGate()
         metrics = Metrics(gate)
         continuer = await asyncio.to_thread(_continuer, settings)
-        conversations = SessionConversations(reader, settings.limits.sessions_in_memory)
+        conversations = SessionConversations(
+            reader, settings.limits.sessions_in_memory, settings.limits.lineage_bytes
+        )
         await conversations.start()
         models = ModelRoutes(settings, gate)
         await models.start()
@@ -83,7 +85,7 @@ class Services:
             stored_responses=StoredResponses(reader),
             histories=KnownHistories(),
             keep_alives=keep_alives,
-            prompt_ids=PromptIds(),
+            prompt_ids=PromptIds(settings.limits.prompt_bytes),
         )
 
     async def close(self) -> None:
@@ -97,7 +99,12 @@ class Services:
 def _open_store(settings: ProxySettings) -> Writer:
     migrate(settings.store_url)
     redactor = Redactor() if settings.redact else None
-    return Writer(settings.store_url, synchronous=settings.synchronous, redactor=redactor).start()
+    return Writer(
+        settings.store_url,
+        synchronous=settings.synchronous,
+        cache_bytes=settings.limits.writer_cache_bytes,
+        redactor=redactor,
+    ).start()
 
 
 def _continuer(settings: ProxySettings) -> Continuer | None:

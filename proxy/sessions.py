@@ -180,7 +180,8 @@ class Sessions:
         lock = self._creating.setdefault(name, asyncio.Lock())
         try:
             async with lock:
-                session = await self.find(name)
+                # Who waited for the lock finds what was made meanwhile.
+                session = self._cached(self._ids.get(("name", name)))
                 if session is not None:
                     return session
                 try:

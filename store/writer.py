@@ -110,7 +110,7 @@ class Writer:
         queue_limit: int = 20_000,
         patience: float = 30.0,
         lease: float = 30.0,
-        cache_bytes: int = 24 << 20,
+        cache_bytes: int = 32 << 20,
         redactor: Redactor | None = None,
     ) -> None:
         self.stats = WriterStats()
