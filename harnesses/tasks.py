@@ -97,14 +97,17 @@ def _open(source: str) -> Iterable[Task]:
     return function()
 
 
-def load_module(place: str) -> ModuleType:
-    """The module at a path (``FILE.py``) or of a dotted name; else :class:`TaskError`."""
+def load_module(place: str, name: str | None = None) -> ModuleType:
+    """The module at a path (``FILE.py``) or of a dotted name; else :class:`TaskError`.
+
+    ``name``: what a module at a path is called once loaded; the file's stem unless given.
+    """
     if not place.endswith(".py"):
         try:
             return importlib.import_module(place)
         except ModuleNotFoundError as error:
             raise TaskError(f"cannot import {place!r}: {error}") from error
-    spec = importlib.util.spec_from_file_location(Path(place).stem, place)
+    spec = importlib.util.spec_from_file_location(name or Path(place).stem, place)
     if spec is None or spec.loader is None or not os.path.isfile(place):
         raise TaskError(f"module {place} does not exist")
     module = importlib.util.module_from_spec(spec)

@@ -66,9 +66,9 @@ class Continuer:
 
     def explain(
         self, link: Link, request: Request, rendered: TokenIds | Sequence[int]
-    ) -> BreakReason | None:
+    ) -> tuple[BreakReason, ...]:
         """What exactness would have saved: why the engine's own rendering of ``request`` does not
-        begin with its parent's ids. ``None`` when it does, or when there is no parent."""
+        begin with its parent's ids. Empty when it does, or when there is no parent."""
         return explain(self.tokenizer, link, request, rendered)
 
     def _tail(self, link: Link, request: Request) -> Tail | None:

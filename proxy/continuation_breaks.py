@@ -2,8 +2,9 @@
 
 The prompt that the engine rendered is compared with what the parent's engine call saw and sampled.
 Where they part tells which reply (or which observed turn) was rewritten, and the echo of that turn
-tells by whom: by the harness, by the template, or only by the tokenizer. Without the model's
-tokenizer the texts cannot be read; then the echo alone is judged, which is an inference.
+tells by whom: by the harness, by the template, or only by the tokenizer. What else that reply lost
+is named after the first difference. Without the model's tokenizer the texts cannot be read; then
+the echo alone is judged, which is an inference.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import numpy as np
 from engine.tokenizer import Tokenizer
 from proxy.canonical import Message, Request
 from proxy.digests import Digester, Unit, system_digest
-from proxy.lineage_match import compare
+from proxy.lineage_match import Match, compare
 from proxy.lineage_turn import Link, Turn, common_prefix
 from store.records import BreakReason, TokenIds
 
@@ -46,42 +47,46 @@ def explain(
     link: Link,
     request: Request,
     rendered: TokenIds | Sequence[int],
-) -> BreakReason | None:
-    """The reason why ``rendered`` (the prompt ids of ``request``) does not begin with the ids of
-    the call that it continues; ``None`` when it does or continues none.
+) -> tuple[BreakReason, ...]:
+    """The reasons why ``rendered`` (the prompt ids of ``request``) does not begin with the ids of
+    the call that it continues: that of the first difference, then those of others in the same
+    reply. Empty when it does or continues none.
 
     ``tokenizer`` is ``None`` where the model's is not to be had.
     """
     if link.parent is None or link.break_reason is not None or link.base is None:
-        return link.break_reason
+        return () if link.break_reason is None else (link.break_reason,)
     path = link.base.path_ids(link.choice)
     if path is None:
-        return BreakReason.PARENT_WITHOUT_IDS
+        return (BreakReason.PARENT_WITHOUT_IDS,)
     ids = np.asarray(rendered, dtype=np.uint32)
     parted = common_prefix(path, ids)
     if parted == len(path):
-        return None
+        return ()
     reply = _parted_reply(link.base, link.choice, parted)
     _, system_form, leading = system_digest(request.messages)
     units = Digester().units(request.messages, leading)
     if parted < reply.start:
-        return _observed(reply.turn, units, system_form)
+        return (_observed(reply.turn, units, system_form),)
     if reply.turn.seen.depth >= len(units):
-        return BreakReason.UNEXPLAINED
+        return (BreakReason.UNEXPLAINED,)
     echo = units[reply.turn.seen.depth].message
     if echo is None:
-        return BreakReason.UNEXPLAINED
+        return (BreakReason.UNEXPLAINED,)
     sampled = path[reply.start : reply.end]
     written = ids[reply.start : reply.start + 2 * len(sampled) + _ROOM]
     if common_prefix(sampled, written) == len(sampled) - 1:
         # All was kept but the token that ended the reply.
-        return BreakReason.TEMPLATE_REWROTE_HISTORY
+        return (BreakReason.TEMPLATE_REWROTE_HISTORY,)
     message = reply.turn.choices[reply.choice].message
     if tokenizer is None:
         return _inferred(message, echo)
     said = tokenizer.decode(sampled.tolist())
     now = tokenizer.decode(written.tolist())
-    return _sampled(message, echo, said, now)
+    if now.startswith(said):
+        return (BreakReason.RETOKENISED,)
+    first = _first(message, echo, said, now)
+    return (first, *(reason for reason in _all(message, echo, said, now) if reason is not first))
 
 
 def _parted_reply(base: Turn, choice: int, parted: int) -> _Reply:
@@ -106,56 +111,81 @@ def _observed(turn: Turn, units: Sequence[Unit], system_form: bytes) -> BreakRea
     return BreakReason.TEMPLATE_REWROTE_HISTORY
 
 
-def _sampled(message: Message, echo: Message, said: str, now: str) -> BreakReason:
-    """The ids part within a reply: ``said`` is its sampled text, ``now`` what is rendered there."""
-    if now.startswith(said):
-        return BreakReason.RETOKENISED
+def _first(message: Message, echo: Message, said: str, now: str) -> BreakReason:
+    """The first difference within a reply: ``said`` is its sampled text, ``now`` what is rendered
+    there."""
     parted = _common_text(said, now)
     if message.reasoning and parted <= _reasoning_end(message.reasoning, said):
-        if not echo.reasoning:
-            return BreakReason.REASONING_DROPPED
-        same = echo.reasoning.split() == message.reasoning.split()
-        return BreakReason.TEMPLATE_REWROTE_HISTORY if same else BreakReason.EDITED
+        return _reasoning(message, echo)
     match = compare(message, echo)
     if match is None:
         return BreakReason.UNEXPLAINED
     if "text" in match.differs or "order" in match.differs:
         return BreakReason.EDITED
     if message.tool_calls and parted >= _calls_start(message, said):
-        rewritten = any(
-            call.arguments not in said or call.arguments not in now for call in message.tool_calls
-        )
-        if rewritten or "arguments" in match.differs:
+        rewritten = any(call.arguments not in said for call in message.tool_calls)
+        if rewritten or _arguments_changed(message, match, now):
             return BreakReason.ARGUMENTS_RESERIALISED
     if "whitespace" in match.differs and message.content != echo.content:
         return BreakReason.EDITED
     return BreakReason.TEMPLATE_REWROTE_HISTORY
 
 
-def _inferred(message: Message, echo: Message) -> BreakReason:
-    """The ids part within a reply whose texts cannot be read: by what the echo leaves out or writes
-    anew, in the order in which a template would come upon it."""
-    if message.reasoning:
-        if not echo.reasoning:
-            return BreakReason.REASONING_DROPPED
-        if echo.reasoning.split() != message.reasoning.split():
-            return BreakReason.EDITED
+def _all(message: Message, echo: Message, said: str, now: str) -> list[BreakReason]:
+    """Everything in a reply that ``now`` says otherwise than ``said``, in the order in which a
+    template writes a reply."""
+    found = []
+    reasoning = (message.reasoning or "").strip()
+    if reasoning and reasoning in said and reasoning not in now:
+        found.append(_reasoning(message, echo))
     match = compare(message, echo)
     if match is None:
-        return BreakReason.UNEXPLAINED
+        return found
     if match.differs & {"text", "order"}:
-        return BreakReason.EDITED
+        found.append(BreakReason.EDITED)
+    if _arguments_changed(message, match, now):
+        found.append(BreakReason.ARGUMENTS_RESERIALISED)
+    return found
+
+
+def _reasoning(message: Message, echo: Message) -> BreakReason:
+    """Who changed the reasoning that was sampled and is not rendered."""
+    if not echo.reasoning:
+        return BreakReason.REASONING_DROPPED
+    same = echo.reasoning.split() == (message.reasoning or "").split()
+    return BreakReason.TEMPLATE_REWROTE_HISTORY if same else BreakReason.EDITED
+
+
+def _arguments_changed(message: Message, match: Match, now: str) -> bool:
+    return "arguments" in match.differs or any(
+        call.arguments not in now for call in message.tool_calls
+    )
+
+
+def _inferred(message: Message, echo: Message) -> tuple[BreakReason, ...]:
+    """The ids part within a reply whose texts cannot be read: by what the echo leaves out or writes
+    anew, in the order in which a template would come upon it."""
+    found = []
+    if message.reasoning and (echo.reasoning or "").split() != message.reasoning.split():
+        found.append(_reasoning(message, echo))
+    match = compare(message, echo)
+    if match is None:
+        return (*found, BreakReason.UNEXPLAINED)
+    if match.differs & {"text", "order"}:
+        found.append(BreakReason.EDITED)
     if "arguments" in match.differs or any(
         _rewritten(call.arguments) for call in message.tool_calls
     ):
-        return BreakReason.ARGUMENTS_RESERIALISED
+        found.append(BreakReason.ARGUMENTS_RESERIALISED)
     if message.content != echo.content and "whitespace" in match.differs:
-        return BreakReason.EDITED
+        found.append(BreakReason.EDITED)
+    if found:
+        return tuple(dict.fromkeys(found))
     text = message.content if isinstance(message.content, str) else ""
     if message.reasoning or text != text.strip():
         # The harness said the same; templates strip thoughts and white space.
-        return BreakReason.TEMPLATE_REWROTE_HISTORY
-    return BreakReason.RETOKENISED
+        return (BreakReason.TEMPLATE_REWROTE_HISTORY,)
+    return (BreakReason.RETOKENISED,)
 
 
 def _rewritten(arguments: str) -> bool:

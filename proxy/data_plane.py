@@ -11,7 +11,7 @@ from proxy.client import Client, ClientGone
 from proxy.continuation import Prompt
 from proxy.dialects.registry import COUNTING, DIALECTS
 from proxy.dialects.responses import deleted
-from proxy.engine_request import engine_request
+from proxy.engine_request import constraint, engine_request
 from proxy.exchange import Exchange
 from proxy.harness_identity import identify, kept_headers
 from proxy.lineage import Link
@@ -96,7 +96,7 @@ class DataPlane:
         body = await client.body(services.settings.limits.body_bytes)
         dialect = DIALECTS[route.dialect]
         request = dialect.parse(body, dict(route.parameters), _query(client))
-        request = await services.stored_responses.expand(request)
+        request = await services.stored_responses.expand(request, body)
         session, link = await self._admit(caller, route, client, request)
         to = services.models.find(request.model, link.seen.agent)
         prompt = self._prompt(session, link, request, to)
@@ -119,7 +119,13 @@ class DataPlane:
         except StoreUnavailable as error:
             raise store_unavailable() from error
         recording.sampling = ask.sampling
-        recording.notes += (*to.notes, *notes, *ask.notes, *not_stored(request))
+        recording.notes += (
+            *to.notes,
+            *notes,
+            *ask.notes,
+            *constraint(request),
+            *not_stored(request),
+        )
         minted = dialect.mint(call_id, int(started_at), request.model)
         exchange = Exchange(services, client, dialect, request, minted, recording, ask, to.engines)
         if refusal is not None:

@@ -213,8 +213,8 @@ def meaning_parts(content: str | list[dict[str, Any]] | None) -> list[Any]:
     if content is None:
         return []
     if isinstance(content, str):
-        text = meaning_text(_without_billing(content))
-        return [text] if text else []
+        whole = meaning_text(_without_billing(content))
+        return [whole] if whole else []
     said: list[Any] = []
     for part in content:
         text = part.get("text")

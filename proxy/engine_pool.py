@@ -167,6 +167,11 @@ class EnginePool:
         for one in self._engines.values() if engine is None else (self._named(engine),):
             one.version = version
 
+    def urls(self, engine: str | None = None) -> list[str]:
+        """Base URLs of all engines, or of the one that is named. Raises ``KeyError``."""
+        named = self._engines.values() if engine is None else (self._named(engine),)
+        return [one.upstream.base for one in named]
+
     async def models(self) -> tuple[dict[str, Any], ...]:
         """Model cards of an engine, a usable one if there is any. Raises :class:`ApiError`."""
         return await self._any(lambda one: one.upstream.models())

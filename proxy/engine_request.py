@@ -10,8 +10,12 @@ import orjson
 
 from engine.contract import CHAT_COMPLETIONS, COMPLETIONS
 from proxy.canonical import ApiError, Request, Sampling
-from store.records import Note, TokenIds
+from store.records import CONSTRAINED, Note, TokenIds
 
+_GRAMMARS: Final = frozenset(
+    {"guided_choice", "guided_grammar", "guided_json", "guided_regex", "structured_outputs"}
+)
+"""An engine's own fields that constrain what it samples."""
 _OURS: Final = frozenset({"top_k", "min_p", "repetition_penalty"})
 """Sampling parameters that providers refuse."""
 
@@ -81,6 +85,20 @@ def engine_request(
         sampling=effective,
         notes=notes,
     )
+
+
+def constraint(request: Request) -> tuple[Note, ...]:
+    """The note on a request that has an engine shape its reply by a grammar, if it does."""
+    told = [name for name in sorted(_GRAMMARS) if request.extra.get(name) is not None]
+    shape = (request.response_format or {}).get("type", "text")
+    if shape != "text":
+        told.append(f"response_format {shape}")
+    if request.tools:
+        if request.tool_choice == "required" or isinstance(request.tool_choice, dict):
+            told.append("tool_choice")
+        if request.parallel_tool_calls is False:
+            told.append("parallel_tool_calls")
+    return (Note(CONSTRAINED, ", ".join(told)),) if told else ()
 
 
 def _chat_fields(request: Request, external: bool) -> dict[str, Any]:

@@ -29,6 +29,7 @@ from proxy.ports import CallWriter, Versioned
 from proxy.stored_responses import begins_with_instructions
 from store.integrity import contradiction
 from store.records import (
+    ALSO_BROKE_ON,
     BreakReason,
     CallBegun,
     CallEnded,
@@ -141,15 +142,16 @@ class Way:
         if given is not None:
             notes = (Note("exact_continuation_ignored"),)
         tokenizer = None if self.continuer is None else self.continuer.tokenizer
-        reason = explain(tokenizer, link, request, used)
-        if reason is None or link.break_reason is not None:
-            return reason, notes
+        reasons = explain(tokenizer, link, request, used)
+        if not reasons or link.break_reason is not None:
+            return link.break_reason, notes
         if self.prompt.break_reason is not None:
             # It was known before the engine was asked why the history would be rendered.
             return self.prompt.break_reason, notes
+        first, *others = reasons
         if tokenizer is None:
-            notes += (Note("break_reason_inferred", reason.value),)
-        return reason, notes
+            notes += (Note("break_reason_inferred", first.value),)
+        return first, (*notes, *(Note(ALSO_BROKE_ON, reason.value) for reason in others))
 
 
 class Recording:

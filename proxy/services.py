@@ -10,6 +10,7 @@ from proxy.budgets import Budgets
 from proxy.continuation import Continuer
 from proxy.conversations import SessionConversations
 from proxy.engine_pool import EnginePool
+from proxy.governor import Governor
 from proxy.keep_alive import KeepAlives
 from proxy.metrics import Metrics
 from proxy.model_routes import ModelRoutes
@@ -17,6 +18,7 @@ from proxy.policy_gate import PolicyGate
 from proxy.recorder import Recorder
 from proxy.sessions import Sessions
 from proxy.settings import ProxySettings
+from proxy.siblings import Siblings
 from proxy.stored_responses import StoredResponses
 from store.database import migrate
 from store.queries import Reader
@@ -42,6 +44,8 @@ class Services:
     """Makes exact prompts; ``None`` without the model's tokenizer."""
     stored_responses: StoredResponses
     keep_alives: KeepAlives
+    siblings: Siblings
+    governor: Governor
 
     @property
     def engines(self) -> EnginePool:
@@ -56,20 +60,26 @@ class Services:
         gate = PolicyGate()
         metrics = Metrics(gate)
         continuer = await asyncio.to_thread(_continuer, settings)
-        conversations = SessionConversations(reader, settings.limits.sessions_in_memory)
+        conversations = SessionConversations(
+            reader, settings.limits.sessions_in_memory, shared=settings.siblings is not None
+        )
         await conversations.start()
         models = ModelRoutes(settings, gate)
         await models.start()
         metrics.watch(models.policy.states)
         keep_alives = KeepAlives(settings.limits.keep_alive_s)
         keep_alives.start()
+        sessions = Sessions(settings, writer, reader, conversations.opened)
+        siblings = Siblings(settings.siblings)
+        governor = Governor(gate, models.policy, sessions, metrics, writer, reader, siblings)
+        await governor.start()
         return cls(
             settings=settings,
             writer=writer,
             reader=reader,
             models=models,
             budgets=Budgets(reader, settings.budget),
-            sessions=Sessions(settings, writer, reader, conversations.opened),
+            sessions=sessions,
             conversations=conversations,
             gate=gate,
             metrics=metrics,
@@ -77,10 +87,13 @@ class Services:
             continuer=continuer,
             stored_responses=StoredResponses(reader),
             keep_alives=keep_alives,
+            siblings=siblings,
+            governor=governor,
         )
 
     async def close(self) -> None:
         """Stops what :meth:`start` started; queued records are written first."""
+        await self.siblings.close()
         await self.keep_alives.close()
         await self.models.close()
         await asyncio.to_thread(self.writer.close)

@@ -112,6 +112,10 @@ class Sessions:
                 self._remember(found)
         return found
 
+    def forget(self, session_id: str) -> None:
+        """The session changed elsewhere: the store is asked for it again."""
+        self._by_id.pop(session_id, None)
+
     async def create(self, record: SessionRecord) -> SessionRecord:
         """Raises :class:`ApiError` (409) when its name is taken, 503 when the store is down."""
         try:

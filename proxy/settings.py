@@ -100,6 +100,8 @@ class ProxySettings:
     """The served model's tokenizer and chat template; needed for exact continuation."""
     continuation: Continuation = Continuation.EXACT
     """For sessions that do not say."""
+    siblings: Path | None = None
+    """Folder of the sockets by which the workers of one port agree; ``None`` for a lone process."""
     redact: bool = False
     """Scrub what looks like a secret from recorded bodies (``store/redaction.py``)."""
     stream_upstream: bool = False

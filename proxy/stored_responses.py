@@ -17,6 +17,7 @@ from proxy.dialects.responses_request import ResponsesContext, own_messages
 from proxy.lineage import message_from_chat
 from proxy.minting import call_id_of
 from proxy.sse import SseParser
+from proxy.stored_items import StoredItems
 from store.errors import NotFound
 from store.queries import CallRow, Reader
 from store.records import CallStatus, Note
@@ -62,16 +63,19 @@ class StoredResponses:
 
     def __init__(self, reader: Reader) -> None:
         self._reader = reader
+        self._items = StoredItems(reader)
         self._lock = threading.Lock()
         self._known: OrderedDict[str, tuple[Message, ...]] = OrderedDict()
         """Call id -> its conversation; written by the threads that read the store."""
 
-    async def expand(self, request: Request) -> Request:
-        """``request`` with the stored conversation before its own messages.
+    async def expand(self, request: Request, body: bytes) -> Request:
+        """``request`` (which came as ``body``) with the items that it names, and with the stored
+        conversation before its own messages.
 
         Earlier ``instructions`` are not inherited, as with the provider. Raises :class:`ApiError`
-        (404) when the response is not stored here.
+        (404) when an item or the response is not stored here.
         """
+        request = await self._items.expand(request, body)
         response_id = request.previous_response_id
         if response_id is None:
             return request

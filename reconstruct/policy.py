@@ -32,6 +32,10 @@ class TrainablePolicy:
     """Train calls that were cut: their ends are not the policy's decision."""
     finish_length: bool = True
     """Train replies that ended at the token limit."""
+    constrained: bool = True
+    """Train replies that a grammar shaped (a response format, a required tool). On an engine that
+    masks its logits for it their logprobs are of the masked distribution: ratios to the trainer's
+    own start well below 1 there."""
     models: frozenset[str] | None = None
     """Served models that are trained; ``None`` for all. A frozen model is one left out."""
     oldest_version: int | None = None
@@ -45,6 +49,7 @@ class TrainablePolicy:
             "kinds": sorted(kind.value for kind in self.kinds),
             "partial": self.partial,
             "finish_length": self.finish_length,
+            "constrained": self.constrained,
             "models": None if self.models is None else sorted(self.models),
             "oldest_version": self.oldest_version,
             "untrusted_versions": sorted(self.untrusted_versions),
@@ -84,6 +89,8 @@ def untrainable(policy: TrainablePolicy, call: CallRow, row: SpanRow) -> str | N
         return "model_frozen"
     if row.finish_reason == "length" and not policy.finish_length:
         return "finish_length"
+    if call.constrained and not policy.constrained:
+        return "constrained"
     return None
 
 

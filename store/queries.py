@@ -19,6 +19,8 @@ from store.database import connect
 from store.errors import NotFound
 from store.packing import unpack_json
 from store.records import (
+    ALSO_BROKE_ON,
+    CONSTRAINED,
     BreakReason,
     CallKind,
     CallStatus,
@@ -29,12 +31,24 @@ from store.records import (
     PolicyRecord,
     Reward,
     RunRecord,
+    ServedPolicy,
     SessionRecord,
     Span,
     TaskRecord,
     TokenIds,
 )
-from store.schema import bodies, calls, metrics, policies, rewards, runs, sessions, spans, tasks
+from store.schema import (
+    bodies,
+    calls,
+    metrics,
+    policies,
+    rewards,
+    runs,
+    served,
+    sessions,
+    spans,
+    tasks,
+)
 
 _PAGE: Final = 200
 
@@ -94,6 +108,19 @@ class CallRow:
     started_at: float
     first_token_at: float | None
     ended_at: float | None
+
+    @property
+    def break_reasons(self) -> tuple[str, ...]:
+        """Every reason of the call's break, that of the first difference first."""
+        if self.break_reason is None:
+            return ()
+        others = (note.detail for note in self.notes if note.name == ALSO_BROKE_ON)
+        return (self.break_reason.value, *others)
+
+    @property
+    def constrained(self) -> bool:
+        """Whether a grammar was asked to shape the reply."""
+        return any(note.name == CONSTRAINED for note in self.notes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,10 +254,11 @@ class Reader:
     def spent(self, session_id: str, aside: Collection[str] = ()) -> tuple[int, int]:
         """How many calls of the session are over, those of ``aside`` not counted, and the tokens
         that all of them sampled. Counts and calls refused for the budget spend nothing."""
+        sampled = func.nullif(calls.c.sampled_tokens, 0)
         reported = calls.c.usage["completion_tokens"].as_integer()
         query = select(
             func.sum(case((calls.c.id.in_(aside), 0), else_=1)).label("number"),
-            func.sum(func.coalesce(func.nullif(calls.c.sampled_tokens, 0), reported, 0)).label("tokens"),
+            func.sum(func.coalesce(sampled, reported, 0)).label("tokens"),
         ).where(
             calls.c.session_id == session_id,
             calls.c.status != CallStatus.OPEN,
@@ -338,6 +366,11 @@ class Reader:
         """The policy versions that a run has published, oldest first."""
         query = select(policies).where(policies.c.run_id == run_id).order_by(policies.c.version)
         return [PolicyRecord(**row._mapping) for row in self._rows(query)]
+
+    def served(self) -> dict[str, ServedPolicy]:
+        """What each engine was last said to serve, by its URL."""
+        rows = self._rows(select(served))
+        return {row.engine: ServedPolicy(**row._mapping) for row in rows}
 
     def metrics(self, run_id: str, name: str | None = None) -> list[Metric]:
         """A run's numbers by step; NaN where a value was not a number."""

@@ -105,6 +105,14 @@ class BreakReason(StrEnum):
     UNEXPLAINED = "unexplained"
 
 
+CONSTRAINED: Final = "constrained_by_grammar"
+"""Name of the note on a call whose reply a grammar shaped: where an engine masks its logits for
+that (vLLM does), its logprobs are of what the grammar allowed and not of the policy alone."""
+
+ALSO_BROKE_ON: Final = "also_broke_on"
+"""Name of the note for each further reason of a break, after the first difference's."""
+
+
 class SpanKind(StrEnum):
     OBSERVED = "observed"
     """Tokens that the engine was given: rendered prompt text."""
@@ -306,6 +314,18 @@ class PolicyRecord:
     """Whether the engine's logprobs were compared with the trainer's after the publish."""
     logprob_gap: float | None = None
     """Mean absolute difference found by that comparison, in nats."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServedPolicy:
+    """What an engine was last said to serve; one row each."""
+
+    engine: str
+    """Its base URL, as the proxy is told it."""
+    version: int
+    model: str | None
+    """Served model name, when it changes with the version."""
+    told_at: float
 
 
 @dataclass(frozen=True, slots=True)

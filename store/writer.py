@@ -40,6 +40,7 @@ from store.records import (
     PolicyRecord,
     Reward,
     RunRecord,
+    ServedPolicy,
     SessionRecord,
     TaskRecord,
 )
@@ -227,6 +228,10 @@ class Writer:
     def add_reward_sync(self, reward: Reward) -> None:
         """:meth:`add_reward` for a thread."""
         self._commit_sync(_finite(reward))
+
+    async def record_served(self, *policies: ServedPolicy) -> None:
+        """Notes what engines serve from now on, in one transaction."""
+        await self._commit(*policies)
 
     # -- runs and training, for threads ----------------------------------------------------------
 

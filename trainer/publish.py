@@ -63,6 +63,10 @@ class Publisher:
         self._swap = VerifiedSwap(engine, probes, self.config, announce)
         self._record = record
 
+    def serves(self, model: nn.Module) -> bool:
+        """Whether the engine scores the probes as ``model`` does: it may have been restarted."""
+        return self._swap.gap(model) <= self.config.tolerance
+
     def publish(self, model: nn.Module, version: int) -> PolicyRecord:
         """Write, load and verify ``model`` as ``version``.
 

@@ -70,6 +70,10 @@ class VerifiedSwap:
         """How the engine scores the probes now."""
         return [self._engine.score(probe.tolist()) for probe in self._probes]
 
+    def gap(self, model: nn.Module) -> float:
+        """Mean |engine − trainer| logprob over the probes now, nats."""
+        return mean_gap(self.engine_scores(), self._trainer_scores(model))
+
     def run(
         self,
         model: nn.Module,
@@ -88,7 +92,7 @@ class VerifiedSwap:
         gap: float | None = None
         try:
             self._swap(load, version)
-            gap = mean_gap(self.engine_scores(), self._trainer_scores(model))
+            gap = self.gap(model)
         except EngineError as error:
             what = f"version {version} could not be loaded: {error}"
         except BaseException as error:

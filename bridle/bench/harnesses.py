@@ -45,7 +45,10 @@ class Figures:
     """Of every kind."""
     rows: int
     """Branches with trainable tokens of the agent's own conversation."""
-    breaks: Counter[str]
+    breaks: int
+    """Calls that break, of every kind."""
+    reasons: Counter[str]
+    """What they break on; one call may break on several things at once."""
     unlinked: int
     """Calls of that conversation that should continue another and for which none was found."""
     kinds: Counter[str]
@@ -54,15 +57,15 @@ class Figures:
 
     @property
     def unexplained(self) -> int:
-        return self.breaks[BreakReason.UNEXPLAINED] + self.unlinked
+        return self.reasons[BreakReason.UNEXPLAINED] + self.unlinked
 
     def as_data(self) -> dict[str, Any]:
         return {
             "sessions": self.sessions,
             "rows_per_session": self.rows / self.sessions if self.sessions else None,
-            "breaks": self.breaks.total(),
+            "breaks": self.breaks,
             "unexplained": self.unexplained,
-            "breaks_by_reason": dict(sorted(self.breaks.items())),
+            "breaks_by_reason": dict(sorted(self.reasons.items())),
             "calls": self.calls,
             "calls_by_kind": dict(sorted(self.kinds.items())),
             "problems": list(self.problems),
@@ -155,8 +158,8 @@ async def bench_harnesses(
 def measured(reader: Reader, results: Sequence[RolloutResult], directory: Path) -> Figures:
     """What the store holds of these rollouts."""
     problems: list[str] = []
-    rows = unlinked = calls_made = 0
-    breaks: Counter[str] = Counter()
+    rows = unlinked = breaks = calls_made = 0
+    reasons: Counter[str] = Counter()
     kinds: Counter[str] = Counter()
     for result in results:
         if result.outcome is not Outcome.COMPLETED or result.scores.get("reward") != 1.0:
@@ -170,12 +173,22 @@ def measured(reader: Reader, results: Sequence[RolloutResult], directory: Path) 
         problems += [f"call {c.status}: {c.reason}" for c in calls if _spoilt(c)]
         tree = SessionTree(result.session_id, calls, reader.span_rows(result.session_id))
         rows += len(build(tree, MAIN_ROWS).samples)
-        breaks.update(str(call.break_reason) for call in calls if call.break_reason)
+        breaks += sum(call.break_reason is not None for call in calls)
+        reasons.update(reason for call in calls for reason in call.break_reasons)
         kinds.update(str(call.kind) for call in calls)
         calls_made += len(calls)
         main = [call for call in calls if call.kind in MAIN_ROWS.kinds]
         unlinked += max(0, sum(call.parent_call_id is None for call in main) - 1)
-    return Figures(len(results), calls_made, rows, breaks, unlinked, kinds, tuple(problems))
+    return Figures(
+        sessions=len(results),
+        calls=calls_made,
+        rows=rows,
+        breaks=breaks,
+        reasons=reasons,
+        unlinked=unlinked,
+        kinds=kinds,
+        problems=tuple(problems),
+    )
 
 
 def _spoilt(call: CallRow) -> bool:
@@ -194,11 +207,11 @@ _INTRODUCTION: Final = """\
 # The harnesses, exact and rendered
 
 Each harness ran unmodified through the proxy, against a scripted policy that asks for two shell
-commands at once, {turns} turns long and thinking in three turns of four, under a chat template that
-strips thinking from the history and writes arguments its own way. *Rows* are the main branches with
-trainable tokens per session. *Rendered* is the same run with the history rendered again every turn, as any proxy does
-that keeps no tokens: what it breaks on, by the first difference. Made by
-`bridle bench harnesses --table docs/harnesses.md`.
+commands at once, {turns} turns long and thinking in every turn, under a chat template that strips
+thinking from the history and writes arguments its own way. *Rows* are the main branches with
+trainable tokens per session. *Rendered* is the same run with the history rendered again every turn,
+as any proxy does that keeps no tokens. *On what*: how many of its breaks have which reason; most
+have several at once, and each is named. Made by `bridle bench harnesses --table docs/harnesses.md`.
 
 | harness | version | dialect | calls | exact: rows | breaks | unexplained | rendered: rows | breaks | on what |
 |---|---|---|---|---|---|---|---|---|---|"""  # noqa: E501

@@ -1,6 +1,6 @@
 """A scripted policy that works in any harness's own shell, and the template that tempts to break.
 
-Nearly every turn it thinks, then asks for two shell commands at once; after the last turn it
+Every turn it thinks, then asks for two shell commands at once; after the last turn it
 repeats what the last command really said. It decides from the request alone, so any number of
 harnesses may ask it at the same time.
 """
@@ -99,12 +99,10 @@ def train_bench_tokenizer(directory: Path) -> None:
 
 
 def _asking(shell: str, turn: int, commands: tuple[str, ...]) -> Reply:
-    # Every other turn also speaks, which some harnesses drop beside tool calls; every fourth does
-    # not think, so that its arguments are the first thing that a rendered history changes.
-    thought = f"Step {turn}: both files get their line,\n  then I look at them."
+    # Every other turn also speaks, which some harnesses drop beside tool calls.
     return Reply(
         f"Step {turn}." if turn % 2 else "",
-        reasoning=thought if turn % 4 else None,
+        reasoning=f"Step {turn}: both files get their line,\n  then I look at them.",
         tool_calls=tuple(_call(shell, command) for command in commands),
     )
 

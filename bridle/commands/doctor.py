@@ -20,6 +20,9 @@ def doctor(
         Path | None, typer.Option(help="The model's directory: its template is tried out.")
     ] = None,
     upstream: Annotated[str | None, typer.Option(help="The engine's base URL.")] = None,
+    private_network: Annotated[
+        bool, typer.Option("--private-network", help="Only trusted machines reach the engine.")
+    ] = False,
     json: JsonOption = False,
 ) -> None:
     """Examine template, engine and store; exit with 1 when something is broken."""
@@ -29,7 +32,11 @@ def doctor(
     if model is not None:
         found["template"] = examine_template(model)
     if upstream is not None:
-        found["engine"] = examine_engine(upstream, api_key=os.environ.get(UPSTREAM_KEY_VARIABLE))
+        found["engine"] = examine_engine(
+            upstream,
+            api_key=os.environ.get(UPSTREAM_KEY_VARIABLE),
+            private_network=private_network,
+        )
     found["store"] = examine_store(store)
     found["broken"] = [part for part, verdict in found.items() if verdict["broken"]]
     if json:
@@ -46,11 +53,13 @@ def _print(found: dict[str, Any]) -> None:
             continue
         verdict = found[part]
         _say(f"{'BROKEN' if verdict['broken'] else 'ok':6}  {part}")
-        for line in [verdict["broken"]] if verdict["broken"] else lines(verdict):
+        for line in lines(verdict):
             _say(f"        {line}")
 
 
 def _template(verdict: dict[str, Any]) -> list[str]:
+    if verdict["broken"]:
+        return [verdict["broken"]]
     return [
         verdict["model"],
         f"history is prefix-preserving: {_yes(verdict['prefix_preserving'])}",
@@ -62,13 +71,13 @@ def _template(verdict: dict[str, Any]) -> list[str]:
 
 
 def _engine(verdict: dict[str, Any]) -> list[str]:
-    return [
-        f"{verdict['upstream']} serves {verdict['model']}",
-        "it gives token ids and logprobs, and takes exact prompts",
-    ]
+    lines: list[str] = verdict["lines"]
+    return lines
 
 
 def _store(verdict: dict[str, Any]) -> list[str]:
+    if verdict["broken"]:
+        return [verdict["broken"]]
     if not verdict["exists"]:
         return [f"{verdict['store']} is not there yet; the proxy makes it"]
     return [f"{verdict['store']} has the newest schema ({verdict['revision']})"]

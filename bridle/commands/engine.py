@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from bridle.commands import engine_vllm
 from bridle.options import JsonOption
 from bridle.serving import announce, wait_for_signal
 from bridle.terminal import fail
@@ -20,6 +21,9 @@ API_KEY_VARIABLE = "BRIDLE_ENGINE_API_KEY"
 @app.callback()
 def engine() -> None:
     """Serve a policy."""
+
+
+app.command()(engine_vllm.vllm)
 
 
 @app.command()

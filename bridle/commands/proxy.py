@@ -53,6 +53,9 @@ def proxy(
     budget_calls: BudgetCalls = None,
     budget_tokens: BudgetTokens = None,
     budget_seconds: BudgetSeconds = None,
+    workers: Annotated[
+        int, typer.Option(min=1, help="Processes behind the port; any continues any session.")
+    ] = 1,
     redact: Annotated[
         bool, typer.Option("--redact", help="Scrub keys and tokens from what is recorded as text.")
     ] = False,
@@ -64,6 +67,7 @@ def proxy(
     from proxy.budgets import Budget
     from proxy.server import ProxyServer
     from proxy.settings import ProxySettings, is_loopback
+    from proxy.workers import WorkerPool
     from store.database import migrate
 
     admin_key = os.environ.get(ADMIN_KEY_VARIABLE)
@@ -88,14 +92,22 @@ def proxy(
         budget=Budget(budget_calls, budget_tokens, budget_seconds),
         redact=redact,
     )
+    if workers > 1:
+        with WorkerPool(settings, workers, routers=[feed]) as pool:
+            _announce(pool.base_url, json, store, engines)
+            pool.serve()
+        return
     with ProxyServer(settings, routers=[feed()]) as server:
-        url = server.base_url
-        announce(
-            url,
-            json,
-            f"Bridle records to {store}, in front of {', '.join(engines)}",
-            f"  OpenAI      OPENAI_BASE_URL={url}/v1",
-            f"  Anthropic   ANTHROPIC_BASE_URL={url}",
-            f"  Gemini      GOOGLE_GEMINI_BASE_URL={url}",
-        )
+        _announce(server.base_url, json, store, engines)
         wait_for_signal()
+
+
+def _announce(url: str, json: bool, store: str, engines: list[str]) -> None:
+    announce(
+        url,
+        json,
+        f"Bridle records to {store}, in front of {', '.join(engines)}",
+        f"  OpenAI      OPENAI_BASE_URL={url}/v1",
+        f"  Anthropic   ANTHROPIC_BASE_URL={url}",
+        f"  Gemini      GOOGLE_GEMINI_BASE_URL={url}",
+    )

@@ -38,10 +38,10 @@ def show(
         f"{about['sampled_tokens']} sampled"
     )
     out.print(_table(turns))
-    breaks = Counter(turn["break_reason"] for turn in turns if turn["break_reason"])
+    breaks = Counter(reason for turn in turns for reason in turn["break_reasons"])
     if breaks:
         counted = ", ".join(f"{count} {reason}" for reason, count in breaks.most_common())
-        out.print(f"breaks ({record.continuation} mode): {counted}", highlight=False)
+        out.print(f"breaks on ({record.continuation} mode): {counted}", highlight=False)
     for name, value in about["rewards"].items():
         out.print(f"reward {name} = {value:g}")
 
@@ -71,6 +71,8 @@ def _turns(source: Reader, session_id: str) -> list[dict[str, Any]]:
             "finish_reason": call.finish_reason,
             "policy_versions": [call.version_start, call.version_end],
             "break_reason": call.break_reason,
+            "break_reasons": call.break_reasons,
+            "constrained": call.constrained,
             "notes": [note.name for note in call.notes],
             "reply": dict(call.message),
             "said": _said(call),
@@ -100,8 +102,10 @@ def _table(turns: list[dict[str, Any]]) -> Table:
         status = turn["status"]
         if turn["kind"] not in (CallKind.MAIN, CallKind.UNKNOWN):
             status += f", {turn['kind']}"
-        if turn["break_reason"]:
-            status += f", break: {turn['break_reason']}"
+        if turn["constrained"]:
+            status += ", constrained"
+        if turn["break_reasons"]:
+            status += f", break: {', '.join(turn['break_reasons'])}"
         table.add_row(
             str(turn["turn"]),
             str(turn["continues"] or "–"),

@@ -95,18 +95,21 @@ def train(
             seed=seed,
             optimizer=OptimizerConfig(learning_rate=learning_rate),
         ),
-        adapter=adapter,
-        jobs=jobs,
-        rollout=Settings(
-            directory=output / "sessions",
-            parallel=parallel,
-            timeout_s=timeout,
-            model=MODEL,
-            run_id=run_id,
-        ),
+    )
+    settings = Settings(
+        directory=output / "sessions",
+        parallel=parallel,
+        timeout_s=timeout,
+        model=MODEL,
+        run_id=run_id,
     )
     with (
         stack(policy, store, output / "logs") as running,
         Rollouts(running.proxy_url, runtime, check) as rollouts,
     ):
-        train_plan(plan, running, rollouts, on_step=on_step)
+        train_plan(
+            plan,
+            running,
+            lambda step: rollouts.sessions(adapter, jobs(step), settings),
+            on_step=on_step,
+        )

@@ -16,6 +16,7 @@ from store.queries import Reader
 mpl.use("Agg")
 
 from matplotlib import pyplot
+from matplotlib.ticker import MaxNLocator
 
 PHASES = ("before", "greedy_before", "after", "greedy_after")
 
@@ -134,6 +135,16 @@ def plot(report: Mapping[str, Any], path: Path) -> None:
             linestyle="none",
             label=label,
         )
+    axes.plot(
+        [0, len(rewards) + 1],
+        [report["greedy_before"], report["greedy_after"]],
+        color="#3ca951",
+        marker="D",
+        markersize=5,
+        linestyle="none",
+        label="held-out questions, greedy",
+    )
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set(
         xlabel="GRPO step",
         ylabel="share of right answers",

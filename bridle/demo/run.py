@@ -155,6 +155,7 @@ class Demo:
             self.shop.rollouts(running.proxy_url) as rollouts,
             progress(self._console, "GRPO sessions", settings.max_steps * per_step) as tick,
         ):
+            agent, rollout = self.shop.agent(1.0), rollout_settings(self.places, settings, run_id)
             loop = train(
                 TrainingPlan(
                     policy=self.places.warm,
@@ -162,14 +163,15 @@ class Demo:
                     store=self.places.store,
                     run_id=run_id,
                     config=grpo_config(settings),
-                    adapter=self.shop.agent(1.0),
-                    jobs=lambda step: step_jobs(tasks, step, settings),
-                    rollout=rollout_settings(self.places, settings, run_id),
                 ),
                 running,
-                rollouts,
+                lambda step: rollouts.sessions(
+                    agent,
+                    step_jobs(tasks, step, settings),
+                    rollout,
+                    lambda _result: tick(next(sessions), ""),
+                ),
                 on_step=on_step,
-                on_session=lambda _result: tick(next(sessions), ""),
             )
             save_policy(loop.model, self.places.trained, self.places.warm)
 
@@ -250,7 +252,12 @@ def grpo_config(settings: DemoSettings) -> GrpoConfig:
         minibatches=settings.minibatches,
         epochs=settings.epochs,
         seed=settings.seed,
-        optimizer=OptimizerConfig(learning_rate=settings.learning_rate, eps=settings.adam_eps),
+        optimizer=OptimizerConfig(
+            learning_rate=settings.learning_rate,
+            eps=settings.adam_eps,
+            schedule="cosine",
+            final_fraction=settings.final_fraction,
+        ),
         checkpoints=CheckpointConfig(every=1, keep=2),
         filters=FilterConfig(),
     )

@@ -18,18 +18,21 @@ class DemoSettings:
     vocab_size: int = 1024
     first_sessions: int = 32
     """Sessions recorded for the tokenizer's corpus, before there is a policy."""
-    teacher_sessions: int = 1400
+    teacher_sessions: int = 2000
     teacher_skill: float = 0.45
     """Share of demonstrations in which the teacher computes with the right operation."""
-    sft_epochs: int = 10
+    sft_epochs: int = 8
     sft_learning_rate: float = 3e-3
     eval_tasks: int = 200
     """Held-out questions asked before and after, at the training temperature and greedily."""
     learning_rate: float = 3e-4
+    final_fraction: float = 0.1
+    """Where the learning rate ends, as a fraction of its peak: the last steps settle what is
+    learned rather than chase the few sessions that still fail."""
     adam_eps: float = 1e-4
     """A policy that is nearly certain of most tokens has tiny gradients there; with the usual eps
     Adam would turn their noise into full steps and wear down what the warm start has learned."""
-    max_steps: int = 30
+    max_steps: int = 20
     groups: int = 16
     """Questions per GRPO step."""
     group_size: int = 8

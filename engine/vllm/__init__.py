@@ -5,7 +5,7 @@ of ours lies in ``inside/``.
 """
 
 from engine.vllm.adapters import AdapterPublisher
-from engine.vllm.checks import Check, Expectation, check_engine
+from engine.vllm.checks import Check, Expectation, check_engine, failures
 from engine.vllm.control import VllmControl
 from engine.vllm.flags import VllmOptions
 from engine.vllm.installation import VllmError, find_installation
@@ -20,5 +20,6 @@ __all__ = [
     "VllmOptions",
     "VllmServer",
     "check_engine",
+    "failures",
     "find_installation",
 ]

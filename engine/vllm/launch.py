@@ -97,6 +97,11 @@ class VllmServer:
         """Process id of the API server, which leads the process group."""
         return None if self._process is None else self._process.pid
 
+    @property
+    def refusal(self) -> VllmError | None:
+        """Why vLLM will not be started again; ``None`` while it serves or is being started."""
+        return self._refusal
+
     def __enter__(self) -> Self:
         self.start()
         return self

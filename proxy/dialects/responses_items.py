@@ -20,14 +20,37 @@ holds its arguments."""
 _CALL_OUTPUTS: Final = frozenset(f"{kind}_output" for kind in _CALL_BODIES)
 
 
-def add_items(items: Sequence[Fields], transcript: Transcript, tools: Tools) -> None:
-    """Files the input's items in ``transcript``, in their order."""
+def add_items(
+    items: Sequence[Fields],
+    transcript: Transcript,
+    tools: Tools,
+    known: Mapping[str, Mapping[str, Any]],
+) -> tuple[str, ...]:
+    """Files the input's items in ``transcript``, in their order, those of ``known`` for references
+    to them. The other ids that are referred to, each once."""
+    unknown: dict[str, None] = {}
     for item in items:
-        _add_item(item, transcript, tools)
+        kind = _kind(item)
+        if kind != "item_reference":
+            _add_item(item, kind, transcript, tools)
+            continue
+        transcript.note("item_reference")
+        reference = item.need_string("id")
+        if reference in known:
+            stored = Fields(dict(known[reference]), item.where)
+            _add_item(stored, _kind(stored), transcript, tools)
+        else:
+            unknown[reference] = None
+            transcript.turn(reference).anchor(reference)
+    return tuple(unknown)
 
 
-def _add_item(item: Fields, transcript: Transcript, tools: Tools) -> None:
-    kind = item.string("type") or ("message" if item.raw("role") is not None else "item_reference")
+def _kind(item: Fields) -> str:
+    """An item without a type is a message when it has a role, else a reference."""
+    return item.string("type") or ("message" if item.raw("role") is not None else "item_reference")
+
+
+def _add_item(item: Fields, kind: str, transcript: Transcript, tools: Tools) -> None:
     if kind == "message":
         _add_message(item, transcript)
     elif kind == "reasoning":
@@ -41,10 +64,6 @@ def _add_item(item: Fields, transcript: Transcript, tools: Tools) -> None:
     elif kind in _CALL_OUTPUTS:
         transcript.note("item_converted", kind)
         transcript.tool(_call_id(item), _output(item, transcript))
-    elif kind == "item_reference":
-        transcript.note("item_reference")
-        reference = item.need_string("id")
-        transcript.turn(reference).anchor(reference)
     elif kind == "additional_tools":
         transcript.note("item_converted", kind)
         for tool in item.objects("tools"):

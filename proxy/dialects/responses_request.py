@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -65,10 +65,15 @@ class ResponsesContext:
     store: bool
     client_metadata: dict[str, Any]
     """Codex's identity of thread, turn and session."""
+    references: tuple[str, ...] = ()
+    """Ids of items that the input names and that were not given to :func:`parse`."""
 
 
-def parse(body: bytes) -> Request:
-    """Raises :class:`proxy.canonical.ApiError` (400) naming the field."""
+def parse(body: bytes, items: Mapping[str, Mapping[str, Any]] | None = None) -> Request:
+    """``items`` stand for the references to them, by id.
+
+    Raises :class:`proxy.canonical.ApiError` (400) naming the field.
+    """
     fields = decode_object(body)
     for name in sorted(_REFUSED):
         if fields.raw(name) is not None:
@@ -80,7 +85,7 @@ def parse(body: bytes) -> Request:
     instructions = fields.string("instructions")
     if instructions is not None:
         transcript.system(instructions)
-    _add_input(fields, transcript, tools)
+    references = _add_input(fields, transcript, tools, items or {})
     tool_choice = tools.choose(fields, transcript)
     reasoning = fields.child("reasoning")
     effort = reasoning.string("effort") if reasoning else None
@@ -108,6 +113,7 @@ def parse(body: bytes) -> Request:
             encrypted="reasoning.encrypted_content" in fields.strings("include"),
             store=fields.boolean("store") is not False,
             client_metadata=metadata.data if (metadata := fields.child("client_metadata")) else {},
+            references=references,
         ),
         notes=transcript.notes,
     )
@@ -129,16 +135,20 @@ def with_history(request: Request, history: Sequence[Message]) -> Request:
     return msgspec.structs.replace(request, messages=(*head, *history, *own_messages(request)))
 
 
-def _add_input(fields: Fields, transcript: Transcript, tools: Tools) -> None:
+def _add_input(
+    fields: Fields, transcript: Transcript, tools: Tools, known: Mapping[str, Mapping[str, Any]]
+) -> tuple[str, ...]:
+    """Files the input; the ids that it refers to and that are not ``known``."""
     given = fields.raw("input")
+    if isinstance(given, list):
+        return add_items(fields.objects("input"), transcript, tools, known)
     if isinstance(given, str):
         transcript.user(given)
-    elif isinstance(given, list):
-        add_items(fields.objects("input"), transcript, tools)
     elif given is not None:
         raise invalid("input", "must be a string or a list of items")
     elif fields.raw("previous_response_id") is None:
         raise invalid("input", "is required")
+    return ()
 
 
 def _sampling(fields: Fields) -> Sampling:

@@ -132,6 +132,8 @@ def left_out(call: CallRow, policy: TrainablePolicy) -> str | None:
         return "call_model_frozen"
     if call.finish_reason == "length" and not policy.finish_length:
         return "call_finish_length"
+    if call.constrained and not policy.constrained:
+        return "call_constrained"
     return None if call.message else "call_without_message"
 
 

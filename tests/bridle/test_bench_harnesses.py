@@ -77,9 +77,14 @@ async def test_a_harness_that_drops_reasoning_is_one_row_exactly_and_breaks_when
         "problems": [],
     }
     assert figures["rendered"]["rows_per_session"] == 3.0
-    assert figures["rendered"]["breaks_by_reason"] == {"reasoning_dropped": 2}
+    assert figures["rendered"]["breaks_by_reason"] == {
+        "arguments_reserialised": 2,
+        "edited": 1,
+        "reasoning_dropped": 2,
+    }
     assert report.failures() == []
-    row = "| small | – | – | 3 | 1 | 0 | 0 | 3 | 2 | reasoning_dropped 2 |"
+    on_what = "arguments_reserialised 2, edited 1, reasoning_dropped 2"
+    row = f"| small | – | – | 3 | 1 | 0 | 0 | 3 | 2 | {on_what} |"
     assert row in markdown(report)
 
 
@@ -101,7 +106,7 @@ async def test_a_harness_that_rewrites_its_history_fails_the_bench_with_the_reas
 
     exact = report.figures["small"][Continuation.EXACT]
     assert exact.rows > 1
-    assert exact.breaks == {"edited": 2}
+    assert exact.reasons == {"edited": 2}
     assert f"small (exact): {exact.rows} rows of 1 sessions" in report.failures()
     assert f"- small (exact): {exact.rows} rows of 1 sessions" in markdown(report)
 

@@ -3,47 +3,54 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import pytest
 from click.testing import Result
 
 from engine.contract import MISSING_LOGPROB
+from engine.embedded import EmbeddedEngine
 from engine.scripted import Reply, ScriptedEngine
 from store.database import migrate
+from trainer.tiny import TinyShape, make_policy, train_tokenizer
 
 Bridle = Callable[..., Result]
 
 
-def test_everything_in_place_is_said_in_words(bridle: Bridle, model_dir: Path, store: str) -> None:
-    with ScriptedEngine(model_dir, lambda _: "four", served_model_name="policy") as engine:
-        result = bridle(
-            "doctor", "--model", model_dir, "--upstream", engine.base_url, "--store", store
-        )
+@pytest.fixture(scope="module")
+def policy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, str]]:
+    """A tiny policy's directory, and the URL of an engine that serves it."""
+    directory = tmp_path_factory.mktemp("doctor") / "policy"
+    size = train_tokenizer(directory, ["what ails it and what does not"] * 4, vocab_size=320)
+    shape = TinyShape(hidden=32, layers=1, heads=1, kv_heads=1, intermediate=64, context=512)
+    make_policy(directory, shape, vocab_size=size, seed=3)
+    with EmbeddedEngine(directory) as engine:
+        yield directory, engine.base_url
+
+
+def test_everything_in_place_is_said_in_words(
+    bridle: Bridle, policy: tuple[Path, str], store: str
+) -> None:
+    model, url = policy
+    result = bridle("doctor", "--model", model, "--upstream", url, "--store", store)
     assert result.exit_code == 0, result.output
     assert "history is prefix-preserving: yes" in result.output
     assert "tails are local: yes" in result.output
-    assert "takes exact prompts" in result.output
+    assert "ok      exact continuation  " in result.output
     assert "newest schema" in result.output
 
 
-def test_json_carries_the_whole_verdict(bridle: Bridle, model_dir: Path, store: str) -> None:
-    with ScriptedEngine(model_dir, lambda _: "four", served_model_name="policy") as engine:
-        result = bridle(
-            "doctor",
-            "--model",
-            model_dir,
-            "--upstream",
-            engine.base_url,
-            "--store",
-            store,
-            "--json",
-        )
+def test_json_carries_the_whole_verdict(
+    bridle: Bridle, policy: tuple[Path, str], store: str
+) -> None:
+    model, url = policy
+    result = bridle("doctor", "--model", model, "--upstream", url, "--store", store, "--json")
     found = json.loads(result.output)
     assert found["broken"] == []
-    assert found["engine"]["token_ids"]
-    assert found["engine"]["logprobs"]
-    assert found["engine"]["exact_prompts"]
+    outcomes = {check["name"]: check["outcome"] for check in found["engine"]["checks"]}
+    for name in ("token ids", "streamed token ids", "exact continuation", "logprobs mode"):
+        assert outcomes[name] == "ok"
     assert found["store"]["migrated"]
     assert found["template"]["thinking"] == "kept"
     assert found["template"]["arguments_reserialised"]
@@ -52,14 +59,14 @@ def test_json_carries_the_whole_verdict(bridle: Bridle, model_dir: Path, store: 
 def test_an_engine_that_is_not_there_is_broken(bridle: Bridle, store: str) -> None:
     result = bridle("doctor", "--upstream", "http://127.0.0.1:9", "--store", store)
     assert result.exit_code == 1
-    assert "does not answer" in result.output
+    assert "is an engine running at http://127.0.0.1:9?" in result.output
 
 
 def test_an_engine_without_logprobs_is_broken(bridle: Bridle, model_dir: Path, store: str) -> None:
     with ScriptedEngine(model_dir, lambda _: Reply("four", logprob=MISSING_LOGPROB)) as engine:
         result = bridle("doctor", "--upstream", engine.base_url, "--store", store)
     assert result.exit_code == 1
-    assert "does not give logprobs" in result.output
+    assert "a sampled token has no logprob: upgrade vLLM" in result.output
 
 
 def test_a_directory_without_a_tokenizer_is_broken(

@@ -149,7 +149,7 @@ def readme(demo: Path, tmp_path: Path) -> Path:
 def test_the_readme_walkthrough_works_as_typed(readme: Path) -> None:
     _, serve, point, look, take = blocks((ROOT / "README.md").read_text())
     wait = "".join(
-        f"until curl -sf -o /dev/null {url}; do sleep 0.2; done\n"
+        f"timeout 60 sh -c 'until curl -sf -o /dev/null {url}; do sleep 0.2; done'\n"
         for url in ("http://127.0.0.1:8000/health", "http://127.0.0.1:8484/readyz")
     )
     engine, proxy = serve.strip().splitlines()

@@ -8,6 +8,7 @@ import orjson
 import pytest
 
 from proxy.canonical import ApiError, Message, Request, ToolCall
+from proxy.dialects import responses_request
 from proxy.dialects.responses import ResponsesDialect
 from proxy.dialects.responses_request import own_messages, with_history
 
@@ -261,9 +262,21 @@ def test_unusable_items_are_dropped_with_a_note(kind: str) -> None:
 
 
 def test_an_item_reference_is_an_anchor_to_be_looked_up() -> None:
-    request = parse([item("item_reference", id=f"msg_{A[5:]}00")])
+    request = parse([item("item_reference", id=f"msg_{A[5:]}00"), {"id": "msg_other"}])
 
     assert request.messages == (Message(role="assistant", anchors=(f"msg_{A[5:]}00",)),)
+    assert request.context.references == (f"msg_{A[5:]}00", "msg_other")
+
+
+def test_a_known_item_stands_for_the_reference_to_it() -> None:
+    identifier = f"msg_{A[5:]}00"
+    whole = item("message", id=identifier, role="assistant", content=[])
+    whole["content"].append({"type": "output_text", "text": "hi"})
+    body = orjson.dumps({"model": "m", "input": [item("item_reference", id=identifier)]})
+    request = responses_request.parse(body, {identifier: whole})
+
+    assert request.messages == parse([whole]).messages
+    assert request.context.references == ()
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import pytest
 from proxy.canonical import Message, ToolCall
 from proxy.continuation import Prompt
 from proxy.recorder import Way
-from store.records import BreakReason
+from store.records import BreakReason, Note
 
 SYSTEM, USER = Message("system", "You are careful."), Message("user", "What is a café?")
 NEXT = Message("user", "Go on.")
@@ -30,6 +30,11 @@ def begun(policy, tokenizer, sampled: str, message: Message, *, tools=()):
 
 
 def verdict(session, *new: Message, rendered: str | None = None) -> BreakReason | None:
+    """The first reason."""
+    return next(iter(reasons(session, *new, rendered=rendered)), None)
+
+
+def reasons(session, *new: Message, rendered: str | None = None) -> tuple[BreakReason, ...]:
     link, request, _ = session.ask(*new)
     text = rendered if rendered is not None else session.rendered()
     return session.continuer.explain(link, request, session.tokenizer.encode(text))
@@ -176,6 +181,54 @@ def test_the_first_of_several_rewritten_replies_tells_the_reason(policy, tokeniz
     )
     echo(session, reasoning=None)
     assert verdict(session, NEXT) is BreakReason.ARGUMENTS_RESERIALISED
+
+
+THOUGHT_AND_CALLED = f"<think>\nHm.\n</think>\n\nA house.\n{CALLED}"
+
+
+def thought_and_called(policy, tokenizer):
+    """A reply that thinks, speaks and calls, under a template that rewrites arguments."""
+    call = ToolCall("", "look_up", ARGUMENTS)
+    message = Message("assistant", "A house.", reasoning="Hm.", tool_calls=(call,))
+    return begun(policy, tokenizer, THOUGHT_AND_CALLED, message, tools=TOOLS)
+
+
+@pytest.mark.parametrize(
+    ("echoed", "named"),
+    [
+        (
+            {"reasoning": None},
+            (BreakReason.REASONING_DROPPED, BreakReason.ARGUMENTS_RESERIALISED),
+        ),
+        (
+            {"reasoning": None, "content": None},
+            (
+                BreakReason.REASONING_DROPPED,
+                BreakReason.EDITED,
+                BreakReason.ARGUMENTS_RESERIALISED,
+            ),
+        ),
+        ({"reasoning": "Hm."}, (BreakReason.ARGUMENTS_RESERIALISED,)),
+    ],
+)
+def test_all_that_one_reply_lost_is_named_after_the_first_difference(
+    policy, tokenizers, echoed, named
+) -> None:
+    session = thought_and_called(policy, tokenizers["chatml_kept"])
+    echo(session, **echoed)
+    assert reasons(session, *session.results("1")) == named
+
+
+def test_the_first_reason_is_the_calls_own_and_the_others_are_notes(policy, tokenizers) -> None:
+    session = thought_and_called(policy, tokenizers["chatml_kept"])
+    echo(session, reasoning=None)
+    link, request, _ = session.ask(*session.results("1"))
+    way = Way(link, Prompt(None), session.continuer)
+    rendered = session.tokenizer.encode(session.rendered())
+    assert way.judged(request, rendered) == (
+        BreakReason.REASONING_DROPPED,
+        (Note("also_broke_on", "arguments_reserialised"),),
+    )
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,8 @@ from engine.scripted import Reply, ScriptedCall
 from proxy.canonical import ApiError
 from proxy.dialects.chat import ChatDialect
 from proxy.dialects.completions import CompletionsDialect
-from proxy.engine_request import engine_request
+from proxy.engine_request import constraint, engine_request
+from store.records import Note
 
 CHAT = "/v1/chat/completions"
 MESSAGES = [{"role": "user", "content": "hi"}]
@@ -227,3 +228,41 @@ def test_no_json_object_is_worse_than_a_400(dialect: Any, changes: dict[str, Any
     except ApiError as error:
         statuses.append(error.status)
     assert statuses in ([], [400])
+
+
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {}}}
+SCHEMA = {"type": "json_schema", "json_schema": {"name": "s", "schema": {}}}
+NAMED = {"type": "function", "function": {"name": "f"}}
+
+
+@pytest.mark.parametrize(
+    ("fields", "shaped_by"),
+    [
+        ({"response_format": SCHEMA}, "response_format json_schema"),
+        ({"response_format": {"type": "json_object"}}, "response_format json_object"),
+        ({"tools": [TOOL], "tool_choice": "required"}, "tool_choice"),
+        ({"tools": [TOOL], "tool_choice": NAMED}, "tool_choice"),
+        ({"tools": [TOOL], "parallel_tool_calls": False}, "parallel_tool_calls"),
+        ({"structured_outputs": {"regex": "a+"}}, "structured_outputs"),
+        ({"guided_regex": "a+", "response_format": {"type": "text"}}, "guided_regex"),
+    ],
+)
+def test_a_reply_that_a_grammar_shapes_is_noted(fields: dict[str, Any], shaped_by: str) -> None:
+    body = json.dumps({"model": "m", "messages": MESSAGES} | fields).encode()
+    assert constraint(ChatDialect().parse(body, {}, {})) == (
+        Note("constrained_by_grammar", shaped_by),
+    )
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"tools": [TOOL], "tool_choice": "auto", "parallel_tool_calls": True},
+        {"parallel_tool_calls": False},
+        {"response_format": {"type": "text"}},
+    ],
+)
+def test_a_reply_that_no_grammar_shapes_is_not_noted(fields: dict[str, Any]) -> None:
+    body = json.dumps({"model": "m", "messages": MESSAGES} | fields).encode()
+    assert constraint(ChatDialect().parse(body, {}, {})) == ()

@@ -103,9 +103,9 @@ async def test_openai_chat_async(bench: Any, stage: Any) -> None:
 
 
 @pytest.mark.parametrize("stream", [True, False])
-@pytest.mark.parametrize("stored", [True, False])
+@pytest.mark.parametrize("history", ["items", "references", "stored"])
 def test_openai_responses(
-    bench: Any, stage: Any, chat: openai.OpenAI, stream: bool, stored: bool
+    bench: Any, stage: Any, chat: openai.OpenAI, stream: bool, history: str
 ) -> None:
     tools: Any = [{"type": "function", **TOOL, "strict": False}]
     question: list[Any] = [{"role": "user", "content": "1+2 and 3+4?"}]
@@ -125,10 +125,12 @@ def test_openai_responses(
     outputs: list[Any] = [
         {"type": "function_call_output", "call_id": call.call_id, "output": "3"} for call in calls
     ]
-    if stored:
+    if history == "stored":
         second = respond(input=outputs, previous_response_id=first.id)
     else:
-        echoed = [item.model_dump(exclude_none=True) for item in first.output]
+        echoed: list[Any] = [item.model_dump(exclude_none=True) for item in first.output]
+        if history == "references":
+            echoed = [{"type": "item_reference", "id": item["id"]} for item in echoed]
         second = respond(input=[*question, *echoed, *outputs])
     assert second.output_text.strip() == "The sum is 3 and 7."
     assert second.usage is not None
@@ -139,6 +141,37 @@ def test_openai_responses(
 def test_a_response_that_is_not_stored_here_is_a_404(chat: openai.OpenAI) -> None:
     with pytest.raises(openai.NotFoundError):
         chat.responses.create(model="m", input="x", previous_response_id="resp_unknown")
+
+
+@pytest.mark.parametrize("identifier", ["msg_unknown", f"msg_{'a' * 24}00"])
+def test_an_item_that_is_not_stored_here_is_a_404(chat: openai.OpenAI, identifier: str) -> None:
+    reference: Any = {"type": "item_reference", "id": identifier}
+    with pytest.raises(openai.NotFoundError, match=f"Item with id '{identifier}' not found"):
+        chat.responses.create(model="m", input=[reference])
+
+
+def test_a_referenced_custom_call_is_continued_as_the_client_got_it(
+    bench: Any, stage: Any, chat: openai.OpenAI
+) -> None:
+    custom: Any = [{"type": "custom", "name": "patch", "description": "applies a patch"}]
+    stage.play = lambda request: (
+        Reply("Done.")
+        if request.messages[-1]["role"] == "tool"
+        else Reply(tool_calls=(ScriptedCall("patch", {"input": "*** Begin"}),))
+    )
+    first = chat.responses.create(model="m", tools=custom, input="Patch it.")
+    (call,) = first.output
+    assert call.id is not None
+    reference: Any = {"type": "item_reference", "id": call.id}
+    output: Any = {"type": "custom_tool_call_output", "call_id": call.call_id, "output": "ok"}
+    chat.responses.create(
+        model="m", tools=custom, input=[{"role": "user", "content": "Patch it."}, reference, output]
+    )
+
+    one, two = bench.calls()
+    assert (two.parent_call_id, two.break_reason) == (one.id, None)
+    (echoed,) = (m for m in stage.requests[-1].messages if m["role"] == "assistant")
+    assert json.loads(echoed["tool_calls"][0]["function"]["arguments"]) == {"input": "*** Begin"}
 
 
 @pytest.mark.parametrize("stream", [True, False])

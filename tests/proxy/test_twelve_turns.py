@@ -96,7 +96,8 @@ def as_javascript_clients_do(message: Any) -> Any:
     return kept
 
 
-def responses(url: str, *, stored: bool) -> None:
+def responses(url: str, *, stored: bool, referenced: bool = False) -> None:
+    """``referenced``: earlier items are named by their ids alone."""
     client = openai.OpenAI(base_url=f"{url}/v1", api_key="x", max_retries=0)
     tools: Any = [{"type": "function", **LOOK_UP, "strict": False}]
     items: list[Any] = []
@@ -115,6 +116,8 @@ def responses(url: str, *, stored: bool) -> None:
                 item.pop("parsed_arguments", None)
                 for part in item.get("content") or ():
                     part.pop("parsed", None)
+            if referenced:
+                echoed = [{"type": "item_reference", "id": item["id"]} for item in echoed]
             items = [] if stored else [*items, *echoed]
             items += [
                 {"type": "function_call_output", "call_id": item.call_id, "output": "page 12"}
@@ -167,6 +170,7 @@ CLIENTS: dict[str, Callable[[str], None]] = {
     "chat_stream": lambda url: chat(url, stream=True, rewrite=as_javascript_clients_do),
     "responses": lambda url: responses(url, stored=False),
     "responses_stored": lambda url: responses(url, stored=True),
+    "responses_referenced": lambda url: responses(url, stored=False, referenced=True),
     "messages": messages_api,
     "langchain_chat": lambda url: langchain(url, responses_api=False),
     "langchain_responses": lambda url: langchain(url, responses_api=True),

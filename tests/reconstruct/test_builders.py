@@ -8,7 +8,7 @@ from reconstruct.builders import BUILDERS, add_up, build
 from reconstruct.policy import DEFAULT_POLICY, TrainablePolicy
 from reconstruct.samples import Conservation
 from reconstruct.tree import BrokenTree, SessionTree
-from store.records import CallKind, CallStatus, VersionRun
+from store.records import CONSTRAINED, CallKind, CallStatus, Note, VersionRun
 
 
 def samples_of(reader, session, policy=DEFAULT_POLICY, builder="tree"):
@@ -47,6 +47,16 @@ def test_every_branch_of_an_agents_session_is_delivered(reader, agent):
     ]
     assert built.conservation == Conservation(14, 13, {}, {"kind_side": 1})
     assert sum(sample.weight for sample in built.samples) == pytest.approx(1.0)
+
+
+def test_replies_shaped_by_a_grammar_are_trained_unless_the_policy_leaves_them_out(reader, record):
+    session = record()
+    first = session.call([1], [5, 6], notes=(Note(CONSTRAINED, "tool_choice"),))
+    session.call([1, 5, 6, 7], [8], parent=first)
+    assert samples_of(reader, session).conservation == Conservation(3, 3, {}, {})
+    built = samples_of(reader, session, TrainablePolicy(constrained=False))
+    assert built.conservation == Conservation(3, 1, {"constrained": 2}, {})
+    assert [trained(sample) for sample in built.samples] == [[8]]
 
 
 def test_shared_sampled_tokens_are_context_after_their_first_branch(reader, agent):

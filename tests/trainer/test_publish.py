@@ -86,6 +86,15 @@ def test_a_publish_reloads_while_paused_and_is_verified_by_logprobs(setup):
         assert torch.equal(expected, found)
 
 
+def test_an_engine_that_was_restarted_with_other_weights_is_noticed(setup):
+    publisher, engine, model, _, _ = setup
+    assert not publisher.serves(model)
+    publisher.publish(model, 4)
+    assert publisher.serves(model)
+    engine.model = load_policy(publisher._tokenizer_from)
+    assert not publisher.serves(model)
+
+
 def test_an_engine_that_serves_stale_weights_is_found_out_and_given_the_old_ones_again(setup):
     publisher, engine, model, announced, recorded = setup
     engine.stale = True

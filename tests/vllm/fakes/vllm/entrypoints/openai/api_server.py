@@ -2,7 +2,7 @@
 
 ``FAKE_VLLM`` names what it does: ``fail`` ends at start with an error as vLLM logs it, ``mute``
 never becomes healthy, ``dumb`` dies at the first token, ``child`` also starts a process that
-ignores SIGTERM.
+ignores SIGTERM. With ``FAKE_VLLM_ENGINE`` every other request goes on to the engine at that URL.
 """
 
 import argparse
@@ -12,6 +12,8 @@ import signal
 import subprocess
 import sys
 import time
+import urllib.error
+import urllib.request
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -26,17 +28,22 @@ class Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         if self.path == "/health":
             self.answer({}, 503 if os.environ.get("FAKE_VLLM") == "mute" else 200)
-        elif self.path == "/v1/models":
+        elif self.path == "/v1/models" and "FAKE_VLLM_ENGINE" not in os.environ:
             self.answer({"data": [{"id": "policy", "root": self.model, "max_model_len": 64}]})
         elif self.path == "/weight_info":
             self.answer({"weight_version": Handler.version})
+        elif "FAKE_VLLM_ENGINE" in os.environ and self.path != "/x":
+            self.forward(None)
         else:
             self.answer({"pid": os.getpid(), "command": sys.argv})
 
     def do_POST(self) -> None:
         length = int(self.headers.get("content-length", 0))
-        body = json.loads(self.rfile.read(length) or b"{}")
-        if self.path == "/v1/completions":
+        raw = self.rfile.read(length)
+        body = json.loads(raw or b"{}")
+        if "FAKE_VLLM_ENGINE" in os.environ and self.path.startswith("/v1/"):
+            self.forward(raw)
+        elif self.path == "/v1/completions":
             if os.environ.get("FAKE_VLLM") == "dumb":
                 print("(Worker pid=1) ERROR [x.py:1] RuntimeError: no kernel", flush=True)
                 os._exit(0)
@@ -64,9 +71,23 @@ class Handler(BaseHTTPRequestHandler):
         Path(os.environ["BRIDLE_SERVED_FILE"]).write_text(json.dumps(note))
         self.answer({"results": [None]})
 
+    def forward(self, body: bytes | None) -> None:
+        url = os.environ["FAKE_VLLM_ENGINE"] + self.path
+        header = {"content-type": "application/json"}
+        request = urllib.request.Request(url, body, header)  # noqa: S310 - the test chose it
+        try:
+            with urllib.request.urlopen(request) as reply:  # noqa: S310
+                status, kind, data = reply.status, reply.headers["content-type"], reply.read()
+        except urllib.error.HTTPError as error:
+            status, kind, data = error.code, error.headers["content-type"], error.read()
+        self.send(data, status, kind)
+
     def answer(self, body: dict[str, Any], status: int = 200) -> None:
-        data = json.dumps(body).encode()
+        self.send(json.dumps(body).encode(), status, "application/json")
+
+    def send(self, data: bytes, status: int, kind: str) -> None:
         self.send_response(status)
+        self.send_header("content-type", kind)
         self.send_header("content-length", str(len(data)))
         self.end_headers()
         self.wfile.write(data)

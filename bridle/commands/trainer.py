@@ -1,0 +1,93 @@
+"""``bridle trainer``: GRPO on what workers send, with weights to an engine that runs elsewhere."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from bridle.commands.engine import API_KEY_VARIABLE
+from bridle.commands.proxy import ADMIN_KEY_VARIABLE
+from bridle.options import JsonOption, ProxyOption, StoreOption
+from bridle.terminal import fail, out, print_json
+
+
+def trainer(
+    policy: Annotated[Path, typer.Option(help="Model directory of version 0.")],
+    engine: Annotated[str, typer.Option(help="Base URL of the engine; it reads --out.")],
+    proxy: ProxyOption,
+    store: StoreOption,
+    worker: Annotated[list[str], typer.Option(help="A worker's base URL. Repeatable.")],
+    output: Annotated[Path, typer.Option("--out", help="Checkpoints, weights, logs.")],
+    run: Annotated[str, typer.Option(help="Name of the run; the same goes on with it.")] = "train",
+    steps: Annotated[int, typer.Option(help="GRPO steps.")] = 100,
+    groups: Annotated[int, typer.Option(help="Tasks per step.")] = 8,
+    group_size: Annotated[int, typer.Option(help="Sessions per task.")] = 8,
+    learning_rate: Annotated[float, typer.Option(help="Of AdamW.")] = 1e-6,
+    minibatches: Annotated[int, typer.Option(help="Updates per step.")] = 1,
+    max_staleness: Annotated[int, typer.Option(help="0: on-policy.")] = 0,
+    seed: Annotated[int, typer.Option(help="Order of minibatches.")] = 0,
+    json: JsonOption = False,
+) -> None:
+    """Train with workers, proxy and engine as services. Run again to go on where it ended."""
+    try:
+        from bridle.training import TrainingPlan, train
+    except ImportError as error:
+        fail(f"training needs the training extra: pip install 'bridle[train]' ({error})")
+    import httpx
+
+    from bridle.remote import RemoteWorkers, WorkerFailed
+    from bridle.stack import Stack, kind_of
+    from engine.client import EngineError
+    from store.errors import NotFound
+    from store.queries import Reader
+    from store.records import RunRecord
+    from store.writer import Writer
+    from trainer.config import GrpoConfig, OptimizerConfig
+    from trainer.report import StepReport
+    from trainer.swap import PublishError
+
+    admin_key, engine_key = os.environ.get(ADMIN_KEY_VARIABLE), os.environ.get(API_KEY_VARIABLE)
+    run_id = f"train:{run}"
+    with Reader(store) as reader:
+        try:
+            reader.run(run_id)
+        except NotFound:
+            with Writer(store) as writer:
+                writer.create_run(RunRecord(run_id, "train", time.time(), name=run))
+
+    def on_step(report: StepReport) -> None:
+        if json:
+            print_json(report.metrics() | {"step": report.step, "version": report.version})
+            return
+        out.print(
+            f"step {report.step + 1}: reward {report.reward_mean:.3f}, version {report.version}, "
+            + ", ".join(f"{phase} {spent:.0f} s" for phase, spent in report.seconds.items()),
+            highlight=False,
+            soft_wrap=True,
+        )
+
+    plan = TrainingPlan(
+        policy=policy,
+        directory=output,
+        store=store,
+        run_id=run_id,
+        config=GrpoConfig(
+            steps=steps,
+            minibatches=minibatches,
+            max_staleness=max_staleness,
+            seed=seed,
+            optimizer=OptimizerConfig(learning_rate=learning_rate),
+        ),
+    )
+    workers = RemoteWorkers(
+        worker, run_id=run_id, groups=groups, group_size=group_size, key=admin_key
+    )
+    try:
+        stack = Stack(engine, proxy, kind_of(engine, engine_key), engine_key, admin_key)
+        train(plan, stack, workers.sessions, on_step=on_step)
+    except (WorkerFailed, EngineError, PublishError, httpx.HTTPError) as error:
+        fail(f"{error}; the same command goes on from the last step")

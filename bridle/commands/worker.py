@@ -1,0 +1,66 @@
+"""``bridle worker``: run sessions for a trainer elsewhere."""
+
+from __future__ import annotations
+
+import os
+import random
+import socket
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from bridle.commands.proxy import ADMIN_KEY_VARIABLE
+from bridle.options import JsonOption, ProxyOption
+from bridle.serving import announce
+from bridle.terminal import err, fail
+
+DEFAULT_PORT = 8485
+
+
+def worker(
+    named: Annotated[
+        str,
+        typer.Option("--agent", help="codex, claude-code …, agent.py, or 'CMD {prompt}'."),
+    ],
+    tasks: Annotated[str, typer.Option(help="FILE.jsonl, FILE.py:FUNCTION or MODULE:FUNCTION.")],
+    verify: Annotated[
+        str, typer.Option("--verifier", help="number, exact, regex, or FILE.py:NAME.")
+    ],
+    proxy: ProxyOption,
+    split: Annotated[str | None, typer.Option(help="Only tasks of this split.")] = None,
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="0 takes a free one.")] = DEFAULT_PORT,
+    parallel: Annotated[int, typer.Option(help="Sessions at a time.")] = 16,
+    timeout: Annotated[float, typer.Option(help="Seconds for one session.")] = 600.0,
+    model: Annotated[str, typer.Option(help="Model name that the harness asks for.")] = "policy",
+    directory: Annotated[Path, typer.Option(help="Workspaces and logs.")] = Path("runs/worker"),
+    seed: Annotated[int, typer.Option(help="Order of the tasks; the same for all workers.")] = 0,
+    json: JsonOption = False,
+) -> None:
+    """Serve a harness and its tasks to `bridle trainer`, which says when and how many."""
+    from bridle.agents import UnknownAgent, agent, verifier
+    from bridle.worker import Duties, serve
+    from harnesses.rollout import Settings
+    from harnesses.tasks import TaskError, tasks_from
+    from proxy.settings import is_loopback
+
+    key = os.environ.get(ADMIN_KEY_VARIABLE)
+    if key is None and not is_loopback(host):
+        fail(f"{host} is reachable by others: set {ADMIN_KEY_VARIABLE} to the proxy's key", 2)
+    try:
+        adapter, runtime = agent(named)
+        check = verifier(verify)
+        pool = list(tasks_from(tasks, split))
+    except (UnknownAgent, TaskError) as error:
+        fail(str(error), 2)
+    if not pool:
+        fail(f"{tasks} gives no task" + (f" of split {split!r}" if split else ""), 2)
+    random.Random(seed).shuffle(pool)
+    settings = Settings(directory=directory, parallel=parallel, timeout_s=timeout, model=model)
+    duties = Duties(proxy, adapter, runtime, check, pool, settings, key)
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.create_server((host, port), family=family) as listener:
+        url = f"http://{host}:{listener.getsockname()[1]}"
+        announce(url, json, f"Worker for {adapter.name} on {url}, {len(pool)} tasks")
+        serve(duties, listener, lambda line: err.print(line, highlight=False, markup=False))

@@ -1,0 +1,91 @@
+"""``item_reference``: the recorded output items that a Responses request only names.
+
+A client that lets the provider store its responses sends of each item no more than its id. What
+stands for it is the item as that client was sent it, byte for byte the same JSON, so a request of
+references and one of whole items are the same conversation.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import OrderedDict
+from collections.abc import Mapping
+from typing import Any, Final
+
+import orjson
+
+from proxy.canonical import ApiError, Request
+from proxy.dialects.responses_request import ResponsesContext, parse
+from proxy.minting import call_id_of
+from proxy.sse import SseParser
+from store.errors import NotFound
+from store.queries import Reader
+
+_CAPACITY: Final = 4096
+
+Items = Mapping[str, Mapping[str, Any]]
+
+
+class StoredItems:
+    """Output items of recorded responses by their ids; the latest calls' stay in memory."""
+
+    def __init__(self, reader: Reader) -> None:
+        self._reader = reader
+        self._lock = threading.Lock()
+        self._known: OrderedDict[str, Items] = OrderedDict()
+        """Call id -> its items; written by the threads that read the store."""
+
+    async def expand(self, request: Request, body: bytes) -> Request:
+        """``request``, or when it names items: the request that ``body`` is with them in it.
+
+        Raises :class:`ApiError` (404) when an item is not stored here.
+        """
+        context = request.context
+        if not isinstance(context, ResponsesContext) or not context.references:
+            return request
+        return parse(body, await asyncio.to_thread(self._items, context.references))
+
+    def _items(self, references: tuple[str, ...]) -> Items:
+        with self._lock:
+            return {reference: self._item(reference) for reference in references}
+
+    def _item(self, reference: str) -> Mapping[str, Any]:
+        call_id = call_id_of(reference)
+        items = {} if call_id is None else self._of_call(call_id)
+        if reference not in items:
+            raise ApiError(
+                "not_found", f"Item with id '{reference}' not found.", status=404, param="input"
+            )
+        return items[reference]
+
+    def _of_call(self, call_id: str) -> Items:
+        known = self._known.get(call_id)
+        if known is not None:
+            self._known.move_to_end(call_id)
+            return known
+        try:
+            row = self._reader.call(call_id)
+            if row.dialect != "responses" or row.response_body_id is None:
+                return {}
+            items = _written(self._reader.body(row.response_body_id))
+        except NotFound:
+            return {}
+        self._known[call_id] = items
+        while len(self._known) > _CAPACITY:
+            self._known.popitem(last=False)
+        return items
+
+
+def _written(response: bytes) -> Items:
+    """The items that a response's bytes complete, streamed or not; none of those of an error."""
+    if response.startswith(b"{"):
+        return {item["id"]: item for item in orjson.loads(response).get("output", ())}
+    events = SseParser()
+    payloads = events.feed(response) + events.finish()
+    done = (
+        orjson.loads(payload)["item"]
+        for payload in payloads
+        if b'"response.output_item.done"' in payload[:256]
+    )
+    return {item["id"]: item for item in done}

@@ -1,0 +1,191 @@
+"""``bridle worker`` runs what a trainer elsewhere asks for, and nothing that it goes away from."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from bridle.remote import RemoteWorkers, WorkerFailed
+from bridle.services import Service
+from store.queries import Reader
+from store.records import RunRecord
+from store.writer import Writer
+
+AGENT = """
+import json, os, sys, time, urllib.request
+time.sleep(float(sys.argv[2]))
+body = {"model": "policy", "messages": [{"role": "user", "content": sys.argv[1]}]}
+request = urllib.request.Request(
+    os.environ["OPENAI_BASE_URL"] + "/chat/completions",
+    json.dumps(body).encode(),
+    {"content-type": "application/json", "authorization": "Bearer " + os.environ["OPENAI_API_KEY"]},
+)
+print(json.load(urllib.request.urlopen(request))["choices"][0]["message"]["content"])
+"""
+
+
+@pytest.fixture
+def agent(tmp_path: Path) -> Path:
+    path = tmp_path / "agent.py"
+    path.write_text(AGENT)
+    return path
+
+
+@pytest.fixture
+def tasks(tmp_path: Path) -> Path:
+    path = tmp_path / "tasks.jsonl"
+    lines = [{"id": f"t{n}", "prompt": f"Question {n}?", "payload": {}} for n in range(6)]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
+
+
+@pytest.fixture
+def run_id(store: str) -> str:
+    with Writer(store) as writer:
+        writer.create_run(RunRecord("run-1", "train", time.time()))
+    return "run-1"
+
+
+def worker(
+    proxy_url: str, agent: Path, tasks: Path, directory: Path, *more: str, wait: float = 0
+) -> Service:
+    command = f"{sys.executable} {agent} {{prompt}} {wait}"
+    verifier = directory / "verifier.py"
+    verifier.write_text(
+        "async def check(delivery):\n    return {'reward': float('unknown' in delivery.answer)}\n"
+    )
+    arguments = ["worker", "--agent", command, "--tasks", str(tasks), "--proxy", proxy_url]
+    arguments += ["--verifier", f"{verifier}:check", "--port", "0"]
+    arguments += ["--directory", str(directory / "work"), *more]
+    return Service(arguments, directory / "worker.log")
+
+
+@pytest.fixture
+def serving(proxy_url: str, agent: Path, tasks: Path, tmp_path: Path) -> Iterator[Service]:
+    with worker(proxy_url, agent, tasks, tmp_path) as service:
+        yield service
+
+
+def test_a_round_is_run_rewarded_sealed_and_recorded_under_the_trainers_run(
+    serving: Service, store: str, run_id: str
+) -> None:
+    heard: list[object] = []
+    remote = RemoteWorkers(
+        [serving.url], run_id=run_id, groups=2, group_size=3, on_session=heard.append
+    )
+    first, second = remote.sessions(0), remote.sessions(1)
+    assert len(first) == len(second) == 6
+    assert len(heard) == 12
+    with Reader(store) as reader:
+        found = {session.id: session for session in reader.sessions(run=run_id)}
+        assert set(found) == {*first, *second}
+        assert {session.outcome for session in found.values()} == {"completed"}
+        groups = {(found[each].group_id, found[each].task_id) for each in first}
+        others = {found[each].task_id for each in second}
+        assert len(groups) == 2, "three sessions each of two tasks"
+        assert not others & {task for _, task in groups}, "the tasks are taken in turn"
+        assert [reward.value for reward in reader.rewards(first[0])] == [1.0]
+        assert reader.call_counts(first[0])
+
+
+def test_workers_share_the_groups_of_a_step(
+    serving: Service,
+    proxy_url: str,
+    agent: Path,
+    tasks: Path,
+    tmp_path: Path,
+    store: str,
+    run_id: str,
+) -> None:
+    (tmp_path / "other").mkdir()
+    with worker(proxy_url, agent, tasks, tmp_path / "other") as other:
+        urls = [serving.url, other.url]
+        remote = RemoteWorkers(urls, run_id=run_id, groups=3, group_size=1)
+        found = remote.sessions(1)
+    with Reader(store) as reader:
+        assert len({reader.session(each).task_id for each in found}) == 3
+
+
+def test_a_trainer_that_goes_away_ends_its_round(
+    proxy_url: str, agent: Path, tasks: Path, tmp_path: Path, store: str, run_id: str
+) -> None:
+    with worker(proxy_url, agent, tasks, tmp_path, wait=60) as serving:
+        body = {"run_id": run_id, "first": 0, "groups": 1, "group_size": 2}
+        with httpx.stream("POST", f"{serving.url}/rounds", json=body, trust_env=False) as reply:
+            assert reply.status_code == 200
+            with Reader(store) as reader:
+                until(lambda: len(list(reader.sessions(run=run_id))) == 2)
+        with Reader(store) as reader:
+            until(lambda: all(each.outcome for each in reader.sessions(run=run_id)))
+            assert {each.outcome for each in reader.sessions(run=run_id)} == {"cancelled"}
+
+
+def test_a_worker_that_dies_in_a_round_is_told_from_one_that_is_done(
+    proxy_url: str, agent: Path, tasks: Path, tmp_path: Path, store: str, run_id: str
+) -> None:
+    with worker(proxy_url, agent, tasks, tmp_path, wait=60) as serving:
+        remote = RemoteWorkers([serving.url], run_id=run_id, groups=1, group_size=1)
+        failed: list[BaseException] = []
+
+        def ask() -> None:
+            try:
+                remote.sessions(0)
+            except WorkerFailed as error:
+                failed.append(error)
+
+        asking = threading.Thread(target=ask)
+        asking.start()
+        with Reader(store) as reader:
+            until(lambda: len(list(reader.sessions(run=run_id))) == 1)
+        os.kill(serving.pid, signal.SIGKILL)
+        asking.join(20)
+        assert len(failed) == 1
+        assert serving.url in str(failed[0])
+
+
+def test_told_to_end_it_leaves_no_agent_and_no_open_session(
+    proxy_url: str, agent: Path, tasks: Path, tmp_path: Path, store: str, run_id: str
+) -> None:
+    with worker(proxy_url, agent, tasks, tmp_path, wait=60) as serving:
+        body = {"run_id": run_id, "first": 0, "groups": 1, "group_size": 1}
+        with httpx.stream("POST", f"{serving.url}/rounds", json=body, trust_env=False):
+            with Reader(store) as reader:
+                until(lambda: len(list(reader.sessions(run=run_id))) == 1)
+            os.kill(serving.pid, signal.SIGTERM)
+            with Reader(store) as reader:
+                until(lambda: all(each.outcome for each in reader.sessions(run=run_id)))
+                assert {each.outcome for each in reader.sessions(run=run_id)} == {"cancelled"}
+
+
+def test_what_is_no_round_is_refused(serving: Service) -> None:
+    for body in ({}, {"run_id": "r", "first": 0, "groups": 1, "group_size": 1, "argv": ["sh"]}):
+        reply = httpx.post(f"{serving.url}/rounds", json=body, trust_env=False)
+        assert reply.status_code == 422
+
+
+def test_with_a_key_only_those_who_send_it_are_served(
+    proxy_url: str, agent: Path, tasks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("BRIDLE_ADMIN_KEY", "the-key")
+    with worker(proxy_url, agent, tasks, tmp_path) as serving:
+        remote = RemoteWorkers([serving.url], run_id="r", groups=1, group_size=1, key="another")
+        with pytest.raises(WorkerFailed, match="401"):
+            remote.sessions(0)
+        assert httpx.get(f"{serving.url}/healthz", trust_env=False).is_success
+
+
+def until(condition: object) -> None:
+    assert callable(condition)
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline, "it did not come about"
+        time.sleep(0.05)
