@@ -236,7 +236,8 @@ def _turn(row: CallRow, spans: Mapping[str, Span], conversations: Conversations)
             prompt_token_ids=_prompt(row, spans) if trusted else None,
         )
     except ValueError as error:
-        log.warning("lineage_state_unusable: %s", error)
+        fields = {"session": row.session_id, "call": row.id, "error": str(error)}
+        log.warning("lineage_state_unusable", extra=fields)
         return None
 
 

@@ -280,9 +280,9 @@ def report(engine: PooledEngine, before: CircuitState) -> None:
     if after is before:
         return
     if after is CircuitState.OPEN:
-        log.warning("engine_ejected engine=%s", engine.name)
+        log.warning("engine_ejected", extra={"engine": engine.name})
     elif after is CircuitState.CLOSED:
-        log.info("engine_readmitted engine=%s", engine.name)
+        log.info("engine_readmitted", extra={"engine": engine.name})
 
 
 def _base(url: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from engine.tokenizer import Tokenizer
 from proxy.budgets import Budgets
@@ -12,10 +13,11 @@ from proxy.conversations import SessionConversations
 from proxy.engine_pool import EnginePool
 from proxy.governor import Governor
 from proxy.keep_alive import KeepAlives
+from proxy.logs import log_call
 from proxy.metrics import Metrics
 from proxy.model_routes import ModelRoutes
 from proxy.policy_gate import PolicyGate
-from proxy.recorder import Recorder
+from proxy.recorder import Observer, Recorder
 from proxy.sessions import Sessions
 from proxy.settings import ProxySettings
 from proxy.siblings import Siblings
@@ -24,6 +26,9 @@ from store.database import migrate
 from store.queries import Reader
 from store.redaction import Redactor
 from store.writer import Writer
+
+if TYPE_CHECKING:
+    from proxy.tracing import Tracing
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +51,7 @@ class Services:
     keep_alives: KeepAlives
     siblings: Siblings
     governor: Governor
+    tracing: Tracing | None
 
     @property
     def engines(self) -> EnginePool:
@@ -69,6 +75,7 @@ class Services:
         metrics.watch(models.policy.states)
         keep_alives = KeepAlives(settings.limits.keep_alive_s)
         keep_alives.start()
+        tracing = await asyncio.to_thread(_tracing) if settings.tracing else None
         sessions = Sessions(settings, writer, reader, conversations.opened)
         siblings = Siblings(settings.siblings)
         governor = Governor(gate, models.policy, sessions, metrics, writer, reader, siblings)
@@ -83,12 +90,15 @@ class Services:
             conversations=conversations,
             gate=gate,
             metrics=metrics,
-            recorder=Recorder(writer, conversations, gate, metrics, continuer),
+            recorder=Recorder(
+                writer, conversations, gate, metrics, continuer, [log_call, *_observers(tracing)]
+            ),
             continuer=continuer,
             stored_responses=StoredResponses(reader),
             keep_alives=keep_alives,
             siblings=siblings,
             governor=governor,
+            tracing=tracing,
         )
 
     async def close(self) -> None:
@@ -98,6 +108,19 @@ class Services:
         await self.models.close()
         await asyncio.to_thread(self.writer.close)
         self.reader.close()
+        if self.tracing is not None:
+            await asyncio.to_thread(self.tracing.close)
+
+
+def _tracing() -> Tracing:
+    """Imported here: the packages are an extra."""
+    from proxy.tracing import Tracing
+
+    return Tracing()
+
+
+def _observers(tracing: Tracing | None) -> list[Observer]:
+    return [] if tracing is None else [tracing.observe]
 
 
 def _open_store(settings: ProxySettings) -> Writer:

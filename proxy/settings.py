@@ -100,6 +100,10 @@ class ProxySettings:
     """The served model's tokenizer and chat template; needed for exact continuation."""
     continuation: Continuation = Continuation.EXACT
     """For sessions that do not say."""
+    log_format: Literal["text", "json"] | None = None
+    """How this process writes its log to standard error; ``None`` leaves logging as it is."""
+    tracing: bool = False
+    """OpenTelemetry spans of the calls; needs the extra ``[otel]``."""
     siblings: Path | None = None
     """Folder of the sockets by which the workers of one port agree; ``None`` for a lone process."""
     redact: bool = False

@@ -47,7 +47,7 @@ class Siblings:
                 writer.write(orjson.dumps(answer) + b"\n")
                 await writer.drain()
             except ConnectionError as error:
-                log.warning("sibling_hung_up: %s", error)
+                log.warning("sibling_hung_up", extra={"error": str(error)})
             finally:
                 writer.close()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
@@ -16,6 +17,11 @@ from store.records import Continuation
 
 ADMIN_KEY_VARIABLE = "BRIDLE_ADMIN_KEY"
 UPSTREAM_KEY_VARIABLE = "BRIDLE_UPSTREAM_API_KEY"
+
+
+class LogFormat(StrEnum):
+    TEXT = "text"
+    JSON = "json"
 
 
 def proxy(
@@ -56,6 +62,13 @@ def proxy(
     workers: Annotated[
         int, typer.Option(min=1, help="Processes behind the port; any continues any session.")
     ] = 1,
+    log_format: Annotated[
+        LogFormat, typer.Option(help="Lines on standard error, with session and call ids.")
+    ] = LogFormat.TEXT,
+    otel: Annotated[
+        bool,
+        typer.Option("--otel", help="OpenTelemetry spans to where OTEL_* says; needs [otel]."),
+    ] = False,
     redact: Annotated[
         bool, typer.Option("--redact", help="Scrub keys and tokens from what is recorded as text.")
     ] = False,
@@ -91,6 +104,8 @@ def proxy(
         role_models=dict(pair(text, "--role-model") for text in role_models or ()),
         budget=Budget(budget_calls, budget_tokens, budget_seconds),
         redact=redact,
+        log_format=log_format.value,
+        tracing=otel,
     )
     if workers > 1:
         with WorkerPool(settings, workers, routers=[feed]) as pool:
