@@ -77,7 +77,7 @@ class App:
     async def start(self) -> None:
         """Opens the store and the connections to the engine."""
         if self.settings.log_format is not None:
-            configure(self.settings.log_format)
+            configure(self.settings.log_format, self.settings.log_level)
         self.services = await Services.start(self.settings)
         self._data_plane = DataPlane(self.services)
 

@@ -13,6 +13,7 @@ from datetime import UTC, datetime
 from typing import Any, Final, Literal
 
 from proxy.recorder import Recording
+from proxy.settings import LogLevel
 from store.records import CallEnded
 
 Format = Literal["text", "json"]
@@ -21,7 +22,7 @@ log: Final = logging.getLogger("bridle.proxy")
 _STANDARD: Final = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime"}
 
 
-def configure(form: Format, level: str = "info") -> None:
+def configure(form: Format, level: LogLevel) -> None:
     """Sends this process's lines to standard error, in ``form``, from ``level`` on."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonLines() if form == "json" else TextLines())

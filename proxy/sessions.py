@@ -121,9 +121,13 @@ class Sessions:
         try:
             await self._writer.create_session(record)
         except RecordRejected as error:
-            raise ApiError(
-                "invalid_request", f"session {record.name!r} exists already", status=409
-            ) from error
+            if record.name is not None and await self.find(record.name) is not None:
+                told = ApiError(
+                    "invalid_request", f"session {record.name!r} exists already", status=409
+                )
+            else:
+                told = ApiError("invalid_request", f"it cannot be stored: {error}", status=422)
+            raise told from error
         except StoreUnavailable as error:
             raise store_unavailable() from error
         self._remember(record)

@@ -13,6 +13,8 @@ from proxy.budgets import Budget
 from store.database import Synchronous
 from store.records import Continuation
 
+LogLevel = Literal["debug", "info", "warning", "error"]
+
 LOOPBACK_NAMES = frozenset({"localhost", "ip6-localhost", "testserver"})
 
 
@@ -102,6 +104,8 @@ class ProxySettings:
     """For sessions that do not say."""
     log_format: Literal["text", "json"] | None = None
     """How this process writes its log to standard error; ``None`` leaves logging as it is."""
+    log_level: LogLevel = "info"
+    """The least that is written: ``info`` has a line for every call."""
     tracing: bool = False
     """OpenTelemetry spans of the calls; needs the extra ``[otel]``."""
     siblings: Path | None = None

@@ -26,7 +26,7 @@ from dataclasses import dataclass, field
 from typing import Any, Self
 
 from sqlalchemy import Connection, select
-from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
+from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError, StatementError
 
 from store import liveness
 from store.batch import Batch, Patch, Record
@@ -463,4 +463,7 @@ def _may_pass(error: DBAPIError) -> bool:
 
 
 def _cause(error: Exception) -> str:
-    return str(error.orig) if isinstance(error, DBAPIError) else f"{type(error).__name__}: {error}"
+    # Without the statement: its parameters are nobody else's business.
+    if isinstance(error, StatementError):
+        return str(error.orig)
+    return f"{type(error).__name__}: {error}"

@@ -19,6 +19,13 @@ ADMIN_KEY_VARIABLE = "BRIDLE_ADMIN_KEY"
 UPSTREAM_KEY_VARIABLE = "BRIDLE_UPSTREAM_API_KEY"
 
 
+class LogLevel(StrEnum):
+    DEBUG = "debug"
+    INFO = "info"
+    WARNING = "warning"
+    ERROR = "error"
+
+
 class LogFormat(StrEnum):
     TEXT = "text"
     JSON = "json"
@@ -65,6 +72,9 @@ def proxy(
     log_format: Annotated[
         LogFormat, typer.Option(help="Lines on standard error, with session and call ids.")
     ] = LogFormat.TEXT,
+    log_level: Annotated[
+        LogLevel, typer.Option(help="The least that is logged: info has a line for every call.")
+    ] = LogLevel.WARNING,
     otel: Annotated[
         bool,
         typer.Option("--otel", help="OpenTelemetry spans to where OTEL_* says; needs [otel]."),
@@ -105,6 +115,7 @@ def proxy(
         budget=Budget(budget_calls, budget_tokens, budget_seconds),
         redact=redact,
         log_format=log_format.value,
+        log_level=log_level.value,
         tracing=otel,
     )
     if workers > 1:

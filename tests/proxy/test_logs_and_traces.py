@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +35,7 @@ def test_json_lines_have_session_and_call_ids_and_never_a_secret(
     log = tmp_path / "log"
     command = [sys.executable, "-m", "bridle", "proxy", "--engine", stage.engine.base_url]
     command += ["--store", str(tmp_path / "bridle.db"), "--port", "0", "--json"]
-    command += ["--workers", workers, "--log-format", "json"]
+    command += ["--workers", workers, "--log-format", "json", "--log-level", "info"]
     keys = {"BRIDLE_ADMIN_KEY": ADMIN, "BRIDLE_UPSTREAM_API_KEY": ENGINE}
     environment = {**os.environ, **keys, "PYTHONPATH": str(Path.cwd())}
     with log.open("wb") as file:
@@ -70,13 +69,13 @@ def test_json_lines_have_session_and_call_ids_and_never_a_secret(
 
 
 @pytest.fixture(scope="module")
-def exporter() -> Iterator[InMemorySpanExporter]:
+def exporter() -> InMemorySpanExporter:
     """The process's tracer provider; OpenTelemetry takes only one."""
     exporter = InMemorySpanExporter()
     provider = TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(exporter))
     trace.set_tracer_provider(provider)
-    yield exporter
+    return exporter
 
 
 TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
