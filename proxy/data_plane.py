@@ -220,7 +220,7 @@ class DataPlane:
             await client.respond(200, whole)
             return
         try:
-            await services.writer.override_call(call.id, notes=marked_deleted(call))
+            await services.writer.set_notes(call.id, marked_deleted(call))
         except StoreUnavailable as error:
             raise store_unavailable() from error
         services.stored_responses.forget(call.id)

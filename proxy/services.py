@@ -10,6 +10,7 @@ from engine.tokenizer import Tokenizer
 from proxy.budgets import Budgets
 from proxy.continuation import Continuer
 from proxy.conversations import SessionConversations
+from proxy.cut_ids import PromptIds
 from proxy.engine_pool import EnginePool
 from proxy.governor import Governor
 from proxy.keep_alive import KeepAlives
@@ -52,6 +53,8 @@ class Services:
     siblings: Siblings
     governor: Governor
     tracing: Tracing | None
+    prompt_ids: PromptIds
+    """Long prompts as the engine told them last, by session."""
 
     @property
     def engines(self) -> EnginePool:
@@ -99,6 +102,7 @@ class Services:
             siblings=siblings,
             governor=governor,
             tracing=tracing,
+            prompt_ids=PromptIds(),
         )
 
     async def close(self) -> None:

@@ -48,10 +48,9 @@ def not_stored(request: Request) -> tuple[Note, ...]:
     return ()
 
 
-def marked_deleted(call: CallRow) -> list[dict[str, str]]:
-    """The call's notes, as its column holds them, with the deletion."""
-    notes = (*call.notes, Note(_DELETED))
-    return [{"name": note.name, "detail": note.detail} for note in notes]
+def marked_deleted(call: CallRow) -> tuple[Note, ...]:
+    """The call's notes with the deletion."""
+    return (*call.notes, Note(_DELETED))
 
 
 def unknown_response(response_id: str) -> ApiError:

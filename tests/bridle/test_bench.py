@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 from click.testing import Result
 
-from bridle.bench import continuation
+from bridle.bench import continuation, store
 
 
 def test_the_continuation_bench_measures_both_ways(
@@ -23,3 +23,22 @@ def test_the_continuation_bench_measures_both_ways(
     assert times["prompt_tokens"] > 2048 > times["tail_tokens"] > 0
     assert found["ttft_ratio"]["2048"] > 0
     assert "through the proxy" in bridle("bench", "continuation").output
+
+
+def test_the_store_bench_measures_sizes_beside_the_peers_way(
+    bridle: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store, "_LEAST_TURNS", 4)
+    monkeypatch.setattr(store, "_COMMIT_TURNS", 2)
+    found = json.loads(bridle("bench", "store", "--turns", "4", "--json").output)
+    assert found["bytes_per_token"]["4"] > 0
+    assert found["json_traces_ratio"]["4"] > found["json_per_call_ratio"]["4"] > 1
+    assert found["commits_per_s"]["sqlite"] > 0
+    assert found["synchronous"] == "FULL"
+
+
+def test_the_reconstruct_bench_reads_every_token_it_stored(bridle: Callable[..., Result]) -> None:
+    found = json.loads(bridle("bench", "reconstruct", "--sessions", "3", "--json").output)
+    assert (found["sessions"], found["samples"], found["tokens"]) == (3, 3, 3 * 10 * 600)
+    assert found["tokens_per_s"] > 0
+    assert found["peak_rss_mb"] >= found["rss_before_mb"] > 0
