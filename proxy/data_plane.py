@@ -57,7 +57,7 @@ class DataPlane:
         except ClientGone:
             self._services.metrics.refused.labels(route.dialect, "client_disconnected").inc()
         except Exception:
-            log.exception("internal_error path=%s", client.scope["path"])
+            log.exception("internal_error", extra={"dialect": route.dialect})
             if client.started:
                 raise
             told = ApiError("internal", "the proxy failed; its log says why", status=500)
@@ -67,6 +67,8 @@ class DataPlane:
         self, route: Route, client: Client, error: ApiError, *headers: tuple[str, str]
     ) -> None:
         self._services.metrics.refused.labels(route.dialect, error.kind).inc()
+        fields = {"dialect": route.dialect, "kind": error.kind, "status": error.status}
+        log.info("request_refused", extra=fields)
         await client.refuse(DIALECTS[route.dialect].error(error), headers)
 
     async def _dispatch(self, route: Route, client: Client) -> None:

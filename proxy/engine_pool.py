@@ -167,6 +167,11 @@ class EnginePool:
         for one in self._engines.values() if engine is None else (self._named(engine),):
             one.version = version
 
+    def urls(self, engine: str | None = None) -> list[str]:
+        """Base URLs of all engines, or of the one that is named. Raises ``KeyError``."""
+        named = self._engines.values() if engine is None else (self._named(engine),)
+        return [one.upstream.base for one in named]
+
     async def models(self) -> tuple[dict[str, Any], ...]:
         """Model cards of an engine, a usable one if there is any. Raises :class:`ApiError`."""
         return await self._any(lambda one: one.upstream.models())
@@ -275,9 +280,9 @@ def report(engine: PooledEngine, before: CircuitState) -> None:
     if after is before:
         return
     if after is CircuitState.OPEN:
-        log.warning("engine_ejected engine=%s", engine.name)
+        log.warning("engine_ejected", extra={"engine": engine.name})
     elif after is CircuitState.CLOSED:
-        log.info("engine_readmitted engine=%s", engine.name)
+        log.info("engine_readmitted", extra={"engine": engine.name})
 
 
 def _base(url: str) -> str:

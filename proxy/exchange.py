@@ -141,7 +141,7 @@ class Exchange:
             await asyncio.shield(self._fail(PROXY_STOPPED))
             raise
         except Exception as error:
-            log.exception("internal_error call=%s", self._minted.call_id)
+            log.exception("internal_error", extra=self._ids())
             self._recording.notes.append(Note("internal_error", type(error).__name__))
             return Failure("internal", ApiError("internal", "the proxy failed", status=500))
         finally:
@@ -181,7 +181,7 @@ class Exchange:
             await self._commit(CallStatus.COMPLETE)
         except StoreUnavailable as error:
             self._services.metrics.unrecorded.inc()
-            log.error("call_not_recorded call=%s: %s", self._minted.call_id, error)
+            log.error("call_not_recorded", extra={**self._ids(), "error": str(error)})
             if self._services.settings.when_store_is_down == "fail":
                 await self._tell(self._error_bytes(store_unavailable()))
                 return
@@ -202,9 +202,13 @@ class Exchange:
             await self._commit(CallStatus.PARTIAL if sampled else CallStatus.FAILED, failure)
         except StoreUnavailable as lost:
             self._services.metrics.unrecorded.inc()
-            log.error("call_not_recorded call=%s: %s", self._minted.call_id, lost)
+            log.error("call_not_recorded", extra={**self._ids(), "error": str(lost)})
         if told is not None:
             await self._tell(told)
+
+    def _ids(self) -> dict[str, str]:
+        begun = self._recording.begun
+        return {"session": begun.session_id, "call": begun.id}
 
     def _error_bytes(self, error: ApiError) -> HttpError:
         """``error`` inside the stream when it has begun, else as a response of its own."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -60,7 +60,10 @@ class Recorder:
         gate: PolicyGate,
         metrics: Metrics,
         continuer: Continuer | None,
+        observers: Sequence[Observer] = (),
     ) -> None:
+        """``observers`` are told of every call after its commit; they must not block."""
+        self._observers = tuple(observers)
         self._writer = writer
         self._continuer = continuer
         self._conversations = conversations
@@ -103,6 +106,11 @@ class Recorder:
         finally:
             self._conversations.end(recording.begun.id)
         self._metrics.count_call(recording.begun.dialect, recording.begun.started_at, ended)
+        for observe in self._observers:
+            observe(recording, ended)
+
+
+Observer = Callable[["Recording", CallEnded], None]
 
 
 @dataclass(frozen=True, slots=True)

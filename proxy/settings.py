@@ -13,6 +13,8 @@ from proxy.budgets import Budget
 from store.database import Synchronous
 from store.records import Continuation
 
+LogLevel = Literal["debug", "info", "warning", "error"]
+
 LOOPBACK_NAMES = frozenset({"localhost", "ip6-localhost", "testserver"})
 
 
@@ -107,6 +109,14 @@ class ProxySettings:
     """The served model's tokenizer and chat template; needed for exact continuation."""
     continuation: Continuation = Continuation.EXACT
     """For sessions that do not say."""
+    log_format: Literal["text", "json"] | None = None
+    """How this process writes its log to standard error; ``None`` leaves logging as it is."""
+    log_level: LogLevel = "info"
+    """The least that is written: ``info`` has a line for every call."""
+    tracing: bool = False
+    """OpenTelemetry spans of the calls; needs the extra ``[otel]``."""
+    siblings: Path | None = None
+    """Folder of the sockets by which the workers of one port agree; ``None`` for a lone process."""
     redact: bool = False
     """Scrub what looks like a secret from recorded bodies (``store/redaction.py``)."""
     stream_upstream: bool = False

@@ -28,12 +28,13 @@ from store.records import (
     PolicyRecord,
     Reward,
     RunRecord,
+    ServedPolicy,
     SessionRecord,
     Span,
     TaskRecord,
     TokenIds,
 )
-from store.schema import calls, metrics, policies, rewards, runs, sessions, spans, tasks
+from store.schema import calls, metrics, policies, rewards, runs, served, sessions, spans, tasks
 
 _PAGE: Final = 200
 
@@ -185,12 +186,11 @@ class Reader:
     def spent(self, session_id: str, aside: Collection[str] = ()) -> tuple[int, int]:
         """How many calls of the session are over, those of ``aside`` not counted, and the tokens
         that all of them sampled. Counts and calls refused for the budget spend nothing."""
+        sampled = func.nullif(calls.c.sampled_tokens, 0)
         reported = calls.c.usage["completion_tokens"].as_integer()
         query = select(
             func.sum(case((calls.c.id.in_(aside), 0), else_=1)).label("number"),
-            func.sum(func.coalesce(func.nullif(calls.c.sampled_tokens, 0), reported, 0)).label(
-                "tokens"
-            ),
+            func.sum(func.coalesce(sampled, reported, 0)).label("tokens"),
         ).where(
             calls.c.session_id == session_id,
             calls.c.status != CallStatus.OPEN,
@@ -306,6 +306,11 @@ class Reader:
         """The policy versions that a run has published, oldest first."""
         query = select(policies).where(policies.c.run_id == run_id).order_by(policies.c.version)
         return [PolicyRecord(**row._mapping) for row in self._rows(query)]
+
+    def served(self) -> dict[str, ServedPolicy]:
+        """What each engine was last said to serve, by its URL."""
+        rows = self._rows(select(served))
+        return {row.engine: ServedPolicy(**row._mapping) for row in rows}
 
     def metrics(self, run_id: str, name: str | None = None) -> list[Metric]:
         """A run's numbers by step; NaN where a value was not a number."""

@@ -317,6 +317,18 @@ class PolicyRecord:
 
 
 @dataclass(frozen=True, slots=True)
+class ServedPolicy:
+    """What an engine was last said to serve; one row each."""
+
+    engine: str
+    """Its base URL, as the proxy is told it."""
+    version: int
+    model: str | None
+    """Served model name, when it changes with the version."""
+    told_at: float
+
+
+@dataclass(frozen=True, slots=True)
 class Metric:
     """One number of a training run."""
 

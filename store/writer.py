@@ -27,7 +27,7 @@ from dataclasses import dataclass, field
 from typing import Any, Self
 
 from sqlalchemy import Connection, select
-from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
+from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError, StatementError
 
 from store import liveness
 from store.batch import Batch, Patch, Record
@@ -43,6 +43,7 @@ from store.records import (
     PolicyRecord,
     Reward,
     RunRecord,
+    ServedPolicy,
     SessionRecord,
     TaskRecord,
 )
@@ -248,6 +249,10 @@ class Writer:
     def add_reward_sync(self, reward: Reward) -> None:
         """:meth:`add_reward` for a thread."""
         self._commit_sync(_finite(reward))
+
+    async def record_served(self, *policies: ServedPolicy) -> None:
+        """Notes what engines serve from now on, in one transaction."""
+        await self._commit(*policies)
 
     # -- runs and training, for threads ----------------------------------------------------------
 
@@ -501,4 +506,7 @@ def _may_pass(error: DBAPIError) -> bool:
 
 
 def _cause(error: Exception) -> str:
-    return str(error.orig) if isinstance(error, DBAPIError) else f"{type(error).__name__}: {error}"
+    # Without the statement: its parameters are nobody else's business.
+    if isinstance(error, StatementError):
+        return str(error.orig)
+    return f"{type(error).__name__}: {error}"
