@@ -67,11 +67,30 @@ def stack(
     """An engine serving ``policy`` as ``version``, and a proxy recording to ``store``."""
     with (
         engine_service(engine, policy, logs) as serving,
-        proxy(serving.url, policy, store, logs) as proxy_url,
+        recording(serving.url, engine, policy, store, logs, version=version) as running,
     ):
-        running = Stack(serving.url, proxy_url, engine)
+        yield running
+
+
+@contextmanager
+def recording(
+    engine_url: str, kind: EngineKind, policy: Path, store: str, logs: Path, *, version: int = 0
+) -> Iterator[Stack]:
+    """A proxy in front of an engine that serves ``policy`` as ``version``."""
+    with proxy(engine_url, policy, store, logs) as proxy_url:
+        running = Stack(engine_url, proxy_url, kind)
         running.announce(version)
         yield running
+
+
+def serve_instead(engine_url: str, policy: Path) -> None:
+    """Has a running engine serve other weights of the same shape."""
+    with EngineClient(engine_url) as engine:
+        engine.pause("wait")
+        try:
+            engine.reload_weights(policy)
+        finally:
+            engine.resume()
 
 
 def engine_service(kind: EngineKind, policy: Path, logs: Path) -> Service:

