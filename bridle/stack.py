@@ -36,11 +36,12 @@ class Stack:
         return client(self.engine_url, api_key=self.engine_key)
 
     def announce(self, version: int) -> None:
-        """Tells the engine and the proxy which policy version is served from now on."""
+        """Tells the engine and the proxy which policy version is served from now on, an earlier one
+        when a publish was taken back."""
         if self.kind == "vllm":
             with VllmControl(self.engine_url, api_key=self.engine_key) as control:
                 control.stamp(version)
-        self._policy("PUT", json={"version": version})
+        self._policy("PUT", json={"version": version, "back": True})
 
     def version(self) -> int:
         """The policy version that the proxy stamps now."""

@@ -15,16 +15,21 @@ from proxy.settings import ProxySettings
 
 def main() -> None:
     options = argparse.ArgumentParser(prog="python -m proxy", description=__doc__)
-    options.add_argument("--upstream", required=True, help="base URL of the engine")
+    options.add_argument(
+        "--upstream", required=True, action="append", help="base URL of an engine; again for more"
+    )
     options.add_argument("--store", required=True, help="SQLAlchemy URL or path of the store")
+    options.add_argument("--synchronous", default="NORMAL", choices=["NORMAL", "FULL"])
     options.add_argument("--host", default="127.0.0.1")
     options.add_argument("--port", type=int, default=8484)
     options.add_argument("--model", default=None, help="served model name")
     given = options.parse_args()
     run(
         ProxySettings(
-            upstream_url=given.upstream,
+            upstream_url=given.upstream[0],
+            more_engines=tuple(given.upstream[1:]),
             store_url=given.store,
+            synchronous=given.synchronous,
             host=given.host,
             port=given.port,
             model=given.model,

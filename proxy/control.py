@@ -15,7 +15,9 @@ from fastapi.responses import JSONResponse
 from proxy import __doc__ as description
 from proxy.canonical import ApiError
 from proxy.control_models import (
+    EngineView,
     ErrorReply,
+    NewEngine,
     NewReward,
     NewSession,
     OpenedSession,
@@ -25,6 +27,7 @@ from proxy.control_models import (
     RecordedReward,
     Seal,
     SessionState,
+    engine_view,
     session_state,
 )
 from proxy.dialects.errors import openai_error
@@ -200,12 +203,44 @@ async def get_policy(services: Running, _: Admin) -> PolicyState:
 
 
 async def put_policy(new: PublishPolicy, services: Running, caller: Admin) -> PolicyState:
-    """Every token that arrives from now on is stamped with this version."""
-    try:
-        services.gate.publish(Policy(new.version, new.model))
-    except StaleVersion as error:
-        raise ApiError("invalid_request", str(error), status=409, param="version") from error
+    """Every token that arrives from now on is stamped with this version: from all engines, or from
+    the one that is named. Engines of another version than the newest get no new calls."""
+    if new.engine is not None:
+        _engine(services, new.engine)
+    if new.engine is None or new.version > services.gate.version:
+        try:
+            services.gate.publish(Policy(new.version, new.model), back=new.back)
+        except StaleVersion as error:
+            raise ApiError("invalid_request", str(error), status=409, param="version") from error
+    services.engines.published(new.version, new.engine)
     return await get_policy(services, caller)
+
+
+async def list_engines(services: Running, _: Admin) -> list[EngineView]:
+    """The engines of the policy, and how they are."""
+    return [engine_view(state) for state in services.engines.states()]
+
+
+async def add_engine(new: NewEngine, services: Running, _: Admin) -> list[EngineView]:
+    """One engine more for the policy; an engine that is known stays as it is."""
+    await services.engines.add(new.url, new.policy_version)
+    return await list_engines(services, _)
+
+
+async def remove_engine(name: str, services: Running, _: Admin) -> list[EngineView]:
+    """No further call goes to the engine; answers when its running calls are over."""
+    _engine(services, name)
+    try:
+        await services.engines.remove(name)
+    except ValueError as error:
+        raise ApiError("invalid_request", str(error), status=409) from error
+    return await list_engines(services, _)
+
+
+def _engine(services: Services, name: str) -> None:
+    """Raises 404 unless there is such an engine."""
+    if all(name not in (state.name, state.url) for state in services.engines.states()):
+        raise ApiError("not_found", f"there is no engine {name}", status=404, param="engine")
 
 
 async def pause(new: Pause, services: Running, caller: Admin) -> PolicyState:
@@ -226,10 +261,11 @@ async def health() -> dict[str, str]:
 
 
 async def ready(services: Running) -> Response:
-    """503 while the engine does not answer."""
-    if await services.upstream.healthy():
-        return JSONResponse({"status": "ready"})
-    return JSONResponse({"status": "engine_unreachable"}, status_code=503)
+    """503 while no engine can be used; ``engines`` are their circuits."""
+    well = await services.engines.check()
+    circuits = [state.circuit for state in services.engines.states()]
+    status = "ready" if well else "engine_unreachable"
+    return JSONResponse({"status": status, "engines": circuits}, status_code=200 if well else 503)
 
 
 async def metrics(services: Running, _: Admin) -> Response:
@@ -245,6 +281,9 @@ _ROUTES: tuple[tuple[str, str, Callable[..., Any], int], ...] = (
     ("POST", f"{_V1}/sessions/{{session_id}}/seal", seal_session, 200),
     ("GET", f"{_V1}/policy", get_policy, 200),
     ("PUT", f"{_V1}/policy", put_policy, 200),
+    ("GET", f"{_V1}/engines", list_engines, 200),
+    ("POST", f"{_V1}/engines", add_engine, 200),
+    ("DELETE", f"{_V1}/engines/{{name}}", remove_engine, 200),
     ("POST", f"{_V1}/pause", pause, 200),
     ("POST", f"{_V1}/resume", resume, 200),
     ("GET", "/healthz", health, 200),

@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
+import msgspec
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat
 
+from proxy.circuit import CircuitState
+from proxy.engine_pool import EngineState
 from store.records import SessionRecord
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:@-]{0,255}$")]
@@ -81,6 +84,24 @@ class Seal(_Body):
     outcome: Annotated[str, Field(min_length=1, max_length=32)] = "completed"
 
 
+class EngineView(BaseModel):
+    name: str
+    url: str
+    circuit: CircuitState
+    policy_version: int
+    usable: bool
+    """Its circuit admits calls and it serves the pool's policy version."""
+    running: int
+    retries: int
+    ejections: int
+
+
+class NewEngine(_Body):
+    url: Annotated[str, Field(pattern=r"^https?://[^/?#@\s]+(/[^?#\s]*)?$", max_length=512)]
+    policy_version: Annotated[int, Field(ge=0, lt=2**63)] = 0
+    """What it serves; while that is not the pool's version it gets no calls."""
+
+
 class PolicyState(BaseModel):
     version: int
     model: str | None
@@ -93,6 +114,10 @@ class PublishPolicy(_Body):
     version: Annotated[int, Field(ge=0, lt=2**63)]
     model: str | None = None
     """Served model name, when it changes with the version."""
+    back: bool = False
+    """Earlier weights are meant: a publish was taken back, or the engine was started anew."""
+    engine: str | None = None
+    """Name or URL of the one engine that serves it; all of them when left out."""
 
 
 class Pause(_Body):
@@ -110,6 +135,10 @@ class ErrorDetail(BaseModel):
 
 class ErrorReply(BaseModel):
     error: ErrorDetail
+
+
+def engine_view(state: EngineState) -> EngineView:
+    return EngineView(**msgspec.structs.asdict(state))
 
 
 def session_state(session: SessionRecord, calls: Mapping[str, int] | None = None) -> SessionState:

@@ -85,7 +85,7 @@ class DataPlane:
         request = await services.stored_responses.expand(request, body)
         session, link = await self._admit(caller, route, client, request)
         prompt = self._prompt(session, link, request)
-        served = await services.upstream.served_model(request.model, services.gate.policy.model)
+        served = await services.engines.served_model(request.model)
         sampling, notes = effective(request.sampling, session.settings)
         ask = engine_request(
             request,
@@ -137,8 +137,8 @@ class DataPlane:
         await services.sessions.authenticate(client.headers, client.address)
         body = await client.body(services.settings.limits.body_bytes)
         request = counting.parse(body, dict(route.parameters), _query(client))
-        served = await services.upstream.served_model(request.model, services.gate.policy.model)
-        count = await services.upstream.count_tokens(request, served)
+        served = await services.engines.served_model(request.model)
+        count = await services.engines.count_tokens(request, served)
         await client.respond(200, counting.reply(count))
 
     async def _models(self, route: Route, client: Client) -> None:
@@ -146,7 +146,7 @@ class DataPlane:
         await services.sessions.authenticate(client.headers, client.address)
         reply = models_reply(
             route.dialect,
-            await services.upstream.models(),
+            await services.engines.models(),
             services.settings.model_aliases,
             dict(route.parameters).get("model"),
             client.headers,

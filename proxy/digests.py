@@ -93,6 +93,15 @@ class Digester:
             position = unit.end
         return tuple(units)
 
+    def system(self, messages: Sequence[Message]) -> tuple[bytes, bytes, int]:
+        """:func:`system_digest`, remembered by form."""
+        form, count = _system_form(messages)
+        known = self._known.get(form)
+        if known is None:
+            known = _Known(_system_meaning(messages[:count]), (), folded=False)
+            self._remember(form, known)
+        return known.digest, form, count
+
     def _assistant(self, messages: Sequence[Message], start: int) -> Unit:
         end = start + 1
         form = form_of(messages[start])
@@ -137,10 +146,13 @@ class Digester:
             return known
         plain = unfolded(message)
         known = _Known(digest_of(plain), _minted(plain), plain is not message)
+        self._remember(form, known)
+        return known
+
+    def _remember(self, form: bytes, known: _Known) -> None:
         self._known[form] = known
         if len(self._known) > self._capacity:
             self._known.popitem(last=False)
-        return known
 
 
 def form_of(message: Message) -> bytes:
@@ -159,17 +171,24 @@ def digest_of(message: Message) -> bytes:
 
 def system_digest(messages: Sequence[Message]) -> tuple[bytes, bytes, int]:
     """Digest and form of the leading system messages, and how many they are."""
+    form, count = _system_form(messages)
+    return _system_meaning(messages[:count]), form, count
+
+
+def _system_form(messages: Sequence[Message]) -> tuple[bytes, int]:
     count = 0
     while count < len(messages) and messages[count].role == "system":
         count += 1
-    leading = messages[:count]
+    forms = b"".join([form_of(message) for message in messages[:count]])
+    return blake2b(forms, digest_size=16).digest(), count
+
+
+def _system_meaning(leading: Sequence[Message]) -> bytes:
     said: list[Any] = []
     for message in leading:
         said += meaning_parts(message.content)
-    forms = b"".join(form_of(message) for message in leading)
-    return _hash(["\n".join(part for part in said if isinstance(part, str)), [
-        part for part in said if not isinstance(part, str)
-    ]]), blake2b(forms, digest_size=16).digest(), count  # fmt: skip
+    text = "\n".join([part for part in said if isinstance(part, str)])
+    return _hash([text, [part for part in said if not isinstance(part, str)]])
 
 
 def value_digest(value: Any) -> bytes:
@@ -193,9 +212,11 @@ def meaning_parts(content: str | list[dict[str, Any]] | None) -> list[Any]:
     """Content as a list of texts and of other parts; neighbouring texts are one."""
     if content is None:
         return []
-    parts = content if isinstance(content, list) else [{"type": "text", "text": content}]
+    if isinstance(content, str):
+        whole = meaning_text(_without_billing(content))
+        return [whole] if whole else []
     said: list[Any] = []
-    for part in parts:
+    for part in content:
         text = part.get("text")
         if part.get("type") not in ("text", "input_text", "output_text") or text is None:
             said.append(_without_cache_marks(part))
@@ -239,6 +260,8 @@ def spoken_text(message: Message) -> str:
 def unfolded(message: Message) -> Message:
     """An assistant message with tool calls that were written into its text as calls again."""
     if message.tool_calls or message.role != "assistant":
+        return message
+    if isinstance(message.content, str) and FOLDED_CALLS not in message.content:
         return message
     text = "\n".join(part for part in meaning_parts(message.content) if isinstance(part, str))
     before, mark, literal = text.rpartition(FOLDED_CALLS)

@@ -16,10 +16,10 @@ from proxy.canonical import ApiError, Dialect, Emitter, Event, HttpError, Minted
 from proxy.client import Client, ClientGone, Headers
 from proxy.engine_reply import EngineReply
 from proxy.engine_request import EngineRequest
+from proxy.pooled_reply import PooledReply
 from proxy.recorder import Recording
 from proxy.services import Services
 from proxy.sessions import store_unavailable
-from proxy.upstream import EngineStream
 from store.errors import StoreUnavailable
 from store.records import CallStatus, Note
 
@@ -79,7 +79,15 @@ class Exchange:
             detail=self._ask.detail,
             tool_call_prefix=_TOOL_CALL_PREFIX.get(self._request.dialect, "call"),
         )
-        async with self._services.upstream.reply(self._ask, reply, self._minted.call_id) as stream:
+        async with PooledReply(
+            self._services.engines,
+            self._ask,
+            reply,
+            self._minted.call_id,
+            self._recording.begun.session_id,
+            self._recording.notes,
+            retries=self._services.settings.limits.retries,
+        ) as stream:
             ending = await self._converse(stream)
             self._recording.model_served = reply.model
             if isinstance(ending, Failure):
@@ -97,7 +105,7 @@ class Exchange:
     def silent_since(self) -> float:
         return self._client.last_write
 
-    async def _converse(self, stream: EngineStream) -> Failure | bytes:
+    async def _converse(self, stream: PooledReply) -> Failure | bytes:
         """The engine's events to record and client; the client's last bytes, not yet sent, when
         the reply is whole, else how it failed."""
         keep_alives = self._services.keep_alives
@@ -108,7 +116,7 @@ class Exchange:
                     keep_alives.add(self)
                 await self._services.gate.enter()
                 try:
-                    await stream.open()
+                    self._recording.policy = await stream.open()
                     while (events := await stream.next()) is not None:
                         self._recording.take(events)
                         await self._emit(events)

@@ -12,7 +12,6 @@ from proxy.digests import (
     Unit,
     meaning_parts,
     spoken_text,
-    system_digest,
     value_digest,
 )
 from proxy.lineage_index import SUMMARY_LENGTH, Below, TurnIndex, long_replies
@@ -47,7 +46,7 @@ class Search:
         self.index = index
         self.request = request
         self.previous = call_id_of(request.previous_response_id or "")
-        system, system_form, self.leading = system_digest(request.messages)
+        system, system_form, self.leading = digester.system(request.messages)
         self.units = digester.units(request.messages, self.leading)
         self.digests = tuple(unit.digest for unit in self.units)
         self.seen = Seen(
@@ -76,12 +75,14 @@ class Search:
             link = self._compacted(link)
         if link.parent is not None and not link.parent.choices:
             link = replace(link, break_reason=BreakReason.PARENT_WITHOUT_IDS)
-        earlier = self._retry(link)
+        earlier, unknown = self._retry(link), self._unknown()
+        if earlier is None and not unknown:
+            return link
         return replace(
             link,
             retry_of=earlier.call_id if earlier is not None else None,
             retry_after=earlier.status if earlier is not None else None,
-            unknown=self._unknown(),
+            unknown=unknown,
         )
 
     # — the base: following the request down from the roots —
@@ -224,6 +225,8 @@ class Search:
     def _summariser(self) -> Turn | None:
         """The call whose whole reply stands in this new conversation's first messages, when the
         session knows a longer conversation with the same instructions."""
+        if self.index.deepest(self.seen) <= self.seen.depth:
+            return None
         texts = [
             part
             for unit in self.units
@@ -231,8 +234,6 @@ class Search:
             for part in meaning_parts(self.request.messages[unit.start].content)
             if isinstance(part, str) and len(part) >= SUMMARY_LENGTH
         ]
-        if not texts or self.index.deepest(self.seen) <= self.seen.depth:
-            return None
         found = {
             turn.call_id: turn
             for text in texts

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
 
+from proxy.circuit import CircuitState
+from proxy.engine_pool import EngineState
 from proxy.policy_gate import PolicyGate
 from store.records import BreakReason, CallEnded, Note
 
@@ -65,6 +69,10 @@ class Metrics:
         version = Gauge("bridle_policy_version", "Policy version", registry=self.registry)
         version.set_function(lambda: gate.version)
 
+    def watch(self, engines: Callable[[], Iterable[EngineState]]) -> None:
+        """Shows these engines from now on."""
+        self.registry.register(_Engines(engines))
+
     def count_notes(self, notes: Iterable[Note]) -> None:
         for note in notes:
             self.events.labels(note.name).inc()
@@ -82,3 +90,39 @@ class Metrics:
 
     def exposition(self) -> bytes:
         return generate_latest(self.registry)
+
+
+class _Engines(Collector):
+    """The engines as they are when somebody looks."""
+
+    def __init__(self, states: Callable[[], Iterable[EngineState]]) -> None:
+        self._states = states
+
+    def collect(self) -> Iterator[Metric]:
+        circuit = GaugeMetricFamily(
+            "bridle_engine_circuit", "1 for the state that it is in", labels=["engine", "state"]
+        )
+        usable = GaugeMetricFamily(
+            "bridle_engine_usable", "Circuit and policy version admit calls", labels=["engine"]
+        )
+        running = GaugeMetricFamily(
+            "bridle_engine_running_calls", "Calls at this engine", labels=["engine"]
+        )
+        version = GaugeMetricFamily(
+            "bridle_engine_policy_version", "Policy version it serves", labels=["engine"]
+        )
+        retries = CounterMetricFamily(
+            "bridle_engine_retries", "Calls sent again after it failed them", labels=["engine"]
+        )
+        ejections = CounterMetricFamily(
+            "bridle_engine_ejections", "Times its circuit opened", labels=["engine"]
+        )
+        for engine in self._states():
+            for state in CircuitState:
+                circuit.add_metric([engine.name, state], float(engine.circuit is state))
+            usable.add_metric([engine.name], float(engine.usable))
+            running.add_metric([engine.name], engine.running)
+            version.add_metric([engine.name], engine.policy_version)
+            retries.add_metric([engine.name], engine.retries)
+            ejections.add_metric([engine.name], engine.ejections)
+        yield from (circuit, usable, running, version, retries, ejections)

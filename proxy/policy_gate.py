@@ -39,9 +39,10 @@ class PolicyGate:
     def version(self) -> int:
         return self.policy.version
 
-    def publish(self, policy: Policy) -> None:
-        """Raises :class:`StaleVersion` when the version would go back."""
-        if policy.version < self.policy.version:
+    def publish(self, policy: Policy, *, back: bool = False) -> None:
+        """Raises :class:`StaleVersion` when the version would go back and ``back`` does not say
+        that it is meant to."""
+        if policy.version < self.policy.version and not back:
             raise StaleVersion(
                 f"policy version {policy.version} is older than {self.policy.version}"
             )

@@ -1,4 +1,4 @@
-"""What the proxy needs of the store, as the store's ``Writer`` and ``Reader`` give it."""
+"""What the proxy's parts need of others: of the store, as its ``Writer`` and ``Reader`` give it."""
 
 from __future__ import annotations
 
@@ -21,6 +21,13 @@ class CallWriter(Protocol):
     async def create_session(self, session: SessionRecord) -> None: ...
     async def update_session(self, session_id: str, **fields: Any) -> None: ...
     async def add_reward(self, reward: Reward) -> None: ...
+
+
+class Versioned(Protocol):
+    """Something that serves a policy version."""
+
+    @property
+    def version(self) -> int: ...
 
 
 class SessionReader(Protocol):

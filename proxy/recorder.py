@@ -25,7 +25,7 @@ from proxy.fold import Fold
 from proxy.lineage import Link, Sampled, Turn
 from proxy.metrics import Metrics
 from proxy.policy_gate import PolicyGate
-from proxy.ports import CallWriter
+from proxy.ports import CallWriter, Versioned
 from proxy.stored_responses import begins_with_instructions
 from store.integrity import contradiction
 from store.records import (
@@ -44,6 +44,9 @@ from store.records import (
 
 _CUT: Final = frozenset({CallStatus.FAILED, CallStatus.PARTIAL, CallStatus.INTERRUPTED})
 """How a call ended that a client asks again for."""
+
+TRUSTED: Final = frozenset({CallStatus.COMPLETE, CallStatus.PARTIAL})
+"""How a call ended whose tokens can be built on, unless they contradict each other."""
 
 
 class Recorder:
@@ -170,7 +173,8 @@ class Recording:
         self._request = request
         self._way = way
         self._link = way.link
-        self._gate = gate
+        self.policy: Versioned = gate
+        """What is being sampled from: the pool's policy, then that of the engine that answers."""
         self._first_token_at: float | None = None
         self._sent: list[bytes] = []
         self._versions: dict[int, list[VersionRun]] = {}
@@ -196,14 +200,9 @@ class Recording:
         ids = reply.prompt_token_ids
         messages = [assistant_message(choice) for choice in reply.choices]
         break_reason, notes = self._way.judged(self._request, ids)
-        bare = CallEnded(
-            id=self.begun.id,
-            session_id=self.begun.session_id,
-            status=status,
-            ended_at=time.time(),
-            first_token_at=self._first_token_at,
-            prompt_token_ids=None if ids is None else np.asarray(ids, dtype=np.uint32),
-            choices=tuple(
+        prompt = None if ids is None else np.asarray(ids, dtype=np.uint32)
+        choices = tuple(
+            [
                 Choice(
                     token_ids=np.array(choice.token_ids, dtype=np.uint32),
                     logprobs=np.array(choice.logprobs, dtype=np.float32),
@@ -211,12 +210,23 @@ class Recording:
                     finish_reason=choice.finish_reason,
                 )
                 for index, choice in enumerate(reply.choices)
-            ),
+            ]
+        )
+        turn = self._turn(status, choices, messages, prompt)
+        ended = CallEnded(
+            id=self.begun.id,
+            session_id=self.begun.session_id,
+            status=status,
+            ended_at=time.time(),
+            first_token_at=self._first_token_at,
+            prompt_token_ids=prompt,
+            choices=choices,
             response_body=b"".join(self._sent),
             model_served=self.model_served,
             usage={} if reply.usage is None else msgspec.structs.asdict(reply.usage),
             sampling=self.sampling,
             message=messages[0].to_chat() if messages else {},
+            conversation=self._conversation(turn, messages),
             kind=self._way.kind(),
             role=self._link.seen.agent,
             break_reason=break_reason,
@@ -224,23 +234,30 @@ class Recording:
             error={} if error is None else _error_fields(error),
             notes=(*self.notes, *notes, *self._way.retry()),
         )
-        ended = checked(bare)
-        turn = self._turn(ended, messages)
-        return replace(ended, conversation=self._conversation(turn, messages)), turn
+        found = contradiction(ended) if status in TRUSTED else None
+        if found is None:
+            return ended, turn
+        status = CallStatus.QUARANTINED
+        return quarantined(ended, found), self._turn(status, choices, messages, prompt)
 
-    def _turn(self, ended: CallEnded, messages: Sequence[Message]) -> Turn:
+    def _turn(
+        self,
+        status: CallStatus,
+        choices: Sequence[Choice],
+        messages: Sequence[Message],
+        prompt: TokenIds | None,
+    ) -> Turn:
         """Of a quarantined call the replies alone: its echo is recognised, and a call that echoes
         it is a break, ``parent_without_ids``."""
-        trusted = ended.status in (CallStatus.COMPLETE, CallStatus.PARTIAL)
         return Turn.of(
-            ended.id,
+            self.begun.id,
             self._link,
-            status=ended.status,
+            status=status,
             choices=[
                 Sampled(message, choice.token_ids, choice.finish_reason)
-                for message, choice in zip(messages, ended.choices, strict=True)
+                for message, choice in zip(messages, choices, strict=True)
             ],
-            prompt_token_ids=ended.prompt_token_ids if trusted else None,
+            prompt_token_ids=prompt if status in TRUSTED else None,
         )
 
     def _conversation(self, turn: Turn, messages: Sequence[Message]) -> dict[str, Any]:
@@ -262,19 +279,14 @@ class Recording:
     def _stamp(self, tokens: Tokens) -> None:
         if self._first_token_at is None:
             self._first_token_at = time.time()
-        version = self._gate.version
+        version = self.policy.version
         runs = self._versions.setdefault(tokens.choice, [])
         if not runs or runs[-1].version != version:
             runs.append(VersionRun(self.fold.token_count(tokens.choice), version))
 
 
-def checked(ended: CallEnded) -> CallEnded:
-    """``ended``, quarantined when its ids, logprobs and usage contradict each other."""
-    if ended.status not in (CallStatus.COMPLETE, CallStatus.PARTIAL):
-        return ended
-    found = contradiction(ended)
-    if found is None:
-        return ended
+def quarantined(ended: CallEnded, found: str) -> CallEnded:
+    """``ended`` with the contradiction that was ``found`` in it."""
     word = found.partition(":")[0].partition(" ")[0]
     notes = (*ended.notes, Note(f"quarantined_{word}", found))
     return replace(ended, status=CallStatus.QUARANTINED, reason=found, notes=notes)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from engine.tokenizer import Tokenizer
 from proxy.continuation import Continuer
 from proxy.conversations import SessionConversations
+from proxy.engine_pool import EnginePool
 from proxy.keep_alive import KeepAlives
 from proxy.metrics import Metrics
 from proxy.policy_gate import PolicyGate
@@ -15,7 +16,6 @@ from proxy.recorder import Recorder
 from proxy.sessions import Sessions
 from proxy.settings import ProxySettings
 from proxy.stored_responses import StoredResponses
-from proxy.upstream import Upstream
 from store.database import migrate
 from store.queries import Reader
 from store.redaction import Redactor
@@ -29,7 +29,7 @@ class Services:
     settings: ProxySettings
     writer: Writer
     reader: Reader
-    upstream: Upstream
+    engines: EnginePool
     sessions: Sessions
     conversations: SessionConversations
     gate: PolicyGate
@@ -50,15 +50,22 @@ class Services:
         continuer = await asyncio.to_thread(_continuer, settings)
         conversations = SessionConversations(reader, settings.limits.sessions_in_memory)
         await conversations.start()
-        upstream = Upstream(settings)
-        await upstream.start()
+        engines = EnginePool(
+            settings,
+            gate,
+            settings.engine_urls,
+            model=settings.model,
+            api_key=settings.upstream_api_key,
+        )
+        await engines.start()
+        metrics.watch(engines.states)
         keep_alives = KeepAlives(settings.limits.keep_alive_s)
         keep_alives.start()
         return cls(
             settings=settings,
             writer=writer,
             reader=reader,
-            upstream=upstream,
+            engines=engines,
             sessions=Sessions(settings, writer, reader, conversations.opened),
             conversations=conversations,
             gate=gate,
@@ -72,7 +79,7 @@ class Services:
     async def close(self) -> None:
         """Stops what :meth:`start` started; queued records are written first."""
         await self.keep_alives.close()
-        await self.upstream.close()
+        await self.engines.close()
         await asyncio.to_thread(self.writer.close)
         self.reader.close()
 
@@ -80,7 +87,7 @@ class Services:
 def _open_store(settings: ProxySettings) -> Writer:
     migrate(settings.store_url)
     redactor = Redactor() if settings.redact else None
-    return Writer(settings.store_url, redactor=redactor).start()
+    return Writer(settings.store_url, synchronous=settings.synchronous, redactor=redactor).start()
 
 
 def _continuer(settings: ProxySettings) -> Continuer | None:

@@ -5,14 +5,17 @@ from __future__ import annotations
 import ipaddress
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Literal
 
+from store.database import Synchronous
 from store.records import Continuation
 
 LOOPBACK_NAMES = frozenset({"localhost", "ip6-localhost", "testserver"})
 
 
+@lru_cache(maxsize=1024)
 def is_loopback(host: str | None) -> bool:
     """True when ``host`` is a name or address of this machine that no other machine can reach."""
     if not host:
@@ -38,7 +41,13 @@ class Limits:
     keep_alive_s: float = 15.0
     """A stream that has been silent for this long gets the dialect's keep-alive event."""
     max_connections: int = 4096
-    """Concurrent engine connections; calls beyond it wait for one."""
+    """Concurrent connections to each engine; calls beyond it wait for one."""
+    retries: int = 2
+    """How often a call is sent again that an engine refused or dropped before the first byte."""
+    failures_to_eject: int = 3
+    """Failed calls or health checks in a row after which an engine is left alone for a while."""
+    health_check_s: float = 2.0
+    """Time between health checks of an engine; 0 for none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,14 +55,19 @@ class ProxySettings:
     """One proxy process: where the engine is, where the record goes, who may come in."""
 
     upstream_url: str
-    """Base URL of the engine without ``/v1``; a trailing ``/v1`` is taken off."""
+    """Base URL of the (first) engine without ``/v1``; a trailing ``/v1`` is taken off."""
     store_url: str
     """SQLAlchemy URL, for example ``sqlite:///runs/bridle.db``."""
+    synchronous: Synchronous = "NORMAL"
+    """SQLite's pragma: ``NORMAL`` keeps every commit through ``kill -9``, ``FULL`` also through a
+    power cut, for a wait on the disk in every call."""
     host: str = "127.0.0.1"
     port: int = 0
     """``0`` takes a free port; ``ProxyServer.base_url`` tells which."""
     public_url: str | None = None
     """What clients call this proxy, for the base URLs handed out; else from the request's Host."""
+    more_engines: tuple[str, ...] = ()
+    """Base URLs of further engines that serve the same policy."""
     admin_key: str | None = field(default=None, repr=False)
     """Opens everything. Without one, control routes answer on loopback only."""
     upstream_api_key: str | None = field(default=None, repr=False)
@@ -80,5 +94,5 @@ class ProxySettings:
         return is_loopback(self.host)
 
     @property
-    def engine_url(self) -> str:
-        return self.upstream_url.rstrip("/").removesuffix("/v1")
+    def engine_urls(self) -> tuple[str, ...]:
+        return (self.upstream_url, *self.more_engines)

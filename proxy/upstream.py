@@ -22,15 +22,19 @@ _DONE: Final = b"[DONE]"
 _MODELS_FRESH_S: Final = 30.0
 _ENGINE_KEEP_ALIVE_S: Final = 4.0
 """Shorter than uvicorn's 5 s, so that we close idle connections before the engine does."""
+_HEALTH_TIMEOUT: Final = aiohttp.ClientTimeout(total=15.0)
+"""Long: an engine that is busy loading weights or compiling is not an engine that is gone."""
 _OVERFLOW = re.compile(r"maximum (context|model) length|context (length|window)", re.IGNORECASE)
 
 
 class Upstream:
     """Connections to one engine. Start it inside the event loop that uses it."""
 
-    def __init__(self, settings: ProxySettings) -> None:
+    def __init__(self, settings: ProxySettings, base: str, api_key: str | None = None) -> None:
+        """``base`` is the engine's URL without ``/v1``."""
+        self.base = base
         self._settings = settings
-        self._base = settings.engine_url
+        self._api_key = api_key
         self._urls: dict[str, URL] = {}
         self._http: aiohttp.ClientSession | None = None
         self._models: tuple[dict[str, Any], ...] = ()
@@ -39,8 +43,8 @@ class Upstream:
     async def start(self) -> None:
         limits = self._settings.limits
         headers = {"content-type": "application/json", "accept-encoding": "identity"}
-        if self._settings.upstream_api_key:
-            headers["authorization"] = f"Bearer {self._settings.upstream_api_key}"
+        if self._api_key:
+            headers["authorization"] = f"Bearer {self._api_key}"
         self._http = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(
                 limit=limits.max_connections, keepalive_timeout=_ENGINE_KEEP_ALIVE_S
@@ -66,15 +70,11 @@ class Upstream:
         return EngineStream(self, request, reply, call_id)
 
     async def post(self, path: str, body: bytes, call_id: str) -> aiohttp.ClientResponse:
-        """Sends once more when a pooled connection turns out to be dead; no reply byte was seen
-        then, so nothing is doubled. Raises :class:`ApiError`."""
+        """The response, its headers read. Raises :class:`ApiError`."""
         url = self._url(path)
         headers = {"x-request-id": call_id}
         try:
-            try:
-                return await self._session.post(url, data=body, headers=headers)
-            except (aiohttp.ServerDisconnectedError, ConnectionResetError):
-                return await self._session.post(url, data=body, headers=headers)
+            return await self._session.post(url, data=body, headers=headers)
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise connection_error(error) from error
 
@@ -104,21 +104,6 @@ class Upstream:
                 "upstream_error", "the engine's model list cannot be read", status=502
             ) from error
 
-    async def served_model(self, requested: str, current: str | None = None) -> str:
-        """The engine's name for the model that a client asked for.
-
-        ``current`` is the policy's served name when it changes with the version. Whatever else a
-        harness calls its model, it gets the policy. Raises :class:`ApiError`.
-        """
-        settings = self._settings
-        named = settings.model_aliases.get(requested) or current or settings.model
-        if named is not None:
-            return named
-        served = [card["id"] for card in await self.models()]
-        if not served:
-            raise ApiError("overloaded", "the engine serves no model yet", status=503)
-        return requested if requested in served else str(served[0])
-
     async def count_tokens(self, request: Request, model: str) -> int:
         """How many prompt tokens the engine's own template makes of ``request``."""
         body: dict[str, Any] = {
@@ -141,7 +126,7 @@ class Upstream:
 
     async def healthy(self) -> bool:
         try:
-            async with self._session.get(self._url(HEALTH)) as response:
+            async with self._session.get(self._url(HEALTH), timeout=_HEALTH_TIMEOUT) as response:
                 return response.status == 200
         except (aiohttp.ClientError, TimeoutError, OSError):
             return False
@@ -155,7 +140,7 @@ class Upstream:
     def _url(self, path: str) -> URL:
         url = self._urls.get(path)
         if url is None:
-            url = self._urls[path] = URL(self._base + path)
+            url = self._urls[path] = URL(self.base + path)
         return url
 
 

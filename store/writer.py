@@ -3,6 +3,8 @@
 Callers hand over records and wait for the commit; while one transaction is written the next batch
 gathers, so that the disk is waited for once per batch and not once per call (group commit).
 
+- The beginnings of calls, for which nobody waits, wake no one: they go with the next record that
+  somebody waits for, or a moment later.
 - A call's end may always be queued: there are never more of them than calls that were let in.
   Everything else is turned away with :class:`StoreBusy` when ``queue_limit`` records wait.
 - A record that the database refuses fails alone: its batch is written again one by one.
@@ -48,6 +50,9 @@ log = logging.getLogger("bridle.store")
 
 _MAX_BATCH = 2048
 """Records per transaction: enough to fill it, few enough that nobody waits for seconds."""
+
+_GATHER_S = 0.02
+"""The longest that records nobody waits for lie before they are written."""
 
 _DISK_FULL = "53100"
 """PostgreSQL's SQLSTATE."""
@@ -116,6 +121,10 @@ class Writer:
         self._queue: deque[_Job] = deque()
         self._wake = threading.Condition()
         self._running = False
+        self._dozing = False
+        """The thread sleeps until it is woken: nothing was queued for a while."""
+        self._pressing = False
+        """Somebody waits for a record in the queue."""
         self._number = 0
         self._writer_id = ""
         self._thread = threading.Thread(target=self._run, name="store-writer", daemon=True)
@@ -259,8 +268,9 @@ class Writer:
             if refuse and len(self._queue) >= self._queue_limit:
                 raise StoreBusy(f"{len(self._queue)} records wait to be written")
             self._queue.append(job)
-            if len(self._queue) == 1:
+            if self._dozing or (job.done is not None and not self._pressing):
                 self._wake.notify()
+            self._pressing = self._pressing or job.done is not None
 
     async def _commit(self, *records: Record, refuse: bool = True) -> None:
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -275,13 +285,26 @@ class Writer:
         done.result()
 
     def _take(self, until: float) -> list[_Job]:
-        """What is queued, as soon as there is any; empty at ``until`` or when closing."""
+        """What is queued, as soon as somebody waits for it or it has lain for a moment; empty at
+        ``until`` or when closing."""
         with self._wake:
+            self._gather()
             while not self._queue and self._running:
-                if not self._wake.wait(max(0.0, until - time.monotonic())):
+                left = until - time.monotonic()
+                if left <= 0:
                     return []
+                self._dozing = True
+                self._wake.wait(left)
+                self._dozing = False
+                self._gather()
             count = min(len(self._queue), _MAX_BATCH)
-            return [self._queue.popleft() for _ in range(count)]
+            jobs = [self._queue.popleft() for _ in range(count)]
+            self._pressing = bool(self._queue)
+            return jobs
+
+    def _gather(self) -> None:
+        if self._running and not self._pressing:
+            self._wake.wait(_GATHER_S)
 
     # -- the thread ------------------------------------------------------------------------------
 

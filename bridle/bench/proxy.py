@@ -1,9 +1,10 @@
 """``bridle bench proxy``: recorded calls a second, added latency, streams, memory.
 
-Each process is its own: the proxy alone on one core, engine and load together on another. Direct
-and proxied are measured in turns within every run, because machines drift; figures are medians over
-the runs. Recording is on, into SQLite (WAL, ``synchronous=NORMAL``), and what the store holds
-afterwards is compared with what the clients were told.
+Each process is its own: the proxy alone on one core, engine and load together on another. Direct,
+proxied and the *floor* (``bridle/bench/passthrough.py``: the same two HTTP libraries, no recording)
+are measured in turns within every run, because machines drift; figures are medians over the runs.
+Recording is on, into SQLite (WAL, ``synchronous=NORMAL``; a second proxy shows ``FULL`` beside it),
+and what the store holds afterwards is compared with what the clients were told.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -36,6 +38,10 @@ _STREAMS: Final = (64, 256)
 
 DIRECT: Final = "direct"
 PROXIED: Final = "bridle"
+FLOOR: Final = "floor"
+FULL: Final = "full"
+_FULL_CASE: Final = "c1"
+"""Where a commit that waits for the disk shows."""
 
 
 @dataclass(frozen=True)
@@ -97,12 +103,23 @@ def measure(
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="bridle-bench-")))
         engine_url = stack.enter_context(_upstream(load_core))
-        proxy, proxy_url = stack.enter_context(_proxy(engine_url, folder, proxy_core))
-        urls = {DIRECT: f"{engine_url}/v1", PROXIED: f"{proxy_url}/s/{{session}}/v1", **peers}
+        start = partial(_proxy, engine_url, core=proxy_core)
+        proxy, proxy_url = stack.enter_context(start(_recording(folder / "bench.db")))
+        _, full_url = stack.enter_context(start(_recording(folder / "full.db", "FULL")))
+        _, floor_url = stack.enter_context(start(["bridle.bench.passthrough"]))
+        urls = {
+            DIRECT: f"{engine_url}/v1",
+            FLOOR: f"{floor_url}/v1",
+            PROXIED: f"{proxy_url}/s/{{session}}/v1",
+            FULL: f"{full_url}/s/{{session}}/v1",
+            **peers,
+        }
         figures = {target: Figures() for target in urls}
         for run in range(runs):
             for case in cases:
                 for target, url in urls.items():
+                    if target == FULL and case.name != _FULL_CASE:
+                        continue
                     progress(f"run {run + 1} of {runs}: {case.name}, {target}")
                     load = _load(case, url, seconds, f"{case.name}-{run}")
                     before = cpu_seconds(proxy.pid)
@@ -114,14 +131,17 @@ def measure(
                         held = _recorded(folder / "bench.db", load, measured)
                         figures[target].lost[case.name] += measured.calls - held
         rss = rss_mb(proxy.pid)
-    direct = figures.pop(DIRECT)
+    direct, floor, full = (figures.pop(name) for name in (DIRECT, FLOOR, FULL))
     report = _report(figures.pop(PROXIED), direct, cases) | {"rss_mb": round(rss, 1)}
     report["direct"] = {"calls_per_s": _medians(direct.calls_per_s)}
+    report["floor"] = _report(floor, direct, cases)
+    report["full"] = {"added_ms": _report(full, direct, cases)["added_ms"]}
     report["peers"] = {name: _report(found, direct, cases) for name, found in figures.items()}
     return report
 
 
 def _report(own: Figures, direct: Figures, cases: Sequence[Case]) -> dict[str, Any]:
+    cases = [case for case in cases if own.calls_per_s.get(case.name)]
     plain = [case.name for case in cases if case.model == SMALL]
     streams = [case.name for case in cases if case.stream]
     report: dict[str, Any] = {
@@ -234,17 +254,21 @@ def _upstream(core: int | None) -> Iterator[str]:
         _end(process)
 
 
+def _recording(store: Path, synchronous: str = "NORMAL") -> list[str]:
+    return ["proxy", "--store", str(store), "--synchronous", synchronous]
+
+
 @contextmanager
 def _proxy(
-    engine_url: str, folder: Path, core: int | None
+    engine_url: str, module: list[str], core: int | None
 ) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
+    """A proxy before the engine: ``python -m`` with the words of ``module``."""
     port = _free_port()
-    command = [sys.executable, "-m", "proxy", "--upstream", engine_url, "--port", str(port)]
-    log = (folder / "proxy.log").open("wb")
+    command = [sys.executable, "-m", *module, "--upstream", engine_url, "--port", str(port)]
     process = subprocess.Popen(
-        [*command, "--store", str(folder / "bench.db")],
-        stdout=log,
-        stderr=log,
+        command,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
         preexec_fn=_pinned(core),
     )
     url = f"http://127.0.0.1:{port}"
@@ -253,7 +277,6 @@ def _proxy(
         yield process, url
     finally:
         _end(process)
-        log.close()
 
 
 def _wait(url: str, process: subprocess.Popen[bytes]) -> None:

@@ -19,7 +19,12 @@ UPSTREAM_KEY_VARIABLE = "BRIDLE_UPSTREAM_API_KEY"
 
 
 def proxy(
-    upstream: Annotated[str, typer.Option(help="The engine's base URL.")],
+    engines: Annotated[
+        list[str],
+        typer.Option(
+            "--engine", "--upstream", help="An engine's base URL; again for each one more."
+        ),
+    ],
     store: StoreOption,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="0 takes a free one.")] = DEFAULT_PORT,
@@ -51,7 +56,8 @@ def proxy(
         Path(store).parent.mkdir(parents=True, exist_ok=True)
     migrate(store)
     settings = ProxySettings(
-        upstream_url=upstream,
+        upstream_url=engines[0],
+        more_engines=tuple(engines[1:]),
         store_url=store,
         host=host,
         port=port,
@@ -67,7 +73,7 @@ def proxy(
         announce(
             url,
             json,
-            f"Bridle records to {store}, in front of {upstream}",
+            f"Bridle records to {store}, in front of {', '.join(engines)}",
             f"  OpenAI      OPENAI_BASE_URL={url}/v1",
             f"  Anthropic   ANTHROPIC_BASE_URL={url}",
             f"  Gemini      GOOGLE_GEMINI_BASE_URL={url}",

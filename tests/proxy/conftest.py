@@ -137,6 +137,10 @@ def raw_engine() -> Iterator[RawEngine]:
             message = await receive()
             body += message.get("body", b"")
             more = message.get("more_body", False)
+        if scope["path"] == "/health":
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+            await send({"type": "http.response.body"})
+            return
         held[0].bodies.append(body)
         held[0].headers.append(dict(scope["headers"]))
         await held[0].answer(receive, send)

@@ -229,7 +229,7 @@ def stand(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stand]:
                 upstream_url=url,
                 store_url=str(path),
                 model="m",
-                limits=Limits(stall_timeout_s=STALL_S),
+                limits=Limits(stall_timeout_s=STALL_S, failures_to_eject=10_000, health_check_s=0),
             ),
             grace_s=1,
         )

@@ -1,0 +1,288 @@
+"""The engines that serve one model, and which of them a call goes to.
+
+A session stays with its engine, whose prefix cache holds its history; a new session goes where the
+fewest calls run. An engine is left out while its circuit is open or while the policy version that
+it serves is not the pool's: its tokens would be stale without anybody having decided so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import logging
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Collection, Sequence
+from typing import Any, Final, TypeVar
+from urllib.parse import urlsplit
+
+import msgspec
+
+from proxy.canonical import ApiError, Request
+from proxy.circuit import Circuit, CircuitState
+from proxy.policy_gate import PolicyGate
+from proxy.settings import ProxySettings
+from proxy.upstream import Upstream
+
+log = logging.getLogger("bridle.proxy")
+
+_SHORTEST_RETRY_S: Final = 1.0
+
+Answer = TypeVar("Answer")
+
+
+class PooledEngine:
+    """One engine: its connections, its circuit, and what it serves."""
+
+    def __init__(self, upstream: Upstream, circuit: Circuit, version: int) -> None:
+        self.upstream = upstream
+        self.name = urlsplit(upstream.base).netloc.rpartition("@")[2]
+        """Host and port; for operators, never for clients."""
+        self.circuit = circuit
+        self.version = version
+        """Policy version of the tokens that arrive from it."""
+        self.running = 0
+        self.retries = 0
+        """Calls that went on to another try after this engine failed them."""
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    def enter(self) -> None:
+        """A call goes to it; pair with :meth:`leave`."""
+        self.running += 1
+        self._idle.clear()
+
+    def leave(self) -> None:
+        self.running -= 1
+        if not self.running:
+            self._idle.set()
+
+    async def idle(self) -> None:
+        """Returns when no call runs there."""
+        while self.running:
+            await self._idle.wait()
+
+
+class EngineState(msgspec.Struct, frozen=True):
+    """What the pool knows of one engine."""
+
+    name: str
+    url: str
+    circuit: CircuitState
+    policy_version: int
+    usable: bool
+    running: int
+    retries: int
+    ejections: int
+
+
+class EnginePool:
+    """Start it inside the event loop that uses it."""
+
+    def __init__(
+        self,
+        settings: ProxySettings,
+        gate: PolicyGate,
+        urls: Sequence[str],
+        *,
+        model: str | None = None,
+        api_key: str | None = None,
+    ) -> None:
+        """``model`` is the name to ask these engines for; ``None``: the first that they list."""
+        self.gate = gate
+        self._settings = settings
+        self._model = model
+        self._api_key = api_key
+        self._engines: dict[str, PooledEngine] = {}
+        for url in urls:
+            self._add(url, gate.version)
+        self._homes: OrderedDict[str, PooledEngine] = OrderedDict()
+        """Session id -> the engine that it stays with."""
+        self._checks: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        for engine in self._engines.values():
+            await engine.upstream.start()
+        if self._settings.limits.health_check_s > 0:
+            self._checks = asyncio.create_task(self._check_forever(), name="engine-health")
+
+    async def close(self) -> None:
+        if self._checks is not None:
+            self._checks.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._checks
+        for engine in self._engines.values():
+            await engine.upstream.close()
+
+    # -- choosing --------------------------------------------------------------------------------
+
+    def choose(self, session_id: str | None, avoid: Collection[PooledEngine] = ()) -> PooledEngine:
+        """The engine for the session's next call; ``avoid`` is asked only when no other is left.
+
+        Raises :class:`ApiError` (503) when none is usable.
+        """
+        if session_id is not None and (home := self._homes.get(session_id)) is not None:
+            self._homes.move_to_end(session_id)
+            if home not in avoid and self.usable(home):
+                return home
+        usable = self.usable_engines()
+        if not usable:
+            raise self._none_usable()
+        fresh = [engine for engine in usable if engine not in avoid]
+        chosen = min(fresh or usable, key=lambda one: (one.running, _rank(one, session_id)))
+        if session_id is not None:
+            self._homes[session_id] = chosen
+            while len(self._homes) > self._settings.limits.sessions_in_memory:
+                self._homes.popitem(last=False)
+        return chosen
+
+    def usable_engines(self) -> list[PooledEngine]:
+        return [engine for engine in self._engines.values() if self.usable(engine)]
+
+    def usable(self, engine: PooledEngine) -> bool:
+        return engine.version == self.gate.version and engine.circuit.admits
+
+    def _none_usable(self) -> ApiError:
+        behind = [one for one in self._engines.values() if one.circuit.admits]
+        waits = [one.circuit.retry_after for one in self._engines.values() if one not in behind]
+        what = (
+            f"no engine serves policy version {self.gate.version} yet"
+            if behind
+            else "no engine is healthy"
+        )
+        return ApiError(
+            "overloaded",
+            what,
+            status=503,
+            retry_after=max(_SHORTEST_RETRY_S, min(waits, default=_SHORTEST_RETRY_S)),
+        )
+
+    # -- what the engines serve ------------------------------------------------------------------
+
+    def published(self, version: int, engine: str | None = None) -> None:
+        """``engine`` (all when ``None``) serves ``version`` from now on. Raises ``KeyError``."""
+        for one in self._engines.values() if engine is None else (self._named(engine),):
+            one.version = version
+
+    async def models(self) -> tuple[dict[str, Any], ...]:
+        """Model cards of an engine, a usable one if there is any. Raises :class:`ApiError`."""
+        return await self._any(lambda one: one.upstream.models())
+
+    async def served_model(self, requested: str) -> str:
+        """The engines' name for the model that a client asked for.
+
+        Whatever else a harness calls its model, it gets the policy. Raises :class:`ApiError`.
+        """
+        aliases = self._settings.model_aliases
+        named = aliases.get(requested) or self.gate.policy.model or self._model
+        if named is not None:
+            return named
+        served = [card["id"] for card in await self.models()]
+        if not served:
+            raise ApiError("overloaded", "the engine serves no model yet", status=503)
+        return requested if requested in served else str(served[0])
+
+    async def count_tokens(self, request: Request, model: str) -> int:
+        """How many prompt tokens the engines' own template makes of ``request``."""
+        return await self._any(lambda one: one.upstream.count_tokens(request, model))
+
+    async def _any(self, ask: Callable[[PooledEngine], Awaitable[Answer]]) -> Answer:
+        """What the first engine says that can be reached; the same one is asked again when a
+        pooled connection to it had died."""
+        engines = self.usable_engines() or list(self._engines.values())
+        for engine in (*engines, engines[0]):
+            try:
+                return await ask(engine)
+            except ApiError as error:
+                if error.status not in (502, 503):
+                    raise
+                failure = error
+        raise failure
+
+    # -- health ----------------------------------------------------------------------------------
+
+    def states(self) -> list[EngineState]:
+        return [
+            EngineState(
+                name=one.name,
+                url=one.upstream.base,
+                circuit=one.circuit.state,
+                policy_version=one.version,
+                usable=self.usable(one),
+                running=one.running,
+                retries=one.retries,
+                ejections=one.circuit.openings,
+            )
+            for one in self._engines.values()
+        ]
+
+    async def check(self) -> bool:
+        """Asks every engine how it is; whether one may be used and is well."""
+        engines = list(self._engines.values())
+        return any(await asyncio.gather(*map(self._check, engines)))
+
+    async def _check(self, engine: PooledEngine) -> bool:
+        before = engine.circuit.state
+        well = await engine.upstream.healthy()
+        engine.circuit.checked(well)
+        report(engine, before)
+        return well and self.usable(engine)
+
+    async def _check_forever(self) -> None:
+        while True:
+            await asyncio.sleep(self._settings.limits.health_check_s)
+            await self.check()
+
+    # -- membership ------------------------------------------------------------------------------
+
+    async def add(self, url: str, version: int) -> None:
+        """One engine more, which serves ``version``; nothing when it is known."""
+        if _base(url) not in self._engines:
+            await self._add(url, version).upstream.start()
+
+    async def remove(self, name: str) -> None:
+        """No further call goes to the engine; running ones end. Raises ``KeyError`` for an unknown
+        name and ``ValueError`` for the last engine."""
+        engine = self._named(name)
+        if len(self._engines) == 1:
+            raise ValueError("the last engine cannot be removed")
+        del self._engines[engine.upstream.base]
+        for session_id in [key for key, home in self._homes.items() if home is engine]:
+            del self._homes[session_id]
+        await engine.idle()
+        await engine.upstream.close()
+
+    def _add(self, url: str, version: int) -> PooledEngine:
+        upstream = Upstream(self._settings, _base(url), self._api_key)
+        circuit = Circuit(self._settings.limits.failures_to_eject)
+        engine = PooledEngine(upstream, circuit, version)
+        self._engines[upstream.base] = engine
+        return engine
+
+    def _named(self, name: str) -> PooledEngine:
+        for engine in self._engines.values():
+            if name in (engine.name, engine.upstream.base):
+                return engine
+        raise KeyError(name)
+
+
+def report(engine: PooledEngine, before: CircuitState) -> None:
+    """Logs how the engine's circuit changed since ``before``, if it did."""
+    after = engine.circuit.state
+    if after is before:
+        return
+    if after is CircuitState.OPEN:
+        log.warning("engine_ejected engine=%s", engine.name)
+    elif after is CircuitState.CLOSED:
+        log.info("engine_readmitted engine=%s", engine.name)
+
+
+def _base(url: str) -> str:
+    """An engine's base URL without ``/v1``."""
+    return url.rstrip("/").removesuffix("/v1")
+
+
+def _rank(engine: PooledEngine, session_id: str | None) -> bytes:
+    """Settles ties alike in every process: each session has its own order of engines."""
+    text = f"{session_id} {engine.upstream.base}"
+    return hashlib.blake2b(text.encode(), digest_size=8).digest()

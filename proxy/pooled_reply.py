@@ -1,0 +1,127 @@
+"""One reply from a pool: the engine is chosen when the call leaves, and another is asked when it
+fails before the first byte of its reply."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable
+from types import TracebackType
+from typing import Final, Self
+
+from proxy.canonical import ApiError, Event
+from proxy.engine_pool import EnginePool, PooledEngine, report
+from proxy.engine_reply import EngineReply
+from proxy.engine_request import EngineRequest
+from proxy.upstream import EngineStream
+from store.records import Note
+
+_UNANSWERED: Final = frozenset({502, 503})
+"""Refused, reset before the first byte, or the engine said so itself: nothing was generated."""
+_ANSWERED: Final = frozenset({400, 404, 413, 422, 429})
+"""The engine is well, it only says no."""
+_PAUSES_S: Final = (0.05, 0.2, 0.8)
+"""Before the same engine is asked again."""
+
+
+class PooledReply:
+    """The face of :class:`proxy.upstream.EngineStream`, over a pool."""
+
+    def __init__(
+        self,
+        pool: EnginePool,
+        request: EngineRequest,
+        reply: EngineReply,
+        call_id: str,
+        session_id: str,
+        notes: list[Note],
+        *,
+        retries: int,
+    ) -> None:
+        """Each retry is put into ``notes``."""
+        self._pool = pool
+        self._request = request
+        self._reply = reply
+        self._call_id = call_id
+        self._session_id = session_id
+        self._notes = notes
+        self._retries = retries
+        self._engine: PooledEngine | None = None
+        self._stream: EngineStream | None = None
+
+    async def open(self) -> PooledEngine:
+        """Sends the request; returns the engine that took it. Raises :class:`ApiError`."""
+        tried: list[PooledEngine] = []
+        while True:
+            engine = self._pool.choose(self._session_id, tried)
+            if engine in tried:
+                await asyncio.sleep(_PAUSES_S[min(len(tried), len(_PAUSES_S)) - 1])
+            try:
+                await self._ask(engine)
+                return engine
+            except ApiError as error:
+                tried.append(engine)
+                if not self._may_retry(error, tried):
+                    raise
+                engine.retries += 1
+                self._notes.append(Note("upstream_retry", f"{engine.name} {error.kind}"))
+
+    def next(self) -> Awaitable[list[Event] | None]:
+        """See :meth:`proxy.upstream.EngineStream.next`."""
+        assert self._stream is not None, "open() first"  # noqa: S101 - a programming error
+        return self._stream.next()
+
+    def abort(self) -> None:
+        """Closes the connection, by which the engine stops generating."""
+        if self._stream is not None:
+            self._stream.abort()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._stream is not None:
+            await self._stream.__aexit__(kind, error, trace)
+        self._leave()
+
+    async def _ask(self, engine: PooledEngine) -> None:
+        before = engine.circuit.state
+        self._stream = engine.upstream.reply(self._request, self._reply, self._call_id)
+        self._engine = engine
+        engine.enter()
+        engine.circuit.begin()
+        try:
+            await self._stream.open()
+            engine.circuit.succeeded()
+        except ApiError as error:
+            if error.status in _ANSWERED:
+                engine.circuit.succeeded()
+            elif error.status in _UNANSWERED or error.kind == "upstream_timeout":
+                engine.circuit.failed()
+            else:
+                engine.circuit.abandoned()
+            await self._stream.__aexit__(None, None, None)
+            self._leave()
+            raise
+        except BaseException:
+            engine.circuit.abandoned()
+            raise
+        finally:
+            report(engine, before)
+
+    def _leave(self) -> None:
+        if self._engine is not None:
+            self._engine.leave()
+            self._engine = None
+
+    def _may_retry(self, error: ApiError, tried: list[PooledEngine]) -> bool:
+        """An engine that asked for patience is not asked again, but another may be."""
+        if error.status not in _UNANSWERED or len(tried) > self._retries:
+            return False
+        usable = self._pool.usable_engines()
+        others = [engine for engine in usable if engine not in tried]
+        return bool(others or (usable and error.retry_after is None))

@@ -1,0 +1,97 @@
+"""When an engine is left alone, and how it comes back."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from proxy.circuit import COOL_DOWN_S, LONGEST_COOL_DOWN_S, Circuit, CircuitState
+
+
+@dataclass
+class Clock:
+    now: float = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def opened(clock: Clock) -> Circuit:
+    circuit = Circuit(3, clock=clock)
+    for _ in range(3):
+        circuit.begin()
+        circuit.failed()
+    return circuit
+
+
+def test_it_opens_after_failures_in_a_row_and_not_after_scattered_ones() -> None:
+    circuit = Circuit(3, clock=Clock())
+    for outcome in (circuit.failed, circuit.failed, circuit.succeeded) * 5:
+        circuit.begin()
+        outcome()
+        assert circuit.admits
+    assert opened(Clock()).state is CircuitState.OPEN
+
+
+def test_after_the_cool_down_one_call_may_try_and_its_outcome_decides() -> None:
+    clock = Clock()
+    circuit = opened(clock)
+    assert not circuit.admits
+    assert circuit.retry_after == COOL_DOWN_S
+    clock.now += COOL_DOWN_S
+    assert circuit.admits
+    circuit.begin()
+    assert circuit.state is CircuitState.HALF_OPEN
+    assert not circuit.admits, "one at a time"
+    circuit.failed()
+    assert circuit.retry_after == 2 * COOL_DOWN_S
+    clock.now += 2 * COOL_DOWN_S
+    circuit.begin()
+    circuit.abandoned()
+    assert circuit.admits, "a client that left told nothing about the engine"
+    circuit.begin()
+    circuit.succeeded()
+    assert circuit.state is CircuitState.CLOSED
+
+
+def test_a_good_check_lets_the_next_call_try_and_bad_ones_keep_it_out() -> None:
+    clock = Clock()
+    circuit = opened(clock)
+    clock.now += COOL_DOWN_S / 2
+    circuit.checked(False)
+    clock.now += COOL_DOWN_S / 2
+    assert not circuit.admits
+    circuit.checked(True)
+    assert circuit.state is CircuitState.HALF_OPEN
+    assert circuit.openings == 1
+
+
+@given(
+    st.lists(st.sampled_from(["begin", "ok", "bad", "gone", "well", "ill", "wait"]), max_size=60)
+)
+def test_whatever_happens_it_comes_back_within_the_longest_cool_down(steps: list[str]) -> None:
+    clock = Clock()
+    circuit = Circuit(3, clock=clock)
+    for step in steps:
+        match step:
+            case "begin":
+                if circuit.admits:
+                    circuit.begin()
+            case "ok":
+                circuit.succeeded()
+            case "bad":
+                circuit.failed()
+            case "gone":
+                circuit.abandoned()
+            case "well":
+                circuit.checked(True)
+            case "ill":
+                circuit.checked(False)
+            case "wait":
+                clock.now += 0.7
+    circuit.abandoned()
+    assert circuit.retry_after <= LONGEST_COOL_DOWN_S
+    clock.now += LONGEST_COOL_DOWN_S
+    assert circuit.admits
