@@ -27,20 +27,28 @@ class Stack:
 
     engine_url: str
     proxy_url: str
+    more_engines: tuple[str, ...] = ()
+    """Base URLs of further engines that serve the same policy."""
     kind: EngineKind = "embedded"
     engine_key: str | None = field(default=None, repr=False)
     admin_key: str | None = field(default=None, repr=False)
 
-    def engine(self) -> EngineClient:
+    def engine(self, url: str | None = None) -> EngineClient:
+        """A client of the engine at ``url``, else of the first one."""
         client = VllmControl if self.kind == "vllm" else EngineClient
-        return client(self.engine_url, api_key=self.engine_key)
+        return client(url or self.engine_url, api_key=self.engine_key)
 
-    def announce(self, version: int) -> None:
-        """Tells the engine and the proxy which policy version is served from now on, an earlier one
-        when a publish was taken back."""
+    def announce(self, version: int, engine: str | None = None) -> None:
+        """Tells engine and proxy which policy version is served from now on by the engine at the
+        URL ``engine``, else by the only one. It may be an earlier one: a publish was taken back."""
+        url = engine or self.engine_url
         if self.kind == "vllm":
-            with VllmControl(self.engine_url, api_key=self.engine_key) as control:
+            with VllmControl(url, api_key=self.engine_key) as control:
                 control.stamp(version)
+        self._policy("PUT", json={"version": version, "back": True, "engine": engine})
+
+    def retract(self, version: int) -> None:
+        """Tells the proxy that all engines serve ``version`` again."""
         self._policy("PUT", json={"version": version, "back": True})
 
     def version(self) -> int:
@@ -79,7 +87,7 @@ def recording(
 ) -> Iterator[Stack]:
     """A proxy in front of an engine that serves ``policy`` as ``version``."""
     with proxy(engine_url, policy, store, logs) as proxy_url:
-        running = Stack(engine_url, proxy_url, kind)
+        running = Stack(engine_url, proxy_url, kind=kind)
         running.announce(version)
         yield running
 
