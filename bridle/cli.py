@@ -18,10 +18,12 @@ from bridle.commands import (
     engine,
     export,
     forget,
+    kind,
     proxy,
     reward,
     rollout,
     run,
+    samples,
     sessions,
     sft,
     show,
@@ -45,6 +47,8 @@ app.command("run", context_settings=run.CONTEXT)(run.run)
 app.command("sessions")(sessions.sessions)
 app.command("show")(show.show)
 app.command("reward")(reward.reward)
+app.command("kind")(kind.kind)
+app.command("samples")(samples.samples)
 app.command("export")(export.export)
 app.command("audit")(audit.audit)
 app.command("ablate")(ablate.ablate)

@@ -19,7 +19,6 @@ import orjson
 import pyarrow as pa
 from fastapi import APIRouter, Path, Query, Response
 
-from bridle.consumers import SETTLE_S, Consumers, UnknownLease
 from proxy.canonical import ApiError
 from proxy.control import Admin, Running
 from proxy.services import Services
@@ -29,6 +28,7 @@ from reconstruct.rewards import session_rewards
 from reconstruct.samples import Episode, Sample
 from reconstruct.tables import sample_row, sample_schema
 from reconstruct.tree import BrokenTree
+from store.deliveries import SETTLE_S, Deliveries, UnknownLease
 from store.queries import Reader
 from store.records import SessionRecord
 
@@ -49,15 +49,9 @@ _V1: Final = "/bridle/v1/trajectories"
 def feed() -> APIRouter:
     """The routes, to be given to the proxy's application."""
     router = APIRouter(tags=["trajectories"])
-    kept: dict[int, Consumers] = {}
 
-    def consumers(services: Services) -> Consumers:
-        # One per started proxy: a stopped one's writer is closed.
-        found = kept.get(id(services))
-        if found is None:
-            kept.clear()
-            found = kept[id(services)] = Consumers(services.reader, services.writer)
-        return found
+    def deliveries(services: Services) -> Deliveries:
+        return Deliveries(services.reader.engine)
 
     @router.post(f"{_V1}/{{consumer}}/lease")
     async def lease(
@@ -76,15 +70,11 @@ def feed() -> APIRouter:
         ``rewarded`` waits for a session's first reward.
         """
 
-        def wanted(session: SessionRecord) -> bool:
-            if run is not None and session.run_id != run:
-                return False
-            return not rewarded or bool(services.reader.rewards(session.id))
-
         def work() -> Response:
-            held, sessions = consumers(services).lease(consumer, limit, lease_s, wanted)
+            held = deliveries(services).lease(consumer, limit, lease_s, run=run, rewarded=rewarded)
             if held is None:
                 return Response(status_code=204)
+            sessions = [services.reader.session(one) for one in held.sessions]
             return _told(services.reader, sessions, form, builder, {LEASE_HEADER: held.id})
 
         return await asyncio.to_thread(work)
@@ -95,7 +85,7 @@ def feed() -> APIRouter:
     ) -> dict[str, Any]:
         """The lease's sessions are done with: this consumer does not get them again."""
         try:
-            done = await asyncio.to_thread(consumers(services).acknowledge, consumer, lease_id)
+            done = await asyncio.to_thread(deliveries(services).acknowledge, consumer, lease_id)
         except UnknownLease:
             raise _no_lease(lease_id) from None
         return {"acknowledged": list(done)}
@@ -104,7 +94,7 @@ def feed() -> APIRouter:
     async def release(consumer: Name, lease_id: str, services: Running, _: Admin) -> Response:
         """Gives the lease's sessions back at once."""
         try:
-            await asyncio.to_thread(consumers(services).release, consumer, lease_id)
+            await asyncio.to_thread(deliveries(services).release, consumer, lease_id)
         except UnknownLease:
             raise _no_lease(lease_id) from None
         return Response(status_code=204)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from types import TracebackType
 from typing import Any, Final
@@ -177,7 +178,7 @@ class Client:
 
     def touch(self) -> None:
         """Counts as written now."""
-        self.last_write = asyncio.get_running_loop().time()
+        self.last_write = time.monotonic()
 
     async def write(self, body: bytes) -> None:
         self.touch()

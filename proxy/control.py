@@ -18,6 +18,7 @@ from proxy.control_models import (
     EngineView,
     ErrorReply,
     NewEngine,
+    NewKind,
     NewReward,
     NewSession,
     OpenedSession,
@@ -27,6 +28,7 @@ from proxy.control_models import (
     RecordedReward,
     Seal,
     SessionState,
+    SetKind,
     engine_view,
     session_state,
 )
@@ -37,8 +39,8 @@ from proxy.policy_gate import Policy, StaleVersion
 from proxy.sampling import check_settings
 from proxy.services import Services
 from proxy.sessions import SESSION_ID_PREFIX, Caller, store_unavailable
-from store.errors import RecordRejected, StoreUnavailable
-from store.records import Continuation, Reward, SessionRecord, TaskRecord, new_id
+from store.errors import NotFound, RecordRejected, StoreUnavailable
+from store.records import CallKind, Continuation, Reward, SessionRecord, TaskRecord, new_id
 
 
 def control_api(running: Callable[[], Services], routers: Sequence[APIRouter] = ()) -> FastAPI:
@@ -182,6 +184,38 @@ async def add_reward(new: NewReward, session: OwnSession, services: Running) -> 
     return RecordedReward(session_id=session.id, **new.model_dump())
 
 
+async def set_kind(call_id: str, new: NewKind, session: OwnSession, services: Running) -> SetKind:
+    """Says what a call of the session was for, before anything recorded or told."""
+    await _set_kind(services, session, call_id, new.kind, new.role, new.by)
+    return SetKind(call_id=call_id, kind=new.kind, role=new.role, by=new.by)
+
+
+async def unset_kind(call_id: str, session: OwnSession, services: Running) -> SetKind:
+    """Takes back what was said: the record tells the call's kind again."""
+    await _set_kind(services, session, call_id, None, None, "")
+    return SetKind(call_id=call_id, kind=None, role=None, by=None)
+
+
+async def _set_kind(
+    services: Services,
+    session: SessionRecord,
+    call_id: str,
+    kind: CallKind | None,
+    role: str | None,
+    by: str,
+) -> None:
+    try:
+        call = await asyncio.to_thread(services.reader.call, call_id)
+    except NotFound:
+        call = None
+    if call is None or call.session_id != session.id:
+        raise ApiError("not_found", f"session {session.id} has no call {call_id}", status=404)
+    try:
+        await services.writer.set_kind(call_id, kind, role, by=by)
+    except StoreUnavailable as error:
+        raise store_unavailable() from error
+
+
 async def seal_session(seal: Seal, session: OwnSession, services: Running) -> SessionState:
     """Ends the session: no further call is admitted. Sealing twice keeps the first outcome."""
     if session.sealed_at is None:
@@ -278,6 +312,8 @@ _ROUTES: tuple[tuple[str, str, Callable[..., Any], int], ...] = (
     ("GET", f"{_V1}/sessions", list_sessions, 200),
     ("GET", f"{_V1}/sessions/{{session_id}}", get_session, 200),
     ("POST", f"{_V1}/sessions/{{session_id}}/rewards", add_reward, 201),
+    ("PUT", f"{_V1}/sessions/{{session_id}}/calls/{{call_id}}/kind", set_kind, 200),
+    ("DELETE", f"{_V1}/sessions/{{session_id}}/calls/{{call_id}}/kind", unset_kind, 200),
     ("POST", f"{_V1}/sessions/{{session_id}}/seal", seal_session, 200),
     ("GET", f"{_V1}/policy", get_policy, 200),
     ("PUT", f"{_V1}/policy", put_policy, 200),

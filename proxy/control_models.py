@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, FiniteFloat
 
 from proxy.circuit import CircuitState
 from proxy.engine_pool import EngineState
-from store.records import SessionRecord
+from store.records import CallKind, SessionRecord
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:@-]{0,255}$")]
 ShortText = Annotated[str, Field(min_length=1, max_length=128)]
@@ -78,6 +78,20 @@ class NewReward(_Body):
 
 class RecordedReward(NewReward):
     session_id: str
+
+
+class NewKind(_Body):
+    kind: CallKind
+    role: ShortText | None = None
+    by: ShortText = "control API"
+    """Who says so."""
+
+
+class SetKind(BaseModel):
+    call_id: str
+    kind: CallKind | None
+    role: str | None
+    by: str | None
 
 
 class Seal(_Body):

@@ -20,6 +20,8 @@ from store.records import CallStatus, SessionRecord, Span, TokenIds
 log = logging.getLogger("bridle.proxy")
 
 _CARRY_TOKENS: Final = frozenset({CallStatus.COMPLETE, CallStatus.PARTIAL})
+_TURN_BYTES: Final = 4000
+"""What a turn takes beside its token ids, roughly."""
 _LOBBY_SESSIONS: Final = 64
 """How many of the latest anonymous sessions a restarted proxy remembers."""
 
@@ -42,6 +44,11 @@ class _Held:
         self.conversations = Conversations() if conversations is None else conversations
         self.calls: set[str] = set()
 
+    @property
+    def size(self) -> int:
+        """Bytes held, roughly."""
+        return 4 * self.conversations.held_tokens + _TURN_BYTES * len(self.conversations)
+
     def find(self, request: Request, agent: str | None) -> Link:
         """By what is said; a prompt of token ids by its tokens."""
         link = self.conversations.find(request, agent=agent)
@@ -57,9 +64,14 @@ class SessionConversations:
     by that its session.
     """
 
-    def __init__(self, reader: Reader, capacity: int) -> None:
+    def __init__(self, reader: Reader, capacity: int, limit: int = 24 << 20) -> None:
+        """At most ``capacity`` sessions, and as many as fit into ``limit`` bytes (one always
+        does)."""
         self._reader = reader
         self._capacity = capacity
+        self._limit = limit
+        self._size = 0
+        self._sizes: dict[str, int] = {}
         self._lobby = _Held(Conversations(max_turns=4096, max_tokens=4_194_304))
         self._lobby_sessions: OrderedDict[str, str] = OrderedDict()
         """Call id -> session id, for the calls in the lobby."""
@@ -163,12 +175,24 @@ class SessionConversations:
             while len(self._lobby_sessions) > 2 * held.conversations.max_turns:
                 gone, _ = self._lobby_sessions.popitem(last=False)
                 held.calls.discard(gone)
+        elif session_id in self._sessions:
+            self._settle(session_id, held)
 
     def _keep(self, session_id: str, held: _Held) -> None:
         self._sessions[session_id] = held
         self._sessions.move_to_end(session_id)
-        while len(self._sessions) > self._capacity:
-            self._sessions.popitem(last=False)
+        self._settle(session_id, held)
+
+    def _settle(self, session_id: str, held: _Held) -> None:
+        """Counts a session's growth and forgets others, longest out of use first, for room."""
+        size = held.size
+        self._size += size - self._sizes.get(session_id, 0)
+        self._sizes[session_id] = size
+        while len(self._sessions) > 1 and (
+            len(self._sessions) > self._capacity or self._size > self._limit
+        ):
+            forgotten, _ = self._sessions.popitem(last=False)
+            self._size -= self._sizes.pop(forgotten, 0)
 
     async def _grown(self, session_id: str, held: _Held) -> bool:
         """Whether the store has calls of the session that were not made here."""

@@ -5,10 +5,16 @@ array costs more than all else that the call needs. What is cut is proven to be 
 closing quote is followed by a colon, which no text inside a JSON string can show (its quotes are
 escaped), the array holds digits and single commas only, and the rest, with :data:`MARK` in the
 array's place, is still decoded strictly. Whatever looks otherwise is left to the decoder.
+
+A session's next prompt mostly repeats its last one: :class:`PromptIds` reads only what comes after
+that, so that reading costs what is new.
 """
 
 from __future__ import annotations
 
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -22,11 +28,73 @@ WORTH_CUTTING: Final = 16_384
 """Bytes of JSON from which on cutting beats decoding."""
 
 _KEY: Final = b'"prompt_token_ids":'
-_COMMA: Final = ord(",")
 _IDS_END: Final = 2**32
 
 
-def cut_prompt_ids(payload: bytes) -> tuple[bytes, TokenIds | None]:
+def read_ids(text: bytes) -> TokenIds | None:
+    """``b"1,2,3"`` as ``uint32[3]``; ``None`` when it is anything else than such ids."""
+    if not text or text.translate(None, b"0123456789,"):
+        return None
+    if text.startswith(b",") or text.endswith(b",") or b",," in text:
+        return None
+    ids = np.fromstring(text, dtype=np.int64, sep=",")
+    # Numbers beyond int64 are read as its largest value, and so fail here too.
+    if int(ids.max()) >= _IDS_END:
+        return None
+    return ids.astype(np.uint32)
+
+
+@dataclass(frozen=True, slots=True)
+class _Told:
+    text: bytes
+    ids: TokenIds
+
+    @property
+    def size(self) -> int:
+        return len(self.text) + self.ids.nbytes
+
+
+class PromptIds:
+    """The latest long prompt of each session as it was told and as it was read, within ``limit``
+    bytes, the longest unused forgotten first."""
+
+    def __init__(self, limit: int = 8 << 20) -> None:
+        self._limit = limit
+        self._told: OrderedDict[str, _Told] = OrderedDict()
+        self._size = 0
+
+    def read(self, session_id: str, text: bytes) -> TokenIds | None:
+        """What :func:`read_ids` makes of ``text``, read-only."""
+        before = self._told.pop(session_id, None)
+        if before is not None:
+            self._size -= before.size
+        ids = _continued(before, text) if before is not None else read_ids(text)
+        if ids is None:
+            return None
+        ids.flags.writeable = False
+        told = self._told[session_id] = _Told(text, ids)
+        self._size += told.size
+        while self._size > self._limit:
+            _, forgotten = self._told.popitem(last=False)
+            self._size -= forgotten.size
+        return ids
+
+
+def _continued(before: _Told, text: bytes) -> TokenIds | None:
+    if not text.startswith(before.text):
+        return read_ids(text)
+    rest = text[len(before.text) :]
+    if not rest:
+        return before.ids
+    if not rest.startswith(b","):  # a number goes on where the earlier text ended
+        return read_ids(text)
+    new = read_ids(rest[1:])
+    return None if new is None else np.concatenate([before.ids, new])
+
+
+def cut_prompt_ids(
+    payload: bytes, read: Callable[[bytes], TokenIds | None] = read_ids
+) -> tuple[bytes, TokenIds | None]:
     """``payload`` without its first ``prompt_token_ids``, and these as ``uint32[P]``.
 
     Returns the payload untouched and ``None`` when there is nothing to cut or any doubt.
@@ -42,20 +110,7 @@ def cut_prompt_ids(payload: bytes) -> tuple[bytes, TokenIds | None]:
     end = payload.find(b"]", start)
     if payload[start : start + 1] != b"[" or end < 0:
         return payload, None
-    ids = _ids(payload[start + 1 : end])
+    ids = read(payload[start + 1 : end])
     if ids is None:
         return payload, None
     return b'%b"%b"%b' % (payload[:start], MARK.encode(), payload[end + 1 :]), ids
-
-
-def _ids(text: bytes) -> TokenIds | None:
-    if not text or text.translate(None, b"0123456789,"):
-        return None
-    commas = np.frombuffer(text, dtype=np.uint8) == _COMMA
-    if commas[0] or commas[-1] or bool((commas[1:] & commas[:-1]).any()):
-        return None
-    ids = np.fromstring(text, dtype=np.int64, sep=",")
-    # Numbers beyond int64 are read as its largest value, and so fail here too.
-    if int(ids.max()) >= _IDS_END:
-        return None
-    return ids.astype(np.uint32)

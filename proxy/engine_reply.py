@@ -6,7 +6,7 @@ once, so that emitters, fold and record all see the same.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Final, Generic, TypeVar
 
 import msgspec
@@ -24,7 +24,7 @@ from proxy.canonical import (
     ToolCallDelta,
     Usage,
 )
-from proxy.cut_ids import MARK, cut_prompt_ids
+from proxy.cut_ids import MARK, cut_prompt_ids, read_ids
 from store.records import TokenIds
 
 _FINISH_REASONS: Final[Mapping[str, FinishReason]] = {
@@ -118,12 +118,20 @@ class EngineReply:
     """Turns the payloads of one reply into events and knows when the reply is whole."""
 
     def __init__(
-        self, minted: Minted, *, choices: int, detail: bool, tool_call_prefix: str = "call"
+        self,
+        minted: Minted,
+        *,
+        choices: int,
+        detail: bool,
+        tool_call_prefix: str = "call",
+        read_prompt: Callable[[bytes], TokenIds | None] = read_ids,
     ) -> None:
+        """``read_prompt`` turns the text of a long array of prompt ids into ids."""
         self._minted = minted
         self._choices = choices
         self._detail = detail
         self._prefix = tool_call_prefix
+        self._read_prompt = read_prompt
         self._started = False
         self._finished: set[int] = set()
         self._tool_calls: set[tuple[int, int]] = set()
@@ -136,7 +144,7 @@ class EngineReply:
 
         Raises :class:`ApiError` when the payload is malformed or reports an error.
         """
-        payload, cut = cut_prompt_ids(payload)
+        payload, cut = cut_prompt_ids(payload, self._read_prompt)
         try:
             body = _DETAILED.decode(payload) if self._detail else _LEAN.decode(payload)
         except (msgspec.DecodeError, RecursionError) as error:

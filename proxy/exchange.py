@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 from proxy.canonical import ApiError, Dialect, Emitter, Event, HttpError, Minted, Request
@@ -78,6 +79,7 @@ class Exchange:
             choices=self._ask.choices,
             detail=self._ask.detail,
             tool_call_prefix=_TOOL_CALL_PREFIX.get(self._request.dialect, "call"),
+            read_prompt=partial(self._services.prompt_ids.read, self._recording.begun.session_id),
         )
         async with PooledReply(
             self._services.engines,
@@ -142,9 +144,8 @@ class Exchange:
         emitter = self._emitter
         if emitter is None:
             return
-        pieces = self._opening()
-        pieces += [emitter.event(event) for event in events]
-        await self._write(b"".join(pieces))
+        pieces = [emitter.event(event) for event in events]
+        await self._write(b"".join(pieces if self._begun else (*self._opening(), *pieces)))
 
     def _opening(self) -> list[bytes]:
         """The stream's first bytes, once; an emitter begins before it is told anything."""

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import Protocol
 
 
 class SilentStream(Protocol):
     @property
     def silent_since(self) -> float:
-        """Event-loop time of the last bytes."""
+        """``time.monotonic()`` of the last bytes."""
         ...
 
     async def keep_alive(self) -> None: ...
@@ -39,9 +40,8 @@ class KeepAlives:
             self._task = None
 
     async def _run(self) -> None:
-        loop = asyncio.get_running_loop()
         while True:
             await asyncio.sleep(self._after_s / 4)
-            limit = loop.time() - self._after_s
+            limit = time.monotonic() - self._after_s
             silent = [stream for stream in self._streams if stream.silent_since <= limit]
             await asyncio.gather(*(stream.keep_alive() for stream in silent))

@@ -7,8 +7,10 @@ from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from typing import Final, TypeVar
 
-from proxy.digests import spoken_text
-from proxy.lineage_turn import Seen, Turn
+import msgspec
+
+from proxy.digests import digest_of, spoken_text
+from proxy.lineage_turn import Sampled, Seen, Turn
 
 Key = TypeVar("Key")
 Below = tuple[str, int] | None
@@ -34,16 +36,19 @@ class TurnIndex:
         self._echoed: dict[str, int] = {}
         self._openings: dict[str, list[Turn]] = {}
         """By the first ``SUMMARY_LENGTH`` characters of each reply that has so many."""
+        self._prompts: dict[int, int] = {}
+        """How many turns hold an array of prompt ids, by the array's identity: calls that ask the
+        same again share it."""
         self._depths: dict[tuple[bytes, str | None], list[int]] = {}
         """Of the turns with these instructions and agent: how many there are, and the depth of the
         deepest there has been."""
 
     def insert(self, turn: Turn) -> None:
         self.turns[turn.call_id] = turn
-        self.held_tokens += _own_tokens(turn)
+        self.held_tokens += self._new_tokens(turn)
         siblings = self._children.setdefault(_below(turn), {})
         siblings.setdefault(_first(turn.seen.units), []).append(turn)
-        for digest in {choice.digest for choice in turn.choices}:
+        for digest in set().union(*map(echoes, turn.choices)):
             self._replies.setdefault(digest, []).append(turn)
         for opening in _openings(turn):
             self._openings.setdefault(opening, []).append(turn)
@@ -58,12 +63,12 @@ class TurnIndex:
 
     def remove(self, turn: Turn) -> None:
         del self.turns[turn.call_id]
-        self.held_tokens -= _own_tokens(turn)
+        self.held_tokens -= self._freed_tokens(turn)
         siblings = self._children[_below(turn)]
         _discard(siblings, _first(turn.seen.units), turn)
         if not siblings:
             del self._children[_below(turn)]
-        for digest in {choice.digest for choice in turn.choices}:
+        for digest in set().union(*map(echoes, turn.choices)):
             _discard(self._replies, digest, turn)
         for opening in _openings(turn):
             _discard(self._openings, opening, turn)
@@ -76,6 +81,23 @@ class TurnIndex:
             self._echoed[used] -= 1
             if not self._echoed[used]:
                 del self._echoed[used]
+
+    def _new_tokens(self, turn: Turn) -> int:
+        sampled = _sampled_tokens(turn)
+        if turn.own_ids is None:
+            return sampled
+        holders = self._prompts[id(turn.own_ids)] = self._prompts.get(id(turn.own_ids), 0) + 1
+        return sampled + (len(turn.own_ids) if holders == 1 else 0)
+
+    def _freed_tokens(self, turn: Turn) -> int:
+        sampled = _sampled_tokens(turn)
+        if turn.own_ids is None:
+            return sampled
+        self._prompts[id(turn.own_ids)] -= 1
+        if self._prompts[id(turn.own_ids)]:
+            return sampled
+        del self._prompts[id(turn.own_ids)]
+        return sampled + len(turn.own_ids)
 
     def leaves(self) -> list[Turn]:
         """Turns that no other turn builds on: lone calls first, then ends of longer lines; each
@@ -92,7 +114,7 @@ class TurnIndex:
             yield from siblings.get(b"", ())
 
     def replied(self, digest: bytes) -> Sequence[Turn]:
-        """Turns with a reply that says this, oldest first."""
+        """Turns with a reply that says this, or that calls this beside a text; oldest first."""
         return self._replies.get(digest, ())
 
     def asked(self, below: Below, seen: Seen) -> Sequence[Turn]:
@@ -130,6 +152,13 @@ def question(below: Below, seen: Seen) -> tuple[object, ...]:
     return (below, seen.system, seen.tools, seen.ask, seen.units)
 
 
+def echoes(reply: Sampled) -> set[bytes]:
+    """Digests of a reply and of its tool calls alone: some harnesses drop the text beside them."""
+    if not reply.message.tool_calls or not reply.message.content:
+        return {reply.digest}
+    return {reply.digest, digest_of(msgspec.structs.replace(reply.message, content=None))}
+
+
 def long_replies(turn: Turn) -> list[str]:
     """What the turn's replies say, those long enough for a summary."""
     texts = (spoken_text(choice.message) for choice in turn.choices)
@@ -158,9 +187,8 @@ def _used(turn: Turn) -> set[str]:
     return {call_id for call_id in used if call_id is not None}
 
 
-def _own_tokens(turn: Turn) -> int:
-    own = len(turn.own_ids) if turn.own_ids is not None else 0
-    return own + sum(len(choice.token_ids) for choice in turn.choices)
+def _sampled_tokens(turn: Turn) -> int:
+    return sum([len(choice.token_ids) for choice in turn.choices])
 
 
 def _discard(lists: dict[Key, list[Turn]], key: Key, turn: Turn) -> None:

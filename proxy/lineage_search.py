@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import chain, groupby
 
-from proxy.canonical import Request
+from proxy.canonical import Message, Request
 from proxy.digests import (
     Digester,
     Unit,
@@ -14,7 +14,7 @@ from proxy.digests import (
     spoken_text,
     value_digest,
 )
-from proxy.lineage_index import SUMMARY_LENGTH, Below, TurnIndex, long_replies
+from proxy.lineage_index import SUMMARY_LENGTH, Below, TurnIndex, echoes, long_replies
 from proxy.lineage_match import Match, compare
 from proxy.lineage_turn import Link, Seen, Turn
 from proxy.minting import call_id_of
@@ -141,15 +141,39 @@ class Search:
     def _rank(self, place: _Place) -> tuple[object, ...]:
         """Greater is better; among equals the first found stays."""
         turn, seen = place.turn, self.seen
-        asked = replace(seen, units=self.digests[place.end :])
         return (
             turn.call_id == self.previous,
             turn.seen.system == seen.system,
             turn.seen.tools == seen.tools,
             turn.seen.agent == seen.agent,
-            bool(self.index.asked((turn.call_id, place.choice), asked)),
+            self._asked_below(place),
+            self._leads_on(place),
             not self.index.echoed(turn),
             turn.status is CallStatus.COMPLETE,
+        )
+
+    def _asked_below(self, place: _Place) -> bool:
+        """Whether this very question went on from there before; under other instructions or tools
+        than the place's own it was recorded from the start."""
+        turn = place.turn
+        rest = replace(self.seen, units=self.digests[place.end :])
+        return bool(self.index.asked((turn.call_id, place.choice), rest)) or any(
+            asked.parent_call_id == turn.call_id for asked in self.index.asked(None, self.seen)
+        )
+
+    def _own_head(self, place: _Place) -> bool:
+        """Whether the call had the instructions and tools that this request has."""
+        seen = place.turn.seen
+        return (seen.system, seen.tools) == (self.seen.system, self.seen.tools)
+
+    def _leads_on(self, place: _Place) -> bool:
+        """Whether a reply that is echoed later was given below this one: then, of samples that say
+        the same, this one was used."""
+        return any(
+            self.index.descends(turn, place.turn)
+            for unit in self.units[place.end :]
+            if unit.message is not None
+            for turn in self.index.replied(unit.digest)
         )
 
     def _foreign(self, place: _Place) -> bool:
@@ -185,10 +209,9 @@ class Search:
 
     def _cut_here(self, at: int, base: _Place | None) -> _Place | None:
         above = base.turn if base is not None else None
-        for place in reversed(self.cut):
-            if place.end == at + 1 and same_call(place.turn.base, above):
-                return place
-        return None
+        here = [place for place in reversed(self.cut) if place.end == at + 1]
+        below = [place for place in here if same_call(place.turn.base, above)]
+        return next(iter(below or filter(self._own_head, here)), None)
 
     def _minted_here(self, unit: Unit, at: int) -> _Place | None:
         for call_id in reversed(self._known_ids(unit)):
@@ -202,14 +225,13 @@ class Search:
         """A recorded reply in this unit's very words, where that is evidence enough."""
         if unit.message is None:
             return None
-        telling = len(spoken_text(unit.message)) >= SUMMARY_LENGTH
         for turn in reversed(self.index.replied(unit.digest)):
+            choice = next(n for n, reply in enumerate(turn.choices) if unit.digest in echoes(reply))
             if base is not None:
                 proven = self.index.descends(turn, base.turn)
             else:
-                proven = telling or self._follows(turn, at)
+                proven = _telling(turn.choices[choice].message) or self._follows(turn, at)
             if proven:
-                choice = [sampled.digest for sampled in turn.choices].index(unit.digest)
                 return _Place(turn, choice, at + 1, Match("whole"), False)
         return None
 
@@ -284,7 +306,7 @@ class Search:
     def _broken(self, link: Link, named: _Place) -> Link:
         """The request goes on from ``named``, but what stood before it was rewritten."""
         seen = named.turn.seen
-        if link.break_reason is not None:
+        if link.break_reason is not None and not self._own_head(named):
             reason = link.break_reason
         elif named.match.part == "prefix":
             reason = BreakReason.TRUNCATED
@@ -355,6 +377,12 @@ class Search:
         if self.previous is not None:
             ids.append(self.previous)
         return tuple(dict.fromkeys(one for one in ids if one not in self.index.turns))
+
+
+def _telling(reply: Message) -> bool:
+    """Whether a reply is so long that two calls hardly give the same."""
+    arguments = sum(len(call.arguments) for call in reply.tool_calls)
+    return len(spoken_text(reply)) + arguments >= SUMMARY_LENGTH
 
 
 def same_call(one: Turn | None, other: Turn | None) -> bool:

@@ -274,7 +274,7 @@ def _share(
     prompt = np.asarray(prompt_token_ids, dtype=np.uint32)
     path = base.path_ids(choice) if base is not None else None
     if path is None:
-        return 0, prompt.copy()
+        return 0, prompt
     shared = common_prefix(path, prompt)
     return shared, prompt[shared:].copy()
 

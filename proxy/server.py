@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
+import platform
 import socket
 import threading
 from collections.abc import Sequence
@@ -16,6 +18,8 @@ from proxy.app import create_app
 from proxy.settings import ProxySettings
 
 _START_S = 30.0
+_M_ARENA_MAX = -8
+"""``malloc.h``'s name of the setting."""
 
 
 class ProxyStartFailed(RuntimeError):
@@ -55,7 +59,15 @@ def run(settings: ProxySettings) -> None:
     # work for a collector that looks every 700 allocations.
     gc.freeze()
     gc.set_threshold(50_000, 20, 50)
+    _one_heap()
     uvicorn.Server(config).run()
+
+
+def _one_heap() -> None:
+    """Tells glibc to keep one heap for all threads: bodies are made in one thread and let go in
+    another, and each thread's own heap would grow with the largest that it ever held."""
+    if platform.libc_ver()[0] == "glibc":
+        ctypes.CDLL(None).mallopt(_M_ARENA_MAX, 1)
 
 
 class ProxyServer:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from engine.tokenizer import Tokenizer
 from proxy.continuation import Continuer
 from proxy.conversations import SessionConversations
+from proxy.cut_ids import PromptIds
 from proxy.engine_pool import EnginePool
 from proxy.keep_alive import KeepAlives
 from proxy.metrics import Metrics
@@ -39,6 +40,8 @@ class Services:
     """Makes exact prompts; ``None`` without the model's tokenizer."""
     stored_responses: StoredResponses
     keep_alives: KeepAlives
+    prompt_ids: PromptIds
+    """Long prompts as the engine told them last, by session."""
 
     @classmethod
     async def start(cls, settings: ProxySettings) -> Services:
@@ -74,6 +77,7 @@ class Services:
             continuer=continuer,
             stored_responses=StoredResponses(reader),
             keep_alives=keep_alives,
+            prompt_ids=PromptIds(),
         )
 
     async def close(self) -> None:

@@ -18,6 +18,13 @@ class SseParser:
 
     def feed(self, chunk: bytes) -> list[bytes]:
         """Payloads of the events that ``chunk`` completes."""
+        if (
+            chunk.startswith(b"data: ")
+            and chunk.find(b"\n") == len(chunk) - 2
+            and chunk.endswith(b"\n")
+            and not (self._pending or self._data or b"\r" in chunk)
+        ):
+            return [chunk[6:-2]]  # one whole event, as engines mostly send them
         pending = self._pending + chunk if self._pending else chunk
         if b"\r" in pending:
             pending = self._normalised(pending)

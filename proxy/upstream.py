@@ -174,8 +174,13 @@ class EngineStream:
             return None
         if not self._request.stream:
             return self._whole(await self._read_all())
+        assert self._response is not None, "open() first"  # noqa: S101 - a programming error
+        content = self._response.content
         while True:
-            chunk = await self._read_some()
+            try:
+                chunk = await content.readany()
+            except (aiohttp.ClientError, TimeoutError, OSError) as error:
+                raise connection_error(error) from error
             events = self._streamed(chunk)
             if events or self._over:
                 return events
@@ -224,13 +229,6 @@ class EngineStream:
         except ApiError as failure:
             self._failure = failure
         return events
-
-    async def _read_some(self) -> bytes:
-        assert self._response is not None, "open() first"  # noqa: S101 - a programming error
-        try:
-            return await self._response.content.readany()
-        except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            raise connection_error(error) from error
 
     async def _read_all(self) -> bytes:
         assert self._response is not None, "open() first"  # noqa: S101 - a programming error

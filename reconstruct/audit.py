@@ -221,7 +221,7 @@ def check_samples(
         if last is not None and not np.array_equal(tree.ids(last), sample.token_ids):
             found.add("sample_differs", subject, f"is not the path of span {last.id}")
     for span_id, times in trained.items():
-        wanted = allowed.tokens(span_id).astype(np.int32)
+        wanted = allowed.tokens(tree.rows[span_id].span).astype(np.int32)
         for rule, count in (
             ("trained_twice", int(np.count_nonzero(times > 1))),
             ("trained_against_policy", int(np.count_nonzero((times > 0) & (wanted == 0)))),

@@ -16,8 +16,8 @@ its share of the session's trained tokens, so that a session weighs 1 and its to
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from reconstruct.policy import TrainablePolicy, untrainable, version_reason
 from reconstruct.samples import Conservation, Sample
 from reconstruct.tree import Branch, Piece, SessionTree
-from store.queries import SpanRow
+from store.queries import CallRow, SpanRow
 from store.records import Span, SpanKind, VersionRun
 from store.tree import DETACHED
 
@@ -54,75 +54,104 @@ Builder = Callable[[SessionTree], list[Plan]]
 
 
 @dataclass(frozen=True, slots=True)
+class Segment:
+    """A piece of a branch, and what the sample trains of it."""
+
+    piece: Piece
+    trains: tuple[tuple[int, int], ...] = ()
+    """``[start, end)`` within the span."""
+
+
+@dataclass(frozen=True, slots=True)
 class Built:
     """A session's samples, and where its sampled tokens went."""
 
     samples: tuple[Sample, ...]
     conservation: Conservation
+    segments: tuple[tuple[Segment, ...], ...]
+    """What each sample is made of."""
 
 
 def build(tree: SessionTree, policy: TrainablePolicy, builder: str = "tree") -> Built:
     """The session's samples under a policy. Raises ``KeyError`` for an unknown builder."""
     allowed = Allowance(tree, policy)
-    samples: list[Sample] = []
-    shown: Counter[str] = Counter()
-    trained: Counter[str] = Counter()
+    kept: list[tuple[Segment, ...]] = []
+    shown: dict[str, int] = {}
+    trained: dict[str, int] = {}
+    leaves: list[CallRow] = []
     for plan in BUILDERS[builder](tree):
-        sample = assemble(plan, allowed)
-        if not sample.mask.any():
+        shares = {share.span_id: share.start for share in plan.shares}
+        segments = [
+            Segment(piece, allowed.ranges(piece.span.id, shares[piece.span.id], piece.take))
+            if piece.span.id in shares
+            else Segment(piece)
+            for piece in plan.branch.pieces
+        ]
+        if not any(segment.trains for segment in segments):
             continue
-        samples.append(sample)
-        for piece in plan.branch.pieces:
-            span = piece.span
-            shown[span.id] = max(shown[span.id], piece.take)
+        kept.append(tuple(segments))
+        leaves.append(plan.branch.leaf)
+        for segment in segments:
+            span = segment.piece.span
             if span.kind is SpanKind.SAMPLED:
-                within = sample.mask[span.start : span.start + piece.take]
-                trained[span.id] += int(np.count_nonzero(within))
+                shown[span.id] = max(shown.get(span.id, 0), segment.piece.take)
+                trained[span.id] = trained.get(span.id, 0) + _count(segment)
     total = sum(trained.values())
-    weighted = (replace(s, weight=float(np.count_nonzero(s.mask)) / total) for s in samples)
-    return Built(tuple(weighted), _account(tree, allowed, shown, trained))
+    samples = tuple(
+        assemble(leaf, segments, sum(map(_count, segments)) / total)
+        for leaf, segments in zip(leaves, kept, strict=True)
+    )
+    return Built(samples, _account(tree, allowed, shown, trained), tuple(kept))
+
+
+def _count(segment: Segment) -> int:
+    return sum(end - start for start, end in segment.trains)
 
 
 class Allowance:
     """What the policy says of every sampled span of a session."""
 
     def __init__(self, tree: SessionTree, policy: TrainablePolicy) -> None:
-        self._reasons: dict[str, str | None] = {}
-        self._tokens: dict[str, NDArray[np.bool_]] = {}
-        self._token_reasons: dict[str, list[tuple[int, int, str]]] = {}
+        self._refused: dict[str, list[tuple[int, int, str]]] = {}
+        """By span: ``(start, end, reason)`` of what may not be trained."""
         for row in tree.sampled():
             span = row.span
             call = tree.calls.get(span.call_id)
             reason = "call_missing" if call is None else untrainable(policy, call, row)
-            allowed = np.full(len(span.token_ids), reason is None)
-            refused: list[tuple[int, int, str]] = []
-            for start, end, version in version_ranges(span):
-                found = version_reason(policy, version)
-                if reason is None and found is not None:
-                    allowed[start:end] = False
-                    refused.append((start, end, found))
-            self._reasons[span.id] = reason
-            self._tokens[span.id] = allowed
-            self._token_reasons[span.id] = refused
+            if reason is not None:
+                self._refused[span.id] = [(0, len(span.token_ids), reason)]
+                continue
+            self._refused[span.id] = [
+                (start, end, found)
+                for start, end, run in version_ranges(span)
+                if (found := version_reason(policy, run)) is not None
+            ]
 
-    def tokens(self, span_id: str) -> NDArray[np.bool_]:
+    def tokens(self, span: Span) -> NDArray[np.bool_]:
         """``bool[T]``: which tokens of a sampled span may be trained."""
-        return self._tokens[span_id]
+        allowed = np.ones(len(span.token_ids), dtype=np.bool_)
+        for start, end, _ in self._refused[span.id]:
+            allowed[start:end] = False
+        return allowed
 
-    def refused(self, span_id: str, start: int, end: int) -> Counter[str]:
-        """Tokens of ``[start, end)`` that may not be trained, by reason."""
-        counts: Counter[str] = Counter()
-        if start == end:
-            return counts
-        reason = self._reasons[span_id]
-        if reason is not None:
-            counts[reason] = end - start
-            return counts
-        for low, high, why in self._token_reasons[span_id]:
+    def ranges(self, span_id: str, start: int, end: int) -> tuple[tuple[int, int], ...]:
+        """What of ``[start, end)`` may be trained, as ranges within the span."""
+        found: list[tuple[int, int]] = []
+        at = start
+        for low, high, _ in self._refused[span_id]:
+            if at < min(low, end):
+                found.append((at, min(low, end)))
+            at = max(at, high)
+        if at < end:
+            found.append((at, end))
+        return tuple(found)
+
+    def refused(self, span_id: str, start: int, end: int) -> Iterator[tuple[str, int]]:
+        """Tokens of ``[start, end)`` that may not be trained: reasons and how many."""
+        for low, high, why in self._refused[span_id]:
             overlap = min(end, high) - max(start, low)
             if overlap > 0:
-                counts[why] += overlap
-        return counts
+                yield why, overlap
 
 
 def plan_tree(tree: SessionTree) -> list[Plan]:
@@ -162,43 +191,41 @@ BUILDERS: Final[Mapping[str, Builder]] = {
 }
 
 
-def assemble(plan: Plan, allowed: Allowance) -> Sample:
-    """Lays a branch's spans end to end; weight 0 until all of the session's samples are known."""
-    branch, length = plan.branch, plan.branch.length
+def assemble(leaf: CallRow, segments: Sequence[Segment], weight: float) -> Sample:
+    """Lays a branch's spans end to end; ``leaf`` is the call that sampled its last piece."""
+    last = segments[-1].piece
+    length = last.span.start + last.take
     token_ids = np.empty(length, dtype=np.uint32)
     mask = np.zeros(length, dtype=np.bool_)
     logprobs = np.zeros(length, dtype=np.float32)
     versions = np.full(length, -1, dtype=np.int64)
     calls = np.full(length, -1, dtype=np.int32)
-    shares = {share.span_id: share.start for share in plan.shares}
     call_ids: dict[str, int] = {}
-    for piece in branch.pieces:
-        span, take = piece.span, piece.take
+    for segment in segments:
+        span, take = segment.piece.span, segment.piece.take
         at = slice(span.start, span.start + take)
         token_ids[at] = span.token_ids[:take]
         if span.kind is not SpanKind.SAMPLED:
             continue
-        index = call_ids.setdefault(span.call_id, len(call_ids))
-        calls[at] = index
-        scored = min(take, len(_scores(span)))
-        logprobs[span.start : span.start + scored] = _scores(span)[:scored]
+        calls[at] = call_ids.setdefault(span.call_id, len(call_ids))
+        scores = _scores(span)[:take]
+        logprobs[span.start : span.start + len(scores)] = scores
         for start, end, run in version_ranges(span):
             versions[span.start + start : span.start + min(end, take)] = run.version
-        if span.id in shares:
-            fresh = slice(span.start + shares[span.id], span.start + take)
-            mask[fresh] = allowed.tokens(span.id)[shares[span.id] : take]
+        for start, end in segment.trains:
+            mask[span.start + start : span.start + end] = True
     return Sample(
-        session_id=branch.leaf.session_id,
-        leaf_call_id=branch.leaf.id,
-        kind=branch.leaf.kind,
-        role=branch.leaf.role,
+        session_id=leaf.session_id,
+        leaf_call_id=leaf.id,
+        kind=leaf.kind,
+        role=leaf.role,
         token_ids=token_ids,
         mask=mask,
         logprobs=logprobs,
         versions=versions,
         calls=calls,
         call_ids=tuple(call_ids),
-        weight=0.0,
+        weight=weight,
     )
 
 
@@ -215,11 +242,12 @@ def _account(
     dropped: Counter[str] = Counter()
     for row in tree.sampled():
         span_id, length = row.span.id, len(row.span.token_ids)
-        seen = shown.get(span_id, 0)
+        seen, missing = shown.get(span_id, 0), length - trained.get(span_id, 0)
         captured += length
-        masked.update(allowed.refused(span_id, 0, seen))
-        dropped.update(allowed.refused(span_id, seen, length))
-        missing = int(np.count_nonzero(allowed.tokens(span_id))) - trained.get(span_id, 0)
+        for counts, start, end in ((masked, 0, seen), (dropped, seen, length)):
+            for reason, tokens in allowed.refused(span_id, start, end):
+                counts[reason] += tokens
+                missing -= tokens
         if missing:
             dropped["not_delivered"] += missing
     return Conservation(captured, sum(trained.values()), dict(masked), dict(dropped))

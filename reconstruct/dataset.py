@@ -17,6 +17,7 @@ from sqlalchemy import text
 
 from reconstruct.audit import SessionAudit, audit_session
 from reconstruct.builders import Built, build
+from reconstruct.kinds import with_kinds
 from reconstruct.policy import DEFAULT_POLICY, TrainablePolicy
 from reconstruct.rewards import Aggregation, session_rewards
 from reconstruct.samples import Sample
@@ -39,8 +40,8 @@ class RecordedSession:
 
     @cached_property
     def calls(self) -> list[CallRow]:
-        """In the order of their start."""
-        return self._reader.calls(self.id)
+        """In the order of their start, their kinds told."""
+        return with_kinds(self._reader.calls(self.id))
 
     @cached_property
     def tree(self) -> SessionTree:

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from typing import Any, Final
 
 from reconstruct.builders import build
+from reconstruct.kinds import with_kinds
 from reconstruct.policy import DEFAULT_POLICY, TrainablePolicy
 from reconstruct.samples import Episode
 from reconstruct.tree import SessionTree
 from store.queries import Reader
-from store.records import SessionRecord
+from store.records import Reward, SessionRecord
+
+AT_ONCE: Final = 16
+"""Sessions per query."""
 
 
 def build_episode(
@@ -24,7 +29,8 @@ def build_episode(
     Raises :class:`store.errors.NotFound`, and :class:`reconstruct.tree.BrokenTree` when the store
     contradicts itself.
     """
-    return _episode(reader, reader.session(session_id), policy, builder)
+    session, tree = reader.session(session_id), SessionTree.load(reader, session_id)
+    return _episode(session, tree, reader.rewards(session_id), policy, builder)
 
 
 def episodes(
@@ -35,19 +41,29 @@ def episodes(
 ) -> Iterator[Episode]:
     """The episodes of all sessions that match ``filters`` (those of ``Reader.sessions``).
 
-    One session is in memory at a time.
+    Sessions are read ``AT_ONCE`` at a time, so that the database is asked for all of them together;
+    more than these are never in memory.
     """
-    for session in reader.sessions(**filters):
-        yield _episode(reader, session, policy, builder)
+    sessions = reader.sessions(**filters)
+    while batch := list(islice(sessions, AT_ONCE)):
+        ids = [session.id for session in batch]
+        calls, rows, rewards = (
+            reader.calls_of(ids),
+            reader.span_rows_of(ids),
+            reader.rewards_of(ids),
+        )
+        for session in batch:
+            key = session.id
+            tree = SessionTree(key, with_kinds(calls.pop(key)), rows.pop(key))
+            yield _episode(session, tree, rewards.pop(key), policy, builder)
 
 
 def _episode(
-    reader: Reader, session: SessionRecord, policy: TrainablePolicy, builder: str
+    session: SessionRecord,
+    tree: SessionTree,
+    rewards: Sequence[Reward],
+    policy: TrainablePolicy,
+    builder: str,
 ) -> Episode:
-    built = build(SessionTree.load(reader, session.id), policy, builder)
-    return Episode(
-        session=session,
-        samples=built.samples,
-        rewards=tuple(reader.rewards(session.id)),
-        conservation=built.conservation,
-    )
+    built = build(tree, policy, builder)
+    return Episode(session, built.samples, tuple(rewards), built.conservation)

@@ -3,7 +3,8 @@
 A session's calls fall into *lines*: a call and everything that continues it, up to where lineage
 saw a conversation begin. The line that does the work is ``main``; a line beside it needs evidence
 to be anything else, and without any it stays ``unknown`` (which is trained: nothing says that the
-policy did not act there). A kind that the record already tells is kept.
+policy did not act there). A kind that the record already tells is kept, and what a person said of a
+call (``bridle kind``) counts before everything else, also for what it tells of other calls.
 
 What each rule goes by is in its evidence, for ``bridle show`` and for whoever doubts it.
 """
@@ -11,8 +12,9 @@ What each rule goes by is in its evidence, for ``bridle show`` and for whoever d
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 from store.queries import CallRow
 from store.records import BreakReason, CallKind, CallStatus
@@ -23,6 +25,12 @@ SUMMARY_LENGTH = 64
 TASK_LENGTH = 16
 """A tool call's argument of at least so many characters that opens a new conversation, as a user
 message of its own, is a task that was handed on."""
+
+_SHORTENED = (BreakReason.COMPACTED, BreakReason.EDITED)
+"""How a conversation differs from the one it goes on from, when something was left out."""
+
+_TAGGED = re.compile(r"<(\w+)>(.*?)</\1>", re.DOTALL)
+"""Some harnesses ask for a summary inside a tag and pass on what is in it."""
 
 _ROLE_ARGUMENTS = ("subagent_type", "agent_type", "agent_name", "agent")
 """Where the harnesses' delegating tools name the sub-agent."""
@@ -51,9 +59,11 @@ def with_kinds(calls: Sequence[CallRow]) -> list[CallRow]:
 
 
 def _told_apart(call: CallRow, verdict: Verdict) -> CallRow:
+    if call.kind_set is not None:
+        return call.told_apart(verdict.kind, verdict.role)
     if call.kind is verdict.kind:
         return call
-    return replace(call, kind=verdict.kind, role=call.role or verdict.role)
+    return call.told_apart(verdict.kind, call.role or verdict.role)
 
 
 def classify(calls: Sequence[CallRow]) -> dict[str, Verdict]:
@@ -64,18 +74,18 @@ def classify(calls: Sequence[CallRow]) -> dict[str, Verdict]:
         told = _told(call)
         if told is not None:
             verdicts[call.id] = told
-    summarisers = _summarisers(calls)
-    for call_id in summarisers:
+    delegated = list(_delegated(lines)) if len(lines) > 1 else []
+    handed_on = {line.root.id for line, _ in delegated}
+    for call_id in _summarisers(calls, handed_on):
         verdicts.setdefault(
-            call_id, Verdict(CallKind.COMPACTION, "a new conversation begins with its reply")
+            call_id, Verdict(CallKind.COMPACTION, "a shortened conversation begins with its reply")
         )
     for call_id in _replaced(calls):
         verdicts.setdefault(
             call_id, Verdict(CallKind.RETRY, "it did not complete and was asked again")
         )
-    if len(lines) > 1:
-        for line, verdict in _delegated(lines):
-            line.give(verdict, verdicts)
+    for line, verdict in delegated:
+        line.give(verdict, verdicts)
     worked = [line for line in lines if line.uses_tools]
     for line in lines:
         aside = _aside(line, lines, worked)
@@ -105,8 +115,7 @@ class _Line:
     @property
     def head(self) -> tuple[str, str]:
         """Digests of the instructions and of the tools that it began with."""
-        lineage = self.root.conversation.get("lineage") or {}
-        return _system(self.root), str(lineage.get("tools"))
+        return _head(self.root)
 
     @property
     def uses_tools(self) -> bool:
@@ -133,7 +142,9 @@ def _lines(calls: Sequence[CallRow]) -> list[_Line]:
 
 
 def _told(call: CallRow) -> Verdict | None:
-    """What the proxy recorded, or the harness says in its headers."""
+    """What a person says, the proxy recorded, or the harness says in its headers."""
+    if call.kind_set is not None:
+        return Verdict(call.kind_set, f"set by {call.kind_by}", call.role_set)
     if call.kind is not CallKind.UNKNOWN:
         return Verdict(call.kind, "recorded", call.role)
     if agent := call.headers.get("x-claude-code-agent-id"):
@@ -149,27 +160,79 @@ def _told(call: CallRow) -> Verdict | None:
     return None
 
 
-def _summarisers(calls: Sequence[CallRow]) -> set[str]:
-    """Calls whose reply a compacted conversation quotes, instead of echoing it as a turn."""
-    by_id = {call.id: call for call in calls}
+def _summarisers(calls: Sequence[CallRow], handed_on: Collection[str]) -> set[str]:
+    """Calls whose reply a shortened conversation quotes, and those that asked the same in vain.
+
+    ``handed_on`` are roots that somebody delegated: what they quote is their task.
+    """
+    continued = {call.parent_call_id for call in calls if call.break_reason is None}
+    written: list[tuple[CallRow, list[str]]] = []
     found: set[str] = set()
     for call in calls:
-        parent = by_id.get(call.parent_call_id or "")
-        if parent is None or call.break_reason is not BreakReason.COMPACTED:
-            continue
-        reply = str(parent.message.get("content") or "").strip()
-        if len(reply) < SUMMARY_LENGTH or parent.message.get("tool_calls"):
-            continue
-        tail = call.conversation.get("tail") or ()
-        if any(reply in text for text in _given(tail)):
-            found.add(parent.id)
-    return found
+        begins = call.parent_call_id is None and call.id not in handed_on
+        if written and (begins or call.break_reason in _SHORTENED):
+            tail = call.conversation.get("tail") or ()
+            given = list(_given(tail))
+            echoed = list(_texts(tail, ("assistant",)))
+            for other, pieces in written:
+                alike = _head(other) == _head(call)
+                if begins and (alike or _offers_tools(other)):
+                    continue  # An answer that was pasted, for all we know.
+                texts = given if alike else [*given, *echoed]
+                if any(piece in text for piece in pieces for text in texts):
+                    found.add(other.id)
+        if call.id not in continued and (pieces := _summary(call)):
+            written.append((call, pieces))
+    return found | _asked_alike([call for call in calls if call.id in found], calls)
+
+
+def _summary(call: CallRow) -> list[str]:
+    """What a conversation may quote of a reply that is long enough to be a summary: all of it, or
+    the inside of a tag."""
+    if call.message.get("tool_calls"):
+        return []
+    reply = str(call.message.get("content") or "").strip()
+    pieces = [reply, *(match[1].strip() for match in _TAGGED.findall(reply))]
+    return [piece for piece in pieces if len(piece) >= SUMMARY_LENGTH]
+
+
+def _asked_alike(summarisers: Sequence[CallRow], calls: Sequence[CallRow]) -> set[str]:
+    """Calls of the same parent as a summariser that end with the same instruction."""
+    asked = {(call.parent_call_id, _last_given(call)) for call in summarisers}
+    if not asked:
+        return set()
+    return {
+        call.id
+        for call in calls
+        if not call.message.get("tool_calls") and (call.parent_call_id, _last_given(call)) in asked
+    }
+
+
+def _offers_tools(call: CallRow) -> bool:
+    """Whether the call had tools; one that continues another has that one's."""
+    base = (call.conversation.get("lineage") or {}).get("base")
+    return base is not None or bool(call.conversation.get("tools"))
+
+
+def _last_given(call: CallRow) -> str:
+    tail = call.conversation.get("tail") or ()
+    return next(reversed(list(_given(tail))), call.id)
+
+
+def _head(call: CallRow) -> tuple[str, str]:
+    """Digests of the instructions and of the tools."""
+    lineage = call.conversation.get("lineage") or {}
+    return str(lineage.get("system")), str(lineage.get("tools"))
 
 
 def _given(messages: Iterable[Mapping[str, object]]) -> Iterable[str]:
     """The texts of user and system messages."""
+    return _texts(messages, ("user", "system"))
+
+
+def _texts(messages: Iterable[Mapping[str, object]], roles: Sequence[str]) -> Iterable[str]:
     for message in messages:
-        if message.get("role") not in ("user", "system"):
+        if message.get("role") not in roles:
             continue
         content = message.get("content")
         parts = content if isinstance(content, list) else [{"text": content}]
@@ -209,6 +272,8 @@ def _tasks(function: Mapping[str, str]) -> Iterable[tuple[str, str]]:
 def _replaced(calls: Sequence[CallRow]) -> set[str]:
     """Calls that ended badly and that another call asks again."""
     bad = {call.id for call in calls if call.status is not CallStatus.COMPLETE}
+    if not bad:
+        return bad
     return bad & {(call.conversation.get("lineage") or {}).get("retry_of") for call in calls}
 
 

@@ -8,11 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
+
+import orjson
 
 from store.queries import CallRow, SpanRow
 from store.records import CallKind, CallStatus, VersionRun
 from store.tree import DETACHED
+
+_CALL_MARKS: Final = ("<tool_call>", "<|tool_call", "[TOOL_CALLS]", "<function=")
+"""How the templates of Qwen, Hermes, Mistral and Llama models open a tool call: left in the text
+where a call could not be parsed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +38,9 @@ class TrainablePolicy:
     """Train calls that were cut: their ends are not the policy's decision."""
     finish_length: bool = True
     """Train replies that ended at the token limit."""
+    parse_failed: bool = True
+    """Train replies with a tool call that could not be read: the policy sampled them, and an
+    unanswered call earns what it deserves."""
     constrained: bool = True
     """Train replies that a grammar shaped (a response format, a required tool). On an engine that
     masks its logits for it their logprobs are of the masked distribution: ratios to the trainer's
@@ -49,6 +58,7 @@ class TrainablePolicy:
             "kinds": sorted(kind.value for kind in self.kinds),
             "partial": self.partial,
             "finish_length": self.finish_length,
+            "parse_failed": self.parse_failed,
             "constrained": self.constrained,
             "models": None if self.models is None else sorted(self.models),
             "oldest_version": self.oldest_version,
@@ -87,9 +97,34 @@ def untrainable(policy: TrainablePolicy, call: CallRow, row: SpanRow) -> str | N
         return "model_frozen"
     if row.finish_reason == "length" and not policy.finish_length:
         return "finish_length"
+    if not policy.parse_failed and parse_failed(call, row.choice or 0):
+        return "parse_failed"
     if call.constrained and not policy.constrained:
         return "constrained"
     return None
+
+
+def parse_failed(call: CallRow, choice: int = 0) -> bool:
+    """Whether a reply called a tool in a way that nobody can read: arguments that are no JSON
+    object, or a call that the engine's parser left in the text."""
+    replies = [call.message, *call.conversation.get("choices", ())]
+    if choice >= len(replies):
+        return False
+    reply = replies[choice]
+    if any(mark in str(reply.get("content") or "") for mark in _CALL_MARKS):
+        return True
+    return not all(
+        _is_object(tool_call["function"]["arguments"])
+        for tool_call in reply.get("tool_calls") or ()
+        if "function" in tool_call
+    )
+
+
+def _is_object(arguments: str) -> bool:
+    try:
+        return isinstance(orjson.loads(arguments or "{}"), dict)
+    except orjson.JSONDecodeError:
+        return False
 
 
 def version_reason(policy: TrainablePolicy, run: VersionRun) -> str | None:

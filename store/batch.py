@@ -144,11 +144,12 @@ class Batch:
 
     def _begin(self, begun: CallBegun) -> None:
         state = self._state(begun.session_id)
-        base = state.request_base(begun.parent_call_id)
+        base_call, base = state.request_base(begun.parent_call_id)
         body, row = self._body(begun.request_body, base)
         if row is not None and (addition := row.addition):
             self._additions[begun.id] = (state, addition)
-        state.remember_request(begun.id, body)
+        contains = base is not None and (row is None or row.contains(base))
+        state.remember_request(begun.id, body, superseded=base_call if contains else None)
         self._new_calls[begun.id] = begun_row(begun, self._writer_id, body.id)
         self.begun[begun.id] = begun.parent_call_id
 

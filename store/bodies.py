@@ -56,6 +56,10 @@ class BodyRow:
     depth: int
     data: bytes
 
+    def contains(self, base: Body) -> bool:
+        """Whether nearly all of ``base`` is part of this body."""
+        return self.base_id == base.id and self.prefix + self.suffix >= 0.9 * len(base.data)
+
     @property
     def addition(self) -> bytes:
         """What this row adds to its base, when it can be read without it and is not too long to

@@ -14,7 +14,11 @@ from store.bodies import Body, Wrapping
 from store.tree import TokenTree
 
 _REQUESTS_KEPT: Final = 6
-"""Latest request bodies per session: enough for a few sub-agents that take turns."""
+"""Latest request bodies per session, one per line: enough for a few sub-agents that take turns."""
+
+_NODE_BYTES: Final = 600
+_WRAPPING_BYTES: Final = 40_000
+"""What a span, and zstd's prepared dictionary, take beside their data."""
 
 
 @dataclass(slots=True)
@@ -31,13 +35,18 @@ class SessionState:
     unknown_parents: set[str] = field(default_factory=set)
     """Parents looked for in the database in vain: calls without tokens."""
 
-    def request_base(self, parent_call_id: str | None) -> Body | None:
-        """The parent's request when it is at hand, else the latest one."""
+    def request_base(self, parent_call_id: str | None) -> tuple[str | None, Body | None]:
+        """The parent's request when it is at hand, else the latest one; and whose it is."""
         if parent_call_id is not None and parent_call_id in self.requests:
-            return self.requests[parent_call_id]
-        return next(reversed(self.requests.values()), None)
+            return parent_call_id, self.requests[parent_call_id]
+        latest = next(reversed(self.requests), None)
+        return latest, None if latest is None else self.requests[latest]
 
-    def remember_request(self, call_id: str, body: Body) -> None:
+    def remember_request(self, call_id: str, body: Body, superseded: str | None = None) -> None:
+        """``superseded`` is the call whose request this one contains: what comes after it is
+        compared with this one as well."""
+        if superseded is not None:
+            self.requests.pop(superseded, None)
         self.requests[call_id] = body
         if len(self.requests) > _REQUESTS_KEPT:
             self.requests.popitem(last=False)
@@ -45,10 +54,14 @@ class SessionState:
     @property
     def size(self) -> int:
         """Bytes held, roughly."""
-        bodies = sum(len(body.data) for body in self.requests.values())
-        response = len(self.responses.base.data) if self.responses else 0
-        additions = sum(map(len, self.additions.values()))
-        return self.tree.size + bodies + response + additions
+        held = self.tree.size + _NODE_BYTES * self.tree.nodes
+        for body in self.requests.values():
+            held += len(body.data)
+        for addition in self.additions.values():
+            held += len(addition)
+        if self.responses is not None:
+            held += len(self.responses.base.data) + _WRAPPING_BYTES
+        return held
 
 
 class SessionCache:

@@ -5,10 +5,14 @@ from __future__ import annotations
 import math
 from typing import Final
 
+import numpy as np
+
 from store.records import CallEnded, CallStatus, Choice
 
 MISSING_LOGPROB: Final = -9999.0
 """What vLLM writes for a logprob that it does not have."""
+
+_lowest, _highest = np.minimum.reduce, np.maximum.reduce
 
 _ROUNDING: Final = 1e-6
 """A logprob may exceed 0 by this much: engines compute in float32."""
@@ -42,7 +46,7 @@ def _choice_contradiction(choice: Choice) -> str | None:
         return f"logprobs_mismatch: {sampled} ids, {scored} logprobs"
     if not sampled:
         return None
-    lowest, highest = float(choice.logprobs.min()), float(choice.logprobs.max())
+    lowest, highest = float(_lowest(choice.logprobs)), float(_highest(choice.logprobs))
     if not (math.isfinite(lowest) and math.isfinite(highest)):
         return "logprobs_not_finite"
     if lowest <= MISSING_LOGPROB:

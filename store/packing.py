@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
+from functools import lru_cache
 from hashlib import blake2b
 from typing import Any, Final, cast
 
@@ -129,18 +130,26 @@ def unpack_json(packed: bytes, dictionary: bytes = b"") -> dict[str, Any]:
 
 def pack_against(data: bytes, dictionary: bytes) -> bytes:
     """``data`` compressed with the bytes of ``dictionary`` at hand; plain when that is smaller."""
-    parameters = zstandard.ZstdCompressionParameters.from_level(
-        LEVEL,
-        source_size=len(data),
-        dict_size=len(dictionary),
-        window_log=min(27, max(10, (len(data) + len(dictionary)).bit_length())),
-    )
     compressor = zstandard.ZstdCompressor(
-        dict_data=_raw_dictionary(dictionary), compression_params=parameters
+        dict_data=_raw_dictionary(dictionary),
+        compression_params=_parameters(len(data).bit_length(), len(dictionary).bit_length()),
     )
     packed = bytes((DICTIONARY,)) + compressor.compress(data)
+    if 2 * len(packed) <= len(data):
+        return packed
     plain = pack(data)
     return packed if len(packed) < len(plain) else plain
+
+
+@lru_cache(maxsize=256)
+def _parameters(data_bits: int, dictionary_bits: int) -> zstandard.ZstdCompressionParameters:
+    """For sizes below these powers of two."""
+    return zstandard.ZstdCompressionParameters.from_level(
+        LEVEL,
+        source_size=1 << data_bits,
+        dict_size=1 << dictionary_bits,
+        window_log=min(27, max(10, 1 + max(data_bits, dictionary_bits))),
+    )
 
 
 def unpack_against(packed: bytes, dictionary: bytes) -> bytes:

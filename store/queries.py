@@ -7,27 +7,23 @@ A :class:`Reader` never blocks the writer and sees what has been committed. Meth
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 import numpy as np
-from sqlalchemy import Engine, Row, Select, bindparam, func, select
+from sqlalchemy import BindParameter, Engine, Row, Select, bindparam, func, select
 
 from store import stored
+from store.call_rows import CALLS, SPANS, read_call, read_span_row
+from store.call_rows import CallRow as CallRow
+from store.call_rows import SpanRow as SpanRow
 from store.database import connect
 from store.errors import NotFound
-from store.packing import unpack_json
 from store.records import (
-    ALSO_BROKE_ON,
-    CONSTRAINED,
-    BreakReason,
-    CallKind,
     CallStatus,
     Choice,
     Continuation,
     Metric,
-    Note,
     PolicyRecord,
     Reward,
     RunRecord,
@@ -36,90 +32,21 @@ from store.records import (
     TaskRecord,
     TokenIds,
 )
-from store.schema import bodies, calls, metrics, policies, rewards, runs, sessions, spans, tasks
+from store.schema import calls, metrics, policies, rewards, runs, sessions, spans, tasks
 
 _PAGE: Final = 200
 
-_CALLS: Final = select(calls, bodies.c.data.label("request_row")).outerjoin(
-    bodies, bodies.c.id == calls.c.request_body_id
-)
-
 # Built once: a statement that is built anew costs more than most reads.
-_SESSION_CALLS: Final = _CALLS.where(calls.c.session_id == bindparam("session")).order_by(
-    calls.c.started_at, calls.c.id
+_SESSIONS: Final[BindParameter[Any]] = bindparam("sessions", expanding=True)
+_CALLS_OF: Final = CALLS.where(calls.c.session_id.in_(_SESSIONS)).order_by(
+    calls.c.session_id, calls.c.started_at, calls.c.id
 )
-_SESSION_SPANS: Final = select(spans).where(spans.c.session_id == bindparam("session"))
-_SESSION_REWARDS: Final = (
+_SPANS_OF: Final = SPANS.where(spans.c.session_id.in_(_SESSIONS))
+_REWARDS_OF: Final = (
     select(rewards)
-    .where(rewards.c.session_id == bindparam("session"))
+    .where(rewards.c.session_id.in_(_SESSIONS))
     .order_by(rewards.c.created_at, rewards.c.id)
 )
-_AT: Final = {column.name: index for index, column in enumerate(calls.columns)}
-
-
-@dataclass(frozen=True, slots=True)
-class CallRow:
-    """A call with every column of its table; ``None`` where it is not (yet) known."""
-
-    id: str
-    session_id: str
-    writer_id: str
-    dialect: str
-    kind: CallKind
-    role: str | None
-    status: CallStatus
-    reason: str | None
-    stream: bool
-    parent_call_id: str | None
-    lineage_rule: str | None
-    break_reason: BreakReason | None
-    model_requested: str
-    model_served: str | None
-    prompt_span_id: str | None
-    """Span in whose path the prompt is the first ``prompt_tokens`` tokens."""
-    prompt_tokens: int | None
-    sampled_tokens: int | None
-    """Over all choices."""
-    version_start: int | None
-    version_end: int | None
-    finish_reason: str | None
-    """Of the first choice."""
-    request_body_id: str | None
-    response_body_id: str | None
-    headers: Mapping[str, str]
-    sampling: Mapping[str, Any]
-    usage: Mapping[str, Any]
-    message: Mapping[str, Any]
-    conversation: Mapping[str, Any]
-    error: Mapping[str, Any]
-    notes: tuple[Note, ...]
-    started_at: float
-    first_token_at: float | None
-    ended_at: float | None
-
-    @property
-    def break_reasons(self) -> tuple[str, ...]:
-        """Every reason of the call's break, that of the first difference first."""
-        if self.break_reason is None:
-            return ()
-        others = (note.detail for note in self.notes if note.name == ALSO_BROKE_ON)
-        return (self.break_reason.value, *others)
-
-    @property
-    def constrained(self) -> bool:
-        """Whether a grammar was asked to shape the reply."""
-        return any(note.name == CONSTRAINED for note in self.notes)
-
-
-@dataclass(frozen=True, slots=True)
-class SpanRow:
-    """A span as stored, with what the tree itself does not need."""
-
-    span: Span
-    length: int
-    choice: int | None
-    finish_reason: str | None
-    checksum: bytes
 
 
 class Reader:
@@ -214,7 +141,14 @@ class Reader:
 
     def rewards(self, session_id: str) -> list[Reward]:
         """A session's rewards, oldest first."""
-        return [_reward(row) for row in self._rows(_SESSION_REWARDS, session=session_id)]
+        return self.rewards_of([session_id])[session_id]
+
+    def rewards_of(self, session_ids: Sequence[str]) -> dict[str, list[Reward]]:
+        """Several sessions' rewards by session, each one's oldest first."""
+        found: dict[str, list[Reward]] = {session_id: [] for session_id in session_ids}
+        for row in self._rows(_REWARDS_OF, sessions=session_ids):
+            found[row.session_id].append(_reward(row))
+        return found
 
     def reward_names(self) -> list[str]:
         """Every name that any session was rewarded under."""
@@ -225,13 +159,21 @@ class Reader:
 
     def calls(self, session_id: str) -> list[CallRow]:
         """A session's calls in the order of their start."""
-        return [_call(row) for row in self._rows(_SESSION_CALLS, session=session_id)]
+        return self.calls_of([session_id])[session_id]
+
+    def calls_of(self, session_ids: Sequence[str]) -> dict[str, list[CallRow]]:
+        """Several sessions' calls by session, each one's in the order of their start."""
+        found: dict[str, list[CallRow]] = {session_id: [] for session_id in session_ids}
+        for row in self._rows(_CALLS_OF, sessions=session_ids):
+            call = read_call(row)
+            found[call.session_id].append(call)
+        return found
 
     def call(self, call_id: str) -> CallRow:
-        row = self._first(_CALLS.where(calls.c.id == call_id))
+        row = self._first(CALLS.where(calls.c.id == call_id))
         if row is None:
             raise NotFound(f"no call {call_id}")
-        return _call(row)
+        return read_call(row)
 
     def call_counts(self, session_id: str) -> dict[CallStatus, int]:
         """How many calls of the session stand where."""
@@ -255,7 +197,15 @@ class Reader:
 
     def span_rows(self, session_id: str) -> list[SpanRow]:
         """A session's spans with their lengths, choices and checksums, as stored."""
-        return [_span(row) for row in self._rows(_SESSION_SPANS, session=session_id)]
+        return self.span_rows_of([session_id])[session_id]
+
+    def span_rows_of(self, session_ids: Sequence[str]) -> dict[str, list[SpanRow]]:
+        """Several sessions' spans by session."""
+        found: dict[str, list[SpanRow]] = {session_id: [] for session_id in session_ids}
+        for row in self._rows(_SPANS_OF, sessions=session_ids):
+            span = read_span_row(row)
+            found[span.span.session_id].append(span)
+        return found
 
     def prompt_token_ids(self, call_id: str) -> TokenIds | None:
         """``uint32[P]`` of a call's prompt; ``None`` when the engine did not tell it.
@@ -265,8 +215,8 @@ class Reader:
         call = self.call(call_id)
         if call.prompt_tokens is None:
             return None
-        path = select(spans).where(spans.c.id == call.prompt_span_id).cte("path", recursive=True)
-        path = path.union_all(select(spans).join(path, spans.c.id == path.c.parent_id))
+        path = SPANS.where(spans.c.id == call.prompt_span_id).cte("path", recursive=True)
+        path = path.union_all(SPANS.join(path, spans.c.id == path.c.parent_id))
         by_id = {row.id: stored.read_span(row) for row in self._rows(select(path))}
         pieces: list[TokenIds] = []
         end, link = call.prompt_tokens, call.prompt_span_id
@@ -287,12 +237,12 @@ class Reader:
         call = self.call(call_id)
         if call.sampled_tokens is None:
             return ()
-        query = select(spans).where(
+        query = SPANS.where(
             spans.c.session_id == call.session_id,
             spans.c.call_id == call_id,
             spans.c.choice.is_not(None),
         )
-        found = [_span(row) for row in self._rows(query.order_by(spans.c.choice))]
+        found = [read_span_row(row) for row in self._rows(query.order_by(spans.c.choice))]
         return tuple(
             Choice(
                 token_ids=row.span.token_ids,
@@ -397,24 +347,6 @@ def _session(row: Row[Any]) -> SessionRecord:
 
 def _reward(row: Row[Any]) -> Reward:
     return Reward(**{name: value for name, value in row._mapping.items() if name != "id"})
-
-
-def _call(row: Row[Any]) -> CallRow:
-    """A row of ``_CALLS``: the table's columns are the fields, in their order."""
-    fields: list[Any] = list(row)
-    request_row = fields.pop()
-    fields[_AT["kind"]] = CallKind(row.kind)
-    fields[_AT["status"]] = CallStatus(row.status)
-    if row.break_reason is not None:
-        fields[_AT["break_reason"]] = BreakReason(row.break_reason)
-    fields[_AT["message"]] = unpack_json(row.message)
-    fields[_AT["conversation"]] = stored.conversation(row.conversation, request_row)
-    fields[_AT["notes"]] = tuple(Note(note["name"], note["detail"]) for note in row.notes)
-    return CallRow(*fields)
-
-
-def _span(row: Row[Any]) -> SpanRow:
-    return SpanRow(stored.read_span(row), row.length, row.choice, row.finish_reason, row.checksum)
 
 
 def _required(logprobs: Any, span_id: str) -> Any:

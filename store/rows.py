@@ -41,6 +41,9 @@ _NOT_YET: Final[dict[str, Any]] = {
 }
 """What a call's end fills in, while it runs."""
 
+_BY_HAND: Final[dict[str, Any]] = {"kind_set": None, "role_set": None, "kind_by": None}
+"""What people may say of a call later."""
+
 END_COLUMNS: Final = tuple(_NOT_YET)
 
 
@@ -58,6 +61,7 @@ def begun_row(begun: CallBegun, writer_id: str, request_body_id: str) -> dict[st
         "request_body_id": digest_bytes(request_body_id),
         "headers": _json(begun.headers),
         "started_at": begun.started_at,
+        **_BY_HAND,
         **_NOT_YET,
     }
 

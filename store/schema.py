@@ -93,6 +93,7 @@ sessions = Table(
     Index(None, "run_id"),
     Index(None, "group_id"),
     Index(None, "created_at"),
+    Index(None, "sealed_at"),
 )
 
 calls = Table(
@@ -130,6 +131,9 @@ calls = Table(
     Column("started_at", Float(53), nullable=False),
     Column("first_token_at", Float(53)),
     Column("ended_at", Float(53)),
+    Column("kind_set", String(16)),
+    Column("role_set", Text),
+    Column("kind_by", Text),
     Index(None, "session_id", "started_at"),
     Index(
         "ix_calls_open",
@@ -138,6 +142,8 @@ calls = Table(
         postgresql_where=text("status = 'open'"),
     ),
 )
+
+"""``kind_set`` and ``role_set`` are what a person (``kind_by``) says that the call was for."""
 
 spans = Table(
     "spans",
@@ -184,6 +190,17 @@ rewards = Table(
     Column("created_at", Float(53), nullable=False),
     Index(None, "session_id"),
 )
+
+deliveries = Table(
+    "deliveries",
+    metadata,
+    Column("consumer", String(64), primary_key=True),
+    Column("session_id", String(64), ForeignKey("sessions.id"), primary_key=True),
+    Column("lease_id", String(64), nullable=False),
+    Column("until", Float(53)),
+    Index(None, "session_id"),
+)
+"""``until`` is NULL once the delivery is acknowledged (``store/deliveries.py``)."""
 
 samples = Table(
     "samples",

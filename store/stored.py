@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 import numpy as np
-from sqlalchemy import Connection, select
+import orjson
+from sqlalchemy import JSON, ColumnElement, Connection, Table, Text, cast, select
 
 from store.bodies import Body, BodyRow, decode
 from store.cache import SessionState
@@ -19,6 +20,18 @@ from store.tree import TokenTree
 _KINDS: Final = {kind.value: kind for kind in SpanKind}
 
 
+def json_as_text(table: Table) -> list[ColumnElement[Any]]:
+    """The table's columns, JSON as its text: who reads it decides whether it is decoded."""
+    return [
+        cast(column, Text).label(column.name) if isinstance(column.type, JSON) else column
+        for column in table.columns
+    ]
+
+
+SPANS: Final = select(*json_as_text(spans))
+"""What :func:`read_span` reads."""
+
+
 def span_checksum(span: Span) -> bytes:
     """8 bytes over everything that a span says: its place, its tokens, logprobs and versions."""
     place = f"{span.id}|{span.session_id}|{span.call_id}|{span.parent_id}|{span.start}|{span.kind}"
@@ -28,7 +41,7 @@ def span_checksum(span: Span) -> bytes:
 
 
 def read_span(row: Sequence[Any]) -> Span:
-    """A row of ``spans`` with all its columns in the table's order."""
+    """A row of ``SPANS``."""
     (span_id, session_id, call_id, parent_id, start, _length, kind, _choice, _finish, ids, logprobs,
      versions, _checksum) = row  # fmt: skip
     return Span(
@@ -40,13 +53,13 @@ def read_span(row: Sequence[Any]) -> Span:
         _KINDS[kind],
         unpack_ids(ids),
         None if logprobs is None else unpack_logprobs(logprobs),
-        tuple([VersionRun(start, version) for start, version in versions]),
+        () if versions == "[]" else tuple([VersionRun(*run) for run in orjson.loads(versions)]),
     )
 
 
 def token_tree(connection: Connection, session_id: str) -> TokenTree:
     """The session's tree as the database has it."""
-    rows = connection.execute(select(spans).where(spans.c.session_id == session_id))
+    rows = connection.execute(SPANS.where(spans.c.session_id == session_id))
     return TokenTree(session_id, map(read_span, rows))
 
 

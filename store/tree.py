@@ -83,7 +83,15 @@ class TokenTree:
     @property
     def size(self) -> int:
         """Bytes of tokens held in memory."""
-        return 4 * (self.tokens + sum(len(recent.token_ids) for recent in self._recent.values()))
+        held = self.tokens
+        for recent in self._recent.values():
+            held += len(recent.token_ids)
+        return 4 * held
+
+    @property
+    def nodes(self) -> int:
+        """How many spans there are, the root among them."""
+        return len(self._nodes)
 
     def knows(self, call_id: str) -> bool:
         """Whether a span of this call is in the tree."""
@@ -125,7 +133,8 @@ class TokenTree:
                 parent_id=tip,
                 start=point.position,
                 kind=SpanKind.OBSERVED,
-                token_ids=prompt[point.position :].copy(),  # a view would keep all of the prompt
+                # A view would keep all of the prompt.
+                token_ids=prompt[point.position :].copy() if point.position else prompt,
             )
             spans.append(observed)
             tip = observed.id
@@ -133,6 +142,8 @@ class TokenTree:
             spans.append(self._sampled_span(call_id, index, choice, tip, len(prompt)))
         for span in spans:
             self._insert(span)
+        if parent_call_id is not None:
+            self._recent.pop(parent_call_id, None)  # what continues it continues this one
         self._remember(call_id, tip, prompt)
         return Growth(tip, tuple(spans))
 

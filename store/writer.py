@@ -20,8 +20,9 @@ import sqlite3
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Self
 
@@ -36,6 +37,7 @@ from store.errors import RecordRejected, StoreBusy, StoreClosed, StoreUnavailabl
 from store.records import (
     CallBegun,
     CallEnded,
+    CallKind,
     Metric,
     PolicyRecord,
     Reward,
@@ -45,6 +47,7 @@ from store.records import (
 )
 from store.redaction import Redactor
 from store.schema import sessions, writers
+from store.statements import statements
 
 log = logging.getLogger("bridle.store")
 
@@ -106,11 +109,12 @@ class Writer:
         queue_limit: int = 20_000,
         patience: float = 30.0,
         lease: float = 30.0,
-        cache_bytes: int = 256 << 20,
+        cache_bytes: int = 24 << 20,
         redactor: Redactor | None = None,
     ) -> None:
         self.stats = WriterStats()
         self._engine = connect(url, synchronous=synchronous)
+        self._connection: Connection | None = None
         self._queue_limit = queue_limit
         self._patience = patience
         self._lease = lease
@@ -146,6 +150,8 @@ class Writer:
             self._running = False
             self._wake.notify()
         self._thread.join()
+        if self._connection is not None:
+            self._connection.close()
         try:
             with transaction(self._engine) as connection:
                 liveness.retire(connection, self._writer_id)
@@ -195,9 +201,18 @@ class Writer:
     def _redacted(self, ended: CallEnded) -> CallEnded:
         return self._redactor.ended(ended) if self._redactor else ended
 
-    async def override_call(self, call_id: str, **fields: Any) -> None:
-        """Sets columns of a recorded call by hand (``kind``, ``role``)."""
-        await self._commit(Patch("calls", call_id, fields))
+    async def set_kind(
+        self, call_id: str, kind: CallKind | None, role: str | None = None, *, by: str
+    ) -> None:
+        """Says by hand what a call was for, before anything recorded or told; ``None`` takes it
+        back. Raises :class:`RecordRejected` for an unknown call."""
+        await self._commit(_kind_patch(call_id, kind, role, by))
+
+    def set_kind_sync(
+        self, call_id: str, kind: CallKind | None, role: str | None = None, *, by: str
+    ) -> None:
+        """:meth:`set_kind` for a thread."""
+        self._commit_sync(_kind_patch(call_id, kind, role, by))
 
     # -- sessions and rewards --------------------------------------------------------------------
 
@@ -368,7 +383,7 @@ class Writer:
     def _write_once(self, jobs: Sequence[_Job]) -> None:
         batch: Batch | None = None
         try:
-            with transaction(self._engine) as connection:
+            with self._transaction() as connection:
                 self._sign(connection)
                 batch = Batch(connection, self._cache, self._writer_id, self._parents)
                 for job in jobs:
@@ -392,10 +407,26 @@ class Writer:
 
     def _sign(self, connection: Connection) -> None:
         """Renews the lease and numbers the transaction, so that its commit can be proved."""
+        renew = statements(connection.dialect.name).renew
         values = {"now": time.time(), "number": self._number}
-        if connection.execute(liveness.RENEW, {"writer": self._writer_id, **values}).rowcount == 0:
+        if renew.run(connection, [{"writer": self._writer_id, **values}]) == 0:
             self._writer_id = liveness.register(connection, self._lease)
-            connection.execute(liveness.RENEW, {"writer": self._writer_id, **values})
+            renew.run(connection, [{"writer": self._writer_id, **values}])
+
+    @contextmanager
+    def _transaction(self) -> Iterator[Connection]:
+        """A transaction on the thread's own connection, which is given up after any failure."""
+        connection = self._connection
+        if connection is None:
+            connection = self._engine.connect().execution_options(immediate=True)
+        self._connection = None
+        try:
+            with connection.begin():
+                yield connection
+        except BaseException:
+            connection.close()
+            raise
+        self._connection = connection
 
     def _committed(self) -> bool:
         """Whether the last transaction is in the database although its commit was not confirmed."""
@@ -441,6 +472,12 @@ def _session_patch(session_id: str, fields: Mapping[str, Any]) -> Patch:
     if unknown:
         raise TypeError(f"sessions have no {', '.join(unknown)}")
     return Patch("sessions", session_id, fields)
+
+
+def _kind_patch(call_id: str, kind: CallKind | None, role: str | None, by: str) -> Patch:
+    if kind is None:
+        return Patch("calls", call_id, {"kind_set": None, "role_set": None, "kind_by": None})
+    return Patch("calls", call_id, {"kind_set": kind.value, "role_set": role, "kind_by": by})
 
 
 def _finite(reward: Reward) -> Reward:

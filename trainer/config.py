@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from reconstruct.rewards import Over
+
 Baseline = Literal["grpo", "leave_one_out", "mean"]
 LossName = Literal["clip", "gspo", "cispo"]
 Weighting = Literal["session", "token", "constant"]
@@ -56,6 +58,9 @@ class AdvantageConfig:
     """Compare each role (sub-agent) only with sessions in which that role acted."""
     reward_weights: Mapping[str, float] | None = None
     """Names of session rewards and their factors; ``None``: the sum of all of them."""
+    reward_turns: Over | None = None
+    """How rewards of single calls and turns add up to one of the session, for names that the
+    session as a whole was not given; ``None``: they do not count."""
 
 
 @dataclass(frozen=True, slots=True)

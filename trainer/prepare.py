@@ -51,7 +51,10 @@ class PreparedStep:
 
 def prepare(episodes: Sequence[Episode], version: int, config: GrpoConfig) -> PreparedStep:
     """Decide for every session whether and with which advantage it is trained at ``version``."""
-    rewards = [session_reward(episode, config.advantages.reward_weights) for episode in episodes]
+    stated = config.advantages
+    rewards = [
+        session_reward(episode, stated.reward_weights, stated.reward_turns) for episode in episodes
+    ]
     reasons: list[DropReason | None] = [
         outside_the_baseline(episode, reward, config.filters)
         for episode, reward in zip(episodes, rewards, strict=True)

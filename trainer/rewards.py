@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from reconstruct.rewards import Aggregation
+from reconstruct.rewards import Aggregation, Over
 from reconstruct.samples import Episode
 
 
-def session_reward(episode: Episode, weights: Mapping[str, float] | None = None) -> float | None:
+def session_reward(
+    episode: Episode, weights: Mapping[str, float] | None = None, turns: Over | None = None
+) -> float | None:
     """Weighted sum of the session's rewards; ``None`` when there is none to sum.
 
-    Of rewards with the same name the latest counts; rewards of single calls or turns do not. With
-    ``weights`` every named reward must be there, without them all are added up as they are.
+    Of rewards with the same name the latest counts. ``turns`` says how rewards of single calls and
+    turns become one of the session; without it they do not count. With ``weights`` every named
+    reward must be there, without them all are added up as they are.
     """
-    return Aggregation(weights).value(episode.rewards)
+    return Aggregation(weights, turns).value(episode.rewards)

@@ -40,6 +40,8 @@ class Load:
     calls: int = 0
     """With ``seconds == 0``: so many requests per worker."""
     stream: bool = False
+    ramp_s: float = 0.0
+    """The workers begin evenly spread over so many seconds, not all at once."""
     api_key: str = "bench"
     fields: Mapping[str, Any] = field(default_factory=dict)
     """Further fields of each request."""
@@ -95,7 +97,8 @@ class Worker(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport: Any = transport
-        self._ask()
+        delay = self._load.ramp_s * self._number / self._load.concurrency
+        asyncio.get_running_loop().call_later(delay, self._ask)
 
     def connection_lost(self, exc: Exception | None) -> None:
         if not self.done.done():

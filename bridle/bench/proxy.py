@@ -28,7 +28,7 @@ from typing import Any, Final
 import orjson
 
 from bridle.bench.load import Load, Measured
-from bridle.bench.upstream import CHUNKS, LARGE, SMALL, STREAM
+from bridle.bench.upstream import CHUNK_INTERVAL_S, CHUNKS, LARGE, SMALL, STREAM
 from store.queries import Reader
 from store.records import CallStatus
 
@@ -53,13 +53,20 @@ class Case:
     concurrency: int
     request_bytes: int
     stream: bool = False
+    ramp_s: float = 0.0
 
 
 CASES: Final = (
     *(Case(f"c{count}", SMALL, count, 1024) for count in _CONCURRENT),
     Case("large", LARGE, 8, 223 * 1024),
-    *(Case(f"s{count}", STREAM, count, 1024, stream=True) for count in _STREAMS),
+    *(
+        Case(f"s{count}", STREAM, count, 1024, stream=True, ramp_s=CHUNKS * CHUNK_INTERVAL_S)
+        for count in _STREAMS
+    ),
+    *(Case(f"burst{count}", STREAM, count, 1024, stream=True) for count in _STREAMS),
 )
+"""Streams begin evenly spread over one stream's length, as they do in use; those of a ``burst`` all
+in the same moment: their time to the first chunk is a queue for the processor."""
 
 
 @dataclass
@@ -75,7 +82,7 @@ class Figures:
     )
     lost: dict[str, int] = field(default_factory=lambda: defaultdict(int))
     cpu_ms: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
-    """Processor time of the proxy per call, its writer's thread included; Bridle's only."""
+    """Processor time of the process per call, all threads; not known of peers."""
 
     def take(self, case: str, measured: Measured) -> None:
         self.lost[case] += measured.failed
@@ -106,7 +113,8 @@ def measure(
         start = partial(_proxy, engine_url, core=proxy_core)
         proxy, proxy_url = stack.enter_context(start(_recording(folder / "bench.db")))
         _, full_url = stack.enter_context(start(_recording(folder / "full.db", "FULL")))
-        _, floor_url = stack.enter_context(start(["bridle.bench.passthrough"]))
+        floor, floor_url = stack.enter_context(start(["bridle.bench.passthrough"]))
+        processes = {PROXIED: proxy, FLOOR: floor}
         urls = {
             DIRECT: f"{engine_url}/v1",
             FLOOR: f"{floor_url}/v1",
@@ -122,19 +130,23 @@ def measure(
                         continue
                     progress(f"run {run + 1} of {runs}: {case.name}, {target}")
                     load = _load(case, url, seconds, f"{case.name}-{run}")
-                    before = cpu_seconds(proxy.pid)
+                    process = processes.get(target)
+                    before = 0.0 if process is None else cpu_seconds(process.pid)
                     measured = _ask(load, load_core)
                     figures[target].take(case.name, measured)
-                    if target == PROXIED and measured.calls:
-                        used = cpu_seconds(proxy.pid) - before
+                    if not measured.calls:
+                        continue
+                    if process is not None:
+                        used = cpu_seconds(process.pid) - before
                         figures[target].cpu_ms[case.name].append(1000 * used / measured.calls)
+                    if target == PROXIED:
                         held = _recorded(folder / "bench.db", load, measured)
                         figures[target].lost[case.name] += measured.calls - held
         rss = rss_mb(proxy.pid)
-    direct, floor, full = (figures.pop(name) for name in (DIRECT, FLOOR, FULL))
+    direct, bare, full = (figures.pop(name) for name in (DIRECT, FLOOR, FULL))
     report = _report(figures.pop(PROXIED), direct, cases) | {"rss_mb": round(rss, 1)}
     report["direct"] = {"calls_per_s": _medians(direct.calls_per_s)}
-    report["floor"] = _report(floor, direct, cases)
+    report["floor"] = _report(bare, direct, cases)
     report["full"] = {"added_ms": _report(full, direct, cases)["added_ms"]}
     report["peers"] = {name: _report(found, direct, cases) for name, found in figures.items()}
     return report
@@ -152,7 +164,8 @@ def _report(own: Figures, direct: Figures, cases: Sequence[Case]) -> dict[str, A
             )
             for name in plain
         },
-        "stream": {name: _stream(own, direct, name) for name in streams},
+        "stream": {name: _stream(own, direct, name) for name in streams if name[0] == "s"},
+        "burst": {name: _stream(own, direct, name) for name in streams if name[0] == "b"},
         "lost": sum(own.lost.values()),
     }
     if any(case.model == LARGE for case in cases):
@@ -208,6 +221,7 @@ def _load(case: Case, url: str, seconds: float, name: str) -> Load:
         seconds=0.0 if case.stream else seconds,
         calls=max(1, round(seconds)),
         stream=case.stream,
+        ramp_s=case.ramp_s,
     )
 
 

@@ -18,7 +18,9 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
+import orjson
 
+from bridle.bench.corpus import corpus
 from bridle.bench.session import OBSERVED, SAMPLED, session_record
 from reconstruct.episodes import episodes
 from store.database import migrate
@@ -45,9 +47,9 @@ def bench(sessions: int = SESSIONS, turns: int = TURNS) -> dict[str, Any]:
 
 
 def fill(path: str, sessions: int, turns: int) -> None:
-    """A store of sessions that grow by 600 tokens a turn; their bodies are short."""
+    """A store of sessions that grow by 600 tokens a turn, and say as much."""
     migrate(path)
-    random = np.random.default_rng(0)
+    random, text = np.random.default_rng(0), corpus().code
     with Writer(path, synchronous="OFF") as writer:
         for number in range(sessions):
             session = session_record(f"bench-{number}")
@@ -57,7 +59,10 @@ def fill(path: str, sessions: int, turns: int) -> None:
                 prompt = np.concatenate([prompt, _ids(random, OBSERVED)])
                 ids, call_id, now = _ids(random, SAMPLED), new_id("call"), time.time()
                 logprobs = -random.random(SAMPLED).astype(np.float32)
-                body = b'{"turn":%d}' % turn
+                at = int(random.integers(len(text) - 2400))
+                told = {"role": "tool", "content": text[at : at + 1800]}
+                message = {"role": "assistant", "content": text[at + 1800 : at + 2400]}
+                body = orjson.dumps({"model": "policy", "turn": turn, "messages": [told]})
                 begun = CallBegun(call_id, session.id, "chat", now, body, True, "policy", parent)
                 ended = CallEnded(
                     call_id,
@@ -66,9 +71,10 @@ def fill(path: str, sessions: int, turns: int) -> None:
                     now,
                     prompt_token_ids=prompt,
                     choices=(Choice(ids, logprobs, (VersionRun(0, 1),), "stop"),),
-                    response_body=call_id.encode(),
+                    response_body=orjson.dumps({"id": call_id, "choices": [message]}),
                     usage={"prompt_tokens": len(prompt), "completion_tokens": SAMPLED},
-                    message={"role": "assistant", "content": "done"},
+                    message=message,
+                    conversation={"tail": [told], "tools": ["run_shell_command"]},
                 )
                 writer.begin_call(begun)
                 writer.end_call_sync(ended)

@@ -1,15 +1,20 @@
 """``bridle bench store``: bytes per token, growth, and commits per second.
 
 Sizes are those of the SQLite file after a checkpoint, less the file of an empty store; several
-sessions share a store until it holds at least 100 turns, so that half-filled pages weigh as they do
-in use. *Unique* tokens are those of the token tree: prompts that repeat history count once. The
-peers' way, one JSON file per call, holds what one call needs by itself: the request, the prompt's
-ids, the reply with its ids and logprobs; nothing is compressed.
+sessions share a store until it holds at least 600 turns, so that the first page of every table and
+index, which an empty store has already, and half-filled pages weigh as they do in use. *Unique*
+tokens are those of the token tree: prompts that repeat history count once.
+
+Beside it, the peers' way: a JSON object per call, as ``json.dumps`` writes it. It holds the request
+and the engine's reply in full and once: the prompt's ids, the sampled ids, a logprob object per
+token. ``json_traces_ratio`` compares with what rLLM's gateway writes for a call when it is to keep
+the bodies as well (``TraceRecord`` with ``capture_raw``), where messages and ids come twice.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import tempfile
 import time
@@ -29,7 +34,7 @@ from store.records import CallBegun, CallEnded, CallStatus, Choice, VersionRun, 
 from store.writer import Writer
 
 TURNS: Final = (10, 30, 100, 200, 300)
-_LEAST_TURNS: Final = 100
+_LEAST_TURNS: Final = 600
 
 _CONCURRENT: Final = 64
 """Calls that wait for their commit at the same time, each in a session of its own."""
@@ -45,7 +50,9 @@ class Stored:
     sessions: int
     size: int
     json_size: int
-    """One JSON file per call."""
+    """One JSON object per call."""
+    traces_size: int
+    """One rLLM trace per call, bodies included."""
 
 
 def bench(turns: tuple[int, ...] = TURNS, postgresql: str | None = None) -> dict[str, Any]:
@@ -62,6 +69,7 @@ def bench(turns: tuple[int, ...] = TURNS, postgresql: str | None = None) -> dict
         "bytes_per_token": {str(n): round(s.size / s.tokens, 2) for n, s in stored.items()},
         "growth": growth,
         "json_per_call_ratio": {str(n): round(s.json_size / s.size, 1) for n, s in stored.items()},
+        "json_traces_ratio": {str(n): round(s.traces_size / s.size, 1) for n, s in stored.items()},
         "commits_per_s": {name: rate.wall for name, rate in commits.items()},
         "commits_per_cpu_s": {name: rate.cpu for name, rate in commits.items()},
         "synchronous": "FULL",
@@ -77,7 +85,7 @@ def measure_size(turns: int) -> Stored:
         migrate(str(path))
         with Writer(str(path)):
             pass
-        empty, json_size = path.stat().st_size, 0
+        empty, json_size, traces_size = path.stat().st_size, 0, 0
         with Writer(str(path)) as writer:
             for number in range(sessions):
                 session = session_record(f"bench-{number}")
@@ -85,43 +93,96 @@ def measure_size(turns: int) -> Stored:
                 for call in Agent(corpus(), session, seed=number).calls(turns):
                     writer.begin_call(call.begun)
                     writer.end_call_sync(call.ended)
-                    json_size += len(one_json(call))
+                    request, reply = json.loads(call.begun.request_body), engine_reply(call)
+                    json_size += len(one_json(call, request, reply))
+                    traces_size += len(one_trace(call, request, reply))
         with Reader(str(path)) as reader:
             tokens = sum(
                 len(span.token_ids)
                 for session in reader.sessions()
                 for span in reader.spans(session.id)
             )
-        return Stored(tokens, sessions, path.stat().st_size - empty, json_size)
+        return Stored(tokens, sessions, path.stat().st_size - empty, json_size, traces_size)
 
 
-def one_json(call: BenchCall) -> bytes:
-    """The peers' way: everything about one call in a file of its own."""
-    ended = call.ended
-    prompt = ended.prompt_token_ids
-    return orjson.dumps(
+def one_json(call: BenchCall, request: dict[str, Any], reply: dict[str, Any]) -> str:
+    """The peers' way: everything about one call, once, in an object of its own."""
+    return json.dumps(
         {
             "id": call.begun.id,
             "session": call.begun.session_id,
             "started_at": call.begun.started_at,
-            "ended_at": ended.ended_at,
-            "request": orjson.loads(call.begun.request_body),
-            "prompt_token_ids": [] if prompt is None else prompt.tolist(),
-            "response": {
-                "message": ended.message,
-                "usage": ended.usage,
-                "choices": [
-                    {
-                        "token_ids": choice.token_ids.tolist(),
-                        "logprobs": [float(value) for value in choice.logprobs],
-                        "finish_reason": choice.finish_reason,
-                    }
-                    for choice in ended.choices
-                ],
-            },
-            "raw_response": ended.response_body.decode(),
+            "ended_at": call.ended.ended_at,
+            "request": request,
+            "response": reply,
         }
     )
+
+
+def one_trace(call: BenchCall, request: dict[str, Any], reply: dict[str, Any]) -> str:
+    """The fields of rLLM's ``TraceRecord``, whose raw request and response are kept as well."""
+    choice, ended = reply["choices"][0], call.ended
+    return json.dumps(
+        {
+            "trace_id": call.begun.id,
+            "session_id": call.begun.session_id,
+            "model": request["model"],
+            "messages": request["messages"],
+            "prompt_token_ids": reply["prompt_token_ids"],
+            "response_message": choice["message"],
+            "completion_token_ids": choice["token_ids"],
+            "logprobs": [entry["logprob"] for entry in choice["logprobs"]["content"]],
+            "finish_reason": choice["finish_reason"],
+            "weight_version": ended.choices[0].versions[0].version,
+            "latency_ms": 1000 * (ended.ended_at - call.begun.started_at),
+            "token_counts": {
+                "prompt": ended.usage["prompt_tokens"],
+                "completion": ended.usage["completion_tokens"],
+            },
+            "timestamp": ended.ended_at,
+            "metadata": {},
+            "raw_request": request,
+            "raw_response": reply,
+        }
+    )
+
+
+def engine_reply(call: BenchCall) -> dict[str, Any]:
+    """The call's chat completion as vLLM sends it with ``return_token_ids`` and ``logprobs``."""
+    ended = call.ended
+    prompt = ended.prompt_token_ids
+    return {
+        "id": f"chatcmpl-{call.begun.id}",
+        "object": "chat.completion",
+        "created": int(ended.ended_at),
+        "model": ended.model_served,
+        "prompt_token_ids": [] if prompt is None else prompt.tolist(),
+        "choices": [
+            {
+                "index": index,
+                "message": dict(ended.message),
+                "logprobs": {"content": _logprob_objects(choice)},
+                "finish_reason": choice.finish_reason,
+                "token_ids": choice.token_ids.tolist(),
+            }
+            for index, choice in enumerate(ended.choices)
+        ],
+        "usage": dict(ended.usage),
+    }
+
+
+def _logprob_objects(choice: Choice) -> list[dict[str, Any]]:
+    """One for each sampled token, its text as bytes too."""
+    pieces = corpus().pieces(choice.token_ids)
+    return [
+        {
+            "token": piece,
+            "bytes": list(piece.encode()),
+            "logprob": logprob,
+            "top_logprobs": [],
+        }
+        for piece, logprob in zip(pieces, choice.logprobs.tolist(), strict=True)
+    ]
 
 
 # -- commits -------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ import orjson
 import typer
 
 from bridle.options import JsonOption
+from bridle.serving import leave_on_sigterm
 from bridle.terminal import err, fail, out, print_json
 
 
@@ -42,6 +43,7 @@ def demo(
         fail(f"--engine is {' or '.join(get_args(EngineKind))}, not {engine!r}", 2)
     if engine == "vllm" and minutes is None:
         minutes = VLLM_MINUTES
+    leave_on_sigterm()
     if fresh and out_dir.exists():
         shutil.rmtree(out_dir)
     asked: dict[str, Any] = {

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from bridle.serving import leave_on_sigterm
 from bridle.terminal import fail, out
 
 
@@ -39,6 +40,7 @@ def train(
         from bridle.training import train as train_plan
     except ImportError as error:
         fail(f"training needs the training extra: pip install 'bridle[train]' ({error})")
+    leave_on_sigterm()
     import random
 
     from bridle.agents import UnknownAgent, agent, verifier

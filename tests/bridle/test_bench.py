@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from click.testing import Result
 
-from bridle.bench import continuation, vllm
+from bridle.bench import continuation, store, vllm
 from trainer.tiny import TinyShape, make_policy, train_tokenizer
 
 
@@ -43,3 +43,22 @@ def test_the_vllm_bench_compares_in_turns_and_accounts_for_every_token(
     assert found["ratio"] > 0
     assert found["proxy_cpu_us_per_token"] > 0
     assert "proxied/direct" in bridle("bench", "vllm").output
+
+
+def test_the_store_bench_measures_sizes_beside_the_peers_way(
+    bridle: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store, "_LEAST_TURNS", 4)
+    monkeypatch.setattr(store, "_COMMIT_TURNS", 2)
+    found = json.loads(bridle("bench", "store", "--turns", "4", "--json").output)
+    assert found["bytes_per_token"]["4"] > 0
+    assert found["json_traces_ratio"]["4"] > found["json_per_call_ratio"]["4"] > 1
+    assert found["commits_per_s"]["sqlite"] > 0
+    assert found["synchronous"] == "FULL"
+
+
+def test_the_reconstruct_bench_reads_every_token_it_stored(bridle: Callable[..., Result]) -> None:
+    found = json.loads(bridle("bench", "reconstruct", "--sessions", "3", "--json").output)
+    assert (found["sessions"], found["samples"], found["tokens"]) == (3, 3, 3 * 10 * 600)
+    assert found["tokens_per_s"] > 0
+    assert found["peak_rss_mb"] >= found["rss_before_mb"] > 0

@@ -15,12 +15,12 @@ import pyarrow as pa
 import pytest
 
 import bridle.feed
-from bridle import consumers
 from bridle.feed import feed
 from engine.scripted import Reply, ScriptedEngine
 from proxy.server import ProxyServer
 from proxy.settings import ProxySettings
 from reconstruct.episodes import build_episode
+from store import deliveries
 from store.queries import Reader
 
 
@@ -57,7 +57,7 @@ class Api(httpx.Client):
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Sealed a moment ago is long enough: there is one writer."""
-    monkeypatch.setattr(consumers, "SETTLE_S", -1.0)
+    monkeypatch.setattr(deliveries, "SETTLE_S", -1.0)
     monkeypatch.setattr(bridle.feed, "SETTLE_S", -1.0)
 
 
@@ -104,14 +104,36 @@ def test_a_lease_that_runs_out_or_is_released_is_handed_out_again(api: Api) -> N
     assert api.lease()[1] == made
 
 
-def test_a_restarted_proxy_hands_out_what_was_not_acknowledged(settings: ProxySettings) -> None:
+def test_a_restarted_proxy_goes_on_with_the_leases_and_what_was_acknowledged(
+    settings: ProxySettings,
+) -> None:
     with ProxyServer(settings, routers=[feed()]) as proxy, Api(base_url=proxy.base_url) as api:
-        made = [api.sealed() for _ in range(3)]
-        api.lease(limit=1)
+        made = [api.sealed() for _ in range(4)]
+        held, _ = api.lease(limit=1)
         second, _ = api.lease(limit=1)
+        lost, _ = api.lease(limit=1, lease_s=0.05)
         assert api.ack(second) == 200
+    time.sleep(0.1)
     with ProxyServer(settings, routers=[feed()]) as proxy, Api(base_url=proxy.base_url) as api:
-        assert api.lease()[1] == [made[0], made[2]]
+        assert api.lease()[1] == [made[2], made[3]]
+        assert (api.ack(lost), api.ack(held)) == (404, 200)
+
+
+def test_two_proxies_on_one_store_share_a_consumers_sessions_out(settings: ProxySettings) -> None:
+    with (
+        ProxyServer(settings, routers=[feed()]) as here,
+        ProxyServer(settings, routers=[feed()]) as there,
+        Api(base_url=here.base_url, timeout=30) as one,
+        Api(base_url=there.base_url, timeout=30) as two,
+    ):
+        made = [one.sealed(), two.sealed(), one.sealed()]
+        first, sessions = one.lease(limit=2)
+        second, others = two.lease(limit=2)
+        assert (sessions, others) == (made[:2], made[2:])
+        assert one.lease() == two.lease() == (None, [])
+        assert two.ack(first) == 200, "whichever proxy is asked"
+        assert one.delete(f"/bridle/v1/trajectories/verl/leases/{second}").status_code == 204
+        assert two.lease()[1] == made[2:]
 
 
 def test_open_sessions_wait_and_unrewarded_ones_when_asked(api: Api) -> None:

@@ -12,12 +12,12 @@ import httpx
 import pytest
 import torch
 
-from bridle import consumers
 from bridle.feed import feed
 from engine.scripted import Reply, ScriptedEngine
 from proxy.server import ProxyServer
 from proxy.settings import ProxySettings
 from reconstruct import open_store
+from store import deliveries
 from trainer.tiny import TinyShape, make_policy
 
 PAGE = Path(__file__).parents[2] / "docs" / "data.md"
@@ -31,7 +31,7 @@ def recipe(heading: str) -> list[str]:
 @pytest.fixture
 def proxy(model_dir: Path, store: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """A proxy with two sealed sessions, one of them good."""
-    monkeypatch.setattr(consumers, "SETTLE_S", -1.0)
+    monkeypatch.setattr(deliveries, "SETTLE_S", -1.0)
     torch.set_num_threads(1)
     with (
         ScriptedEngine(model_dir, lambda _: Reply("It is 5."), served_model_name="m") as engine,

@@ -29,6 +29,7 @@ TOOLS = (
 ONE_CALL_ONLY = {"llama3", "harmony"}
 NO_TOOLS = {"gemma"}
 KEEPS_HISTORY = {"chatml_kept", "llama3", "gemma", "deepseek"}
+REWRITES_HISTORY = {"qwen3", "glm", "harmony", "mistral"}
 
 
 def family(tokenizer: Tokenizer) -> str:
@@ -112,8 +113,34 @@ def test_exact_and_rendered_prompts_differ_only_where_the_template_rewrites(
             assert exact == rendered
 
 
+def test_any_other_difference_would_be_seen(policy, tokenizer) -> None:
+    """The comparison above objects to a prompt that lacks any one token of its tail, or ends the
+    parent's reply twice."""
+    name = family(tokenizer)
+    tried = 0
+    for session, link, _, prompt in talk_to(policy, tokenizer):
+        rendered = without_rewrites(name, session.rendered())
+        ids = session.prompt_ids(prompt)
+        if link.base is None or "[AVAILABLE_TOOLS]" in tokenizer.decode(ids[link_end(link) :]):
+            continue  # tools that move with the last user turn are among what may differ
+        for at in range(link_end(link), len(ids)):
+            lacking = tokenizer.decode(ids[:at] + ids[at + 1 :])
+            assert without_rewrites(name, lacking) != rendered
+            tried += 1
+        at = link_end(link)
+        twice = tokenizer.decode(ids[:at] + ids[at - 1 :])
+        assert without_rewrites(name, twice) != rendered
+    assert tried > 20
+
+
+def link_end(link) -> int:
+    """Where the tail begins."""
+    return len(link.base.path_ids(link.choice))
+
+
 def test_a_family_that_rewrites_history_is_kept_exact_all_the_same(policy, tokenizers) -> None:
-    for name in sorted(set(tokenizers) - KEEPS_HISTORY):
+    assert set(tokenizers) == KEEPS_HISTORY | REWRITES_HISTORY
+    for name in sorted(REWRITES_HISTORY):
         differ = [
             tokenizers[name].decode(session.prompt_ids(prompt)) != session.rendered()
             for session, _, _, prompt in talk_to(policy, tokenizers[name])

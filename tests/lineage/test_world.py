@@ -5,8 +5,10 @@ reads back as the engine saw and sampled it."""
 from __future__ import annotations
 
 import json
+import runpy
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -18,7 +20,12 @@ from hypothesis import strategies as st
 
 from proxy.canonical import Message, Minted, Request, ToolCall
 from proxy.lineage import Conversations, Link, Sampled, Turn
-from store.records import BreakReason, CallStatus, new_id
+from proxy.lineage_index import SUMMARY_LENGTH
+from store.records import BreakReason, CallStatus, Choice, VersionRun, new_id
+from store.tree import TokenTree
+
+REWRITES = runpy.run_path(str(Path(__file__).with_name("rewrites.py")))
+rewritten, used_part = REWRITES["rewritten"], REWRITES["used_part"]
 
 SUMMARY = "All that was found so far, in order, with nothing of weight left out of it"
 TOOLS = tuple(
@@ -27,7 +34,7 @@ TOOLS = tuple(
 
 OPERATIONS = (
     "ask", "ask", "ask", "answer", "answer", "answer", "answer", "fail", "cut", "discard",
-    "sample", "edit", "compact", "condense", "fork", "restart",
+    "sample", "edit", "compact", "condense", "instruct", "equip", "fork", "restart",
 )  # fmt: skip
 
 
@@ -39,14 +46,19 @@ class Agent:
     system: str
     tools: tuple[dict[str, Any], ...]
     history: list[Message]
-    parent: str | None = None
+    parents: tuple[str, ...] = ()
+    """The call that the next request continues; several where samples said the very same."""
     expected: BreakReason | None = None
     """Why the next request will be a break."""
+    retry: tuple[str, CallStatus] | None = None
+    """The call that the next request asks again, and how it ended."""
     waiting: bool = False
     stuck: bool = False
     """Whether the last request must be repeated as it is."""
     drops_text: bool = False
     """Whether its harness sends no text beside tool calls."""
+    own_ids: bool = False
+    """Whether its harness makes call ids of its own and echoes none of ours."""
 
 
 @dataclass
@@ -67,7 +79,9 @@ class World:
     turns: list[Turn] = field(default_factory=list)
     paths: dict[str, list[int]] = field(default_factory=dict)
     """The ids of prompt and reply of each answered call, as the engine knew them."""
+    prompts: dict[str, list[int]] = field(default_factory=dict)
     replies: dict[str, Message] = field(default_factory=dict)
+    """As they were sent: with the opaque values that a harness may echo."""
     counter: int = 0
 
     def unique(self, word: str) -> str:
@@ -85,6 +99,7 @@ class World:
                     tools=TOOLS[: 1 + n % 2] if kind == "own tools" else TOOLS,
                     history=[Message("user", self.unique("Task"))],
                     drops_text=rng.random() < 0.2,
+                    own_ids=rng.random() < 0.25,
                 )
             )
         return self.agents[number]
@@ -97,13 +112,17 @@ class World:
             model="m",
             messages=(
                 Message("system", self.head(agent, rng)),
-                *rewritten(agent, rng),
+                *rewritten(agent.history, rng, own_ids=agent.own_ids, drops_text=agent.drops_text),
             ),
             tools=agent.tools,
         )
         link = self.conversations.find(request, agent=agent.name)
-        found = link.parent.call_id if link.parent is not None else None
-        assert found == agent.parent, (found, agent.parent, link)
+        found = () if link.parent is None else (link.parent.call_id,)
+        assert set(found) <= set(agent.parents), (found, agent.parents, link)
+        assert bool(found) == bool(agent.parents)
+        agent.parents = found
+        again = None if link.retry_of is None else (link.retry_of, link.retry_after)
+        assert again == agent.retry
         allowed = {agent.expected}
         if agent.expected in (BreakReason.COMPACTED, BreakReason.EDITED):
             # How much of a history must go before its edit is called a compaction is a matter of
@@ -131,12 +150,20 @@ class World:
             ]
         )
 
-    def answer(self, asked: Pending, rng: Random, status: CallStatus, said: str = "Reply") -> Turn:
-        """The engine's answer is recorded; nobody has read it yet."""
+    def answer(
+        self,
+        asked: Pending,
+        rng: Random,
+        status: CallStatus,
+        said: str = "Reply",
+        words: str | None = None,
+    ) -> Turn:
+        """The engine's answer is recorded; nobody has read it yet. ``words`` are all that it says,
+        when they are given."""
         call_id = new_id("call")
         minted = Minted(call_id=call_id, created=0, response_id="", model="m")
-        calls = rng.choice([0, 0, 1, 2]) if asked.agent.tools and said == "Reply" else 0
-        text = f"{self.unique(said)}\nwith some more words"
+        calls = rng.choice([0, 0, 1, 2]) if words is None and said == "Reply" else 0
+        text = words or f"{self.unique(said)}\nwith some more words{rng.choice(['', ' ', chr(10)])}"
         message = Message(
             "assistant",
             rng.choice([text, None]) if calls else text,
@@ -159,8 +186,9 @@ class World:
             prompt_token_ids=asked.prompt,
         )
         self.record(turn)
+        self.prompts[call_id] = asked.prompt
         self.paths[call_id] = asked.prompt + sampled
-        self.replies[call_id] = message
+        self.replies[call_id] = msgspec.structs.replace(message, anchors=(minted.signature(0),))
         return turn
 
     def record(self, turn: Turn) -> None:
@@ -175,7 +203,7 @@ class World:
             agent.expected = BreakReason.TRUNCATED
         else:
             agent.expected = None
-        agent.parent = turn.call_id
+        agent.parents, agent.retry = (turn.call_id,), None
         agent.history.append(message)
         agent.history += [
             Message("tool", self.unique("Result"), tool_call_id=call.id)
@@ -206,96 +234,6 @@ class World:
         self.conversations = again
 
 
-def used_part(message: Message, rng: Random) -> Message:
-    """A reply as a harness keeps it that saw only its beginning."""
-    if message.tool_calls:
-        keep = rng.randrange(0 if message.content else 1, len(message.tool_calls))
-        return msgspec.structs.replace(message, tool_calls=message.tool_calls[:keep])
-    return msgspec.structs.replace(message, content=message.content.partition("\n")[0])
-
-
-def rewritten(agent: Agent, rng: Random) -> list[Message]:
-    """The history as some harness sends it: every rewrite that means nothing, at random."""
-    ids = {}
-    if agent.expected is None and rng.random() < 0.2:
-        calls = [call for message in agent.history for call in message.tool_calls]
-        ids = {call.id: f"own{n}" for n, call in enumerate(calls)}
-    sent: list[Message] = []
-    for message in agent.history:
-        if message.role == "assistant":
-            if agent.drops_text and message.tool_calls:
-                message = msgspec.structs.replace(message, content=None)
-            sent.append(assistant_rewritten(message, rng, ids))
-        else:
-            call_id = ids.get(message.tool_call_id, message.tool_call_id)
-            content = content_rewritten(message.content, rng)
-            sent.append(msgspec.structs.replace(message, content=content, tool_call_id=call_id))
-    return shuffled(sent, rng)
-
-
-def assistant_rewritten(message: Message, rng: Random, ids: dict[str, str]) -> Message:
-    calls = tuple(
-        ToolCall(ids.get(call.id, call.id), call.name, arguments_rewritten(call.arguments, rng))
-        for call in message.tool_calls
-    )
-    content: Any = content_rewritten(message.content, rng) if message.content else None
-    if not content and calls:
-        content = rng.choice([None, "", []])
-    reasoning = rng.choice([message.reasoning, None, (message.reasoning or "").strip() or None])
-    if calls and rng.random() < 0.1:
-        folded = [
-            {
-                "id": call.id,
-                "type": "function",
-                "function": {"name": call.name, "arguments": json.loads(call.arguments)},
-            }
-            for call in calls
-        ]
-        text = message.content + "\n" if isinstance(message.content, str) else ""
-        return Message("assistant", f"{text}Calling tools:\n{folded}")
-    return msgspec.structs.replace(message, content=content, reasoning=reasoning, tool_calls=calls)
-
-
-def arguments_rewritten(arguments: str, rng: Random) -> str:
-    value = json.loads(arguments)
-    return rng.choice(
-        [
-            arguments,
-            json.dumps(value, separators=(",", ":"), ensure_ascii=False),
-            json.dumps(dict(reversed(value.items())), indent=2),
-            json.dumps(value | {"é": 1}),
-        ]
-    )
-
-
-def content_rewritten(content: Any, rng: Random) -> Any:
-    part: dict[str, Any] = {"type": "text", "text": content}
-    return rng.choice(
-        [
-            content,
-            content,
-            f"{content} \n",
-            content.replace("\n", "  \r\n\n"),
-            [part],
-            [part | {"cache_control": {"type": "ephemeral"}}],
-            [{"type": "text", "text": line} for line in content.split("\n")],
-        ]
-    )
-
-
-def shuffled(messages: list[Message], rng: Random) -> list[Message]:
-    """Results of one turn in any order."""
-    runs: list[list[Message]] = []
-    for message in messages:
-        if message.role == "tool" and runs and runs[-1][-1].role == "tool":
-            runs[-1].append(message)
-        else:
-            runs.append([message])
-    for run in runs:
-        rng.shuffle(run)
-    return [message for run in runs for message in run]
-
-
 # — one operation —
 
 
@@ -324,13 +262,14 @@ def end(world: World, asked: Pending, operation: str, rng: Random) -> None:
     agent.waiting = False
     if operation == "fail":
         status = rng.choice([CallStatus.FAILED, CallStatus.INTERRUPTED])
-        world.record(Turn.of(new_id("call"), asked.link, status=status))
-        agent.stuck = True
+        turn = Turn.of(new_id("call"), asked.link, status=status)
+        world.record(turn)
+        agent.stuck, agent.retry = True, (turn.call_id, status)
         return
     status = CallStatus.PARTIAL if operation == "cut" else CallStatus.COMPLETE
     turn = world.answer(asked, rng, status)
     used = operation == "answer" or (operation == "cut" and rng.random() < 0.7)
-    agent.stuck = not used
+    agent.stuck, agent.retry = not used, (turn.call_id, status)
     if used:
         reply = world.replies[turn.call_id]
         divisible = len(reply.tool_calls) != 1 or reply.content
@@ -347,7 +286,8 @@ def change(world: World, agent: Agent, operation: str, rng: Random) -> None:
         return
     elif operation == "fork":
         if len(world.agents) < 4:
-            child = Agent(agent.name, agent.system, agent.tools, list(agent.history), agent.parent)
+            name = rng.choice([agent.name, f"agent-{len(world.agents)}"])
+            child = Agent(name, agent.system, agent.tools, list(agent.history), agent.parents)
             child.history.append(Message("user", world.unique("You are a sub-agent:")))
             world.agents.append(child)
     elif operation == "edit":
@@ -356,17 +296,30 @@ def change(world: World, agent: Agent, operation: str, rng: Random) -> None:
         compact(world, agent, rng)
     elif operation == "condense":
         condense(world, agent, replied, rng)
+    elif operation == "instruct":
+        agent.system = world.unique("You are someone else:")
+        agent.expected = BreakReason.SYSTEM_CHANGED
+    elif operation == "equip":
+        more = {"type": "function", "function": {"name": world.unique("tool")}}
+        agent.tools = (*agent.tools, more)
+        agent.expected = BreakReason.TOOLS_CHANGED
 
 
 def sample(world: World, agent: Agent, rng: Random) -> None:
-    """Several answers to one request at once; one is used."""
+    """Several answers to one request at once, now and then in the same words; one is used."""
     for _ in range(rng.randrange(2, 4)):
         world.ask(agent, rng, sample=True)
     several = [one for one in world.pending if one.agent is agent]
     world.pending = [one for one in world.pending if one.agent is not agent]
-    turns = [world.answer(one, rng, CallStatus.COMPLETE) for one in several]
+    words = f"{world.unique('All say')} this." if rng.random() < 0.4 else None
+    turns = [world.answer(one, rng, CallStatus.COMPLETE, words=words) for one in several]
     agent.waiting = agent.stuck = False
     world.used(agent, rng.choice(turns), rng)
+    if words is not None:
+        # Nothing but the words comes back: which of the equals was used cannot be told.
+        last = max(n for n, message in enumerate(agent.history) if message.role == "assistant")
+        agent.history[last] = msgspec.structs.replace(agent.history[last], anchors=())
+        agent.parents = tuple(turn.call_id for turn in turns)
 
 
 def edit(world: World, agent: Agent, replied: list[int], rng: Random) -> None:
@@ -393,16 +346,24 @@ def compact(world: World, agent: Agent, rng: Random) -> None:
     agent.waiting = False
     summary = world.replies[turn.call_id].content
     agent.history = [Message("user", f"This is continued. Summary:\n\n{summary}\n\nGo on.")]
-    agent.parent = turn.call_id
+    agent.parents, agent.retry = (turn.call_id,), None
     agent.expected = BreakReason.COMPACTED
 
 
 def condense(world: World, agent: Agent, replied: list[int], rng: Random) -> None:
     """The middle of the history makes room for a note; the latest turn stays."""
-    if len(replied) >= 4 and agent.history[replied[-1]].tool_calls:
+    latest = agent.history[replied[-1]]
+    if agent.own_ids and said(latest) < SUMMARY_LENGTH:
+        return  # a short turn without ids or history: nothing tells whose it is
+    if len(replied) >= 4 and latest.tool_calls:
         note = Message("user", world.unique("What was dropped:"))
         agent.history = [note, *agent.history[replied[-1] :]]
         agent.expected = BreakReason.COMPACTED
+
+
+def said(reply: Message) -> int:
+    """How many characters of text and arguments a reply has."""
+    return len((reply.content or "").strip()) + sum(len(c.arguments) for c in reply.tool_calls)
 
 
 def live(events: Sequence[tuple[str, int, int]]) -> None:
@@ -412,6 +373,29 @@ def live(events: Sequence[tuple[str, int, int]]) -> None:
     for turn in world.turns:
         if turn.call_id in world.paths:
             assert turn.path_ids().tolist() == world.paths[turn.call_id]
+    branches_are_what_the_engine_knew(world)
+
+
+def branches_are_what_the_engine_knew(world: World) -> None:
+    """The token tree that the store grows from these calls reads back every call's prompt and
+    reply; each of its ends is one of them, and no token stands in it twice."""
+    tree, spans = TokenTree("session"), []
+    for turn in world.turns:
+        if turn.call_id in world.paths:
+            sampled = turn.choices[0].token_ids
+            choice = Choice(
+                sampled, np.zeros(len(sampled), np.float32), (VersionRun(0, 1),), "stop"
+            )
+            prompt = np.array(world.prompts[turn.call_id], np.uint32)
+            spans += tree.grow(turn.call_id, prompt, [choice], turn.parent_call_id).spans
+    again = TokenTree("session", spans)
+    for call_id, path in world.paths.items():
+        assert again.path(f"{call_id}.s0", len(path)).tolist() == path
+    above = {(span.parent_id, span.start) for span in spans}
+    ends = [span for span in spans if not any(p == span.id and s == span.end for p, s in above)]
+    known = {tuple(path) for path in world.paths.values()}
+    for span in ends:
+        assert tuple(again.path(span.id, span.end).tolist()) in known
 
 
 EVENTS = st.tuples(st.sampled_from(OPERATIONS), st.integers(0, 3), st.integers(0, 2**20))

@@ -70,6 +70,25 @@ def test_rewards_are_kept_exactly_and_late_ones_are_welcome(bench: Any, control:
     assert control.post("/sessions/ses_nope/rewards", json=reward).status_code == 404
 
 
+def test_a_calls_kind_is_said_and_taken_back(bench: Any, control: Any, ask: Any) -> None:
+    made = control.post("/sessions", json={}).json()
+    environment = made["environment"]
+    openai.OpenAI(
+        base_url=environment["OPENAI_BASE_URL"], api_key=environment["OPENAI_API_KEY"]
+    ).chat.completions.create(**ask)
+    call = bench.call()
+    path = f"/sessions/{made['id']}/calls/{call.id}/kind"
+    said = control.put(path, json={"kind": "side", "role": "title", "by": "ada"})
+    assert said.json() == {"call_id": call.id, "kind": "side", "role": "title", "by": "ada"}
+    assert (bench.call().kind_set, bench.call().kind_by) == ("side", "ada")
+    assert control.delete(path).json()["kind"] is None
+    assert bench.call().kind_set is None
+    assert control.put(path, json={"kind": "holiday"}).status_code == 422
+    other = control.post("/sessions", json={}).json()
+    elsewhere = f"/sessions/{other['id']}/calls/{call.id}/kind"
+    assert control.put(elsewhere, json={"kind": "main"}).status_code == 404
+
+
 def test_a_sealed_session_keeps_its_first_outcome(control: Any) -> None:
     made = control.post("/sessions", json={}).json()
     path = f"/sessions/{made['id']}/seal"

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from proxy.canonical import ApiError, Minted, Started
-from proxy.cut_ids import MARK, WORTH_CUTTING, cut_prompt_ids
+from proxy.cut_ids import MARK, WORTH_CUTTING, PromptIds, cut_prompt_ids
 from proxy.engine_reply import EngineReply
 
 LONG = [number % 4_294_967_296 for number in range(0, 400_000_000, 80_000)]
@@ -80,3 +80,38 @@ def test_a_mark_that_the_engine_wrote_itself_is_malformed() -> None:
 def test_ids_under_another_key_of_the_same_name_are_not_taken_for_the_prompts() -> None:
     body = {"extra": {"prompt_token_ids": LONG}, "prompt_token_ids": [1, 2], "choices": []}
     assert list(started(compact(body)).prompt_token_ids or ()) == [1, 2]
+
+
+def told(ids: list[int]) -> bytes:
+    return ",".join(map(str, ids)).encode()
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(
+        st.tuples(st.sampled_from("abc"), st.lists(st.integers(0, 200), min_size=1, max_size=8)),
+        min_size=1,
+        max_size=12,
+    ),
+    st.integers(0, 120),
+)
+def test_a_prompt_read_after_any_other_is_the_same_ids(
+    prompts: list[tuple[str, list[int]]], limit: int
+) -> None:
+    held = PromptIds(limit)
+    for session, ids in prompts:
+        for prompt in (ids, ids, [*ids, 7], [*ids[:-1], ids[-1] * 10], ids[:1]):
+            found = held.read(session, told(prompt))
+            assert found is not None
+            assert found.tolist() == prompt
+
+
+def test_only_what_a_prompt_adds_is_read() -> None:
+    held = PromptIds()
+    first = held.read("s", told(LONG))
+    again = held.read("s", told(LONG))
+    assert again is first
+    assert held.read("s", told(LONG) + b",x") is None
+    longer = held.read("s", told([*LONG, 5]))
+    assert longer is not None
+    assert longer.tolist() == [*LONG, 5]

@@ -7,7 +7,7 @@ import asyncio
 import json
 import re
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -215,7 +215,9 @@ class Stand:
 
 
 @pytest.fixture(scope="module")
-def stand(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stand]:
+def stand(
+    tmp_path_factory: pytest.TempPathFactory, audit_store: Callable[[Path], None]
+) -> Iterator[Stand]:
     path: Path = tmp_path_factory.mktemp("faults") / "bridle.db"
     engine = Engine()
     server = ServerThread(engine, host="127.0.0.1", port=0)
@@ -244,6 +246,7 @@ def stand(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stand]:
     for proxy in proxies:
         proxy.stop()
     server.stop()
+    audit_store(path)
 
 
 @pytest.mark.parametrize("stream", [True, False], ids=["stream", "whole"])

@@ -66,13 +66,13 @@ def test_looking_for_a_store_makes_none(tmp_path):
     assert not (tmp_path / "none.db").exists()
 
 
-def test_the_queries_of_the_page_run(opened, capsys):
+def test_the_queries_of_the_page_run(opened, url, agent, reader, capsys):
     text = PAGE.read_text().split("## Exports")[0]
     blocks = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
-    assert len(blocks) == 6
+    assert len(blocks) == 7
     names = {"store": opened}
     for block in blocks[1:]:
-        exec(block, names)  # noqa: S102 - the page's own code
+        exec(block.replace("runs/bridle.db", url), names)  # noqa: S102 - the page's own code
     assert names["solved"].loc["pi", "count"] == 0
     assert names["breaks"].to_pydict() == {"reason": ["none"], "calls": [10]}
     assert {version: sum(map(len, found)) for version, found in names["per_version"].items()} == {
@@ -82,3 +82,6 @@ def test_the_queries_of_the_page_run(opened, capsys):
     }
     assert [value for value, _ in names["ranked"]] == [0.5, 0.1 + 0.2]
     assert "complete" in capsys.readouterr().out
+    best = names["session"]
+    assert reader.calls(best.id)[0].kind_by == "me"
+    assert [reward.value for reward in reader.rewards(best.id)][-1] == 0.5

@@ -3,6 +3,7 @@ import pytest
 from reconstruct.episodes import build_episode, episodes
 from reconstruct.rewards import session_rewards
 from store.errors import NotFound
+from store.queries import Reader
 from store.records import Reward
 
 
@@ -22,6 +23,30 @@ def test_episodes_are_streamed_by_filter(reader, record):
     found = episodes(reader, group="a")
     assert next(found).session.group_id == "a"
     assert len(list(found)) == 1
+
+
+def test_sessions_are_read_some_at_a_time_and_each_as_alone(reader, record, monkeypatch):
+    monkeypatch.setattr("reconstruct.episodes.AT_ONCE", 2)
+    asked = []
+    real = Reader.span_rows_of
+    monkeypatch.setattr(
+        Reader, "span_rows_of", lambda self, ids: asked.append(len(ids)) or real(self, ids)
+    )
+    for number in range(5):
+        session = record()
+        first = session.call([1, 2], [3 + number])
+        session.call([1, 2, 3 + number, 4], [5], parent=first)
+    found = episodes(reader)
+    next(found)
+    assert asked == [2], "later sessions wait until they are asked for"
+    ids = [episode.session.id for episode in episodes(reader)]
+    assert asked == [2, 2, 2, 1]
+    for session_id, episode in zip(ids, episodes(reader), strict=True):
+        alone = build_episode(reader, session_id)
+        assert alone.conservation == episode.conservation
+        (left,), (right,) = alone.samples, episode.samples
+        assert left.token_ids.tolist() == right.token_ids.tolist()
+        assert left.logprobs.tobytes() == right.logprobs.tobytes()
 
 
 def test_an_unknown_session_is_an_error(reader):

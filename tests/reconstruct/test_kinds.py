@@ -154,6 +154,66 @@ def test_a_conversation_that_goes_on_from_a_summariser_of_its_own_is_main(call, 
     assert kinds() == [main, main, CallKind.COMPACTION, main, main]
 
 
+def test_a_summary_that_the_work_goes_on_from_as_if_it_had_said_it_is_a_compaction(call, kinds):
+    first = call()
+    second = call(parent=first)
+    summary = {"role": "assistant", "content": SUMMARY}
+    call(asked("sum up", tools=(), system="summaries"), message=summary)
+    shortened = asked("What did we do so far?")
+    shortened["tail"].append(summary)
+    call(shortened, parent=second, break_reason=BreakReason.EDITED)
+
+    main = CallKind.MAIN
+    assert kinds() == [main, main, CallKind.COMPACTION, main]
+
+
+def test_a_summary_asked_for_in_vain_is_a_compaction_like_the_one_that_was_used(call, kinds):
+    first = call()
+    second = call(parent=first)
+    instruction = "Answer with a summary and nothing else."
+    for text in ("Well, we did this and that, and after all of it the files were mended.", SUMMARY):
+        message = {"role": "assistant", "content": f"<thought>Hm.</thought><sum>\n{text}\n</sum>"}
+        call(asked(instruction), parent=second, message=message)
+    begun = asked(f"The summary covers what was before:\n{SUMMARY.strip()}\nGo on.")
+    call(begun, parent=second, break_reason=BreakReason.COMPACTED)
+
+    main, compaction = CallKind.MAIN, CallKind.COMPACTION
+    assert kinds() == [main, main, compaction, compaction, main]
+
+
+def test_an_answer_quoted_in_a_conversation_that_leaves_nothing_out_is_no_compaction(call, kinds):
+    first = call()
+    aside = {"role": "assistant", "content": SUMMARY}
+    call(asked("what do you think?", tools=(), system="critic"), message=aside)
+    call(asked(f"A critic says: {SUMMARY}"), parent=first)
+
+    assert CallKind.COMPACTION not in kinds()
+
+
+def test_an_answer_pasted_into_another_conversation_is_unknown_rather_than_a_compaction(
+    call, kinds
+):
+    first = call(asked("look at it", system="one"))
+    call(parent=first, message={"role": "assistant", "content": SUMMARY})
+    other = call(asked(f"Somebody found: {SUMMARY}", system="two"))
+    call(parent=other)
+
+    assert kinds() == [CallKind.UNKNOWN] * 4
+
+
+def test_a_report_that_is_part_of_a_task_handed_on_is_its_sub_agents_work(call, kinds):
+    first = call(message=delegating("Find all callers."))
+    explorer = call(asked("Find all callers.", tools=(), system="explorer"))
+    call(parent=explorer, message={"role": "assistant", "content": SUMMARY})
+    task = f"Mend the files. An explorer says: {SUMMARY.strip()}"
+    second = call(parent=first, message=delegating(task))
+    call(asked(task, system="mender"))
+    call(parent=second)
+
+    main, sub = CallKind.MAIN, CallKind.SUBAGENT
+    assert kinds() == [main, sub, sub, main, sub, main]
+
+
 def test_a_compaction_that_echoes_its_parent_leaves_that_parent_main(call, kinds):
     first = call(message={"role": "assistant", "content": SUMMARY})
     tail = asked(SUMMARY, role="assistant")

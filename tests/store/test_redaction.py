@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from store.packing import dump_json
 from store.records import CallStatus
 from store.redaction import PATTERNS, Redactor
 from store.writer import Writer
@@ -50,7 +51,7 @@ def test_a_secret_is_nowhere_in_the_record_and_the_call_says_so(url, reader, cal
     for stored in (
         reader.body(row.request_body_id),
         reader.body(row.response_body_id),
-        json.dumps([row.message, row.conversation]).encode(),
+        dump_json([row.message, row.conversation]),
     ):
         assert secret.encode() not in stored
         assert b"[redacted:%b]" % name.encode() in stored

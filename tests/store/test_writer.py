@@ -374,8 +374,24 @@ async def test_a_kind_may_be_set_by_hand(writer, reader, calls):
     begun = calls.begun(session)
     writer.begin_call(begun)
     await writer.end_call(calls.ended(begun, [1], [2]))
-    await writer.override_call(begun.id, kind=CallKind.SIDE, role="title")
-    assert (reader.call(begun.id).kind, reader.call(begun.id).role) == (CallKind.SIDE, "title")
+    await writer.set_kind(begun.id, CallKind.SIDE, "title", by="me")
+    call = reader.call(begun.id)
+    assert (call.kind_set, call.role_set, call.kind_by) == (CallKind.SIDE, "title", "me")
+    assert call.kind is CallKind.UNKNOWN
+    await writer.set_kind(begun.id, None, by="me")
+    assert reader.call(begun.id).kind_set is None
+    with pytest.raises(RecordRejected):
+        await writer.set_kind("call_none", CallKind.MAIN, by="me")
+
+
+async def test_a_kind_set_by_hand_outlives_the_end_of_the_call(writer, reader, calls):
+    session = calls.session()
+    await writer.create_session(session)
+    begun = calls.begun(session)
+    writer.begin_call(begun)
+    await writer.set_kind(begun.id, CallKind.SIDE, by="me")
+    await writer.end_call(calls.ended(begun, [1], [2]))
+    assert reader.call(begun.id).kind_set is CallKind.SIDE
 
 
 async def test_rewards_keep_float64_and_come_late(writer, reader, calls):

@@ -180,3 +180,16 @@ def test_the_latest_session_reward_of_a_name_counts_and_call_rewards_do_not(sess
     assert session_reward(episode) == 0.75
     assert session_reward(episode, {"score": 2.0}) == 0.5
     assert session_reward(episode, {"score": 1.0, "missing": 1.0}) is None
+
+
+def test_rewards_of_turns_count_as_the_run_says(session):
+    rewards = tuple(
+        Reward("a", "step", value, created_at=1.0 + turn, turn=turn)
+        for turn, value in enumerate((0.5, 1.0, 0.0))
+    )
+    episode = dataclasses.replace(session("a", None), rewards=rewards)
+    assert session_reward(episode) is None
+    assert session_reward(episode, turns="mean") == 0.5
+    assert session_reward(episode, {"step": 2.0}, "last") == 0.0
+    config = dataclasses.replace(PLAIN, advantages=AdvantageConfig(reward_turns="max"))
+    assert prepare([episode], 5, config).rewards == (1.0,)
