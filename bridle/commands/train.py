@@ -40,7 +40,6 @@ def train(
         from bridle.training import train as train_plan
     except ImportError as error:
         fail(f"training needs the training extra: pip install 'bridle[train]' ({error})")
-    leave_on_sigterm()
     import random
 
     from bridle.agents import UnknownAgent, agent, verifier
@@ -64,6 +63,7 @@ def train(
     if not pool:
         fail(f"{tasks} gives no task" + (f" of split {split!r}" if split else ""), 2)
     random.Random(seed).shuffle(pool)
+    leave_on_sigterm()
     output.mkdir(parents=True, exist_ok=True)
     store = str(output / "bridle.db")
     migrate(store)
