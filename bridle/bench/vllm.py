@@ -104,7 +104,8 @@ def _asked(plan: Plan, target: str, url: str, name: str) -> Measured:
         model=MODEL,
         concurrency=plan.concurrency,
         request_bytes=_REQUEST_BYTES,
-        name=f"bench-{name}",
+        # Prompts of its own: the second to ask the same would find it in the prefix cache.
+        name=f"bench-{name}-{target}",
         calls=plan.calls,
         stream=True,
         fields=fields,

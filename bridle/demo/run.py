@@ -13,11 +13,11 @@ from typing import Any
 import orjson
 from rich.console import Console
 
+from bridle.demo.course import Course, Shop
 from bridle.demo.report import make_report, plot, session_rewards, table
 from bridle.demo.settings import DemoSettings
 from bridle.demo.stages import (
     Places,
-    Shop,
     evaluate,
     make_base_policy,
     record_teacher,
@@ -45,10 +45,12 @@ from trainer.sft import SftStep, steps_of
 class Demo:
     """One demo run in ``root``; :meth:`run` goes on from what is finished there."""
 
-    def __init__(self, root: Path, settings: DemoSettings, console: Console) -> None:
+    def __init__(
+        self, root: Path, settings: DemoSettings, console: Console, course: Course | None = None
+    ) -> None:
         self.places = Places(root)
         self.settings = settings
-        self.shop = Shop()
+        self.course = course or Shop()
         self._console = console
         root.mkdir(parents=True, exist_ok=True)
         self._state = DemoState(root)
@@ -98,14 +100,14 @@ class Demo:
             self._run_of(stage) as run_id,
             self._bar("first look", self.settings.first_sessions) as tick,
         ):
-            make_base_policy(self.shop, self.places, self.settings, run_id, tick)
+            make_base_policy(self.course, self.places, self.settings, run_id, tick)
 
     def _record_teacher(self, stage: str) -> None:
         with (
             self._run_of(stage) as run_id,
             self._bar("teacher", self.settings.teacher_sessions) as tick,
         ):
-            record_teacher(self.shop, self.places, self.settings, run_id, tick)
+            record_teacher(self.course, self.places, self.settings, run_id, tick)
 
     def _warm_start(self, _stage: str) -> None:
         updates = steps_of(self.settings.teacher_sessions, sft_config(self.settings))
@@ -126,7 +128,7 @@ class Demo:
                         self._bar(name.replace("_", ", "), self.settings.eval_tasks) as tick,
                     ):
                         evaluate(
-                            self.shop,
+                            self.course,
                             running,
                             self.places,
                             self.settings,
@@ -142,7 +144,7 @@ class Demo:
 
     def _train(self, stage: str) -> None:
         settings = self.settings
-        tasks = self.shop.tasks("train", seed=settings.seed + 1)
+        tasks = self.course.tasks("train", seed=settings.seed + 1)
         started, recent, sessions = time.monotonic(), list[float](), itertools.count(1)
         per_step = settings.groups * settings.group_size
 
@@ -156,10 +158,13 @@ class Demo:
         with (
             self._run_of(stage) as run_id,
             self._serving(self.places.warm) as running,
-            self.shop.rollouts(running.proxy_url) as rollouts,
+            self.course.rollouts(running.proxy_url) as rollouts,
             progress(self._console, "GRPO sessions", settings.max_steps * per_step) as tick,
         ):
-            agent, rollout = self.shop.agent(1.0), rollout_settings(self.places, settings, run_id)
+            agent, rollout = (
+                self.course.agent(1.0),
+                rollout_settings(self.course, self.places, settings, run_id),
+            )
             loop = train(
                 TrainingPlan(
                     policy=self.places.warm,
