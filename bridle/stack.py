@@ -6,17 +6,17 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import httpx
 
+from bridle.options import EngineKind
 from bridle.services import Service
 from engine import contract
 from engine.client import EngineClient
 from engine.vllm import VllmControl
 
 MODEL = "policy"
-EngineKind = Literal["embedded", "vllm"]
 VLLM_START_S = 900.0
 """vLLM starts in a minute on an idle machine; it may be given a busy one."""
 

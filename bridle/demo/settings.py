@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from bridle.stack import EngineKind
+from bridle.options import EngineKind
 from trainer.tiny import TinyShape
 
 
