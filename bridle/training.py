@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,7 @@ from trainer.loop import GrpoLoop
 from trainer.metrics import SinkGroup, StoreSink, TensorBoardSink
 from trainer.model import load_policy, vocabulary_size
 from trainer.publish import Publisher, default_probes
+from trainer.replicas import ReplicaPublisher
 from trainer.report import StepReport
 
 log = logging.getLogger(__name__)
@@ -83,19 +85,12 @@ def train(
     """
     model = load_policy(plan.policy)
     loop_directory = plan.directory / "checkpoints"
-    with Reader(plan.store) as reader, Writer(plan.store) as writer, stack.engine() as engine:
+    with (
+        Reader(plan.store) as reader,
+        Writer(plan.store) as writer,
+        _publisher(plan, stack, model, writer) as publisher,
+    ):
         writer.configure_run(plan.run_id, stated(plan.config))
-        publisher = Publisher(
-            engine,
-            plan.directory / "published",
-            run_id=plan.run_id,
-            served=plan.policy,
-            served_version=0,
-            probes=default_probes(vocabulary_size(model)),
-            config=plan.publish,
-            announce=stack.announce,
-            record=writer.record_policy,
-        )
 
         def collect(step: int, version: int) -> list[Episode]:
             if plan.config.max_staleness == 0:
@@ -131,7 +126,44 @@ def train(
     return loop
 
 
-def _hold(publisher: Publisher, stack: Stack, model: nn.Module, version: int) -> None:
+@contextmanager
+def _publisher(
+    plan: TrainingPlan, stack: Stack, model: nn.Module, writer: Writer
+) -> Iterator[Publisher | ReplicaPublisher]:
+    """Publishes to the stack's engine, or to all of them as to one."""
+    directory, probes = plan.directory / "published", default_probes(vocabulary_size(model))
+    with ExitStack() as open_clients:
+        if not stack.more_engines:
+            yield Publisher(
+                open_clients.enter_context(stack.engine()),
+                directory,
+                run_id=plan.run_id,
+                served=plan.policy,
+                served_version=0,
+                probes=probes,
+                config=plan.publish,
+                announce=stack.announce,
+                record=writer.record_policy,
+            )
+            return
+        urls = (stack.engine_url, *stack.more_engines)
+        yield ReplicaPublisher(
+            {url: open_clients.enter_context(stack.engine(url)) for url in urls},
+            directory,
+            run_id=plan.run_id,
+            served=plan.policy,
+            served_version=0,
+            probes=probes,
+            config=plan.publish,
+            announce=stack.announce,
+            retract=stack.retract,
+            record=writer.record_policy,
+        )
+
+
+def _hold(
+    publisher: Publisher | ReplicaPublisher, stack: Stack, model: nn.Module, version: int
+) -> None:
     """Publishes ``version`` again when the engine or the proxy has forgotten it."""
     if stack.version() != version or not publisher.serves(model):
         log.warning("the engine or the proxy was restarted: publishing version %d again", version)
