@@ -329,6 +329,10 @@ def _message(wire: _Message, position: int, notes: list[Note]) -> Message:
         )
     if role != wire.role:
         notes.append(Note("role_converted", f"{wire.role} as {role}"))
+    for index, part in enumerate(wire.content if isinstance(wire.content, list) else ()):
+        if not isinstance(part.get("text", ""), str):
+            where = f"messages[{position}].content[{index}].text"
+            raise openai.invalid("the text of a part must be a string", where)
     reasoning = wire.reasoning if wire.reasoning is not None else wire.reasoning_content
     return Message(
         role=role,  # type: ignore[arg-type]
