@@ -20,6 +20,7 @@ from bridle.commands import (
     forget,
     kind,
     proxy,
+    reproduce,
     reward,
     rollout,
     run,
@@ -43,6 +44,7 @@ app = typer.Typer(
 
 app.command("doctor")(doctor.doctor)
 app.command("demo")(demo.demo)
+app.command("reproduce")(reproduce.reproduce)
 app.command("proxy")(proxy.proxy)
 app.command("run", context_settings=run.CONTEXT)(run.run)
 app.command("sessions")(sessions.sessions)

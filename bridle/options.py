@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -39,4 +39,10 @@ BudgetTokens = Annotated[
 BudgetSeconds = Annotated[
     float | None,
     typer.Option("--budget-seconds", min=0, help="Longest that a session may go on calling."),
+]
+
+EngineKind = Literal["embedded", "vllm"]
+
+EngineOption = Annotated[
+    EngineKind, typer.Option("--engine", help="What serves the policy; vllm: `make vllm-cpu`.")
 ]

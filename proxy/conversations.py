@@ -65,7 +65,7 @@ class SessionConversations:
     """
 
     def __init__(
-        self, reader: Reader, capacity: int, limit: int = 24 << 20, *, shared: bool = False
+        self, reader: Reader, capacity: int, limit: int = 16 << 20, *, shared: bool = False
     ) -> None:
         """At most ``capacity`` sessions, and as many as fit into ``limit`` bytes (one always
         does). ``shared``: other processes serve the same clients, so that an anonymous conversation

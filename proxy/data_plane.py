@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
+from typing import Final
 from urllib.parse import parse_qsl
 
 from proxy.canonical import ApiError, Request
 from proxy.client import Client, ClientGone
-from proxy.continuation import Prompt
+from proxy.continuation import Prompt, tail_length
 from proxy.dialects.registry import COUNTING, DIALECTS
 from proxy.dialects.responses import deleted
 from proxy.engine_request import constraint, engine_request
@@ -34,6 +36,10 @@ from store.records import (
 )
 
 log = logging.getLogger("bridle.proxy")
+
+_LONG_TAIL: Final = 16_384
+"""Characters from which on a tail takes longer to tokenise than a thread takes to wake up, by far:
+other clients' streams need not wait for it."""
 
 
 class DataPlane:
@@ -97,11 +103,14 @@ class DataPlane:
         caller = await services.sessions.authenticate(client.headers, client.address)
         body = await client.body(services.settings.limits.body_bytes)
         dialect = DIALECTS[route.dialect]
-        request = dialect.parse(body, dict(route.parameters), _query(client))
-        request = await services.stored_responses.expand(request, body)
+        if dialect.name == "chat":
+            request = services.histories.parse(body, _owner(caller, route, client))
+        else:
+            request = dialect.parse(body, dict(route.parameters), _query(client))
+        request = await services.stored_responses.expand(request, body, caller.may_read)
         session, link = await self._admit(caller, route, client, request)
         to = services.models.find(request.model, link.seen.agent)
-        prompt = self._prompt(session, link, request, to)
+        prompt = await self._prompt(session, link, request, to)
         served = await to.served_model(request.model)
         sampling, notes = effective(request.sampling, session.settings)
         ask = engine_request(
@@ -121,13 +130,8 @@ class DataPlane:
         except StoreUnavailable as error:
             raise store_unavailable() from error
         recording.sampling = ask.sampling
-        recording.notes += (
-            *to.notes,
-            *notes,
-            *ask.notes,
-            *constraint(request),
-            *not_stored(request),
-        )
+        recording.notes += (*to.notes, *notes, *ask.notes)
+        recording.notes += (*constraint(request), *not_stored(request))
         minted = dialect.mint(call_id, int(started_at), request.model)
         exchange = Exchange(services, client, dialect, request, minted, recording, ask, to.engines)
         if refusal is not None:
@@ -210,8 +214,7 @@ class DataPlane:
         caller = await services.sessions.authenticate(client.headers, client.address)
         response_id = dict(route.parameters)["response"]
         call = await services.stored_responses.find(response_id)
-        own = None if caller.session is None else caller.session.id
-        if call is None or not (caller.admin or call.session_id == own):
+        if call is None or not caller.may_read(call.session_id):
             raise unknown_response(response_id)
         whole = await services.stored_responses.whole(call)
         if whole is None:
@@ -238,7 +241,7 @@ class DataPlane:
         )
         await client.respond(200, reply)
 
-    def _prompt(
+    async def _prompt(
         self, session: SessionRecord, link: Link, request: Request, to: Destination
     ) -> Prompt:
         continuer = self._services.continuer
@@ -249,7 +252,16 @@ class DataPlane:
             or request.dialect == "completions"
         ):
             return Prompt(None, link.break_reason)
-        return continuer.prompt(link, request)
+        if tail_length(link) < _LONG_TAIL:
+            return continuer.prompt(link, request)
+        return await asyncio.to_thread(continuer.prompt, link, request)
+
+
+def _owner(caller: Caller, route: Route, client: Client) -> str:
+    """Whose requests are likely to go on from one another."""
+    if caller.session is not None:
+        return caller.session.id
+    return route.session or identify(client.headers).session_name or ""
 
 
 def _begun(

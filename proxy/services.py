@@ -14,6 +14,7 @@ from proxy.cut_ids import PromptIds
 from proxy.engine_pool import EnginePool
 from proxy.governor import Governor
 from proxy.keep_alive import KeepAlives
+from proxy.known_histories import KnownHistories
 from proxy.logs import log_call
 from proxy.metrics import Metrics
 from proxy.model_routes import ModelRoutes
@@ -49,6 +50,7 @@ class Services:
     continuer: Continuer | None
     """Makes exact prompts; ``None`` without the model's tokenizer."""
     stored_responses: StoredResponses
+    histories: KnownHistories
     keep_alives: KeepAlives
     siblings: Siblings
     governor: Governor
@@ -70,7 +72,10 @@ class Services:
         metrics = Metrics(gate)
         continuer = await asyncio.to_thread(_continuer, settings)
         conversations = SessionConversations(
-            reader, settings.limits.sessions_in_memory, shared=settings.siblings is not None
+            reader,
+            settings.limits.sessions_in_memory,
+            settings.limits.lineage_bytes,
+            shared=settings.siblings is not None,
         )
         await conversations.start()
         models = ModelRoutes(settings, gate)
@@ -98,11 +103,12 @@ class Services:
             ),
             continuer=continuer,
             stored_responses=StoredResponses(reader),
+            histories=KnownHistories(),
             keep_alives=keep_alives,
             siblings=siblings,
             governor=governor,
             tracing=tracing,
-            prompt_ids=PromptIds(),
+            prompt_ids=PromptIds(settings.limits.prompt_bytes),
         )
 
     async def close(self) -> None:
@@ -130,7 +136,12 @@ def _observers(tracing: Tracing | None) -> list[Observer]:
 def _open_store(settings: ProxySettings) -> Writer:
     migrate(settings.store_url)
     redactor = Redactor() if settings.redact else None
-    return Writer(settings.store_url, synchronous=settings.synchronous, redactor=redactor).start()
+    return Writer(
+        settings.store_url,
+        synchronous=settings.synchronous,
+        cache_bytes=settings.limits.writer_cache_bytes,
+        redactor=redactor,
+    ).start()
 
 
 def _continuer(settings: ProxySettings) -> Continuer | None:

@@ -36,6 +36,10 @@ class Caller:
     session: SessionRecord | None
     """The session whose key was given."""
 
+    def may_read(self, session_id: str) -> bool:
+        """Whether what was recorded in the session may be told to it."""
+        return self.admin or (self.session is not None and self.session.id == session_id)
+
 
 class Sessions:
     """Sessions by id, name and key: an LRU over the store, and the rules of admission."""
@@ -184,7 +188,8 @@ class Sessions:
         lock = self._creating.setdefault(name, asyncio.Lock())
         try:
             async with lock:
-                session = await self.find(name)
+                # Who waited for the lock finds what was made meanwhile.
+                session = self._cached(self._ids.get(("name", name)))
                 if session is not None:
                     return session
                 try:

@@ -38,6 +38,13 @@ class Limits:
     body_bytes: int = 64 * 1024 * 1024
     header_bytes: int = 64 * 1024
     sessions_in_memory: int = 4096
+    lineage_bytes: int = 16 << 20
+    """What lineage keeps of the sessions in use; others are read from the store again. Give a
+    proxy with hundreds of long sessions at a time more, and the same for the next two."""
+    writer_cache_bytes: int = 32 << 20
+    """What the store's writer compares a session's next call with."""
+    prompt_bytes: int = 8 << 20
+    """The latest long prompts as the engine told them, so that only what is new is read."""
     connect_timeout_s: float = 10.0
     stall_timeout_s: float = 600.0
     """The longest silence of the engine within one reply, time to the first token included."""

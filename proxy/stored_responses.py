@@ -17,7 +17,7 @@ from proxy.dialects.responses_request import ResponsesContext, own_messages
 from proxy.lineage import message_from_chat
 from proxy.minting import call_id_of
 from proxy.sse import SseParser
-from proxy.stored_items import StoredItems
+from proxy.stored_items import Readable, StoredItems
 from store.errors import NotFound
 from store.queries import CallRow, Reader
 from store.records import CallStatus, Note
@@ -67,19 +67,20 @@ class StoredResponses:
         self._known: OrderedDict[str, tuple[Message, ...]] = OrderedDict()
         """Call id -> its conversation; written by the threads that read the store."""
 
-    async def expand(self, request: Request, body: bytes) -> Request:
+    async def expand(self, request: Request, body: bytes, readable: Readable) -> Request:
         """``request`` (which came as ``body``) with the items that it names, and with the stored
         conversation before its own messages.
 
         Earlier ``instructions`` are not inherited, as with the provider. Raises :class:`ApiError`
-        (404) when an item or the response is not stored here.
+        (404) when an item or the response is not stored here, or not for this client.
         """
-        request = await self._items.expand(request, body)
+        request = await self._items.expand(request, body, readable)
         response_id = request.previous_response_id
         if response_id is None:
             return request
         call = await self.find(response_id)
-        stored = None if call is None else await asyncio.to_thread(self._read, call.id)
+        known = call is not None and readable(call.session_id)
+        stored = await asyncio.to_thread(self._read, call.id) if call and known else None
         if stored is None:
             raise ApiError(
                 "not_found",

@@ -16,7 +16,7 @@ from sqlalchemy import Connection, Insert, Table, insert, update
 from sqlalchemy.dialects import postgresql, sqlite
 
 from store import stored
-from store.bodies import Body, BodyRow, Wrapping, body_id, encode
+from store.bodies import Body, BodyRow, body_id, encode
 from store.cache import SessionCache, SessionState
 from store.errors import RecordRejected
 from store.records import (
@@ -166,6 +166,7 @@ class Batch:
             and parent not in state.unknown_parents
             and parent not in self.ended
         ):
+            state.tree.dissolve()
             state.tree = stored.token_tree(self._connection, ended.session_id)
             if not state.tree.knows(parent):
                 state.unknown_parents.add(parent)
@@ -219,10 +220,10 @@ class Batch:
             if state.responses is None:
                 row = encode(data, None, identifier)
             else:
-                row = state.responses.encode(data, identifier)
+                row = self._cache.wrappings.encode(state.responses, data, identifier)
             self._new_bodies[identifier] = body_row(row)
             if row.base_id is None:
-                state.responses = Wrapping(Body(identifier, data, 0))
+                state.responses = Body(identifier, data, 0)
         return identifier
 
     def _patch(self, patch: Patch) -> None:

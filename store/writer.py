@@ -111,7 +111,7 @@ class Writer:
         queue_limit: int = 20_000,
         patience: float = 30.0,
         lease: float = 30.0,
-        cache_bytes: int = 24 << 20,
+        cache_bytes: int = 32 << 20,
         redactor: Redactor | None = None,
     ) -> None:
         self.stats = WriterStats()
@@ -217,9 +217,9 @@ class Writer:
         self._commit_sync(_kind_patch(call_id, kind, role, by))
 
     async def set_notes(self, call_id: str, notes: Sequence[Note]) -> None:
-        """Replaces the notes of a recorded call."""
-        said = [{"name": note.name, "detail": note.detail} for note in notes]
-        await self._commit(Patch("calls", call_id, {"notes": said}))
+        """Sets what is noted about a call. Raises :class:`RecordRejected` for an unknown one."""
+        fields = {"notes": [{"name": note.name, "detail": note.detail} for note in notes]}
+        await self._commit(Patch("calls", call_id, fields))
 
     # -- sessions and rewards --------------------------------------------------------------------
 

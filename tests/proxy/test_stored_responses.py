@@ -62,7 +62,7 @@ def test_store_false_is_honoured(bench: Any, client: openai.OpenAI) -> None:
     assert "response_not_stored" in {note.name for note in bench.call().notes}
 
 
-def test_only_the_sessions_own_key_reads_or_deletes(bench: Any) -> None:
+def test_only_the_sessions_own_key_reads_continues_or_deletes(bench: Any) -> None:
     mine, other = (http.post(f"{bench.url}/bridle/v1/sessions", json={}).json() for _ in range(2))
 
     def opened(session: Any) -> openai.OpenAI:
@@ -72,6 +72,11 @@ def test_only_the_sessions_own_key_reads_or_deletes(bench: Any) -> None:
     for method in (opened(other).responses.retrieve, opened(other).responses.delete):
         with pytest.raises(openai.NotFoundError):
             method(made.id)
+    item: Any = [{"type": "item_reference", "id": made.output[0].id}]
+    for asked in ({"previous_response_id": made.id, "input": "on"}, {"input": item}):
+        with pytest.raises(openai.NotFoundError):
+            opened(other).responses.create(model="m", **asked)
+        assert opened(mine).responses.create(model="m", **asked).id
     assert opened(mine).responses.retrieve(made.id).id == made.id
 
 
