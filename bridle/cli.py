@@ -28,6 +28,7 @@ from bridle.commands import (
     sessions,
     sft,
     show,
+    status,
     train,
     trainer,
     worker,
@@ -47,6 +48,7 @@ app.command("reproduce")(reproduce.reproduce)
 app.command("proxy")(proxy.proxy)
 app.command("run", context_settings=run.CONTEXT)(run.run)
 app.command("sessions")(sessions.sessions)
+app.command("status")(status.status)
 app.command("show")(show.show)
 app.command("reward")(reward.reward)
 app.command("kind")(kind.kind)

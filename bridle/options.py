@@ -30,6 +30,17 @@ ProxyOption = Annotated[
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 
+BudgetCalls = Annotated[
+    int | None, typer.Option("--budget-calls", min=0, help="Most calls of a session.")
+]
+BudgetTokens = Annotated[
+    int | None, typer.Option("--budget-tokens", min=0, help="Most sampled tokens of a session.")
+]
+BudgetSeconds = Annotated[
+    float | None,
+    typer.Option("--budget-seconds", min=0, help="Longest that a session may go on calling."),
+]
+
 EngineKind = Literal["embedded", "vllm"]
 
 EngineOption = Annotated[

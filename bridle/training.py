@@ -10,13 +10,17 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 from torch import nn
 
 from bridle.stack import Stack
+from reconstruct.builders import BUILDER_VERSION
 from reconstruct.episodes import build_episode
+from reconstruct.policy import DEFAULT_POLICY
+from reconstruct.rewards import Aggregation
 from reconstruct.samples import Episode
 from store.queries import Reader
 from store.records import PolicyRecord
@@ -51,6 +55,21 @@ class TrainingPlan:
     publish: PublishConfig = field(default_factory=PublishConfig)
 
 
+def stated(config: GrpoConfig) -> dict[str, Any]:
+    """What a run trains on, kept as its ``config``: how samples are made, how rewards add up, and
+    every setting."""
+    advantages = config.advantages
+    return {
+        "samples": {
+            "builder": "tree",
+            "builder_version": BUILDER_VERSION,
+            "policy": DEFAULT_POLICY.as_data(),
+        },
+        "reward": Aggregation(advantages.reward_weights, advantages.reward_turns).as_data(),
+        "settings": asdict(config),
+    }
+
+
 def train(
     plan: TrainingPlan,
     stack: Stack,
@@ -71,6 +90,7 @@ def train(
         Writer(plan.store) as writer,
         _publisher(plan, stack, model, writer) as publisher,
     ):
+        writer.configure_run(plan.run_id, stated(plan.config))
 
         def collect(step: int, version: int) -> list[Episode]:
             if plan.config.max_staleness == 0:

@@ -16,7 +16,7 @@ from sqlalchemy import Connection, Insert, Table, insert, update
 from sqlalchemy.dialects import postgresql, sqlite
 
 from store import stored
-from store.bodies import Body, BodyRow, Wrapping, body_id, encode
+from store.bodies import Body, BodyRow, body_id, encode
 from store.cache import SessionCache, SessionState
 from store.errors import RecordRejected
 from store.records import (
@@ -26,12 +26,13 @@ from store.records import (
     PolicyRecord,
     Reward,
     RunRecord,
+    ServedPolicy,
     SessionRecord,
     TaskRecord,
     new_id,
 )
 from store.rows import begun_row, body_row, conversation_value, ended_row, span_row
-from store.schema import calls, metrics, policies, rewards, runs, sessions, tasks
+from store.schema import calls, metrics, policies, rewards, runs, served, sessions, tasks
 from store.statements import statements
 
 
@@ -52,6 +53,7 @@ Record = (
     | RunRecord
     | TaskRecord
     | PolicyRecord
+    | ServedPolicy
     | Metric
     | Patch
 )
@@ -107,6 +109,8 @@ class Batch:
                 self._rows[tasks].append(_columns(record))
             case PolicyRecord():
                 self._rows[policies].append(_columns(record))
+            case ServedPolicy():
+                self._rows[served].append(_columns(record))
             case Metric():
                 value = None if math.isnan(record.value) else record.value
                 self._rows[metrics].append(_columns(record) | {"value": value})
@@ -127,7 +131,7 @@ class Batch:
         if hot.end_calls.run(self._connection, self._ended_calls) != len(self._ended_calls):
             raise RecordRejected("an ended call was never begun in this store")
         self._many(rewards)
-        for table in (policies, metrics):
+        for table in (policies, served, metrics):
             self._renew(table, *(column.name for column in table.primary_key))
 
     def settle(self) -> None:
@@ -162,6 +166,7 @@ class Batch:
             and parent not in state.unknown_parents
             and parent not in self.ended
         ):
+            state.tree.dissolve()
             state.tree = stored.token_tree(self._connection, ended.session_id)
             if not state.tree.knows(parent):
                 state.unknown_parents.add(parent)
@@ -215,10 +220,10 @@ class Batch:
             if state.responses is None:
                 row = encode(data, None, identifier)
             else:
-                row = state.responses.encode(data, identifier)
+                row = self._cache.wrappings.encode(state.responses, data, identifier)
             self._new_bodies[identifier] = body_row(row)
             if row.base_id is None:
-                state.responses = Wrapping(Body(identifier, data, 0))
+                state.responses = Body(identifier, data, 0)
         return identifier
 
     def _patch(self, patch: Patch) -> None:

@@ -9,6 +9,7 @@ reading proves itself. Bases form chains; reading one is a splice per link, line
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
@@ -88,30 +89,39 @@ def encode(data: bytes, base: Body | None = None, identifier: str | None = None)
     return BodyRow(identifier, None, 0, 0, len(data), 0, pack(data))
 
 
-class Wrapping:
+class Wrappings:
     """Stores replies against an earlier whole one, which serves as zstd's dictionary.
 
     Replies share no beginning (their identifiers differ) but all their wrapping: event names, field
-    names, the model's name. The dictionary is prepared once and serves every later reply, so that
-    each of them is one link away from ``base``.
+    names, the model's name. A prepared dictionary serves every later reply of a session, each of
+    them one link away from the base. Prepared it takes many times its size, so that only the
+    latest used are kept.
     """
 
-    def __init__(self, base: Body) -> None:
-        self.base = base
-        dictionary = zstandard.ZstdCompressionDict(
-            base.data, dict_type=zstandard.DICT_TYPE_RAWCONTENT
-        )
-        dictionary.precompute_compress(level=LEVEL)
-        self._compressor = zstandard.ZstdCompressor(level=LEVEL, dict_data=dictionary)
+    def __init__(self, kept: int = 64) -> None:
+        self._kept = kept
+        self._prepared: OrderedDict[str, zstandard.ZstdCompressor] = OrderedDict()
 
-    def encode(self, data: bytes, identifier: str) -> BodyRow:
+    def encode(self, base: Body, data: bytes, identifier: str) -> BodyRow:
         """``data`` as a row: against the base when that halves it, else whole."""
-        if len(data) <= _WRAPPING_REACH and identifier != self.base.id:
-            packed = bytes((DICTIONARY,)) + self._compressor.compress(data)
+        if max(len(data), len(base.data)) <= _WRAPPING_REACH and identifier != base.id:
+            packed = bytes((DICTIONARY,)) + self._compressor(base).compress(data)
             if 2 * len(packed) <= len(data):
-                depth = self.base.depth + 1
-                return BodyRow(identifier, self.base.id, 0, 0, len(data), depth, packed)
+                return BodyRow(identifier, base.id, 0, 0, len(data), base.depth + 1, packed)
         return BodyRow(identifier, None, 0, 0, len(data), 0, pack(data))
+
+    def _compressor(self, base: Body) -> zstandard.ZstdCompressor:
+        found = self._prepared.pop(base.id, None)
+        if found is None:
+            dictionary = zstandard.ZstdCompressionDict(
+                base.data, dict_type=zstandard.DICT_TYPE_RAWCONTENT
+            )
+            dictionary.precompute_compress(level=LEVEL)
+            found = zstandard.ZstdCompressor(level=LEVEL, dict_data=dictionary)
+        self._prepared[base.id] = found
+        if len(self._prepared) > self._kept:
+            self._prepared.popitem(last=False)
+        return found
 
 
 def decode(chain: Sequence[BodyRow]) -> bytes:

@@ -10,15 +10,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
-from store.bodies import Body, Wrapping
+from store.bodies import Body, Wrappings
 from store.tree import TokenTree
 
 _REQUESTS_KEPT: Final = 6
 """Latest request bodies per session, one per line: enough for a few sub-agents that take turns."""
 
-_NODE_BYTES: Final = 600
-_WRAPPING_BYTES: Final = 40_000
-"""What a span, and zstd's prepared dictionary, take beside their data."""
+_NODE_BYTES: Final = 1000
+"""What a span takes beside its tokens."""
 
 
 @dataclass(slots=True)
@@ -28,7 +27,7 @@ class SessionState:
     tree: TokenTree
     requests: OrderedDict[str, Body] = field(default_factory=OrderedDict)
     """By call, oldest first."""
-    responses: Wrapping | None = None
+    responses: Body | None = None
     """The latest response that was stored whole."""
     additions: dict[str, bytes] = field(default_factory=dict)
     """What the request rows of open calls add (``BodyRow.addition``), by call."""
@@ -60,7 +59,7 @@ class SessionState:
         for addition in self.additions.values():
             held += len(addition)
         if self.responses is not None:
-            held += len(self.responses.base.data) + _WRAPPING_BYTES
+            held += len(self.responses.data)
         return held
 
 
@@ -72,6 +71,7 @@ class SessionCache:
         self._states: OrderedDict[str, SessionState] = OrderedDict()
         self._sizes: dict[str, int] = {}
         self.size = 0
+        self.wrappings = Wrappings()
 
     def get(self, session_id: str, load: Callable[[], SessionState]) -> SessionState:
         """The session's state, from ``load`` when it is not at hand."""
@@ -94,5 +94,7 @@ class SessionCache:
 
     def forget(self, session_id: str) -> None:
         """Drops a state, for room or because its transaction failed."""
-        self._states.pop(session_id, None)
+        state = self._states.pop(session_id, None)
+        if state is not None:
+            state.tree.dissolve()
         self.size -= self._sizes.pop(session_id, 0)

@@ -128,7 +128,7 @@ def _sqlite(url: sqlalchemy.URL, synchronous: Synchronous) -> Engine:
             "journal_mode=WAL",
             f"synchronous={synchronous}",
             "foreign_keys=ON",
-            "cache_size=-16384",
+            "cache_size=-8192",
             "wal_autocheckpoint=4000",
             "temp_store=MEMORY",
         ):

@@ -93,6 +93,12 @@ class TokenTree:
         """How many spans there are, the root among them."""
         return len(self._nodes)
 
+    def dissolve(self) -> None:
+        """Lets go of the nodes, which hold each other; the tree is of no use afterwards."""
+        for node in self._nodes.values():
+            node.children.clear()
+        self._nodes.clear()
+
     def knows(self, call_id: str) -> bool:
         """Whether a span of this call is in the tree."""
         return call_id in self._ends

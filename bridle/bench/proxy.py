@@ -109,10 +109,10 @@ def measure(
     proxy_core, load_core = _cores()
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="bridle-bench-")))
-        engine_url = stack.enter_context(_upstream(load_core))
-        start = partial(_proxy, engine_url, core=proxy_core)
-        proxy, proxy_url = stack.enter_context(start(_recording(folder / "bench.db")))
-        _, full_url = stack.enter_context(start(_recording(folder / "full.db", "FULL")))
+        engine_url = stack.enter_context(upstream_process(load_core))
+        start = partial(proxy_process, engine_url, core=proxy_core)
+        proxy, proxy_url = stack.enter_context(start(recording_proxy(folder / "bench.db")))
+        _, full_url = stack.enter_context(start(recording_proxy(folder / "full.db", "FULL")))
         floor, floor_url = stack.enter_context(start(["bridle.bench.passthrough"]))
         processes = {PROXIED: proxy, FLOOR: floor}
         urls = {
@@ -254,7 +254,8 @@ def _recorded(store: Path, load: Load, measured: Measured) -> int:
 
 
 @contextmanager
-def _upstream(core: int | None) -> Iterator[str]:
+def upstream_process(core: int | None) -> Iterator[str]:
+    """The engine of ``bridle/bench/upstream.py``; gives its URL."""
     command = [sys.executable, "-m", "bridle.bench.upstream"]
     process = subprocess.Popen(
         command,
@@ -268,12 +269,13 @@ def _upstream(core: int | None) -> Iterator[str]:
         _end(process)
 
 
-def _recording(store: Path, synchronous: str = "NORMAL") -> list[str]:
+def recording_proxy(store: Path, synchronous: str = "NORMAL") -> list[str]:
+    """What :func:`proxy_process` runs for Bridle's own proxy."""
     return ["proxy", "--store", str(store), "--synchronous", synchronous]
 
 
 @contextmanager
-def _proxy(
+def proxy_process(
     engine_url: str, module: list[str], core: int | None
 ) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
     """A proxy before the engine: ``python -m`` with the words of ``module``."""

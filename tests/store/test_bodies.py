@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from store.bodies import MAX_DEPTH, Body, Wrapping, body_id, decode, encode, shared_ends
+from store.bodies import MAX_DEPTH, Body, Wrappings, body_id, decode, encode, shared_ends
 
 
 def chain_of(bodies):
@@ -77,18 +77,27 @@ def test_replies_share_their_wrapping():
         )
 
     first = reply(b"call_0", words(0, 20).encode())
-    wrapping = Wrapping(Body(body_id(first), first, 0))
+    base = Body(body_id(first), first, 0)
     second = reply(b"call_1", words(1, 20).encode())
-    row = wrapping.encode(second, body_id(second))
+    row = Wrappings().encode(base, second, body_id(second))
     assert row.base_id == body_id(first)
     assert len(row.data) < len(encode(second).data)
     assert decode([encode(first), row]) == second
 
 
 def test_a_reply_unlike_the_others_is_stored_whole():
-    wrapping = Wrapping(Body(body_id(b"x"), b"x", 0))
     data = random.Random(0).randbytes(500)
-    assert wrapping.encode(data, body_id(data)).base_id is None
+    row = Wrappings().encode(Body(body_id(b"x"), b"x", 0), data, body_id(data))
+    assert row.base_id is None
+
+
+def test_a_dictionary_that_made_room_for_others_is_prepared_again():
+    bases = [Body(body_id(text), text, 0) for text in (b"first" * 40, b"second" * 40)]
+    wrappings = Wrappings(kept=1)
+    for base in bases * 2:
+        data = base.data + b"more"
+        row = wrappings.encode(base, data, body_id(data))
+        assert decode([encode(base.data), row]) == data
 
 
 def test_no_read_follows_more_links_than_the_bound():
