@@ -20,6 +20,7 @@ from bridle.commands import (
     forget,
     kind,
     proxy,
+    reproduce,
     reward,
     rollout,
     run,
@@ -27,6 +28,7 @@ from bridle.commands import (
     sessions,
     sft,
     show,
+    status,
     train,
     trainer,
     worker,
@@ -42,9 +44,11 @@ app = typer.Typer(
 
 app.command("doctor")(doctor.doctor)
 app.command("demo")(demo.demo)
+app.command("reproduce")(reproduce.reproduce)
 app.command("proxy")(proxy.proxy)
 app.command("run", context_settings=run.CONTEXT)(run.run)
 app.command("sessions")(sessions.sessions)
+app.command("status")(status.status)
 app.command("show")(show.show)
 app.command("reward")(reward.reward)
 app.command("kind")(kind.kind)

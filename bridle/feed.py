@@ -24,6 +24,7 @@ from proxy.control import Admin, Running
 from proxy.services import Services
 from reconstruct.builders import BUILDERS
 from reconstruct.episodes import build_episode
+from reconstruct.policy import DEFAULT_POLICY
 from reconstruct.rewards import session_rewards
 from reconstruct.samples import Episode, Sample
 from reconstruct.tables import sample_row, sample_schema
@@ -140,6 +141,7 @@ def trajectory(episode: Episode) -> dict[str, Any]:
         "harness": session.harness,
         "outcome": session.outcome,
         "sealed_at": session.sealed_at,
+        "policy": DEFAULT_POLICY.as_data(),
         "rewards": session_rewards(episode.rewards),
         "call_rewards": [
             {"name": r.name, "value": r.value, "call_id": r.call_id, "turn": r.turn}
@@ -194,7 +196,8 @@ def _told(
 
 def _arrow(reader: Reader, found: Sequence[Episode]) -> bytes:
     names = reader.reward_names()
-    schema = sample_schema(names)
+    policy = {b"bridle.policy": orjson.dumps(DEFAULT_POLICY.as_data())}
+    schema = sample_schema(names).with_metadata(policy)
 
     def rows() -> Iterator[dict[str, Any]]:
         for episode in found:

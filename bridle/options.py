@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -29,3 +29,20 @@ ProxyOption = Annotated[
 ]
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
+
+BudgetCalls = Annotated[
+    int | None, typer.Option("--budget-calls", min=0, help="Most calls of a session.")
+]
+BudgetTokens = Annotated[
+    int | None, typer.Option("--budget-tokens", min=0, help="Most sampled tokens of a session.")
+]
+BudgetSeconds = Annotated[
+    float | None,
+    typer.Option("--budget-seconds", min=0, help="Longest that a session may go on calling."),
+]
+
+EngineKind = Literal["embedded", "vllm"]
+
+EngineOption = Annotated[
+    EngineKind, typer.Option("--engine", help="What serves the policy; vllm: `make vllm-cpu`.")
+]

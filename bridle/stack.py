@@ -6,17 +6,17 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import httpx
 
+from bridle.options import EngineKind
 from bridle.services import Service
 from engine import contract
 from engine.client import EngineClient
 from engine.vllm import VllmControl
 
 MODEL = "policy"
-EngineKind = Literal["embedded", "vllm"]
 VLLM_START_S = 900.0
 """vLLM starts in a minute on an idle machine; it may be given a busy one."""
 
@@ -27,20 +27,28 @@ class Stack:
 
     engine_url: str
     proxy_url: str
+    more_engines: tuple[str, ...] = ()
+    """Base URLs of further engines that serve the same policy."""
     kind: EngineKind = "embedded"
     engine_key: str | None = field(default=None, repr=False)
     admin_key: str | None = field(default=None, repr=False)
 
-    def engine(self) -> EngineClient:
+    def engine(self, url: str | None = None) -> EngineClient:
+        """A client of the engine at ``url``, else of the first one."""
         client = VllmControl if self.kind == "vllm" else EngineClient
-        return client(self.engine_url, api_key=self.engine_key)
+        return client(url or self.engine_url, api_key=self.engine_key)
 
-    def announce(self, version: int) -> None:
-        """Tells the engine and the proxy which policy version is served from now on, an earlier one
-        when a publish was taken back."""
+    def announce(self, version: int, engine: str | None = None) -> None:
+        """Tells engine and proxy which policy version is served from now on by the engine at the
+        URL ``engine``, else by the only one. It may be an earlier one: a publish was taken back."""
+        url = engine or self.engine_url
         if self.kind == "vllm":
-            with VllmControl(self.engine_url, api_key=self.engine_key) as control:
+            with VllmControl(url, api_key=self.engine_key) as control:
                 control.stamp(version)
+        self._policy("PUT", json={"version": version, "back": True, "engine": engine})
+
+    def retract(self, version: int) -> None:
+        """Tells the proxy that all engines serve ``version`` again."""
         self._policy("PUT", json={"version": version, "back": True})
 
     def version(self) -> int:
@@ -68,11 +76,30 @@ def stack(
     """An engine serving ``policy`` as ``version``, and a proxy recording to ``store``."""
     with (
         engine_service(engine, policy, logs) as serving,
-        proxy(serving.url, policy, store, logs) as proxy_url,
+        recording(serving.url, engine, policy, store, logs, version=version) as running,
     ):
-        running = Stack(serving.url, proxy_url, engine)
+        yield running
+
+
+@contextmanager
+def recording(
+    engine_url: str, kind: EngineKind, policy: Path, store: str, logs: Path, *, version: int = 0
+) -> Iterator[Stack]:
+    """A proxy in front of an engine that serves ``policy`` as ``version``."""
+    with proxy(engine_url, policy, store, logs) as proxy_url:
+        running = Stack(engine_url, proxy_url, kind=kind)
         running.announce(version)
         yield running
+
+
+def serve_instead(engine_url: str, policy: Path) -> None:
+    """Has a running engine serve other weights of the same shape."""
+    with EngineClient(engine_url) as engine:
+        engine.pause("wait")
+        try:
+            engine.reload_weights(policy)
+        finally:
+            engine.resume()
 
 
 def engine_service(kind: EngineKind, policy: Path, logs: Path) -> Service:

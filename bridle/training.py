@@ -8,14 +8,19 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 from torch import nn
 
 from bridle.stack import Stack
+from reconstruct.builders import BUILDER_VERSION
 from reconstruct.episodes import build_episode
+from reconstruct.policy import DEFAULT_POLICY
+from reconstruct.rewards import Aggregation
 from reconstruct.samples import Episode
 from store.queries import Reader
 from store.records import PolicyRecord
@@ -26,6 +31,7 @@ from trainer.loop import GrpoLoop
 from trainer.metrics import SinkGroup, StoreSink, TensorBoardSink
 from trainer.model import load_policy, vocabulary_size
 from trainer.publish import Publisher, default_probes
+from trainer.replicas import ReplicaPublisher
 from trainer.report import StepReport
 
 log = logging.getLogger(__name__)
@@ -49,6 +55,21 @@ class TrainingPlan:
     publish: PublishConfig = field(default_factory=PublishConfig)
 
 
+def stated(config: GrpoConfig) -> dict[str, Any]:
+    """What a run trains on, kept as its ``config``: how samples are made, how rewards add up, and
+    every setting."""
+    advantages = config.advantages
+    return {
+        "samples": {
+            "builder": "tree",
+            "builder_version": BUILDER_VERSION,
+            "policy": DEFAULT_POLICY.as_data(),
+        },
+        "reward": Aggregation(advantages.reward_weights, advantages.reward_turns).as_data(),
+        "settings": asdict(config),
+    }
+
+
 def train(
     plan: TrainingPlan,
     stack: Stack,
@@ -64,18 +85,12 @@ def train(
     """
     model = load_policy(plan.policy)
     loop_directory = plan.directory / "checkpoints"
-    with Reader(plan.store) as reader, Writer(plan.store) as writer, stack.engine() as engine:
-        publisher = Publisher(
-            engine,
-            plan.directory / "published",
-            run_id=plan.run_id,
-            served=plan.policy,
-            served_version=0,
-            probes=default_probes(vocabulary_size(model)),
-            config=plan.publish,
-            announce=stack.announce,
-            record=writer.record_policy,
-        )
+    with (
+        Reader(plan.store) as reader,
+        Writer(plan.store) as writer,
+        _publisher(plan, stack, model, writer) as publisher,
+    ):
+        writer.configure_run(plan.run_id, stated(plan.config))
 
         def collect(step: int, version: int) -> list[Episode]:
             if plan.config.max_staleness == 0:
@@ -111,7 +126,44 @@ def train(
     return loop
 
 
-def _hold(publisher: Publisher, stack: Stack, model: nn.Module, version: int) -> None:
+@contextmanager
+def _publisher(
+    plan: TrainingPlan, stack: Stack, model: nn.Module, writer: Writer
+) -> Iterator[Publisher | ReplicaPublisher]:
+    """Publishes to the stack's engine, or to all of them as to one."""
+    directory, probes = plan.directory / "published", default_probes(vocabulary_size(model))
+    with ExitStack() as open_clients:
+        if not stack.more_engines:
+            yield Publisher(
+                open_clients.enter_context(stack.engine()),
+                directory,
+                run_id=plan.run_id,
+                served=plan.policy,
+                served_version=0,
+                probes=probes,
+                config=plan.publish,
+                announce=stack.announce,
+                record=writer.record_policy,
+            )
+            return
+        urls = (stack.engine_url, *stack.more_engines)
+        yield ReplicaPublisher(
+            {url: open_clients.enter_context(stack.engine(url)) for url in urls},
+            directory,
+            run_id=plan.run_id,
+            served=plan.policy,
+            served_version=0,
+            probes=probes,
+            config=plan.publish,
+            announce=stack.announce,
+            retract=stack.retract,
+            record=writer.record_policy,
+        )
+
+
+def _hold(
+    publisher: Publisher | ReplicaPublisher, stack: Stack, model: nn.Module, version: int
+) -> None:
     """Publishes ``version`` again when the engine or the proxy has forgotten it."""
     if stack.version() != version or not publisher.serves(model):
         log.warning("the engine or the proxy was restarted: publishing version %d again", version)

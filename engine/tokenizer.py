@@ -8,6 +8,7 @@ transformers. ``tests/engine/test_template.py`` holds the rendering equal to tra
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from functools import cached_property
@@ -20,6 +21,9 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer as BackendTokenizer
 
 CHAT_TEMPLATE_FILE = "chat_template.jinja"
+
+# Texts come one at a time: a thread pool would gain nothing, and not survive a fork.
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 
 class TemplateError(ValueError):
@@ -39,7 +43,9 @@ class Tokenizer:
 
     def encode(self, text: str) -> list[int]:
         """Token ids of ``text``; special tokens in the text are recognised, none are added."""
-        return self.backend.encode(text, add_special_tokens=False).ids
+        # Unlike encode, this neither finds offsets nor keeps other threads waiting.
+        (found,) = self.backend.encode_batch_fast([text], add_special_tokens=False)
+        return found.ids
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
         """Text of ``token_ids``; bytes that are not yet a character come out as U+FFFD."""

@@ -17,6 +17,7 @@ from proxy.client import Client, Receive, Scope, Send
 from proxy.control import control_api
 from proxy.data_plane import DataPlane
 from proxy.dialects.registry import DIALECTS
+from proxy.logs import configure
 from proxy.routes import implied_dialect, route
 from proxy.services import Services
 from proxy.settings import ProxySettings
@@ -75,6 +76,8 @@ class App:
 
     async def start(self) -> None:
         """Opens the store and the connections to the engine."""
+        if self.settings.log_format is not None:
+            configure(self.settings.log_format, self.settings.log_level)
         self.services = await Services.start(self.settings)
         self._data_plane = DataPlane(self.services)
 

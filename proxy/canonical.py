@@ -119,6 +119,9 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     """The dialect's own: what its emitter must echo. Opaque to everyone else."""
     notes: tuple[Note, ...] = ()
     """What was converted or dropped in translation; each is counted."""
+    history: Any = None
+    """The messages as the next request of the conversation will find them known
+    (:class:`proxy.dialects.chat_history.ParsedHistory`); ``None`` where that is not kept."""
 
 
 class Started(msgspec.Struct, frozen=True):

@@ -10,13 +10,14 @@ why.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from engine.tokenizer import TemplateError, Tokenizer
-from proxy.canonical import Message, Request
+from proxy.canonical import Request
 from proxy.continuation_breaks import explain
 from proxy.continuation_probe import Prober
 from proxy.continuation_report import TemplateReport
@@ -24,7 +25,7 @@ from proxy.continuation_tail import SeamError, Setting, Tail, TailRenderer
 from proxy.lineage_turn import Link
 from store.records import BreakReason, TokenIds
 
-__all__ = ["Continuer", "Prompt", "TemplateReport"]
+__all__ = ["Continuer", "Prompt", "TemplateReport", "tail_length"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,14 +56,14 @@ class Continuer:
         base = link.base
         if base is None:
             return Prompt(None, link.break_reason)
-        path = base.path_ids(link.choice)
+        path = base.path_pieces(link.choice)
         if path is None:
             return Prompt(None, link.break_reason or BreakReason.PARENT_WITHOUT_IDS)
         tail = self._tail(link, request)
         if tail is None:
             return Prompt(None, link.break_reason or BreakReason.TAIL_NOT_LOCAL)
-        new = self._new_ids(int(path[-1]), tail)
-        return Prompt(np.concatenate([path, new]), link.break_reason, len(new))
+        new = self._new_ids(int(path[-1][-1]), tail)
+        return Prompt(np.concatenate([*path, new]), link.break_reason, len(new))
 
     def explain(
         self, link: Link, request: Request, rendered: TokenIds | Sequence[int]
@@ -75,7 +76,9 @@ class Continuer:
         """The rendered tail, or ``None`` when it cannot be rendered on its own."""
         if link.base is None or request.extra.get("continue_final_message"):
             return None
-        if any(_has_other_than_text(message) for message in request.messages):
+        if not all(
+            [type(m.content) is not list or _only_text(m.content) for m in request.messages]
+        ):
             return None
         head = request.messages[: _leading(request)]
         setting = Setting(head, request.tools, request.template_kwargs)
@@ -98,6 +101,20 @@ class Continuer:
         return np.concatenate([np.asarray([tail.end_id], dtype=np.uint32), tail.token_ids])
 
 
+def tail_length(link: Link) -> int:
+    """Characters of text that have to be rendered and tokenised for a request that continues
+    another, roughly; 0 for one that the engine renders."""
+    if link.base is None:
+        return 0
+    return sum(_length(message.content) for message in link.tail)
+
+
+def _length(content: str | list[dict[str, Any]] | None) -> int:
+    if isinstance(content, list):
+        return sum(len(part["text"]) for part in content if part.get("type") == "text")
+    return len(content or "")
+
+
 def _leading(request: Request) -> int:
     count = 0
     while count < len(request.messages) and request.messages[count].role == "system":
@@ -105,7 +122,5 @@ def _leading(request: Request) -> int:
     return count
 
 
-def _has_other_than_text(message: Message) -> bool:
-    return isinstance(message.content, list) and any(
-        part.get("type") != "text" for part in message.content
-    )
+def _only_text(parts: Sequence[Mapping[str, Any]]) -> bool:
+    return all(part.get("type") == "text" for part in parts)

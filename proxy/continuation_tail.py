@@ -9,6 +9,7 @@ here except what the tokenizer says: which tokens are special, which of them end
 from __future__ import annotations
 
 import re
+import threading
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -68,6 +69,8 @@ class TailRenderer:
         self._closings: dict[tuple[object, ...], str | None] = {}
         self._capacity = capacity
         self._tails: OrderedDict[bytes, Tail] = OrderedDict()
+        self._lock = threading.Lock()
+        """Long tails are rendered in threads."""
 
     def tail(self, reply: Message, messages: Sequence[Message], setting: Setting) -> Tail:
         """The tail that ``messages`` make after ``reply``.
@@ -83,12 +86,15 @@ class TailRenderer:
                 setting.template_kwargs,
             ]
         )
-        known = self._tails.get(key) if len(key) < 65_536 else None
-        if known is not None:
-            self._tails.move_to_end(key)
-            return known
+        if len(key) >= 65_536:
+            return self._render(reply, messages, setting)
+        with self._lock:
+            known = self._tails.get(key)
+            if known is not None:
+                self._tails.move_to_end(key)
+                return known
         tail = self._render(reply, messages, setting)
-        if len(key) < 65_536:
+        with self._lock:
             self._tails[key] = tail
             if len(self._tails) > self._capacity:
                 self._tails.popitem(last=False)

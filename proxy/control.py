@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Annotated, Any
 
+import msgspec
 from fastapi import APIRouter, Depends, FastAPI, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
@@ -221,19 +222,13 @@ async def seal_session(seal: Seal, session: OwnSession, services: Running) -> Se
     if session.sealed_at is None:
         session = replace(session, sealed_at=time.time(), outcome=seal.outcome)
         await services.sessions.update(session)
+        await services.governor.forget_session(session.id)
     return session_state(session)
 
 
 async def get_policy(services: Running, _: Admin) -> PolicyState:
-    """What the engine is said to be serving, and who waits."""
-    gate = services.gate
-    return PolicyState(
-        version=gate.policy.version,
-        model=gate.policy.model,
-        paused=gate.paused,
-        running=gate.running,
-        waiting=gate.waiting,
-    )
+    """What the engines are said to be serving, and who waits, over all workers."""
+    return PolicyState(**msgspec.structs.asdict(await services.governor.state()))
 
 
 async def put_policy(new: PublishPolicy, services: Running, caller: Admin) -> PolicyState:
@@ -241,23 +236,22 @@ async def put_policy(new: PublishPolicy, services: Running, caller: Admin) -> Po
     the one that is named. Engines of another version than the newest get no new calls."""
     if new.engine is not None:
         _engine(services, new.engine)
-    if new.engine is None or new.version > services.gate.version:
-        try:
-            services.gate.publish(Policy(new.version, new.model), back=new.back)
-        except StaleVersion as error:
-            raise ApiError("invalid_request", str(error), status=409, param="version") from error
-    services.engines.published(new.version, new.engine)
+    policy = Policy(new.version, new.model)
+    try:
+        await services.governor.publish(policy, new.engine, back=new.back)
+    except StaleVersion as error:
+        raise ApiError("invalid_request", str(error), status=409, param="version") from error
     return await get_policy(services, caller)
 
 
 async def list_engines(services: Running, _: Admin) -> list[EngineView]:
     """The engines of the policy, and how they are."""
-    return [engine_view(state) for state in services.engines.states()]
+    return [engine_view(state) for state in await services.governor.engines()]
 
 
 async def add_engine(new: NewEngine, services: Running, _: Admin) -> list[EngineView]:
     """One engine more for the policy; an engine that is known stays as it is."""
-    await services.engines.add(new.url, new.policy_version)
+    await services.governor.add_engine(new.url, new.policy_version)
     return await list_engines(services, _)
 
 
@@ -265,7 +259,7 @@ async def remove_engine(name: str, services: Running, _: Admin) -> list[EngineVi
     """No further call goes to the engine; answers when its running calls are over."""
     _engine(services, name)
     try:
-        await services.engines.remove(name)
+        await services.governor.remove_engine(name)
     except ValueError as error:
         raise ApiError("invalid_request", str(error), status=409) from error
     return await list_engines(services, _)
@@ -279,14 +273,12 @@ def _engine(services: Services, name: str) -> None:
 
 async def pause(new: Pause, services: Running, caller: Admin) -> PolicyState:
     """New calls wait. With ``drain`` it answers once no call runs, or after ``timeout_s``."""
-    services.gate.pause()
-    if new.mode == "drain":
-        await services.gate.drained(new.timeout_s)
+    await services.governor.pause(new.timeout_s if new.mode == "drain" else None)
     return await get_policy(services, caller)
 
 
 async def resume(services: Running, caller: Admin) -> PolicyState:
-    services.gate.resume()
+    await services.governor.resume()
     return await get_policy(services, caller)
 
 
@@ -303,7 +295,7 @@ async def ready(services: Running) -> Response:
 
 
 async def metrics(services: Running, _: Admin) -> Response:
-    return Response(services.metrics.exposition(), media_type="text/plain; version=0.0.4")
+    return Response(await services.governor.metrics(), media_type="text/plain; version=0.0.4")
 
 
 _V1 = "/bridle/v1"

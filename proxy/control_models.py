@@ -37,7 +37,8 @@ class NewSession(_Body):
     harness: ShortText | None = None
     continuation: Literal["exact", "rendered"] | None = None
     settings: dict[str, Any] = {}
-    """``{"pin": {…}, "cap": {…}, "default": {…}}`` of sampling parameters."""
+    """``{"pin": {…}, "cap": {…}, "default": {…}}`` of sampling parameters, and ``{"budget":
+    {"calls": …, "tokens": …, "wall_s": …}}``."""
     labels: dict[str, Any] = {}
     ttl_s: Annotated[float, Field(gt=0)] | None = None
 

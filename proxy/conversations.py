@@ -15,7 +15,7 @@ from proxy.canonical import Request
 from proxy.lineage import Conversations, Link, Sampled, Turn, message_from_chat
 from store.errors import NotFound
 from store.queries import CallRow, Reader
-from store.records import CallStatus, SessionRecord, Span, TokenIds
+from store.records import CallStatus, SessionRecord, Span, TokenIds, is_frozen
 
 log = logging.getLogger("bridle.proxy")
 
@@ -64,10 +64,16 @@ class SessionConversations:
     by that its session.
     """
 
-    def __init__(self, reader: Reader, capacity: int, limit: int = 16 << 20) -> None:
+    def __init__(
+        self, reader: Reader, capacity: int, limit: int = 16 << 20, *, shared: bool = False
+    ) -> None:
         """At most ``capacity`` sessions, and as many as fit into ``limit`` bytes (one always
-        does)."""
+        does). ``shared``: other processes serve the same clients, so that an anonymous conversation
+        may go on here that was begun there."""
         self._reader = reader
+        self._shared = shared
+        self._lobby_counts: dict[str, int] = {}
+        """Calls of the anonymous sessions when they were last read."""
         self._capacity = capacity
         self._limit = limit
         self._size = 0
@@ -81,14 +87,26 @@ class SessionConversations:
 
     async def start(self) -> None:
         """Takes the latest anonymous sessions into the lobby."""
+        await self._load_lobby()
+
+    async def _load_lobby(self) -> None:
+        """Reads what the store has of the latest anonymous sessions and the lobby has not."""
         latest = await asyncio.to_thread(
             lambda: list(
                 self._reader.sessions(sealed=False, newest_first=True, limit=_LOBBY_SESSIONS)
             )
         )
         for session in reversed(latest):
-            if is_anonymous(session):
+            if not is_anonymous(session):
+                continue
+            counts = await asyncio.to_thread(self._reader.call_counts, session.id)
+            calls = sum(counts.values())
+            if self._lobby_counts.get(session.id) != calls:
                 await self._load(session.id, self._lobby)
+            self._lobby_counts[session.id] = calls
+        known = {session.id for session in latest}
+        for gone in self._lobby_counts.keys() - known:
+            del self._lobby_counts[gone]
 
     def opened(self, session: SessionRecord) -> None:
         """The session is new: there is nothing of it in the store."""
@@ -125,6 +143,9 @@ class SessionConversations:
             await self._load(row.session_id, self._lobby)
             link = self._lobby.find(request, None)
             break
+        if self._shared and link.parent is None and _unexplained(link):
+            await self._load_lobby()
+            link = self._lobby.find(request, None)
         continued = link.parent.call_id if link.parent is not None else None
         return link, self._lobby_sessions.get(continued or "")
 
@@ -227,7 +248,8 @@ def _turn(row: CallRow, spans: Mapping[str, Span], conversations: Conversations)
     if not state:
         return None
     base = conversations.get(state["base"]) if state.get("base") else None
-    trusted = row.status in _CARRY_TOKENS  # else: its echo is recognised, nothing built on it
+    # Else: its echo is recognised, nothing built on it.
+    trusted = row.status in _CARRY_TOKENS and not is_frozen(row.notes)
     try:
         return Turn.from_state(
             state,
@@ -239,7 +261,8 @@ def _turn(row: CallRow, spans: Mapping[str, Span], conversations: Conversations)
             prompt_token_ids=_prompt(row, spans) if trusted else None,
         )
     except ValueError as error:
-        log.warning("lineage_state_unusable: %s", error)
+        fields = {"session": row.session_id, "call": row.id, "error": str(error)}
+        log.warning("lineage_state_unusable", extra=fields)
         return None
 
 

@@ -2,27 +2,44 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
+from typing import Final
 from urllib.parse import parse_qsl
 
 from proxy.canonical import ApiError, Request
 from proxy.client import Client, ClientGone
-from proxy.continuation import Prompt
+from proxy.continuation import Prompt, tail_length
 from proxy.dialects.registry import COUNTING, DIALECTS
+from proxy.dialects.responses import deleted
 from proxy.engine_request import constraint, engine_request
 from proxy.exchange import Exchange
 from proxy.harness_identity import identify, kept_headers
 from proxy.lineage import Link
+from proxy.model_routes import Destination
 from proxy.models import models_reply
 from proxy.routes import Action, Route
 from proxy.sampling import effective
 from proxy.services import Services
 from proxy.sessions import Caller, store_unavailable
+from proxy.stored_responses import marked_deleted, not_stored, unknown_response
 from store.errors import StoreUnavailable
-from store.records import CallBegun, Continuation, SessionRecord, new_id
+from store.records import (
+    CallBegun,
+    CallEnded,
+    CallKind,
+    CallStatus,
+    Continuation,
+    SessionRecord,
+    new_id,
+)
 
 log = logging.getLogger("bridle.proxy")
+
+_LONG_TAIL: Final = 16_384
+"""Characters from which on a tail takes longer to tokenise than a thread takes to wake up, by far:
+other clients' streams need not wait for it."""
 
 
 class DataPlane:
@@ -40,7 +57,7 @@ class DataPlane:
         except ClientGone:
             self._services.metrics.refused.labels(route.dialect, "client_disconnected").inc()
         except Exception:
-            log.exception("internal_error path=%s", client.scope["path"])
+            log.exception("internal_error", extra={"dialect": route.dialect})
             if client.started:
                 raise
             told = ApiError("internal", "the proxy failed; its log says why", status=500)
@@ -50,6 +67,8 @@ class DataPlane:
         self, route: Route, client: Client, error: ApiError, *headers: tuple[str, str]
     ) -> None:
         self._services.metrics.refused.labels(route.dialect, error.kind).inc()
+        fields = {"dialect": route.dialect, "kind": error.kind, "status": error.status}
+        log.info("request_refused", extra=fields)
         await client.refuse(DIALECTS[route.dialect].error(error), headers)
 
     async def _dispatch(self, route: Route, client: Client) -> None:
@@ -58,7 +77,8 @@ class DataPlane:
             told = ApiError("invalid_request", "WebSocket is not served; use HTTP", status=426)
             await self._refuse(route, client, told, ("upgrade", "HTTP/1.1"))
             return
-        if method != route.method and not (route.method == "GET" and method == "HEAD"):
+        allowed = route.method.split(", ")
+        if method not in allowed and not (method == "HEAD" and "GET" in allowed):
             told = ApiError("invalid_request", f"use {route.method} here, not {method}", status=405)
             await self._refuse(route, client, told, ("allow", route.method))
             return
@@ -73,6 +93,8 @@ class DataPlane:
                 await self._count(route, client)
             case Action.MODELS:
                 await self._models(route, client)
+            case Action.STORED:
+                await self._stored(route, client)
             case Action.HELLO:
                 await client.respond(200, b"")
 
@@ -81,11 +103,15 @@ class DataPlane:
         caller = await services.sessions.authenticate(client.headers, client.address)
         body = await client.body(services.settings.limits.body_bytes)
         dialect = DIALECTS[route.dialect]
-        request = dialect.parse(body, dict(route.parameters), _query(client))
-        request = await services.stored_responses.expand(request, body)
+        if dialect.name == "chat":
+            request = services.histories.parse(body, _owner(caller, route, client))
+        else:
+            request = dialect.parse(body, dict(route.parameters), _query(client))
+        request = await services.stored_responses.expand(request, body, caller.may_read)
         session, link = await self._admit(caller, route, client, request)
-        prompt = self._prompt(session, link, request)
-        served = await services.engines.served_model(request.model)
+        to = services.models.find(request.model, link.seen.agent)
+        prompt = await self._prompt(session, link, request, to)
+        served = await to.served_model(request.model)
         sampling, notes = effective(request.sampling, session.settings)
         ask = engine_request(
             request,
@@ -93,29 +119,31 @@ class DataPlane:
             model=served,
             stream=request.stream or services.settings.stream_upstream,
             prompt_token_ids=prompt.token_ids,
+            external=to.external,
         )
         started_at = time.time()
-        call_id = new_id("call")
-        begun = CallBegun(
-            id=call_id,
-            session_id=session.id,
-            dialect=request.dialect,
-            started_at=started_at,
-            request_body=body,
-            stream=request.stream,
-            model_requested=request.model,
-            parent_call_id=link.parent.call_id if link.parent is not None else None,
-            lineage_rule=link.rule,
-            headers=kept_headers(client.headers),
-        )
+        begun = _begun(session, request, body, client, started_at, link)
+        call_id = begun.id
+        refusal = await services.budgets.refusal(session)
         try:
             recording = services.recorder.begin(begun, session, request, link, prompt)
         except StoreUnavailable as error:
             raise store_unavailable() from error
         recording.sampling = ask.sampling
-        recording.notes += (*notes, *constraint(request))
+        recording.notes += (*to.notes, *notes, *ask.notes)
+        recording.notes += (*constraint(request), *not_stored(request))
         minted = dialect.mint(call_id, int(started_at), request.model)
-        await Exchange(services, client, dialect, request, minted, recording, ask).run()
+        exchange = Exchange(services, client, dialect, request, minted, recording, ask, to.engines)
+        if refusal is not None:
+            told, note = refusal
+            recording.notes.append(note)
+            await exchange.refuse(told)
+            return
+        services.budgets.begin(session.id, call_id)
+        try:
+            await exchange.run()
+        finally:
+            services.budgets.end(session.id, call_id)
 
     async def _admit(
         self, caller: Caller, route: Route, client: Client, request: Request
@@ -134,12 +162,72 @@ class DataPlane:
         """The exact number of prompt tokens, by the engine's own template."""
         services = self._services
         counting = COUNTING[route.dialect]
-        await services.sessions.authenticate(client.headers, client.address)
+        caller = await services.sessions.authenticate(client.headers, client.address)
         body = await client.body(services.settings.limits.body_bytes)
         request = counting.parse(body, dict(route.parameters), _query(client))
-        served = await services.engines.served_model(request.model)
-        count = await services.engines.count_tokens(request, served)
-        await client.respond(200, counting.reply(count))
+        identity = identify(client.headers)
+        session = await services.sessions.admit(caller, route.session, identity)
+        if session is None:
+            _, known = await services.conversations.find_anonymous(request)
+            session = None if known is None else await services.sessions.find(known)
+        to = services.models.find(request.model, identity.role)
+        started_at = time.time()
+        served = await to.served_model(request.model)
+        count = await to.engines.count_tokens(request, served)
+        reply = counting.reply(count)
+        if session is None:
+            # Nothing leads from here to the session that it belongs to.
+            services.metrics.events.labels("count_without_session").inc()
+        else:
+            begun = _begun(session, request, body, client, started_at)
+            ended = CallEnded(
+                id=begun.id,
+                session_id=session.id,
+                status=CallStatus.COMPLETE,
+                ended_at=time.time(),
+                kind=CallKind.COUNT,
+                role=identity.role,
+                response_body=reply,
+                model_served=served,
+                usage={"prompt_tokens": count},
+                notes=request.notes,
+            )
+            await self._record_count(begun, ended)
+        await client.respond(200, reply)
+
+    async def _record_count(self, begun: CallBegun, ended: CallEnded) -> None:
+        services = self._services
+        try:
+            services.writer.begin_call(begun)
+            await services.writer.end_call(ended)
+        except StoreUnavailable as error:
+            services.metrics.unrecorded.inc()
+            if services.settings.when_store_is_down == "fail":
+                raise store_unavailable() from error
+            return
+        services.metrics.count_call(begun.dialect, begun.started_at, ended)
+
+    async def _stored(self, route: Route, client: Client) -> None:
+        """A stored response as its client got it, or its deletion: gone for clients, kept in the
+        record."""
+        services = self._services
+        caller = await services.sessions.authenticate(client.headers, client.address)
+        response_id = dict(route.parameters)["response"]
+        call = await services.stored_responses.find(response_id)
+        if call is None or not caller.may_read(call.session_id):
+            raise unknown_response(response_id)
+        whole = await services.stored_responses.whole(call)
+        if whole is None:
+            raise unknown_response(response_id)
+        if client.scope["method"] != "DELETE":
+            await client.respond(200, whole)
+            return
+        try:
+            await services.writer.set_notes(call.id, marked_deleted(call))
+        except StoreUnavailable as error:
+            raise store_unavailable() from error
+        services.stored_responses.forget(call.id)
+        await client.respond(200, deleted(response_id))
 
     async def _models(self, route: Route, client: Client) -> None:
         services = self._services
@@ -147,21 +235,56 @@ class DataPlane:
         reply = models_reply(
             route.dialect,
             await services.engines.models(),
-            services.settings.model_aliases,
+            services.models.names(),
             dict(route.parameters).get("model"),
             client.headers,
         )
         await client.respond(200, reply)
 
-    def _prompt(self, session: SessionRecord, link: Link, request: Request) -> Prompt:
+    async def _prompt(
+        self, session: SessionRecord, link: Link, request: Request, to: Destination
+    ) -> Prompt:
         continuer = self._services.continuer
         if (
             continuer is None
+            or to.frozen
             or session.continuation is Continuation.RENDERED
             or request.dialect == "completions"
         ):
             return Prompt(None, link.break_reason)
-        return continuer.prompt(link, request)
+        if tail_length(link) < _LONG_TAIL:
+            return continuer.prompt(link, request)
+        return await asyncio.to_thread(continuer.prompt, link, request)
+
+
+def _owner(caller: Caller, route: Route, client: Client) -> str:
+    """Whose requests are likely to go on from one another."""
+    if caller.session is not None:
+        return caller.session.id
+    return route.session or identify(client.headers).session_name or ""
+
+
+def _begun(
+    session: SessionRecord,
+    request: Request,
+    body: bytes,
+    client: Client,
+    started_at: float,
+    link: Link | None = None,
+) -> CallBegun:
+    parent = None if link is None else link.parent
+    return CallBegun(
+        id=new_id("call"),
+        session_id=session.id,
+        dialect=request.dialect,
+        started_at=started_at,
+        request_body=body,
+        stream=request.stream,
+        model_requested=request.model,
+        parent_call_id=None if parent is None else parent.call_id,
+        lineage_rule=None if link is None else link.rule,
+        headers=kept_headers(client.headers),
+    )
 
 
 def _query(client: Client) -> dict[str, str]:

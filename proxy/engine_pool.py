@@ -87,11 +87,14 @@ class EnginePool:
         *,
         model: str | None = None,
         api_key: str | None = None,
+        checked: bool = True,
     ) -> None:
-        """``model`` is the name to ask these engines for; ``None``: the first that they list."""
+        """``model`` is the name to ask these engines for; ``None``: the first that they list.
+        ``checked``: they have a health route."""
         self.gate = gate
+        self.model = model
         self._settings = settings
-        self._model = model
+        self._checked = checked
         self._api_key = api_key
         self._engines: dict[str, PooledEngine] = {}
         for url in urls:
@@ -103,7 +106,7 @@ class EnginePool:
     async def start(self) -> None:
         for engine in self._engines.values():
             await engine.upstream.start()
-        if self._settings.limits.health_check_s > 0:
+        if self._checked and self._settings.limits.health_check_s > 0:
             self._checks = asyncio.create_task(self._check_forever(), name="engine-health")
 
     async def close(self) -> None:
@@ -164,6 +167,11 @@ class EnginePool:
         for one in self._engines.values() if engine is None else (self._named(engine),):
             one.version = version
 
+    def urls(self, engine: str | None = None) -> list[str]:
+        """Base URLs of all engines, or of the one that is named. Raises ``KeyError``."""
+        named = self._engines.values() if engine is None else (self._named(engine),)
+        return [one.upstream.base for one in named]
+
     async def models(self) -> tuple[dict[str, Any], ...]:
         """Model cards of an engine, a usable one if there is any. Raises :class:`ApiError`."""
         return await self._any(lambda one: one.upstream.models())
@@ -174,7 +182,7 @@ class EnginePool:
         Whatever else a harness calls its model, it gets the policy. Raises :class:`ApiError`.
         """
         aliases = self._settings.model_aliases
-        named = aliases.get(requested) or self.gate.policy.model or self._model
+        named = aliases.get(requested) or self.gate.policy.model or self.model
         if named is not None:
             return named
         served = [card["id"] for card in await self.models()]
@@ -272,9 +280,9 @@ def report(engine: PooledEngine, before: CircuitState) -> None:
     if after is before:
         return
     if after is CircuitState.OPEN:
-        log.warning("engine_ejected engine=%s", engine.name)
+        log.warning("engine_ejected", extra={"engine": engine.name})
     elif after is CircuitState.CLOSED:
-        log.info("engine_readmitted engine=%s", engine.name)
+        log.info("engine_readmitted", extra={"engine": engine.name})
 
 
 def _base(url: str) -> str:

@@ -16,6 +16,8 @@ _GRAMMARS: Final = frozenset(
     {"guided_choice", "guided_grammar", "guided_json", "guided_regex", "structured_outputs"}
 )
 """An engine's own fields that constrain what it samples."""
+_OURS: Final = frozenset({"top_k", "min_p", "repetition_penalty"})
+"""Sampling parameters that providers refuse."""
 
 
 class EngineRequest(msgspec.Struct, frozen=True):
@@ -29,6 +31,7 @@ class EngineRequest(msgspec.Struct, frozen=True):
     """Whether the client wants to see logprobs, so that their entries are kept."""
     sampling: Mapping[str, Any]
     """Effective sampling parameters, as sent."""
+    notes: tuple[Note, ...] = ()
 
 
 def engine_request(
@@ -38,24 +41,33 @@ def engine_request(
     model: str,
     stream: bool,
     prompt_token_ids: TokenIds | None = None,
+    external: bool = False,
 ) -> EngineRequest:
     """``prompt_token_ids`` are the exact continuation's; the messages go along all the same, so
     that an engine that does not know the field still answers, and the record shows it.
+    ``external`` upstreams are asked for nothing that only an engine of ours knows.
 
     Raises :class:`ApiError` when a value cannot be written as JSON (an integer beyond 64 bits).
     """
     effective = _sampling_fields(sampling)
+    notes: tuple[Note, ...] = ()
+    if external:
+        dropped = sorted(_OURS & effective.keys())
+        effective = {name: value for name, value in effective.items() if name not in _OURS}
+        notes = tuple(Note("sampling_not_forwarded", name) for name in dropped)
     body: dict[str, Any] = {"model": model, "stream": stream, **effective, **request.extra}
     if stream:
         body["stream_options"] = {"include_usage": True}
-    body["return_token_ids"] = True
+    if not external:
+        body["return_token_ids"] = True
     if request.dialect == "completions":
         path = COMPLETIONS
         body["prompt"] = request.prompt
-        body["logprobs"] = request.wants.top_logprobs
+        if request.wants.logprobs or not external:
+            body["logprobs"] = request.wants.top_logprobs
     else:
         path = CHAT_COMPLETIONS
-        body.update(_chat_fields(request))
+        body.update(_chat_fields(request, external))
         if prompt_token_ids is not None:
             body["kv_transfer_params"] = {"prompt_token_ids": prompt_token_ids}
     try:
@@ -71,6 +83,7 @@ def engine_request(
         choices=sampling.n or 1,
         detail=request.wants.logprobs,
         sampling=effective,
+        notes=notes,
     )
 
 
@@ -88,12 +101,15 @@ def constraint(request: Request) -> tuple[Note, ...]:
     return (Note(CONSTRAINED, ", ".join(told)),) if told else ()
 
 
-def _chat_fields(request: Request) -> dict[str, Any]:
-    fields: dict[str, Any] = {
-        "messages": [message.to_chat() for message in request.messages],
-        "logprobs": True,
-        "top_logprobs": request.wants.top_logprobs,
-    }
+def _chat_fields(request: Request, external: bool) -> dict[str, Any]:
+    fields: dict[str, Any] = {"messages": [message.to_chat() for message in request.messages]}
+    if external:
+        # Providers refuse fields of a message that they do not know.
+        for message in fields["messages"]:
+            message.pop("reasoning", None)
+    if request.wants.logprobs or not external:
+        fields["logprobs"] = True
+        fields["top_logprobs"] = request.wants.top_logprobs
     if request.tools:
         fields["tools"] = request.tools
         if request.tool_choice is not None:
@@ -102,7 +118,7 @@ def _chat_fields(request: Request) -> dict[str, Any]:
             fields["parallel_tool_calls"] = request.parallel_tool_calls
     if request.response_format is not None:
         fields["response_format"] = request.response_format
-    if request.template_kwargs:
+    if request.template_kwargs and not external:
         fields["chat_template_kwargs"] = request.template_kwargs
     return fields
 

@@ -15,6 +15,7 @@ from typing import Final
 
 from proxy.canonical import ApiError, Dialect, Emitter, Event, HttpError, Minted, Request
 from proxy.client import Client, ClientGone, Headers
+from proxy.engine_pool import EnginePool
 from proxy.engine_reply import EngineReply
 from proxy.engine_request import EngineRequest
 from proxy.pooled_reply import PooledReply
@@ -54,6 +55,7 @@ class Exchange:
         minted: Minted,
         recording: Recording,
         ask: EngineRequest,
+        engines: EnginePool,
     ) -> None:
         self._services = services
         self._client = client
@@ -62,6 +64,7 @@ class Exchange:
         self._minted = minted
         self._recording = recording
         self._ask = ask
+        self._engines = engines
         self._emitter: Emitter | None = dialect.emitter(request, minted) if request.stream else None
         self._begun = False
         self._content_type: str = getattr(
@@ -82,7 +85,7 @@ class Exchange:
             read_prompt=partial(self._services.prompt_ids.read, self._recording.begun.session_id),
         )
         async with PooledReply(
-            self._services.engines,
+            self._engines,
             self._ask,
             reply,
             self._minted.call_id,
@@ -97,6 +100,10 @@ class Exchange:
                 await self._fail(ending)
             else:
                 await self._complete(ending)
+
+    async def refuse(self, error: ApiError) -> None:
+        """Tells the client, and keeps that in the record, without asking an engine."""
+        await self._fail(Failure(error.kind, error))
 
     async def keep_alive(self) -> None:
         """Tells a streaming client that has heard nothing for long that its reply is coming."""
@@ -116,14 +123,14 @@ class Exchange:
                 if self._emitter is not None:
                     self._client.touch()
                     keep_alives.add(self)
-                await self._services.gate.enter()
+                await self._engines.gate.enter()
                 try:
                     self._recording.policy = await stream.open()
                     while (events := await stream.next()) is not None:
                         self._recording.take(events)
                         await self._emit(events)
                 finally:
-                    self._services.gate.leave()
+                    self._engines.gate.leave()
             return self._last_bytes()
         except ClientGone:
             return CLIENT_GONE
@@ -134,7 +141,7 @@ class Exchange:
             await asyncio.shield(self._fail(PROXY_STOPPED))
             raise
         except Exception as error:
-            log.exception("internal_error call=%s", self._minted.call_id)
+            log.exception("internal_error", extra=self._ids())
             self._recording.notes.append(Note("internal_error", type(error).__name__))
             return Failure("internal", ApiError("internal", "the proxy failed", status=500))
         finally:
@@ -144,9 +151,8 @@ class Exchange:
         emitter = self._emitter
         if emitter is None:
             return
-        pieces = self._opening()
-        pieces += [emitter.event(event) for event in events]
-        await self._write(b"".join(pieces))
+        opening = () if self._begun else self._opening()
+        await self._write(b"".join([*opening, *[emitter.event(event) for event in events]]))
 
     def _opening(self) -> list[bytes]:
         """The stream's first bytes, once; an emitter begins before it is told anything."""
@@ -175,7 +181,7 @@ class Exchange:
             await self._commit(CallStatus.COMPLETE)
         except StoreUnavailable as error:
             self._services.metrics.unrecorded.inc()
-            log.error("call_not_recorded call=%s: %s", self._minted.call_id, error)
+            log.error("call_not_recorded", extra={**self._ids(), "error": str(error)})
             if self._services.settings.when_store_is_down == "fail":
                 await self._tell(self._error_bytes(store_unavailable()))
                 return
@@ -196,9 +202,13 @@ class Exchange:
             await self._commit(CallStatus.PARTIAL if sampled else CallStatus.FAILED, failure)
         except StoreUnavailable as lost:
             self._services.metrics.unrecorded.inc()
-            log.error("call_not_recorded call=%s: %s", self._minted.call_id, lost)
+            log.error("call_not_recorded", extra={**self._ids(), "error": str(lost)})
         if told is not None:
             await self._tell(told)
+
+    def _ids(self) -> dict[str, str]:
+        begun = self._recording.begun
+        return {"session": begun.session_id, "call": begun.id}
 
     def _error_bytes(self, error: ApiError) -> HttpError:
         """``error`` inside the stream when it has begun, else as a response of its own."""

@@ -19,8 +19,9 @@ KEPT_HEADERS: Final = (
     "x-parent-session-id",
     "x-stainless-retry-count",
     "user-agent",
+    "traceparent",
 )
-"""Recorded with each call: evidence of the harness, its sessions, sub-agents and retries."""
+"""Recorded with each call: evidence of the harness, its sessions, sub-agents, retries and trace."""
 _LONGEST_VALUE: Final = 4096
 
 _SESSION_HEADERS: Final = (

@@ -106,12 +106,14 @@ class TurnIndex:
         ends = (turn for turn in self.turns.values() if turn.call_id not in bases)
         return sorted(ends, key=lambda turn: turn.base is not None)
 
-    def children(self, below: Below, first: bytes) -> Iterator[Turn]:
+    def children(self, below: Below, first: bytes) -> Sequence[Turn]:
         """Turns at a place whose first new step is ``first``, or that asked nothing new there."""
         siblings = self._children.get(below)
-        if siblings:
-            yield from siblings.get(first, ())
-            yield from siblings.get(b"", ())
+        if not siblings:
+            return ()
+        nothing_new = siblings.get(b"")
+        found = siblings.get(first, ())
+        return found if nothing_new is None else [*found, *nothing_new]
 
     def replied(self, digest: bytes) -> Sequence[Turn]:
         """Turns with a reply that says this, or that calls this beside a text; oldest first."""

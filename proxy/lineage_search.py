@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterable
+from dataclasses import replace
 from itertools import chain, groupby
+from typing import NamedTuple
 
 from proxy.canonical import Message, Request
 from proxy.digests import (
@@ -24,8 +25,10 @@ COMPACTED_BELOW = 2 / 3
 """A rewritten history with fewer steps than this share of what it was is a compaction."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Place:
+_WHOLE = Match("whole")
+
+
+class _Place(NamedTuple):
     """A recorded reply and the step of the request that echoes it."""
 
     turn: Turn
@@ -47,15 +50,20 @@ class Search:
         self.request = request
         self.previous = call_id_of(request.previous_response_id or "")
         system, system_form, self.leading = digester.system(request.messages)
-        self.units = digester.units(request.messages, self.leading)
-        self.digests = tuple(unit.digest for unit in self.units)
+        history = request.history
+        self.units = digester.units(
+            request.messages, self.leading, history.units if history is not None else ()
+        )
+        if history is not None:
+            history.units = self.units
+        self.digests = tuple([unit.digest for unit in self.units])
         self.seen = Seen(
             system=system,
             system_form=system_form,
             tools=value_digest(request.tools),
             ask=value_digest([request.tool_choice, request.response_format]),
             units=self.digests,
-            forms=tuple(unit.form for unit in self.units),
+            forms=tuple([unit.form for unit in self.units]),
             depth=len(self.units),
             agent=agent,
         )
@@ -95,41 +103,45 @@ class Search:
                 return own[0] if len(own) == 1 else max(own, key=self._rank)
         return None
 
-    def _places(self) -> Iterator[_Place]:
+    def _places(self) -> list[_Place]:
         """Every reply that the request repeats whole, with its whole history."""
+        found: list[_Place] = []
         open_: list[tuple[Below, int]] = [(None, 0)]
+        digests = self.digests
         while open_:
             below, start = open_.pop()
-            if start >= len(self.digests):
+            if start >= len(digests):
                 continue
-            for turn in self.index.children(below, self.digests[start]):
+            for turn in self.index.children(below, digests[start]):
                 end = start + len(turn.seen.units)
-                if self.digests[start:end] != turn.seen.units:
+                if digests[start:end] != turn.seen.units:
                     continue
                 for place in self._replies_at(turn, end):
                     if place.match.part == "prefix":
                         self.cut.append(place)
                         continue
-                    yield place
+                    found.append(place)
                     open_.append(((turn.call_id, place.choice), place.end))
+        return found
 
-    def _replies_at(self, turn: Turn, index: int) -> Iterator[_Place]:
+    def _replies_at(self, turn: Turn, index: int) -> list[_Place]:
         """The replies of ``turn`` that unit ``index`` echoes."""
         if index >= len(self.units) or self.units[index].message is None:
-            return
+            return []
         unit = self.units[index]
         minted = self._known_ids(unit)
         if minted and turn.call_id not in minted:
-            return
+            return []
+        places = []
         for choice in range(len(turn.choices)):
             match = self._match(turn, choice, unit)
             if match is not None:
-                yield _Place(turn, choice, index + 1, match, bool(minted))
+                places.append(_Place(turn, choice, index + 1, match, bool(minted)))
+        return places
 
     def _match(self, turn: Turn, choice: int, unit: Unit) -> Match | None:
-        sampled = turn.choices[choice]
-        if sampled.digest == unit.digest:
-            return Match("whole")
+        if turn.choices[choice].digest == unit.digest:
+            return _WHOLE
         return self._compared(turn, choice, unit)
 
     def _compared(self, turn: Turn, choice: int, unit: Unit) -> Match | None:
@@ -218,7 +230,7 @@ class Search:
             turn = self.index.turns[call_id]
             matches = [self._match(turn, choice, unit) for choice in range(len(turn.choices))]
             choice = next((n for n, match in enumerate(matches) if match is not None), 0)
-            return _Place(turn, choice, at + 1, Match("whole"), True)
+            return _Place(turn, choice, at + 1, _WHOLE, True)
         return None
 
     def _worded_here(self, unit: Unit, at: int, base: _Place | None) -> _Place | None:
@@ -232,7 +244,7 @@ class Search:
             else:
                 proven = _telling(turn.choices[choice].message) or self._follows(turn, at)
             if proven:
-                return _Place(turn, choice, at + 1, Match("whole"), False)
+                return _Place(turn, choice, at + 1, _WHOLE, False)
         return None
 
     def _follows(self, turn: Turn, at: int) -> bool:
@@ -370,13 +382,15 @@ class Search:
         return None
 
     def _known_ids(self, unit: Unit) -> tuple[str, ...]:
-        return tuple(call_id for call_id in unit.minted if call_id in self.index.turns)
+        turns = self.index.turns
+        return tuple([call_id for call_id in unit.minted if call_id in turns])
 
     def _unknown(self) -> tuple[str, ...]:
-        ids = [call_id for unit in self.units for call_id in unit.minted]
-        if self.previous is not None:
+        turns = self.index.turns
+        ids = [one for unit in self.units for one in unit.minted if one not in turns]
+        if self.previous is not None and self.previous not in turns:
             ids.append(self.previous)
-        return tuple(dict.fromkeys(one for one in ids if one not in self.index.turns))
+        return tuple(dict.fromkeys(ids))
 
 
 def _telling(reply: Message) -> bool:

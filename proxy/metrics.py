@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
 from proxy.circuit import CircuitState
@@ -126,3 +127,27 @@ class _Engines(Collector):
             retries.add_metric([engine.name], engine.retries)
             ejections.add_metric([engine.name], engine.ejections)
         yield from (circuit, usable, running, version, retries, ejections)
+
+
+def merged(expositions: Sequence[str]) -> bytes:
+    """The metrics of several processes as one: each sample labelled with its ``worker``."""
+    families: dict[str, Metric] = {}
+    for worker, text in enumerate(expositions):
+        for family in text_string_to_metric_families(text):
+            known = families.setdefault(
+                family.name, Metric(family.name, family.documentation, family.type)
+            )
+            for sample in family.samples:
+                labels = {**sample.labels, "worker": str(worker)}
+                known.add_sample(sample.name, labels, sample.value)
+    return generate_latest(_Fixed(families.values()))
+
+
+class _Fixed(Collector):
+    """Families that have been collected already."""
+
+    def __init__(self, families: Iterable[Metric]) -> None:
+        self._families = list(families)
+
+    def collect(self) -> Iterable[Metric]:
+        return self._families

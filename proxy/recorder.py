@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -40,6 +40,7 @@ from store.records import (
     SessionRecord,
     TokenIds,
     VersionRun,
+    is_frozen,
 )
 
 _CUT: Final = frozenset({CallStatus.FAILED, CallStatus.PARTIAL, CallStatus.INTERRUPTED})
@@ -59,7 +60,10 @@ class Recorder:
         gate: PolicyGate,
         metrics: Metrics,
         continuer: Continuer | None,
+        observers: Sequence[Observer] = (),
     ) -> None:
+        """``observers`` are told of every call after its commit; they must not block."""
+        self._observers = tuple(observers)
         self._writer = writer
         self._continuer = continuer
         self._conversations = conversations
@@ -102,6 +106,11 @@ class Recorder:
         finally:
             self._conversations.end(recording.begun.id)
         self._metrics.count_call(recording.begun.dialect, recording.begun.started_at, ended)
+        for observe in self._observers:
+            observe(recording, ended)
+
+
+Observer = Callable[["Recording", CallEnded], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,13 +208,16 @@ class Recording:
         reply = self.fold.reply()
         ids = reply.prompt_token_ids
         messages = [assistant_message(choice) for choice in reply.choices]
-        break_reason, notes = self._way.judged(self._request, ids)
+        frozen = is_frozen(self.notes)
+        break_reason, notes = self._way.judged(self._request, None if frozen else ids)
+        # A provider that tells no ids may tell logprobs to whom they then do not belong.
+        told = ids is not None or any(choice.token_ids for choice in reply.choices)
         prompt = None if ids is None else np.asarray(ids, dtype=np.uint32)
         choices = tuple(
             [
                 Choice(
                     token_ids=np.array(choice.token_ids, dtype=np.uint32),
-                    logprobs=np.array(choice.logprobs, dtype=np.float32),
+                    logprobs=np.array(choice.logprobs if told else (), dtype=np.float32),
                     versions=tuple(self._versions.get(index, ())),
                     finish_reason=choice.finish_reason,
                 )
@@ -247,8 +259,9 @@ class Recording:
         messages: Sequence[Message],
         prompt: TokenIds | None,
     ) -> Turn:
-        """Of a quarantined call the replies alone: its echo is recognised, and a call that echoes
-        it is a break, ``parent_without_ids``."""
+        """Of a quarantined or frozen call the replies alone: its echo is recognised, and a call
+        that echoes it is a break, ``parent_without_ids``."""
+        trusted = status in TRUSTED and not is_frozen(self.notes)
         return Turn.of(
             self.begun.id,
             self._link,
@@ -257,7 +270,7 @@ class Recording:
                 Sampled(message, choice.token_ids, choice.finish_reason)
                 for message, choice in zip(messages, choices, strict=True)
             ],
-            prompt_token_ids=prompt if status in TRUSTED else None,
+            prompt_token_ids=prompt if trusted else None,
         )
 
     def _conversation(self, turn: Turn, messages: Sequence[Message]) -> dict[str, Any]:

@@ -15,6 +15,8 @@ class Action(Enum):
     COUNT = auto()
     MODELS = auto()
     HELLO = auto()
+    STORED = auto()
+    """A stored response: read or deleted."""
 
 
 class Route(NamedTuple):
@@ -23,6 +25,7 @@ class Route(NamedTuple):
     dialect: DialectName
     action: Action
     method: str
+    """The one that it takes, or several with commas between."""
     session: str | None = None
     """The session in the path, by id or name."""
     parameters: tuple[tuple[str, str], ...] = ()
@@ -44,6 +47,7 @@ _GOOGLE_ACTIONS: Final = {
     "streamGenerateContent": Action.GENERATE,
     "countTokens": Action.COUNT,
 }
+_STORED: Final = re.compile(r"/v1/responses/(?P<response>[^/]+)")
 _MODEL: Final = re.compile(r"/(?P<version>v1|v1beta)/models/(?P<model>[^:]+)")
 _SESSION: Final = "/s/"
 
@@ -73,6 +77,11 @@ def _parametrised(path: str) -> Route | None:
     if model is not None:
         dialect: DialectName = "chat" if model["version"] == "v1" else "google"
         return Route(dialect, Action.MODELS, "GET", None, (("model", model["model"]),))
+    stored = _STORED.fullmatch(path)
+    if stored is not None:
+        return Route(
+            "responses", Action.STORED, "GET, DELETE", None, (("response", stored["response"]),)
+        )
     return None
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from proxy.budgets import Budget
 from proxy.canonical import Sampling
 from store.records import Note
 
@@ -54,10 +55,11 @@ class _Settings(msgspec.Struct, frozen=True):
     pin: _Rules = _Rules()
     cap: _Rules = _Rules()
     default: _Rules = _Rules()
+    budget: Budget = Budget()
 
 
 def check_settings(settings: Mapping[str, Any]) -> None:
-    """Raises ``ValueError`` naming the field that is not a sampling rule."""
+    """Raises ``ValueError`` naming the field that is neither a sampling rule nor a budget."""
     try:
         msgspec.convert(settings, _Settings)
     except msgspec.ValidationError as error:

@@ -7,9 +7,9 @@ import gc
 import platform
 import socket
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Final, Self
 
 import uvicorn
 from fastapi import APIRouter
@@ -26,11 +26,13 @@ class ProxyStartFailed(RuntimeError):
     """The proxy did not come up; the log says why."""
 
 
-def _config(
-    settings: ProxySettings, routers: Sequence[APIRouter] = (), **options: Any
-) -> uvicorn.Config:
+BACKLOG: Final = 4096
+
+
+def config_for(app: Callable[..., Any], **options: Any) -> uvicorn.Config:
+    """uvicorn's settings for an application of ours, or for a factory of it."""
     return uvicorn.Config(
-        create_app(settings, routers),
+        app,
         loop="uvloop",
         http="httptools",
         ws="none",
@@ -41,15 +43,15 @@ def _config(
         server_header=False,
         date_header=False,
         timeout_keep_alive=75,
-        backlog=4096,
+        backlog=BACKLOG,
         **options,
     )
 
 
 def run(settings: ProxySettings) -> None:
     """Serves until SIGINT or SIGTERM; running calls get 30 s to finish."""
-    config = _config(
-        settings,
+    config = config_for(
+        create_app(settings),
         host=settings.host,
         port=settings.port,
         timeout_graceful_shutdown=30,
@@ -78,10 +80,11 @@ class ProxyServer:
     ) -> None:
         """``routers`` extend the control API. ``grace_s``: how long :meth:`stop` lets running calls
         go on before it cuts them."""
-        config = _config(settings, routers, timeout_graceful_shutdown=grace_s, log_level="warning")
+        app = create_app(settings, routers)
+        config = config_for(app, timeout_graceful_shutdown=grace_s, log_level="warning")
         self.settings = settings
         self._server = uvicorn.Server(config)
-        self._socket = _listening(settings.host, settings.port)
+        self._socket = listening(settings.host, settings.port)
         self._thread = threading.Thread(target=self._serve, name="bridle-proxy", daemon=True)
 
     @property
@@ -91,9 +94,7 @@ class ProxyServer:
     @property
     def base_url(self) -> str:
         """Where clients on this machine reach it, without ``/v1``."""
-        host = self.settings.host
-        host = "127.0.0.1" if host == "0.0.0.0" else f"[{host}]" if ":" in host else host  # noqa: S104
-        return f"http://{host}:{self.port}"
+        return local_url(self.settings.host, self.port)
 
     def __enter__(self) -> Self:
         self.start()
@@ -129,7 +130,14 @@ class ProxyServer:
         self._server.run(sockets=[self._socket])
 
 
-def _listening(host: str, port: int) -> socket.socket:
+def local_url(host: str, port: int) -> str:
+    """Where clients on this machine reach a server bound to ``host``."""
+    host = "127.0.0.1" if host == "0.0.0.0" else f"[{host}]" if ":" in host else host  # noqa: S104
+    return f"http://{host}:{port}"
+
+
+def listening(host: str, port: int) -> socket.socket:
+    """A bound socket; port 0 takes a free one."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

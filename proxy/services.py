@@ -4,23 +4,33 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from engine.tokenizer import Tokenizer
+from proxy.budgets import Budgets
 from proxy.continuation import Continuer
 from proxy.conversations import SessionConversations
 from proxy.cut_ids import PromptIds
 from proxy.engine_pool import EnginePool
+from proxy.governor import Governor
 from proxy.keep_alive import KeepAlives
+from proxy.known_histories import KnownHistories
+from proxy.logs import log_call
 from proxy.metrics import Metrics
+from proxy.model_routes import ModelRoutes
 from proxy.policy_gate import PolicyGate
-from proxy.recorder import Recorder
+from proxy.recorder import Observer, Recorder
 from proxy.sessions import Sessions
 from proxy.settings import ProxySettings
+from proxy.siblings import Siblings
 from proxy.stored_responses import StoredResponses
 from store.database import migrate
 from store.queries import Reader
 from store.redaction import Redactor
 from store.writer import Writer
+
+if TYPE_CHECKING:
+    from proxy.tracing import Tracing
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +40,8 @@ class Services:
     settings: ProxySettings
     writer: Writer
     reader: Reader
-    engines: EnginePool
+    models: ModelRoutes
+    budgets: Budgets
     sessions: Sessions
     conversations: SessionConversations
     gate: PolicyGate
@@ -39,9 +50,18 @@ class Services:
     continuer: Continuer | None
     """Makes exact prompts; ``None`` without the model's tokenizer."""
     stored_responses: StoredResponses
+    histories: KnownHistories
     keep_alives: KeepAlives
+    siblings: Siblings
+    governor: Governor
+    tracing: Tracing | None
     prompt_ids: PromptIds
     """Long prompts as the engine told them last, by session."""
+
+    @property
+    def engines(self) -> EnginePool:
+        """The policy's."""
+        return self.models.policy
 
     @classmethod
     async def start(cls, settings: ProxySettings) -> Services:
@@ -52,42 +72,65 @@ class Services:
         metrics = Metrics(gate)
         continuer = await asyncio.to_thread(_continuer, settings)
         conversations = SessionConversations(
-            reader, settings.limits.sessions_in_memory, settings.limits.lineage_bytes
+            reader,
+            settings.limits.sessions_in_memory,
+            settings.limits.lineage_bytes,
+            shared=settings.siblings is not None,
         )
         await conversations.start()
-        engines = EnginePool(
-            settings,
-            gate,
-            settings.engine_urls,
-            model=settings.model,
-            api_key=settings.upstream_api_key,
-        )
-        await engines.start()
-        metrics.watch(engines.states)
+        models = ModelRoutes(settings, gate)
+        await models.start()
+        metrics.watch(models.policy.states)
         keep_alives = KeepAlives(settings.limits.keep_alive_s)
         keep_alives.start()
+        tracing = await asyncio.to_thread(_tracing) if settings.tracing else None
+        sessions = Sessions(settings, writer, reader, conversations.opened)
+        siblings = Siblings(settings.siblings)
+        governor = Governor(gate, models.policy, sessions, metrics, writer, reader, siblings)
+        await governor.start()
         return cls(
             settings=settings,
             writer=writer,
             reader=reader,
-            engines=engines,
-            sessions=Sessions(settings, writer, reader, conversations.opened),
+            models=models,
+            budgets=Budgets(reader, settings.budget),
+            sessions=sessions,
             conversations=conversations,
             gate=gate,
             metrics=metrics,
-            recorder=Recorder(writer, conversations, gate, metrics, continuer),
+            recorder=Recorder(
+                writer, conversations, gate, metrics, continuer, [log_call, *_observers(tracing)]
+            ),
             continuer=continuer,
             stored_responses=StoredResponses(reader),
+            histories=KnownHistories(),
             keep_alives=keep_alives,
+            siblings=siblings,
+            governor=governor,
+            tracing=tracing,
             prompt_ids=PromptIds(settings.limits.prompt_bytes),
         )
 
     async def close(self) -> None:
         """Stops what :meth:`start` started; queued records are written first."""
+        await self.siblings.close()
         await self.keep_alives.close()
-        await self.engines.close()
+        await self.models.close()
         await asyncio.to_thread(self.writer.close)
         self.reader.close()
+        if self.tracing is not None:
+            await asyncio.to_thread(self.tracing.close)
+
+
+def _tracing() -> Tracing:
+    """Imported here: the packages are an extra."""
+    from proxy.tracing import Tracing
+
+    return Tracing()
+
+
+def _observers(tracing: Tracing | None) -> list[Observer]:
+    return [] if tracing is None else [tracing.observe]
 
 
 def _open_store(settings: ProxySettings) -> Writer:

@@ -36,6 +36,10 @@ class Caller:
     session: SessionRecord | None
     """The session whose key was given."""
 
+    def may_read(self, session_id: str) -> bool:
+        """Whether what was recorded in the session may be told to it."""
+        return self.admin or (self.session is not None and self.session.id == session_id)
+
 
 class Sessions:
     """Sessions by id, name and key: an LRU over the store, and the rules of admission."""
@@ -112,14 +116,22 @@ class Sessions:
                 self._remember(found)
         return found
 
+    def forget(self, session_id: str) -> None:
+        """The session changed elsewhere: the store is asked for it again."""
+        self._by_id.pop(session_id, None)
+
     async def create(self, record: SessionRecord) -> SessionRecord:
         """Raises :class:`ApiError` (409) when its name is taken, 503 when the store is down."""
         try:
             await self._writer.create_session(record)
         except RecordRejected as error:
-            raise ApiError(
-                "invalid_request", f"session {record.name!r} exists already", status=409
-            ) from error
+            if record.name is not None and await self.find(record.name) is not None:
+                told = ApiError(
+                    "invalid_request", f"session {record.name!r} exists already", status=409
+                )
+            else:
+                told = ApiError("invalid_request", f"it cannot be stored: {error}", status=422)
+            raise told from error
         except StoreUnavailable as error:
             raise store_unavailable() from error
         self._remember(record)

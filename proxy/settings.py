@@ -9,8 +9,11 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Literal
 
+from proxy.budgets import Budget
 from store.database import Synchronous
 from store.records import Continuation
+
+LogLevel = Literal["debug", "info", "warning", "error"]
 
 LOOPBACK_NAMES = frozenset({"localhost", "ip6-localhost", "testserver"})
 
@@ -58,6 +61,20 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
+class OtherModel:
+    """A model beside the policy: frozen, or another provider's. Recorded, never trained."""
+
+    urls: tuple[str, ...]
+    """Base URLs of the engines that serve it, without ``/v1``."""
+    model: str | None = None
+    """Its name there; ``None``: the first that the engine lists, or what the client says when it is
+    external."""
+    api_key: str | None = field(default=None, repr=False)
+    external: bool = False
+    """Any OpenAI-compatible API: it is not asked for token ids, and its records have none."""
+
+
+@dataclass(frozen=True, slots=True)
 class ProxySettings:
     """One proxy process: where the engine is, where the record goes, who may come in."""
 
@@ -82,10 +99,24 @@ class ProxySettings:
     """The served model's name; ``None`` takes the first that ``/v1/models`` of the engine lists."""
     model_aliases: Mapping[str, str] = field(default_factory=dict)
     """Client's model name -> served model name, before ``model`` applies."""
+    other_models: Mapping[str, OtherModel] = field(default_factory=dict)
+    """By the model's name as the client says it, or a pattern of names such as ``*-haiku-*``."""
+    role_models: Mapping[str, str] = field(default_factory=dict)
+    """Role of a (sub-)agent, or ``subagent`` for all of them -> a name in ``other_models``."""
+    budget: Budget = field(default_factory=Budget)
+    """Of every session, unless its own settings say otherwise."""
     tokenizer_dir: Path | None = None
     """The served model's tokenizer and chat template; needed for exact continuation."""
     continuation: Continuation = Continuation.EXACT
     """For sessions that do not say."""
+    log_format: Literal["text", "json"] | None = None
+    """How this process writes its log to standard error; ``None`` leaves logging as it is."""
+    log_level: LogLevel = "info"
+    """The least that is written: ``info`` has a line for every call."""
+    tracing: bool = False
+    """OpenTelemetry spans of the calls; needs the extra ``[otel]``."""
+    siblings: Path | None = None
+    """Folder of the sockets by which the workers of one port agree; ``None`` for a lone process."""
     redact: bool = False
     """Scrub what looks like a secret from recorded bodies (``store/redaction.py``)."""
     stream_upstream: bool = False

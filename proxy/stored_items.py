@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 import orjson
@@ -25,6 +25,8 @@ from store.queries import Reader
 _CAPACITY: Final = 4096
 
 Items = Mapping[str, Mapping[str, Any]]
+Readable = Callable[[str], bool]
+"""Whether what was recorded in a session, by its id, may be told to the client."""
 
 
 class StoredItems:
@@ -33,33 +35,36 @@ class StoredItems:
     def __init__(self, reader: Reader) -> None:
         self._reader = reader
         self._lock = threading.Lock()
-        self._known: OrderedDict[str, Items] = OrderedDict()
-        """Call id -> its items; written by the threads that read the store."""
+        self._known: OrderedDict[str, tuple[str, Items]] = OrderedDict()
+        """Call id -> its session and items; written by the threads that read the store."""
 
-    async def expand(self, request: Request, body: bytes) -> Request:
+    async def expand(self, request: Request, body: bytes, readable: Readable) -> Request:
         """``request``, or when it names items: the request that ``body`` is with them in it.
 
-        Raises :class:`ApiError` (404) when an item is not stored here.
+        Raises :class:`ApiError` (404) when an item is not stored here, or not for this client.
         """
         context = request.context
         if not isinstance(context, ResponsesContext) or not context.references:
             return request
-        return parse(body, await asyncio.to_thread(self._items, context.references))
+        return parse(body, await asyncio.to_thread(self._items, context.references, readable))
 
-    def _items(self, references: tuple[str, ...]) -> Items:
+    def _items(self, references: tuple[str, ...], readable: Readable) -> Items:
         with self._lock:
-            return {reference: self._item(reference) for reference in references}
+            return {reference: self._item(reference, readable) for reference in references}
 
-    def _item(self, reference: str) -> Mapping[str, Any]:
+    def _item(self, reference: str, readable: Readable) -> Mapping[str, Any]:
         call_id = call_id_of(reference)
-        items = {} if call_id is None else self._of_call(call_id)
+        session_id, items = ("", {}) if call_id is None else self._of_call(call_id)
+        if not readable(session_id):
+            items = {}
         if reference not in items:
             raise ApiError(
                 "not_found", f"Item with id '{reference}' not found.", status=404, param="input"
             )
         return items[reference]
 
-    def _of_call(self, call_id: str) -> Items:
+    def _of_call(self, call_id: str) -> tuple[str, Items]:
+        """The call's session and its items."""
         known = self._known.get(call_id)
         if known is not None:
             self._known.move_to_end(call_id)
@@ -67,14 +72,14 @@ class StoredItems:
         try:
             row = self._reader.call(call_id)
             if row.dialect != "responses" or row.response_body_id is None:
-                return {}
-            items = _written(self._reader.body(row.response_body_id))
+                return row.session_id, {}
+            found = row.session_id, _written(self._reader.body(row.response_body_id))
         except NotFound:
-            return {}
-        self._known[call_id] = items
+            return "", {}
+        self._known[call_id] = found
         while len(self._known) > _CAPACITY:
             self._known.popitem(last=False)
-        return items
+        return found
 
 
 def _written(response: bytes) -> Items:

@@ -1,4 +1,7 @@
-"""``previous_response_id``: the stored conversation that a Responses request goes on from."""
+"""Stored responses: read, deleted, and the conversation that ``previous_response_id`` goes on from.
+
+Every call is recorded; what the client asked not to store, or deleted, is gone for clients alone.
+"""
 
 from __future__ import annotations
 
@@ -13,16 +16,45 @@ from proxy.canonical import ApiError, Message, Request
 from proxy.dialects.responses_request import ResponsesContext, own_messages
 from proxy.lineage import message_from_chat
 from proxy.minting import call_id_of
-from proxy.stored_items import StoredItems
+from proxy.sse import SseParser
+from proxy.stored_items import Readable, StoredItems
 from store.errors import NotFound
-from store.queries import Reader
+from store.queries import CallRow, Reader
+from store.records import CallStatus, Note
 
 _CAPACITY: Final = 256
+_NOT_STORED: Final = "response_not_stored"
+_DELETED: Final = "response_deleted"
+_GONE: Final = frozenset({_NOT_STORED, _DELETED})
+_ANSWERED: Final = frozenset({CallStatus.COMPLETE, CallStatus.QUARANTINED})
+_LAST: Final = frozenset({"response.completed", "response.incomplete", "response.failed"})
+
+
+class _Event(msgspec.Struct):
+    type: str
+    response: msgspec.Raw = msgspec.Raw()
 
 
 def begins_with_instructions(request: Request) -> bool:
     """Whether the first message is a Responses request's ``instructions``."""
     return isinstance(request.context, ResponsesContext) and request.context.instructions
+
+
+def not_stored(request: Request) -> tuple[Note, ...]:
+    """The note on a call whose client said ``store: false``."""
+    context = request.context
+    if isinstance(context, ResponsesContext) and not context.store:
+        return (Note(_NOT_STORED),)
+    return ()
+
+
+def marked_deleted(call: CallRow) -> tuple[Note, ...]:
+    """The call's notes with the deletion."""
+    return (*call.notes, Note(_DELETED))
+
+
+def unknown_response(response_id: str) -> ApiError:
+    return ApiError("not_found", f"Response with id '{response_id}' not found.", status=404)
 
 
 class StoredResponses:
@@ -35,19 +67,20 @@ class StoredResponses:
         self._known: OrderedDict[str, tuple[Message, ...]] = OrderedDict()
         """Call id -> its conversation; written by the threads that read the store."""
 
-    async def expand(self, request: Request, body: bytes) -> Request:
+    async def expand(self, request: Request, body: bytes, readable: Readable) -> Request:
         """``request`` (which came as ``body``) with the items that it names, and with the stored
         conversation before its own messages.
 
         Earlier ``instructions`` are not inherited, as with the provider. Raises :class:`ApiError`
-        (404) when an item or the response is not stored here.
+        (404) when an item or the response is not stored here, or not for this client.
         """
-        request = await self._items.expand(request, body)
+        request = await self._items.expand(request, body, readable)
         response_id = request.previous_response_id
         if response_id is None:
             return request
-        call_id = call_id_of(response_id)
-        stored = None if call_id is None else await asyncio.to_thread(self._read, call_id)
+        call = await self.find(response_id)
+        known = call is not None and readable(call.session_id)
+        stored = await asyncio.to_thread(self._read, call.id) if call and known else None
         if stored is None:
             raise ApiError(
                 "not_found",
@@ -58,6 +91,37 @@ class StoredResponses:
         own = own_messages(request)
         instructions = request.messages[: len(request.messages) - len(own)]
         return msgspec.structs.replace(request, messages=(*instructions, *stored, *own))
+
+    async def find(self, response_id: str) -> CallRow | None:
+        """The call that made the response, unless it is not stored for its client."""
+        call_id = call_id_of(response_id)
+        if call_id is None or response_id != f"resp_{call_id.removeprefix('call_')}":
+            return None
+        try:
+            call = await asyncio.to_thread(self._reader.call, call_id)
+        except NotFound:
+            return None
+        gone = any(note.name in _GONE for note in call.notes)
+        return None if gone or call.dialect != "responses" else call
+
+    async def whole(self, call: CallRow) -> bytes | None:
+        """The response object that the client was sent; ``None`` when it never got a whole one."""
+        if call.response_body_id is None:
+            return None
+        body = await asyncio.to_thread(self._reader.body, call.response_body_id)
+        if not call.stream:
+            return body if call.status in _ANSWERED else None
+        parser = SseParser()
+        for payload in reversed([*parser.feed(body), *parser.finish()]):
+            event = msgspec.json.decode(payload, type=_Event)
+            if event.type in _LAST and bytes(event.response):
+                return bytes(event.response)
+        return None
+
+    def forget(self, call_id: str) -> None:
+        """The response has been deleted."""
+        with self._lock:
+            self._known.pop(call_id, None)
 
     def _read(self, call_id: str) -> tuple[Message, ...] | None:
         with self._lock:

@@ -154,7 +154,7 @@ def check_calls(calls: Sequence[CallRow], rows: Sequence[SpanRow], found: Findin
 
 def _check_complete(call: CallRow, sampled: Sequence[SpanRow], found: Findings) -> None:
     """What a call that is not quarantined promises."""
-    if call.prompt_tokens is None and not sampled:
+    if call.prompt_tokens is None and not call.sampled_tokens:
         return
     for name, recorded in (
         ("prompt_tokens", call.prompt_tokens),

@@ -166,24 +166,26 @@ def _summarisers(calls: Sequence[CallRow], handed_on: Collection[str]) -> set[st
     ``handed_on`` are roots that somebody delegated: what they quote is their task.
     """
     continued = {call.parent_call_id for call in calls if call.break_reason is None}
-    written: list[tuple[CallRow, list[str]]] = []
+    written: list[CallRow] = []
     found: set[str] = set()
     for call in calls:
         begins = call.parent_call_id is None and call.id not in handed_on
-        if written and (begins or call.break_reason in _SHORTENED):
-            tail = call.conversation.get("tail") or ()
-            given = list(_given(tail))
-            echoed = list(_texts(tail, ("assistant",)))
-            for other, pieces in written:
-                alike = _head(other) == _head(call)
-                if begins and (alike or _offers_tools(other)):
-                    continue  # An answer that was pasted, for all we know.
-                texts = given if alike else [*given, *echoed]
-                if any(piece in text for piece in pieces for text in texts):
-                    found.add(other.id)
-        if call.id not in continued and (pieces := _summary(call)):
-            written.append((call, pieces))
+        if begins or call.break_reason in _SHORTENED:
+            found.update(other.id for other in written if _quoted(other, call, begins))
+        if call.id not in continued:
+            written.append(call)
     return found | _asked_alike([call for call in calls if call.id in found], calls)
+
+
+def _quoted(written: CallRow, call: CallRow, begins: bool) -> bool:
+    """Whether ``call`` has the reply of ``written`` as a summary."""
+    alike = _head(written) == _head(call)
+    if begins and (alike or _offers_tools(written)):
+        return False  # An answer that was pasted, for all we know.
+    pieces = _summary(written)
+    tail = call.conversation.get("tail") or ()
+    roles = ("user", "system") if alike else ("user", "system", "assistant")
+    return any(piece in text for text in _texts(tail, roles) for piece in pieces)
 
 
 def _summary(call: CallRow) -> list[str]:

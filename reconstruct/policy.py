@@ -13,7 +13,7 @@ from typing import Any, Final
 import orjson
 
 from store.queries import CallRow, SpanRow
-from store.records import CallKind, CallStatus, VersionRun
+from store.records import CallKind, CallStatus, VersionRun, is_frozen
 from store.tree import DETACHED
 
 _CALL_MARKS: Final = ("<tool_call>", "<|tool_call", "[TOOL_CALLS]", "<function=")
@@ -93,6 +93,8 @@ def untrainable(policy: TrainablePolicy, call: CallRow, row: SpanRow) -> str | N
         return f"status_{call.status}"
     if call.kind not in policy.kinds:
         return f"kind_{call.kind}"
+    if is_frozen(call.notes):
+        return "model_frozen"
     if policy.models is not None and call.model_served not in policy.models:
         return "model_frozen"
     if row.finish_reason == "length" and not policy.finish_length:

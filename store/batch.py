@@ -26,12 +26,13 @@ from store.records import (
     PolicyRecord,
     Reward,
     RunRecord,
+    ServedPolicy,
     SessionRecord,
     TaskRecord,
     new_id,
 )
 from store.rows import begun_row, body_row, conversation_value, ended_row, span_row
-from store.schema import calls, metrics, policies, rewards, runs, sessions, tasks
+from store.schema import calls, metrics, policies, rewards, runs, served, sessions, tasks
 from store.statements import statements
 
 
@@ -52,6 +53,7 @@ Record = (
     | RunRecord
     | TaskRecord
     | PolicyRecord
+    | ServedPolicy
     | Metric
     | Patch
 )
@@ -107,6 +109,8 @@ class Batch:
                 self._rows[tasks].append(_columns(record))
             case PolicyRecord():
                 self._rows[policies].append(_columns(record))
+            case ServedPolicy():
+                self._rows[served].append(_columns(record))
             case Metric():
                 value = None if math.isnan(record.value) else record.value
                 self._rows[metrics].append(_columns(record) | {"value": value})
@@ -127,7 +131,7 @@ class Batch:
         if hot.end_calls.run(self._connection, self._ended_calls) != len(self._ended_calls):
             raise RecordRejected("an ended call was never begun in this store")
         self._many(rewards)
-        for table in (policies, metrics):
+        for table in (policies, served, metrics):
             self._renew(table, *(column.name for column in table.primary_key))
 
     def settle(self) -> None:

@@ -7,11 +7,11 @@ A :class:`Reader` never blocks the writer and sees what has been committed. Meth
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any, Final
 
 import numpy as np
-from sqlalchemy import BindParameter, Engine, Row, Select, bindparam, func, select
+from sqlalchemy import BindParameter, Engine, Row, Select, bindparam, case, func, select
 
 from store import stored
 from store.call_rows import CALLS, SPANS, read_call, read_span_row
@@ -20,6 +20,7 @@ from store.call_rows import SpanRow as SpanRow
 from store.database import connect
 from store.errors import NotFound
 from store.records import (
+    CallKind,
     CallStatus,
     Choice,
     Continuation,
@@ -27,12 +28,13 @@ from store.records import (
     PolicyRecord,
     Reward,
     RunRecord,
+    ServedPolicy,
     SessionRecord,
     Span,
     TaskRecord,
     TokenIds,
 )
-from store.schema import calls, metrics, policies, rewards, runs, sessions, spans, tasks
+from store.schema import calls, metrics, policies, rewards, runs, served, sessions, spans, tasks
 
 _PAGE: Final = 200
 
@@ -181,6 +183,23 @@ class Reader:
         query = query.where(calls.c.session_id == session_id).group_by(calls.c.status)
         return {CallStatus(row.status): row.number for row in self._rows(query)}
 
+    def spent(self, session_id: str, aside: Collection[str] = ()) -> tuple[int, int]:
+        """How many calls of the session are over, those of ``aside`` not counted, and the tokens
+        that all of them sampled. Counts and calls refused for the budget spend nothing."""
+        sampled = func.nullif(calls.c.sampled_tokens, 0)
+        reported = calls.c.usage["completion_tokens"].as_integer()
+        query = select(
+            func.sum(case((calls.c.id.in_(aside), 0), else_=1)).label("number"),
+            func.sum(func.coalesce(sampled, reported, 0)).label("tokens"),
+        ).where(
+            calls.c.session_id == session_id,
+            calls.c.status != CallStatus.OPEN,
+            calls.c.kind != CallKind.COUNT,
+            func.coalesce(calls.c.reason, "") != "budget",
+        )
+        row = self._rows(query)[0]
+        return int(row.number or 0), int(row.tokens or 0)
+
     def body(self, body_id: str) -> bytes:
         """A request or response body, byte for byte as it was.
 
@@ -287,6 +306,11 @@ class Reader:
         """The policy versions that a run has published, oldest first."""
         query = select(policies).where(policies.c.run_id == run_id).order_by(policies.c.version)
         return [PolicyRecord(**row._mapping) for row in self._rows(query)]
+
+    def served(self) -> dict[str, ServedPolicy]:
+        """What each engine was last said to serve, by its URL."""
+        rows = self._rows(select(served))
+        return {row.engine: ServedPolicy(**row._mapping) for row in rows}
 
     def metrics(self, run_id: str, name: str | None = None) -> list[Metric]:
         """A run's numbers by step; NaN where a value was not a number."""

@@ -10,7 +10,7 @@ import os
 import time
 from base64 import b32encode
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Final
@@ -127,6 +127,14 @@ class Note:
     name: str
     """Stable snake_case word; the label of the counter in ``/metrics``."""
     detail: str = ""
+
+
+FROZEN: Final = "model_frozen"
+"""Name of the note on a call that another model than the policy answered: it is never trained."""
+
+
+def is_frozen(notes: Iterable[Note]) -> bool:
+    return any(note.name == FROZEN for note in notes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -306,6 +314,18 @@ class PolicyRecord:
     """Whether the engine's logprobs were compared with the trainer's after the publish."""
     logprob_gap: float | None = None
     """Mean absolute difference found by that comparison, in nats."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServedPolicy:
+    """What an engine was last said to serve; one row each."""
+
+    engine: str
+    """Its base URL, as the proxy is told it."""
+    version: int
+    model: str | None
+    """Served model name, when it changes with the version."""
+    told_at: float
 
 
 @dataclass(frozen=True, slots=True)

@@ -81,7 +81,11 @@ def ended_row(
     if status in (CallStatus.COMPLETE, CallStatus.PARTIAL):
         if (found := contradiction(ended)) is not None:
             status, reason = CallStatus.QUARANTINED, found
-        elif not has_ids(ended) and not any(note["name"] == _IDS_ABSENT for note in notes):
+        elif (
+            ended.kind is not CallKind.COUNT
+            and not has_ids(ended)
+            and not any(note["name"] == _IDS_ABSENT for note in notes)
+        ):
             notes.append({"name": _IDS_ABSENT, "detail": ""})
     prompt = ended.prompt_token_ids
     versions = [run.version for choice in ended.choices for run in choice.versions]

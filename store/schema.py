@@ -229,6 +229,16 @@ policies = Table(
     Column("published_at", Float(53), nullable=False),
 )
 
+served = Table(
+    "served",
+    metadata,
+    Column("engine", String(512), primary_key=True),
+    Column("version", BigInteger, nullable=False),
+    Column("model", Text),
+    Column("told_at", Float(53), nullable=False),
+)
+"""What each engine was last said to serve: proxies that start know it by this."""
+
 metrics = Table(
     "metrics",
     metadata,

@@ -27,7 +27,7 @@ from dataclasses import dataclass, field
 from typing import Any, Self
 
 from sqlalchemy import Connection, select
-from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
+from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError, StatementError
 
 from store import liveness
 from store.batch import Batch, Patch, Record
@@ -39,9 +39,11 @@ from store.records import (
     CallEnded,
     CallKind,
     Metric,
+    Note,
     PolicyRecord,
     Reward,
     RunRecord,
+    ServedPolicy,
     SessionRecord,
     TaskRecord,
 )
@@ -214,6 +216,11 @@ class Writer:
         """:meth:`set_kind` for a thread."""
         self._commit_sync(_kind_patch(call_id, kind, role, by))
 
+    async def set_notes(self, call_id: str, notes: Sequence[Note]) -> None:
+        """Sets what is noted about a call. Raises :class:`RecordRejected` for an unknown one."""
+        fields = {"notes": [{"name": note.name, "detail": note.detail} for note in notes]}
+        await self._commit(Patch("calls", call_id, fields))
+
     # -- sessions and rewards --------------------------------------------------------------------
 
     async def create_session(self, session: SessionRecord) -> None:
@@ -242,6 +249,10 @@ class Writer:
     def add_reward_sync(self, reward: Reward) -> None:
         """:meth:`add_reward` for a thread."""
         self._commit_sync(_finite(reward))
+
+    async def record_served(self, *policies: ServedPolicy) -> None:
+        """Notes what engines serve from now on, in one transaction."""
+        await self._commit(*policies)
 
     # -- runs and training, for threads ----------------------------------------------------------
 
@@ -495,4 +506,7 @@ def _may_pass(error: DBAPIError) -> bool:
 
 
 def _cause(error: Exception) -> str:
-    return str(error.orig) if isinstance(error, DBAPIError) else f"{type(error).__name__}: {error}"
+    # Without the statement: its parameters are nobody else's business.
+    if isinstance(error, StatementError):
+        return str(error.orig)
+    return f"{type(error).__name__}: {error}"

@@ -1,18 +1,43 @@
-"""Every store that a test makes is audited when the test is over."""
+"""Every store that a test makes is audited when the test is over; calls to put into one.
+
+A room that writes to stores of its own has a fixture ``url`` for ``writer`` and ``reader``.
+"""
 
 from __future__ import annotations
 
 import sqlite3
+import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from reconstruct.audit import audit
+from store.database import revision
 from store.queries import Reader
+from store.records import (
+    CallBegun,
+    CallEnded,
+    CallStatus,
+    Choice,
+    SessionRecord,
+    VersionRun,
+    new_id,
+)
+from store.writer import Writer
 
-AUDITED = ("bridle", "conformance", "dialects", "harnesses", "lineage", "proxy", "reconstruct")
+AUDITED = (
+    "bridle",
+    "conformance",
+    "dialects",
+    "harnesses",
+    "lineage",
+    "proxy",
+    "reconstruct",
+    "store",
+)
 """Rooms whose tests record what holds together unless they are marked ``damages_store``."""
 
 AuditStore = Callable[[Path], None]
@@ -26,24 +51,29 @@ def audit_store() -> AuditStore:
 
 @pytest.fixture(autouse=True)
 def stores_are_audited(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Audits every SQLite store under the test's ``tmp_path``."""
+    """Audits every SQLite store under the test's ``tmp_path``, and its PostgreSQL one (``url``)."""
     room = Path(request.path).parent.name
     if room not in AUDITED or "tmp_path" not in request.fixturenames:
         yield
         return
     folder: Path = request.getfixturevalue("tmp_path")
+    # Asked for now, so that whatever writes to it is closed before it is audited.
+    on_server = request.node.get_closest_marker("postgres") and "url" in request.fixturenames
+    url = request.getfixturevalue("url") if on_server else None
     yield
     if request.node.get_closest_marker("damages_store") is not None:
         return
     for path in folder.rglob("*.db"):
         if _is_store(path):
             _audit(path)
+    if url is not None and revision(url) is not None:
+        _audit(url)
 
 
-def _audit(path: Path) -> None:
-    with Reader(str(path)) as reader:
+def _audit(store: Path | str) -> None:
+    with Reader(str(store)) as reader:
         violations = [v for found in audit(reader, bodies=True) for v in found.violations]
-        assert not violations, f"{path} does not hold together: {violations[:5]}"
+        assert not violations, f"{store} does not hold together: {violations[:5]}"
 
 
 def _is_store(path: Path) -> bool:
@@ -54,3 +84,68 @@ def _is_store(path: Path) -> bool:
             return tables.fetchone() is not None
         except sqlite3.DatabaseError:
             return False
+
+
+class Calls:
+    """Makes the records of calls that are complete and agree with themselves."""
+
+    def __init__(self, seed: int = 0) -> None:
+        self.random = np.random.default_rng(seed)
+
+    def session(self, **fields) -> SessionRecord:
+        return SessionRecord(**{"id": new_id("session"), "created_at": time.time(), **fields})
+
+    def begun(self, session: SessionRecord | str, **fields) -> CallBegun:
+        values = {
+            "id": new_id("call"),
+            "session_id": session if isinstance(session, str) else session.id,
+            "dialect": "chat",
+            "started_at": time.time(),
+            "request_body": b'{"model":"policy","messages":[]}',
+            "stream": True,
+            "model_requested": "policy",
+        }
+        return CallBegun(**values | fields)
+
+    def choice(self, ids, version: int = 1, finish_reason: str = "stop") -> Choice:
+        return Choice(
+            token_ids=np.asarray(ids, dtype=np.uint32),
+            logprobs=-self.random.random(len(ids)).astype(np.float32),
+            versions=(VersionRun(0, version),) if len(ids) else (),
+            finish_reason=finish_reason,
+        )
+
+    def ended(self, begun: CallBegun, prompt, *sampled, version: int = 1, **fields) -> CallEnded:
+        choices = tuple(self.choice(ids, version) for ids in sampled)
+        values = {
+            "id": begun.id,
+            "session_id": begun.session_id,
+            "status": CallStatus.COMPLETE,
+            "ended_at": time.time(),
+            "prompt_token_ids": np.asarray(prompt, dtype=np.uint32),
+            "choices": choices,
+            "response_body": f"data: {begun.id}\n\n".encode(),
+            "usage": {
+                "prompt_tokens": len(prompt),
+                "completion_tokens": sum(len(choice.token_ids) for choice in choices),
+            },
+            "message": {"role": "assistant", "content": "yes"},
+        }
+        return CallEnded(**values | fields)
+
+
+@pytest.fixture
+def calls() -> Calls:
+    return Calls()
+
+
+@pytest.fixture
+def writer(url):
+    with Writer(url) as opened:
+        yield opened
+
+
+@pytest.fixture
+def reader(url):
+    with Reader(url) as opened:
+        yield opened

@@ -74,10 +74,7 @@ class Publisher:
         :class:`engine.client.EngineError` when it cannot be reached before anything was changed.
         """
         before = self._swap.engine_scores()
-        path = self.directory / f"v{version:08d}"
-        with atomic_directory(path) as scratch:
-            save_policy(model, scratch, self._tokenizer_from)
-        digest = weights_digest(path)
+        path, digest = write_version(self.directory, model, version, self._tokenizer_from)
         try:
             gap = self._swap.run(
                 model,
@@ -88,20 +85,13 @@ class Publisher:
                 before=before,
             )
         except PublishError as error:
-            self._record(_policy(self.run_id, version, error.gap, str(path), digest))
+            self._record(policy_record(self.run_id, version, error.gap, str(path), digest))
             raise
         self.served, self.served_version = path, version
-        self._prune()
-        policy = _policy(self.run_id, version, gap, str(path), digest, verified=True)
+        prune(self.directory, self.config.keep, self.served)
+        policy = policy_record(self.run_id, version, gap, str(path), digest, verified=True)
         self._record(policy)
         return policy
-
-    def _prune(self) -> None:
-        """Remove old published directories; never the one being served."""
-        versions = sorted(path for path in self.directory.glob("v*") if path.is_dir())
-        for path in versions[: -max(1, self.config.keep)]:
-            if path != self.served:
-                shutil.rmtree(path)
 
 
 class InProcessEngine(Protocol):
@@ -151,10 +141,10 @@ class MemoryPublisher:
                 before=before,
             )
         except PublishError as error:
-            self._record(_policy(self.run_id, version, error.gap))
+            self._record(policy_record(self.run_id, version, error.gap))
             raise
         self._served, self.served_version = state, version
-        policy = _policy(self.run_id, version, gap, verified=True)
+        policy = policy_record(self.run_id, version, gap, verified=True)
         self._record(policy)
         return policy
 
@@ -170,7 +160,25 @@ def _copy_of(model: nn.Module) -> dict[str, Tensor]:
     return {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
 
 
-def _policy(
+def write_version(
+    directory: Path, model: nn.Module, version: int, tokenizer_from: Path
+) -> tuple[Path, str]:
+    """``model`` as ``v00000012/`` in ``directory``, whole or not at all; its path and digest."""
+    path = directory / f"v{version:08d}"
+    with atomic_directory(path) as scratch:
+        save_policy(model, scratch, tokenizer_from)
+    return path, weights_digest(path)
+
+
+def prune(directory: Path, keep: int, served: Path) -> None:
+    """Remove all but the ``keep`` newest published directories; never the one being served."""
+    versions = sorted(path for path in directory.glob("v*") if path.is_dir())
+    for path in versions[: -max(1, keep)]:
+        if path != served:
+            shutil.rmtree(path)
+
+
+def policy_record(
     run_id: str,
     version: int,
     gap: float | None,

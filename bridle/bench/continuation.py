@@ -4,7 +4,9 @@ A made-up agent reads one source file after the other with a tool. Its conversat
 call by call as a proxy would; at each context length the next request is turned into prompt ids
 both ways: by lineage and the tail alone, and by rendering and tokenising the whole history, which
 is what an engine does that is asked with messages. The first token is timed at the client, through
-a proxy and without one, in turns, on one scripted engine that really renders and tokenises.
+a proxy and without one, in turns, on one engine: the embedded one with a tiny random policy, which
+computes what is new of a prompt and keeps the rest, and a scripted one, which only renders and
+tokenises.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import cycle
 from pathlib import Path
 from typing import Any, Final
@@ -23,16 +26,17 @@ import httpx
 import numpy as np
 import orjson
 
+from engine.embedded import EmbeddedEngine
 from engine.scripted import Reply, ScriptedCall, ScriptedEngine
 from engine.tokenizer import Tokenizer
 from proxy.canonical import Minted
 from proxy.continuation import Continuer
-from proxy.dialects.registry import DIALECTS
+from proxy.known_histories import KnownHistories
 from proxy.lineage import Conversations, Sampled, Turn, message_from_chat
 from proxy.server import ProxyServer
 from proxy.settings import ProxySettings
 from store.records import CallStatus, new_id
-from trainer.tiny import train_tokenizer
+from trainer.tiny import TinyShape, make_policy, train_tokenizer
 
 CONTEXTS: Final = (8192, 32768, 131072)
 FIRST_TOKEN_CONTEXT: Final = 32768
@@ -52,6 +56,10 @@ _TOOLS: Final = [
     }
 ]
 _MODEL: Final = "policy"
+_VOCABULARY: Final = 8192
+_TINY: Final = TinyShape(
+    hidden=64, layers=1, heads=2, kv_heads=1, intermediate=128, context=1 << 17
+)
 
 
 def measure(
@@ -64,14 +72,10 @@ def measure(
     with tempfile.TemporaryDirectory() as scratch:
         model = Path(scratch) / "model"
         texts = _texts()
-        train_tokenizer(model, texts[::4], vocab_size=8192)
+        train_tokenizer(model, texts[::4], vocab_size=_VOCABULARY)
         return {
             "contexts": _prompt_times(Tokenizer(model), texts, contexts, rounds),
-            "ttft_ratio": {
-                str(first_token_context): _first_token_ratio(
-                    model, texts, first_token_context, rounds, Path(scratch) / "bench.db"
-                )
-            },
+            **_first_token_ratios(model, texts, first_token_context, rounds),
         }
 
 
@@ -93,12 +97,16 @@ def _prompt_times(
         bodies = agent.bodies(rounds + 1)
         exact, rendered = _in_turns(agent.exact, agent.rendered, bodies, time.process_time)
         whole = agent.rendered(bodies[-1])
+        tail = agent.exact(bodies[-1])
+        alone = _median(agent.exact, agent.bodies(rounds + 1), time.process_time)
         found[str(context)] = {
             "exact_ms": round(1000 * exact, 3),
             "rendered_ms": round(1000 * rendered, 3),
             "ratio": round(rendered / exact, 2),
+            "json_ms": round(1000 * _median(orjson.loads, bodies[1:], time.process_time), 3),
+            "exact_alone_ms": round(1000 * alone, 3),
             "prompt_tokens": len(whole),
-            "tail_tokens": agent.exact(bodies[-1]),
+            "tail_tokens": tail,
         }
     return found
 
@@ -110,6 +118,7 @@ class _Agent:
         self._tokenizer = tokenizer
         self._continuer = Continuer(tokenizer)
         self._conversations = Conversations()
+        self._histories = KnownHistories()
         self._texts = cycle(texts)
         self.tokens = 0
         self._messages: list[dict[str, Any]] = [
@@ -131,7 +140,7 @@ class _Agent:
 
     def turn(self) -> None:
         """One call, and the result that the harness appends."""
-        request = DIALECTS["chat"].parse(self.body(), {}, {})
+        request = self._histories.parse(self.body(), "agent")
         link = self._conversations.find(request)
         prompt = self._continuer.prompt(link, request).token_ids
         if prompt is None:
@@ -159,7 +168,7 @@ class _Agent:
 
     def exact(self, body: bytes) -> int:
         """From the request's bytes to its prompt ids by lineage; how many of them are new."""
-        request = DIALECTS["chat"].parse(body, {}, {})
+        request = self._histories.parse(body, "agent")
         prompt = self._continuer.prompt(self._conversations.find(request), request)
         if prompt.token_ids is None:
             raise RuntimeError(f"the call was not continued exactly: {prompt.break_reason}")
@@ -184,58 +193,98 @@ def _result(call: Any, text: str) -> dict[str, Any]:
     return {"role": "tool", "tool_call_id": call, "content": text}
 
 
-def _first_token_ratio(
-    model: Path, texts: Sequence[str], context: int, rounds: int, store: Path
-) -> float:
+def _first_token_ratios(
+    model: Path, texts: Sequence[str], context: int, rounds: int
+) -> dict[str, dict[str, float]]:
     """Time to the first token through the proxy, over the same engine asked with messages."""
     script: Iterator[Reply] = (_reading(turn) for turn in cycle(range(1_000_000)))
-    with (
-        ScriptedEngine(
-            model, lambda _: next(script), served_model_name=_MODEL, max_model_len=1 << 20
-        ) as engine,
-        ProxyServer(ProxySettings(engine.base_url, str(store), tokenizer_dir=model)) as proxy,
-        httpx.Client(timeout=120, trust_env=False) as client,
-    ):
-        through = f"{proxy.base_url}/s/bench/v1/chat/completions"
-        direct = f"{engine.base_url}/v1/chat/completions"
-        messages = _grown(client, through, texts, context)
-        requests = [
-            [*messages[:-1], {**messages[-1], "content": texts[-number]}]
-            for number in range(1, rounds + 2)
-        ]
-        first = _in_turns(
-            lambda asked: _first_token(client, through, asked),
-            lambda asked: _first_token(client, direct, asked),
-            requests,
-            time.perf_counter,
-        )
-        return round(first[0] / first[1], 3)
+    scripted = ScriptedEngine(
+        model, lambda _: next(script), served_model_name=_MODEL, max_model_len=1 << 20
+    )
+    make_policy(model, _TINY, vocab_size=_VOCABULARY)
+    embedded = EmbeddedEngine(model, served_model_name=_MODEL)
+    session = _Session(model, texts, context, rounds)
+    key = str(context)
+    return {
+        "ttft_ratio": {key: session.ratio(embedded, {"max_tokens": 8})},
+        "ttft_ratio_scripted": {key: session.ratio(scripted, {"tools": _TOOLS})},
+    }
 
 
-def _grown(
-    client: httpx.Client, url: str, texts: Sequence[str], context: int
-) -> list[dict[str, Any]]:
-    """The messages of a session that was led through the proxy up to ``context`` tokens."""
-    messages = [{"role": "user", "content": "Find out how the standard library opens files."}]
-    results, tokens = cycle(texts), 0
-    while tokens < context:
-        reply = client.post(url, json={"model": _MODEL, "messages": messages, "tools": _TOOLS})
-        reply.raise_for_status()
-        message = reply.json()["choices"][0]["message"]
-        tokens = reply.json()["usage"]["total_tokens"]
-        messages += [message, _result(message["tool_calls"][0]["id"], next(results))]
-    return messages
+@dataclass(frozen=True, slots=True)
+class _Session:
+    """A session that is led through the proxy up to a context, and goes on from there in turns
+    with the same requests to the engine itself."""
+
+    model: Path
+    texts: Sequence[str]
+    context: int
+    rounds: int
+
+    def ratio(self, served: ScriptedEngine | EmbeddedEngine, fields: dict[str, Any]) -> float:
+        store = self.model.parent / f"{type(served).__name__}.db"
+        with (
+            served as engine,
+            ProxyServer(
+                ProxySettings(engine.base_url, str(store), tokenizer_dir=self.model)
+            ) as proxy,
+            httpx.Client(timeout=120, trust_env=False) as client,
+        ):
+            through = f"{proxy.base_url}/s/bench/v1/chat/completions"
+            direct = f"{engine.base_url}/v1/chat/completions"
+            messages = self._grown(client, through, fields)
+            requests = [
+                [*messages[:-1], {**messages[-1], "content": self.texts[-number]}]
+                for number in range(1, self.rounds + 2)
+            ]
+            first = _in_turns(
+                lambda asked: _first_token(client, through, asked, fields),
+                lambda asked: _first_token(client, direct, asked, fields),
+                requests,
+                time.perf_counter,
+            )
+            return round(first[0] / first[1], 3)
+
+    def _grown(
+        self, client: httpx.Client, url: str, fields: dict[str, Any]
+    ) -> list[dict[str, Any]]:
+        """The messages of a session that has been led up to the context."""
+        messages = [{"role": "user", "content": "Find out how the standard library opens files."}]
+        pieces, tokens = cycle(self.texts), 0
+        while tokens < self.context:
+            reply = client.post(url, json={"model": _MODEL, "messages": messages, **fields})
+            reply.raise_for_status()
+            message = reply.json()["choices"][0]["message"]
+            tokens = reply.json()["usage"]["total_tokens"]
+            calls = message.get("tool_calls")
+            new = {"role": "user", "content": next(pieces)}
+            messages += [message, _result(calls[0]["id"], new["content"]) if calls else new]
+        return messages
 
 
-def _first_token(client: httpx.Client, url: str, messages: Sequence[dict[str, Any]]) -> None:
+def _first_token(
+    client: httpx.Client, url: str, messages: Sequence[dict[str, Any]], fields: dict[str, Any]
+) -> None:
     """Returns when the first token has come; the rest of the stream is read outside the time."""
-    body = {"model": _MODEL, "messages": messages, "tools": _TOOLS, "stream": True}
+    body = {"model": _MODEL, "messages": messages, "stream": True, **fields}
     with client.stream("POST", url, json=body) as reply:
         reply.raise_for_status()
         for line in reply.iter_lines():
             delta = line.startswith("data: {") and orjson.loads(line[6:])["choices"][0]["delta"]
             if delta and any(value for name, value in delta.items() if name != "role"):
                 return
+
+
+def _median(
+    work: Callable[[Any], object], requests: Sequence[Any], clock: Callable[[], float]
+) -> float:
+    """Median seconds over ``requests``."""
+    taken = []
+    for request in requests:
+        started = clock()
+        work(request)
+        taken.append(clock() - started)
+    return statistics.median(taken)
 
 
 def _in_turns(

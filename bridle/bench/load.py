@@ -11,8 +11,8 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
 from urllib.parse import urlsplit
@@ -43,6 +43,8 @@ class Load:
     ramp_s: float = 0.0
     """The workers begin evenly spread over so many seconds, not all at once."""
     api_key: str = "bench"
+    fields: Mapping[str, Any] = field(default_factory=dict)
+    """Further fields of each request."""
 
 
 @dataclass
@@ -154,6 +156,7 @@ def request_body(load: Load, session: str, number: int) -> bytes:
     asked: dict[str, Any] = {"model": load.model, "messages": messages}
     if load.stream:
         asked["stream"] = True
+    asked |= load.fields
     return orjson.dumps(asked)
 
 

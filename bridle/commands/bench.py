@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import typer
 
-from bridle.commands import bench_continuation, bench_harnesses, bench_proxy, bench_store
+from bridle.commands import (
+    bench_continuation,
+    bench_harnesses,
+    bench_proxy,
+    bench_store,
+    bench_vllm,
+)
 
 app = typer.Typer(help="Measure.", no_args_is_help=True)
 
@@ -19,3 +25,4 @@ app.command("harnesses")(bench_harnesses.harnesses)
 app.command("proxy")(bench_proxy.proxy)
 app.command("reconstruct")(bench_store.reconstruct)
 app.command("store")(bench_store.store)
+app.command("vllm")(bench_vllm.vllm)

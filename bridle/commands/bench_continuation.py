@@ -28,5 +28,9 @@ def continuation(json: JsonOption = False) -> None:
             str(times["tail_tokens"]),
         )
     out.print(table)
-    for context, ratio in found["ttft_ratio"].items():
-        out.print(f"first token at {context}, through the proxy / asked directly: {ratio}")
+    for engine, ratios in (("embedded", "ttft_ratio"), ("scripted", "ttft_ratio_scripted")):
+        for context, ratio in found[ratios].items():
+            out.print(
+                f"first token at {context}, through the proxy / asked directly: "
+                f"{ratio} ({engine} engine)"
+            )

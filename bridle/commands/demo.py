@@ -10,7 +10,8 @@ from typing import Annotated, Any
 import orjson
 import typer
 
-from bridle.options import JsonOption
+from bridle.options import EngineOption, JsonOption
+from bridle.serving import leave_on_sigterm
 from bridle.terminal import err, fail, out, print_json
 
 
@@ -27,6 +28,7 @@ def demo(
     steps: Annotated[int | None, typer.Option(help="GRPO steps at most.")] = None,
     minutes: Annotated[float | None, typer.Option(help="Training ends after so long.")] = None,
     eval_tasks: Annotated[int | None, typer.Option(help="Held-out questions.")] = None,
+    engine: EngineOption = "embedded",
     json: JsonOption = False,
 ) -> None:
     """Train a small LangChain agent's policy end to end, and plot what it learned."""
@@ -34,12 +36,16 @@ def demo(
         from bridle.demo.run import Demo
     except ImportError as error:
         fail(f"the demo needs the training extra: pip install 'bridle[train]' ({error})")
-    from bridle.demo.settings import DemoSettings
+    from bridle.demo.settings import VLLM_MINUTES, DemoSettings
 
+    if engine == "vllm" and minutes is None:
+        minutes = VLLM_MINUTES
+    leave_on_sigterm()
     if fresh and out_dir.exists():
         shutil.rmtree(out_dir)
     asked: dict[str, Any] = {
         "seed": seed,
+        "engine": engine,
         "learning_rate": learning_rate,
         "max_steps": steps,
         "minutes": minutes,

@@ -60,6 +60,9 @@ def vllm(
     run_dir: Annotated[Path, typer.Option(help="vLLM's log, and what it served last.")] = Path(
         "runs/vllm"
     ),
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Begin with what was served last out of --run-dir.")
+    ] = False,
     python: Annotated[
         Path | None,
         typer.Option(help="The python that has vLLM. Default: $BRIDLE_VLLM_PYTHON, .venv-vllm."),
@@ -105,6 +108,7 @@ def vllm(
             options=options,
             python=python,
             version=version,
+            resume=resume,
             restarts=restarts,
             on_event=_say,
         )

@@ -3,19 +3,32 @@
 from __future__ import annotations
 
 import os
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from bridle.config import DEFAULT_PORT
-from bridle.options import JsonOption, StoreOption
+from bridle.options import BudgetCalls, BudgetSeconds, BudgetTokens, JsonOption, StoreOption
 from bridle.serving import announce, wait_for_signal
 from bridle.terminal import fail
 from store.records import Continuation
 
 ADMIN_KEY_VARIABLE = "BRIDLE_ADMIN_KEY"
 UPSTREAM_KEY_VARIABLE = "BRIDLE_UPSTREAM_API_KEY"
+
+
+class LogLevel(StrEnum):
+    DEBUG = "debug"
+    INFO = "info"
+    WARNING = "warning"
+    ERROR = "error"
+
+
+class LogFormat(StrEnum):
+    TEXT = "text"
+    JSON = "json"
 
 
 def proxy(
@@ -38,6 +51,34 @@ def proxy(
     model: Annotated[
         str | None, typer.Option(help="The engine's model name; default: the first it lists.")
     ] = None,
+    other_models: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--other-model",
+            help="Send a model elsewhere: NAME=URL[,model=THEIRS][,key=VARIABLE][,external]. "
+            "NAME may be a pattern; recorded, never trained.",
+        ),
+    ] = None,
+    role_models: Annotated[
+        list[str] | None,
+        typer.Option("--role-model", help="ROLE=NAME of an --other-model; ROLE may be `subagent`."),
+    ] = None,
+    budget_calls: BudgetCalls = None,
+    budget_tokens: BudgetTokens = None,
+    budget_seconds: BudgetSeconds = None,
+    workers: Annotated[
+        int, typer.Option(min=1, help="Processes behind the port; any continues any session.")
+    ] = 1,
+    log_format: Annotated[
+        LogFormat, typer.Option(help="Lines on standard error, with session and call ids.")
+    ] = LogFormat.TEXT,
+    log_level: Annotated[
+        LogLevel, typer.Option(help="The least that is logged: info has a line for every call.")
+    ] = LogLevel.WARNING,
+    otel: Annotated[
+        bool,
+        typer.Option("--otel", help="OpenTelemetry spans to where OTEL_* says; needs [otel]."),
+    ] = False,
     redact: Annotated[
         bool, typer.Option("--redact", help="Scrub keys and tokens from what is recorded as text.")
     ] = False,
@@ -45,8 +86,11 @@ def proxy(
 ) -> None:
     """Record agents: point their base URL at this proxy."""
     from bridle.feed import feed
+    from bridle.upstreams import other_model, pair
+    from proxy.budgets import Budget
     from proxy.server import ProxyServer
     from proxy.settings import ProxySettings, is_loopback
+    from proxy.workers import WorkerPool
     from store.database import migrate
 
     admin_key = os.environ.get(ADMIN_KEY_VARIABLE)
@@ -66,16 +110,30 @@ def proxy(
         model=model,
         tokenizer_dir=tokenizer,
         continuation=continuation,
+        other_models=dict(other_model(text) for text in other_models or ()),
+        role_models=dict(pair(text, "--role-model") for text in role_models or ()),
+        budget=Budget(budget_calls, budget_tokens, budget_seconds),
         redact=redact,
+        log_format=log_format.value,
+        log_level=log_level.value,
+        tracing=otel,
     )
+    if workers > 1:
+        with WorkerPool(settings, workers, routers=[feed]) as pool:
+            _announce(pool.base_url, json, store, engines)
+            pool.serve()
+        return
     with ProxyServer(settings, routers=[feed()]) as server:
-        url = server.base_url
-        announce(
-            url,
-            json,
-            f"Bridle records to {store}, in front of {', '.join(engines)}",
-            f"  OpenAI      OPENAI_BASE_URL={url}/v1",
-            f"  Anthropic   ANTHROPIC_BASE_URL={url}",
-            f"  Gemini      GOOGLE_GEMINI_BASE_URL={url}",
-        )
+        _announce(server.base_url, json, store, engines)
         wait_for_signal()
+
+
+def _announce(url: str, json: bool, store: str, engines: list[str]) -> None:
+    announce(
+        url,
+        json,
+        f"Bridle records to {store}, in front of {', '.join(engines)}",
+        f"  OpenAI      OPENAI_BASE_URL={url}/v1",
+        f"  Anthropic   ANTHROPIC_BASE_URL={url}",
+        f"  Gemini      GOOGLE_GEMINI_BASE_URL={url}",
+    )

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from bridle.options import ProxyOption
+from bridle.options import BudgetCalls, BudgetSeconds, BudgetTokens, ProxyOption
 from bridle.terminal import err, fail
 from harnesses.client import ControlClient, ControlError, ProxyUnreachable, Session, SessionRequest
 from harnesses.run import run_command, seal_session, session_variables
@@ -20,6 +20,9 @@ def run(
     context: typer.Context,
     proxy: ProxyOption,
     name: Annotated[str | None, typer.Option(help="What to call the session.")] = None,
+    budget_calls: BudgetCalls = None,
+    budget_tokens: BudgetTokens = None,
+    budget_seconds: BudgetSeconds = None,
     key: Annotated[
         str | None, typer.Option(envvar="BRIDLE_ADMIN_KEY", help="Admin key of the proxy.")
     ] = None,
@@ -28,7 +31,13 @@ def run(
     argv = context.args
     if not argv:
         fail("which command? For example: bridle run -- python my_agent.py", 2)
-    request = SessionRequest(name=name, harness=argv[0].rsplit("/", 1)[-1])
+    asked = {"calls": budget_calls, "tokens": budget_tokens, "wall_s": budget_seconds}
+    budget = {name: value for name, value in asked.items() if value is not None}
+    request = SessionRequest(
+        name=name,
+        harness=argv[0].rsplit("/", 1)[-1],
+        settings={"budget": budget} if budget else None,
+    )
     try:
         session = asyncio.run(_create(proxy, key, request))
     except (ProxyUnreachable, ControlError) as error:

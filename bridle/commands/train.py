@@ -8,6 +8,8 @@ from typing import Annotated
 
 import typer
 
+from bridle.options import EngineOption
+from bridle.serving import leave_on_sigterm
 from bridle.terminal import fail, out
 
 
@@ -32,6 +34,7 @@ def train(
     minibatches: Annotated[int, typer.Option(help="Updates per step.")] = 1,
     max_staleness: Annotated[int, typer.Option(help="0: on-policy.")] = 0,
     seed: Annotated[int, typer.Option(help="Order of tasks and minibatches.")] = 0,
+    engine: EngineOption = "embedded",
 ) -> None:
     """Train a policy inside an agent. Run again to go on from the last checkpoint."""
     try:
@@ -62,6 +65,7 @@ def train(
     if not pool:
         fail(f"{tasks} gives no task" + (f" of split {split!r}" if split else ""), 2)
     random.Random(seed).shuffle(pool)
+    leave_on_sigterm()
     output.mkdir(parents=True, exist_ok=True)
     store = str(output / "bridle.db")
     migrate(store)
@@ -104,7 +108,7 @@ def train(
         run_id=run_id,
     )
     with (
-        stack(policy, store, output / "logs") as running,
+        stack(policy, store, output / "logs", engine=engine) as running,
         Rollouts(running.proxy_url, runtime, check) as rollouts,
     ):
         train_plan(

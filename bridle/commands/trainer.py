@@ -17,7 +17,9 @@ from bridle.terminal import fail, out, print_json
 
 def trainer(
     policy: Annotated[Path, typer.Option(help="Model directory of version 0.")],
-    engine: Annotated[str, typer.Option(help="Base URL of the engine; it reads --out.")],
+    engine: Annotated[
+        list[str], typer.Option(help="Base URL of an engine, which reads --out. Repeatable.")
+    ],
     proxy: ProxyOption,
     store: StoreOption,
     worker: Annotated[list[str], typer.Option(help="A worker's base URL. Repeatable.")],
@@ -87,7 +89,14 @@ def trainer(
         worker, run_id=run_id, groups=groups, group_size=group_size, key=admin_key
     )
     try:
-        stack = Stack(engine, proxy, kind_of(engine, engine_key), engine_key, admin_key)
+        stack = Stack(
+            engine[0],
+            proxy,
+            more_engines=tuple(engine[1:]),
+            kind=kind_of(engine[0], engine_key),
+            engine_key=engine_key,
+            admin_key=admin_key,
+        )
         train(plan, stack, workers.sessions, on_step=on_step)
     except (WorkerFailed, EngineError, PublishError, httpx.HTTPError) as error:
         fail(f"{error}; the same command goes on from the last step")

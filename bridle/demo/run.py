@@ -6,18 +6,18 @@ import itertools
 import shutil
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 import orjson
 from rich.console import Console
 
+from bridle.demo.course import Course, Shop
 from bridle.demo.report import make_report, plot, session_rewards, table
 from bridle.demo.settings import DemoSettings
 from bridle.demo.stages import (
     Places,
-    Shop,
     evaluate,
     make_base_policy,
     record_teacher,
@@ -28,7 +28,7 @@ from bridle.demo.stages import (
 )
 from bridle.demo.state import DemoState
 from bridle.progress import progress
-from bridle.stack import stack
+from bridle.stack import Stack, engine_service, recording, serve_instead, stack
 from bridle.training import TrainingPlan, train
 from harnesses.rollout import RolloutResult
 from harnesses.verifiers import REWARD
@@ -45,13 +45,18 @@ from trainer.sft import SftStep, steps_of
 class Demo:
     """One demo run in ``root``; :meth:`run` goes on from what is finished there."""
 
-    def __init__(self, root: Path, settings: DemoSettings, console: Console) -> None:
+    def __init__(
+        self, root: Path, settings: DemoSettings, console: Console, course: Course | None = None
+    ) -> None:
         self.places = Places(root)
         self.settings = settings
-        self.shop = Shop()
+        self.course = course or Shop()
         self._console = console
         root.mkdir(parents=True, exist_ok=True)
         self._state = DemoState(root)
+        self._kept = ExitStack()
+        """Ends what outlives a stage."""
+        self._vllm_url: str | None = None
         migrate(self.places.store)
 
     @property
@@ -63,9 +68,10 @@ class Demo:
         self._stage("base", self._make_base)
         self._stage("teacher", self._record_teacher)
         self._stage("warm", self._warm_start)
-        self._stage("before", self._measure("before", self.places.warm))
-        self._stage("train", self._train)
-        self._stage("after", self._measure("after", self.places.trained))
+        with self._kept:
+            self._stage("before", self._measure("before", self.places.warm))
+            self._stage("train", self._train)
+            self._stage("after", self._measure("after", self.places.trained))
         return self._report()
 
     def start_from(self, other: Path) -> None:
@@ -94,14 +100,14 @@ class Demo:
             self._run_of(stage) as run_id,
             self._bar("first look", self.settings.first_sessions) as tick,
         ):
-            make_base_policy(self.shop, self.places, self.settings, run_id, tick)
+            make_base_policy(self.course, self.places, self.settings, run_id, tick)
 
     def _record_teacher(self, stage: str) -> None:
         with (
             self._run_of(stage) as run_id,
             self._bar("teacher", self.settings.teacher_sessions) as tick,
         ):
-            record_teacher(self.shop, self.places, self.settings, run_id, tick)
+            record_teacher(self.course, self.places, self.settings, run_id, tick)
 
     def _warm_start(self, _stage: str) -> None:
         updates = steps_of(self.settings.teacher_sessions, sft_config(self.settings))
@@ -114,15 +120,15 @@ class Demo:
 
     def _measure(self, phase: str, policy: Path) -> Callable[[str], None]:
         def work(_stage: str) -> None:
-            store, logs = self.places.store, self.places.logs
-            with stack(policy, store, logs) as running:
+            store = self.places.store
+            with self._serving(policy) as running:
                 for name, temperature in ((phase, 1.0), (f"greedy_{phase}", 0.0)):
                     with (
                         self._run_of(name) as run_id,
                         self._bar(name.replace("_", ", "), self.settings.eval_tasks) as tick,
                     ):
                         evaluate(
-                            self.shop,
+                            self.course,
                             running,
                             self.places,
                             self.settings,
@@ -138,7 +144,7 @@ class Demo:
 
     def _train(self, stage: str) -> None:
         settings = self.settings
-        tasks = self.shop.tasks("train", seed=settings.seed + 1)
+        tasks = self.course.tasks("train", seed=settings.seed + 1)
         started, recent, sessions = time.monotonic(), list[float](), itertools.count(1)
         per_step = settings.groups * settings.group_size
 
@@ -151,11 +157,14 @@ class Demo:
 
         with (
             self._run_of(stage) as run_id,
-            stack(self.places.warm, self.places.store, self.places.logs) as running,
-            self.shop.rollouts(running.proxy_url) as rollouts,
+            self._serving(self.places.warm) as running,
+            self.course.rollouts(running.proxy_url) as rollouts,
             progress(self._console, "GRPO sessions", settings.max_steps * per_step) as tick,
         ):
-            agent, rollout = self.shop.agent(1.0), rollout_settings(self.places, settings, run_id)
+            agent, rollout = (
+                self.course.agent(1.0),
+                rollout_settings(self.course, self.places, settings, run_id),
+            )
             loop = train(
                 TrainingPlan(
                     policy=self.places.warm,
@@ -203,6 +212,26 @@ class Demo:
         )
 
     # -- plumbing --------------------------------------------------------------------------------
+
+    @contextmanager
+    def _serving(self, policy: Path) -> Iterator[Stack]:
+        """An engine for ``policy`` and a proxy in front of it.
+
+        vLLM takes most of a minute to start, so one serves the policies of all stages.
+        """
+        store, logs = self.places.store, self.places.logs
+        if self.settings.engine == "embedded":
+            with stack(policy, store, logs) as running:
+                yield running
+            return
+        if self._vllm_url is None:
+            self._say("vLLM starts")
+            service = self._kept.enter_context(engine_service("vllm", policy, logs))
+            self._vllm_url = service.url
+        else:
+            serve_instead(self._vllm_url, policy)
+        with recording(self._vllm_url, "vllm", policy, store, logs) as running:
+            yield running
 
     @contextmanager
     def _run_of(self, stage: str) -> Iterator[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from bridle.options import EngineKind
 from trainer.tiny import TinyShape
 
 
@@ -12,6 +13,8 @@ class DemoSettings:
     """One demo run."""
 
     seed: int = 0
+    engine: EngineKind = "embedded"
+    """What serves the policy."""
     shape: TinyShape = field(
         default_factory=lambda: TinyShape(layers=3, hidden=128, intermediate=256, context=2048)
     )
@@ -44,7 +47,12 @@ class DemoSettings:
     goal: float = 0.97
     """Mean reward of a step's sessions, over the last three steps, at which training ends."""
     minutes: float = 10.0
-    """Training ends when the whole demo has run for so long, goal or not."""
+    """Training ends when the whole demo has run for so long, goal or not; :data:`VLLM_MINUTES`
+    with vLLM, unless said."""
     parallel: int = 16
     """Sessions at a time."""
     timeout_s: float = 60.0
+
+
+VLLM_MINUTES = 20.0
+"""On two cores vLLM needs more of them for the same sessions."""

@@ -5,19 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
 
-from bridle.demo.corpus import first_corpus, recorded_corpus
+from bridle.demo.corpus import recorded_corpus
+from bridle.demo.course import Course
 from bridle.demo.settings import DemoSettings
-from bridle.demo.teacher import teacher
-from bridle.examples import load_example
-from bridle.rollouts import Rollouts
 from bridle.stack import MODEL, Stack, proxy
 from engine.scripted import ScriptedEngine
 from engine.tokenizer import Tokenizer
-from harnesses.adapters.python_agent import PythonAgent
 from harnesses.rollout import Job, Outcome, RolloutResult, Settings, grouped
-from harnesses.runtimes.warm import WarmRuntime
 from harnesses.tasks import Task
 from reconstruct.exports.chat_jsonl import export_chat
 from reconstruct.exports.parquet import export_parquet
@@ -30,30 +25,6 @@ from trainer.sft_data import examples_from_parquet
 from trainer.tiny import make_policy, train_tokenizer
 
 Progress = Callable[[RolloutResult], None]
-
-
-class Shop:
-    """The example agent, its questions and its verifier, as any user's would be."""
-
-    def __init__(self) -> None:
-        self.directory, self.module = load_example("shop_agent")
-        self.script = self.directory / "agent.py"
-
-    def tasks(self, split: str, count: int | None = None, seed: int = 0) -> list[Task]:
-        found: list[Task] = self.module.tasks(split, count, seed)
-        return found
-
-    def agent(self, temperature: float) -> PythonAgent:
-        return PythonAgent(
-            self.script,
-            name="langchain",
-            without_tls=True,
-            environment={"SHOP_TEMPERATURE": str(temperature)},
-        )
-
-    def rollouts(self, proxy_url: str) -> Rollouts:
-        module: ModuleType = self.module
-        return Rollouts(proxy_url, WarmRuntime(), module.verifier)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,12 +71,14 @@ class Places:
 
 
 def make_base_policy(
-    shop: Shop, places: Places, settings: DemoSettings, run_id: str, progress: Progress
+    course: Course, places: Places, settings: DemoSettings, run_id: str, progress: Progress
 ) -> None:
     """A tokenizer trained on a first recording of the agent at work, and random weights."""
-    train_tokenizer(places.first, first_corpus(shop.script.read_text()), vocab_size=512)
-    tasks = shop.tasks("train", settings.teacher_sessions, settings.seed)
-    record(shop, places, settings, places.first, tasks[: settings.first_sessions], run_id, progress)
+    train_tokenizer(places.first, course.first_corpus(), vocab_size=512)
+    tasks = course.tasks("train", settings.teacher_sessions, settings.seed)
+    record(
+        course, places, settings, places.first, tasks[: settings.first_sessions], run_id, progress
+    )
     conversations = places.root / "first.jsonl"
     with Reader(places.store) as reader:
         export_chat(reader, conversations, Selection(run=run_id, outcome="completed"))
@@ -119,17 +92,17 @@ def make_base_policy(
 
 
 def record_teacher(
-    shop: Shop, places: Places, settings: DemoSettings, run_id: str, progress: Progress
+    course: Course, places: Places, settings: DemoSettings, run_id: str, progress: Progress
 ) -> None:
     """The teacher's demonstrations, recorded with the policy's tokenizer, and their export."""
-    tasks = shop.tasks("train", settings.teacher_sessions, settings.seed)
-    record(shop, places, settings, places.base, tasks, run_id, progress)
+    tasks = course.tasks("train", settings.teacher_sessions, settings.seed)
+    record(course, places, settings, places.base, tasks, run_id, progress)
     with Reader(places.store) as reader:
         export_parquet(reader, places.teacher_data, Selection(run=run_id, outcome="completed"))
 
 
 def record(
-    shop: Shop,
+    course: Course,
     places: Places,
     settings: DemoSettings,
     tokenizer: Path,
@@ -138,15 +111,15 @@ def record(
     progress: Progress,
 ) -> None:
     """The scripted teacher served behind the proxy, and used by the real agent."""
-    script = teacher(tasks, skill=settings.teacher_skill)
+    script = course.teacher(tasks, settings.teacher_skill)
     with (
         ScriptedEngine(tokenizer, script, served_model_name=MODEL) as engine,
         proxy(engine.base_url, tokenizer, places.store, places.logs) as proxy_url,
-        shop.rollouts(proxy_url) as rollouts,
+        course.rollouts(proxy_url) as rollouts,
     ):
         jobs = [Job(task) for task in left_over(tasks, places, run_id)]
         rollouts.collect(
-            shop.agent(1.0), jobs, rollout_settings(places, settings, run_id), progress
+            course.agent(1.0), jobs, rollout_settings(course, places, settings, run_id), progress
         )
 
 
@@ -177,7 +150,7 @@ def sft_config(settings: DemoSettings) -> SftConfig:
 
 
 def evaluate(
-    shop: Shop,
+    course: Course,
     stack: Stack,
     places: Places,
     settings: DemoSettings,
@@ -186,12 +159,12 @@ def evaluate(
     progress: Progress,
 ) -> None:
     """Asks the held-out questions that ``run_id`` has not asked yet; rewards go to the store."""
-    tasks = shop.tasks("held_out", settings.eval_tasks, settings.seed)
-    with shop.rollouts(stack.proxy_url) as rollouts:
+    tasks = course.tasks("held_out", settings.eval_tasks, settings.seed)
+    with course.rollouts(stack.proxy_url) as rollouts:
         rollouts.collect(
-            shop.agent(temperature),
+            course.agent(temperature),
             [Job(task) for task in left_over(tasks, places, run_id)],
-            rollout_settings(places, settings, run_id),
+            rollout_settings(course, places, settings, run_id, temperature),
             progress,
         )
 
@@ -211,8 +184,15 @@ def step_jobs(tasks: Sequence[Task], step: int, settings: DemoSettings) -> list[
     return list(grouped(chosen, settings.group_size))
 
 
-def rollout_settings(places: Places, settings: DemoSettings, run_id: str) -> Settings:
+def rollout_settings(
+    course: Course,
+    places: Places,
+    settings: DemoSettings,
+    run_id: str,
+    temperature: float = 1.0,
+) -> Settings:
     return Settings(
+        session_settings=course.session_settings(temperature),
         directory=places.sessions,
         parallel=settings.parallel,
         timeout_s=settings.timeout_s,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -13,6 +14,7 @@ from transformers.utils import logging as transformers_logging
 from engine.embedded.attention import ATTENTION_NAME, Chunk, RaggedBatch
 from engine.embedded.kv import SequenceKV
 
+_LOADING: Final = threading.Lock()
 _PROBE_TOKENS: Final = 24
 _PROBE_TOLERANCE: Final = 5e-3
 """Largest difference of a logit, relative to the largest logit, between the packed forward pass
@@ -136,9 +138,12 @@ def load_model(directory: str | Path, dtype: torch.dtype) -> Any:
     shows_bars = transformers_logging.is_progress_bar_enabled()
     transformers_logging.disable_progress_bar()
     try:
-        model = AutoModelForCausalLM.from_pretrained(
-            str(directory), dtype=dtype, local_files_only=True
-        )
+        # Loading swaps the default device of the whole process for a moment: two engines that load
+        # at the same time would get weights without data.
+        with _LOADING:
+            model = AutoModelForCausalLM.from_pretrained(
+                str(directory), dtype=dtype, local_files_only=True
+            )
     except (OSError, ValueError, RuntimeError, KeyError) as error:
         raise UnservableModel(f"no loadable causal LM in {directory}: {error}") from error
     finally:

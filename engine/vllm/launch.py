@@ -52,7 +52,8 @@ class VllmServer:
     ``run_dir`` gets ``vllm.log`` and ``served.json``. When vLLM dies it is started again, up to
     ``restarts`` times in a row without an hour of service between. ``on_event`` hears about each
     death, restart and refusal, from the watching thread. ``version`` is the policy version of the
-    weights in ``model_dir``.
+    weights in ``model_dir``. ``resume`` begins with what the vLLM before served out of ``run_dir``,
+    when there was one, as a restart does.
     """
 
     def __init__(
@@ -63,6 +64,7 @@ class VllmServer:
         options: VllmOptions | None = None,
         python: str | Path | None = None,
         version: int | None = None,
+        resume: bool = False,
         restarts: int = 3,
         ready_timeout: float = 600.0,
         on_event: Callable[[str], None] = lambda _event: None,
@@ -75,6 +77,7 @@ class VllmServer:
         """Seconds from the last start until it served."""
         self._first = noted(Path(model_dir).absolute(), None if version is None else str(version))
         self._served_file = Path(run_dir).absolute() / "served.json"
+        self._resume = resume
         self._restarts = restarts
         self._ready_timeout = ready_timeout
         self._on_event = on_event
@@ -117,7 +120,8 @@ class VllmServer:
     def start(self) -> None:
         """Start vLLM and return when it serves; raises :class:`VllmError` when it does not."""
         self.log.parent.mkdir(parents=True, exist_ok=True)
-        self._served_file.unlink(missing_ok=True)
+        if not self._resume:
+            self._served_file.unlink(missing_ok=True)
         self._stopping.clear()
         self._settled.clear()
         self._refusal = None

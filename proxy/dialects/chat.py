@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from itertools import chain
 from typing import Annotated, Any, Final
 
 import msgspec
@@ -30,6 +31,7 @@ from proxy.canonical import (
     plain_ids,
 )
 from proxy.dialects import openai
+from proxy.dialects.chat_history import ParsedHistory, parsed, spans
 from proxy.dialects.errors import openai_error, openai_error_object
 from proxy.dialects.openai import Count, Int64, StreamOptions
 from store.records import Note
@@ -110,36 +112,21 @@ class ChatDialect:
 
     def parse(self, body: bytes, path: Mapping[str, str], query: Mapping[str, str]) -> Request:
         wire = openai.decode(_DECODER, body)
-        extra, notes = openai.other_fields(body, _KNOWN, openai.FORWARDED)
-        noted = list(notes)
-        if wire.top_logprobs and not wire.logprobs:
-            raise openai.invalid(
-                "'logprobs' must be true to ask for 'top_logprobs'", "top_logprobs"
-            )
-        tools = _tools(wire.tools or (), noted)
-        return Request(
-            dialect="chat",
-            model=wire.model,
-            messages=tuple(
-                _message(message, position, noted) for position, message in enumerate(wire.messages)
-            ),
-            tools=tools,
-            tool_choice=_tool_choice(wire.tool_choice, noted),
-            parallel_tool_calls=wire.parallel_tool_calls,
-            response_format=wire.response_format,
-            sampling=_sampling(wire),
-            stream=bool(wire.stream),
-            wants=Wants(
-                logprobs=bool(wire.logprobs),
-                top_logprobs=wire.top_logprobs or 0,
-                token_ids=bool(wire.return_token_ids),
-                stream_usage=bool(wire.stream_options and wire.stream_options.include_usage),
-            ),
-            template_kwargs=wire.chat_template_kwargs,
-            extra=extra,
-            context=ChatContext(hide_reasoning=wire.include_reasoning is False),
-            notes=tuple(noted),
-        )
+        return _request(wire, body, *_messages(wire.messages))
+
+    def parse_on(
+        self, body: bytes, known: ParsedHistory | None
+    ) -> tuple[Request, ParsedHistory | None]:
+        """As :meth:`parse`, in time that grows with what ``known`` does not have; and what a later
+        request may go on from. The request names that as its ``history``."""
+        found = None if known is None else _continued(body, known)
+        if found is None:
+            wire = openai.decode(_DECODER, body)
+            messages, notes = _messages(wire.messages)
+            history = parsed(body, messages, notes)
+            return _request(wire, body, messages, notes, history), history
+        wire, short, history = found
+        return _request(wire, short, history.messages, history.notes, history), history
 
     def mint(self, call_id: str, created: int, model: str) -> Minted:
         return Minted(call_id, created, f"chatcmpl-{call_id.removeprefix('call_')}", model)
@@ -250,6 +237,89 @@ class ChatEmitter:
         )
 
 
+def _request(
+    wire: _Body,
+    body: bytes,
+    messages: tuple[Message, ...],
+    notes: tuple[tuple[Note, ...], ...],
+    history: ParsedHistory | None = None,
+) -> Request:
+    """The request of ``wire`` with these messages; ``body`` is read for its other fields."""
+    extra, dropped = openai.other_fields(body, _KNOWN, openai.FORWARDED)
+    noted = list(dropped)
+    if wire.top_logprobs and not wire.logprobs:
+        raise openai.invalid("'logprobs' must be true to ask for 'top_logprobs'", "top_logprobs")
+    tools = _tools(wire.tools or (), noted)
+    noted += chain.from_iterable(notes)
+    return Request(
+        dialect="chat",
+        model=wire.model,
+        messages=messages,
+        tools=tools,
+        tool_choice=_tool_choice(wire.tool_choice, noted),
+        parallel_tool_calls=wire.parallel_tool_calls,
+        response_format=wire.response_format,
+        sampling=_sampling(wire),
+        stream=bool(wire.stream),
+        wants=Wants(
+            logprobs=bool(wire.logprobs),
+            top_logprobs=wire.top_logprobs or 0,
+            token_ids=bool(wire.return_token_ids),
+            stream_usage=bool(wire.stream_options and wire.stream_options.include_usage),
+        ),
+        template_kwargs=wire.chat_template_kwargs,
+        extra=extra,
+        context=ChatContext(hide_reasoning=wire.include_reasoning is False),
+        notes=tuple(noted),
+        history=history,
+    )
+
+
+def _continued(body: bytes, known: ParsedHistory) -> tuple[_Body, bytes, ParsedHistory] | None:
+    """The request without the messages that ``known`` has, its bytes, and the whole history;
+    ``None`` when it must be read from the start."""
+    count = min(known.shared(body), len(known.ends))
+    cut = known.without(count, body) if count else None
+    if cut is None and count > 1:
+        # Nothing new follows: leave the last message to be read again.
+        count -= 1
+        cut = known.without(count, body)
+    if cut is None:
+        return None
+    short, rest = cut
+    try:
+        wire = openai.decode(_DECODER, short)
+        messages, notes = _messages(wire.messages)
+    except ApiError:
+        return None  # the whole body's error names the right place
+    new = spans(short)
+    if new is None or new[0][0] != known.start:
+        return None  # a second list of messages counts, not the one that is known
+    moved = rest - known.start
+    ends = (*known.ends[:count], *(end + moved for _, end in new))
+    history = ParsedHistory(
+        start=known.start,
+        ends=ends,
+        text=body[: ends[-1]],
+        messages=known.messages[:count] + messages,
+        notes=known.notes[:count] + notes,
+        units=[unit for unit in known.units if unit.end < count],
+    )
+    return wire, short, history
+
+
+def _messages(
+    wire: Sequence[_Message],
+) -> tuple[tuple[Message, ...], tuple[tuple[Note, ...], ...]]:
+    """The messages, and what was converted in each."""
+    messages, notes = [], []
+    for position, message in enumerate(wire):
+        noted: list[Note] = []
+        messages.append(_message(message, position, noted))
+        notes.append(tuple(noted))
+    return tuple(messages), tuple(notes)
+
+
 def _message(wire: _Message, position: int, notes: list[Note]) -> Message:
     role = _ROLES.get(wire.role)
     if role is None:
@@ -259,6 +329,10 @@ def _message(wire: _Message, position: int, notes: list[Note]) -> Message:
         )
     if role != wire.role:
         notes.append(Note("role_converted", f"{wire.role} as {role}"))
+    for index, part in enumerate(wire.content if isinstance(wire.content, list) else ()):
+        if not isinstance(part.get("text", ""), str):
+            where = f"messages[{position}].content[{index}].text"
+            raise openai.invalid("the text of a part must be a string", where)
     reasoning = wire.reasoning if wire.reasoning is not None else wire.reasoning_content
     return Message(
         role=role,  # type: ignore[arg-type]

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from click.testing import Result
 
-from bridle.bench import continuation, store
+from bridle.bench import continuation, store, vllm
+from trainer.tiny import TinyShape, make_policy, train_tokenizer
 
 
 def test_the_continuation_bench_measures_both_ways(
@@ -22,7 +24,27 @@ def test_the_continuation_bench_measures_both_ways(
     assert times["ratio"] > 1
     assert times["prompt_tokens"] > 2048 > times["tail_tokens"] > 0
     assert found["ttft_ratio"]["2048"] > 0
+    assert times["exact_alone_ms"] > times["json_ms"] > 0
+    assert found["ttft_ratio_scripted"]["2048"] > 0
     assert "through the proxy" in bridle("bench", "continuation").output
+
+
+def test_the_vllm_bench_compares_in_turns_and_accounts_for_every_token(
+    bridle: Callable[..., Result], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    size = train_tokenizer(tmp_path / "policy", ["The quick brown fox. 0123456789"] * 4)
+    shape = TinyShape(hidden=32, layers=1, heads=1, kv_heads=1, intermediate=64)
+    make_policy(tmp_path / "policy", shape, vocab_size=size, seed=0)
+    plan = vllm.Plan(concurrency=2, rounds=2, calls=2, tokens=8)
+    small = vllm.measure(plan, tmp_path / "policy", engine_kind="embedded")
+    monkeypatch.setattr(vllm, "measure", lambda *_, **__: small)
+    found = json.loads(bridle("bench", "vllm", "--json").output)
+    assert (found["failed"], found["tokens_lost"]) == (0, 0)
+    assert set(found["tokens_per_s"]) == {"direct", "direct_with_ids", "proxied"}
+    assert all(len(values) == 2 for values in found["tokens_per_s_by_round"].values())
+    assert found["ratio"] > 0
+    assert found["proxy_cpu_us_per_token"] > 0
+    assert "proxied/direct" in bridle("bench", "vllm").output
 
 
 def test_the_store_bench_measures_sizes_beside_the_peers_way(

@@ -20,6 +20,7 @@ from engine.scripted import Reply, ScriptedEngine
 from proxy.server import ProxyServer
 from proxy.settings import ProxySettings
 from reconstruct.episodes import build_episode
+from reconstruct.policy import DEFAULT_POLICY, TrainablePolicy
 from store import deliveries
 from store.queries import Reader
 
@@ -153,10 +154,13 @@ def test_both_forms_carry_the_samples_exactly(api: Api, store: str) -> None:
     line = json.loads(api.post("/bridle/v1/trajectories/a/lease").text)
     told = line["samples"][0]
     assert line["rewards"] == {"score": 0.1 + 0.2}
+    assert TrainablePolicy.from_data(line["policy"]) == DEFAULT_POLICY
     assert line["tokens"]["trained"] == int(sample.mask.sum()) > 0
     arrow = api.post("/bridle/v1/trajectories/b/lease", params={"format": "arrow"})
     assert arrow.headers["content-type"] == "application/vnd.apache.arrow.stream"
-    (row,) = pa.ipc.open_stream(arrow.content).read_all().to_pylist()
+    table = pa.ipc.open_stream(arrow.content).read_all()
+    assert json.loads(table.schema.metadata[b"bridle.policy"]) == line["policy"]
+    (row,) = table.to_pylist()
     assert row["reward.score"] == 0.1 + 0.2
     for found in (told, row):
         assert found["token_ids"] == sample.token_ids.tolist()

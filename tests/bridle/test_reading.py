@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import datasets
+import httpx
 import pytest
 from click.testing import Result
 
@@ -32,6 +33,34 @@ def test_show_tells_every_turn_and_what_it_continues(
     assert second["said"] == "The answer is 5."
     assert second["new_tokens"] < first["new_tokens"], "the history is not recorded twice"
     assert second["break_reason"] is None
+
+
+def test_show_and_metrics_tell_breaks_by_reason_and_replies_under_a_grammar(
+    bridle: Bridle, store: str, proxy_url: str
+) -> None:
+    made = httpx.post(f"{proxy_url}/bridle/v1/sessions", json={"continuation": "rendered"}).json()
+    chat = f"{proxy_url}/s/{made['id']}/v1/chat/completions"
+
+    def say(messages: list[dict[str, str]], **more: object) -> str:
+        reply = httpx.post(chat, json={"model": "m", "messages": messages, **more}, timeout=60)
+        return str(reply.raise_for_status().json()["choices"][0]["message"]["content"])
+
+    # In "rendered" mode a system prompt that changes is a break; nothing is kept of the ids.
+    first = say([{"role": "system", "content": "one"}, {"role": "user", "content": "two?"}])
+    history = [{"role": "user", "content": "two?"}, {"role": "assistant", "content": first}]
+    changed = [{"role": "system", "content": "other"}, *history, {"role": "user", "content": "x"}]
+    say(changed, response_format={"type": "json_object"})
+
+    shown = bridle("show", made["id"], "--store", store)
+    assert "break: system_changed" in " ".join(shown.stdout.split())
+    assert "breaks on (rendered mode): 1 system_changed" in shown.stdout
+    assert "constrained" in shown.stdout
+    one, two = json.loads(bridle("show", made["id"], "--store", store, "--json").stdout)["turns"]
+    assert (one["break_reasons"], two["break_reasons"]) == ([], ["system_changed"])
+    assert (one["constrained"], two["constrained"]) == (False, True)
+    metrics = httpx.get(f"{proxy_url}/metrics").text
+    assert 'bridle_breaks_total{reason="system_changed"} 1.0' in metrics
+    assert 'bridle_events_total{name="constrained_by_grammar"} 1.0' in metrics
 
 
 def test_show_finds_a_session_by_name_beginning_or_last(

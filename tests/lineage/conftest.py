@@ -9,6 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -125,6 +126,20 @@ class Session:
         )
         self.conversations.add(turn)
         return turn
+
+    @staticmethod
+    def said(turn: Turn, **changes: Any) -> Message:
+        """The turn's reply as a harness echoes it."""
+        return msgspec.structs.replace(turn.choices[0].message, **changes)
+
+    @staticmethod
+    def results(turn: Turn, *texts: str) -> list[Message]:
+        """Results of the turn's calls."""
+        calls = turn.choices[0].message.tool_calls
+        return [
+            Message("tool", text, tool_call_id=call.id)
+            for call, text in zip(calls, texts, strict=True)
+        ]
 
     def fail(self, link: Link, status: CallStatus = CallStatus.FAILED) -> Turn:
         """A call that got no reply."""

@@ -11,6 +11,7 @@ import pytest
 
 from engine.contract import MISSING_LOGPROB
 from engine.scripted import Cut, Refuse, Reply, ScriptedCall
+from proxy.continuation import Continuer
 from store.records import BreakReason, CallKind, CallStatus
 
 TOOLS: Any = [
@@ -208,3 +209,27 @@ def test_a_request_asked_again_after_a_whole_reply_is_a_sample_beside_it(bench: 
 def test_every_break_reason_has_a_counter_from_the_start(bench: Any) -> None:
     for reason in BreakReason:
         assert metric(bench, f'bridle_breaks_total{{reason="{reason}"}}') == 0
+
+
+def test_a_long_tail_is_tokenised_beside_the_event_loop(
+    stage: Any, start_proxy: Any, model_dir: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = start_proxy(stage.engine.base_url, tokenizer_dir=model_dir)
+    threads: list[threading.Thread] = []
+    prompt = Continuer.prompt
+
+    def watched(self: Continuer, link: Any, request: Any) -> Any:
+        threads.append(threading.current_thread())
+        return prompt(self, link, request)
+
+    monkeypatch.setattr(Continuer, "prompt", watched)
+    first = say(bench, QUESTION)
+    second = say(bench, QUESTION, *echoed(first))
+    history = [QUESTION, *echoed(first), *echoed(second)]
+    say(bench, *history, {"role": "user", "content": [{"type": "text", "text": "one " * 5000}]})
+    short, other, long = threads
+    assert short is other
+    assert long is not short
+    calls = bench.calls()
+    assert [call.break_reason for call in calls] == [None] * 3
+    assert calls[2].parent_call_id == calls[1].id

@@ -2,35 +2,18 @@
 
 from __future__ import annotations
 
-import time
-
-import numpy as np
 import pytest
 
 from store.database import migrate
-from store.queries import Reader
-from store.records import (
-    CallBegun,
-    CallEnded,
-    CallKind,
-    CallStatus,
-    Choice,
-    SessionRecord,
-    VersionRun,
-    new_id,
-)
-from store.writer import Writer
+from store.records import CallKind
 
 
 class Recording:
     """One session in the making; calls are numbered tokens, easy to tell apart."""
 
-    def __init__(self, writer: Writer, **fields) -> None:
-        self.writer = writer
-        self.random = np.random.default_rng(7)
-        self.session = SessionRecord(
-            **{"id": new_id("session"), "created_at": time.time(), **fields}
-        )
+    def __init__(self, writer, calls, **fields) -> None:
+        self.writer, self.calls = writer, calls
+        self.session = calls.session(**fields)
         self.clock = 0.0
         writer.create_session_sync(self.session)
 
@@ -43,42 +26,31 @@ class Recording:
     ) -> str:
         """Records a call that agrees with itself unless ``fields`` say otherwise; gives its id."""
         self.clock += 1.0
-        begun = CallBegun(
-            id=new_id("call"),
-            session_id=self.id,
-            dialect="chat",
+        begun = self.calls.begun(
+            self.session,
             started_at=self.clock,
             request_body=repr(list(prompt)).encode(),
-            stream=True,
-            model_requested="policy",
             parent_call_id=parent,
             headers=dict(headers),
         )
-        choices = tuple(
-            Choice(
-                np.asarray(ids, dtype=np.uint32),
-                -self.random.random(len(ids)).astype(np.float32),
-                (VersionRun(0, version),) if len(ids) else (),
-                finish,
-            )
-            for ids in sampled
-        )
-        values = {
-            "status": CallStatus.COMPLETE,
-            "ended_at": self.clock + 0.5,
-            "prompt_token_ids": np.asarray(prompt, dtype=np.uint32),
-            "choices": choices,
-            "response_body": begun.id.encode(),
-            "model_served": "policy",
-            "usage": {
-                "prompt_tokens": len(prompt),
-                "completion_tokens": sum(len(ids) for ids in sampled),
+        ended = self.calls.ended(
+            begun,
+            prompt,
+            **{
+                "choices": tuple(self.calls.choice(ids, version, finish) for ids in sampled),
+                "usage": {
+                    "prompt_tokens": len(prompt),
+                    "completion_tokens": sum(len(ids) for ids in sampled),
+                },
+                "ended_at": self.clock + 0.5,
+                "response_body": begun.id.encode(),
+                "model_served": "policy",
+                "kind": CallKind.MAIN,
+                **fields,
             },
-            "message": {"role": "assistant", "content": "yes"},
-            "kind": CallKind.MAIN,
-        }
+        )
         self.writer.begin_call(begun)
-        self.writer.end_call_sync(CallEnded(id=begun.id, session_id=self.id, **values | fields))
+        self.writer.end_call_sync(ended)
         return begun.id
 
 
@@ -90,21 +62,9 @@ def url(tmp_path):
 
 
 @pytest.fixture
-def writer(url):
-    with Writer(url) as opened:
-        yield opened
-
-
-@pytest.fixture
-def reader(url):
-    with Reader(url) as opened:
-        yield opened
-
-
-@pytest.fixture
-def record(writer):
+def record(writer, calls):
     """``record(**session fields)`` starts a session."""
-    return lambda **fields: Recording(writer, **fields)
+    return lambda **fields: Recording(writer, calls, **fields)
 
 
 @pytest.fixture

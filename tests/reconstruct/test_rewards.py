@@ -62,7 +62,7 @@ def test_values_keep_every_bit_and_late_ones_are_taken(record, writer, reader):
     odd = 0.1 + 0.2
     writer.update_session_sync(session.id, sealed_at=5.0, outcome="completed")
     writer.add_reward_sync(Reward(session.id, "score", odd, 9.0))
-    writer.add_reward_sync(Reward(session.id, "step", -odd, 9.0, call_id=call, turn=1))
+    writer.add_reward_sync(Reward(session.id, "step", -odd, 9.5, call_id=call, turn=1))
     whole, step = reader.rewards(session.id)
     assert (whole.value.hex(), step.value.hex()) == (odd.hex(), (-odd).hex())
     assert (step.call_id, step.turn) == (call, 1)

@@ -1,4 +1,4 @@
-"""A store of either kind, and calls to put into it."""
+"""A store of either kind."""
 
 from __future__ import annotations
 
@@ -9,79 +9,13 @@ import socket
 import sqlite3
 import subprocess
 import tempfile
-import time
 from contextlib import contextmanager
 from pathlib import Path
 
-import numpy as np
 import psycopg
 import pytest
 
 from store.database import migrate
-from store.queries import Reader
-from store.records import (
-    CallBegun,
-    CallEnded,
-    CallStatus,
-    Choice,
-    SessionRecord,
-    VersionRun,
-    new_id,
-)
-from store.writer import Writer
-
-
-class Calls:
-    """Makes the records of calls that are complete and agree with themselves."""
-
-    def __init__(self, seed: int = 0) -> None:
-        self.random = np.random.default_rng(seed)
-
-    def session(self, **fields) -> SessionRecord:
-        return SessionRecord(**{"id": new_id("session"), "created_at": time.time(), **fields})
-
-    def begun(self, session: SessionRecord | str, **fields) -> CallBegun:
-        values = {
-            "id": new_id("call"),
-            "session_id": session if isinstance(session, str) else session.id,
-            "dialect": "chat",
-            "started_at": time.time(),
-            "request_body": b'{"model":"policy","messages":[]}',
-            "stream": True,
-            "model_requested": "policy",
-        }
-        return CallBegun(**values | fields)
-
-    def choice(self, ids, version: int = 1, finish_reason: str = "stop") -> Choice:
-        return Choice(
-            token_ids=np.asarray(ids, dtype=np.uint32),
-            logprobs=-self.random.random(len(ids)).astype(np.float32),
-            versions=(VersionRun(0, version),) if len(ids) else (),
-            finish_reason=finish_reason,
-        )
-
-    def ended(self, begun: CallBegun, prompt, *sampled, version: int = 1, **fields) -> CallEnded:
-        choices = tuple(self.choice(ids, version) for ids in sampled)
-        values = {
-            "id": begun.id,
-            "session_id": begun.session_id,
-            "status": CallStatus.COMPLETE,
-            "ended_at": time.time(),
-            "prompt_token_ids": np.asarray(prompt, dtype=np.uint32),
-            "choices": choices,
-            "response_body": f"data: {begun.id}\n\n".encode(),
-            "usage": {
-                "prompt_tokens": len(prompt),
-                "completion_tokens": sum(len(choice.token_ids) for choice in choices),
-            },
-            "message": {"role": "assistant", "content": "yes"},
-        }
-        return CallEnded(**values | fields)
-
-
-@pytest.fixture
-def calls() -> Calls:
-    return Calls()
 
 
 @pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.postgres)])
@@ -93,18 +27,6 @@ def url(request, tmp_path):
         address = request.getfixturevalue("postgres").empty_database()
     migrate(address)
     return address
-
-
-@pytest.fixture
-def writer(url):
-    with Writer(url) as opened:
-        yield opened
-
-
-@pytest.fixture
-def reader(url):
-    with Reader(url) as opened:
-        yield opened
 
 
 @pytest.fixture

@@ -115,6 +115,7 @@ async def test_a_full_disk_refuses_at_once_and_recovers(path, calls):
         assert reader.call(again.id).status is CallStatus.COMPLETE
 
 
+@pytest.mark.damages_store
 async def test_a_store_that_is_gone_says_so(path, calls):
     with Writer(path, patience=0.2) as writer:
         session = calls.session()

@@ -1,3 +1,4 @@
+import json
 import os
 import subprocess
 import sys
@@ -6,9 +7,10 @@ import threading
 import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
-from sqlalchemy import inspect
+from sqlalchemy import inspect, text
 
 from store.database import connect, database_url, migrate
+from store.deliveries import Deliveries
 from store.schema import metadata
 
 
@@ -82,3 +84,33 @@ def test_migrating_works_from_any_folder(tmp_path):
 )
 def test_addresses_are_read_as_people_write_them(given, meant):
     assert database_url(given) == meant
+
+
+def test_what_consumers_had_acknowledged_is_kept_as_deliveries(url):
+    """Until 0002 it was in the ``config`` of each consumer's run."""
+    migrate(url, "base")
+    migrate(url, "0001")
+    engine = connect(url)
+    state = {"position": [2.0, "session_b"], "done": ["session_d"]}
+    with engine.begin() as connection:
+        for number, name in enumerate("abcd", start=1):
+            connection.execute(
+                text(
+                    "INSERT INTO sessions (id, continuation, settings, labels, created_at,"
+                    " sealed_at) VALUES (:id, 'exact', '{}', '{}', 0, :at)"
+                ),
+                {"id": f"session_{name}", "at": float(number)},
+            )
+        connection.execute(
+            text(
+                "INSERT INTO runs (id, kind, name, config, started_at, status)"
+                " VALUES ('feed:trl', 'feed', 'trl', :state, 0, 'running')"
+            ),
+            {"state": json.dumps(state)},
+        )
+    migrate(url)
+    found = Deliveries(engine).lease("trl", 9, 60)
+    left = Deliveries(engine).lease("verl", 9, 60)
+    engine.dispose()
+    assert found.sessions == ("session_c",)
+    assert left.sessions == tuple(f"session_{name}" for name in "abcd")

@@ -86,6 +86,7 @@ def test_calls_come_in_the_order_of_their_start(writer, reader, calls):
     assert [call.started_at for call in reader.calls(session.id)] == [1.0, 2.0, 3.0]
 
 
+@pytest.mark.damages_store
 def test_a_broken_path_is_an_error_and_not_a_shorter_prompt(url, writer, reader, calls):
     session = calls.session()
     writer.create_session_sync(session)

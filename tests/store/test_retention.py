@@ -196,6 +196,7 @@ def test_a_backup_never_replaces_a_file(url, tmp_path):
     assert (tmp_path / "kept").read_text() == "mine"
 
 
+@pytest.mark.damages_store
 def test_a_backup_that_fails_leaves_nothing(tmp_path):
     (tmp_path / "no.db").write_bytes(b"no database at all" * 100)
     with pytest.raises(sqlite3.DatabaseError):

@@ -22,6 +22,7 @@ import httpx
 import numpy as np
 import pytest
 
+from bridle.services import Service
 from engine.vllm import VllmControl, VllmOptions, VllmServer
 
 HERE = Path(__file__).parent
@@ -77,6 +78,8 @@ class Kind:
     options: Mapping[str, Any]
     prepare: Callable[[Path], None]
     """Writes the model directory."""
+    by_command: bool = False
+    """Launched by ``bridle engine vllm``, with its own choice of options."""
 
 
 def _conformance_policy(directory: Path) -> None:
@@ -114,11 +117,39 @@ _CARELESS = (
 
 KINDS = {
     "policy": Kind({"lora_rank": 8}, _conformance_policy),
-    "tied": Kind({}, _tied_policy),
+    "tied": Kind({}, _tied_policy, by_command=True),
     "careless": Kind(
         {"tool_parser": None, "reasoning_parser": None, "extra": _CARELESS}, _policy_with_defaults
     ),
 }
+
+
+class Commanded:
+    """A vLLM that ``bridle engine vllm`` launched."""
+
+    def __init__(self, model: Path, directory: Path) -> None:
+        arguments = ["engine", "vllm", "--model", str(model), "--run-dir", str(directory)]
+        arguments += ["--port", "0", "--cpu-kv-cache-gib", "1"]
+        self._log = directory.with_suffix(".log")
+        self._service = Service(arguments, self._log, start_timeout_s=900)
+        self.started_in: float | None = None
+
+    @property
+    def base_url(self) -> str:
+        return self._service.url
+
+    @property
+    def complaints(self) -> str:
+        """What the command said of checks that failed, deaths and restarts."""
+        return self._log.read_text()
+
+    def start(self) -> None:
+        began = time.monotonic()
+        self._service.__enter__()
+        self.started_in = time.monotonic() - began
+
+    def stop(self) -> None:
+        self._service.__exit__(None, None, None)
 
 
 class VllmServers:
@@ -127,17 +158,21 @@ class VllmServers:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.name: str | None = None
-        self.running: VllmServer | None = None
+        self.running: VllmServer | Commanded | None = None
 
-    def use(self, name: str) -> VllmServer:
+    def use(self, name: str) -> VllmServer | Commanded:
         if self.running is None or self.name != name:
             self.stop()
             kind = KINDS[name]
             model = self.model_dir(name)
             if not model.exists():
                 kind.prepare(model)
-            options = VllmOptions(cpu_kv_cache_gib=1, **kind.options)
-            server = VllmServer(model, self.directory / name, options=options, version=0)
+            server: VllmServer | Commanded
+            if kind.by_command:
+                server = Commanded(model, self.directory / name)
+            else:
+                options = VllmOptions(cpu_kv_cache_gib=1, **kind.options)
+                server = VllmServer(model, self.directory / name, options=options, version=0)
             server.start()
             print(f"vLLM ({name}) served after {server.started_in:.1f} s", file=sys.stderr)
             self.name, self.running = name, server
@@ -163,7 +198,7 @@ def vllm_servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[VllmServe
 class Publishing:
     """A policy that moves a little with every version, and its publisher to a running vLLM."""
 
-    server: VllmServer
+    server: VllmServer | Commanded
     origin: Path
     directory: Path
 

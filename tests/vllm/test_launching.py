@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -126,6 +127,23 @@ def test_it_comes_back_after_kill_with_the_weights_and_version_it_served(
         assert control.policy_version() == 7
     assert events[0] == "vLLM ended: killed by SIGKILL"
     assert events[1] == f"vLLM serves {published} again, policy version 7"
+
+
+def test_resumed_it_begins_with_what_the_one_before_served_and_else_with_the_model(
+    make: Callable[..., VllmServer], tmp_path: Path, model_dir: Path
+) -> None:
+    published = tmp_path / "v00000007"
+    shutil.copytree(model_dir, published)
+    for resume, directory, version in (
+        (True, model_dir, 0),
+        (True, published, 7),
+        (False, model_dir, 0),
+    ):
+        with make(version=0, resume=resume) as server, VllmControl(server.base_url) as control:
+            assert control.model().root == str(directory)
+            assert control.policy_version() == version
+            control.reload_weights(published)
+            control.stamp(7)
 
 
 @pytest.mark.parametrize("how", ["changed", "gone"])

@@ -1,0 +1,43 @@
+"""``bridle bench vllm``: what recording costs a real vLLM."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from bridle.options import JsonOption
+from bridle.terminal import err, fail, out, print_json
+
+
+def vllm(
+    model: Annotated[
+        Path | None, typer.Option(help="A model directory. Default: one is made.")
+    ] = None,
+    concurrency: Annotated[int, typer.Option(min=1, help="Sessions at a time.")] = 16,
+    rounds: Annotated[int, typer.Option(min=1, help="Direct and proxied, in turns.")] = 3,
+    calls: Annotated[int, typer.Option(min=1, max=32, help="Per session and round.")] = 2,
+    tokens: Annotated[int, typer.Option(min=1, help="Length of each reply.")] = 128,
+    json: JsonOption = False,
+) -> None:
+    """Tokens a second of vLLM through the recording proxy, beside direct."""
+    from bridle.bench.vllm import Plan, measure
+    from bridle.services import ServiceFailed
+
+    plan = Plan(concurrency=concurrency, rounds=rounds, calls=calls, tokens=tokens)
+    try:
+        with err.status("Starting.") as status:
+            report = measure(plan, model, progress=status.update)
+    except ServiceFailed as error:
+        fail(str(error))
+    if json:
+        print_json(report)
+        return
+    for target, value in report["tokens_per_s"].items():
+        out.print(f"{target:<16} {value:>10,.1f} tokens/s", highlight=False)
+    out.print(
+        f"proxied/direct   {report['ratio']:>10.3f}  "
+        f"({report['proxy_cpu_us_per_token']} µs of the proxy's processor per token)",
+        highlight=False,
+    )

@@ -1,0 +1,48 @@
+"""``bridle status``: what a running proxy is doing."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import httpx
+import typer
+from rich.table import Table
+
+from bridle.options import JsonOption, ProxyOption
+from bridle.terminal import fail, out, print_json
+
+
+def status(
+    proxy: ProxyOption,
+    key: Annotated[
+        str | None, typer.Option(envvar="BRIDLE_ADMIN_KEY", help="Admin key of the proxy.")
+    ] = None,
+    json: JsonOption = False,
+) -> None:
+    """Show a running proxy's policy version, its gate and its engines."""
+    found = {name: _get(proxy, key, name) for name in ("policy", "engines")}
+    if json:
+        print_json(found)
+        return
+    policy = found["policy"]
+    gate = "paused" if policy["paused"] else "open"
+    out.print(
+        f"policy version {policy['version']}; gate {gate}; "
+        f"{policy['running']} calls run, {policy['waiting']} wait",
+        highlight=False,
+    )
+    table = Table("engine", "circuit", "version", "usable", "running", "retries", "ejections")
+    for engine in found["engines"]:
+        shown = ("name", "circuit", "policy_version", "usable", "running", "retries", "ejections")
+        table.add_row(*(str(engine[column]) for column in shown))
+    out.print(table)
+
+
+def _get(proxy: str, key: str | None, name: str) -> Any:
+    headers = {"authorization": f"Bearer {key}"} if key else {}
+    try:
+        reply = httpx.get(f"{proxy}/bridle/v1/{name}", headers=headers, trust_env=False)
+        reply.raise_for_status()
+    except httpx.HTTPError as error:
+        fail(f"{proxy}: {error}. Is `bridle proxy` running?")
+    return reply.json()

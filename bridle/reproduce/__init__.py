@@ -1,0 +1,2 @@
+"""``bridle reproduce``: an installed coding agent trained on tasks that a check in its workspace
+decides."""

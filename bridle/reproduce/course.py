@@ -1,0 +1,71 @@
+"""A coding agent on the editing tasks, as a course for the demo's stages."""
+
+from __future__ import annotations
+
+import pydoc_data.topics
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final
+
+from bridle.agents import agent
+from bridle.demo.course import Script
+from bridle.demo.settings import DemoSettings
+from bridle.reproduce import editing
+from bridle.rollouts import Rollouts
+from harnesses.adapters.base import Adapter
+from harnesses.tasks import Task
+from harnesses.verifiers import CommandVerifier
+from trainer.tiny import TinyShape
+
+HARNESSES: Final = ("codex", "mini-swe-agent")
+LONGEST_REPLY: Final = 96
+"""Tokens: a command is a fraction of it, and a policy that babbles must come to an end."""
+
+
+class Editing:
+    """``harness`` on the editing tasks. Raises :class:`bridle.agents.UnknownAgent`."""
+
+    def __init__(self, harness: str) -> None:
+        self.harness = harness
+        self._adapter, _ = agent(harness)
+
+    def tasks(self, split: str, count: int | None = None, seed: int = 0) -> Sequence[Task]:
+        return editing.tasks(split, count, seed)
+
+    def agent(self, temperature: float) -> Adapter:
+        return self._adapter
+
+    def session_settings(self, temperature: float) -> Mapping[str, Any]:
+        """The harness asks for no temperature that could be set, so the proxy pins it."""
+        pin = {"temperature": temperature, "top_p": 1.0}
+        return {"pin": pin, "cap": {"max_tokens": LONGEST_REPLY}}
+
+    def rollouts(self, proxy_url: str) -> Rollouts:
+        _, runtime = agent(self.harness)
+        return Rollouts(proxy_url, runtime, CommandVerifier(timeout_s=30))
+
+    def first_corpus(self) -> Iterable[str]:
+        return list(pydoc_data.topics.topics.values())
+
+    def teacher(self, tasks: Sequence[Task], skill: float) -> Script:
+        return editing.teacher(tasks, skill=skill)
+
+
+def settings_for(harness: str) -> DemoSettings:
+    """Sizes for two cores. Codex's prompt is long and the same in every session, so that almost all
+    of a step's tokens are one prefix: packs are shared across sessions, and sessions are few."""
+    return DemoSettings(
+        engine="vllm",
+        shape=TinyShape(layers=3, hidden=128, intermediate=256, context=16384),
+        vocab_size=4096,
+        first_sessions=4,
+        teacher_sessions=400,
+        teacher_skill=0.45,
+        sft_epochs=8,
+        eval_tasks=100,
+        groups=8,
+        group_size=8,
+        max_steps=20,
+        minutes=150.0,
+        parallel=4,
+        timeout_s=120.0,
+    )

@@ -1,0 +1,85 @@
+"""What a session may spend: calls, sampled tokens, time since it was opened.
+
+A budget is looked at when a call begins; a call that runs may end. The store is the account, so
+that every process on it sees the same; calls that run here are added to it, those that run in other
+processes are not, so several of these together may overdraw by the calls that they begin at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping
+from typing import Annotated, Any, Final
+
+import msgspec
+
+from proxy.canonical import ApiError
+from store.queries import Reader
+from store.records import Note, SessionRecord
+
+EXHAUSTED: Final = "budget"
+"""The reason of a call that was refused; such calls spend nothing."""
+
+Amount = Annotated[int, msgspec.Meta(ge=0)]
+
+
+class Budget(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Upper bounds; ``None`` where there is none."""
+
+    calls: Amount | None = None
+    tokens: Amount | None = None
+    """Sampled tokens; of an upstream that tells no ids, the completion tokens it reports."""
+    wall_s: Annotated[float, msgspec.Meta(ge=0)] | None = None
+
+
+class Budgets:
+    """Every session's budget: its own settings' ``budget`` over the proxy's default."""
+
+    def __init__(self, reader: Reader, default: Budget) -> None:
+        self._reader = reader
+        self._default = default
+        self._running: dict[str, set[str]] = {}
+        """Calls that run here, by session."""
+
+    async def refusal(self, session: SessionRecord) -> tuple[ApiError, Note] | None:
+        """Why the session's next call is refused, if it is; call it before :meth:`begin`."""
+        budget = self._of(session.settings)
+        if budget == _UNLIMITED:
+            return None
+        if budget.wall_s is not None and time.time() - session.created_at >= budget.wall_s:
+            return _exhausted("wall_s", f"{budget.wall_s:g} s of time", session)
+        if budget.calls is None and budget.tokens is None:
+            return None
+        before = tuple(self._running.get(session.id, ()))
+        calls, tokens = await asyncio.to_thread(self._reader.spent, session.id, before)
+        calls += len(self._running.get(session.id, set()).union(before))
+        if budget.calls is not None and calls >= budget.calls:
+            return _exhausted("calls", f"{budget.calls} calls", session)
+        if budget.tokens is not None and tokens >= budget.tokens:
+            return _exhausted("tokens", f"{budget.tokens} sampled tokens", session)
+        return None
+
+    def begin(self, session_id: str, call_id: str) -> None:
+        """A call of the session runs; pair with :meth:`end`, after its record is committed."""
+        self._running.setdefault(session_id, set()).add(call_id)
+
+    def end(self, session_id: str, call_id: str) -> None:
+        running = self._running[session_id]
+        running.discard(call_id)
+        if not running:
+            del self._running[session_id]
+
+    def _of(self, settings: Mapping[str, Any]) -> Budget:
+        own = settings.get("budget")
+        if not own:
+            return self._default
+        return msgspec.structs.replace(self._default, **own)
+
+
+_UNLIMITED: Final = Budget()
+
+
+def _exhausted(name: str, amount: str, session: SessionRecord) -> tuple[ApiError, Note]:
+    message = f"You exceeded your current quota: session {session.id} has used its {amount}."
+    return ApiError("budget", message, status=429), Note("budget_exhausted", name)

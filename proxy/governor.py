@@ -1,0 +1,192 @@
+"""What the control API changes for the whole proxy, in every worker process of it.
+
+A change is applied here, told to the siblings and, when it must outlive the process, kept in the
+store before the caller is answered.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+import msgspec
+
+from proxy.canonical import ApiError
+from proxy.engine_pool import EnginePool, EngineState
+from proxy.metrics import Metrics, merged
+from proxy.policy_gate import Policy, PolicyGate
+from proxy.sessions import Sessions, store_unavailable
+from proxy.siblings import Message, Siblings, SiblingSilent
+from store.errors import StoreUnavailable
+from store.queries import Reader
+from store.records import ServedPolicy
+from store.writer import Writer
+
+_DRAIN_ANSWER_S = 10.0
+"""How much later than its own time-out a sibling may answer."""
+
+
+class GateState(msgspec.Struct, frozen=True):
+    """The gate over all workers."""
+
+    version: int
+    model: str | None
+    paused: bool
+    running: int
+    waiting: int
+
+
+class Governor:
+    """Start it after the pool."""
+
+    def __init__(
+        self,
+        gate: PolicyGate,
+        engines: EnginePool,
+        sessions: Sessions,
+        metrics: Metrics,
+        writer: Writer,
+        reader: Reader,
+        siblings: Siblings,
+    ) -> None:
+        self._gate = gate
+        self._engines = engines
+        self._sessions = sessions
+        self._metrics = metrics
+        self._writer = writer
+        self._reader = reader
+        self._siblings = siblings
+
+    async def start(self) -> None:
+        """Takes up where the proxy was: versions from the store, a pause from the siblings."""
+        served = await asyncio.to_thread(self._reader.served)
+        known = [served[state.url] for state in self._engines.states() if state.url in served]
+        if known:
+            newest = max(known, key=lambda one: (one.version, one.told_at))
+            self._gate.publish(Policy(newest.version, newest.model), back=True)
+            for one in known:
+                self._engines.published(one.version, one.engine)
+        await self._siblings.start(self._handle)
+        for other in await self._siblings.ask({"do": "state"}):
+            if other["paused"]:
+                self._gate.pause()
+
+    async def publish(self, policy: Policy, engine: str | None, *, back: bool) -> None:
+        """Raises :class:`proxy.policy_gate.StaleVersion` and :class:`ApiError`."""
+        urls = self._engines.urls(engine)
+        if engine is None or policy.version > self._gate.version:
+            self._gate.publish(policy, back=back)
+        self._engines.published(policy.version, engine)
+        change = {"version": policy.version, "model": policy.model, "engine": engine, "back": back}
+        await self._tell({"do": "publish", **change})
+        now = time.time()
+        records = [ServedPolicy(url, policy.version, policy.model, now) for url in urls]
+        try:
+            await self._writer.record_served(*records)
+        except StoreUnavailable as error:
+            raise store_unavailable() from error
+
+    async def pause(self, drain_s: float | None) -> None:
+        """New calls wait everywhere; returns when none runs any more, or after ``drain_s``."""
+        self._gate.pause()
+        await self._tell({"do": "pause"})
+        if drain_s is not None:
+            patience = drain_s + _DRAIN_ANSWER_S
+            others = self._tell({"do": "drain", "timeout_s": drain_s}, patience_s=patience)
+            await asyncio.gather(self._gate.drained(drain_s), others)
+
+    async def resume(self) -> None:
+        self._gate.resume()
+        await self._tell({"do": "resume"})
+
+    async def add_engine(self, url: str, version: int) -> None:
+        await self._engines.add(url, version)
+        await self._tell({"do": "add_engine", "url": url, "version": version})
+
+    async def remove_engine(self, name: str) -> None:
+        """Raises ``KeyError`` and ``ValueError`` as :meth:`EnginePool.remove` does."""
+        await asyncio.gather(
+            self._engines.remove(name), self._tell({"do": "remove_engine", "name": name})
+        )
+
+    async def forget_session(self, session_id: str) -> None:
+        """The session has changed in the store: other workers must read it again."""
+        await self._tell({"do": "forget_session", "id": session_id})
+
+    async def state(self) -> GateState:
+        """The gate, its running and waiting calls summed over the workers."""
+        own = self._own_state()
+        others = await self._tell({"do": "state"})
+        return GateState(
+            version=own.version,
+            model=own.model,
+            paused=own.paused,
+            running=own.running + sum(other["running"] for other in others),
+            waiting=own.waiting + sum(other["waiting"] for other in others),
+        )
+
+    async def engines(self) -> list[EngineState]:
+        """The engines as this worker sees them, with what runs and failed in all workers."""
+        states = self._engines.states()
+        for others in await self._tell({"do": "engines"}):
+            by_url = {other["url"]: other for other in others}
+            states = [_sum(state, by_url.get(state.url)) for state in states]
+        return states
+
+    async def metrics(self) -> bytes:
+        """Every worker's metrics; with several each sample says whose it is."""
+        own = self._metrics.exposition()
+        others = await self._tell({"do": "metrics"})
+        return merged([own.decode(), *others]) if others else own
+
+    def _own_state(self) -> GateState:
+        gate = self._gate
+        return GateState(
+            gate.policy.version, gate.policy.model, gate.paused, gate.running, gate.waiting
+        )
+
+    async def _tell(self, message: Message, *, patience_s: float = 10.0) -> list[Any]:
+        try:
+            return await self._siblings.ask(message, patience_s=patience_s)
+        except SiblingSilent as error:
+            raise ApiError("overloaded", str(error), status=503, retry_after=1.0) from error
+
+    async def _handle(self, message: Message) -> Any:
+        """A sibling's message."""
+        match message:
+            case {"do": "state"}:
+                return msgspec.to_builtins(self._own_state())
+            case {"do": "engines"}:
+                return msgspec.to_builtins(self._engines.states())
+            case {"do": "metrics"}:
+                return self._metrics.exposition().decode()
+            case {"do": "publish", "version": version, "model": model, "engine": engine}:
+                if engine is None or version > self._gate.version:
+                    self._gate.publish(Policy(version, model), back=True)
+                self._engines.published(version, engine)
+            case {"do": "pause"}:
+                self._gate.pause()
+            case {"do": "drain", "timeout_s": timeout_s}:
+                return await self._gate.drained(timeout_s)
+            case {"do": "resume"}:
+                self._gate.resume()
+            case {"do": "add_engine", "url": url, "version": version}:
+                await self._engines.add(url, version)
+            case {"do": "remove_engine", "name": name}:
+                await self._engines.remove(name)
+            case {"do": "forget_session", "id": session_id}:
+                self._sessions.forget(session_id)
+        return True
+
+
+def _sum(state: EngineState, other: Any) -> EngineState:
+    if other is None:
+        return state
+    return msgspec.structs.replace(
+        state,
+        usable=state.usable and other["usable"],
+        running=state.running + other["running"],
+        retries=state.retries + other["retries"],
+        ejections=state.ejections + other["ejections"],
+    )

@@ -1,0 +1,98 @@
+"""Log lines with the ids of what they are about: for a person, or as JSON for a collector.
+
+A line is an event's name and its fields. Bodies, headers and keys are never fields.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+import traceback
+from datetime import UTC, datetime
+from typing import Any, Final, Literal
+
+from proxy.recorder import Recording
+from proxy.settings import LogLevel
+from store.records import CallEnded
+
+Format = Literal["text", "json"]
+
+log: Final = logging.getLogger("bridle.proxy")
+_STANDARD: Final = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime"}
+
+
+def configure(form: Format, level: LogLevel) -> None:
+    """Sends this process's lines to standard error, in ``form``, from ``level`` on."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(JsonLines() if form == "json" else TextLines())
+    for name in ("bridle", "uvicorn.error"):
+        logger = logging.getLogger(name)
+        logger.handlers = [handler]
+        logger.propagate = False
+    log.setLevel(level.upper())
+
+
+class TextLines(logging.Formatter):
+    """``time level event field=value …``."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        fields = " ".join(f"{name}={value}" for name, value in _fields(record).items())
+        line = f"{_time(record)} {record.levelname.lower()} {record.getMessage()} {fields}".rstrip()
+        return line + (f"\n{_trace(record)}" if record.exc_info else "")
+
+
+class JsonLines(logging.Formatter):
+    """One JSON object a line: ``at``, ``level``, ``event``, the fields, ``trace`` of an error."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        line: dict[str, Any] = {
+            "at": _time(record),
+            "level": record.levelname.lower(),
+            "event": record.getMessage(),
+            **_fields(record),
+        }
+        if record.exc_info:
+            line["trace"] = _trace(record)
+        return json.dumps(line, default=str, ensure_ascii=False)
+
+
+def log_call(recording: Recording, ended: CallEnded) -> None:
+    """A call is over and in the store."""
+    if not log.isEnabledFor(logging.INFO):
+        return
+    begun = recording.begun
+    first = ended.first_token_at
+    fields: dict[str, Any] = {
+        "session": ended.session_id,
+        "call": ended.id,
+        "parent": begun.parent_call_id,
+        "dialect": begun.dialect,
+        "status": ended.status.value,
+        "reason": ended.reason,
+        "kind": ended.kind.value,
+        "model": ended.model_served,
+        "prompt_tokens": ended.usage.get("prompt_tokens"),
+        "sampled_tokens": sum(len(choice.token_ids) for choice in ended.choices),
+        "first_token_ms": None if first is None else _ms(first - begun.started_at),
+        "ms": _ms(ended.ended_at - begun.started_at),
+        "notes": [note.name for note in ended.notes] or None,
+    }
+    told = {name: value for name, value in fields.items() if value is not None}
+    log.info("call_ended", extra=told)
+
+
+def _fields(record: logging.LogRecord) -> dict[str, Any]:
+    return {name: value for name, value in record.__dict__.items() if name not in _STANDARD}
+
+
+def _time(record: logging.LogRecord) -> str:
+    return datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
+
+
+def _trace(record: logging.LogRecord) -> str:
+    return "".join(traceback.format_exception(*record.exc_info)) if record.exc_info else ""
+
+
+def _ms(seconds: float) -> float:
+    return round(1000 * seconds, 2)

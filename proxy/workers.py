@@ -1,0 +1,71 @@
+"""Several processes behind one port: uvicorn's own supervisor over one listening socket.
+
+The kernel hands each connection to whichever worker accepts it first; sessions are bound to none.
+A worker that dies or hangs is replaced, connections that wait are kept by the socket.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from fastapi import APIRouter
+from uvicorn.supervisors import Multiprocess
+
+from proxy.app import App
+from proxy.server import BACKLOG, config_for, listening, local_url
+from proxy.settings import ProxySettings
+
+Routers = Sequence[Callable[[], APIRouter]]
+"""Module-level functions: each worker makes routers of its own."""
+
+
+class WorkerPool:
+    """``count`` workers on one port, from :meth:`serve` until SIGINT or SIGTERM."""
+
+    def __init__(self, settings: ProxySettings, count: int, routers: Routers = ()) -> None:
+        self._settings = settings
+        self._count = count
+        self._routers = tuple(routers)
+        self._folder = tempfile.TemporaryDirectory(prefix="bridle-")
+        self._socket = listening(settings.host, settings.port)
+        self._socket.listen(BACKLOG)
+
+    @property
+    def base_url(self) -> str:
+        """Where clients on this machine reach it; connections wait until a worker is up."""
+        return local_url(self._settings.host, int(self._socket.getsockname()[1]))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._socket.close()
+        self._folder.cleanup()
+
+    def serve(self) -> None:
+        """Blocks; call it from the main thread, whose signals end it."""
+        settings = replace(self._settings, siblings=Path(self._folder.name))
+        config = config_for(
+            partial(_app, settings, self._routers),
+            factory=True,
+            workers=self._count,
+            timeout_graceful_shutdown=30,
+            log_level="warning",
+        )
+        self._socket.set_inheritable(True)
+        Multiprocess(config, sockets=[self._socket]).run()
+
+
+def _app(settings: ProxySettings, routers: Routers) -> App:
+    return App(settings, [router() for router in routers])

@@ -1,0 +1,98 @@
+"""The editing tasks can be checked, told apart, done and got wrong."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import Result
+
+from bridle.reproduce import editing
+from engine.scripted import Reply, ScriptedRequest
+from harnesses.tasks import Task
+from harnesses.verifiers import CommandVerifier, Delivery
+
+CODEX = {"type": "function", "function": {"name": "exec_command", "parameters": {}}}
+MINI = {"type": "function", "function": {"name": "bash", "parameters": {}}}
+
+
+def some(kind: str, count: int = 5) -> list[Task]:
+    return [task for task in editing.tasks("train") if task.id.startswith(f"{kind}-")][:count]
+
+
+@pytest.mark.parametrize("kind", [kind.name for kind in editing.KINDS])
+def test_the_right_command_passes_the_check_and_the_mistake_and_doing_nothing_do_not(
+    tmp_path: Path, kind: str
+) -> None:
+    async def reward(task: Task, command: str) -> float:
+        workspace = tmp_path / task.id / command.replace(" ", "_").replace("/", "_")
+        workspace.mkdir(parents=True)
+        for name, text in task.files.items():
+            (workspace / name).write_text(text)
+        process = await asyncio.create_subprocess_shell(command, cwd=workspace)
+        assert await process.wait() == 0, "a mistake is no error"
+        return (await CommandVerifier()(Delivery(task, "", workspace, 0)))["reward"]
+
+    async def check() -> None:
+        for task in some(kind):
+            assert await reward(task, task.payload["right"]) == 1.0
+            assert await reward(task, task.payload["wrong"]) == 0.0
+            assert await reward(task, "true") == 0.0
+
+    asyncio.run(check())
+
+
+def test_tasks_are_thousands_each_said_once_and_their_split_is_their_own() -> None:
+    everything = list(editing.all_tasks())
+    assert len(everything) > 2000
+    assert len({task.prompt for task in everything}) == len(everything)
+    train, held_out = editing.tasks("train"), editing.tasks("held_out")
+    assert not {task.prompt for task in train} & {task.prompt for task in held_out}
+    assert 0.15 < len(held_out) / len(everything) < 0.25
+    again = editing.tasks("train", seed=1)
+    assert again != train
+    assert {task.id for task in again} == {task.id for task in train}
+
+
+def asked(script: Any, messages: list[Any], tool: dict[str, Any]) -> Reply:
+    nothing: Any = None
+    request = ScriptedRequest(messages, [tool], (), sampling=nothing, tokenizer=nothing)
+    reply: Reply = script(request)
+    return reply
+
+
+def test_the_teacher_runs_one_command_in_the_harness_own_shell_and_ends_its_way() -> None:
+    (task,) = some("move", 1)
+    script = editing.teacher([task], skill=1.0)
+    messages: list[Any] = [
+        {"role": "user", "content": "<environment>words of the harness</environment>"},
+        {"role": "user", "content": task.prompt},
+    ]
+    for tool, argument in ((CODEX, "cmd"), (MINI, "command")):
+        (call,) = asked(script, messages, tool).tool_calls
+        assert call.arguments == {argument: task.payload["right"]}
+    ran = [*messages, {"role": "tool", "content": ""}]
+    assert asked(script, ran, CODEX).content == "Done."
+    told = [{"role": "system", "content": f"To end, echo {editing.SUBMIT}"}, *ran]
+    (call,) = asked(script, told, MINI).tool_calls
+    assert call.arguments == {"command": f"echo {editing.SUBMIT}"}
+    assert asked(script, [{"role": "user", "content": "Name this chat."}], CODEX).tool_calls == ()
+
+
+def test_the_teachers_share_of_mistakes_is_its_skill() -> None:
+    tasks = editing.tasks("train", 500)
+    script = editing.teacher(tasks, skill=0.45)
+    right = 0
+    for task in tasks:
+        (call,) = asked(script, [{"role": "user", "content": task.prompt}], CODEX).tool_calls
+        right += call.arguments == {"cmd": task.payload["right"]}
+    assert 0.38 < right / len(tasks) < 0.52
+
+
+def test_a_harness_that_is_not_known_is_said(bridle: Callable[..., Result]) -> None:
+    result = bridle("reproduce", "aider")
+    assert result.exit_code == 2
+    assert "codex and mini-swe-agent" in result.output

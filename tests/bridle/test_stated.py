@@ -1,0 +1,23 @@
+"""A training run keeps what it trains on."""
+
+from __future__ import annotations
+
+from bridle.training import stated
+from reconstruct.policy import DEFAULT_POLICY, TrainablePolicy
+from reconstruct.rewards import Aggregation
+from store.queries import Reader
+from store.records import RunRecord
+from store.writer import Writer
+from trainer.config import AdvantageConfig, GrpoConfig
+
+
+def test_a_run_states_its_policy_how_rewards_add_up_and_every_setting(store: str) -> None:
+    advantages = AdvantageConfig(reward_weights={"score": 2.0}, reward_turns="mean")
+    with Writer(store) as writer, Reader(store) as reader:
+        writer.create_run(RunRecord("run_1", "train", 1.0))
+        writer.configure_run("run_1", stated(GrpoConfig(steps=3, advantages=advantages)))
+        config = reader.run("run_1").config
+    assert TrainablePolicy.from_data(config["samples"]["policy"]) == DEFAULT_POLICY
+    assert Aggregation.from_data(config["reward"]) == Aggregation({"score": 2.0}, "mean")
+    assert config["settings"]["steps"] == 3
+    assert config["settings"]["advantages"]["reward_turns"] == "mean"

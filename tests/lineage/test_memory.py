@@ -1,0 +1,63 @@
+"""What an idle session costs: its ids once, a bounded amount for each turn, and nothing of the
+texts that were sent with every call."""
+
+from __future__ import annotations
+
+import gc
+import tracemalloc
+
+import numpy as np
+
+from proxy.canonical import Message, Minted, Request, ToolCall
+from proxy.lineage import Conversations, Sampled, Turn
+from store.records import CallStatus, new_id
+
+TURNS, OBSERVED, SAMPLED = 200, 600, 60
+BYTES_PER_TURN = 4500
+"""Beside four for each token: a turn, its digests, the sampled message, and its places in the
+indexes."""
+
+
+def played() -> Conversations:
+    """A session of one agent that reads a file in every turn."""
+    conversations = Conversations()
+    messages = [Message("system", "You are careful."), Message("user", "Read all files.")]
+    prompt = np.arange(OBSERVED, dtype=np.uint32)
+    for number in range(TURNS):
+        request = Request(dialect="chat", model="m", messages=tuple(messages))
+        link, call_id = conversations.find(request), new_id("call")
+        minted = Minted(call_id, 0, call_id, "m").tool_call_id(0)
+        reply = Message(
+            "assistant",
+            f"Step {number}: let me read on.",
+            reasoning="What was read so far does not say it; the next part may. " * 3,
+            tool_calls=(ToolCall(minted, "read", f'{{"path":"lib.py","offset":{number}}}'),),
+        )
+        ids = np.full(SAMPLED, number, dtype=np.uint32)
+        sampled = [Sampled(reply, ids)]
+        turn = Turn.of(
+            call_id, link, status=CallStatus.COMPLETE, choices=sampled, prompt_token_ids=prompt
+        )
+        conversations.add(turn)
+        result = Message("tool", f"{number} " + "x" * 4 * OBSERVED, tool_call_id=minted)
+        messages += [reply, result]
+        prompt = np.concatenate([prompt, ids, np.full(OBSERVED, 7, dtype=np.uint32)])
+    return conversations
+
+
+def test_an_idle_session_costs_its_ids_and_a_bounded_amount_for_each_turn() -> None:
+    played()  # what is made once stays out of the account
+    gc.collect()
+    tracemalloc.start()
+    before, _ = tracemalloc.get_traced_memory()
+    conversations = played()
+    gc.collect()
+    after, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+
+    tokens = TURNS * OBSERVED + TURNS * SAMPLED
+    assert conversations.held_tokens == tokens
+    beside = (after - before - 4 * tokens) / TURNS
+    print(f"{beside:.0f} bytes for each turn beside its {4 * tokens // TURNS} bytes of ids")
+    assert beside < BYTES_PER_TURN
+    assert after - before < 6 * 4 * tokens

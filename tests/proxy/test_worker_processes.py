@@ -1,0 +1,197 @@
+"""Several worker processes behind one port: any continues any session, all agree on the policy."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from engine.scripted import Reply, ScriptedCall, Stall
+from reconstruct.audit import audit
+from reconstruct.episodes import build_episode
+from store.queries import Reader
+
+CHAT = "/v1/chat/completions"
+CALL = ScriptedCall("add", '{"a":1,  "b":2}')
+TOOLS = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}]
+
+
+@dataclass
+class Workers:
+    """A proxy of several processes."""
+
+    url: str
+    process: subprocess.Popen[str]
+
+    def pids(self) -> list[int]:
+        pid = self.process.pid
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        return [one for one in map(int, children) if b"spawn_main" in cmdline(one)]
+
+    def served(self) -> dict[str, float]:
+        """Recorded calls by worker."""
+        text = httpx.get(self.url + "/metrics", trust_env=False).text
+        pattern = r'bridle_calls_total\{.*worker="(\d+)".*\} (\S+)'
+        return {worker: float(count) for worker, count in re.findall(pattern, text)}
+
+    def up(self) -> set[str]:
+        """The workers that answer."""
+        text = httpx.get(self.url + "/metrics", trust_env=False, timeout=60).text
+        return set(re.findall(r'bridle_policy_version\{worker="(\d+)"\}', text))
+
+
+def cmdline(pid: int) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except FileNotFoundError:
+        return b""
+
+
+Start = Callable[..., Any]
+
+
+@pytest.fixture
+def start(stage: Any, model_dir: Path, tmp_path: Path) -> Start:
+    @contextmanager
+    def run(*options: str) -> Iterator[Workers]:
+        command = [sys.executable, "-m", "bridle", "proxy", "--engine", stage.engine.base_url]
+        command += ["--store", str(tmp_path / "bridle.db"), "--tokenizer", str(model_dir)]
+        command += ["--port", "0", "--workers", "2", "--json", *options]
+        environment = {**os.environ, "PYTHONPATH": str(Path.cwd()), "OMP_NUM_THREADS": "1"}
+        process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, text=True, env=environment, start_new_session=True
+        )
+        try:
+            assert process.stdout is not None
+            workers = Workers(json.loads(process.stdout.readline())["url"], process)
+            deadline = time.monotonic() + 120
+            while len(workers.up()) < 2:
+                assert time.monotonic() < deadline, "the workers did not come up"
+                time.sleep(0.1)
+            yield workers
+        finally:
+            process.send_signal(signal.SIGTERM)
+            try:
+                process.wait(30)
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGKILL)
+                raise
+
+    return run
+
+
+def ask(url: str, session: str, messages: list[Any], **fields: Any) -> httpx.Response:
+    """On a connection of its own, so that any worker may take it."""
+    body = {"model": "m", "messages": messages, "tools": TOOLS, **fields}
+    with httpx.Client(timeout=60, trust_env=False, verify=False) as client:  # noqa: S501
+        return client.post(f"{url}/s/{session}{CHAT}", json=body)
+
+
+def test_a_session_whose_turns_land_on_both_workers_is_one_exact_line(
+    stage: Any, start: Start, tmp_path: Path
+) -> None:
+    stage.play = lambda request: Reply(f"Step {len(request.messages)}.", tool_calls=(CALL, CALL))
+    messages: list[Any] = [{"role": "user", "content": "one?"}]
+    with start() as workers:
+        for turn in range(60):
+            reply = ask(workers.url, "lamp", messages)
+            message = reply.json()["choices"][0]["message"]
+            messages.append(message)
+            messages += [
+                {"role": "tool", "tool_call_id": call["id"], "content": "3"}
+                for call in message["tool_calls"]
+            ]
+            if turn >= 5 and sum(count >= 2 for count in workers.served().values()) == 2:
+                break
+        else:
+            pytest.fail("one worker took every connection")
+    with Reader(str(tmp_path / "bridle.db")) as reader:
+        session = reader.session_by_name("lamp")
+        assert session is not None
+        calls = reader.calls(session.id)
+        assert [call.parent_call_id for call in calls[1:]] == [call.id for call in calls[:-1]]
+        assert {call.break_reason for call in calls} == {None}
+        assert len({call.writer_id for call in calls}) == 2
+        (sample,) = build_episode(reader, session.id).samples
+        assert int(sample.mask.sum()) == sum(call.sampled_tokens or 0 for call in calls)
+        assert not [v for found in audit(reader, bodies=True) for v in found.violations]
+
+
+def test_all_workers_agree_on_policy_pause_and_seal_and_a_restart_forgets_nothing(
+    stage: Any, start: Start, tmp_path: Path, until: Any
+) -> None:
+    hello = [{"role": "user", "content": "hi"}]
+    with start() as workers:
+        control = httpx.Client(base_url=f"{workers.url}/bridle/v1", timeout=60, trust_env=False)
+        assert control.put("/policy", json={"version": 7}).json()["version"] == 7
+        for number in range(8):
+            assert ask(workers.url, f"s{number}", hello).status_code == 200
+
+        # A sealed session is closed in every worker, also in those that know it as open.
+        made = control.get("/sessions").json()[0]["id"]
+        control.post(f"/sessions/{made}/seal", json={})
+        assert {ask(workers.url, made, hello).status_code for _ in range(8)} == {403}
+
+        # A pause holds everywhere, also in a worker that is started while it lasts.
+        stage.play = lambda _: Reply("The answer is four.", fault=Stall(5, after_tokens=1))
+        running = [
+            threading.Thread(target=ask, args=(workers.url, f"p{n}", hello)) for n in range(6)
+        ]
+        for thread in running:
+            thread.start()
+        until(lambda: control.get("/policy").json()["running"] >= 2)
+        state = control.post("/pause", json={"mode": "drain", "timeout_s": 30}).json()
+        assert (state["paused"], state["running"]) == (True, 0)
+        for thread in running:
+            thread.join()
+        stage.play = lambda _: Reply("The answer is four.")
+        asked = len(stage.requests)
+        before = workers.pids()
+        os.kill(before[0], signal.SIGKILL)
+        until(lambda: len(set(workers.pids()) - {before[0]}) == 2)
+        until(lambda: len(workers.up()) == 2)
+        waiting = [
+            threading.Thread(target=ask, args=(workers.url, f"w{n}", hello)) for n in range(8)
+        ]
+        for thread in waiting:
+            thread.start()
+        until(lambda: control.get("/policy").json()["waiting"] == 8)
+        assert len(stage.requests) == asked
+        control.post("/resume")
+        for thread in waiting:
+            thread.join()
+        assert len(stage.requests) == asked + 8
+    with start() as workers:
+        found = httpx.get(f"{workers.url}/bridle/v1/policy", trust_env=False, timeout=60).json()
+        assert found["version"] == 7
+        assert ask(workers.url, "later", hello).status_code == 200
+    with Reader(str(tmp_path / "bridle.db")) as reader:
+        calls = [call for one in reader.sessions() for call in reader.calls(one.id)]
+        assert len(calls) == 8 + 6 + 8 + 1
+        assert {call.version_start for call in calls} == {7}
+        assert not [v for found in audit(reader, bodies=True) for v in found.violations]
+
+
+def test_a_lone_proxy_that_restarts_knows_what_its_engine_serves(
+    stage: Any, start_proxy: Any, ask: Any
+) -> None:
+    first = start_proxy(stage.engine.base_url)
+    httpx.put(f"{first.url}/bridle/v1/policy", json={"version": 4, "model": "tiny-policy"})
+    first.server.stop()
+    second = start_proxy(stage.engine.base_url)
+    assert httpx.get(f"{second.url}/bridle/v1/policy").json()["version"] == 4
+    assert httpx.post(second.url + CHAT, json=ask).status_code == 200
+    assert second.call().version_start == 4

@@ -1,0 +1,117 @@
+"""New weights to several engines as to one: those that fail are left behind, not waited for.
+
+Every engine makes the change-over of :mod:`trainer.swap` by itself, all at the same time, and is
+announced by itself. One that fails or is away keeps its earlier version, so that whoever spreads
+calls over the engines by version takes it out of rotation; the next publish brings it up to date.
+Only when no engine takes a version has the publish failed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import nn
+
+from engine.client import EngineError
+from store.records import PolicyRecord
+from trainer.config import PublishConfig
+from trainer.publish import Record, policy_record, prune, write_version
+from trainer.swap import EngineControl, PublishError, VerifiedSwap
+
+
+class ReplicaPublisher:
+    """Publishes the versions of one run to the engines in ``engines``, by name.
+
+    ``served`` and ``served_version`` are what they serve now; an engine that fails goes back to
+    them. ``announce(version, name)`` is called while that engine is paused, right after a load.
+    ``retract(version)`` is called when no engine took the version after, with the one that is
+    served again.
+    """
+
+    def __init__(
+        self,
+        engines: Mapping[str, EngineControl],
+        directory: Path,
+        *,
+        run_id: str,
+        served: Path,
+        served_version: int,
+        probes: Sequence[NDArray[np.int64]],
+        config: PublishConfig | None = None,
+        announce: Callable[[int, str], None] = lambda _version, _name: None,
+        retract: Callable[[int], None] = lambda _version: None,
+        record: Record = lambda _policy: None,
+    ) -> None:
+        if not engines:
+            raise ValueError("there must be an engine to publish to")
+        self.engines = dict(engines)
+        self.directory = directory
+        self.run_id = run_id
+        self.served = served
+        self.served_version = served_version
+        self.config = config or PublishConfig()
+        self.lagging: dict[str, str] = {}
+        """Engines that do not serve the version of the last publish, and why."""
+        self._tokenizer_from = served
+        self._retract = retract
+        self._record = record
+
+        def swap(name: str, engine: EngineControl) -> VerifiedSwap:
+            return VerifiedSwap(
+                engine, probes, self.config, lambda version: announce(version, name)
+            )
+
+        self._swaps = {name: swap(name, engine) for name, engine in self.engines.items()}
+
+    def serves(self, model: nn.Module) -> bool:
+        """Whether every engine in rotation scores the probes as ``model`` does."""
+        names = [name for name in self._swaps if name not in self.lagging]
+        try:
+            return all(self._swaps[name].gap(model) <= self.config.tolerance for name in names)
+        except EngineError:
+            return False
+
+    def publish(self, model: nn.Module, version: int) -> PolicyRecord:
+        """Write ``model`` as ``version`` once, and have every engine load and verify it.
+
+        The record's gap is the largest of the engines that serve it. Raises :class:`PublishError`
+        when none does.
+        """
+        path, digest = write_version(self.directory, model, version, self._tokenizer_from)
+        gaps: dict[str, float] = {}
+        lagging: dict[str, str] = {}
+        with ThreadPoolExecutor(len(self.engines), "publish") as pool:
+            running = {
+                name: pool.submit(self._swap, name, model, path, version) for name in self.engines
+            }
+            for name, swapping in running.items():
+                try:
+                    gaps[name] = swapping.result()
+                except (EngineError, PublishError) as error:
+                    lagging[name] = str(error)
+        if not gaps:
+            self._retract(self.served_version)
+            self._record(policy_record(self.run_id, version, None, str(path), digest))
+            causes = "; ".join(f"{name}: {why}" for name, why in lagging.items())
+            raise PublishError(f"no engine serves version {version}: {causes}", gap=None)
+        self.served, self.served_version, self.lagging = path, version, lagging
+        prune(self.directory, self.config.keep, self.served)
+        gap = max(gaps.values())
+        policy = policy_record(self.run_id, version, gap, str(path), digest, verified=True)
+        self._record(policy)
+        return policy
+
+    def _swap(self, name: str, model: nn.Module, path: Path, version: int) -> float:
+        engine, swap = self.engines[name], self._swaps[name]
+        return swap.run(
+            model,
+            load=lambda: engine.reload_weights(path),
+            version=version,
+            restore=lambda: engine.reload_weights(self.served),
+            previous=self.served_version,
+            before=swap.engine_scores(),
+        )
