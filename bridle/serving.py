@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import threading
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import Any
 
 from bridle.terminal import out, print_json
 
@@ -33,8 +33,5 @@ def wait_for_signal(ended: Callable[[], bool] | None = None) -> None:
 
 def leave_on_sigterm() -> None:
     """SIGTERM ends the process as Ctrl-C does: through every ``finally`` on the way out."""
-    signal.signal(signal.SIGTERM, _leave)
-
-
-def _leave(number: int, _frame: object) -> NoReturn:
-    raise SystemExit(128 + number)
+    # Raised again as SIGINT, for which asyncio has a handler of its own while a loop runs.
+    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))

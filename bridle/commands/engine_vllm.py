@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 NOT_SERVING = 1
 CHECK_FAILED = 3
+INTERRUPTED = 130
 
 
 def vllm(
@@ -116,6 +117,8 @@ def vllm(
             server.start()
     except VllmError as error:
         fail(str(error), NOT_SERVING)
+    except KeyboardInterrupt:
+        raise typer.Exit(INTERRUPTED) from None
     try:
         _serve(server, expect, json, f"vLLM serving {model} on {server.base_url}")
     finally:
