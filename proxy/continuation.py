@@ -56,14 +56,14 @@ class Continuer:
         base = link.base
         if base is None:
             return Prompt(None, link.break_reason)
-        path = base.path_ids(link.choice)
+        path = base.path_pieces(link.choice)
         if path is None:
             return Prompt(None, link.break_reason or BreakReason.PARENT_WITHOUT_IDS)
         tail = self._tail(link, request)
         if tail is None:
             return Prompt(None, link.break_reason or BreakReason.TAIL_NOT_LOCAL)
-        new = self._new_ids(int(path[-1]), tail)
-        return Prompt(np.concatenate([path, new]), link.break_reason, len(new))
+        new = self._new_ids(int(path[-1][-1]), tail)
+        return Prompt(np.concatenate([*path, new]), link.break_reason, len(new))
 
     def explain(
         self, link: Link, request: Request, rendered: TokenIds | Sequence[int]

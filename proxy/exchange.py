@@ -151,8 +151,9 @@ class Exchange:
         emitter = self._emitter
         if emitter is None:
             return
-        opening = () if self._begun else self._opening()
-        await self._write(b"".join([*opening, *[emitter.event(event) for event in events]]))
+        pieces = self._opening()
+        pieces += [emitter.event(event) for event in events]
+        await self._write(b"".join(pieces))
 
     def _opening(self) -> list[bytes]:
         """The stream's first bytes, once; an emitter begins before it is told anything."""

@@ -117,8 +117,10 @@ class Turn:
     @property
     def prompt_token_ids(self) -> TokenIds | None:
         """``uint32[P]`` as the engine used them, put together from the path."""
-        if self.own_ids is None:
-            return None
+        return None if self.own_ids is None else np.concatenate(self._prompt_pieces())
+
+    def _prompt_pieces(self) -> list[TokenIds]:
+        """The prompt's ids as the turns of its path hold them, in order; at least one piece."""
         pieces: list[TokenIds] = []
         turn, wanted = self, self.prompt_length
         while True:
@@ -133,7 +135,7 @@ class Turn:
                 pieces.append(sampled[: wanted - length])
                 wanted = length
             turn = turn.base
-        return np.concatenate([np.empty(0, np.uint32), *pieces[::-1]])
+        return pieces[::-1] or [np.empty(0, np.uint32)]
 
     @property
     def prompt_length(self) -> int:
@@ -142,11 +144,15 @@ class Turn:
 
     def path_ids(self, choice: int = 0) -> TokenIds | None:
         """``uint32``: prompt and reply of one choice; ``None`` when either has no ids."""
-        prompt = self.prompt_token_ids
-        if prompt is None or choice >= len(self.choices):
+        pieces = self.path_pieces(choice)
+        return None if pieces is None else np.concatenate(pieces)
+
+    def path_pieces(self, choice: int = 0) -> list[TokenIds] | None:
+        """:meth:`path_ids` in pieces, for who puts more behind them; the last is the reply."""
+        if self.own_ids is None or choice >= len(self.choices):
             return None
         sampled = self.choices[choice].token_ids
-        return np.concatenate([prompt, sampled]) if len(sampled) else None
+        return [*self._prompt_pieces(), sampled] if len(sampled) else None
 
     def to_state(self) -> dict[str, Any]:
         """JSON for ``calls.conversation``. Ids and messages are in the store's other columns.

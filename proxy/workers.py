@@ -12,7 +12,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Final, Self
 
 from fastapi import APIRouter
 from uvicorn.supervisors import Multiprocess
@@ -20,6 +20,9 @@ from uvicorn.supervisors import Multiprocess
 from proxy.app import App
 from proxy.server import BACKLOG, config_for, listening, local_url
 from proxy.settings import ProxySettings
+
+_HUNG_S: Final = 60
+"""A worker that is silent for so long is replaced; starting one on a busy machine takes a while."""
 
 Routers = Sequence[Callable[[], APIRouter]]
 """Module-level functions: each worker makes routers of its own."""
@@ -60,6 +63,7 @@ class WorkerPool:
             partial(_app, settings, self._routers),
             factory=True,
             workers=self._count,
+            timeout_worker_healthcheck=_HUNG_S,
             timeout_graceful_shutdown=30,
             log_level="warning",
         )

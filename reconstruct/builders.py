@@ -114,6 +114,7 @@ class Allowance:
     def __init__(self, tree: SessionTree, policy: TrainablePolicy) -> None:
         self._refused: dict[str, list[tuple[int, int, str]]] = {}
         """By span: ``(start, end, reason)`` of what may not be trained."""
+        by_version = policy.oldest_version is not None or bool(policy.untrusted_versions)
         for row in tree.sampled():
             span = row.span
             call = tree.calls.get(span.call_id)
@@ -123,7 +124,7 @@ class Allowance:
                 continue
             self._refused[span.id] = [
                 (start, end, found)
-                for start, end, run in version_ranges(span)
+                for start, end, run in (version_ranges(span) if by_version else ())
                 if (found := version_reason(policy, run)) is not None
             ]
 
@@ -268,6 +269,9 @@ def add_up(tables: Iterable[Conservation]) -> Conservation:
 
 def version_ranges(span: Span) -> list[tuple[int, int, VersionRun]]:
     """``(start, end, run)`` for each policy version that sampled in this span."""
+    if len(span.versions) == 1:
+        (only,) = span.versions
+        return [(only.start, len(span.token_ids), only)]
     ends = [run.start for run in span.versions[1:]] + [len(span.token_ids)]
     return [(run.start, end, run) for run, end in zip(span.versions, ends, strict=True)]
 

@@ -85,10 +85,12 @@ def unpack_ids(packed: bytes) -> TokenIds:
     """``uint32[T]``, read-only."""
     if packed[0] != HALVES:
         return np.frombuffer(unpack(packed), dtype="<u4")
-    low, high = np.frombuffer(_codecs.decompress(packed[1:]), dtype="<u2").reshape(2, -1)
-    ids = low.astype("<u4")
-    if high.any():
-        ids |= high.astype("<u4") << 16
+    raw = _codecs.decompress(packed[1:])
+    half = len(raw) // 2
+    ids = np.frombuffer(raw, dtype="<u2", count=half // 2).astype("<u4")
+    high = raw[half:]
+    if high != bytes(half):
+        ids |= np.frombuffer(high, dtype="<u2").astype("<u4") << 16
     ids.flags.writeable = False
     return ids
 

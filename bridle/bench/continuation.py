@@ -97,13 +97,16 @@ def _prompt_times(
         bodies = agent.bodies(rounds + 1)
         exact, rendered = _in_turns(agent.exact, agent.rendered, bodies, time.process_time)
         whole = agent.rendered(bodies[-1])
+        tail = agent.exact(bodies[-1])
+        alone = _median(agent.exact, agent.bodies(rounds + 1), time.process_time)
         found[str(context)] = {
             "exact_ms": round(1000 * exact, 3),
             "rendered_ms": round(1000 * rendered, 3),
             "ratio": round(rendered / exact, 2),
             "json_ms": round(1000 * _median(orjson.loads, bodies[1:], time.process_time), 3),
+            "exact_alone_ms": round(1000 * alone, 3),
             "prompt_tokens": len(whole),
-            "tail_tokens": agent.exact(bodies[-1]),
+            "tail_tokens": tail,
         }
     return found
 

@@ -24,6 +24,7 @@ def test_the_continuation_bench_measures_both_ways(
     assert times["ratio"] > 1
     assert times["prompt_tokens"] > 2048 > times["tail_tokens"] > 0
     assert found["ttft_ratio"]["2048"] > 0
+    assert times["exact_alone_ms"] > times["json_ms"] > 0
     assert found["ttft_ratio_scripted"]["2048"] > 0
     assert "through the proxy" in bridle("bench", "continuation").output
 
