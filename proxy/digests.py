@@ -13,6 +13,7 @@ Hashing is linear in the request; a bounded cache keeps normalising linear in wh
 from __future__ import annotations
 
 import ast
+import json
 import re
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
@@ -239,17 +240,29 @@ def meaning_arguments(arguments: str) -> Any:
     if not text:
         return {}
     try:
-        value = orjson.loads(text)
-    except orjson.JSONDecodeError:
+        value = _decoded(text)
+        if isinstance(value, str):
+            # Some clients encode twice.
+            try:
+                inner = _decoded(value)
+            except ValueError:
+                return value
+            value = inner if isinstance(inner, dict) else value
+        return _plain_numbers(value)
+    except (ValueError, RecursionError):
         return text
-    if isinstance(value, str):
-        # Some clients encode twice.
-        try:
-            inner = orjson.loads(value)
-        except orjson.JSONDecodeError:
-            return value
-        value = inner if isinstance(inner, dict) else value
-    return _plain_numbers(value)
+
+
+def _decoded(text: str) -> Any:
+    """The JSON value, or what Python's own parser makes of what strict ones refuse: an agent
+    written in Python takes raw control characters and ``NaN``, and writes them down in its way.
+
+    Raises ``ValueError`` or ``RecursionError``.
+    """
+    try:
+        return orjson.loads(text)
+    except orjson.JSONDecodeError:
+        return json.loads(text, strict=False, parse_constant=str)
 
 
 def spoken_text(message: Message) -> str:
@@ -346,4 +359,7 @@ def _hash(value: Any) -> bytes:
 
 
 def _encoded(value: Any) -> bytes:
-    return orjson.dumps(value, option=orjson.OPT_SORT_KEYS | orjson.OPT_NON_STR_KEYS)
+    try:
+        return orjson.dumps(value, option=orjson.OPT_SORT_KEYS | orjson.OPT_NON_STR_KEYS)
+    except TypeError:  # half a surrogate, or deeper than it writes
+        return json.dumps(value, sort_keys=True).encode()

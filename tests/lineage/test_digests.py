@@ -34,6 +34,18 @@ SAME = {
         Message("assistant", tool_calls=calls('{"b": 1, "a": "é"}')),
         Message("assistant", tool_calls=calls('{"a":"\\u00e9","b":1.0}')),
     ),
+    "a control character that was sampled raw": (
+        Message("assistant", tool_calls=calls('{"a": "k\x1c"}')),
+        Message("assistant", tool_calls=calls('{"a":"k\\u001c"}')),
+    ),
+    "what only Python takes for a number": (
+        Message("assistant", tool_calls=calls('{"a":NaN,  "b":1.0}')),
+        Message("assistant", tool_calls=calls('{"b": 1, "a": NaN}')),
+    ),
+    "half a surrogate": (
+        Message("assistant", tool_calls=calls('{"a":"\\ud83d",  "b":1}')),
+        Message("assistant", tool_calls=calls('{"b": 1, "a": "\\ud83d"}')),
+    ),
     "no arguments": (
         Message("assistant", tool_calls=calls("")),
         Message("assistant", tool_calls=calls("{}")),
@@ -165,3 +177,17 @@ def test_the_cache_of_digests_is_bounded() -> None:
     digester = Digester(capacity=10)
     digester.units([Message("user", str(n)) for n in range(100)])
     assert len(digester._known) == 10
+
+
+def nested(depth: int) -> str:
+    return '{"a": ' * depth + "1" + "}" * depth
+
+
+@pytest.mark.parametrize("arguments", ["{", "[" * 5000, nested(300), nested(900), "9" * 5000])
+def test_no_arguments_are_too_odd_to_be_told_from_others(arguments: str) -> None:
+    one, same, other = (
+        digest_of(Message("assistant", tool_calls=calls(given)))
+        for given in (arguments, f" {arguments}\n", "{}")
+    )
+    assert one == same
+    assert one != other
