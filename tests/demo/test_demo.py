@@ -157,7 +157,7 @@ def test_the_readme_walkthrough_works_as_typed(readme: Path) -> None:
     script = "\n".join(
         [
             "set -e",
-            'trap "kill $(jobs -p) || true" EXIT',
+            "trap 'kill $(jobs -p); wait' EXIT",
             *(engine, first, proxy, second),
             *(point, look, take),
         ]
