@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import shlex
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from harnesses.adapters.qwen_code import QwenCode
 from harnesses.runtimes.base import Runtime
 from harnesses.runtimes.local import LocalRuntime
 from harnesses.runtimes.warm import WarmRuntime
-from harnesses.tasks import TaskError, load_module
+from harnesses.tasks import Task, TaskError, load_module, tasks_from
 from harnesses.verifiers import ExactAnswer, NumberAnswer, RegexAnswer, Verifier
 
 INSTALLED: dict[str, type[Any]] = {
@@ -77,3 +78,15 @@ def verifier(named: str) -> Verifier:
     if own is None:
         raise UnknownAgent(f"{place} has no {name!r}")
     return own
+
+
+def shuffled_tasks(source: str, split: str | None, seed: int) -> list[Task]:
+    """The tasks of ``source`` in an order that ``seed`` decides; there is at least one.
+
+    Raises :class:`harnesses.tasks.TaskError`.
+    """
+    pool = list(tasks_from(source, split))
+    if not pool:
+        raise TaskError(f"{source} gives no task" + (f" of split {split!r}" if split else ""))
+    random.Random(seed).shuffle(pool)
+    return pool

@@ -126,6 +126,13 @@ def train(
     return loop
 
 
+def step_line(report: StepReport) -> str:
+    """What a terminal says of a step."""
+    spent = ", ".join(f"{phase} {seconds:.0f} s" for phase, seconds in report.seconds.items())
+    reached = f"reward {report.reward_mean:.3f}, version {report.version}"
+    return f"step {report.step + 1}: {reached}, {spent}"
+
+
 @contextmanager
 def _publisher(
     plan: TrainingPlan, stack: Stack, model: nn.Module, writer: Writer

@@ -37,6 +37,21 @@ class EngineRefused(EngineError):
         """HTTP status of the refusal; ``None`` when a 2xx reply broke the contract."""
 
 
+def connection(base_url: str, *, timeout: float, api_key: str | None) -> httpx.Client:
+    """An HTTP client of one engine: no environment proxies, each request its own connection.
+
+    vLLM drops the connection after an error that it did not foresee: the next request, often the
+    resume after a failed reload, must not be sent into it.
+    """
+    return httpx.Client(
+        base_url=base_url,
+        timeout=timeout,
+        headers={"Authorization": f"Bearer {api_key}"} if api_key else {},
+        trust_env=False,
+        limits=httpx.Limits(max_keepalive_connections=0),
+    )
+
+
 class EngineClient:
     """Control client of the engine at ``base_url`` (no ``/v1``); a context manager.
 
@@ -48,16 +63,7 @@ class EngineClient:
         self, base_url: str, *, timeout: float = 120.0, api_key: str | None = None
     ) -> None:
         self.base_url = base_url.rstrip("/")
-        headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
-        self._http = httpx.Client(
-            base_url=self.base_url,
-            timeout=timeout,
-            headers=headers,
-            trust_env=False,
-            # vLLM drops the connection after an error that it did not foresee: the next call, often
-            # the resume after a failed reload, must not be sent into it.
-            limits=httpx.Limits(max_keepalive_connections=0),
-        )
+        self._http = connection(self.base_url, timeout=timeout, api_key=api_key)
 
     def __enter__(self) -> Self:
         return self

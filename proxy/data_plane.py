@@ -15,7 +15,7 @@ from proxy.dialects.registry import COUNTING, DIALECTS
 from proxy.dialects.responses import deleted
 from proxy.engine_request import constraint, engine_request
 from proxy.exchange import Exchange
-from proxy.harness_identity import identify, kept_headers
+from proxy.harness_identity import Identity, identify, kept_headers
 from proxy.lineage import Link
 from proxy.model_routes import Destination
 from proxy.models import models_reply
@@ -103,12 +103,13 @@ class DataPlane:
         caller = await services.sessions.authenticate(client.headers, client.address)
         body = await client.body(services.settings.limits.body_bytes)
         dialect = DIALECTS[route.dialect]
+        identity = identify(client.headers)
         if dialect.name == "chat":
-            request = services.histories.parse(body, _owner(caller, route, client))
+            request = services.histories.parse(body, _owner(caller, route, identity))
         else:
             request = dialect.parse(body, dict(route.parameters), _query(client))
         request = await services.stored_responses.expand(request, body, caller.may_read)
-        session, link = await self._admit(caller, route, client, request)
+        session, link = await self._admit(caller, route, identity, request)
         to = services.models.find(request.model, link.seen.agent)
         prompt = await self._prompt(session, link, request, to)
         served = await to.served_model(request.model)
@@ -146,11 +147,10 @@ class DataPlane:
             services.budgets.end(session.id, call_id)
 
     async def _admit(
-        self, caller: Caller, route: Route, client: Client, request: Request
+        self, caller: Caller, route: Route, identity: Identity, request: Request
     ) -> tuple[SessionRecord, Link]:
         """The session of the request, and what of it the request continues."""
         services = self._services
-        identity = identify(client.headers)
         session = await services.sessions.admit(caller, route.session, identity)
         if session is not None:
             return session, await services.conversations.find(session.id, request, identity.role)
@@ -257,11 +257,11 @@ class DataPlane:
         return await asyncio.to_thread(continuer.prompt, link, request)
 
 
-def _owner(caller: Caller, route: Route, client: Client) -> str:
+def _owner(caller: Caller, route: Route, identity: Identity) -> str:
     """Whose requests are likely to go on from one another."""
     if caller.session is not None:
         return caller.session.id
-    return route.session or identify(client.headers).session_name or ""
+    return route.session or identity.session_name or ""
 
 
 def _begun(

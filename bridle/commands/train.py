@@ -38,17 +38,15 @@ def train(
 ) -> None:
     """Train a policy inside an agent. Run again to go on from the last checkpoint."""
     try:
-        from bridle.training import TrainingPlan
+        from bridle.training import TrainingPlan, step_line
         from bridle.training import train as train_plan
     except ImportError as error:
         fail(f"training needs the training extra: pip install 'bridle[train]' ({error})")
-    import random
-
-    from bridle.agents import UnknownAgent, agent, verifier
+    from bridle.agents import UnknownAgent, agent, shuffled_tasks, verifier
     from bridle.rollouts import Rollouts
     from bridle.stack import MODEL, stack
     from harnesses.rollout import Job, Settings, grouped
-    from harnesses.tasks import TaskError, tasks_from
+    from harnesses.tasks import TaskError
     from store.database import migrate
     from store.queries import Reader
     from store.records import RunRecord, new_id
@@ -59,12 +57,9 @@ def train(
     try:
         adapter, runtime = agent(named)
         check = verifier(verify)
-        pool = list(tasks_from(tasks, split))
+        pool = shuffled_tasks(tasks, split, seed)
     except (UnknownAgent, TaskError) as error:
         fail(str(error), 2)
-    if not pool:
-        fail(f"{tasks} gives no task" + (f" of split {split!r}" if split else ""), 2)
-    random.Random(seed).shuffle(pool)
     leave_on_sigterm()
     output.mkdir(parents=True, exist_ok=True)
     store = str(output / "bridle.db")
@@ -81,11 +76,7 @@ def train(
         return list(grouped(chosen, group_size))
 
     def on_step(report: StepReport) -> None:
-        out.print(
-            f"step {report.step + 1}: reward {report.reward_mean:.3f}, version {report.version}, "
-            + ", ".join(f"{phase} {spent:.0f} s" for phase, spent in report.seconds.items()),
-            highlight=False,
-        )
+        out.print(step_line(report), highlight=False, soft_wrap=True)
 
     plan = TrainingPlan(
         policy=policy,

@@ -36,7 +36,7 @@ def trainer(
 ) -> None:
     """Train with workers, proxy and engine as services. Run again to go on where it ended."""
     try:
-        from bridle.training import TrainingPlan, train
+        from bridle.training import TrainingPlan, step_line, train
     except ImportError as error:
         fail(f"training needs the training extra: pip install 'bridle[train]' ({error})")
     import httpx
@@ -65,12 +65,7 @@ def trainer(
         if json:
             print_json(report.metrics() | {"step": report.step, "version": report.version})
             return
-        out.print(
-            f"step {report.step + 1}: reward {report.reward_mean:.3f}, version {report.version}, "
-            + ", ".join(f"{phase} {spent:.0f} s" for phase, spent in report.seconds.items()),
-            highlight=False,
-            soft_wrap=True,
-        )
+        out.print(step_line(report), highlight=False, soft_wrap=True)
 
     plan = TrainingPlan(
         policy=policy,

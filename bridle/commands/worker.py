@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import random
 import socket
 from pathlib import Path
 from typing import Annotated
@@ -39,10 +38,10 @@ def worker(
     json: JsonOption = False,
 ) -> None:
     """Serve a harness and its tasks to `bridle trainer`, which says when and how many."""
-    from bridle.agents import UnknownAgent, agent, verifier
+    from bridle.agents import UnknownAgent, agent, shuffled_tasks, verifier
     from bridle.worker import Duties, serve
     from harnesses.rollout import Settings
-    from harnesses.tasks import TaskError, tasks_from
+    from harnesses.tasks import TaskError
     from proxy.settings import is_loopback
 
     key = os.environ.get(ADMIN_KEY_VARIABLE)
@@ -51,12 +50,9 @@ def worker(
     try:
         adapter, runtime = agent(named)
         check = verifier(verify)
-        pool = list(tasks_from(tasks, split))
+        pool = shuffled_tasks(tasks, split, seed)
     except (UnknownAgent, TaskError) as error:
         fail(str(error), 2)
-    if not pool:
-        fail(f"{tasks} gives no task" + (f" of split {split!r}" if split else ""), 2)
-    random.Random(seed).shuffle(pool)
     settings = Settings(directory=directory, parallel=parallel, timeout_s=timeout, model=model)
     duties = Duties(proxy, adapter, runtime, check, pool, settings, key)
     family = socket.AF_INET6 if ":" in host else socket.AF_INET

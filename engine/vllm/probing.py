@@ -11,6 +11,7 @@ from typing import Any, Self
 import httpx
 
 from engine import contract
+from engine.client import connection
 
 QUESTION = [{"role": "user", "content": "Say hello."}]
 
@@ -44,14 +45,7 @@ class Probe:
 
     def __init__(self, base_url: str, *, timeout: float, api_key: str | None = None) -> None:
         self.base_url = base_url.rstrip("/")
-        headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
-        self._http = httpx.Client(
-            base_url=self.base_url,
-            timeout=timeout,
-            headers=headers,
-            trust_env=False,
-            limits=httpx.Limits(max_keepalive_connections=0),
-        )
+        self._http = connection(self.base_url, timeout=timeout, api_key=api_key)
         self.model = ""
 
     def __enter__(self) -> Self:
