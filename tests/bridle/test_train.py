@@ -1,0 +1,83 @@
+"""``bridle train``: sessions, updates and publishing in one place, and going on where it ended."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from store.queries import Reader
+from trainer.tiny import TinyShape, make_policy, train_tokenizer
+
+AGENT = """
+import json, os, sys, urllib.request
+body = {"model": "policy", "max_tokens": 4, "messages": [{"role": "user", "content": sys.argv[1]}]}
+request = urllib.request.Request(
+    os.environ["OPENAI_BASE_URL"] + "/chat/completions",
+    json.dumps(body).encode(),
+    {"content-type": "application/json", "authorization": "Bearer " + os.environ["OPENAI_API_KEY"]},
+)
+print(json.load(urllib.request.urlopen(request))["choices"][0]["message"]["content"])
+"""
+VERIFIER = """
+async def check(delivery):
+    return {"reward": float(sum(map(ord, delivery.answer)) % 2)}
+"""
+
+
+@pytest.fixture
+def arguments(tmp_path: Path) -> list[str]:
+    policy = tmp_path / "policy"
+    size = train_tokenizer(policy, ["Which number is question one? 0123456789"] * 4, vocab_size=320)
+    shape = TinyShape(hidden=32, layers=1, heads=1, kv_heads=1, intermediate=64, context=512)
+    make_policy(policy, shape, vocab_size=size, seed=3)
+    (tmp_path / "agent.py").write_text(AGENT)
+    (tmp_path / "verifier.py").write_text(VERIFIER)
+    lines = [{"id": f"t{n}", "prompt": f"Question {n}?", "payload": {}} for n in range(4)]
+    (tmp_path / "tasks.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    agent = f"{sys.executable} {tmp_path / 'agent.py'} {{prompt}}"
+    return [
+        *("train", "--policy", str(policy), "--agent", agent),
+        *("--tasks", str(tmp_path / "tasks.jsonl")),
+        *("--verifier", f"{tmp_path / 'verifier.py'}:check"),
+        *("--out", str(tmp_path / "out"), "--groups", "2", "--group-size", "6", "--parallel", "6"),
+        *("--learning-rate", "0.001"),
+    ]
+
+
+def bridle(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "bridle", *arguments], capture_output=True, text=True, check=False
+    )
+
+
+def test_it_trains_publishes_and_goes_on_where_it_ended(
+    arguments: list[str], tmp_path: Path
+) -> None:
+    first = bridle(*arguments, "--steps", "1")
+    assert first.returncode == 0, first.stdout + first.stderr
+    assert "step 1: reward 0." in first.stdout
+    again = bridle(*arguments, "--steps", "2")
+    assert again.returncode == 0, again.stdout + again.stderr
+    assert "step 1:" not in again.stdout
+    assert "step 2: reward 0." in again.stdout
+    store = str(tmp_path / "out" / "bridle.db")
+    with Reader(store) as reader:
+        (run,) = reader.runs("train")
+        sessions = list(reader.sessions(run=run.id))
+        calls = [call for session in sessions for call in reader.calls(session.id)]
+    assert len(sessions) == len(calls) == 2 * 2 * 6
+    assert {call.version_start for call in calls} == {0, 1}
+    assert bridle("audit", "--store", store).returncode == 0
+
+
+def test_a_source_without_tasks_is_said_before_anything_starts(
+    arguments: list[str], tmp_path: Path
+) -> None:
+    refused = bridle(*arguments, "--split", "held_out")
+    assert refused.returncode == 2
+    assert "gives no task of split 'held_out'" in " ".join(refused.stderr.split())
+    assert not (tmp_path / "out").exists()
