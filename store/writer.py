@@ -1,12 +1,12 @@
-"""The one writer of a process: a queue, a thread, and a transaction for all that is queued.
+"""The one writer of a process: a thread, and a transaction for all that is queued.
 
 Callers hand over records and wait for the commit; while one transaction is written the next batch
 gathers, so that the disk is waited for once per batch and not once per call (group commit).
 
 - The beginnings of calls, for which nobody waits, wake no one: they go with the next record that
-  somebody waits for, or a moment later.
+  somebody waits for, or a moment later (``store/job_queue.py``).
 - A call's end may always be queued: there are never more of them than calls that were let in.
-  Everything else is turned away with :class:`StoreBusy` when ``queue_limit`` records wait.
+  Everything else is turned away with ``StoreBusy`` when ``queue_limit`` records wait.
 - A record that the database refuses fails alone: its batch is written again one by one.
 - A locked database or a lost connection is tried again for ``patience`` seconds.
 """
@@ -19,11 +19,10 @@ import math
 import sqlite3
 import threading
 import time
-from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Self
 
 from sqlalchemy import Connection, select
@@ -33,7 +32,8 @@ from store import liveness
 from store.batch import Batch, Patch, Record
 from store.cache import SessionCache
 from store.database import Synchronous, connect, transaction
-from store.errors import RecordRejected, StoreBusy, StoreClosed, StoreUnavailable
+from store.errors import RecordRejected, StoreUnavailable
+from store.job_queue import Job, JobQueue, Outcome, deliver
 from store.records import (
     CallBegun,
     CallEnded,
@@ -52,12 +52,6 @@ from store.schema import sessions, writers
 from store.statements import statements
 
 log = logging.getLogger("bridle.store")
-
-_MAX_BATCH = 2048
-"""Records per transaction: enough to fill it, few enough that nobody waits for seconds."""
-
-_GATHER_S = 0.02
-"""The longest that records nobody waits for lie before they are written."""
 
 _DISK_FULL = "53100"
 """PostgreSQL's SQLSTATE."""
@@ -80,27 +74,14 @@ class WriterStats:
     """Calls found open whose process had died."""
 
 
-@dataclass(slots=True, eq=False)
-class _Job:
-    records: Sequence[Record]
-    """Committed together or not at all."""
-    done: asyncio.Future[None] | Future[None] | None = None
-
-
-@dataclass(slots=True)
-class _Outcome:
-    job: _Job
-    error: StoreUnavailable | None = field(default=None)
-
-
 class Writer:
     """Writes records to ``url``; see the module for how. Start it, or use it as a context manager.
 
     The schema must be current (:func:`store.database.migrate`). A ``redactor`` scrubs calls before
-    they are queued. Methods that are ``async`` return
-    after the commit; those ending in ``_sync``, and those for runs and training, block until then
-    and are for threads without an event loop. All raise :class:`StoreUnavailable` when the record
-    is not in the store; cancelling a wait does not take the record back.
+    they are queued. Methods that are ``async`` return after the commit; those ending in ``_sync``,
+    and those for runs and training, block until then and are for threads without an event loop. All
+    raise :class:`StoreUnavailable` when the record is not in the store; cancelling a wait does not
+    take the record back.
     """
 
     def __init__(
@@ -117,20 +98,13 @@ class Writer:
         self.stats = WriterStats()
         self._engine = connect(url, synchronous=synchronous)
         self._connection: Connection | None = None
-        self._queue_limit = queue_limit
         self._patience = patience
         self._lease = lease
         self._cache = SessionCache(cache_bytes)
         self._redactor = redactor
         self._parents: dict[str, str | None] = {}
         """Parent call of each call that is open in this process."""
-        self._queue: deque[_Job] = deque()
-        self._wake = threading.Condition()
-        self._running = False
-        self._dozing = False
-        """The thread sleeps until it is woken: nothing was queued for a while."""
-        self._pressing = False
-        """Somebody waits for a record in the queue."""
+        self._queue = JobQueue(queue_limit)
         self._number = 0
         self._writer_id = ""
         self._thread = threading.Thread(target=self._run, name="store-writer", daemon=True)
@@ -140,17 +114,14 @@ class Writer:
         with transaction(self._engine) as connection:
             self._writer_id = liveness.register(connection, self._lease)
         self.mark_interrupted()
-        self._running = True
+        self._queue.open()
         self._thread.start()
         return self
 
     def close(self) -> None:
         """Writes what is queued, marks the calls that are still open, and stops."""
-        with self._wake:
-            if not self._running:
-                return
-            self._running = False
-            self._wake.notify()
+        if not self._queue.close():
+            return
         self._thread.join()
         if self._connection is not None:
             self._connection.close()
@@ -187,7 +158,7 @@ class Writer:
 
     def begin_call(self, begun: CallBegun) -> None:
         """Queues the beginning of a call. Raises :class:`StoreBusy` when the queue is full."""
-        self._put(_Job((self._redactor.begun(begun) if self._redactor else begun,)))
+        self._queue.put(Job((self._redactor.begun(begun) if self._redactor else begun,)))
 
     async def end_call(self, ended: CallEnded) -> None:
         """Returns once the call is committed: then the client may see its terminal event.
@@ -287,60 +258,27 @@ class Writer:
 
     # -- the queue -------------------------------------------------------------------------------
 
-    def _put(self, job: _Job, refuse: bool = True) -> None:
-        with self._wake:
-            if not self._running:
-                raise StoreClosed("the store's writer is not running")
-            if refuse and len(self._queue) >= self._queue_limit:
-                raise StoreBusy(f"{len(self._queue)} records wait to be written")
-            self._queue.append(job)
-            if self._dozing or (job.done is not None and not self._pressing):
-                self._wake.notify()
-            self._pressing = self._pressing or job.done is not None
-
     async def _commit(self, *records: Record, refuse: bool = True) -> None:
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._put(_Job(records, done), refuse)
+        self._queue.put(Job(records, done), refuse)
         await done
 
     def _commit_sync(self, *records: Record, refuse: bool = True) -> None:
         if not records:
             return
         done: Future[None] = Future()
-        self._put(_Job(records, done), refuse)
+        self._queue.put(Job(records, done), refuse)
         done.result()
-
-    def _take(self, until: float) -> list[_Job]:
-        """What is queued, as soon as somebody waits for it or it has lain for a moment; empty at
-        ``until`` or when closing."""
-        with self._wake:
-            self._gather()
-            while not self._queue and self._running:
-                left = until - time.monotonic()
-                if left <= 0:
-                    return []
-                self._dozing = True
-                self._wake.wait(left)
-                self._dozing = False
-                self._gather()
-            count = min(len(self._queue), _MAX_BATCH)
-            jobs = [self._queue.popleft() for _ in range(count)]
-            self._pressing = bool(self._queue)
-            return jobs
-
-    def _gather(self) -> None:
-        if self._running and not self._pressing:
-            self._wake.wait(_GATHER_S)
 
     # -- the thread ------------------------------------------------------------------------------
 
     def _run(self) -> None:
         beat = time.monotonic() + self._lease / 3
         while True:
-            jobs = self._take(beat)
+            jobs = self._queue.take(beat)
             if jobs:
-                self._deliver(self._write(jobs))
-            elif not self._running:
+                deliver(self._write(jobs))
+            elif not self._queue.is_open:
                 return
             if time.monotonic() >= beat:
                 self._renew()
@@ -354,24 +292,24 @@ class Writer:
         except DBAPIError as error:
             log.warning("store_lease_not_renewed: %s", error.orig)
 
-    def _write(self, jobs: Sequence[_Job]) -> list[_Outcome]:
+    def _write(self, jobs: Sequence[Job]) -> list[Outcome]:
         try:
             self._attempt(jobs)
-            return [_Outcome(job) for job in jobs]
+            return [Outcome(job) for job in jobs]
         except StoreUnavailable as error:
             if not isinstance(error, RecordRejected):
                 self.stats.failed += len(jobs)
-                return [_Outcome(job, error) for job in jobs]
+                return [Outcome(job, error) for job in jobs]
             if len(jobs) == 1:
                 return [self._reject(jobs[0], error)]
         return [outcome for job in jobs for outcome in self._write([job])]
 
-    def _reject(self, job: _Job, error: StoreUnavailable) -> _Outcome:
+    def _reject(self, job: Job, error: StoreUnavailable) -> Outcome:
         self.stats.rejected += 1
         log.error("store_record_rejected: %s: %s", type(job.records[0]).__name__, error)
-        return _Outcome(job, error)
+        return Outcome(job, error)
 
-    def _attempt(self, jobs: Sequence[_Job]) -> None:
+    def _attempt(self, jobs: Sequence[Job]) -> None:
         """Commits the jobs in one transaction, waiting for a database that is busy or away.
 
         Raises :class:`RecordRejected` when a record is at fault, else :class:`StoreUnavailable`.
@@ -391,7 +329,7 @@ class Writer:
                 time.sleep(pause)
                 pause = min(1.0, pause * 2)
 
-    def _write_once(self, jobs: Sequence[_Job]) -> None:
+    def _write_once(self, jobs: Sequence[Job]) -> None:
         batch: Batch | None = None
         try:
             with self._transaction() as connection:
@@ -447,35 +385,6 @@ class Writer:
                 return connection.execute(query).scalar() == self._number
         except DBAPIError:
             return False
-
-    @staticmethod
-    def _deliver(outcomes: Sequence[_Outcome]) -> None:
-        """Tells the waiters: threads one by one, each event loop once for all of its own."""
-        by_loop: dict[asyncio.AbstractEventLoop, list[_Outcome]] = {}
-        for outcome in outcomes:
-            done = outcome.job.done
-            if isinstance(done, Future):
-                _settle(done, outcome.error)
-            elif done is not None:
-                by_loop.setdefault(done.get_loop(), []).append(outcome)
-        for loop, own in by_loop.items():
-            try:
-                loop.call_soon_threadsafe(_settle_all, own)
-            except RuntimeError:
-                log.warning("store_waiters_gone: %d records committed for a closed loop", len(own))
-
-
-def _settle_all(outcomes: Sequence[_Outcome]) -> None:
-    for outcome in outcomes:
-        if outcome.job.done is not None and not outcome.job.done.done():
-            _settle(outcome.job.done, outcome.error)
-
-
-def _settle(done: asyncio.Future[None] | Future[None], error: StoreUnavailable | None) -> None:
-    if error is None:
-        done.set_result(None)
-    else:
-        done.set_exception(error)
 
 
 def _session_patch(session_id: str, fields: Mapping[str, Any]) -> Patch:
