@@ -20,13 +20,21 @@ from proxy.dialects.responses_request import ResponsesContext, parse
 from proxy.minting import call_id_of
 from proxy.sse import SseParser
 from store.errors import NotFound
-from store.queries import Reader
+from store.queries import CallRow, Reader
 
+NOT_STORED: Final = "response_not_stored"
+DELETED: Final = "response_deleted"
+_GONE: Final = frozenset({NOT_STORED, DELETED})
 _CAPACITY: Final = 4096
 
 Items = Mapping[str, Mapping[str, Any]]
 Readable = Callable[[str], bool]
 """Whether what was recorded in a session, by its id, may be told to the client."""
+
+
+def is_gone(call: CallRow) -> bool:
+    """Whether clients were told that the call's response is not, or no longer, stored."""
+    return any(note.name in _GONE for note in call.notes)
 
 
 class StoredItems:
@@ -47,6 +55,11 @@ class StoredItems:
         if not isinstance(context, ResponsesContext) or not context.references:
             return request
         return parse(body, await asyncio.to_thread(self._items, context.references, readable))
+
+    def forget(self, call_id: str) -> None:
+        """The call's response has been deleted."""
+        with self._lock:
+            self._known.pop(call_id, None)
 
     def _items(self, references: tuple[str, ...], readable: Readable) -> Items:
         with self._lock:
@@ -71,7 +84,7 @@ class StoredItems:
             return known
         try:
             row = self._reader.call(call_id)
-            if row.dialect != "responses" or row.response_body_id is None:
+            if row.dialect != "responses" or row.response_body_id is None or is_gone(row):
                 return row.session_id, {}
             found = row.session_id, _written(self._reader.body(row.response_body_id))
         except NotFound:

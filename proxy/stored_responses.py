@@ -17,15 +17,12 @@ from proxy.dialects.responses_request import ResponsesContext, own_messages
 from proxy.lineage import message_from_chat
 from proxy.minting import call_id_of
 from proxy.sse import SseParser
-from proxy.stored_items import Readable, StoredItems
+from proxy.stored_items import DELETED, NOT_STORED, Readable, StoredItems, is_gone
 from store.errors import NotFound
 from store.queries import CallRow, Reader
 from store.records import CallStatus, Note
 
 _CAPACITY: Final = 256
-_NOT_STORED: Final = "response_not_stored"
-_DELETED: Final = "response_deleted"
-_GONE: Final = frozenset({_NOT_STORED, _DELETED})
 _ANSWERED: Final = frozenset({CallStatus.COMPLETE, CallStatus.QUARANTINED})
 _LAST: Final = frozenset({"response.completed", "response.incomplete", "response.failed"})
 
@@ -44,13 +41,13 @@ def not_stored(request: Request) -> tuple[Note, ...]:
     """The note on a call whose client said ``store: false``."""
     context = request.context
     if isinstance(context, ResponsesContext) and not context.store:
-        return (Note(_NOT_STORED),)
+        return (Note(NOT_STORED),)
     return ()
 
 
 def marked_deleted(call: CallRow) -> tuple[Note, ...]:
     """The call's notes with the deletion."""
-    return (*call.notes, Note(_DELETED))
+    return (*call.notes, Note(DELETED))
 
 
 def unknown_response(response_id: str) -> ApiError:
@@ -101,8 +98,7 @@ class StoredResponses:
             call = await asyncio.to_thread(self._reader.call, call_id)
         except NotFound:
             return None
-        gone = any(note.name in _GONE for note in call.notes)
-        return None if gone or call.dialect != "responses" else call
+        return None if is_gone(call) or call.dialect != "responses" else call
 
     async def whole(self, call: CallRow) -> bytes | None:
         """The response object that the client was sent; ``None`` when it never got a whole one."""
@@ -120,6 +116,7 @@ class StoredResponses:
 
     def forget(self, call_id: str) -> None:
         """The response has been deleted."""
+        self._items.forget(call_id)
         with self._lock:
             self._known.pop(call_id, None)
 

@@ -37,6 +37,8 @@ def test_a_deleted_response_is_gone_for_clients_and_kept_in_the_record(
 ) -> None:
     made = client.responses.create(model="m", input="hi")
     after = client.responses.create(model="m", input="on", previous_response_id=made.id)
+    item: Any = {"type": "item_reference", "id": made.output[0].id}
+    assert client.responses.create(model="m", input=[item]).id
     client.responses.delete(made.id)
     with pytest.raises(openai.NotFoundError):
         client.responses.retrieve(made.id)
@@ -44,6 +46,8 @@ def test_a_deleted_response_is_gone_for_clients_and_kept_in_the_record(
         client.responses.create(model="m", input="on", previous_response_id=made.id)
     with pytest.raises(openai.NotFoundError):
         client.responses.delete(made.id)
+    with pytest.raises(openai.NotFoundError):
+        client.responses.create(model="m", input=[item])
     assert client.responses.retrieve(after.id).id == after.id
     assert client.responses.create(model="m", input="x", previous_response_id=after.id).id
     first = bench.calls()[0]
@@ -59,6 +63,9 @@ def test_store_false_is_honoured(bench: Any, client: openai.OpenAI) -> None:
         client.responses.retrieve(made.id)
     with pytest.raises(openai.NotFoundError):
         client.responses.create(model="m", input="on", previous_response_id=made.id)
+    item: Any = {"type": "item_reference", "id": made.output[0].id}
+    with pytest.raises(openai.NotFoundError):
+        client.responses.create(model="m", input=[item])
     assert "response_not_stored" in {note.name for note in bench.call().notes}
 
 
