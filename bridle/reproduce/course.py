@@ -52,15 +52,16 @@ class Editing:
 
 def settings_for(harness: str) -> DemoSettings:
     """Sizes for two cores. Codex's prompt is long and the same in every session, so that almost all
-    of a step's tokens are one prefix: packs are shared across sessions, and sessions are few."""
+    of an update's tokens are one prefix: sessions are few, and a batch's further ones cheap."""
     return DemoSettings(
         engine="vllm",
         shape=TinyShape(layers=3, hidden=128, intermediate=256, context=16384),
         vocab_size=4096,
         first_sessions=4,
-        teacher_sessions=400,
+        teacher_sessions=800,
         teacher_skill=0.45,
         sft_epochs=8,
+        sft_batch_size=32,
         eval_tasks=100,
         groups=8,
         group_size=8,
