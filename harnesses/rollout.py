@@ -3,9 +3,11 @@
 Every session has its own key, and directories that are its own while it runs. Their paths stand in
 prompts (Codex tells its working directory and its home), so sessions run in numbered places, one
 after another under the same path: what is the same in their prompts is computed once, by an engine
-that caches prefixes and by a trainer that shares them. An agent that fails or runs out of time is a result
-like any other; only a failure of the machinery (proxy, runtime, verifier) is tried again, in a new
-session, while the failed one is sealed as ``infrastructure`` so that nobody trains on it.
+that caches prefixes and by a trainer that shares them.
+
+An agent that fails or runs out of time is a result like any other; only a failure of the machinery
+(proxy, runtime, verifier) is tried again, in a new session, while the failed one is sealed as
+``infrastructure`` so that nobody trains on it.
 """
 
 from __future__ import annotations
