@@ -1,7 +1,8 @@
 """The warm process: imports libraries once, then forks a child for every script it is asked to run.
 
-Runs as a script under the agents' own Python (``python zygote.py FD MODULE…``), so it uses the
-standard library only and imports nothing of ours. It speaks JSON lines over the socket ``FD``::
+Runs as a script under the agents' own Python (``python zygote.py FD learn MODULE…``, ``known`` in
+place of ``learn`` when nothing else is to be imported ahead), so it uses the standard library only
+and imports nothing of ours. It speaks JSON lines over the socket ``FD``::
 
     ->  {"op": "run", "id": 7, "argv": [script, …], "cwd": …, "env": {…}, "stdout": …, "stderr": …}
     ->  {"op": "signal", "id": 7, "number": 15}
@@ -44,8 +45,10 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     # This file's directory is not the scripts' to import from.
     sys.path[:] = [entry for entry in sys.path if entry != os.path.dirname(__file__)]
-    failed = preload(sys.argv[2:])
-    Zygote(control).serve({"threads": thread_count(), "failed": failed})
+    failed = preload(sys.argv[3:])
+    Zygote(control, learns=sys.argv[2] == "learn").serve(
+        {"threads": thread_count(), "failed": failed}
+    )
 
 
 def preload(modules: list[str]) -> list[str]:
@@ -73,12 +76,12 @@ def thread_count() -> int:
 class Zygote:
     """The loop: requests from the socket, ends of children from SIGCHLD."""
 
-    def __init__(self, control: socket.socket) -> None:
+    def __init__(self, control: socket.socket, *, learns: bool) -> None:
         self.control = control
         self.ids: dict[int, int] = {}
         """Id by process number, for children that have not been reaped."""
         self.pids: dict[int, int] = {}
-        self.learner = Learner()
+        self.learner = Learner(done=not learns)
         self.buffer = b""
         self.wakeup_read, self.wakeup_write = os.pipe()
         os.set_blocking(self.wakeup_read, False)
@@ -174,10 +177,10 @@ class Learner:
     in site-packages is learned, and only when a trial shows that it starts no thread.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, done: bool) -> None:
         self.teacher: int | None = None
         self.report: IO[bytes] | None = None
-        self.done = False
+        self.done = done
 
     def report_for_next(self) -> IO[bytes] | None:
         """Where the next child is to list its modules; ``None`` when it need not."""
