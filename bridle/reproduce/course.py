@@ -19,6 +19,8 @@ from trainer.tiny import TinyShape
 HARNESSES: Final = ("codex", "mini-swe-agent")
 LONGEST_REPLY: Final = 96
 """Tokens: a command is a fraction of it, and a policy that babbles must come to an end."""
+MOST_CALLS: Final = 8
+"""Per session: a task takes two or three, and an agent that is never satisfied must end, too."""
 
 
 class Editing:
@@ -36,8 +38,11 @@ class Editing:
 
     def session_settings(self, temperature: float) -> Mapping[str, Any]:
         """The harness asks for no temperature that could be set, so the proxy pins it."""
-        pin = {"temperature": temperature, "top_p": 1.0}
-        return {"pin": pin, "cap": {"max_tokens": LONGEST_REPLY}}
+        return {
+            "pin": {"temperature": temperature, "top_p": 1.0},
+            "cap": {"max_tokens": LONGEST_REPLY},
+            "budget": {"calls": MOST_CALLS},
+        }
 
     def rollouts(self, proxy_url: str) -> Rollouts:
         _, runtime = agent(self.harness)
