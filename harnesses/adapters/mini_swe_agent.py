@@ -60,8 +60,8 @@ class MiniSweAgent:
     def runtime(self) -> Runtime:
         """LiteLLM alone takes seconds to import, so sessions are forked from a process that has.
 
-        Nothing else is imported ahead: mini-swe-agent reads its configuration's place while it is
-        imported, which is each session's own.
+        mini-swe-agent itself learns while it is imported where its configuration is, which is each
+        session's own.
         """
         try:
             python = interpreter_of(Path(find_python_harness("mini-swe-agent", self.command)))
@@ -70,5 +70,5 @@ class MiniSweAgent:
         if python is None or not Path(python).name.startswith("python"):
             return LocalRuntime()
         return WarmRuntime(
-            ["litellm"], python=python, discover=False, environment=_LITELLM_ENVIRONMENT
+            ["litellm"], python=python, fresh=["minisweagent"], environment=_LITELLM_ENVIRONMENT
         )

@@ -45,10 +45,10 @@ class WarmRuntime:
     ``(script, *arguments)`` where the script's first line names that Python.
 
     Libraries to import ahead are found in the first script's own import statements, and after its
-    first good run among what it imported late; ``preload`` names further ones, or with
-    ``discover=False`` all of them. ``environment`` is for libraries that read some while they are
-    imported. When the warm process is lost, the runs in it raise :class:`RuntimeLost` and the next
-    run starts another.
+    first good run among what it imported late; ``preload`` names further ones. ``fresh`` names
+    packages that every run imports for itself, because they look at its environment while they are
+    imported; ``environment`` is for those that are imported ahead and do so. When the warm process
+    is lost, the runs in it raise :class:`RuntimeLost` and the next run starts another.
     """
 
     def __init__(
@@ -56,13 +56,13 @@ class WarmRuntime:
         preload: Sequence[str] = (),
         *,
         python: str = sys.executable,
-        discover: bool = True,
+        fresh: Sequence[str] = (),
         environment: Mapping[str, str] = MappingProxyType({}),
         start_timeout_s: float = 120.0,
     ) -> None:
         self._preload = tuple(preload)
         self._python = python
-        self._discover = discover
+        self._fresh = tuple(fresh)
         self._environment = dict(environment)
         self._start_timeout_s = start_timeout_s
         self._zygote: _Zygote | None = None
@@ -106,10 +106,14 @@ class WarmRuntime:
     async def _warm(self, script: Path) -> _Zygote:
         async with self._starting:
             if self._zygote is None or self._zygote.lost:
-                found = imports_of(script) if self._discover else ()
+                found = [
+                    module
+                    for module in imports_of(script)
+                    if module.partition(".")[0] not in self._fresh
+                ]
                 modules = dict.fromkeys((*self._preload, *found))
                 starting = _Zygote.start(
-                    self._python, tuple(modules), self._environment, learn=self._discover
+                    self._python, tuple(modules), self._fresh, self._environment
                 )
                 try:
                     self._zygote = await asyncio.wait_for(starting, self._start_timeout_s)
@@ -174,7 +178,11 @@ class _Zygote:
 
     @classmethod
     async def start(
-        cls, python: str, modules: Sequence[str], environment: Mapping[str, str], *, learn: bool
+        cls,
+        python: str,
+        modules: Sequence[str],
+        fresh: Sequence[str],
+        environment: Mapping[str, str],
     ) -> _Zygote:
         ours, theirs = socket.socketpair()
         with theirs:
@@ -182,7 +190,7 @@ class _Zygote:
                 python,
                 str(_ZYGOTE),
                 str(theirs.fileno()),
-                "learn" if learn else "known",
+                ",".join(fresh),
                 *modules,
                 env={**scrubbed(os.environ), **environment},
                 pass_fds=(theirs.fileno(),),

@@ -246,7 +246,7 @@ async def test_a_library_that_starts_threads_is_refused_with_the_way_out(
     await runtime.close()
 
 
-async def test_a_console_script_is_forked_with_what_it_is_known_to_need_and_no_more(
+async def test_a_console_script_is_forked_and_what_reads_its_environment_is_imported_anew(
     make_launch: MakeLaunch, tmp_path: Path
 ) -> None:
     site = tmp_path / "site"
@@ -260,7 +260,7 @@ async def test_a_console_script_is_forked_with_what_it_is_known_to_need_and_no_m
         f"#!{sys.executable}\nimport sys\nfrom the_agent import AHEAD, PLACE\n"
         "print(AHEAD, PLACE, sys.argv[1:])\n"
     )
-    runtime = WarmRuntime(["slow_library"], discover=False, environment={"AHEAD": "yes"})
+    runtime = WarmRuntime(["slow_library"], fresh=["the_agent"], environment={"AHEAD": "yes"})
     said = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(site))
