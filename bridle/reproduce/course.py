@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from bridle.agents import agent
 from bridle.demo.course import Script
-from bridle.demo.settings import DemoSettings
+from bridle.demo.settings import DemoSettings, Lesson
 from bridle.reproduce import editing
 from bridle.rollouts import Rollouts
 from harnesses.adapters.base import Adapter
@@ -65,8 +65,11 @@ def settings_for(harness: str) -> DemoSettings:
         first_sessions=4,
         teacher_sessions=800,
         teacher_skill=0.45,
-        sft_epochs=8,
-        sft_batch_size=32,
+        lessons=(
+            Lesson(epochs=8, learning_rate=3e-3, context=48),
+            Lesson(epochs=1, learning_rate=1e-3, context=512),
+            Lesson(epochs=2, learning_rate=1e-3, batch_size=32),
+        ),
         eval_tasks=100,
         groups=8,
         group_size=8,
