@@ -55,6 +55,17 @@ class Editing:
         return editing.teacher(tasks, skill=skill)
 
 
+_LESSONS: Final[Mapping[str, Sequence[Lesson]]] = {
+    "codex": (
+        Lesson(epochs=8, learning_rate=3e-3, context=48),
+        Lesson(epochs=1, learning_rate=1e-3, context=512),
+        Lesson(epochs=2, learning_rate=1e-3, batch_size=32),
+    ),
+    "mini-swe-agent": (Lesson(epochs=8, learning_rate=3e-3),),
+}
+"""Codex names the task at the end of 8,500 tokens, mini-swe-agent before its last 800."""
+
+
 def settings_for(harness: str) -> DemoSettings:
     """Sizes for two cores. Codex's prompt is long and the same in every session, so that almost all
     of an update's tokens are one prefix: sessions are few, and a batch's further ones cheap."""
@@ -65,11 +76,7 @@ def settings_for(harness: str) -> DemoSettings:
         first_sessions=4,
         teacher_sessions=800,
         teacher_skill=0.45,
-        lessons=(
-            Lesson(epochs=8, learning_rate=3e-3, context=48),
-            Lesson(epochs=1, learning_rate=1e-3, context=512),
-            Lesson(epochs=2, learning_rate=1e-3, batch_size=32),
-        ),
+        lessons=_LESSONS[harness],
         eval_tasks=100,
         groups=8,
         group_size=8,
