@@ -59,7 +59,8 @@ _LESSONS: Final[Mapping[str, Sequence[Lesson]]] = {
     "codex": (
         Lesson(epochs=8, learning_rate=3e-3, context=48),
         Lesson(epochs=1, learning_rate=1e-3, context=512),
-        Lesson(epochs=2, learning_rate=1e-3, batch_size=32),
+        Lesson(epochs=1, learning_rate=1e-3, context=2048),
+        Lesson(epochs=4, learning_rate=1e-3, batch_size=32),
     ),
     "mini-swe-agent": (Lesson(epochs=8, learning_rate=3e-3),),
 }
