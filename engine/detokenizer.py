@@ -11,7 +11,7 @@ from typing import Final, Protocol
 
 from tokenizers import decoders
 
-from engine.tokenizer import Tokenizer
+from engine.tokenizer import Tokenizer, byte_alphabet
 
 REPLACEMENT: Final = "\ufffd"
 
@@ -39,7 +39,7 @@ class Vocabulary:
         )
         self.byte_level = isinstance(tokenizer.backend.decoder, decoders.ByteLevel)
         self._bytes: dict[int, bytes] = {}
-        self._alphabet = _byte_alphabet()
+        self._alphabet = byte_alphabet()
 
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes a byte-level token stands for; unknown ids stand for nothing."""
@@ -116,12 +116,3 @@ class _WindowDetokenizer:
         window: Sequence[int] = self._ids[self._prefix :]
         before = self._tokenizer.decode(window[: self._read - self._prefix])
         return before, self._tokenizer.decode(window)
-
-
-def _byte_alphabet() -> dict[str, int]:
-    """GPT-2's printable stand-ins for bytes: character to byte."""
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    alphabet = {chr(byte): byte for byte in printable}
-    others = (byte for byte in range(0x100) if byte not in set(printable))
-    alphabet.update({chr(0x100 + index): byte for index, byte in enumerate(others)})
-    return alphabet

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from functools import cached_property
@@ -50,6 +51,10 @@ class Tokenizer:
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
         """Text of ``token_ids``; bytes that are not yet a character come out as U+FFFD."""
         return self.backend.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
+
+    def vocabulary(self) -> list[bytes]:
+        """What each token id adds to a text, as bytes."""
+        return token_bytes(self.backend)
 
     def token_id(self, token: str) -> int | None:
         return self.backend.token_to_id(token)
@@ -124,6 +129,45 @@ class Tokenizer:
         except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as error:
             # The template did something with a value of these messages that does not work on it.
             raise TemplateError(f"the chat template cannot render this: {error!r}") from error
+
+
+_BYTE_PIECE = re.compile("<0x([0-9A-F]{2})>")
+
+
+def token_bytes(backend: BackendTokenizer) -> list[bytes]:
+    """The bytes of every token id, from the pieces of a byte-level or a SentencePiece vocabulary.
+
+    Added tokens stand for their own text; an id that is not in use is empty.
+    """
+    added = {id: str(token.content) for id, token in backend.get_added_tokens_decoder().items()}
+    pieces = {id: piece for piece, id in backend.get_vocab(with_added_tokens=True).items()}
+    alphabet = byte_alphabet()
+    found = [b""] * (max(pieces, default=-1) + 1)
+    for id, piece in pieces.items():
+        if id in added:
+            found[id] = added[id].encode()
+        elif byte := _BYTE_PIECE.fullmatch(piece):
+            found[id] = bytes((int(byte.group(1), 16),))
+        else:
+            found[id] = _piece_bytes(piece, alphabet)
+    return found
+
+
+def _piece_bytes(piece: str, alphabet: Mapping[str, int]) -> bytes:
+    try:
+        return bytes([alphabet[character] for character in piece])
+    except KeyError:
+        # SentencePiece writes text as it is, but for the blank.
+        return piece.replace("\u2581", " ").encode()
+
+
+def byte_alphabet() -> dict[str, int]:
+    """GPT-2's printable stand-ins for bytes: character to byte."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    alphabet = {chr(byte): byte for byte in printable}
+    others = (byte for byte in range(0x100) if byte not in set(printable))
+    alphabet.update({chr(0x100 + index): byte for index, byte in enumerate(others)})
+    return alphabet
 
 
 def template_message(message: Mapping[str, Any]) -> dict[str, Any]:

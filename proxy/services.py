@@ -27,6 +27,7 @@ from proxy.stored_responses import StoredResponses
 from store.database import migrate
 from store.queries import Reader
 from store.redaction import Redactor
+from store.vocabulary import Vocabulary
 from store.writer import Writer
 
 if TYPE_CHECKING:
@@ -66,11 +67,11 @@ class Services:
     @classmethod
     async def start(cls, settings: ProxySettings) -> Services:
         """Opens the store (creating or migrating it) and the engine's connections."""
-        writer = await asyncio.to_thread(_open_store, settings)
+        continuer = await asyncio.to_thread(_continuer, settings)
+        writer = await asyncio.to_thread(_open_store, settings, continuer)
         reader = Reader(settings.store_url)
         gate = PolicyGate()
         metrics = Metrics(gate)
-        continuer = await asyncio.to_thread(_continuer, settings)
         conversations = SessionConversations(
             reader,
             settings.limits.sessions_in_memory,
@@ -133,14 +134,17 @@ def _observers(tracing: Tracing | None) -> list[Observer]:
     return [] if tracing is None else [tracing.observe]
 
 
-def _open_store(settings: ProxySettings) -> Writer:
+def _open_store(settings: ProxySettings, continuer: Continuer | None) -> Writer:
     migrate(settings.store_url)
     redactor = Redactor() if settings.redact else None
+    # With it, text that the tokens say already is not stored again.
+    vocabulary = None if continuer is None else Vocabulary(continuer.tokenizer.vocabulary())
     return Writer(
         settings.store_url,
         synchronous=settings.synchronous,
         cache_bytes=settings.limits.writer_cache_bytes,
         redactor=redactor,
+        vocabulary=vocabulary,
     ).start()
 
 

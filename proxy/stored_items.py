@@ -86,7 +86,7 @@ class StoredItems:
             row = self._reader.call(call_id)
             if row.dialect != "responses" or row.response_body_id is None or is_gone(row):
                 return row.session_id, {}
-            found = row.session_id, _written(self._reader.body(row.response_body_id))
+            found = row.session_id, _written(self._reader.response_body(row.id))
         except NotFound:
             return "", {}
         self._known[call_id] = found

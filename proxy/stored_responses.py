@@ -104,7 +104,7 @@ class StoredResponses:
         """The response object that the client was sent; ``None`` when it never got a whole one."""
         if call.response_body_id is None:
             return None
-        body = await asyncio.to_thread(self._reader.body, call.response_body_id)
+        body = await asyncio.to_thread(self._reader.response_body, call.id)
         if not call.stream:
             return body if call.status in _ANSWERED else None
         parser = SseParser()

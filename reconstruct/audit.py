@@ -22,9 +22,9 @@ from reconstruct.policy import DEFAULT_POLICY, TrainablePolicy
 from reconstruct.samples import Conservation, Sample
 from reconstruct.tree import BrokenTree, SessionTree
 from store.errors import NotFound
+from store.integrity import span_checksum
 from store.queries import CallRow, Reader, SpanRow
 from store.records import CallStatus, Span, SpanKind
-from store.stored import span_checksum
 from store.tree import DETACHED
 
 
@@ -77,8 +77,12 @@ def audit_session(
     bodies: bool = False,
 ) -> SessionAudit:
     """Checks one session. With ``bodies`` every recorded body is read and proved as well."""
-    calls, rows = with_kinds(reader.calls(session_id)), reader.span_rows(session_id)
+    calls, rows = reader.calls(session_id), reader.span_rows(session_id)
     found = Findings(session_id)
+    try:
+        calls = with_kinds(calls)
+    except (NotFound, ValueError) as error:
+        found.add("texts_damaged", session_id, str(error))
     check_spans(rows, calls, found)
     check_calls(calls, rows, found)
     if bodies:
@@ -277,10 +281,13 @@ def _same_scores(span: Span, sample: Sample, start: int, length: int) -> bool:
 
 def _check_bodies(reader: Reader, calls: Sequence[CallRow], found: Findings) -> None:
     for call in calls:
-        for body_id in (call.request_body_id, call.response_body_id):
+        for body_id, read in (
+            (call.request_body_id, reader.request_body),
+            (call.response_body_id, reader.response_body),
+        ):
             if body_id is None:
                 continue
             try:
-                reader.body(body_id)
+                read(call.id)
             except (NotFound, ValueError) as error:
                 found.add("body_damaged", call.id, str(error))

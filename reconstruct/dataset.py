@@ -78,14 +78,11 @@ class RecordedSession:
 
     def request(self, call: CallRow) -> bytes | None:
         """The client's request, byte for byte."""
-        return self._body(call.request_body_id)
+        return None if call.request_body_id is None else self._reader.request_body(call.id)
 
     def response(self, call: CallRow) -> bytes | None:
         """What the client was sent, byte for byte."""
-        return self._body(call.response_body_id)
-
-    def _body(self, body_id: str | None) -> bytes | None:
-        return None if body_id is None else self._reader.body(body_id)
+        return None if call.response_body_id is None else self._reader.response_body(call.id)
 
 
 class RecordedStore:

@@ -16,9 +16,10 @@ from sqlalchemy import Connection, Insert, Table, insert, update
 from sqlalchemy.dialects import postgresql, sqlite
 
 from store import stored
-from store.bodies import Body, BodyRow, body_id, encode
-from store.cache import SessionCache, SessionState
+from store.bodies import Body, Splice, body_id, splice, whole
+from store.cache import OpenCall, SessionCache, SessionState, Template
 from store.errors import RecordRejected
+from store.packing import checksum, dump_json, pack
 from store.records import (
     CallBegun,
     CallEnded,
@@ -28,12 +29,34 @@ from store.records import (
     RunRecord,
     ServedPolicy,
     SessionRecord,
+    SpanKind,
     TaskRecord,
     new_id,
 )
-from store.rows import begun_row, body_row, conversation_value, ended_row, span_row
-from store.schema import calls, metrics, policies, rewards, runs, served, sessions, tasks
+from store.rows import (
+    begun_row,
+    body_row,
+    ended_row,
+    leaning_fields,
+    running_row,
+    span_row,
+    template_row,
+)
+from store.schema import (
+    calls,
+    metrics,
+    policies,
+    rewards,
+    runs,
+    served,
+    sessions,
+    tasks,
+)
 from store.statements import statements
+from store.text_reader import TextReader
+from store.texts import CallTokens, Context, Reply, Texts, lay_out, pack_texts
+from store.tree import Growth
+from store.vocabulary import Vocabulary
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +83,9 @@ Record = (
 
 _TABLES: Final = {"sessions": sessions, "runs": runs, "calls": calls}
 
+_TEMPLATE_REACH: Final = 1 << 14
+"""Longer texts are no templates: every later call of the session would have to read them."""
+
 
 class Batch:
     """Collects records, then writes them on one connection."""
@@ -70,9 +96,13 @@ class Batch:
         cache: SessionCache,
         writer_id: str,
         parents: Mapping[str, str | None],
+        texts: TextReader,
+        vocabulary: Vocabulary | None,
     ) -> None:
         self._connection = connection
         self._cache = cache
+        self._texts = texts
+        self._vocabulary = vocabulary
         self._writer_id = writer_id
         self._parents = parents
         self.begun: dict[str, str | None] = {}
@@ -83,10 +113,11 @@ class Batch:
         self._ended_calls: list[dict[str, Any]] = []
         self._new_spans: list[dict[str, Any]] = []
         self._new_bodies: dict[str, dict[str, Any]] = {}
-        self._additions: dict[str, tuple[SessionState, bytes]] = {}
-        """By call begun in this batch: what its request row will add, when it is a new one."""
-        self._leaning: list[tuple[dict[str, Any], CallEnded]] = []
-        """Calls whose conversation was packed against a request row of this batch."""
+        self._new_templates: list[dict[str, Any]] = []
+        self._running: dict[str, Splice] = {}
+        """By call begun in this batch and not ended in it."""
+        self._done: list[dict[str, Any]] = []
+        """Calls of earlier batches whose requests need no longer be kept apart."""
         self._patches: list[Patch] = []
         self._rows: dict[Table, list[dict[str, Any]]] = defaultdict(list)
 
@@ -123,21 +154,22 @@ class Batch:
         for patch in self._patches:
             self._patch(patch)
         hot = statements(self._connection.dialect.name)
-        added = [row for _, row in sorted(self._new_bodies.items())]
-        if hot.add_bodies.run(self._connection, added) != len(added):
-            self._stand_alone()
+        hot.add_bodies.run(self._connection, [row for _, row in sorted(self._new_bodies.items())])
         hot.begin_calls.run(self._connection, list(self._new_calls.values()))
-        hot.add_spans.run(self._connection, self._new_spans)
+        hot.add_running.run(
+            self._connection, [running_row(*item) for item in self._running.items()]
+        )
         if hot.end_calls.run(self._connection, self._ended_calls) != len(self._ended_calls):
             raise RecordRejected("an ended call was never begun in this store")
+        hot.end_running.run(self._connection, self._done)
+        hot.add_templates.run(self._connection, self._new_templates)
+        hot.add_spans.run(self._connection, self._new_spans)
         self._many(rewards)
         for table in (policies, served, metrics):
             self._renew(table, *(column.name for column in table.primary_key))
 
     def settle(self) -> None:
         """After the commit: the cache may count what has grown, and make room."""
-        for call_id, (state, addition) in self._additions.items():
-            state.additions[call_id] = addition
         for session_id in self._sessions:
             self._cache.settle(session_id)
 
@@ -149,17 +181,50 @@ class Batch:
     def _begin(self, begun: CallBegun) -> None:
         state = self._state(begun.session_id)
         base_call, base = state.request_base(begun.parent_call_id)
-        body, row = self._body(begun.request_body, base)
-        if row is not None and (addition := row.addition):
-            self._additions[begun.id] = (state, addition)
-        contains = base is not None and (row is None or row.contains(base))
+        data = begun.request_body
+        piece = None if base is None else splice(data, base)
+        if piece is None or base is None:
+            body, base_call = self._whole(data), None
+        else:
+            body = Body(body_id(data), data, base.depth + 1)
+            self._running[begun.id] = piece
+        contains = piece is not None and base is not None and piece.contains(base.data)
         state.remember_request(begun.id, body, superseded=base_call if contains else None)
-        self._new_calls[begun.id] = begun_row(begun, self._writer_id, body.id)
+        state.open_calls[begun.id] = OpenCall(piece, begun.headers)
+        self._new_calls[begun.id] = begun_row(begun, self._writer_id, body, base_call)
         self.begun[begun.id] = begun.parent_call_id
 
     def _end(self, ended: CallEnded) -> None:
-        parent = self.begun.get(ended.id, self._parents.get(ended.id))
         state = self._state(ended.session_id)
+        growth = self._grow(state, ended)
+        self._new_spans += [span_row(span, ended) for span in growth.spans]
+        begun = self._begun_call(state, ended.id)
+        texts = Texts(
+            begun.request,
+            dump_json(ended.conversation) if ended.conversation else b"",
+            dump_json(ended.message) if ended.message else b"",
+            Reply.of(ended.response_body) if ended.response_body else None,
+        )
+        laid_out = lay_out(texts)
+        fields = leaning_fields(begun.headers, ended)
+        template = self._template(state, ended.session_id, texts.kind, laid_out, fields)
+        if template is None:
+            packed = pack(laid_out)
+        else:
+            packed = pack_texts(laid_out, template.context, self._tokens(state, growth))
+        response_id = body_id(ended.response_body) if ended.response_body else None
+        row = ended_row(ended, growth.prompt_span_id, response_id, fields, template, packed)
+        if ended.id in self._new_calls:
+            self._new_calls[ended.id].update(row)
+        else:
+            row["_id"] = ended.id
+            self._ended_calls.append(row)
+        state.has_ended_calls = True
+        self.ended.append(ended.id)
+
+    def _grow(self, state: SessionState, ended: CallEnded) -> Growth:
+        """The call in its session's tree, which is read anew when it does not know the parent."""
+        parent = self.begun.get(ended.id, self._parents.get(ended.id))
         if (
             parent is not None
             and not state.tree.knows(parent)
@@ -170,61 +235,56 @@ class Batch:
             state.tree = stored.token_tree(self._connection, ended.session_id)
             if not state.tree.knows(parent):
                 state.unknown_parents.add(parent)
-        growth = state.tree.grow(ended.id, ended.prompt_token_ids, ended.choices, parent)
-        for span in growth.spans:
-            self._new_spans.append(span_row(span, ended))
-        response = self._response(ended.response_body, state)
-        _, addition = self._additions.pop(ended.id, (state, b""))
-        leans = bool(addition)
-        addition = addition or state.additions.pop(ended.id, b"")
-        row = ended_row(ended, growth.prompt_span_id, response, addition)
-        if ended.id in self._new_calls:
-            self._new_calls[ended.id].update(row)
-            row = self._new_calls[ended.id]
-        else:
-            row["_id"] = ended.id
-            self._ended_calls.append(row)
-        if leans:
-            self._leaning.append((row, ended))
-        self.ended.append(ended.id)
+        return state.tree.grow(ended.id, ended.prompt_token_ids, ended.choices, parent)
+
+    def _tokens(self, state: SessionState, growth: Growth) -> CallTokens:
+        observed = next((s for s in growth.spans if s.kind is SpanKind.OBSERVED), None)
+        before = None if observed is None else observed.parent_id
+        return CallTokens(
+            None if before is None else state.tree.tokens_of(before),
+            None if observed is None else observed.token_ids,
+            tuple(s.token_ids for s in growth.spans if s.kind is SpanKind.SAMPLED),
+        )
+
+    def _begun_call(self, state: SessionState, call_id: str) -> OpenCall:
+        """The call's beginning; what its request adds goes from ``running`` into its own row."""
+        if self._running.pop(call_id, None) is None and call_id not in self._new_calls:
+            self._done.append({"_id": call_id})
+        found = state.open_calls.pop(call_id, None)
+        return found or stored.open_call(self._connection, call_id)
+
+    def _template(
+        self,
+        state: SessionState,
+        session_id: str,
+        kind: str,
+        laid_out: bytes,
+        fields: Mapping[str, Any],
+    ) -> Template | None:
+        """What calls of this kind are stored against: the first of them that serves, but for the
+        first call of a session, which may stay its only one."""
+        vocabulary_id = None if self._vocabulary is None else self._vocabulary.id
+        found = state.templates.get((kind, vocabulary_id))
+        if found is None and state.has_ended_calls and len(laid_out) <= _TEMPLATE_REACH:
+            found = Template(
+                checksum(session_id.encode(), kind.encode(), laid_out),
+                Context.of(kind, laid_out, self._vocabulary),
+                fields,
+            )
+            state.templates[kind, vocabulary_id] = found
+            self._new_templates.append(template_row(session_id, kind, found))
+        return found
 
     def _state(self, session_id: str) -> SessionState:
         self._sessions.add(session_id)
-        return self._cache.get(session_id, lambda: stored.state(self._connection, session_id))
+        return self._cache.get(
+            session_id, lambda: stored.state(self._connection, session_id, self._texts)
+        )
 
-    def _stand_alone(self) -> None:
-        """A body was in the database already, maybe as another row than the one made here: then no
-        conversation may need what that row adds."""
-        self._additions.clear()
-        for row, ended in self._leaning:
-            row["conversation"] = conversation_value(ended)
-
-    def _body(self, data: bytes, base: Body | None) -> tuple[Body, BodyRow | None]:
-        """The body, and its row when that is new."""
-        identifier = body_id(data)
-        if base is not None and base.id == identifier:
-            return base, None
-        known = self._new_bodies.get(identifier)
-        if known is not None:
-            return Body(identifier, data, known["depth"]), None
-        row = encode(data, base, identifier)
-        self._new_bodies[identifier] = body_row(row)
-        return Body(identifier, data, row.depth), row
-
-    def _response(self, data: bytes, state: SessionState) -> str | None:
-        """Stores a reply against the session's latest whole one: replies share their wrapping."""
-        if not data:
-            return None
-        identifier = body_id(data)
-        if identifier not in self._new_bodies:
-            if state.responses is None:
-                row = encode(data, None, identifier)
-            else:
-                row = self._cache.wrappings.encode(state.responses, data, identifier)
-            self._new_bodies[identifier] = body_row(row)
-            if row.base_id is None:
-                state.responses = Body(identifier, data, 0)
-        return identifier
+    def _whole(self, data: bytes) -> Body:
+        row = whole(data)
+        self._new_bodies.setdefault(row.id, body_row(row))
+        return Body(row.id, data, 0)
 
     def _patch(self, patch: Patch) -> None:
         table = _TABLES[patch.table]

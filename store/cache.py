@@ -6,11 +6,12 @@ Losing an entry costs a read, never a record: everything here is in the database
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
-from store.bodies import Body, Wrappings
+from store.bodies import Body, Splice
+from store.texts import Context
 from store.tree import TokenTree
 
 _REQUESTS_KEPT: Final = 6
@@ -20,6 +21,25 @@ _NODE_BYTES: Final = 1000
 """What a span takes beside its tokens."""
 
 
+@dataclass(frozen=True, slots=True)
+class Template:
+    """What texts of one kind are packed against in one session."""
+
+    id: bytes
+    context: Context
+    fields: Mapping[str, Any]
+    """Its call's headers, sampling and usage."""
+
+
+@dataclass(frozen=True, slots=True)
+class OpenCall:
+    """What the end of a call needs of its beginning."""
+
+    request: Splice | None
+    """``None`` for a request that is stored whole."""
+    headers: Mapping[str, str]
+
+
 @dataclass(slots=True)
 class SessionState:
     """One session's token tree and the bodies that its next ones are compared with."""
@@ -27,10 +47,10 @@ class SessionState:
     tree: TokenTree
     requests: OrderedDict[str, Body] = field(default_factory=OrderedDict)
     """By call, oldest first."""
-    responses: Body | None = None
-    """The latest response that was stored whole."""
-    additions: dict[str, bytes] = field(default_factory=dict)
-    """What the request rows of open calls add (``BodyRow.addition``), by call."""
+    open_calls: dict[str, OpenCall] = field(default_factory=dict)
+    templates: dict[tuple[str, str | None], Template] = field(default_factory=dict)
+    """By kind of call and digest of the vocabulary."""
+    has_ended_calls: bool = False
     unknown_parents: set[str] = field(default_factory=set)
     """Parents looked for in the database in vain: calls without tokens."""
 
@@ -56,10 +76,10 @@ class SessionState:
         held = self.tree.size + _NODE_BYTES * self.tree.nodes
         for body in self.requests.values():
             held += len(body.data)
-        for addition in self.additions.values():
-            held += len(addition)
-        if self.responses is not None:
-            held += len(self.responses.data)
+        for call in self.open_calls.values():
+            held += 0 if call.request is None else len(call.request.data)
+        for template in self.templates.values():
+            held += len(template.context.wrapping)
         return held
 
 
@@ -71,7 +91,6 @@ class SessionCache:
         self._states: OrderedDict[str, SessionState] = OrderedDict()
         self._sizes: dict[str, int] = {}
         self.size = 0
-        self.wrappings = Wrappings()
 
     def get(self, session_id: str, load: Callable[[], SessionState]) -> SessionState:
         """The session's state, from ``load`` when it is not at hand."""

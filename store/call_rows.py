@@ -1,30 +1,31 @@
 """Calls and spans as they are read: every column of their rows, decoded as far as it is asked for.
 
 Reading a session for its tokens hardly needs what its calls said, so messages and conversations are
-decoded when they are first looked at.
+read when they are first looked at; how a call's texts are stored is nobody else's business.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
-from functools import partial
+from functools import lru_cache
 from operator import attrgetter
 from typing import Any, Final
 
 import orjson
-from sqlalchemy import Row, select
+from sqlalchemy import Engine, Row, Text, cast, null, select
 
-from store.packing import unpack_json
 from store.records import ALSO_BROKE_ON, CONSTRAINED, BreakReason, CallKind, CallStatus, Note, Span
-from store.schema import bodies, calls, spans
+from store.rows import OBSERVED, expected_usage
+from store.schema import calls, spans, templates
 from store.stored import SPANS as SPANS
-from store.stored import conversation, json_as_text, read_span
+from store.stored import json_as_text, read_span
+from store.text_reader import LateTexts, TextReader
 
 
 @dataclass(frozen=True, slots=True)
 class CallRow:
-    """A call with every column of its table; ``None`` where it is not (yet) known."""
+    """What is recorded of a call; ``None`` where it is not (yet) known."""
 
     id: str
     session_id: str
@@ -106,16 +107,20 @@ class Unread(Mapping[str, Any]):
     ``dict(…)`` makes one of it, for whoever insists.
     """
 
-    __slots__ = ("_read", "_value")
+    __slots__ = ("_call_id", "_part", "_texts", "_value")
 
-    def __init__(self, read: Callable[[], dict[str, Any]]) -> None:
-        self._read = read
+    def __init__(self, call_id: str, texts: LateTexts | None, part: str) -> None:
+        """``texts`` is ``None`` for a call that has said nothing yet."""
+        self._call_id = call_id
+        self._texts = texts
+        self._part = part
         self._value: dict[str, Any] | None = None
 
     @property
     def value(self) -> dict[str, Any]:
         if self._value is None:
-            self._value = self._read()
+            said = getattr(self._texts.of(self._call_id), self._part) if self._texts else b""
+            self._value = orjson.loads(said) if said else {}
         return self._value
 
     def __getitem__(self, key: str) -> Any:
@@ -131,19 +136,28 @@ class Unread(Mapping[str, Any]):
         return repr(self.value)
 
 
-CALLS: Final = select(*json_as_text(calls), bodies.c.data.label("request_row")).outerjoin(
-    bodies, bodies.c.id == calls.c.request_body_id
-)
-"""What :func:`read_call` reads."""
-
 _NAMES: Final = tuple(field.name for field in fields(CallRow))
 _AT: Final = {name: index for index, name in enumerate(_NAMES)}
+_ID, _SESSION_ID = _AT["id"], _AT["session_id"]
 _KIND, _ROLE = _AT["kind"], _AT["role"]
 _KIND_SET = _AT["kind_set"]
 _STATUS, _BREAK_REASON, _NOTES = _AT["status"], _AT["break_reason"], _AT["notes"]
 _MESSAGE, _CONVERSATION = _AT["message"], _AT["conversation"]
-_OBJECTS: Final = tuple(_AT[name] for name in ("headers", "sampling", "usage", "error"))
+_OBJECTS: Final = {name: _AT[name] for name in ("headers", "sampling", "usage", "error")}
+_PROMPT_TOKENS, _SAMPLED_TOKENS = _AT["prompt_tokens"], _AT["sampled_tokens"]
 _values: Final = attrgetter(*_NAMES)
+
+_COLUMNS: Final = {column.name: column for column in json_as_text(calls)}
+CALLS: Final = select(
+    *(_COLUMNS.get(name, null().label(name)) for name in _NAMES),
+    calls.c.template_id,
+    calls.c.texts,
+    cast(templates.c.fields, Text).label("fields"),
+).outerjoin(
+    templates,
+    (templates.c.session_id == calls.c.session_id) & (templates.c.id == calls.c.template_id),
+)
+"""What :func:`read_calls` reads."""
 
 _LENGTH, _CHOICE, _FINISH, _CHECKSUM = (
     list(spans.c.keys()).index(name) for name in ("length", "choice", "finish_reason", "checksum")
@@ -153,25 +167,56 @@ _KINDS: Final = {kind.value: kind for kind in CallKind}
 _STATUSES: Final = {status.value: status for status in CallStatus}
 
 
-def read_call(row: Row[Any]) -> CallRow:
-    """A row of ``CALLS``: the table's columns are the fields, in their order."""
+def read_calls(rows: Sequence[Row[Any]], engine: Engine, reader: TextReader) -> list[CallRow]:
+    """Rows of ``CALLS``; what they say is read over the engine when it is looked at."""
+    late = LateTexts(engine, reader)
+    return [_read_call(row, late) for row in rows]
+
+
+def _read_call(row: Row[Any], late: LateTexts) -> CallRow:
     values: list[Any] = list(row)
-    request_row = values.pop()
+    fields, texts, template_id = values.pop(), values.pop(), values.pop()
     values[_KIND] = _KINDS[values[_KIND]]
     values[_STATUS] = _STATUSES[values[_STATUS]]
     if values[_BREAK_REASON] is not None:
         values[_BREAK_REASON] = BreakReason(values[_BREAK_REASON])
     if values[_KIND_SET] is not None:
         values[_KIND_SET] = _KINDS[values[_KIND_SET]]
-    for at in _OBJECTS:
-        values[at] = orjson.loads(values[at])
-    values[_MESSAGE] = Unread(partial(unpack_json, values[_MESSAGE]))
-    values[_CONVERSATION] = Unread(partial(conversation, values[_CONVERSATION], request_row))
+    for name, at in _OBJECTS.items():
+        value = orjson.loads(values[at])
+        values[at] = _of_template(fields, name, values) if value is None else value
+    said = None
+    if texts is not None:
+        said = late
+        late.packed[values[_ID]] = (values[_SESSION_ID], template_id, texts)
+    values[_MESSAGE] = Unread(values[_ID], said, "message")
+    values[_CONVERSATION] = Unread(values[_ID], said, "conversation")
     notes = values[_NOTES]
     values[_NOTES] = () if notes == "[]" else tuple(Note(**note) for note in orjson.loads(notes))
     return CallRow(*values)
 
 
+def _of_template(fields: str, name: str, values: Sequence[Any]) -> Mapping[str, Any]:
+    value: Mapping[str, Any] = _fields(fields)[name]
+    if name == "usage":
+        return expected_usage(value, values[_PROMPT_TOKENS], values[_SAMPLED_TOKENS])
+    return value
+
+
+@lru_cache(maxsize=256)
+def _fields(text: str) -> dict[str, Any]:
+    """Of a template; a session's calls all ask for the same."""
+    value: dict[str, Any] = orjson.loads(text)
+    return value
+
+
 def read_span_row(row: Row[Any]) -> SpanRow:
     """A row of ``SPANS``."""
-    return SpanRow(read_span(row), row[_LENGTH], row[_CHOICE], row[_FINISH], row[_CHECKSUM])
+    choice = row[_CHOICE]
+    return SpanRow(
+        read_span(row),
+        row[_LENGTH],
+        None if choice == OBSERVED else choice,
+        row[_FINISH],
+        row[_CHECKSUM],
+    )

@@ -1,4 +1,7 @@
-"""Does a reply agree with itself? A record that does not is kept, and never trained on."""
+"""Does a reply agree with itself, and a span with what was written?
+
+A record that contradicts itself is kept, and never trained on.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,8 @@ from typing import Final
 
 import numpy as np
 
-from store.records import CallEnded, CallStatus, Choice
+from store.packing import checksum
+from store.records import CallEnded, CallStatus, Choice, Span
 
 MISSING_LOGPROB: Final = -9999.0
 """What vLLM writes for a logprob that it does not have."""
@@ -78,3 +82,15 @@ def _usage_contradiction(ended: CallEnded) -> str | None:
     if reported != prompt:
         return f"prompt_mismatch: {prompt} prompt ids, usage says {reported}"
     return None
+
+
+def span_checksum(span: Span) -> bytes:
+    """8 bytes over everything that a span says: its place, its tokens, logprobs and versions."""
+    place = f"{span.id}|{span.session_id}|{span.call_id}|{span.parent_id}|{span.start}|{span.kind}"
+    versions = ";".join(f"{run.start}:{run.version}" for run in span.versions)
+    logprobs = b"" if span.logprobs is None else _little(span.logprobs, "<f4")
+    return checksum(place.encode(), versions.encode(), _little(span.token_ids, "<u4"), logprobs)
+
+
+def _little(values: object, dtype: str) -> bytes:
+    return np.ascontiguousarray(values, dtype=dtype).tobytes()

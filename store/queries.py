@@ -14,7 +14,7 @@ import numpy as np
 from sqlalchemy import BindParameter, Engine, Row, Select, bindparam, case, func, select
 
 from store import stored
-from store.call_rows import CALLS, SPANS, read_call, read_span_row
+from store.call_rows import CALLS, SPANS, read_calls, read_span_row
 from store.call_rows import CallRow as CallRow
 from store.call_rows import SpanRow as SpanRow
 from store.database import connect
@@ -34,7 +34,9 @@ from store.records import (
     TaskRecord,
     TokenIds,
 )
+from store.rows import OBSERVED, span_place
 from store.schema import calls, metrics, policies, rewards, runs, served, sessions, spans, tasks
+from store.text_reader import TextReader
 
 _PAGE: Final = 200
 
@@ -43,7 +45,7 @@ _SESSIONS: Final[BindParameter[Any]] = bindparam("sessions", expanding=True)
 _CALLS_OF: Final = CALLS.where(calls.c.session_id.in_(_SESSIONS)).order_by(
     calls.c.session_id, calls.c.started_at, calls.c.id
 )
-_SPANS_OF: Final = SPANS.where(spans.c.session_id.in_(_SESSIONS))
+_SPANS_OF: Final = SPANS.where(calls.c.session_id.in_(_SESSIONS))
 _REWARDS_OF: Final = (
     select(rewards)
     .where(rewards.c.session_id.in_(_SESSIONS))
@@ -57,6 +59,7 @@ class Reader:
     def __init__(self, source: str | Engine) -> None:
         self._owned = isinstance(source, str)
         self.engine = connect(source) if isinstance(source, str) else source
+        self._texts = TextReader()
 
     def close(self) -> None:
         """Ends the connections, when they are this reader's own."""
@@ -166,8 +169,8 @@ class Reader:
     def calls_of(self, session_ids: Sequence[str]) -> dict[str, list[CallRow]]:
         """Several sessions' calls by session, each one's in the order of their start."""
         found: dict[str, list[CallRow]] = {session_id: [] for session_id in session_ids}
-        for row in self._rows(_CALLS_OF, sessions=session_ids):
-            call = read_call(row)
+        rows = self._rows(_CALLS_OF, sessions=session_ids)
+        for call in read_calls(rows, self.engine, self._texts):
             found[call.session_id].append(call)
         return found
 
@@ -175,7 +178,7 @@ class Reader:
         row = self._first(CALLS.where(calls.c.id == call_id))
         if row is None:
             raise NotFound(f"no call {call_id}")
-        return read_call(row)
+        return read_calls([row], self.engine, self._texts)[0]
 
     def call_counts(self, session_id: str) -> dict[CallStatus, int]:
         """How many calls of the session stand where."""
@@ -200,13 +203,21 @@ class Reader:
         row = self._rows(query)[0]
         return int(row.number or 0), int(row.tokens or 0)
 
-    def body(self, body_id: str) -> bytes:
-        """A request or response body, byte for byte as it was.
+    def request_body(self, call_id: str) -> bytes:
+        """What the client sent, byte for byte.
 
         Raises ``ValueError`` when the stored bytes are damaged.
         """
         with self.engine.connect() as connection:
-            return stored.body(connection, body_id).data
+            return stored.request(connection, call_id, self._texts).data
+
+    def response_body(self, call_id: str) -> bytes:
+        """What the client was sent, byte for byte; :class:`NotFound` when that was nothing.
+
+        Raises ``ValueError`` when the stored bytes are damaged.
+        """
+        with self.engine.connect() as connection:
+            return stored.response(connection, call_id, self._texts)
 
     # -- tokens ----------------------------------------------------------------------------------
 
@@ -234,9 +245,9 @@ class Reader:
         call = self.call(call_id)
         if call.prompt_tokens is None:
             return None
-        path = SPANS.where(spans.c.id == call.prompt_span_id).cte("path", recursive=True)
-        path = path.union_all(SPANS.join(path, spans.c.id == path.c.parent_id))
-        by_id = {row.id: stored.read_span(row) for row in self._rows(select(path))}
+        by_id: dict[str, Span] = {}
+        if call.prompt_span_id is not None:
+            by_id = {span.id: span for span in self._path(call.prompt_span_id)}
         pieces: list[TokenIds] = []
         end, link = call.prompt_tokens, call.prompt_span_id
         while link is not None and link in by_id:
@@ -251,16 +262,23 @@ class Reader:
             raise ValueError(f"the prompt of call {call_id} cannot be read: its path is broken")
         return np.concatenate(pieces[::-1]) if pieces else np.empty(0, dtype=np.uint32)
 
+    def _path(self, span_id: str) -> list[Span]:
+        """A span and everything that it hangs on."""
+        call_id, choice = span_place(span_id)
+        this = (spans.c.call_id == call_id) & (spans.c.choice == choice)
+        path = SPANS.where(this).cte("path", recursive=True)
+        above = (spans.c.call_id == func.coalesce(path.c.parent_call_id, path.c.call_id)) & (
+            spans.c.choice == path.c.parent_choice
+        )
+        path = path.union_all(SPANS.join(path, above))
+        return [stored.read_span(row) for row in self._rows(select(path))]
+
     def sampled(self, call_id: str) -> tuple[Choice, ...]:
         """What a call sampled, choice by choice."""
         call = self.call(call_id)
         if call.sampled_tokens is None:
             return ()
-        query = SPANS.where(
-            spans.c.session_id == call.session_id,
-            spans.c.call_id == call_id,
-            spans.c.choice.is_not(None),
-        )
+        query = SPANS.where(spans.c.call_id == call_id, spans.c.choice != OBSERVED)
         found = [read_span_row(row) for row in self._rows(query.order_by(spans.c.choice))]
         return tuple(
             Choice(

@@ -1,8 +1,9 @@
 """Forgetting sessions: their rows, and every body that nothing else needs.
 
-Bodies are shared between sessions, so what may go is found by marking what the remaining calls
-need, with the bases of that; the work is in proportion to the store. SQLite overwrites what it
-deletes (``secure_delete``), in the file and, by emptying it, in the write-ahead log.
+Bodies that are stored whole are shared between sessions, so what may go is found by marking what
+the remaining calls need, with the bases of that; the work is in proportion to the store. Whatever
+else it takes to read a call is its own session's. SQLite overwrites what it deletes
+(``secure_delete``), in the file and, by emptying it, in the write-ahead log.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from sqlalchemy import Connection, Engine, delete, func, select, union
 
 from store.database import transaction
 from store.records import CallStatus
-from store.schema import bodies, calls, metadata, sessions
+from store.schema import bodies, calls, metadata, running, sessions, spans
 
 _AT_ONCE: Final = 500
 """Identifiers per statement: databases bound the number of parameters."""
@@ -71,8 +72,11 @@ def _delete_owned(connection: Connection, session_ids: list[str]) -> int:
     """Deletes from every table that names a session; returns how many calls that were."""
     count = select(func.count()).where(calls.c.session_id.in_(session_ids))
     number = connection.execute(count).scalar_one()
+    theirs = select(calls.c.id).where(calls.c.session_id.in_(session_ids))
     for table in reversed(metadata.sorted_tables):
-        if table is not sessions and "session_id" in table.c:
+        if table in (spans, running):
+            connection.execute(delete(table).where(table.c.call_id.in_(theirs)))
+        elif table is not sessions and "session_id" in table.c:
             connection.execute(delete(table).where(table.c.session_id.in_(session_ids)))
     return number
 

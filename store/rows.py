@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Final
 
-from store.bodies import BodyRow
+from store.bodies import Body, BodyRow, Splice
+from store.cache import Template
 from store.columns import digest_bytes
-from store.integrity import contradiction, has_ids
-from store.packing import dump_json, pack_ids, pack_json, pack_logprobs
-from store.records import CallBegun, CallEnded, CallKind, CallStatus, Span, SpanKind
-from store.stored import span_checksum
+from store.integrity import contradiction, has_ids, span_checksum
+from store.packing import RAW, dump_json, pack, pack_ids, pack_logprobs
+from store.records import CallBegun, CallEnded, CallKind, CallStatus, Span
 
 _IDS_ABSENT: Final = "no_token_ids"
 """Note on a call whose upstream told no ids: there is nothing to check or train."""
 
-_NOTHING: Final = pack_json({})
+_AS_TEMPLATE: Final = "null"
+
+OBSERVED: Final = -1
+"""``spans.choice`` of the tokens that a call observed."""
 
 _NOT_YET: Final[dict[str, Any]] = {
     "kind": CallKind.UNKNOWN.value,
@@ -30,10 +34,11 @@ _NOT_YET: Final[dict[str, Any]] = {
     "version_end": None,
     "finish_reason": None,
     "response_body_id": None,
+    "headers": "{}",
     "sampling": "{}",
     "usage": "{}",
-    "message": _NOTHING,
-    "conversation": _NOTHING,
+    "template_id": None,
+    "texts": None,
     "error": "{}",
     "notes": "[]",
     "first_token_at": None,
@@ -47,8 +52,11 @@ _BY_HAND: Final[dict[str, Any]] = {"kind_set": None, "role_set": None, "kind_by"
 END_COLUMNS: Final = tuple(_NOT_YET)
 
 
-def begun_row(begun: CallBegun, writer_id: str, request_body_id: str) -> dict[str, Any]:
-    """All columns of ``calls`` for a call that runs."""
+def begun_row(
+    begun: CallBegun, writer_id: str, request: Body, base_call_id: str | None
+) -> dict[str, Any]:
+    """All columns of ``calls`` for a call that runs; ``base_call_id`` is whose request its own is
+    a splice of."""
     return {
         "id": begun.id,
         "session_id": begun.session_id,
@@ -58,11 +66,13 @@ def begun_row(begun: CallBegun, writer_id: str, request_body_id: str) -> dict[st
         "parent_call_id": begun.parent_call_id,
         "lineage_rule": begun.lineage_rule,
         "model_requested": begun.model_requested,
-        "request_body_id": digest_bytes(request_body_id),
-        "headers": _json(begun.headers),
+        "request_body_id": digest_bytes(request.id),
+        "request_base_id": None if base_call_id == begun.parent_call_id else base_call_id,
+        "request_depth": request.depth,
         "started_at": begun.started_at,
         **_BY_HAND,
         **_NOT_YET,
+        "headers": _json(begun.headers),
     }
 
 
@@ -70,12 +80,11 @@ def ended_row(
     ended: CallEnded,
     prompt_span_id: str | None,
     response_body_id: str | None,
-    addition: bytes = b"",
+    fields: Mapping[str, Any],
+    template: Template | None,
+    texts: bytes,
 ) -> dict[str, Any]:
-    """``END_COLUMNS``; a reply that contradicts itself is quarantined here, whoever wrote it.
-
-    ``addition`` is what the stored row of the call's request adds (``BodyRow.addition``).
-    """
+    """``END_COLUMNS``; a reply that contradicts itself is quarantined here, whoever wrote it."""
     status, reason = ended.status, ended.reason
     notes = [{"name": note.name, "detail": note.detail} for note in ended.notes]
     if status in (CallStatus.COMPLETE, CallStatus.PARTIAL):
@@ -87,7 +96,8 @@ def ended_row(
             and not any(note["name"] == _IDS_ABSENT for note in notes)
         ):
             notes.append({"name": _IDS_ABSENT, "detail": ""})
-    prompt = ended.prompt_token_ids
+    prompt = None if ended.prompt_token_ids is None else len(ended.prompt_token_ids)
+    sampled = sum(len(choice.token_ids) for choice in ended.choices)
     versions = [run.version for choice in ended.choices for run in choice.versions]
     return {
         "kind": ended.kind.value,
@@ -97,46 +107,105 @@ def ended_row(
         "break_reason": None if ended.break_reason is None else ended.break_reason.value,
         "model_served": ended.model_served,
         "prompt_span_id": prompt_span_id,
-        "prompt_tokens": None if prompt is None else len(prompt),
-        "sampled_tokens": sum(len(choice.token_ids) for choice in ended.choices),
+        "prompt_tokens": prompt,
+        "sampled_tokens": sampled,
         "version_start": min(versions, default=None),
         "version_end": max(versions, default=None),
         "finish_reason": ended.choices[0].finish_reason if ended.choices else None,
         "response_body_id": digest_bytes(response_body_id),
-        "sampling": _json(ended.sampling),
-        "usage": _json(ended.usage),
-        "message": pack_json(ended.message) if ended.message else _NOTHING,
-        "conversation": conversation_value(ended, addition),
-        "error": _json(ended.error),
-        "notes": _json(notes),
+        **_lean(fields, None if template is None else template.fields, prompt, sampled),
+        "template_id": None if template is None else template.id,
+        "texts": texts,
+        "error": _json(ended.error) if ended.error else "{}",
+        "notes": _json(notes) if notes else "[]",
         "first_token_at": ended.first_token_at,
         "ended_at": ended.ended_at,
     }
 
 
-def conversation_value(ended: CallEnded, addition: bytes = b"") -> bytes:
-    """``calls.conversation``, its text compressed with ``addition`` at hand."""
-    return pack_json(ended.conversation, addition) if ended.conversation else _NOTHING
+def leaning_fields(headers: Mapping[str, str], ended: CallEnded) -> dict[str, Mapping[str, Any]]:
+    """The columns that are not stored where they are a template's."""
+    return {"headers": headers, "sampling": ended.sampling, "usage": ended.usage}
+
+
+def expected_usage(
+    usage: Mapping[str, Any], prompt_tokens: int | None, sampled_tokens: int | None
+) -> dict[str, Any]:
+    """A call's usage if all but its own numbers of tokens is the template's."""
+    return {**usage, "prompt_tokens": prompt_tokens, "completion_tokens": sampled_tokens}
+
+
+def _lean(
+    fields: Mapping[str, Any], template: Mapping[str, Any] | None, prompt: int | None, sampled: int
+) -> dict[str, str]:
+    """JSON of each field; ``null`` for the template's, of usage but for the numbers of tokens."""
+    told = {name: _json(value) for name, value in fields.items()}
+    if template is None:
+        return told
+    expected = {**template, "usage": expected_usage(template["usage"], prompt, sampled)}
+    # As JSON, for in Python 1, 1.0 and true are the same.
+    return {
+        name: _AS_TEMPLATE if value == _json(expected[name]) else value
+        for name, value in told.items()
+    }
 
 
 def span_row(span: Span, ended: CallEnded) -> dict[str, Any]:
     """All columns of ``spans``."""
-    sampled = span.kind is SpanKind.SAMPLED
-    choice = int(span.id.rsplit(".s", 1)[1]) if sampled else None
+    call_id, choice = span_place(span.id)
+    versions = [(run.start, run.version) for run in span.versions]
+    parent_call, parent_choice = (
+        (None, None) if span.parent_id is None else span_place(span.parent_id)
+    )
     return {
-        "id": span.id,
-        "session_id": span.session_id,
-        "call_id": span.call_id,
-        "parent_id": span.parent_id,
+        "call_id": call_id,
+        "choice": choice,
+        "parent_call_id": None if parent_call == call_id else parent_call,
+        "parent_choice": parent_choice,
         "start": span.start,
         "length": len(span.token_ids),
-        "kind": span.kind.value,
-        "choice": choice,
-        "finish_reason": None if choice is None else ended.choices[choice].finish_reason,
+        "finish_reason": None if choice == OBSERVED else ended.choices[choice].finish_reason,
         "token_ids": pack_ids(span.token_ids),
         "logprobs": None if span.logprobs is None else pack_logprobs(span.logprobs),
-        "versions": _json([(run.start, run.version) for run in span.versions]),
+        "versions": _json(versions) if versions else "[]",
         "checksum": span_checksum(span),
+    }
+
+
+def span_id(call_id: str, choice: int) -> str:
+    """``{call_id}.o`` or ``{call_id}.s{choice}``."""
+    return f"{call_id}.o" if choice == OBSERVED else f"{call_id}.s{choice}"
+
+
+def span_place(identifier: str) -> tuple[str, int]:
+    """The call and the choice of a :func:`span_id`."""
+    call_id, _, part = identifier.rpartition(".")
+    return call_id, OBSERVED if part == "o" else int(part[1:])
+
+
+def template_row(session_id: str, kind: str, template: Template) -> dict[str, Any]:
+    """All columns of ``templates``."""
+    vocabulary = template.context.vocabulary
+    return {
+        "session_id": session_id,
+        "id": template.id,
+        "kind": kind,
+        "vocabulary_id": None if vocabulary is None else digest_bytes(vocabulary.id),
+        "fields": _json(template.fields),
+        "data": pack(template.context.wrapping),
+    }
+
+
+def running_row(call_id: str, request: Splice) -> dict[str, Any]:
+    """All columns of ``running``."""
+    packed = request.data
+    if packed[0] == RAW:
+        packed = pack(packed[1:])
+    return {
+        "call_id": call_id,
+        "prefix": request.prefix,
+        "suffix": request.suffix,
+        "data": packed,
     }
 
 

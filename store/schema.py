@@ -1,9 +1,8 @@
 """The tables. Alembic's migrations in ``store/migrations`` build exactly these.
 
 Token ids are packed little-endian ``uint32``, logprobs little-endian ``float32``, both compressed
-with zstandard when that is smaller (``store/packing.py``); so are ``calls.message`` and
-``calls.conversation``, as JSON, the latter with what the call's request row adds as zstd's
-dictionary: it mostly repeats that.
+with zstandard when that is smaller (``store/packing.py``). What a call says in text is one packed
+value, ``calls.texts`` (``store/texts.py``).
 Times are seconds since the epoch.
 """
 
@@ -121,11 +120,13 @@ calls = Table(
     Column("finish_reason", String(32)),
     Column("request_body_id", Digest(32)),
     Column("response_body_id", Digest(32)),
+    Column("request_base_id", String(64)),
+    Column("request_depth", Integer, nullable=False, server_default="0"),
+    Column("template_id", LargeBinary(8)),
     Column("headers", JSON, nullable=False),
     Column("sampling", JSON, nullable=False),
     Column("usage", JSON, nullable=False),
-    Column("message", LargeBinary, nullable=False),
-    Column("conversation", LargeBinary, nullable=False),
+    Column("texts", LargeBinary),
     Column("error", JSON, nullable=False),
     Column("notes", JSON, nullable=False),
     Column("started_at", Float(53), nullable=False),
@@ -143,26 +144,62 @@ calls = Table(
     ),
 )
 
-"""``kind_set`` and ``role_set`` are what a person (``kind_by``) says that the call was for."""
+"""A request of depth 0 is whole in ``bodies``; any other is a splice of the request of
+``request_base_id``, or of the parent call where that is NULL, and is in ``texts``. While the call
+runs, ``texts`` is NULL and the splice is in ``running``. Headers, sampling and usage are the JSON
+``null`` where they are the template's (``store/rows.py``). ``kind_set`` and ``role_set`` are what a
+person (``kind_by``) says that the call was for."""
+
+running = Table(
+    "running",
+    metadata,
+    Column("call_id", String(64), ForeignKey("calls.id"), primary_key=True),
+    Column("prefix", Integer, nullable=False),
+    Column("suffix", Integer, nullable=False),
+    Column("data", LargeBinary, nullable=False),
+)
+"""Requests of calls that have not ended; the end of a call takes its row away, so that what is kept
+for good is written once and leaves no hole. A call that died keeps its row."""
+
+vocabularies = Table(
+    "vocabularies",
+    metadata,
+    Column("id", Digest(32), primary_key=True),
+    Column("data", LargeBinary, nullable=False),
+)
+"""The bytes of every token of each tokenizer in use (``store/vocabulary.py``)."""
+
+templates = Table(
+    "templates",
+    metadata,
+    Column("session_id", String(64), ForeignKey("sessions.id"), primary_key=True),
+    Column("id", LargeBinary(8), primary_key=True),
+    Column("kind", String(64), nullable=False),
+    Column("vocabulary_id", Digest(32), ForeignKey("vocabularies.id")),
+    Column("fields", JSON, nullable=False),
+    Column("data", LargeBinary, nullable=False),
+)
+"""What one call of a session has in common with later ones of its kind. ``data`` are its texts as
+they are laid out, against which theirs are packed, with the text of their tokens in that
+vocabulary; ``fields`` its headers, sampling and usage."""
 
 spans = Table(
     "spans",
     metadata,
-    Column("id", String(80), primary_key=True),
-    Column("session_id", String(64), ForeignKey("sessions.id"), nullable=False),
-    Column("call_id", String(64), nullable=False),
-    Column("parent_id", String(80)),
+    Column("call_id", String(64), ForeignKey("calls.id"), primary_key=True),
+    Column("choice", Integer, primary_key=True, autoincrement=False),
+    Column("parent_call_id", String(64)),
+    Column("parent_choice", Integer),
     Column("start", Integer, nullable=False),
     Column("length", Integer, nullable=False),
-    Column("kind", String(16), nullable=False),
-    Column("choice", Integer),
     Column("finish_reason", String(32)),
     Column("token_ids", LargeBinary, nullable=False),
     Column("logprobs", LargeBinary),
     Column("versions", JSON, nullable=False),
     Column("checksum", LargeBinary(8), nullable=False),
-    Index(None, "session_id"),
 )
+"""``choice`` is -1 for the observed tokens of a call. The parent is a span of ``parent_call_id``,
+or of the same call where that is NULL; where ``parent_choice`` is NULL there is none."""
 
 bodies = Table(
     "bodies",
@@ -175,6 +212,7 @@ bodies = Table(
     Column("depth", Integer, nullable=False),
     Column("data", LargeBinary, nullable=False),
 )
+"""Bodies stored whole; those of stores older than 0004 may have a base."""
 
 rewards = Table(
     "rewards",

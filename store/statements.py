@@ -12,14 +12,14 @@ from functools import cache
 from operator import itemgetter
 from typing import Any
 
-from sqlalchemy import Connection, Dialect, Executable, bindparam, insert, update
+from sqlalchemy import Connection, Dialect, Executable, bindparam, delete, insert, update
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.dialects.postgresql import psycopg
 from sqlalchemy.exc import DBAPIError
 
 from store.liveness import RENEW
 from store.rows import END_COLUMNS
-from store.schema import bodies, calls, spans
+from store.schema import bodies, calls, running, spans, templates
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,11 +37,14 @@ class Statement:
         if not rows:
             return 0
         values = itemgetter(*self.names)
+        given = [values(row) for row in rows]
+        if len(self.names) == 1:
+            given = [(value,) for value in given]
         driver = connection.dialect.loaded_dbapi
         try:
             cursor = connection.connection.cursor()
             try:
-                cursor.executemany(self.sql, [values(row) for row in rows])
+                cursor.executemany(self.sql, given)
                 return cursor.rowcount
             finally:
                 cursor.close()
@@ -56,9 +59,12 @@ class Statements:
     """What a call costs the database."""
 
     add_bodies: Statement
+    add_templates: Statement
     begin_calls: Statement
     add_spans: Statement
     end_calls: Statement
+    add_running: Statement
+    end_running: Statement
     renew: Statement
 
 
@@ -80,9 +86,12 @@ def statements(backend: str) -> Statements:
     )
     return Statements(
         add_bodies=_compile(add_bodies, dialect),
+        add_templates=_compile(insert(templates), dialect),
         begin_calls=_compile(insert(calls), dialect),
         add_spans=_compile(insert(spans), dialect),
         end_calls=_compile(end_calls, dialect),
+        add_running=_compile(insert(running), dialect),
+        end_running=_compile(delete(running).where(running.c.call_id == bindparam("_id")), dialect),
         renew=_compile(RENEW, dialect),
     )
 

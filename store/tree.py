@@ -103,6 +103,10 @@ class TokenTree:
         """Whether a span of this call is in the tree."""
         return call_id in self._ends
 
+    def tokens_of(self, span_id: str) -> TokenIds:
+        """A span's own tokens. Raises ``KeyError`` for an unknown span."""
+        return self._nodes[span_id].token_ids
+
     def find(self, prompt: TokenIds, parent_call_id: str | None = None) -> Point:
         """The longest recorded prefix of ``prompt`` (``uint32[P]``).
 

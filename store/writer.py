@@ -50,6 +50,8 @@ from store.records import (
 from store.redaction import Redactor
 from store.schema import sessions, writers
 from store.statements import statements
+from store.text_reader import TextReader
+from store.vocabulary import Vocabulary, keep_vocabulary
 
 log = logging.getLogger("bridle.store")
 
@@ -78,8 +80,11 @@ class Writer:
     """Writes records to ``url``; see the module for how. Start it, or use it as a context manager.
 
     The schema must be current (:func:`store.database.migrate`). A ``redactor`` scrubs calls before
-    they are queued. Methods that are ``async`` return after the commit; those ending in ``_sync``,
-    and those for runs and training, block until then and are for threads without an event loop. All
+    they are queued. With the ``vocabulary`` of the model's tokenizer, text that a call's tokens say
+    already takes next to no room.
+
+    Methods that are ``async`` return after the commit; those ending in ``_sync``, and those for
+    runs and training, block until then and are for threads without an event loop. All
     raise :class:`StoreUnavailable` when the record is not in the store; cancelling a wait does not
     take the record back.
     """
@@ -94,6 +99,7 @@ class Writer:
         lease: float = 30.0,
         cache_bytes: int = 32 << 20,
         redactor: Redactor | None = None,
+        vocabulary: Vocabulary | None = None,
     ) -> None:
         self.stats = WriterStats()
         self._engine = connect(url, synchronous=synchronous)
@@ -102,6 +108,8 @@ class Writer:
         self._lease = lease
         self._cache = SessionCache(cache_bytes)
         self._redactor = redactor
+        self._vocabulary = vocabulary
+        self._texts = TextReader()
         self._parents: dict[str, str | None] = {}
         """Parent call of each call that is open in this process."""
         self._queue = JobQueue(queue_limit)
@@ -113,6 +121,8 @@ class Writer:
         """Registers this process, marks what dead ones left open, and starts to write."""
         with transaction(self._engine) as connection:
             self._writer_id = liveness.register(connection, self._lease)
+            if self._vocabulary is not None:
+                keep_vocabulary(connection, self._vocabulary)
         self.mark_interrupted()
         self._queue.open()
         self._thread.start()
@@ -334,7 +344,7 @@ class Writer:
         try:
             with self._transaction() as connection:
                 self._sign(connection)
-                batch = Batch(connection, self._cache, self._writer_id, self._parents)
+                batch = self._batch(connection)
                 for job in jobs:
                     for record in job.records:
                         batch.add(record)
@@ -353,6 +363,11 @@ class Writer:
         batch.settle()
         self.stats.transactions += 1
         self.stats.records += sum(len(job.records) for job in jobs)
+
+    def _batch(self, connection: Connection) -> Batch:
+        return Batch(
+            connection, self._cache, self._writer_id, self._parents, self._texts, self._vocabulary
+        )
 
     def _sign(self, connection: Connection) -> None:
         """Renews the lease and numbers the transaction, so that its commit can be proved."""

@@ -10,14 +10,16 @@ import re
 import sysconfig
 import tempfile
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Final
 
 import numpy as np
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from engine.tokenizer import token_bytes
 from store.records import TokenIds
+from store.vocabulary import Vocabulary
 
 VOCABULARY: Final = 32_768
 
@@ -25,7 +27,7 @@ _TRAINING_BYTES: Final = 6_000_000
 _PROSE = re.compile(r'"""(.{200,}?)"""', re.DOTALL)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Corpus:
     """Text by what an agent does with it, and the vocabulary."""
 
@@ -34,6 +36,11 @@ class Corpus:
     """What tools print: source files, one after the other."""
     prose: str
     """What a model writes: documentation."""
+
+    @cached_property
+    def vocabulary(self) -> Vocabulary:
+        """For the store."""
+        return Vocabulary(token_bytes(self.tokenizer))
 
     def encode(self, text: str) -> TokenIds:
         """``uint32[T]``."""

@@ -77,8 +77,11 @@ def bench(turns: tuple[int, ...] = TURNS, postgresql: str | None = None) -> dict
     }
 
 
-def measure_size(turns: int) -> Stored:
-    """Records enough sessions of ``turns`` turns and looks at the file."""
+def measure_size(turns: int, *, apart: bool = False) -> Stored:
+    """Records enough sessions of ``turns`` turns and looks at the file.
+
+    ``apart`` commits the beginning of every call before its end, as calls are that take a while.
+    """
     sessions = max(1, -(-_LEAST_TURNS // turns))
     with tempfile.TemporaryDirectory(prefix="bridle-bench-") as folder:
         path = Path(folder) / "bench.db"
@@ -86,12 +89,14 @@ def measure_size(turns: int) -> Stored:
         with Writer(str(path)):
             pass
         empty, json_size, traces_size = path.stat().st_size, 0, 0
-        with Writer(str(path)) as writer:
+        with Writer(str(path), vocabulary=corpus().vocabulary) as writer:
             for number in range(sessions):
                 session = session_record(f"bench-{number}")
                 writer.create_session_sync(session)
                 for call in Agent(corpus(), session, seed=number).calls(turns):
                     writer.begin_call(call.begun)
+                    if apart:
+                        writer.update_session_sync(session.id, outcome=None)
                     writer.end_call_sync(call.ended)
                     request, reply = json.loads(call.begun.request_body), engine_reply(call)
                     json_size += len(one_json(call, request, reply))
@@ -206,7 +211,8 @@ def measure_commits(url: str | None) -> Rate:
         migrate(address)
         sessions = [session_record(f"commits-{new_id('b')}") for _ in range(_CONCURRENT)]
         lines = [list(_small_calls(session.id, seed)) for seed, session in enumerate(sessions)]
-        with Writer(address, synchronous="FULL") as writer:
+        vocabulary = corpus().vocabulary
+        with Writer(address, synchronous="FULL", vocabulary=vocabulary) as writer:
             for session in sessions:
                 writer.create_session_sync(session)
             return asyncio.run(_commit_all(writer, lines))

@@ -59,6 +59,15 @@ def test_the_store_bench_measures_sizes_beside_the_peers_way(
     assert found["synchronous"] == "FULL"
 
 
+def test_calls_that_are_written_when_they_begin_take_no_more_room(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(store, "_LEAST_TURNS", 60)
+    once, apart = store.measure_size(20), store.measure_size(20, apart=True)
+    assert once.tokens == apart.tokens
+    assert abs(apart.size - once.size) <= 0.03 * once.size
+
+
 def test_the_reconstruct_bench_reads_every_token_it_stored(bridle: Callable[..., Result]) -> None:
     found = json.loads(bridle("bench", "reconstruct", "--sessions", "3", "--json").output)
     assert (found["sessions"], found["samples"], found["tokens"]) == (3, 3, 3 * 10 * 600)

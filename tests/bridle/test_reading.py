@@ -141,7 +141,7 @@ def test_audit_accounts_for_every_token(bridle: Bridle, store: str, recorded: st
 @pytest.mark.damages_store
 @pytest.mark.parametrize(
     "damage",
-    ["DELETE FROM spans WHERE id LIKE '%.s0'", "UPDATE calls SET sampled_tokens = 1"],
+    ["DELETE FROM spans WHERE choice = 0", "UPDATE calls SET sampled_tokens = 1"],
 )
 def test_audit_fails_on_a_damaged_store(
     bridle: Bridle, store: str, recorded: str, damage: str

@@ -14,7 +14,7 @@ from engine.deltas import Content, Reasoning
 from engine.detokenizer import Vocabulary
 from engine.stopping import StopScanner
 from engine.thinking import ThinkingParser
-from engine.tokenizer import Tokenizer
+from engine.tokenizer import Tokenizer, token_bytes
 
 
 def cut(text: str, cuts: list[int]) -> list[str]:
@@ -147,3 +147,15 @@ def test_reasoning_and_content(text: str, already_open: bool, reasoning: str, co
     deltas = parser.push(text) + parser.flush()
     assert "".join(d.text for d in deltas if isinstance(d, Reasoning)) == reasoning
     assert "".join(d.text for d in deltas if isinstance(d, Content)) == content
+
+
+def test_tokens_are_the_bytes_that_they_add_to_a_text(tokenizer):
+    text = 'say "é" and\n\tthen <|im_end|>'
+    ids = tokenizer.encode(text)
+    assert b"".join(tokenizer.vocabulary()[id] for id in ids).decode() == text
+
+
+def test_pieces_of_a_sentencepiece_vocabulary_are_told_from_byte_level_ones():
+    backend = BackendTokenizer(models.BPE({"\u2581the": 0, "<0x0A>": 1, "日": 2}, []))
+    backend.add_special_tokens(["<eos>"])
+    assert token_bytes(backend) == [b" the", b"\n", "日".encode(), b"<eos>"]

@@ -159,5 +159,5 @@ def assert_whole(reader: Reader, row: CallRow) -> None:
     (sampled,) = reader.sampled(row.id)
     assert len(sampled.token_ids) == row.sampled_tokens
     assert reader.prompt_token_ids(row.id) is not None
-    assert reader.body(row.request_body_id or "")
-    assert reader.body(row.response_body_id or "")
+    assert reader.request_body(row.id)
+    assert reader.response_body(row.id)

@@ -53,7 +53,7 @@ def test_a_deleted_response_is_gone_for_clients_and_kept_in_the_record(
     first = bench.calls()[0]
     assert first.status is CallStatus.COMPLETE
     assert "response_deleted" in {note.name for note in first.notes}
-    assert bench.reader.body(first.response_body_id)
+    assert bench.reader.response_body(first.id)
     assert not [v for one in audit(bench.reader, bodies=True) for v in one.violations]
 
 

@@ -138,8 +138,8 @@ def test_a_silent_stream_gets_protocol_events(
 def test_the_streamed_bytes_are_the_recorded_bytes(bench: Any, ask: Any) -> None:
     response = httpx.post(bench.url + CHAT, json=ask | {"stream": True})
     call = bench.call()
-    assert bench.reader.body(call.response_body_id) == response.content
-    assert bench.reader.body(call.request_body_id) == response.request.content
+    assert bench.reader.response_body(call.id) == response.content
+    assert bench.reader.request_body(call.id) == response.request.content
 
 
 def test_several_choices_stream_side_by_side_and_are_each_recorded(

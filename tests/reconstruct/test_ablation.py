@@ -60,7 +60,7 @@ def test_a_broken_session_is_left_out_and_counted(reader, two_turns, url):
 
     engine = connect(url)
     with transaction(engine) as connection:
-        connection.execute(spans.delete().where(spans.c.parent_id.is_(None)))
+        connection.execute(spans.delete().where(spans.c.parent_choice.is_(None)))
     engine.dispose()
     data = ablate(reader).as_data()
     assert (data["sessions"], data["left_out"]) == (0, {"session_broken": 1})

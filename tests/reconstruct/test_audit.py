@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from sqlalchemy import insert, select, update
+from sqlalchemy.exc import IntegrityError
 
 from reconstruct.audit import Findings, audit, audit_session, check_samples
 from reconstruct.builders import build
@@ -13,6 +14,7 @@ from reconstruct.tree import SessionTree
 from store.database import connect, transaction
 from store.packing import pack_ids, pack_logprobs, unpack_ids, unpack_logprobs
 from store.records import CallStatus, VersionRun
+from store.rows import OBSERVED
 from store.schema import bodies, calls, spans
 
 pytestmark = pytest.mark.damages_store
@@ -38,6 +40,12 @@ def columns(reader, table, condition):
         return [dict(row) for row in connection.execute(select(table).where(condition)).mappings()]
 
 
+def this(call_id, choice):
+    """The condition that names a span."""
+    place = OBSERVED if choice is None else choice
+    return (spans.c.call_id == call_id) & (spans.c.choice == place)
+
+
 def rules(reader, session):
     return {violation.rule for violation in audit_session(reader, session.id).violations}
 
@@ -53,17 +61,24 @@ def test_what_the_writer_wrote_is_clean(reader, agent):
 
 def test_every_dropped_span_is_found(reader, agent, change):
     for row in reader.span_rows(agent.id):
-        kept = columns(reader, spans, spans.c.id == row.span.id)[0]
-        change(spans.delete().where(spans.c.id == row.span.id))
+        kept = columns(reader, spans, this(row.span.call_id, row.choice))[0]
+        change(spans.delete().where(this(row.span.call_id, row.choice)))
         assert rules(reader, agent), row.span.id
         change(insert(spans).values(**kept))
     assert rules(reader, agent) == set()
 
 
-def test_every_dropped_call_is_found(reader, agent, change):
+def test_no_call_is_dropped_from_under_its_spans(reader, agent, change):
     for call in reader.calls(agent.id):
-        change(calls.delete().where(calls.c.id == call.id))
-        assert "span_without_call" in rules(reader, agent)
+        with pytest.raises(IntegrityError):
+            change(calls.delete().where(calls.c.id == call.id))
+
+
+def test_a_call_dropped_with_its_spans_is_found_by_what_hangs_on_them(reader, agent, change):
+    first = reader.calls(agent.id)[0]
+    change(spans.delete().where(spans.c.call_id == first.id))
+    change(calls.delete().where(calls.c.id == first.id))
+    assert "tree_broken" in rules(reader, agent)
 
 
 def test_a_duplicated_call_is_found(reader, agent, change):
@@ -72,26 +87,25 @@ def test_a_duplicated_call_is_found(reader, agent, change):
     change(insert(calls).values(**copy | {"id": "call_copy"}))
     assert "sampled_differs" in rules(reader, agent)
     for copy in columns(reader, spans, spans.c.call_id == original):
-        renamed = copy["id"].replace(original, "call_copy")
-        change(insert(spans).values(**copy | {"id": renamed, "call_id": "call_copy"}))
+        change(insert(spans).values(**copy | {"call_id": "call_copy"}))
     assert "checksum_differs" in rules(reader, agent)
 
 
 def test_any_two_swapped_logprobs_are_found(reader, agent, change):
-    for row in columns(reader, spans, (spans.c.length > 1) & spans.c.choice.is_not(None)):
+    for row in columns(reader, spans, (spans.c.length > 1) & (spans.c.choice != OBSERVED)):
         logprobs = unpack_logprobs(row["logprobs"]).copy()
         logprobs[[0, 1]] = logprobs[[1, 0]]
-        this = spans.c.id == row["id"]
-        change(update(spans).where(this).values(logprobs=pack_logprobs(logprobs)))
+        swapped = update(spans).where(this(row["call_id"], row["choice"]))
+        change(swapped.values(logprobs=pack_logprobs(logprobs)))
         assert rules(reader, agent) == {"checksum_differs"}
-        change(update(spans).where(this).values(logprobs=row["logprobs"]))
+        change(swapped.values(logprobs=row["logprobs"]))
 
 
 def test_a_changed_token_is_found(reader, agent, change):
-    row = columns(reader, spans, spans.c.choice.is_(None))[0]
+    row = columns(reader, spans, spans.c.choice == OBSERVED)[0]
     ids = unpack_ids(row["token_ids"]).copy()
     ids[0] += 1
-    change(update(spans).where(spans.c.id == row["id"]).values(token_ids=pack_ids(ids)))
+    change(update(spans).where(this(row["call_id"], row["choice"])).values(token_ids=pack_ids(ids)))
     assert "checksum_differs" in rules(reader, agent)
 
 
@@ -113,16 +127,15 @@ def test_a_call_that_contradicts_its_spans_is_found(reader, agent, change, colum
 
 @pytest.mark.parametrize("column", ["start", "length", "choice"])
 def test_a_span_that_was_moved_is_found(reader, agent, change, column):
-    row = columns(reader, spans, spans.c.choice.is_not(None))[0]
+    row = columns(reader, spans, spans.c.choice != OBSERVED)[0]
     value = row[column] + 1
-    change(update(spans).where(spans.c.id == row["id"]).values({column: value}))
+    change(update(spans).where(this(row["call_id"], row["choice"])).values({column: value}))
     assert rules(reader, agent)
 
 
 def test_a_damaged_body_is_found_when_asked_for(reader, agent, change):
     call = reader.calls(agent.id)[0]
-    this = bodies.c.id == call.request_body_id
-    change(update(bodies).where(this).values(data=b"\0other"))
+    change(update(bodies).where(bodies.c.id == call.request_body_id).values(data=b"\0other"))
     assert rules(reader, agent) == set()
     report = audit_session(reader, agent.id, bodies=True)
     assert "body_damaged" in {violation.rule for violation in report.violations}

@@ -4,17 +4,38 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from store.bodies import MAX_DEPTH, Body, Wrappings, body_id, decode, encode, shared_ends
+from store.bodies import (
+    MAX_DEPTH,
+    Body,
+    BodyRow,
+    body_id,
+    decode,
+    proved,
+    shared_ends,
+    splice,
+    whole,
+)
+from store.packing import DICTIONARY, pack
 
 
-def chain_of(bodies):
-    """Each body stored against the one before it."""
-    rows, base = [], None
+def splices_of(bodies):
+    """Each body after the first against the one before it; ``None`` where it stands alone."""
+    found, base = [], None
     for data in bodies:
-        row = encode(data, base)
-        rows.append(row)
-        base = Body(row.id, data, row.depth)
-    return rows
+        piece = None if base is None else splice(data, base)
+        found.append(piece)
+        base = Body(body_id(data), data, 0 if piece is None else base.depth + 1)
+    return found
+
+
+def stored(bodies):
+    """Bytes of a conversation's bodies as they are packed for good, and alone."""
+    bodies = list(bodies)
+    pieces = splices_of(bodies)
+    return sum(
+        len(whole(data).data if piece is None else pack(piece.data))
+        for piece, data in zip(pieces, bodies, strict=True)
+    )
 
 
 def words(seed, count):
@@ -36,13 +57,11 @@ texts = st.lists(st.sampled_from([b"aaaa", b"bb", b"c", b"0123456789" * 40]), ma
 
 @given(st.lists(texts, min_size=1, max_size=6, unique=True))
 def test_every_body_of_a_chain_is_read_back_byte_for_byte(bodies):
-    rows = chain_of(bodies)
-    for row, data in zip(rows, bodies, strict=True):
-        chain, link = [], row
-        while link is not None:
-            chain.insert(0, link)
-            link = next((r for r in rows if r.id == link.base_id), None)
-        assert decode(chain) == data
+    before = b""
+    for piece, data in zip(splices_of(bodies), bodies, strict=True):
+        read = decode([whole(data)]) if piece is None else piece.apply(before)
+        assert read == data
+        before = data
 
 
 @given(texts, texts)
@@ -54,69 +73,58 @@ def test_shared_ends_are_shared_and_do_not_overlap(left, right):
 
 
 def test_a_growing_conversation_is_stored_linearly():
-    def stored(turns):
-        return sum(len(row.data) for row in chain_of(conversation(turns)))
-
-    assert stored(80) <= 2.1 * stored(40)
+    assert stored(conversation(80)) <= 2.1 * stored(conversation(40))
 
 
 def test_a_line_that_changes_at_the_top_does_not_store_the_history_again():
-    def stored(turns):
-        bodies = list(conversation(turns, header=lambda turn: f"billing {turn * 7919 % 997}"))
-        return sum(len(row.data) for row in chain_of(bodies))
+    def changing(turns):
+        return stored(conversation(turns, header=lambda turn: f"billing {turn * 7919 % 997}"))
 
-    assert stored(80) <= 2.2 * stored(40)
-
-
-def test_replies_share_their_wrapping():
-    def reply(call, text):
-        return b"".join(
-            b'data: {"id":"%s","object":"chat.completion.chunk","model":"policy","choices":'
-            b'[{"index":0,"delta":{"content":"%s"}}]}\n\n' % (call, word)
-            for word in text.split()
-        )
-
-    first = reply(b"call_0", words(0, 20).encode())
-    base = Body(body_id(first), first, 0)
-    second = reply(b"call_1", words(1, 20).encode())
-    row = Wrappings().encode(base, second, body_id(second))
-    assert row.base_id == body_id(first)
-    assert len(row.data) < len(encode(second).data)
-    assert decode([encode(first), row]) == second
+    assert changing(80) <= 2.2 * changing(40)
 
 
-def test_a_reply_unlike_the_others_is_stored_whole():
-    data = random.Random(0).randbytes(500)
-    row = Wrappings().encode(Body(body_id(b"x"), b"x", 0), data, body_id(data))
-    assert row.base_id is None
+def test_what_replaces_much_is_packed_against_it_when_that_pays():
+    base = Body("base", words(1, 300).encode(), 0)
+    again = splice(b"x" + base.data[1:-1] + b"y", base)
+    assert again is not None
+    assert again.data[0] == DICTIONARY
 
 
-def test_a_dictionary_that_made_room_for_others_is_prepared_again():
-    bases = [Body(body_id(text), text, 0) for text in (b"first" * 40, b"second" * 40)]
-    wrappings = Wrappings(kept=1)
-    for base in bases * 2:
-        data = base.data + b"more"
-        row = wrappings.encode(base, data, body_id(data))
-        assert decode([encode(base.data), row]) == data
+def test_a_body_unlike_its_base_is_stored_whole_for_all_sessions():
+    base = Body("base", words(1, 300).encode(), 0)
+    assert splice(words(2, 300).encode(), base) is None
+
+
+def test_a_body_sent_again_adds_nothing():
+    base = Body("base", words(1, 300).encode(), 0)
+    again = splice(base.data, base)
+    assert again is not None
+    assert again.apply(base.data) == base.data
+    assert len(again.data) == 1
 
 
 def test_no_read_follows_more_links_than_the_bound():
     base = Body("base", b"x" * 1000, MAX_DEPTH)
-    assert encode(b"x" * 1000 + b"more", base).base_id is None
+    assert splice(b"x" * 1000 + b"more", base) is None
 
 
 def test_a_body_that_was_changed_on_disk_is_an_error():
-    row = encode(b"the body as it came")
-    damaged = type(row)(row.id, None, 0, 0, row.size, 0, encode(b"another body").data)
+    row = whole(b"the body as it came")
+    damaged = BodyRow(row.id, None, 0, 0, row.size, 0, whole(b"another body").data)
     with pytest.raises(ValueError, match="does not have the bytes"):
         decode([damaged])
+    with pytest.raises(ValueError, match="does not have the bytes"):
+        proved(b"another body", row.id)
 
 
-def test_a_missing_base_is_an_error():
-    rows = chain_of(list(conversation(2)))
+def test_rows_against_a_base_are_read_as_older_versions_wrote_them():
+    first, second = b"a" * 100 + b"1" + b"z" * 100, b"a" * 100 + b"22" + b"z" * 100
+    base = whole(first)
+    row = BodyRow(body_id(second), base.id, 100, 100, len(second), 1, pack(b"22"))
+    assert decode([base, row]) == second
     with pytest.raises(ValueError, match="needs base"):
-        decode(rows[1:])
+        decode([row])
 
 
 def test_an_empty_body_is_a_body():
-    assert decode([encode(b"")]) == b""
+    assert decode([whole(b"")]) == b""

@@ -86,11 +86,11 @@ def test_kill_9_loses_no_acknowledged_call_and_leaves_none_half_written(url, att
             spans = {span.call_id for span in reader.spans(session.id)}
             for call in reader.calls(session.id)[-25:]:
                 assert call.status in (CallStatus.COMPLETE, CallStatus.INTERRUPTED)
-                reader.body(call.request_body_id)
+                reader.request_body(call.id)
                 if call.status is CallStatus.COMPLETE:
                     found[call.id] = len(reader.prompt_token_ids(call.id))
                     assert len(reader.sampled(call.id)[0].token_ids) == 3
-                    assert reader.body(call.response_body_id) == call.id.encode()
+                    assert reader.response_body(call.id) == call.id.encode()
                 else:
                     assert call.reason == "the process that ran it died"
                     assert call.id not in spans

@@ -1,17 +1,22 @@
+import gzip
 import json
 import os
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
-from sqlalchemy import inspect, text
+from sqlalchemy import JSON, Boolean, MetaData, inspect, text
 
-from store.database import connect, database_url, migrate
+from store.database import connect, database_url, migrate, transaction
 from store.deliveries import Deliveries
+from store.queries import Reader
 from store.schema import metadata
+from store.vocabulary import Vocabulary
+from store.writer import Writer
 
 
 def differences(url):
@@ -114,3 +119,110 @@ def test_what_consumers_had_acknowledged_is_kept_as_deliveries(url):
     engine.dispose()
     assert found.sessions == ("session_c",)
     assert left.sessions == tuple(f"session_{name}" for name in "abcd")
+
+
+WRITTEN = Path(__file__).parent / "data" / "written_by_0003.json.gz"
+"""Rows as the last version before 0004 wrote them, and its calls as that version read them."""
+
+
+def restore(url, rows):
+    """Puts rows that were kept as JSON into the tables as they are."""
+    engine = connect(url)
+    found = MetaData()
+    found.reflect(engine)
+    with transaction(engine) as connection:
+        for name, kept in rows.items():
+            table = found.tables[name]
+            values = [
+                {key: plain(value, table.c[key].type) for key, value in row.items()} for row in kept
+            ]
+            connection.execute(table.insert(), values)
+    engine.dispose()
+
+
+def plain(value, kind):
+    if isinstance(value, dict):
+        return bytes.fromhex(value["bytes"])
+    if isinstance(kind, JSON):
+        return json.loads(value)
+    return bool(value) if isinstance(kind, Boolean) else value
+
+
+def read(url):
+    """Everything that is told of every call, as plain values."""
+    found = {}
+    with Reader(url) as reader:
+        for session in reader.sessions():
+            for call in reader.calls(session.id):
+                answered, known = call.response_body_id, call.prompt_tokens
+                found[call.id] = {
+                    "status": call.status.value,
+                    "request": reader.request_body(call.id).decode(),
+                    "response": reader.response_body(call.id).decode() if answered else None,
+                    "message": dict(call.message),
+                    "conversation": dict(call.conversation),
+                    "prompt": None if known is None else reader.prompt_token_ids(call.id).tolist(),
+                    "sampled": [
+                        [choice.token_ids.tolist(), choice.logprobs.tobytes().hex()]
+                        for choice in reader.sampled(call.id)
+                    ],
+                    "headers": dict(call.headers),
+                    "usage": dict(call.usage),
+                }
+    return found
+
+
+def test_what_older_versions_wrote_is_read_back_exactly(url):
+    kept = json.loads(gzip.decompress(WRITTEN.read_bytes()))
+    migrate(url, "base")
+    migrate(url, "0003")
+    restore(url, kept["rows"])
+    migrate(url)
+    assert read(url) == kept["calls"]
+    # ... goes down to what that version wrote, and comes up again.
+    migrate(url, "-1")
+    migrate(url)
+    assert read(url) == kept["calls"]
+
+
+def test_an_older_store_is_written_on(url, calls):
+    kept = json.loads(gzip.decompress(WRITTEN.read_bytes()))
+    migrate(url, "base")
+    migrate(url, "0003")
+    restore(url, kept["rows"])
+    migrate(url)
+    with Reader(url) as reader, Writer(url, vocabulary=Vocabulary([b" a", b" b", b" c"])) as writer:
+        session = next(reader.sessions())
+        last = reader.calls(session.id)[-2]
+        body = reader.request_body(last.id)[:-2] + b'{"role":"user","content":"and now?"}]}'
+        prompt = [*reader.prompt_token_ids(last.id), 1, 2]
+        begun = calls.begun(session, request_body=body, parent_call_id=last.id)
+        writer.begin_call(begun)
+        writer.end_call_sync(calls.ended(begun, prompt, [1, 2], version=3))
+        assert reader.request_body(begun.id) == body
+        assert reader.prompt_token_ids(begun.id).tolist() == prompt
+
+
+@pytest.mark.parametrize("vocabulary", [None, Vocabulary([b" a", b" b", b" c"])])
+def test_text_stored_as_tokens_goes_down_and_up_again(url, calls, vocabulary):
+    with Writer(url, vocabulary=vocabulary) as writer:
+        for marker in ("one", "two"):
+            session, parent, prompt = calls.session(), None, [0, 1]
+            writer.create_session_sync(session)
+            history = '{"messages":["' + marker * 200
+            for turn in range(4):
+                history += f'","turn {turn} a b c'
+                begun = calls.begun(
+                    session, request_body=(history + '"]}').encode(), parent_call_id=parent
+                )
+                writer.begin_call(begun)
+                if turn < 3 or marker == "one":
+                    writer.end_call_sync(
+                        calls.ended(begun, prompt, [1, 2], conversation={"tail": [history]})
+                    )
+                prompt, parent = [*prompt, 1, 2, turn], begun.id
+    before = read(url)
+    assert len(before) == 8
+    migrate(url, "-1")
+    migrate(url)
+    assert read(url) == before

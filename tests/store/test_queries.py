@@ -4,6 +4,7 @@ from store.database import connect, transaction
 from store.errors import NotFound
 from store.queries import Reader
 from store.records import RunRecord, TaskRecord
+from store.rows import OBSERVED
 from store.schema import spans
 
 
@@ -72,7 +73,7 @@ def test_a_session_is_found_by_name_and_key(writer, reader, calls):
 
 
 def test_what_is_not_there_is_said_to_be_missing(reader):
-    for ask in (reader.session, reader.call, reader.run, reader.task, reader.body):
+    for ask in (reader.session, reader.call, reader.run, reader.task, reader.request_body):
         with pytest.raises(NotFound):
             ask("nothing")
 
@@ -96,7 +97,9 @@ def test_a_broken_path_is_an_error_and_not_a_shorter_prompt(url, writer, reader,
         writer.end_call_sync(calls.ended(call, prompt, [3]))
     engine = connect(url)
     with transaction(engine) as connection:
-        connection.execute(spans.delete().where(spans.c.id == f"{first.id}.o"))
+        connection.execute(
+            spans.delete().where((spans.c.call_id == first.id) & (spans.c.choice == OBSERVED))
+        )
     engine.dispose()
     with pytest.raises(ValueError, match="path is broken"):
         reader.prompt_token_ids(second.id)

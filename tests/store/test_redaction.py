@@ -49,8 +49,8 @@ def test_a_secret_is_nowhere_in_the_record_and_the_call_says_so(url, reader, cal
     )
     row = reader.call(found)
     for stored in (
-        reader.body(row.request_body_id),
-        reader.body(row.response_body_id),
+        reader.request_body(row.id),
+        reader.response_body(row.id),
         dump_json([row.message, row.conversation]),
     ):
         assert secret.encode() not in stored
@@ -67,24 +67,24 @@ def test_a_secret_spelled_across_a_stream_takes_the_raw_body_with_it(url, reader
         url, calls, Redactor(), {}, response_body=stream, message={"content": f"it is {secret}"}
     )
     row = reader.call(found)
-    assert reader.body(row.response_body_id).startswith(b"[redacted")
+    assert reader.response_body(row.id).startswith(b"[redacted")
     assert row.message == {"content": "it is [redacted:aws_access_key]"}
 
 
 def test_bodies_without_a_secret_stay_byte_for_byte(url, reader, calls):
     body = b'{"messages": [ {"content":"task-sk-1, AKIA, xoxo" } ]}'
     row = reader.call(recorded(url, calls, Redactor(), {"request_body": body}))
-    assert reader.body(row.request_body_id) == body
+    assert reader.request_body(row.id) == body
     assert [note for note in row.notes if note.name == "redacted"] == []
 
 
 def test_without_being_asked_nothing_is_scrubbed(url, reader, calls):
     body = SECRETS["api_key"].encode()
     row = reader.call(recorded(url, calls, None, {"request_body": body}))
-    assert reader.body(row.request_body_id) == body
+    assert reader.request_body(row.id) == body
 
 
 def test_patterns_may_be_ones_own(url, reader, calls):
     redactor = Redactor({"ticket": r"TICKET-\d+"})
     row = reader.call(recorded(url, calls, redactor, {"request_body": b"see TICKET-12"}))
-    assert reader.body(row.request_body_id) == b"see [redacted:ticket]"
+    assert reader.request_body(row.id) == b"see [redacted:ticket]"

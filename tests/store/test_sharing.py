@@ -59,7 +59,7 @@ async def test_a_restarted_writer_goes_on_where_the_session_was(url, reader, cal
             parent = await turn(writer, calls, session, prompt, [200 + number], parent)
         prompt = [*prompt, 200 + number, 1]
     assert sum(len(span.token_ids) for span in reader.spans(session.id)) == 100 + 4 + 3
-    bodies = [reader.body(call.request_body_id) for call in reader.calls(session.id)]
+    bodies = [reader.request_body(call.id) for call in reader.calls(session.id)]
     assert [len(body) for body in bodies] == sorted(len(body) for body in bodies)
 
 
@@ -87,7 +87,7 @@ async def test_the_same_body_from_two_writers_is_one_row(url, reader, calls):
             ids.append(await turn(writer, calls, session, [5, 6], [7], None))
     one, two = (reader.call(call_id).request_body_id for call_id in ids)
     assert one == two
-    assert reader.body(one) == b'{"messages":["5","6"]}'
+    assert reader.request_body(ids[0]) == b'{"messages":["5","6"]}'
 
 
 def test_two_writers_that_hold_each_others_bodies_do_not_lock_up(url, calls):
@@ -117,5 +117,5 @@ def test_two_writers_that_hold_each_others_bodies_do_not_lock_up(url, calls):
     assert errors == []
     with Reader(url) as reader:
         for session in reader.sessions():
-            read = [reader.body(call.request_body_id) for call in reader.calls(session.id)]
+            read = [reader.request_body(call.id) for call in reader.calls(session.id)]
             assert sorted(read) == sorted(bodies)

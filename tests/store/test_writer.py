@@ -58,8 +58,8 @@ async def test_a_call_is_read_back_as_it_was_written(writer, reader, calls):
     assert choice.token_ids.tolist() == [20, 21]
     assert choice.logprobs.tobytes() == ended.choices[0].logprobs.tobytes()
     assert choice.versions == (VersionRun(0, 1),)
-    assert reader.body(row.request_body_id) == begun.request_body
-    assert reader.body(row.response_body_id) == ended.response_body
+    assert reader.request_body(row.id) == begun.request_body
+    assert reader.response_body(row.id) == ended.response_body
 
 
 async def test_a_turn_stores_only_its_own_tokens(writer, reader, calls):
@@ -458,7 +458,7 @@ async def test_the_cache_may_forget_any_session_at_any_time(url, reader, calls):
             begun = calls.begun(session, parent_call_id=parent, request_body=body)
             writer.begin_call(begun)
             await writer.end_call(calls.ended(begun, prompt, [60 + turn]))
-            assert reader.body(reader.call(begun.id).request_body_id) == body
+            assert reader.request_body(begun.id) == body
             prompt, parent = [*prompt, 60 + turn, 9], begun.id
     assert sum(len(span.token_ids) for span in reader.spans(session.id)) == 50 + 6 + 5
 
