@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Generator, Iterable, MutableMapping
+from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from types import TracebackType
 from typing import Any, Final
 
 from proxy.canonical import ApiError, HttpError
+from proxy.http_protocol import EXTENSION
+from proxy.started import Started
 
 Scope = MutableMapping[str, Any]
 AsgiMessage = MutableMapping[str, Any]
@@ -81,6 +83,7 @@ class Client:
         "_held",
         "_receive",
         "_send",
+        "_write_chunk",
         "closed",
         "last_write",
         "scope",
@@ -99,6 +102,7 @@ class Client:
         self._blocked: asyncio.Task[None] | None = None
         """Writes to a client that reads too slowly."""
         self._held: deque[AsgiMessage] = deque()
+        self._write_chunk: Callable[[bytes], bool] = _no_short_way
 
     @property
     def headers(self) -> dict[str, str]:
@@ -169,6 +173,7 @@ class Client:
 
     def start_stream(self, content_type: str, headers: Headers = ()) -> None:
         self.started = True
+        self._write_chunk = self.scope.get("extensions", {}).get(EXTENSION, _no_short_way)
         self._push(
             {
                 "type": "http.response.start",
@@ -190,6 +195,8 @@ class Client:
         """Hands ``body`` to the server at once; when the client reads too slowly, returns what to
         wait for before more is written (more is kept meanwhile, in its order)."""
         self.last_write = time.monotonic()
+        if self._blocked is None and body and self._write_chunk(body):
+            return None
         self._push({"type": "http.response.body", "body": body, "more_body": True})
         return self._blocked
 
@@ -216,24 +223,8 @@ class Client:
         self._blocked = None
 
 
-class Started:
-    """An awaitable that has been run up to where it first waits; awaiting it runs the rest."""
-
-    __slots__ = ("_steps", "_waits_for", "done")
-
-    def __init__(self, work: Awaitable[None]) -> None:
-        self._steps = work.__await__()
-        self.done = False
-        try:
-            self._waits_for = next(self._steps)
-        except StopIteration:
-            self.done = True
-
-    def __await__(self) -> Generator[Any, None, None]:
-        if not self.done:
-            # The event loop is given what the work waits for; it has not seen it yet.
-            yield self._waits_for
-            yield from self._steps
+def _no_short_way(_: bytes) -> bool:
+    return False
 
 
 def encoded(headers: Iterable[tuple[str, str]]) -> list[tuple[bytes, bytes]]:

@@ -62,8 +62,9 @@ class EngineReplied:
         Raises :class:`ConnectionBroke`, ``TimeoutError``, and whatever ``follower`` raises.
         """
         self._follower = follower
-        if self._pieces:
-            self._hand_over()
+        pieces, self._pieces = self._pieces, []
+        if pieces:
+            self._hand_over(follower, pieces)
         await self._ended()
 
     def close(self) -> None:
@@ -98,9 +99,10 @@ class EngineReplied:
             self._connection = None
         if self._left:
             return
-        self._pieces += pieces
-        if self._pieces and self._follower is not None:
-            self._hand_over()
+        if self._follower is None:
+            self._pieces += pieces
+        elif pieces:
+            self._hand_over(self._follower, pieces)
         if whole:
             self._wake()
 
@@ -112,20 +114,16 @@ class EngineReplied:
                 self.head.set_exception(error)
             self._wake()
 
-    def _hand_over(self) -> None:
-        body = self._pieces[0] if len(self._pieces) == 1 else b"".join(self._pieces)
-        self._pieces = []
-        follower, connection = self._follower, self._connection
-        assert follower is not None, "there is one"  # noqa: S101 - a programming error
+    def _hand_over(self, follower: Follower, pieces: list[bytes]) -> None:
         try:
-            waiting = follower(body)
+            waiting = follower(pieces[0] if len(pieces) == 1 else b"".join(pieces))
         except Exception as error:  # noqa: BLE001 - raised again where the reply is waited for
-            self._follower, self._failure = None, error
+            self._failure = error
             self.close()
             self._wake()
             return
-        if waiting is not None and connection is not None:
-            connection.hold(waiting)
+        if waiting is not None and self._connection is not None:
+            self._connection.hold(waiting)
 
     def _wake(self) -> None:
         if self._end is not None and not self._end.done():

@@ -151,8 +151,9 @@ class Exchange:
         emitter = self._emitter
         if emitter is None:
             return None
-        pieces = self._opening()
-        pieces += [emitter.event(event) for event in events]
+        pieces = [] if self._begun else self._opening()
+        for event in events:
+            pieces.append(emitter.event(event))
         return self._write(b"".join(pieces))
 
     def _opening(self) -> list[bytes]:

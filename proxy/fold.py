@@ -23,7 +23,7 @@ from store.records import TokenIds
 
 
 class Fold:
-    """Grows with each event; :meth:`reply` may be asked at any time, also after a cut."""
+    """Grows with each batch of events; :meth:`reply` may be asked at any time, also after a cut."""
 
     __slots__ = ("_choices", "prompt_token_ids", "prompt_tokens", "sampled", "usage")
 
@@ -35,16 +35,29 @@ class Fold:
         """Sampled tokens of all choices so far."""
         self._choices: dict[int, _Choice] = {}
 
-    def take(self, event: Event) -> None:
-        kind = type(event)
-        if kind is Tokens:
-            self._take_tokens(event)  # type: ignore[arg-type]
-        elif kind is TextDelta:
-            self.choice(event.choice).text.append(event.text)  # type: ignore[union-attr]
-        elif kind is ReasoningDelta:
-            self.choice(event.choice).reasoning.append(event.text)  # type: ignore[union-attr]
-        elif kind is ToolCallDelta:
-            self._take_tool_call(event)  # type: ignore[arg-type]
+    def take(self, events: Iterable[Event]) -> None:
+        # Every token of every stream comes by here: the commonest first, and no call that can be
+        # spared.
+        choices = self._choices
+        for event in events:
+            if isinstance(event, Tokens):
+                choice = choices.get(event.choice) or self.choice(event.choice)
+                choice.token_ids += event.token_ids
+                choice.logprobs += event.logprobs
+                if event.detail:
+                    choice.detail.extend(event.detail)
+                self.sampled += len(event.token_ids)
+            elif isinstance(event, TextDelta):
+                choice = choices.get(event.choice) or self.choice(event.choice)
+                choice.text.append(event.text)
+            else:
+                self._take_rarer(event)
+
+    def _take_rarer(self, event: Event) -> None:
+        if isinstance(event, ReasoningDelta):
+            self.choice(event.choice).reasoning.append(event.text)
+        elif isinstance(event, ToolCallDelta):
+            self._take_tool_call(event)
         elif isinstance(event, Finished):
             choice = self.choice(event.choice)
             choice.finish_reason = event.reason
@@ -72,14 +85,6 @@ class Fold:
             usage=self.usage,
             prompt_token_ids=self.prompt_token_ids,
         )
-
-    def _take_tokens(self, event: Tokens) -> None:
-        choice = self.choice(event.choice)
-        choice.token_ids.extend(event.token_ids)
-        choice.logprobs.extend(event.logprobs)
-        if event.detail:
-            choice.detail.extend(event.detail)
-        self.sampled += len(event.token_ids)
 
     def _take_tool_call(self, event: ToolCallDelta) -> None:
         calls = self.choice(event.choice).tool_calls
@@ -146,6 +151,5 @@ class _Choice:
 def fold(events: Iterable[Event]) -> Reply:
     """The reply that ``events`` add up to."""
     state = Fold()
-    for event in events:
-        state.take(event)
+    state.take(events)
     return state.reply()
