@@ -50,7 +50,8 @@ def agent(named: str) -> tuple[Adapter, Runtime]:
     line with ``{prompt}`` in it.
     """
     if named in INSTALLED:
-        return INSTALLED[named](), LocalRuntime()
+        adapter = INSTALLED[named]()
+        return adapter, adapter.runtime() if isinstance(adapter, MiniSweAgent) else LocalRuntime()
     if named.endswith(".py") and Path(named).is_file():
         return PythonAgent(Path(named)), WarmRuntime()
     if "{prompt}" in named:

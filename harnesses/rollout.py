@@ -1,14 +1,20 @@
 """The rollout runner: create a session, run the harness, verify, reward, seal; many at a time.
 
-Every session has its own key and directories. An agent that fails or runs out of time is a result
-like any other; only a failure of the machinery (proxy, runtime, verifier) is tried again, in a new
-session, while the failed one is sealed as ``infrastructure`` so that nobody trains on it.
+Every session has its own key, and directories that are its own while it runs. Their paths stand in
+prompts (Codex tells its working directory and its home), so sessions run in numbered places, one
+after another under the same path: what is the same in their prompts is computed once, by an engine
+that caches prefixes and by a trainer that shares them.
+
+An agent that fails or runs out of time is a result like any other; only a failure of the machinery
+(proxy, runtime, verifier) is tried again, in a new session, while the failed one is sealed as
+``infrastructure`` so that nobody trains on it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import logging
 import shutil
 import time
@@ -74,7 +80,7 @@ class Settings:
     """How to run; what to run is the jobs'."""
 
     directory: Path
-    """Where the sessions' directories are made."""
+    """Where the places are, and what is kept of sessions, under their ids."""
     parallel: int = 4
     timeout_s: float = 600.0
     """For one harness run."""
@@ -191,18 +197,18 @@ class Rollout:
             raise
 
     async def _in_session(self, job: Job, session: Session, attempt: int) -> RolloutResult:
-        place = Place((self._settings.directory / session.id).absolute())
-        finished = await self._run_harness(job.task, session, place)
-        outcome = _outcome(finished)
-        answer = self._adapter.answer(finished, place) if outcome is Outcome.COMPLETED else ""
-        scores = await self._verifier(
-            Delivery(job.task, answer, place.workspace, finished.exit_code)
-        )
-        for name, value in scores.items():
-            await self._client.reward(session.id, name, value, source="verifier")
-        await self._client.seal(session.id, outcome)
-        if outcome is Outcome.COMPLETED and not self._settings.keep_directories:
-            shutil.rmtree(place.root, ignore_errors=True)
+        with self._place_for(session) as place:
+            finished = await self._run_harness(job.task, session, place)
+            outcome = _outcome(finished)
+            answer = self._adapter.answer(finished, place) if outcome is Outcome.COMPLETED else ""
+            scores = await self._verifier(
+                Delivery(job.task, answer, place.workspace, finished.exit_code)
+            )
+            for name, value in scores.items():
+                await self._client.reward(session.id, name, value, source="verifier")
+            await self._client.seal(session.id, outcome)
+            if outcome is Outcome.COMPLETED and not self._settings.keep_directories:
+                shutil.rmtree(place.root, ignore_errors=True)
         return RolloutResult(
             session_id=session.id,
             task_id=job.task.id,
@@ -214,6 +220,26 @@ class Rollout:
             answer=answer,
             attempts=attempt,
         )
+
+    @contextlib.contextmanager
+    def _place_for(self, session: Session) -> Iterator[Place]:
+        """The first free place; what is in it afterwards is kept under the session's id.
+
+        That a place's directory exists says that it is taken, also by other processes. What a
+        killed one leaves stays where it is.
+        """
+        directory = self._settings.directory.absolute()
+        directory.mkdir(parents=True, exist_ok=True)
+        for number in itertools.count():
+            root = directory / f"place-{number}"
+            with contextlib.suppress(FileExistsError):
+                root.mkdir()
+                break
+        try:
+            yield Place(root)
+        finally:
+            with contextlib.suppress(FileNotFoundError):
+                root.rename(directory / session.id)
 
     async def _run_harness(self, task: Task, session: Session, place: Place) -> Finished:
         plan = self._adapter.plan(task, Access(session, self._settings.model), place)

@@ -5,6 +5,7 @@ A room that writes to stores of its own has a fixture ``url`` for ``writer`` and
 
 from __future__ import annotations
 
+import signal
 import sqlite3
 import time
 from collections.abc import Callable, Iterator
@@ -41,6 +42,12 @@ AUDITED = (
 """Rooms whose tests record what holds together unless they are marked ``damages_store``."""
 
 AuditStore = Callable[[Path], None]
+
+
+def pytest_configure() -> None:
+    """A shell's background job ignores Ctrl-C, and so would all that the tests start and end."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")

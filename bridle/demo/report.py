@@ -84,6 +84,7 @@ def _training(reader: Reader, run_id: str) -> dict[str, Any]:
         "rows_per_session": sum(rows) / len(rows) if rows else math.nan,
         "logprob_gap": max(gaps) if gaps else math.nan,
         "steps": len(steps),
+        "versions": sum(policy.verified for policy in reader.policies(run_id)),
         "reward_by_step": [steps[step].get("reward/mean") for step in sorted(steps)],
     }
 

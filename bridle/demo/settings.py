@@ -25,6 +25,7 @@ class DemoSettings:
     teacher_skill: float = 0.45
     """Share of demonstrations in which the teacher computes with the right operation."""
     sft_epochs: int = 8
+    sft_batch_size: int = 16
     sft_learning_rate: float = 3e-3
     eval_tasks: int = 200
     """Held-out questions asked before and after, at the training temperature and greedily."""

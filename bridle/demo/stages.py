@@ -137,7 +137,7 @@ def sft_config(settings: DemoSettings) -> SftConfig:
     """The warm start's fine-tuning."""
     return SftConfig(
         epochs=settings.sft_epochs,
-        batch_size=16,
+        batch_size=settings.sft_batch_size,
         seed=settings.seed,
         optimizer=OptimizerConfig(
             learning_rate=settings.sft_learning_rate,

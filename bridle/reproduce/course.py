@@ -19,6 +19,8 @@ from trainer.tiny import TinyShape
 HARNESSES: Final = ("codex", "mini-swe-agent")
 LONGEST_REPLY: Final = 96
 """Tokens: a command is a fraction of it, and a policy that babbles must come to an end."""
+MOST_CALLS: Final = 8
+"""Per session: a task takes two or three, and an agent that is never satisfied must end, too."""
 
 
 class Editing:
@@ -36,8 +38,11 @@ class Editing:
 
     def session_settings(self, temperature: float) -> Mapping[str, Any]:
         """The harness asks for no temperature that could be set, so the proxy pins it."""
-        pin = {"temperature": temperature, "top_p": 1.0}
-        return {"pin": pin, "cap": {"max_tokens": LONGEST_REPLY}}
+        return {
+            "pin": {"temperature": temperature, "top_p": 1.0},
+            "cap": {"max_tokens": LONGEST_REPLY},
+            "budget": {"calls": MOST_CALLS},
+        }
 
     def rollouts(self, proxy_url: str) -> Rollouts:
         _, runtime = agent(self.harness)
@@ -52,15 +57,16 @@ class Editing:
 
 def settings_for(harness: str) -> DemoSettings:
     """Sizes for two cores. Codex's prompt is long and the same in every session, so that almost all
-    of a step's tokens are one prefix: packs are shared across sessions, and sessions are few."""
+    of an update's tokens are one prefix: sessions are few, and a batch's further ones cheap."""
     return DemoSettings(
         engine="vllm",
         shape=TinyShape(layers=3, hidden=128, intermediate=256, context=16384),
         vocab_size=4096,
         first_sessions=4,
-        teacher_sessions=400,
+        teacher_sessions=800,
         teacher_skill=0.45,
         sft_epochs=8,
+        sft_batch_size=32,
         eval_tasks=100,
         groups=8,
         group_size=8,

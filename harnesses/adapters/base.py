@@ -46,7 +46,7 @@ class Access:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """The directories of one session; nothing in them is shared with another."""
+    """The directories of one session while it runs; no other uses them at the same time."""
 
     root: Path
 

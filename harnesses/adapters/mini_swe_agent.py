@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from pathlib import Path
 
 from harnesses.adapters.base import Access, Place, Plan, session_environment
 from harnesses.install import find_python_harness
-from harnesses.runtimes.base import Finished
+from harnesses.runtimes.base import Finished, NotLaunchable, Runtime
+from harnesses.runtimes.local import LocalRuntime
+from harnesses.runtimes.warm import WarmRuntime, interpreter_of
 from harnesses.tasks import Task
+
+_LITELLM_ENVIRONMENT = {"LITELLM_LOCAL_MODEL_COST_MAP": "True"}
+"""Else it fetches its price list from the network when it is imported."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +45,7 @@ class MiniSweAgent:
                 OPENAI_API_KEY=access.session.key,
                 MSWEA_CONFIGURED="true",
                 MSWEA_COST_TRACKING="ignore_errors",
-                LITELLM_LOCAL_MODEL_COST_MAP="True",
+                **_LITELLM_ENVIRONMENT,
                 MSWEA_GLOBAL_CONFIG_DIR=str(place.home / ".config/mini-swe-agent"),
             ),
         )
@@ -50,3 +56,19 @@ class MiniSweAgent:
         except (FileNotFoundError, json.JSONDecodeError):
             return ""
         return str(trajectory.get("info", {}).get("submission") or "").strip()
+
+    def runtime(self) -> Runtime:
+        """LiteLLM alone takes seconds to import, so sessions are forked from a process that has.
+
+        mini-swe-agent itself learns while it is imported where its configuration is, which is each
+        session's own.
+        """
+        try:
+            python = interpreter_of(Path(find_python_harness("mini-swe-agent", self.command)))
+        except NotLaunchable:
+            python = None
+        if python is None or not Path(python).name.startswith("python"):
+            return LocalRuntime()
+        return WarmRuntime(
+            ["litellm"], python=python, fresh=["minisweagent"], environment=_LITELLM_ENVIRONMENT
+        )

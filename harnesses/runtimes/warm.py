@@ -16,8 +16,9 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
@@ -40,11 +41,14 @@ _ZYGOTE = Path(__file__).with_name("zygote.py")
 
 
 class WarmRuntime:
-    """Runs launches of the form ``(python, script, *arguments)`` in forks of one warm process.
+    """Runs launches of the form ``(python, script, *arguments)`` in forks of one warm process, or
+    ``(script, *arguments)`` where the script's first line names that Python.
 
     Libraries to import ahead are found in the first script's own import statements, and after its
-    first good run among what it imported late; ``preload`` names further ones. When the warm
-    process is lost, the runs in it raise :class:`RuntimeLost` and the next run starts another.
+    first good run among what it imported late; ``preload`` names further ones. ``fresh`` names
+    packages that every run imports for itself, because they look at its environment while they are
+    imported; ``environment`` is for those that are imported ahead and do so. When the warm process
+    is lost, the runs in it raise :class:`RuntimeLost` and the next run starts another.
     """
 
     def __init__(
@@ -52,20 +56,27 @@ class WarmRuntime:
         preload: Sequence[str] = (),
         *,
         python: str = sys.executable,
+        fresh: Sequence[str] = (),
+        environment: Mapping[str, str] = MappingProxyType({}),
         start_timeout_s: float = 120.0,
     ) -> None:
         self._preload = tuple(preload)
         self._python = python
+        self._fresh = tuple(fresh)
+        self._environment = dict(environment)
         self._start_timeout_s = start_timeout_s
         self._zygote: _Zygote | None = None
         self._starting = asyncio.Lock()
 
     async def run(self, launch: Launch) -> Finished:
-        if len(launch.argv) < 2 or launch.argv[0] != self._python:
+        argv = launch.argv
+        if argv and interpreter_of(Path(argv[0])) == self._python:
+            argv = (self._python, *argv)
+        if len(argv) < 2 or argv[0] != self._python:
             raise NotLaunchable(
                 f"a warm runtime runs Python scripts of {self._python}, not {launch.argv[:2]}"
             )
-        script = Path(launch.argv[1])
+        script = Path(argv[1])
         if not script.is_file():  # noqa: ASYNC240 - one stat of a local file
             raise NotLaunchable(f"no such script: {script}")
         prepare(launch)
@@ -75,7 +86,7 @@ class WarmRuntime:
         started = time.monotonic()
         child = zygote.fork(
             {
-                "argv": list(launch.argv[1:]),
+                "argv": list(argv[1:]),
                 "cwd": str(launch.workspace),
                 "env": environment_of(launch, mark),
                 "stdout": str(stdout.absolute()),
@@ -95,8 +106,15 @@ class WarmRuntime:
     async def _warm(self, script: Path) -> _Zygote:
         async with self._starting:
             if self._zygote is None or self._zygote.lost:
-                modules = dict.fromkeys((*self._preload, *imports_of(script)))
-                starting = _Zygote.start(self._python, tuple(modules))
+                found = [
+                    module
+                    for module in imports_of(script)
+                    if module.partition(".")[0] not in self._fresh
+                ]
+                modules = dict.fromkeys((*self._preload, *found))
+                starting = _Zygote.start(
+                    self._python, tuple(modules), self._fresh, self._environment
+                )
                 try:
                     self._zygote = await asyncio.wait_for(starting, self._start_timeout_s)
                 except TimeoutError as error:
@@ -104,6 +122,16 @@ class WarmRuntime:
                         f"importing {', '.join(modules)} took over {self._start_timeout_s:g} s"
                     ) from error
             return self._zygote
+
+
+def interpreter_of(script: Path) -> str | None:
+    """The program that the first line of ``script`` names, without arguments of its own."""
+    try:
+        with script.open("rb") as file:
+            line = file.readline(4096)
+    except OSError:
+        return None
+    return os.fsdecode(line[2:].strip()) if line.startswith(b"#!") else None
 
 
 def imports_of(script: Path) -> list[str]:
@@ -149,15 +177,22 @@ class _Zygote:
         self.lost = False
 
     @classmethod
-    async def start(cls, python: str, modules: Sequence[str]) -> _Zygote:
+    async def start(
+        cls,
+        python: str,
+        modules: Sequence[str],
+        fresh: Sequence[str],
+        environment: Mapping[str, str],
+    ) -> _Zygote:
         ours, theirs = socket.socketpair()
         with theirs:
             process = await asyncio.create_subprocess_exec(
                 python,
                 str(_ZYGOTE),
                 str(theirs.fileno()),
+                ",".join(fresh),
                 *modules,
-                env=scrubbed(os.environ),
+                env={**scrubbed(os.environ), **environment},
                 pass_fds=(theirs.fileno(),),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=asyncio.subprocess.DEVNULL,

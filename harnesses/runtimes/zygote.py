@@ -1,7 +1,8 @@
 """The warm process: imports libraries once, then forks a child for every script it is asked to run.
 
-Runs as a script under the agents' own Python (``python zygote.py FD MODULE…``), so it uses the
-standard library only and imports nothing of ours. It speaks JSON lines over the socket ``FD``::
+Runs as a script under the agents' own Python (``python zygote.py FD FRESH MODULE…``; ``FRESH`` are
+the packages, with commas, that no one else may import), so it uses the standard library only and
+imports nothing of ours. It speaks JSON lines over the socket ``FD``::
 
     ->  {"op": "run", "id": 7, "argv": [script, …], "cwd": …, "env": {…}, "stdout": …, "stderr": …}
     ->  {"op": "signal", "id": 7, "number": 15}
@@ -44,8 +45,10 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     # This file's directory is not the scripts' to import from.
     sys.path[:] = [entry for entry in sys.path if entry != os.path.dirname(__file__)]
-    failed = preload(sys.argv[2:])
-    Zygote(control).serve({"threads": thread_count(), "failed": failed})
+    failed = preload(sys.argv[3:])
+    Zygote(control, set(sys.argv[2].split(","))).serve(
+        {"threads": thread_count(), "failed": failed}
+    )
 
 
 def preload(modules: list[str]) -> list[str]:
@@ -73,12 +76,12 @@ def thread_count() -> int:
 class Zygote:
     """The loop: requests from the socket, ends of children from SIGCHLD."""
 
-    def __init__(self, control: socket.socket) -> None:
+    def __init__(self, control: socket.socket, fresh: set[str]) -> None:
         self.control = control
         self.ids: dict[int, int] = {}
         """Id by process number, for children that have not been reaped."""
         self.pids: dict[int, int] = {}
-        self.learner = Learner()
+        self.learner = Learner(fresh)
         self.buffer = b""
         self.wakeup_read, self.wakeup_write = os.pipe()
         os.set_blocking(self.wakeup_read, False)
@@ -171,10 +174,12 @@ class Learner:
 
     Libraries import parts of themselves late, on first use; a list of modules to preload cannot
     know them. The script's own modules are left alone: only what lies in the standard library or
-    in site-packages is learned, and only when a trial shows that it starts no thread.
+    in site-packages is learned, without ``fresh``, and only when a trial shows that it starts no
+    thread.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, fresh: set[str]) -> None:
+        self.fresh = fresh
         self.teacher: int | None = None
         self.report: IO[bytes] | None = None
         self.done = False
@@ -197,7 +202,11 @@ class Learner:
         if code != 0:
             return
         self.done = True
-        new = [name for name in names if name and is_library(name)]
+        new = [
+            name
+            for name in names
+            if name and name.partition(".")[0] not in self.fresh and is_library(name)
+        ]
         if not starts_threads(new):
             preload(new)
 

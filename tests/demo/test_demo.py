@@ -78,6 +78,7 @@ def test_every_sampled_token_is_accounted_for(demo: Path, report: dict[str, Any]
 
 def test_engine_and_trainer_agree_on_what_was_sampled(report: dict[str, Any]) -> None:
     assert report["logprob_gap"] <= 1e-3
+    assert 0 < report["versions"] <= report["steps"]
 
 
 def test_the_plot_is_a_picture(demo: Path) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from bridle.agents import agent
 from bridle.bench.harness_cases import CASES, HarnessCase
 from bridle.bench.shell_policy import (
     PARALLEL,
@@ -21,6 +22,7 @@ from bridle.bench.shell_policy import (
     WorkedThrough,
     train_bench_tokenizer,
 )
+from bridle.reproduce import editing
 from engine.scripted import Reply, ScriptedCall, ScriptedEngine, ScriptedRequest
 from harnesses.adapters import PythonAgent
 from harnesses.adapters.base import Adapter
@@ -30,7 +32,7 @@ from harnesses.rollout import Job, Outcome, Rollout, RolloutResult, Settings
 from harnesses.run import run_command, seal_session, session_variables
 from harnesses.runtimes import LocalRuntime, Runtime, WarmRuntime
 from harnesses.tasks import Task
-from harnesses.verifiers import NumberAnswer, RegexAnswer, Verifier
+from harnesses.verifiers import CommandVerifier, NumberAnswer, RegexAnswer, Verifier
 from proxy.server import ProxyServer
 from proxy.settings import ProxySettings
 from reconstruct.audit import audit_session
@@ -287,6 +289,28 @@ async def test_a_langchain_agent_completes_two_tool_calls_and_is_recorded_whole(
     assert all(call.stream is streaming for call in recorded.calls)
     assert_token_faithful(recorded)
     assert_one_lineage(recorded)
+
+
+async def test_mini_swe_agent_forked_from_a_warm_litellm_is_recorded_whole(
+    stage: Stage, tmp_path: Path
+) -> None:
+    adapter, runtime = agent("mini-swe-agent")
+    assert isinstance(runtime, WarmRuntime)
+    (task,) = editing.tasks("train", 1)
+
+    result, recorded = await perform(
+        stage(editing.teacher([task], skill=1.0)),
+        tmp_path,
+        adapter,
+        task,
+        CommandVerifier(timeout_s=30),
+        runtime,
+    )
+
+    assert result.scores == {"reward": 1.0}
+    assert_token_faithful(recorded)
+    first, second = recorded.calls
+    assert (second.parent_call_id, second.break_reason) == (first.id, None)
 
 
 WRAPPED = {

@@ -113,11 +113,31 @@ async def test_the_harness_gets_its_session_its_files_and_a_home_of_its_own(
     )
 
     number = result.session_id.removeprefix("ses_")
-    home = run.directory / result.session_id / "home"
+    home = run.directory / "place-0" / "home"
     assert result.answer == (
         f"{stand_in.url}/s/{result.session_id}/v1 key-{number} {home} "
         "from the task the prompt named"
     )
+
+
+async def test_sessions_one_after_another_work_under_the_same_path(run: Runner) -> None:
+    results = await run("pwd", [Job(TASK)] * 5, parallel=2, keep_directories=True)
+
+    places = [run.directory / f"place-{number}" / "workspace" for number in range(2)]
+    assert {Path(result.answer) for result in results} <= set(places)
+    kept = {path.name for path in run.directory.iterdir()}
+    assert kept == {result.session_id for result in results}
+
+
+async def test_a_place_that_somebody_else_has_is_left_alone(run: Runner) -> None:
+    (run.directory / "place-0" / "workspace").mkdir(parents=True)
+    (run.directory / "place-0" / "workspace" / "theirs").touch()
+
+    (result,) = await run("pwd; rm -f theirs")
+
+    assert Path(result.answer) == run.directory / "place-1" / "workspace"
+    assert (run.directory / "place-0" / "workspace" / "theirs").exists()
+    assert not (run.directory / "place-1").exists()
 
 
 async def test_a_group_is_one_task_and_another_group_another(run: Runner, stand_in: Any) -> None:

@@ -246,6 +246,33 @@ async def test_a_library_that_starts_threads_is_refused_with_the_way_out(
     await runtime.close()
 
 
+async def test_a_console_script_is_forked_and_what_reads_its_environment_is_imported_anew(
+    make_launch: MakeLaunch, tmp_path: Path
+) -> None:
+    site = tmp_path / "site"
+    site.mkdir()
+    (site / "slow_library.py").write_text("import os\nSEEN = os.environ.get('AHEAD')\n")
+    (site / "the_agent.py").write_text(
+        "import os, slow_library\nPLACE, AHEAD = os.environ['PLACE'], slow_library.SEEN\n"
+    )
+    script = tmp_path / "agent"
+    script.write_text(
+        f"#!{sys.executable}\nimport sys\nfrom the_agent import AHEAD, PLACE\n"
+        "print(AHEAD, PLACE, sys.argv[1:])\n"
+    )
+    runtime = WarmRuntime(["slow_library"], fresh=["the_agent"], environment={"AHEAD": "yes"})
+    said = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(site))
+        for place in ("first", "second"):
+            environment = {"PLACE": place, "PYTHONPATH": str(site)}
+            launch = make_launch(str(script), "go", environment=environment)
+            said.append((await runtime.run(launch)).stdout.tail)
+    await runtime.close()
+
+    assert said == ["yes first ['go']\n", "yes second ['go']\n"]
+
+
 async def test_a_module_that_cannot_be_imported_ahead_is_named(
     make_launch: MakeLaunch, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
