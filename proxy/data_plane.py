@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from itertools import chain
 from typing import Final
 from urllib.parse import parse_qsl
 
@@ -82,9 +83,8 @@ class DataPlane:
             told = ApiError("invalid_request", f"use {route.method} here, not {method}", status=405)
             await self._refuse(route, client, told, ("allow", route.method))
             return
-        if sum(len(name) + len(value) for name, value in client.scope["headers"]) > (
-            self._services.settings.limits.header_bytes
-        ):
+        sizes = map(len, chain.from_iterable(client.scope["headers"]))
+        if sum(sizes) > self._services.settings.limits.header_bytes:
             raise ApiError("too_large", "the request's headers are too large", status=431)
         match route.action:
             case Action.GENERATE:

@@ -185,10 +185,16 @@ class EnginePool:
         named = aliases.get(requested) or self.gate.policy.model or self.model
         if named is not None:
             return named
-        served = [card["id"] for card in await self.models()]
+        served = [card["id"] for card in self._fresh_models() or await self.models()]
         if not served:
             raise ApiError("overloaded", "the engine serves no model yet", status=503)
         return requested if requested in served else str(served[0])
+
+    def _fresh_models(self) -> tuple[dict[str, Any], ...]:
+        for engine in self._engines.values():
+            if self.usable(engine):
+                return engine.upstream.fresh_models
+        return ()
 
     async def count_tokens(self, request: Request, model: str) -> int:
         """How many prompt tokens the engines' own template makes of ``request``."""

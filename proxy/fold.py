@@ -25,7 +25,7 @@ from store.records import TokenIds
 class Fold:
     """Grows with each batch of events; :meth:`reply` may be asked at any time, also after a cut."""
 
-    __slots__ = ("_choices", "prompt_token_ids", "prompt_tokens", "sampled", "usage")
+    __slots__ = ("_choices", "_reply", "prompt_token_ids", "prompt_tokens", "sampled", "usage")
 
     def __init__(self) -> None:
         self.prompt_tokens: int | None = None
@@ -34,10 +34,13 @@ class Fold:
         self.sampled = 0
         """Sampled tokens of all choices so far."""
         self._choices: dict[int, _Choice] = {}
+        self._reply: Reply | None = None
+        """What was told last, as long as nothing came after it."""
 
     def take(self, events: Iterable[Event]) -> None:
         # Every token of every stream comes by here: the commonest first, and no call that can be
         # spared.
+        self._reply = None
         choices = self._choices
         for event in events:
             if isinstance(event, Tokens):
@@ -79,12 +82,14 @@ class Fold:
         return len(found.token_ids) if found else 0
 
     def reply(self) -> Reply:
-        indexes = range(max(self._choices, default=-1) + 1)
-        return Reply(
-            choices=[self.choice(index).reply() for index in indexes],
-            usage=self.usage,
-            prompt_token_ids=self.prompt_token_ids,
-        )
+        if self._reply is None:
+            indexes = range(max(self._choices, default=-1) + 1)
+            self._reply = Reply(
+                choices=[self.choice(index).reply() for index in indexes],
+                usage=self.usage,
+                prompt_token_ids=self.prompt_token_ids,
+            )
+        return self._reply
 
     def _take_tool_call(self, event: ToolCallDelta) -> None:
         calls = self.choice(event.choice).tool_calls

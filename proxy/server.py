@@ -58,9 +58,10 @@ def run(settings: ProxySettings) -> None:
         log_level="info",
     )
     # What start-up made stays; the many long-lived turns and few cycles of a recording proxy are no
-    # work for a collector that looks every 700 allocations.
+    # work for a collector that looks every 700 allocations. Every stream waits while it looks: what
+    # it has to look at must not take longer than a few milliseconds.
     gc.freeze()
-    gc.set_threshold(50_000, 20, 50)
+    gc.set_threshold(10_000, 10, 50)
     _one_heap()
     uvicorn.Server(config).run()
 

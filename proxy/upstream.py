@@ -79,7 +79,7 @@ class Upstream:
 
         Raises :class:`ApiError` when it has never told any.
         """
-        if time.monotonic() - self._models_at > _MODELS_FRESH_S:
+        if not self.fresh_models:
             try:
                 self._models = await self._read_models()
                 self._models_at = time.monotonic()
@@ -87,6 +87,12 @@ class Upstream:
                 if not self._models:
                     raise
         return self._models
+
+    @property
+    def fresh_models(self) -> tuple[dict[str, Any], ...]:
+        """The model cards if they are new enough to be gone by; else none."""
+        fresh = time.monotonic() - self._models_at <= _MODELS_FRESH_S
+        return self._models if fresh else ()
 
     async def _read_models(self) -> tuple[dict[str, Any], ...]:
         try:

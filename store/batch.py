@@ -34,6 +34,7 @@ from store.records import (
 from store.rows import begun_row, body_row, conversation_value, ended_row, span_row
 from store.schema import calls, metrics, policies, rewards, runs, served, sessions, tasks
 from store.statements import statements
+from store.tree import TokenTree
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +102,7 @@ class Batch:
                 self._patches.append(record)
             case SessionRecord():
                 self._rows[sessions].append(_columns(record))
+                self._open(record.id)
             case Reward():
                 self._rows[rewards].append(_columns(record) | {"id": new_id("reward")})
             case RunRecord():
@@ -191,6 +193,11 @@ class Batch:
     def _state(self, session_id: str) -> SessionState:
         self._sessions.add(session_id)
         return self._cache.get(session_id, lambda: stored.state(self._connection, session_id))
+
+    def _open(self, session_id: str) -> None:
+        """Nothing of a new session is in the database: its state is not looked for there."""
+        self._sessions.add(session_id)
+        self._cache.get(session_id, lambda: SessionState(TokenTree(session_id)))
 
     def _stand_alone(self) -> None:
         """A body was in the database already, maybe as another row than the one made here: then no

@@ -311,7 +311,7 @@ def _continued(body: bytes, known: ParsedHistory) -> tuple[_Body, bytes, ParsedH
     history = ParsedHistory(
         start=known.start,
         ends=ends,
-        text=body[: ends[-1]],
+        body=body,
         messages=known.messages[:count] + messages,
         notes=known.notes[:count] + notes,
         units=[unit for unit in known.units if unit.end < count],
