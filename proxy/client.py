@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Any, Final
 
 from proxy.canonical import ApiError, HttpError
-from proxy.http_protocol import EXTENSION
+from proxy.http_protocol import EXTENSION, ShortWay
 from proxy.started import Started
 
 Scope = MutableMapping[str, Any]
@@ -83,7 +83,7 @@ class Client:
         "_held",
         "_receive",
         "_send",
-        "_write_chunk",
+        "_short",
         "closed",
         "last_write",
         "scope",
@@ -102,7 +102,7 @@ class Client:
         self._blocked: asyncio.Task[None] | None = None
         """Writes to a client that reads too slowly."""
         self._held: deque[AsgiMessage] = deque()
-        self._write_chunk: Callable[[bytes], bool] = _no_short_way
+        self._short: ShortWay | None = None
 
     @property
     def headers(self) -> dict[str, str]:
@@ -173,7 +173,7 @@ class Client:
 
     def start_stream(self, content_type: str, headers: Headers = ()) -> None:
         self.started = True
-        self._write_chunk = self.scope.get("extensions", {}).get(EXTENSION, _no_short_way)
+        self._short = self.scope.get("extensions", {}).get(EXTENSION)
         self._push(
             {
                 "type": "http.response.start",
@@ -195,7 +195,8 @@ class Client:
         """Hands ``body`` to the server at once; when the client reads too slowly, returns what to
         wait for before more is written (more is kept meanwhile, in its order)."""
         self.last_write = time.monotonic()
-        if self._blocked is None and body and self._write_chunk(body):
+        short = self._short
+        if short is not None and body and self._blocked is None and short.write(body):
             return None
         self._push({"type": "http.response.body", "body": body, "more_body": True})
         return self._blocked
@@ -208,6 +209,8 @@ class Client:
 
     def _push(self, message: AsgiMessage) -> None:
         """Sends without a turn of the event loop, unless the server says to wait."""
+        if self._short is not None:
+            self._short.flush()
         if self._blocked is not None:
             self._held.append(message)
             return
@@ -221,10 +224,6 @@ class Client:
         while self._held:
             await self._send(self._held.popleft())
         self._blocked = None
-
-
-def _no_short_way(_: bytes) -> bool:
-    return False
 
 
 def encoded(headers: Iterable[tuple[str, str]]) -> list[tuple[bytes, bytes]]:

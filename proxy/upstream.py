@@ -241,8 +241,11 @@ async def refusal(response: EngineReplied) -> ApiError:
         body = await response.read()
     except _CONNECTION_ERRORS as error:
         return connection_error(error)
-    message, param = _engine_message(body)
     status = response.status
+    if 300 <= status < 400:
+        told = "the engine redirects: the proxy must be given the address that it leads to"
+        return ApiError("upstream_error", told, status=500)
+    message, param = _engine_message(body)
     wait = _seconds(response.headers.get("retry-after"))
     if status in (400, 413, 422):
         kind = "context_overflow" if _OVERFLOW.search(message) else "invalid_request"
