@@ -66,7 +66,7 @@ def train_sft(
     if not learnable:
         raise ValueError("no example has a token to learn")
     optimizer = make_optimizer(model, config.optimizer)
-    total = steps_of(len(learnable), config)
+    total = steps_of(len(learnable), config.epochs, config.batch_size)
     history: list[SftStep] = []
     with _progress_bar(console) as progress:
         task = progress.add_task("SFT", total=total, loss="")
@@ -81,9 +81,9 @@ def train_sft(
     return history
 
 
-def steps_of(examples: int, config: SftConfig) -> int:
+def steps_of(examples: int, epochs: int, batch_size: int) -> int:
     """Optimizer updates that so many examples take."""
-    return config.epochs * math.ceil(examples / config.batch_size)
+    return epochs * math.ceil(examples / batch_size)
 
 
 def _batches(examples: Sequence[SftExample], config: SftConfig) -> Iterator[list[SftExample]]:

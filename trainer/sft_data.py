@@ -31,6 +31,12 @@ class SftDataError(ValueError):
     """A training file does not hold what it should; the message names the line or column."""
 
 
+def with_context(example: SftExample, tokens: int) -> SftExample:
+    """``example`` with at most so many tokens before its first learned one: those nearest to it."""
+    start = max(0, int(np.argmax(example.mask)) - tokens)
+    return SftExample(example.token_ids[start:], example.mask[start:])
+
+
 def examples_from_episodes(episodes: Iterable[Episode]) -> list[SftExample]:
     """The trainable samples of recorded sessions, exactly as they were sampled."""
     return [

@@ -22,9 +22,9 @@ from bridle.demo.stages import (
     make_base_policy,
     record_teacher,
     rollout_settings,
-    sft_config,
     step_jobs,
     warm_start,
+    warm_start_updates,
 )
 from bridle.demo.state import DemoState
 from bridle.progress import progress
@@ -39,7 +39,7 @@ from store.writer import Writer
 from trainer.config import CheckpointConfig, FilterConfig, GrpoConfig, OptimizerConfig
 from trainer.model import save_policy
 from trainer.report import StepReport
-from trainer.sft import SftStep, steps_of
+from trainer.sft import SftStep
 
 
 class Demo:
@@ -110,11 +110,11 @@ class Demo:
             record_teacher(self.course, self.places, self.settings, run_id, tick)
 
     def _warm_start(self, _stage: str) -> None:
-        updates = steps_of(self.settings.teacher_sessions, sft_config(self.settings))
-        with progress(self._console, "warm start", updates) as tick:
+        updates = itertools.count(1)
+        with progress(self._console, "warm start", warm_start_updates(self.settings)) as tick:
 
             def on_step(step: SftStep) -> None:
-                tick(step.step + 1, f"loss {step.loss:.3f}")
+                tick(next(updates), f"loss {step.loss:.3f}")
 
             warm_start(self.places, self.settings, on_step)
 

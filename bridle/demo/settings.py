@@ -2,10 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from bridle.options import EngineKind
 from trainer.tiny import TinyShape
+
+
+@dataclass(frozen=True, slots=True)
+class Lesson:
+    """Some epochs of fine-tuning on the teacher's demonstrations."""
+
+    epochs: int
+    learning_rate: float
+    """The peak: it rises over 30 updates at most, then falls like a cosine."""
+    batch_size: int = 16
+    """Demonstrations per update."""
+    context: int | None = None
+    """Tokens seen before a demonstration's first reply; ``None``: all. To copy from a prompt is
+    learned in hundreds of updates, and behind a long one each would cost seconds; so first comes
+    its end alone, then the same with all that stands before it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,9 +40,8 @@ class DemoSettings:
     teacher_sessions: int = 2000
     teacher_skill: float = 0.45
     """Share of demonstrations in which the teacher computes with the right operation."""
-    sft_epochs: int = 8
-    sft_batch_size: int = 16
-    sft_learning_rate: float = 3e-3
+    lessons: Sequence[Lesson] = (Lesson(epochs=8, learning_rate=3e-3),)
+    """The warm start, one after another."""
     eval_tasks: int = 200
     """Held-out questions asked before and after, at the training temperature and greedily."""
     learning_rate: float = 3e-4

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from bridle.demo.corpus import recorded_corpus
 from bridle.demo.course import Course
-from bridle.demo.settings import DemoSettings
+from bridle.demo.settings import DemoSettings, Lesson
 from bridle.stack import MODEL, Stack, proxy
 from engine.scripted import ScriptedEngine
 from engine.tokenizer import Tokenizer
@@ -20,8 +20,8 @@ from reconstruct.exports.selection import Selection
 from store.queries import Reader
 from trainer.config import OptimizerConfig, PackingConfig, SftConfig
 from trainer.model import load_policy, save_policy
-from trainer.sft import SftStep, train_sft
-from trainer.sft_data import examples_from_parquet
+from trainer.sft import SftStep, steps_of, train_sft
+from trainer.sft_data import examples_from_parquet, with_context
 from trainer.tiny import make_policy, train_tokenizer
 
 Progress = Callable[[RolloutResult], None]
@@ -123,29 +123,43 @@ def record(
         )
 
 
-def warm_start(
-    places: Places, settings: DemoSettings, on_step: Callable[[SftStep], bool | None]
-) -> None:
+def warm_start(places: Places, settings: DemoSettings, on_step: Callable[[SftStep], None]) -> None:
     """Supervised fine-tuning of the base policy on the teacher's export."""
     model = load_policy(places.base)
     examples = examples_from_parquet(places.teacher_data)
-    train_sft(model, examples, sft_config(settings), on_step=on_step)
+    for lesson in settings.lessons:
+        seen = (
+            examples
+            if lesson.context is None
+            else [with_context(example, lesson.context) for example in examples]
+        )
+        train_sft(model, seen, sft_config(lesson, settings), on_step=on_step)
     save_policy(model, places.warm, places.base)
 
 
-def sft_config(settings: DemoSettings) -> SftConfig:
-    """The warm start's fine-tuning."""
+def sft_config(lesson: Lesson, settings: DemoSettings) -> SftConfig:
+    """The fine-tuning of one lesson."""
     return SftConfig(
-        epochs=settings.sft_epochs,
-        batch_size=settings.sft_batch_size,
+        epochs=lesson.epochs,
+        batch_size=lesson.batch_size,
         seed=settings.seed,
         optimizer=OptimizerConfig(
-            learning_rate=settings.sft_learning_rate,
-            warmup_steps=30,
+            learning_rate=lesson.learning_rate,
+            warmup_steps=min(
+                30, steps_of(settings.teacher_sessions, lesson.epochs, lesson.batch_size) // 4
+            ),
             schedule="cosine",
             final_fraction=0.05,
         ),
         packing=PackingConfig(block_tokens=64),
+    )
+
+
+def warm_start_updates(settings: DemoSettings) -> int:
+    """Optimizer updates of all lessons."""
+    return sum(
+        steps_of(settings.teacher_sessions, lesson.epochs, lesson.batch_size)
+        for lesson in settings.lessons
     )
 
 

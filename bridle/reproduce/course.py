@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from bridle.agents import agent
 from bridle.demo.course import Script
-from bridle.demo.settings import DemoSettings
+from bridle.demo.settings import DemoSettings, Lesson
 from bridle.reproduce import editing
 from bridle.rollouts import Rollouts
 from harnesses.adapters.base import Adapter
@@ -55,6 +55,18 @@ class Editing:
         return editing.teacher(tasks, skill=skill)
 
 
+_LESSONS: Final[Mapping[str, Sequence[Lesson]]] = {
+    "codex": (
+        Lesson(epochs=8, learning_rate=3e-3, context=48),
+        Lesson(epochs=1, learning_rate=1e-3, context=512),
+        Lesson(epochs=1, learning_rate=1e-3, context=2048),
+        Lesson(epochs=4, learning_rate=1e-3, batch_size=32),
+    ),
+    "mini-swe-agent": (Lesson(epochs=8, learning_rate=3e-3),),
+}
+"""Codex names the task at the end of 8,500 tokens, mini-swe-agent before its last 800."""
+
+
 def settings_for(harness: str) -> DemoSettings:
     """Sizes for two cores. Codex's prompt is long and the same in every session, so that almost all
     of an update's tokens are one prefix: sessions are few, and a batch's further ones cheap."""
@@ -65,8 +77,7 @@ def settings_for(harness: str) -> DemoSettings:
         first_sessions=4,
         teacher_sessions=800,
         teacher_skill=0.45,
-        sft_epochs=8,
-        sft_batch_size=32,
+        lessons=_LESSONS[harness],
         eval_tasks=100,
         groups=8,
         group_size=8,

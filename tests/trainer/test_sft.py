@@ -18,6 +18,7 @@ from trainer.sft_data import (
     examples_from_chat_jsonl,
     examples_from_episodes,
     examples_from_parquet,
+    with_context,
 )
 
 CALL = {
@@ -143,6 +144,18 @@ def small_set():
     ]
 
 
+def test_a_shortened_example_learns_the_same_tokens_behind_less():
+    example = SftExample(np.arange(19, dtype=np.uint32), np.arange(19) % 10 >= 8)
+    shorter = with_context(example, 3)
+    assert shorter.token_ids.tolist() == list(range(5, 19))
+    assert shorter.token_ids[shorter.mask].tolist() == [8, 9, 18]
+    whole = with_context(example, 100)
+    assert (whole.token_ids.tolist(), whole.mask.tolist()) == (
+        example.token_ids.tolist(),
+        example.mask.tolist(),
+    )
+
+
 @pytest.mark.parametrize("layout", ["tree", "padded"])
 def test_sft_learns_a_small_set_by_heart(policy, layout):
     examples = small_set()
@@ -153,7 +166,7 @@ def test_sft_learns_a_small_set_by_heart(policy, layout):
         packing=PackingConfig(layout=layout),
     )
     history = train_sft(policy, examples, config)
-    assert len(history) == steps_of(8, config) == 80
+    assert len(history) == steps_of(8, config.epochs, config.batch_size) == 80
     assert history[0].loss > 3.0
     assert history[-1].loss < 0.05
     for example in examples:
