@@ -250,7 +250,10 @@ async def list_engines(services: Running, _: Admin) -> list[EngineView]:
 
 async def add_engine(new: NewEngine, services: Running, _: Admin) -> list[EngineView]:
     """One engine more for the policy; an engine that is known stays as it is."""
-    await services.governor.add_engine(new.url, new.policy_version)
+    try:
+        await services.governor.add_engine(new.url, new.policy_version)
+    except ValueError as error:
+        raise ApiError("invalid_request", str(error), status=422, param="url") from error
     return await list_engines(services, _)
 
 
