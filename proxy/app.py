@@ -6,35 +6,42 @@ and middleware would cost more than the call.
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import Sequence
-from typing import Final
-
-from fastapi import APIRouter
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Final
 
 from proxy.canonical import ApiError
 from proxy.client import Client, Receive, Scope, Send
-from proxy.control import control_api
 from proxy.data_plane import DataPlane
+from proxy.dialects.errors import openai_error
 from proxy.dialects.registry import DIALECTS
 from proxy.logs import configure
+from proxy.probes import PROBES, Probe, Running
 from proxy.routes import implied_dialect, route
 from proxy.services import Services
 from proxy.settings import ProxySettings
 
+if TYPE_CHECKING:
+    from fastapi import APIRouter, FastAPI
+
 log = logging.getLogger("bridle.proxy")
 
-_CONTROL: Final = ("/bridle/", "/healthz", "/readyz", "/metrics", "/docs", "/openapi.json")
+_CONTROL: Final = ("/bridle/", "/docs", "/openapi.json")
+
+Routers = Sequence["Callable[[], APIRouter]"]
+"""Functions that make what extends the control API; called when that is first asked for."""
 
 
 class App:
     """An ASGI application. Its services live from lifespan start-up to shutdown."""
 
-    def __init__(self, settings: ProxySettings, routers: Sequence[APIRouter] = ()) -> None:
+    def __init__(self, settings: ProxySettings, routers: Routers = ()) -> None:
         self.settings = settings
         self.services: Services | None = None
         self._data_plane: DataPlane | None = None
-        self._control = control_api(self._running, routers)
+        self._routers = routers
+        self._control: asyncio.Future[FastAPI] | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
@@ -47,9 +54,12 @@ class App:
     async def _http(self, scope: Scope, receive: Receive, send: Send) -> None:
         path = scope["path"]
         if path.startswith(_CONTROL):
-            await self._control(scope, receive, send)
+            await (await self._control_api())(scope, receive, send)
             return
         client = Client(scope, receive, send)
+        if (probe := PROBES.get(path)) is not None:
+            await self._probe(probe, client)
+            return
         data_plane = self._data_plane
         found = route(path)
         if found is not None and data_plane is not None:
@@ -60,6 +70,22 @@ class App:
         else:
             error = ApiError("not_found", f"nothing is served at {path}", status=404)
         await client.refuse(DIALECTS[implied_dialect(path)].error(error))
+
+    async def _probe(self, probe: Probe, client: Client) -> None:
+        try:
+            if client.scope["method"] not in ("GET", "HEAD"):
+                raise ApiError("invalid_request", "use GET here", status=405)
+            await probe(client, self._running)
+        except ApiError as error:
+            await client.refuse(openai_error(error))
+
+    async def _control_api(self) -> FastAPI:
+        """Made when it is first asked for: what it is made with is a fifth of the proxy's memory,
+        and many proxies only ever see data requests."""
+        if self._control is None:
+            making = asyncio.to_thread(_control_api, self._running, self._routers)
+            self._control = asyncio.ensure_future(making)
+        return await asyncio.shield(self._control)
 
     async def _lifespan(self, receive: Receive, send: Send) -> None:
         await receive()
@@ -92,10 +118,16 @@ class App:
         return self.services
 
 
-def create_app(settings: ProxySettings, routers: Sequence[APIRouter] = ()) -> App:
+def _control_api(running: Running, routers: Routers) -> FastAPI:
+    from proxy.control import control_api
+
+    return control_api(running, [make() for make in routers])
+
+
+def create_app(settings: ProxySettings, routers: Routers = ()) -> App:
     """The application for ``settings``, to be served by any ASGI server with lifespan.
 
-    ``routers`` extend the control API, under ``/bridle/``: their endpoints may ask for
+    ``routers`` make what extends the control API, under ``/bridle/``: its endpoints may ask for
     ``proxy.control.Admin`` and ``proxy.control.Running``, and are in its OpenAPI.
     """
     return App(settings, routers)

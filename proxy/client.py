@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from types import TracebackType
 from typing import Any, Final
 
 from proxy.canonical import ApiError, HttpError
+from proxy.http_protocol import EXTENSION, ShortWay
+from proxy.started import Started
 
 Scope = MutableMapping[str, Any]
 AsgiMessage = MutableMapping[str, Any]
@@ -75,9 +78,12 @@ class Client:
     """One request's connection to its client."""
 
     __slots__ = (
+        "_blocked",
         "_headers",
+        "_held",
         "_receive",
         "_send",
+        "_short",
         "closed",
         "last_write",
         "scope",
@@ -93,6 +99,10 @@ class Client:
         """The status line has left: an error can only be told inside the stream from now on."""
         self.closed = False
         self.last_write = 0.0
+        self._blocked: asyncio.Task[None] | None = None
+        """Writes to a client that reads too slowly."""
+        self._held: deque[AsgiMessage] = deque()
+        self._short: ShortWay | None = None
 
     @property
     def headers(self) -> dict[str, str]:
@@ -161,9 +171,10 @@ class Client:
         content_type = dict(error.headers).get("content-type", "application/json")
         await self.respond(error.status, error.body, content_type, others + headers)
 
-    async def start_stream(self, content_type: str, headers: Headers = ()) -> None:
+    def start_stream(self, content_type: str, headers: Headers = ()) -> None:
         self.started = True
-        await self._send(
+        self._short = self.scope.get("extensions", {}).get(EXTENSION)
+        self._push(
             {
                 "type": "http.response.start",
                 "status": 200,
@@ -180,13 +191,39 @@ class Client:
         """Counts as written now."""
         self.last_write = time.monotonic()
 
-    async def write(self, body: bytes) -> None:
-        self.touch()
-        await self._send({"type": "http.response.body", "body": body, "more_body": True})
+    def write(self, body: bytes) -> asyncio.Task[None] | None:
+        """Hands ``body`` to the server at once; when the client reads too slowly, returns what to
+        wait for before more is written (more is kept meanwhile, in its order)."""
+        self.last_write = time.monotonic()
+        short = self._short
+        if short is not None and body and self._blocked is None and short.write(body):
+            return None
+        self._push({"type": "http.response.body", "body": body, "more_body": True})
+        return self._blocked
 
     async def finish(self, body: bytes) -> None:
         self.closed = True
-        await self._send({"type": "http.response.body", "body": body, "more_body": False})
+        self._push({"type": "http.response.body", "body": body, "more_body": False})
+        if self._blocked is not None:
+            await self._blocked
+
+    def _push(self, message: AsgiMessage) -> None:
+        """Sends without a turn of the event loop, unless the server says to wait."""
+        if self._short is not None:
+            self._short.flush()
+        if self._blocked is not None:
+            self._held.append(message)
+            return
+        sending = self._send(message)
+        started = Started(sending)
+        if not started.done:
+            self._blocked = asyncio.ensure_future(self._unblock(started))
+
+    async def _unblock(self, started: Started) -> None:
+        await started
+        while self._held:
+            await self._send(self._held.popleft())
+        self._blocked = None
 
 
 def encoded(headers: Iterable[tuple[str, str]]) -> list[tuple[bytes, bytes]]:

@@ -11,7 +11,6 @@ why.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -23,20 +22,10 @@ from proxy.continuation_probe import Prober
 from proxy.continuation_report import TemplateReport
 from proxy.continuation_tail import SeamError, Setting, Tail, TailRenderer
 from proxy.lineage_turn import Link
+from proxy.prompt import Prompt
 from store.records import BreakReason, TokenIds
 
-__all__ = ["Continuer", "Prompt", "TemplateReport", "tail_length"]
-
-
-@dataclass(frozen=True, slots=True)
-class Prompt:
-    """What to send the engine."""
-
-    token_ids: TokenIds | None
-    """``uint32``: the exact prompt; ``None``: send the messages, the engine renders them."""
-    break_reason: BreakReason | None = None
-    tail_token_count: int = 0
-    """Ids at the prompt's end that are new, i.e. were rendered now."""
+__all__ = ["Continuer", "TemplateReport"]
 
 
 class Continuer:
@@ -99,20 +88,6 @@ class Continuer:
         if tail.end_id is None:
             return tail.token_ids
         return np.concatenate([np.asarray([tail.end_id], dtype=np.uint32), tail.token_ids])
-
-
-def tail_length(link: Link) -> int:
-    """Characters of text that have to be rendered and tokenised for a request that continues
-    another, roughly; 0 for one that the engine renders."""
-    if link.base is None:
-        return 0
-    return sum(_length(message.content) for message in link.tail)
-
-
-def _length(content: str | list[dict[str, Any]] | None) -> int:
-    if isinstance(content, list):
-        return sum(len(part["text"]) for part in content if part.get("type") == "text")
-    return len(content or "")
 
 
 def _leading(request: Request) -> int:

@@ -12,15 +12,18 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from engine.tokenizer import Tokenizer
 from proxy.canonical import Message, Request
 from proxy.digests import Digester, Unit, system_digest
 from proxy.lineage_match import Match, compare
 from proxy.lineage_turn import Link, Turn, common_prefix
 from store.records import BreakReason, TokenIds
+
+if TYPE_CHECKING:
+    from engine.tokenizer import Tokenizer
 
 _ROOM = 64
 """Ids by which a rewritten reply may be longer than the sampled one and still be read whole."""

@@ -1,4 +1,4 @@
-"""The control API under ``/bridle/v1``, health and metrics: what rollouts and trainers call."""
+"""The control API under ``/bridle/v1``: what rollouts and trainers call."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from typing import Annotated, Any
 import msgspec
 from fastapi import APIRouter, Depends, FastAPI, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse
 
 from proxy import __doc__ as description
 from proxy.canonical import ApiError
@@ -251,7 +250,10 @@ async def list_engines(services: Running, _: Admin) -> list[EngineView]:
 
 async def add_engine(new: NewEngine, services: Running, _: Admin) -> list[EngineView]:
     """One engine more for the policy; an engine that is known stays as it is."""
-    await services.governor.add_engine(new.url, new.policy_version)
+    try:
+        await services.governor.add_engine(new.url, new.policy_version)
+    except ValueError as error:
+        raise ApiError("invalid_request", str(error), status=422, param="url") from error
     return await list_engines(services, _)
 
 
@@ -282,22 +284,6 @@ async def resume(services: Running, caller: Admin) -> PolicyState:
     return await get_policy(services, caller)
 
 
-async def health() -> dict[str, str]:
-    return {"status": "ok"}
-
-
-async def ready(services: Running) -> Response:
-    """503 while no engine can be used; ``engines`` are their circuits."""
-    well = await services.engines.check()
-    circuits = [state.circuit for state in services.engines.states()]
-    status = "ready" if well else "engine_unreachable"
-    return JSONResponse({"status": status, "engines": circuits}, status_code=200 if well else 503)
-
-
-async def metrics(services: Running, _: Admin) -> Response:
-    return Response(await services.governor.metrics(), media_type="text/plain; version=0.0.4")
-
-
 _V1 = "/bridle/v1"
 _ROUTES: tuple[tuple[str, str, Callable[..., Any], int], ...] = (
     ("POST", f"{_V1}/sessions", create_session, 201),
@@ -314,7 +300,4 @@ _ROUTES: tuple[tuple[str, str, Callable[..., Any], int], ...] = (
     ("DELETE", f"{_V1}/engines/{{name}}", remove_engine, 200),
     ("POST", f"{_V1}/pause", pause, 200),
     ("POST", f"{_V1}/resume", resume, 200),
-    ("GET", "/healthz", health, 200),
-    ("GET", "/readyz", ready, 200),
-    ("GET", "/metrics", metrics, 200),
 )

@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from itertools import chain
 from typing import Final
 from urllib.parse import parse_qsl
 
 from proxy.canonical import ApiError, Request
 from proxy.client import Client, ClientGone
-from proxy.continuation import Prompt, tail_length
 from proxy.dialects.registry import COUNTING, DIALECTS
 from proxy.dialects.responses import deleted
 from proxy.engine_request import constraint, engine_request
@@ -19,6 +19,7 @@ from proxy.harness_identity import Identity, identify, kept_headers
 from proxy.lineage import Link
 from proxy.model_routes import Destination
 from proxy.models import models_reply
+from proxy.prompt import Prompt, tail_length
 from proxy.routes import Action, Route
 from proxy.sampling import effective
 from proxy.services import Services
@@ -82,9 +83,8 @@ class DataPlane:
             told = ApiError("invalid_request", f"use {route.method} here, not {method}", status=405)
             await self._refuse(route, client, told, ("allow", route.method))
             return
-        if sum(len(name) + len(value) for name, value in client.scope["headers"]) > (
-            self._services.settings.limits.header_bytes
-        ):
+        sizes = map(len, chain.from_iterable(client.scope["headers"]))
+        if sum(sizes) > self._services.settings.limits.header_bytes:
             raise ApiError("too_large", "the request's headers are too large", status=431)
         match route.action:
             case Action.GENERATE:

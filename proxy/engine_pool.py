@@ -98,7 +98,8 @@ class EnginePool:
         self._api_key = api_key
         self._engines: dict[str, PooledEngine] = {}
         for url in urls:
-            self._add(url, gate.version)
+            engine = self._made(url, gate.version)
+            self._engines[engine.upstream.base] = engine
         self._homes: OrderedDict[str, PooledEngine] = OrderedDict()
         """Session id -> the engine that it stays with."""
         self._checks: asyncio.Task[None] | None = None
@@ -185,10 +186,16 @@ class EnginePool:
         named = aliases.get(requested) or self.gate.policy.model or self.model
         if named is not None:
             return named
-        served = [card["id"] for card in await self.models()]
+        served = [card["id"] for card in self._fresh_models() or await self.models()]
         if not served:
             raise ApiError("overloaded", "the engine serves no model yet", status=503)
         return requested if requested in served else str(served[0])
+
+    def _fresh_models(self) -> tuple[dict[str, Any], ...]:
+        for engine in self._engines.values():
+            if self.usable(engine):
+                return engine.upstream.fresh_models
+        return ()
 
     async def count_tokens(self, request: Request, model: str) -> int:
         """How many prompt tokens the engines' own template makes of ``request``."""
@@ -244,9 +251,13 @@ class EnginePool:
     # -- membership ------------------------------------------------------------------------------
 
     async def add(self, url: str, version: int) -> None:
-        """One engine more, which serves ``version``; nothing when it is known."""
+        """One engine more, which serves ``version``; nothing when it is known.
+
+        Raises ``ValueError`` for a URL that is none of HTTP."""
         if _base(url) not in self._engines:
-            await self._add(url, version).upstream.start()
+            engine = self._made(url, version)
+            await engine.upstream.start()
+            self._engines[engine.upstream.base] = engine
 
     async def remove(self, name: str) -> None:
         """No further call goes to the engine; running ones end. Raises ``KeyError`` for an unknown
@@ -260,12 +271,10 @@ class EnginePool:
         await engine.idle()
         await engine.upstream.close()
 
-    def _add(self, url: str, version: int) -> PooledEngine:
+    def _made(self, url: str, version: int) -> PooledEngine:
         upstream = Upstream(self._settings, _base(url), self._api_key)
         circuit = Circuit(self._settings.limits.failures_to_eject)
-        engine = PooledEngine(upstream, circuit, version)
-        self._engines[upstream.base] = engine
-        return engine
+        return PooledEngine(upstream, circuit, version)
 
     def _named(self, name: str) -> PooledEngine:
         for engine in self._engines.values():

@@ -24,7 +24,7 @@ from proxy.canonical import (
     ToolCallDelta,
     Usage,
 )
-from proxy.cut_ids import MARK, cut_prompt_ids, read_ids
+from proxy.cut_ids import MARK, WORTH_CUTTING, cut_prompt_ids, read_ids
 from store.records import TokenIds
 
 _FINISH_REASONS: Final[Mapping[str, FinishReason]] = {
@@ -130,6 +130,7 @@ class EngineReply:
         self._minted = minted
         self._choices = choices
         self._detail = detail
+        self._decode = _DETAILED.decode if detail else _LEAN.decode
         self._prefix = tool_call_prefix
         self._read_prompt = read_prompt
         self._started = False
@@ -144,9 +145,11 @@ class EngineReply:
 
         Raises :class:`ApiError` when the payload is malformed or reports an error.
         """
-        payload, cut = cut_prompt_ids(payload, self._read_prompt)
+        cut = None
+        if len(payload) >= WORTH_CUTTING:
+            payload, cut = cut_prompt_ids(payload, self._read_prompt)
         try:
-            body = _DETAILED.decode(payload) if self._detail else _LEAN.decode(payload)
+            body = self._decode(payload)
         except (msgspec.DecodeError, RecursionError) as error:
             raise malformed(str(error)) from error
         if body.error is not None:
@@ -164,7 +167,23 @@ class EngineReply:
             prompt = _prompt(told, cut)
             events.append(Started(None if prompt is None else len(prompt), prompt))
         for choice in body.choices:
-            self._choice_events(choice, events)
+            index = choice.index
+            if choice.token_ids or choice.logprobs is not None:
+                events.append(self._tokens(choice))
+            said = choice.delta or choice.message
+            if said is not None:
+                reasoning = said.reasoning or said.reasoning_content
+                if reasoning:
+                    events.append(ReasoningDelta(reasoning, index))
+                if said.content:
+                    events.append(TextDelta(said.content, index))
+                if said.tool_calls:
+                    for position, call in enumerate(said.tool_calls):
+                        events.append(self._tool_call(call, position, index))
+            if choice.text:
+                events.append(TextDelta(choice.text, index))
+            if choice.finish_reason is not None:
+                events.append(self._finish(choice))
         return events
 
     def last_events(self) -> list[Event]:
@@ -174,24 +193,6 @@ class EngineReply:
                 "upstream_error", "the engine's reply ended before it was finished", status=502
             )
         return [] if self._usage is None else [self._usage]
-
-    def _choice_events(self, choice: _Choice[Any], events: list[Event]) -> None:
-        index = choice.index
-        if choice.token_ids or choice.logprobs is not None:
-            events.append(self._tokens(choice))
-        said = choice.delta or choice.message
-        if said is not None:
-            reasoning = said.reasoning or said.reasoning_content
-            if reasoning:
-                events.append(ReasoningDelta(reasoning, index))
-            if said.content:
-                events.append(TextDelta(said.content, index))
-            for position, call in enumerate(said.tool_calls or ()):
-                events.append(self._tool_call(call, position, index))
-        if choice.text:
-            events.append(TextDelta(choice.text, index))
-        if choice.finish_reason is not None:
-            events.append(self._finish(choice))
 
     def _tokens(self, choice: _Choice[Any]) -> Tokens:
         ids = choice.token_ids or []

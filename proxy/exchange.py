@@ -96,7 +96,7 @@ class Exchange:
             ending = await self._converse(stream)
             self._recording.model_served = reply.model
             if isinstance(ending, Failure):
-                stream.abort()
+                stream.close()
                 await self._fail(ending)
             else:
                 await self._complete(ending)
@@ -105,10 +105,10 @@ class Exchange:
         """Tells the client, and keeps that in the record, without asking an engine."""
         await self._fail(Failure(error.kind, error))
 
-    async def keep_alive(self) -> None:
+    def keep_alive(self) -> None:
         """Tells a streaming client that has heard nothing for long that its reply is coming."""
         if self._emitter is not None and not self._client.closed:
-            await self._write(b"".join((*self._opening(), self._emitter.keep_alive())))
+            self._write(b"".join((*self._opening(), self._emitter.keep_alive())))
 
     @property
     def silent_since(self) -> float:
@@ -126,9 +126,7 @@ class Exchange:
                 await self._engines.gate.enter()
                 try:
                     self._recording.policy = await stream.open()
-                    while (events := await stream.next()) is not None:
-                        self._recording.take(events)
-                        await self._emit(events)
+                    await stream.follow(self._take)
                 finally:
                     self._engines.gate.leave()
             return self._last_bytes()
@@ -137,7 +135,7 @@ class Exchange:
         except ApiError as error:
             return Failure(error.kind, error)
         except asyncio.CancelledError:
-            stream.abort()
+            stream.close()
             await asyncio.shield(self._fail(PROXY_STOPPED))
             raise
         except Exception as error:
@@ -147,13 +145,16 @@ class Exchange:
         finally:
             keep_alives.discard(self)
 
-    async def _emit(self, events: list[Event]) -> None:
+    def _take(self, events: list[Event]) -> asyncio.Future[None] | None:
+        """To the record, and to the client of a stream; what to wait for when it reads slowly."""
+        self._recording.take(events)
         emitter = self._emitter
         if emitter is None:
-            return
-        pieces = self._opening()
-        pieces += [emitter.event(event) for event in events]
-        await self._write(b"".join(pieces))
+            return None
+        pieces = [] if self._begun else self._opening()
+        for event in events:
+            pieces.append(emitter.event(event))
+        return self._write(b"".join(pieces))
 
     def _opening(self) -> list[bytes]:
         """The stream's first bytes, once; an emitter begins before it is told anything."""
@@ -162,13 +163,14 @@ class Exchange:
         self._begun = True
         return [self._emitter.begin()]
 
-    async def _write(self, body: bytes) -> None:
+    def _write(self, body: bytes) -> asyncio.Future[None] | None:
         """``body`` to the client of a stream, after the status line if that has not left yet."""
         if not self._client.started:
-            await self._client.start_stream(self._content_type, self._headers)
-        if body:
-            self._recording.sent(body)
-            await self._client.write(body)
+            self._client.start_stream(self._content_type, self._headers)
+        if not body:
+            return None
+        self._recording.sent(body)
+        return self._client.write(body)
 
     def _last_bytes(self) -> bytes:
         """What tells the client that its reply is whole: all of it, or the end of the stream."""
@@ -191,7 +193,7 @@ class Exchange:
             await client.respond(200, last, headers=self._headers)
             return
         if not client.started:
-            await client.start_stream(self._content_type, self._headers)
+            client.start_stream(self._content_type, self._headers)
         await client.finish(last)
 
     async def _fail(self, failure: Failure) -> None:
@@ -223,7 +225,7 @@ class Exchange:
     async def _tell(self, told: HttpError) -> None:
         if self._emitter is not None and told.status == 200:
             if not self._client.started:
-                await self._client.start_stream(self._content_type, self._headers)
+                self._client.start_stream(self._content_type, self._headers)
             await self._client.finish(told.body)
         else:
             await self._client.refuse(told, self._headers)

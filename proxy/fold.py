@@ -23,9 +23,9 @@ from store.records import TokenIds
 
 
 class Fold:
-    """Grows with each event; :meth:`reply` may be asked at any time, also after a cut."""
+    """Grows with each batch of events; :meth:`reply` may be asked at any time, also after a cut."""
 
-    __slots__ = ("_choices", "prompt_token_ids", "prompt_tokens", "sampled", "usage")
+    __slots__ = ("_choices", "_reply", "prompt_token_ids", "prompt_tokens", "sampled", "usage")
 
     def __init__(self) -> None:
         self.prompt_tokens: int | None = None
@@ -34,17 +34,33 @@ class Fold:
         self.sampled = 0
         """Sampled tokens of all choices so far."""
         self._choices: dict[int, _Choice] = {}
+        self._reply: Reply | None = None
+        """What was told last, as long as nothing came after it."""
 
-    def take(self, event: Event) -> None:
-        kind = type(event)
-        if kind is Tokens:
-            self._take_tokens(event)  # type: ignore[arg-type]
-        elif kind is TextDelta:
-            self.choice(event.choice).text.append(event.text)  # type: ignore[union-attr]
-        elif kind is ReasoningDelta:
-            self.choice(event.choice).reasoning.append(event.text)  # type: ignore[union-attr]
-        elif kind is ToolCallDelta:
-            self._take_tool_call(event)  # type: ignore[arg-type]
+    def take(self, events: Iterable[Event]) -> None:
+        # Every token of every stream comes by here: the commonest first, and no call that can be
+        # spared.
+        self._reply = None
+        choices = self._choices
+        for event in events:
+            if isinstance(event, Tokens):
+                choice = choices.get(event.choice) or self.choice(event.choice)
+                choice.token_ids += event.token_ids
+                choice.logprobs += event.logprobs
+                if event.detail:
+                    choice.detail.extend(event.detail)
+                self.sampled += len(event.token_ids)
+            elif isinstance(event, TextDelta):
+                choice = choices.get(event.choice) or self.choice(event.choice)
+                choice.text.append(event.text)
+            else:
+                self._take_rarer(event)
+
+    def _take_rarer(self, event: Event) -> None:
+        if isinstance(event, ReasoningDelta):
+            self.choice(event.choice).reasoning.append(event.text)
+        elif isinstance(event, ToolCallDelta):
+            self._take_tool_call(event)
         elif isinstance(event, Finished):
             choice = self.choice(event.choice)
             choice.finish_reason = event.reason
@@ -66,20 +82,14 @@ class Fold:
         return len(found.token_ids) if found else 0
 
     def reply(self) -> Reply:
-        indexes = range(max(self._choices, default=-1) + 1)
-        return Reply(
-            choices=[self.choice(index).reply() for index in indexes],
-            usage=self.usage,
-            prompt_token_ids=self.prompt_token_ids,
-        )
-
-    def _take_tokens(self, event: Tokens) -> None:
-        choice = self.choice(event.choice)
-        choice.token_ids.extend(event.token_ids)
-        choice.logprobs.extend(event.logprobs)
-        if event.detail:
-            choice.detail.extend(event.detail)
-        self.sampled += len(event.token_ids)
+        if self._reply is None:
+            indexes = range(max(self._choices, default=-1) + 1)
+            self._reply = Reply(
+                choices=[self.choice(index).reply() for index in indexes],
+                usage=self.usage,
+                prompt_token_ids=self.prompt_token_ids,
+            )
+        return self._reply
 
     def _take_tool_call(self, event: ToolCallDelta) -> None:
         calls = self.choice(event.choice).tool_calls
@@ -146,6 +156,5 @@ class _Choice:
 def fold(events: Iterable[Event]) -> Reply:
     """The reply that ``events`` add up to."""
     state = Fold()
-    for event in events:
-        state.take(event)
+    state.take(events)
     return state.reply()

@@ -7,6 +7,7 @@ identify are kept with the call, everything else about the client is forgotten.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Final, NamedTuple
 
 KEPT_HEADERS: Final = (
@@ -73,6 +74,7 @@ def kept_headers(headers: Mapping[str, str]) -> dict[str, str]:
     }
 
 
+@lru_cache(maxsize=1024)
 def _by_user_agent(user_agent: str) -> str | None:
     lowered = user_agent.lower()
     return next((harness for mark, harness in _USER_AGENTS if mark in lowered), None)

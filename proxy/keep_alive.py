@@ -13,7 +13,7 @@ class SilentStream(Protocol):
         """``time.monotonic()`` of the last bytes."""
         ...
 
-    async def keep_alive(self) -> None: ...
+    def keep_alive(self) -> None: ...
 
 
 class KeepAlives:
@@ -43,5 +43,5 @@ class KeepAlives:
         while True:
             await asyncio.sleep(self._after_s / 4)
             limit = time.monotonic() - self._after_s
-            silent = [stream for stream in self._streams if stream.silent_since <= limit]
-            await asyncio.gather(*(stream.keep_alive() for stream in silent))
+            for stream in [one for one in self._streams if one.silent_since <= limit]:
+                stream.keep_alive()

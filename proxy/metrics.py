@@ -12,7 +12,7 @@ from prometheus_client.registry import Collector
 from proxy.circuit import CircuitState
 from proxy.engine_pool import EngineState
 from proxy.policy_gate import PolicyGate
-from store.records import BreakReason, CallEnded, Note
+from store.records import BreakReason, CallEnded, CallStatus, Note
 
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
 
@@ -25,6 +25,8 @@ class Metrics:
         self.calls = Counter(
             "bridle_calls", "Recorded calls", ["dialect", "status"], registry=self.registry
         )
+        self._endings: dict[tuple[str, CallStatus], Counter] = {}
+        """The counters of ``calls``: looking one up by its labels costs more than counting."""
         self.refused = Counter(
             "bridle_refused_requests",
             "Requests refused before they became calls",
@@ -79,7 +81,11 @@ class Metrics:
             self.events.labels(note.name).inc()
 
     def count_call(self, dialect: str, started_at: float, ended: CallEnded) -> None:
-        self.calls.labels(dialect, ended.status.value).inc()
+        ending = (dialect, ended.status)
+        calls = self._endings.get(ending)
+        if calls is None:
+            calls = self._endings[ending] = self.calls.labels(dialect, ended.status.value)
+        calls.inc()
         self.call_s.observe(ended.ended_at - started_at)
         if ended.first_token_at is not None:
             self.first_token_s.observe(ended.first_token_at - started_at)

@@ -8,11 +8,11 @@ from collections.abc import Awaitable
 from types import TracebackType
 from typing import Final, Self
 
-from proxy.canonical import ApiError, Event
+from proxy.canonical import ApiError
 from proxy.engine_pool import EnginePool, PooledEngine, report
 from proxy.engine_reply import EngineReply
 from proxy.engine_request import EngineRequest
-from proxy.upstream import EngineStream
+from proxy.upstream import EngineStream, Sink
 from store.records import Note
 
 _UNANSWERED: Final = frozenset({502, 503})
@@ -65,15 +65,15 @@ class PooledReply:
                 engine.retries += 1
                 self._notes.append(Note("upstream_retry", f"{engine.name} {error.kind}"))
 
-    def next(self) -> Awaitable[list[Event] | None]:
-        """See :meth:`proxy.upstream.EngineStream.next`."""
+    def follow(self, sink: Sink) -> Awaitable[None]:
+        """See :meth:`proxy.upstream.EngineStream.follow`."""
         assert self._stream is not None, "open() first"  # noqa: S101 - a programming error
-        return self._stream.next()
+        return self._stream.follow(sink)
 
-    def abort(self) -> None:
-        """Closes the connection, by which the engine stops generating."""
+    def close(self) -> None:
+        """See :meth:`proxy.upstream.EngineStream.close`."""
         if self._stream is not None:
-            self._stream.abort()
+            self._stream.close()
 
     async def __aenter__(self) -> Self:
         return self
@@ -84,8 +84,7 @@ class PooledReply:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if self._stream is not None:
-            await self._stream.__aexit__(kind, error, trace)
+        self.close()
         self._leave()
 
     async def _ask(self, engine: PooledEngine) -> None:
@@ -104,7 +103,7 @@ class PooledReply:
                 engine.circuit.failed()
             else:
                 engine.circuit.abandoned()
-            await self._stream.__aexit__(None, None, None)
+            self._stream.close()
             self._leave()
             raise
         except BaseException:

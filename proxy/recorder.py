@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 import numpy as np
@@ -18,7 +18,6 @@ from proxy.canonical import (
     Request,
     Tokens,
 )
-from proxy.continuation import Continuer, Prompt
 from proxy.continuation_breaks import explain
 from proxy.conversations import SessionConversations
 from proxy.fold import Fold
@@ -26,6 +25,7 @@ from proxy.lineage import Link, Sampled, Turn
 from proxy.metrics import Metrics
 from proxy.policy_gate import PolicyGate
 from proxy.ports import CallWriter, Versioned
+from proxy.prompt import Prompt
 from proxy.stored_responses import begins_with_instructions
 from store.integrity import contradiction
 from store.records import (
@@ -42,6 +42,9 @@ from store.records import (
     VersionRun,
     is_frozen,
 )
+
+if TYPE_CHECKING:
+    from proxy.continuation import Continuer
 
 _CUT: Final = frozenset({CallStatus.FAILED, CallStatus.PARTIAL, CallStatus.INTERRUPTED})
 """How a call ended that a client asks again for."""
@@ -186,19 +189,19 @@ class Recording:
         """What is being sampled from: the pool's policy, then that of the engine that answers."""
         self._first_token_at: float | None = None
         self._sent: list[bytes] = []
+        self.sent = self._sent.append
+        """What goes to the client."""
         self._versions: dict[int, list[VersionRun]] = {}
+        self._stamped: dict[int, int] = {}
+        """Choice -> the version of its latest tokens."""
 
     def take(self, events: Sequence[Event]) -> None:
         """Folds ``events`` and stamps their tokens with the policy version of this moment."""
-        fold = self.fold
+        stamped, version = self._stamped, self.policy.version
         for event in events:
-            if type(event) is Tokens and event.token_ids:
-                self._stamp(event)
-            fold.take(event)
-
-    def sent(self, body: bytes) -> None:
-        """``body`` goes to the client."""
-        self._sent.append(body)
+            if isinstance(event, Tokens) and stamped.get(event.choice) != version:
+                self._stamp(event, version)
+        self.fold.take(events)
 
     def ended(
         self, status: CallStatus, *, reason: str | None = None, error: ApiError | None = None
@@ -289,13 +292,15 @@ class Recording:
             conversation["choices"] = [message.to_chat() for message in messages[1:]]
         return conversation
 
-    def _stamp(self, tokens: Tokens) -> None:
+    def _stamp(self, tokens: Tokens, version: int) -> None:
+        """The choice's tokens are sampled from ``version``, from these on."""
+        if not tokens.token_ids:
+            return
         if self._first_token_at is None:
             self._first_token_at = time.time()
-        version = self.policy.version
-        runs = self._versions.setdefault(tokens.choice, [])
-        if not runs or runs[-1].version != version:
-            runs.append(VersionRun(self.fold.token_count(tokens.choice), version))
+        run = VersionRun(self.fold.token_count(tokens.choice), version)
+        self._versions.setdefault(tokens.choice, []).append(run)
+        self._stamped[tokens.choice] = version
 
 
 def quarantined(ended: CallEnded, found: str) -> CallEnded:

@@ -7,14 +7,14 @@ import gc
 import platform
 import socket
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Final, Self
 
 import uvicorn
-from fastapi import APIRouter
 
-from proxy.app import create_app
+from proxy.app import Routers, create_app
+from proxy.http_protocol import StreamingProtocol
 from proxy.settings import ProxySettings
 
 _START_S = 30.0
@@ -34,7 +34,7 @@ def config_for(app: Callable[..., Any], **options: Any) -> uvicorn.Config:
     return uvicorn.Config(
         app,
         loop="uvloop",
-        http="httptools",
+        http=StreamingProtocol,
         ws="none",
         lifespan="on",
         access_log=False,
@@ -58,9 +58,10 @@ def run(settings: ProxySettings) -> None:
         log_level="info",
     )
     # What start-up made stays; the many long-lived turns and few cycles of a recording proxy are no
-    # work for a collector that looks every 700 allocations.
+    # work for a collector that looks every 700 allocations. Every stream waits while it looks: what
+    # it has to look at must not take longer than a few milliseconds.
     gc.freeze()
-    gc.set_threshold(50_000, 20, 50)
+    gc.set_threshold(10_000, 10, 50)
     _one_heap()
     uvicorn.Server(config).run()
 
@@ -75,11 +76,9 @@ def _one_heap() -> None:
 class ProxyServer:
     """A proxy in a thread of this process, for as long as the context is open."""
 
-    def __init__(
-        self, settings: ProxySettings, *, routers: Sequence[APIRouter] = (), grace_s: int = 5
-    ) -> None:
-        """``routers`` extend the control API. ``grace_s``: how long :meth:`stop` lets running calls
-        go on before it cuts them."""
+    def __init__(self, settings: ProxySettings, *, routers: Routers = (), grace_s: int = 5) -> None:
+        """``routers`` make what extends the control API. ``grace_s``: how long :meth:`stop` lets
+        running calls go on before it cuts them."""
         app = create_app(settings, routers)
         config = config_for(app, timeout_graceful_shutdown=grace_s, log_level="warning")
         self.settings = settings

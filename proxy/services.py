@@ -6,9 +6,7 @@ import asyncio
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from engine.tokenizer import Tokenizer
 from proxy.budgets import Budgets
-from proxy.continuation import Continuer
 from proxy.conversations import SessionConversations
 from proxy.cut_ids import PromptIds
 from proxy.engine_pool import EnginePool
@@ -31,6 +29,7 @@ from store.vocabulary import Vocabulary
 from store.writer import Writer
 
 if TYPE_CHECKING:
+    from proxy.continuation import Continuer
     from proxy.tracing import Tracing
 
 
@@ -149,7 +148,11 @@ def _open_store(settings: ProxySettings, continuer: Continuer | None) -> Writer:
 
 
 def _continuer(settings: ProxySettings) -> Continuer | None:
-    """Probes the model's template, which takes a moment."""
+    """Probes the model's template, which takes a moment. Imported here: a proxy that renders
+    nothing itself needs neither the tokenizers nor the template engine."""
     if settings.tokenizer_dir is None:
         return None
+    from engine.tokenizer import Tokenizer
+    from proxy.continuation import Continuer
+
     return Continuer(Tokenizer(settings.tokenizer_dir))

@@ -8,6 +8,7 @@ one. Off loopback every request needs a session key or the admin key.
 from __future__ import annotations
 
 import asyncio
+import logging
 import re
 import time
 from collections import OrderedDict
@@ -20,8 +21,11 @@ from proxy.harness_identity import Identity
 from proxy.keys import SESSION_KEY_PREFIX, credentials, hash_key, same
 from proxy.ports import CallWriter, SessionReader
 from proxy.settings import ProxySettings, is_loopback
+from proxy.started import Started
 from store.errors import NotFound, RecordRejected, StoreUnavailable
 from store.records import SessionRecord, new_id
+
+log = logging.getLogger("bridle.proxy")
 
 SESSION_ID_PREFIX: Final = "ses"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@-]{0,255}")
@@ -59,6 +63,8 @@ class Sessions:
         self._ids: dict[tuple[str, str], str] = {}
         """``("name" | "key", value)`` -> session id, for the sessions in ``_by_id``."""
         self._creating: dict[str, asyncio.Lock] = {}
+        self._unsure: set[asyncio.Task[None]] = set()
+        """Sessions that are used while they are being written."""
 
     async def authenticate(self, headers: Mapping[str, str], address: str | None) -> Caller:
         """Raises :class:`ApiError` (401) when there is no valid key and one is needed, or when a
@@ -182,8 +188,12 @@ class Sessions:
 
     async def _named(self, name: str, identity: Identity) -> SessionRecord:
         """The session called ``name``, created on first use, once however many ask at once."""
-        session = await self.find(name)
+        session = self._cached(self._ids.get(("name", name)))
         if session is not None:
+            return session
+        session = await asyncio.to_thread(self._reader.session_by_name, name)
+        if session is not None:
+            self._remember(session)
             return session
         lock = self._creating.setdefault(name, asyncio.Lock())
         try:
@@ -192,6 +202,8 @@ class Sessions:
                 session = self._cached(self._ids.get(("name", name)))
                 if session is not None:
                     return session
+                if self._settings.alone:
+                    return self._create_soon(self._record(identity, name))
                 try:
                     return await self.create(self._record(identity, name))
                 except ApiError as error:
@@ -203,6 +215,28 @@ class Sessions:
         finally:
             if not lock.locked():
                 self._creating.pop(name, None)
+
+    def _create_soon(self, record: SessionRecord) -> SessionRecord:
+        """Queues the session and does not wait: its calls are queued behind it, and none of them
+        is acknowledged before it is in the store. Raises :class:`ApiError` (503)."""
+        try:
+            creation = Started(self._writer.create_session(record))
+        except StoreUnavailable as error:
+            raise store_unavailable() from error
+        self._remember(record)
+        self._on_created(record)
+        task = asyncio.ensure_future(self._created(creation, record))
+        self._unsure.add(task)
+        task.add_done_callback(self._unsure.discard)
+        return record
+
+    async def _created(self, creation: Started, record: SessionRecord) -> None:
+        try:
+            await creation
+        except StoreUnavailable as error:
+            # Its calls fail with it; the next one looks again.
+            self.forget(record.id)
+            log.error("session_not_created", extra={"session": record.id, "error": str(error)})
 
     def _record(self, identity: Identity, name: str | None = None) -> SessionRecord:
         return SessionRecord(

@@ -132,5 +132,11 @@ class ProxySettings:
         return is_loopback(self.host)
 
     @property
+    def alone(self) -> bool:
+        """Whether no other process opens sessions in the store by name: what this one does not
+        find there it may open without waiting to be told that nobody else just did."""
+        return self.siblings is None and not self.store_url.startswith("postgresql")
+
+    @property
     def engine_urls(self) -> tuple[str, ...]:
         return (self.upstream_url, *self.more_engines)

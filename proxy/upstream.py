@@ -1,30 +1,37 @@
-"""The engine's side of a call: one aiohttp client, replies as batches of canonical events."""
+"""The engine's side of a call: requests to one engine, replies as batches of canonical events."""
 
 from __future__ import annotations
 
+import asyncio
 import re
 import time
-from types import TracebackType
-from typing import Any, Final, Self
+from collections.abc import Callable
+from typing import Any, Final
 
-import aiohttp
 import orjson
-from yarl import URL
 
 from engine.contract import HEALTH, MODELS, TOKENIZE
 from proxy.canonical import ApiError, Event, Request
+from proxy.engine_connections import (
+    ConnectionBroke,
+    ConnectionFailed,
+    EngineConnections,
+    EngineReplied,
+)
 from proxy.engine_reply import EngineReply
 from proxy.engine_request import EngineRequest
 from proxy.settings import ProxySettings
 from proxy.sse import SseParser
 
+Sink = Callable[[list[Event]], "asyncio.Future[Any] | None"]
+"""Takes the events of one network read, at once; returns what to wait for before more is read."""
+
 _DONE: Final = b"[DONE]"
 _MODELS_FRESH_S: Final = 30.0
-_ENGINE_KEEP_ALIVE_S: Final = 4.0
-"""Shorter than uvicorn's 5 s, so that we close idle connections before the engine does."""
-_HEALTH_TIMEOUT: Final = aiohttp.ClientTimeout(total=15.0)
+_HEALTH_TIMEOUT_S: Final = 15.0
 """Long: an engine that is busy loading weights or compiling is not an engine that is gone."""
 _OVERFLOW = re.compile(r"maximum (context|model) length|context (length|window)", re.IGNORECASE)
+_CONNECTION_ERRORS: Final = (ConnectionFailed, ConnectionBroke, TimeoutError, OSError)
 
 
 class Upstream:
@@ -35,29 +42,18 @@ class Upstream:
         self.base = base
         self._settings = settings
         self._api_key = api_key
-        self._urls: dict[str, URL] = {}
-        self._http: aiohttp.ClientSession | None = None
+        self._http: EngineConnections | None = None
         self._models: tuple[dict[str, Any], ...] = ()
         self._models_at = float("-inf")
 
     async def start(self) -> None:
         limits = self._settings.limits
-        headers = {"content-type": "application/json", "accept-encoding": "identity"}
-        if self._api_key:
-            headers["authorization"] = f"Bearer {self._api_key}"
-        self._http = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(
-                limit=limits.max_connections, keepalive_timeout=_ENGINE_KEEP_ALIVE_S
-            ),
-            timeout=aiohttp.ClientTimeout(
-                total=None,
-                sock_connect=limits.connect_timeout_s,
-                sock_read=limits.stall_timeout_s,
-            ),
-            cookie_jar=aiohttp.DummyCookieJar(),
-            headers=headers,
-            skip_auto_headers=("user-agent", "accept"),
-            read_bufsize=2**18,
+        self._http = EngineConnections(
+            self.base,
+            api_key=self._api_key,
+            limit=limits.max_connections,
+            connect_timeout_s=limits.connect_timeout_s,
+            stall_timeout_s=limits.stall_timeout_s,
         )
 
     async def close(self) -> None:
@@ -66,16 +62,16 @@ class Upstream:
             self._http = None
 
     def reply(self, request: EngineRequest, reply: EngineReply, call_id: str) -> EngineStream:
-        """The engine's reply to ``request``, to be opened with ``async with``."""
+        """The engine's reply to ``request``, to be opened, followed and closed."""
         return EngineStream(self, request, reply, call_id)
 
-    async def post(self, path: str, body: bytes, call_id: str) -> aiohttp.ClientResponse:
-        """The response, its headers read. Raises :class:`ApiError`."""
-        url = self._url(path)
-        headers = {"x-request-id": call_id}
+    async def post(self, path: str, body: bytes, call_id: str) -> EngineReplied:
+        """The reply, its headers read. Raises :class:`ApiError`."""
         try:
-            return await self._session.post(url, data=body, headers=headers)
-        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            return await self._connections.request(
+                "POST", path, body, headers=f"x-request-id: {call_id}\r\n"
+            )
+        except _CONNECTION_ERRORS as error:
             raise connection_error(error) from error
 
     async def models(self) -> tuple[dict[str, Any], ...]:
@@ -83,7 +79,7 @@ class Upstream:
 
         Raises :class:`ApiError` when it has never told any.
         """
-        if time.monotonic() - self._models_at > _MODELS_FRESH_S:
+        if not self.fresh_models:
             try:
                 self._models = await self._read_models()
                 self._models_at = time.monotonic()
@@ -92,12 +88,18 @@ class Upstream:
                     raise
         return self._models
 
+    @property
+    def fresh_models(self) -> tuple[dict[str, Any], ...]:
+        """The model cards if they are new enough to be gone by; else none."""
+        fresh = time.monotonic() - self._models_at <= _MODELS_FRESH_S
+        return self._models if fresh else ()
+
     async def _read_models(self) -> tuple[dict[str, Any], ...]:
         try:
-            async with self._session.get(self._url(MODELS)) as response:
-                cards = orjson.loads(await response.read())["data"]
-                return tuple(card for card in cards if "id" in card)
-        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            response = await self._connections.request("GET", MODELS)
+            cards = orjson.loads(await response.read())["data"]
+            return tuple(card for card in cards if "id" in card)
+        except _CONNECTION_ERRORS as error:
             raise connection_error(error) from error
         except (ValueError, KeyError, TypeError) as error:
             raise ApiError(
@@ -114,38 +116,34 @@ class Upstream:
         if request.tools:
             body["tools"] = request.tools
         response = await self.post(TOKENIZE, orjson.dumps(body), "count")
-        async with response:
-            if response.status != 200:
-                raise await refusal(response)
-            try:
-                return int(orjson.loads(await response.read())["count"])
-            except (ValueError, KeyError, TypeError) as error:
-                raise ApiError(
-                    "upstream_error", "the engine's token count cannot be read", status=502
-                ) from error
+        if response.status != 200:
+            raise await refusal(response)
+        try:
+            return int(orjson.loads(await response.read())["count"])
+        except _CONNECTION_ERRORS as error:
+            raise connection_error(error) from error
+        except (ValueError, KeyError, TypeError) as error:
+            raise ApiError(
+                "upstream_error", "the engine's token count cannot be read", status=502
+            ) from error
 
     async def healthy(self) -> bool:
         try:
-            async with self._session.get(self._url(HEALTH), timeout=_HEALTH_TIMEOUT) as response:
-                return response.status == 200
-        except (aiohttp.ClientError, TimeoutError, OSError):
+            response = await self._connections.request("GET", HEALTH, timeout_s=_HEALTH_TIMEOUT_S)
+            await response.read()
+        except _CONNECTION_ERRORS:
             return False
+        return response.status == 200
 
     @property
-    def _session(self) -> aiohttp.ClientSession:
+    def _connections(self) -> EngineConnections:
         if self._http is None:
             raise ApiError("overloaded", "the proxy is starting or stopping", status=503)
         return self._http
 
-    def _url(self, path: str) -> URL:
-        url = self._urls.get(path)
-        if url is None:
-            url = self._urls[path] = URL(self.base + path)
-        return url
-
 
 class EngineStream:
-    """One reply. ``next`` gives the events of one network read; ``None`` when it is whole."""
+    """One reply, whose events go to a sink as they arrive."""
 
     def __init__(
         self, upstream: Upstream, request: EngineRequest, reply: EngineReply, call_id: str
@@ -155,7 +153,7 @@ class EngineStream:
         self._reply = reply
         self._call_id = call_id
         self._sse = SseParser()
-        self._response: aiohttp.ClientResponse | None = None
+        self._response: EngineReplied | None = None
         self._failure: ApiError | None = None
         self._over = False
 
@@ -166,43 +164,41 @@ class EngineStream:
         if self._response.status != 200:
             raise await refusal(self._response)
 
-    async def next(self) -> list[Event] | None:
-        """Raises :class:`ApiError`, after all events that came before the fault."""
+    async def follow(self, sink: Sink) -> None:
+        """Returns when the reply is whole and ``sink`` has all of its events.
+
+        Raises :class:`ApiError`, after all events that came before the fault, and what ``sink``
+        raises.
+        """
+        assert self._response is not None, "open() first"  # noqa: S101 - a programming error
+        try:
+            if self._request.stream:
+                await self._follow(self._response, sink)
+            else:
+                sink(self._whole(await self._response.read()))
+        except _CONNECTION_ERRORS as error:
+            raise connection_error(error) from error
         if self._failure is not None:
             raise self._failure
-        if self._over:
-            return None
-        if not self._request.stream:
-            return self._whole(await self._read_all())
-        assert self._response is not None, "open() first"  # noqa: S101 - a programming error
-        content = self._response.content
-        while True:
-            try:
-                chunk = await content.readany()
-            except (aiohttp.ClientError, TimeoutError, OSError) as error:
-                raise connection_error(error) from error
-            events = self._streamed(chunk)
-            if events or self._over:
-                return events
-            if self._failure is not None:
-                raise self._failure
 
-    def abort(self) -> None:
-        """Closes the connection, by which the engine stops generating."""
-        if self._response is not None:
+    async def _follow(self, response: EngineReplied, sink: Sink) -> None:
+        feed, read = self._sse.feed, self._streamed
+
+        def arrived(chunk: bytes) -> asyncio.Future[Any] | None:
+            events = read(feed(chunk))
+            if self._over:
+                response.leave()
+            return sink(events) if events else None
+
+        await response.follow(arrived)
+        if not self._over:
+            self._over = True
+            sink(read(self._sse.finish()))
+
+    def close(self) -> None:
+        """Closes the connection unless the reply is over, by which the engine stops generating."""
+        if self._response is not None and (self._failure is not None or not self._over):
             self._response.close()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if self._response is not None:
-            self._response.release()
 
     def _whole(self, body: bytes) -> list[Event]:
         self._over = True
@@ -213,8 +209,8 @@ class EngineStream:
             self._failure = failure
         return events
 
-    def _streamed(self, chunk: bytes) -> list[Event]:
-        payloads = self._sse.feed(chunk) if chunk else self._sse.finish()
+    def _streamed(self, payloads: list[bytes]) -> list[Event]:
+        """Events of ``payloads``, and of the end when the stream is over with them."""
         events: list[Event] = []
         try:
             for payload in payloads:
@@ -222,39 +218,34 @@ class EngineStream:
                     self._over = True
                     break
                 events += self._reply.events(payload)
-            if not chunk:
-                self._over = True
             if self._over:
                 events += self._reply.last_events()
         except ApiError as failure:
+            self._over = True
             self._failure = failure
         return events
-
-    async def _read_all(self) -> bytes:
-        assert self._response is not None, "open() first"  # noqa: S101 - a programming error
-        try:
-            return await self._response.read()
-        except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            raise connection_error(error) from error
 
 
 def connection_error(error: Exception) -> ApiError:
     """What went wrong on the way to the engine, in neutral terms and without its address."""
     if isinstance(error, TimeoutError):
         return ApiError("upstream_timeout", "the engine did not answer in time", status=504)
-    if isinstance(error, aiohttp.ClientConnectorError):
+    if isinstance(error, ConnectionFailed):
         return ApiError("upstream_unreachable", "the engine cannot be reached", status=502)
     return ApiError("upstream_error", "the engine's connection broke in the reply", status=502)
 
 
-async def refusal(response: aiohttp.ClientResponse) -> ApiError:
+async def refusal(response: EngineReplied) -> ApiError:
     """The engine's error response as an :class:`ApiError`."""
     try:
         body = await response.read()
-    except (aiohttp.ClientError, TimeoutError, OSError) as error:
+    except _CONNECTION_ERRORS as error:
         return connection_error(error)
-    message, param = _engine_message(body)
     status = response.status
+    if 300 <= status < 400:
+        told = "the engine redirects: the proxy must be given the address that it leads to"
+        return ApiError("upstream_error", told, status=500)
+    message, param = _engine_message(body)
     wait = _seconds(response.headers.get("retry-after"))
     if status in (400, 413, 422):
         kind = "context_overflow" if _OVERFLOW.search(message) else "invalid_request"

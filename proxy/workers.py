@@ -7,31 +7,27 @@ A worker that dies or hangs is replaced, connections that wait are kept by the s
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
-from fastapi import APIRouter
 from uvicorn.supervisors import Multiprocess
 
-from proxy.app import App
+from proxy.app import App, Routers
 from proxy.server import BACKLOG, config_for, listening, local_url
 from proxy.settings import ProxySettings
 
 _HUNG_S: Final = 60
 """A worker that is silent for so long is replaced; starting one on a busy machine takes a while."""
 
-Routers = Sequence[Callable[[], APIRouter]]
-"""Module-level functions: each worker makes routers of its own."""
-
 
 class WorkerPool:
     """``count`` workers on one port, from :meth:`serve` until SIGINT or SIGTERM."""
 
     def __init__(self, settings: ProxySettings, count: int, routers: Routers = ()) -> None:
+        """``routers`` must be module-level functions: each worker makes its own."""
         self._settings = settings
         self._count = count
         self._routers = tuple(routers)
@@ -72,4 +68,4 @@ class WorkerPool:
 
 
 def _app(settings: ProxySettings, routers: Routers) -> App:
-    return App(settings, [router() for router in routers])
+    return App(settings, routers)

@@ -55,7 +55,7 @@ from store.schema import (
 from store.statements import statements
 from store.text_reader import TextReader
 from store.texts import CallTokens, Context, Reply, Texts, lay_out, pack_texts
-from store.tree import Growth
+from store.tree import Growth, TokenTree
 from store.vocabulary import Vocabulary
 
 
@@ -132,6 +132,7 @@ class Batch:
                 self._patches.append(record)
             case SessionRecord():
                 self._rows[sessions].append(_columns(record))
+                self._open(record.id)
             case Reward():
                 self._rows[rewards].append(_columns(record) | {"id": new_id("reward")})
             case RunRecord():
@@ -280,6 +281,11 @@ class Batch:
         return self._cache.get(
             session_id, lambda: stored.state(self._connection, session_id, self._texts)
         )
+
+    def _open(self, session_id: str) -> None:
+        """Nothing of a new session is in the database: its state is not looked for there."""
+        self._sessions.add(session_id)
+        self._cache.get(session_id, lambda: SessionState(TokenTree(session_id)))
 
     def _whole(self, data: bytes) -> Body:
         row = whole(data)

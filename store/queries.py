@@ -53,6 +53,10 @@ _REWARDS_OF: Final = (
 )
 
 
+_BY_NAME: Final = select(sessions).where(sessions.c.name == bindparam("name"))
+_BY_KEY_HASH: Final = select(sessions).where(sessions.c.key_hash == bindparam("key_hash"))
+
+
 class Reader:
     """Queries over a URL, or over an engine of :func:`store.database.connect`."""
 
@@ -81,10 +85,10 @@ class Reader:
         return found
 
     def session_by_name(self, name: str) -> SessionRecord | None:
-        return self._session(select(sessions).where(sessions.c.name == name))
+        return self._session(_BY_NAME, name=name)
 
     def session_by_key_hash(self, key_hash: str) -> SessionRecord | None:
-        return self._session(select(sessions).where(sessions.c.key_hash == key_hash))
+        return self._session(_BY_KEY_HASH, key_hash=key_hash)
 
     def sessions(
         self,
@@ -347,12 +351,12 @@ class Reader:
         with self.engine.connect() as connection:
             return connection.execute(query, values).all()
 
-    def _first(self, query: Select[Any]) -> Row[Any] | None:
+    def _first(self, query: Select[Any], **values: Any) -> Row[Any] | None:
         with self.engine.connect() as connection:
-            return connection.execute(query).first()
+            return connection.execute(query, values).first()
 
-    def _session(self, query: Select[Any]) -> SessionRecord | None:
-        row = self._first(query)
+    def _session(self, query: Select[Any], **values: str) -> SessionRecord | None:
+        row = self._first(query, **values)
         return None if row is None else _session(row)
 
     def _session_pages(

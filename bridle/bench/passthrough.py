@@ -1,8 +1,8 @@
 """A bare ASGI pass-through: the floor beside which the proxy's own cost is read.
 
-``python -m bridle.bench.passthrough --upstream URL --port N`` serves on the uvicorn settings of
-the proxy and asks with the same aiohttp client. It parses nothing, knows no session and keeps no
-record: what it costs is what these two libraries cost.
+``python -m bridle.bench.passthrough --upstream URL --port N`` serves on uvicorn with the proxy's
+settings and asks with aiohttp. It parses nothing, knows no session and keeps no record: what it
+costs is what these two libraries cost.
 """
 
 from __future__ import annotations

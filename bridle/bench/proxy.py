@@ -1,7 +1,7 @@
 """``bridle bench proxy``: recorded calls a second, added latency, streams, memory.
 
 Each process is its own: the proxy alone on one core, engine and load together on another. Direct,
-proxied and the *floor* (``bridle/bench/passthrough.py``: the same two HTTP libraries, no recording)
+proxied and the *floor* (``bridle/bench/passthrough.py``: uvicorn and aiohttp, no recording)
 are measured in turns within every run, because machines drift; figures are medians over the runs.
 Recording is on, into SQLite (WAL, ``synchronous=NORMAL``; a second proxy shows ``FULL`` beside it),
 and what the store holds afterwards is compared with what the clients were told.

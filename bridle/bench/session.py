@@ -17,10 +17,10 @@ import numpy as np
 
 from bridle.bench.corpus import Corpus
 from proxy.canonical import Event, Finished, Started, TextDelta, Tokens, ToolCallDelta, Usage
-from proxy.continuation import Prompt
 from proxy.dialects.registry import DIALECTS
 from proxy.lineage import Conversations
 from proxy.policy_gate import PolicyGate
+from proxy.prompt import Prompt
 from proxy.recorder import Recording, Way
 from store.records import CallBegun, CallEnded, CallStatus, SessionRecord, TokenIds, new_id
 

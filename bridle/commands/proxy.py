@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -14,6 +14,9 @@ from bridle.options import BudgetCalls, BudgetSeconds, BudgetTokens, JsonOption,
 from bridle.serving import announce, wait_for_signal
 from bridle.terminal import fail
 from store.records import Continuation
+
+if TYPE_CHECKING:
+    from fastapi import APIRouter
 
 ADMIN_KEY_VARIABLE = "BRIDLE_ADMIN_KEY"
 UPSTREAM_KEY_VARIABLE = "BRIDLE_UPSTREAM_API_KEY"
@@ -85,7 +88,6 @@ def proxy(
     json: JsonOption = False,
 ) -> None:
     """Record agents: point their base URL at this proxy."""
-    from bridle.feed import feed
     from bridle.upstreams import other_model, pair
     from proxy.budgets import Budget
     from proxy.server import ProxyServer
@@ -119,13 +121,20 @@ def proxy(
         tracing=otel,
     )
     if workers > 1:
-        with WorkerPool(settings, workers, routers=[feed]) as pool:
+        with WorkerPool(settings, workers, routers=[_feed]) as pool:
             _announce(pool.base_url, json, store, engines)
             pool.serve()
         return
-    with ProxyServer(settings, routers=[feed()]) as server:
+    with ProxyServer(settings, routers=[_feed]) as server:
         _announce(server.base_url, json, store, engines)
         wait_for_signal()
+
+
+def _feed() -> APIRouter:
+    """Imported when the control API is first asked for."""
+    from bridle.feed import feed
+
+    return feed()
 
 
 def _announce(url: str, json: bool, store: str, engines: list[str]) -> None:

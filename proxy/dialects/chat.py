@@ -38,6 +38,8 @@ from store.records import Note
 
 encode = msgspec.json.encode
 
+_TEXT_TAIL: Final = b'},"logprobs":null,"finish_reason":null}]}\n\n'
+
 
 class _Function(msgspec.Struct):
     name: str
@@ -165,9 +167,10 @@ class ChatEmitter:
             b'data: {"id":%b,"object":"chat.completion.chunk","created":%d,"model":%b,"choices":['
             % (encode(minted.response_id), minted.created, encode(minted.model))
         )
+        self._text_head = self._head + b'{"index":0,"delta":{"content":'
+        self._shows_tokens = self._wants.logprobs or self._wants.token_ids
         self._finished: dict[int, str] = {}
         self._usage: Usage | None = None
-        self._prompt_token_ids: bytes | None = None
         self._tokens: dict[int, list[Tokens]] = {}
 
     def begin(self) -> bytes:
@@ -175,9 +178,20 @@ class ChatEmitter:
         return b"".join(self._chunk(index, role) for index in range(self._choices))
 
     def event(self, event: Event) -> bytes:
+        # Most events are tokens and their text: no template is filled in for them but the text.
+        if isinstance(event, Tokens):
+            if self._shows_tokens:
+                self._tokens.setdefault(event.choice, []).append(event)
+            return b""
+        if isinstance(event, TextDelta):
+            text = encode(event.text)
+            if event.choice or self._tokens:
+                return self._chunk(event.choice, b'{"content":%b}' % text)
+            return self._text_head + text + _TEXT_TAIL
+        return self._rarer(event)
+
+    def _rarer(self, event: Event) -> bytes:
         match event:
-            case TextDelta():
-                return self._chunk(event.choice, b'{"content":%b}' % encode(event.text))
             case ReasoningDelta():
                 if self._hide_reasoning:
                     return b""
@@ -187,9 +201,6 @@ class ChatEmitter:
             case ToolCallDelta():
                 delta = b'{"tool_calls":[%b]}' % encode(_tool_call_delta(event))
                 return self._chunk(event.choice, delta)
-            case Tokens():
-                if self._wants.logprobs or self._wants.token_ids:
-                    self._tokens.setdefault(event.choice, []).append(event)
             case Finished():
                 self._finished[event.choice] = event.reason
             case Usage():
@@ -300,7 +311,7 @@ def _continued(body: bytes, known: ParsedHistory) -> tuple[_Body, bytes, ParsedH
     history = ParsedHistory(
         start=known.start,
         ends=ends,
-        text=body[: ends[-1]],
+        body=body,
         messages=known.messages[:count] + messages,
         notes=known.notes[:count] + notes,
         units=[unit for unit in known.units if unit.end < count],

@@ -36,8 +36,8 @@ class ParsedHistory:
     """Where the first message begins."""
     ends: tuple[int, ...]
     """Where each message ends."""
-    text: bytes
-    """The body up to the last message's end."""
+    body: bytes
+    """The whole of it, which the store's writer holds too: a copy would be held twice."""
     messages: tuple[Message, ...]
     notes: tuple[tuple[Note, ...], ...]
     """What was converted in each message."""
@@ -47,18 +47,19 @@ class ParsedHistory:
     @property
     def size(self) -> int:
         """Bytes held, counting the parsed messages as much as their text."""
-        return 2 * len(self.text)
+        return 2 * self.ends[-1]
 
     def shared(self, body: bytes) -> int:
         """How many messages ``body`` begins with as they stand here."""
-        if body.startswith(self.text):
+        end = self.ends[-1]
+        if body[:end] == self.body[:end]:
             return len(self.ends)
-        if body[: self.start] != self.text[: self.start]:
+        if body[: self.start] != self.body[: self.start]:
             return 0
         low, high, same = 0, len(self.ends) - 1, self.start
         while low < high:
             middle = (low + high) // 2
-            if body.startswith(self.text[same : self.ends[middle]], same):
+            if body.startswith(self.body[same : self.ends[middle]], same):
                 low, same = middle + 1, self.ends[middle]
             else:
                 high = middle
@@ -98,7 +99,7 @@ def parsed(
     if found is None:
         return None
     ends = tuple(end for _, end in found)
-    return ParsedHistory(found[0][0], ends, body[: ends[-1]], messages, notes)
+    return ParsedHistory(found[0][0], ends, body, messages, notes)
 
 
 def _address(buffer: bytes | memoryview) -> int:

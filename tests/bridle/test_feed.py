@@ -71,7 +71,7 @@ def settings(model_dir: Path, store: str) -> Iterator[ProxySettings]:
 @pytest.fixture
 def api(settings: ProxySettings) -> Iterator[Api]:
     with (
-        ProxyServer(settings, routers=[feed()]) as proxy,
+        ProxyServer(settings, routers=[feed]) as proxy,
         Api(base_url=proxy.base_url, timeout=30) as api,
     ):
         yield api
@@ -108,22 +108,22 @@ def test_a_lease_that_runs_out_or_is_released_is_handed_out_again(api: Api) -> N
 def test_a_restarted_proxy_goes_on_with_the_leases_and_what_was_acknowledged(
     settings: ProxySettings,
 ) -> None:
-    with ProxyServer(settings, routers=[feed()]) as proxy, Api(base_url=proxy.base_url) as api:
+    with ProxyServer(settings, routers=[feed]) as proxy, Api(base_url=proxy.base_url) as api:
         made = [api.sealed() for _ in range(4)]
         held, _ = api.lease(limit=1)
         second, _ = api.lease(limit=1)
         lost, _ = api.lease(limit=1, lease_s=0.05)
         assert api.ack(second) == 200
     time.sleep(0.1)
-    with ProxyServer(settings, routers=[feed()]) as proxy, Api(base_url=proxy.base_url) as api:
+    with ProxyServer(settings, routers=[feed]) as proxy, Api(base_url=proxy.base_url) as api:
         assert api.lease()[1] == [made[2], made[3]]
         assert (api.ack(lost), api.ack(held)) == (404, 200)
 
 
 def test_two_proxies_on_one_store_share_a_consumers_sessions_out(settings: ProxySettings) -> None:
     with (
-        ProxyServer(settings, routers=[feed()]) as here,
-        ProxyServer(settings, routers=[feed()]) as there,
+        ProxyServer(settings, routers=[feed]) as here,
+        ProxyServer(settings, routers=[feed]) as there,
         Api(base_url=here.base_url, timeout=30) as one,
         Api(base_url=there.base_url, timeout=30) as two,
     ):
@@ -185,7 +185,7 @@ def test_a_cursor_pages_through_everything_and_keeps_no_account(api: Api) -> Non
 
 def test_the_feed_is_not_for_a_sessions_own_key(settings: ProxySettings) -> None:
     closed = replace(settings, admin_key="secret")
-    with ProxyServer(closed, routers=[feed()]) as proxy, Api(base_url=proxy.base_url) as api:
+    with ProxyServer(closed, routers=[feed]) as proxy, Api(base_url=proxy.base_url) as api:
         admin = {"authorization": "Bearer secret"}
         opened = api.post("/bridle/v1/sessions", json={}, headers=admin).json()
         own = {"authorization": f"Bearer {opened['key']}"}

@@ -36,7 +36,7 @@ def proxy(model_dir: Path, store: str, monkeypatch: pytest.MonkeyPatch) -> Itera
     with (
         ScriptedEngine(model_dir, lambda _: Reply("It is 5."), served_model_name="m") as engine,
         ProxyServer(
-            ProxySettings(engine.base_url, store, tokenizer_dir=model_dir), routers=[feed()]
+            ProxySettings(engine.base_url, store, tokenizer_dir=model_dir), routers=[feed]
         ) as server,
         httpx.Client(base_url=server.base_url) as api,
     ):

@@ -48,7 +48,7 @@ def mint() -> Callable[[Dialect, Request], Minted]:
 def _fold(events: Sequence[Event]) -> Reply:
     whole = Fold()
     for event in events:
-        whole.take(event)
+        whole.take([event])
     return whole.reply()
 
 

@@ -15,8 +15,9 @@ import pytest
 
 from engine.tokenizer import Tokenizer
 from proxy.canonical import Message, Minted, Request, ToolCall
-from proxy.continuation import Continuer, Prompt
+from proxy.continuation import Continuer
 from proxy.lineage import Conversations, Link, Sampled, Turn
+from proxy.prompt import Prompt
 from store.records import CallStatus, TokenIds, new_id
 from trainer.tiny import SPECIAL_TOKENS, train_tokenizer
 

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from proxy.canonical import Message, ToolCall
-from proxy.continuation import Prompt
+from proxy.prompt import Prompt
 from proxy.recorder import Way
 from store.records import BreakReason, Note
 

@@ -290,3 +290,19 @@ def test_a_stopped_proxy_keeps_what_running_calls_have(bench: Any, stage: Any, a
     call = bench.call()
     assert (call.status, call.reason) == (CallStatus.PARTIAL, "proxy_stopped")
     assert call.sampled_tokens == 2
+
+
+def test_a_redirect_is_not_followed_and_says_what_to_do(
+    raw_engine: Any, start_proxy: Any, ask: Any
+) -> None:
+    async def answer(_: Any, send: Any) -> None:
+        headers = [(b"location", b"http://elsewhere/v1/chat/completions")]
+        await send({"type": "http.response.start", "status": 307, "headers": headers})
+        await send({"type": "http.response.body"})
+
+    raw_engine.answer = answer
+    bench = start_proxy(raw_engine.base_url, model="m")
+    response = httpx.post(bench.url + "/v1/chat/completions", json=ask)
+    assert response.status_code == 500
+    assert "redirects" in response.json()["error"]["message"]
+    assert bench.call().reason == "upstream_error"

@@ -292,6 +292,16 @@ def test_when_every_healthy_engine_lags_the_client_is_told_so(pair: Any, pooled:
     assert http.delete(f"{bench_engines}/{first.name}").status_code == 404
 
 
+@pytest.mark.parametrize("url", ["http://:80", "http://[::1", "http://engine:99999"])
+def test_an_engine_without_a_usable_address_is_refused(pooled: Any, url: str) -> None:
+    bench = pooled()
+    engines = f"{bench.url}/bridle/v1/engines"
+    reply = http.post(engines, json={"url": url})
+    assert reply.status_code == 422
+    assert reply.json()["error"]["param"] == "url"
+    assert len(http.get(engines).json()) == 2
+
+
 def test_a_token_has_the_version_of_the_engine_that_sampled_it(pair: Any, pooled: Any) -> None:
     """Engine by engine: while the first serves the new weights, a running call of the second still
     comes from the old ones."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -9,7 +11,9 @@ import httpx
 import pytest
 
 from engine.scripted import Reply, ScriptedCall
+from store.errors import StoreUnavailable
 from store.records import BreakReason, CallKind, CallStatus
+from store.writer import Writer
 
 CHAT = "/v1/chat/completions"
 TOOLS = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}]
@@ -47,6 +51,40 @@ def test_first_uses_at_the_same_time_make_one_session(bench: Any) -> None:
     with ThreadPoolExecutor(8) as pool:
         said = list(pool.map(lambda i: say(bench, [user(str(i))], f"/s/crowd{CHAT}"), range(8)))
     assert len({one["session"] for one in said}) == 1
+
+
+def test_a_session_that_could_not_be_created_fails_its_call_and_is_looked_for_again(
+    bench: Any, ask: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def create_session(self: Writer, session: Any) -> None:
+        await asyncio.sleep(0)
+        raise StoreUnavailable("the disk is full")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Writer, "create_session", create_session)
+        response = httpx.post(f"{bench.url}/s/unlucky{CHAT}", json=ask)
+    assert response.status_code == 503
+    assert response.json()["error"]["code"] == "store_unavailable"
+    assert list(bench.reader.sessions()) == []
+    said = say(bench, [user("once more")], f"/s/unlucky{CHAT}")
+    assert bench.reader.session(said["session"]).name == "unlucky"
+
+
+def test_the_first_call_of_a_session_does_not_wait_for_the_sessions_own_commit(
+    bench: Any, ask: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    create, told = Writer.create_session, threading.Event()
+
+    async def create_session(self: Writer, session: Any) -> None:
+        await create(self, session)
+        await asyncio.to_thread(told.wait, 60)
+
+    monkeypatch.setattr(Writer, "create_session", create_session)
+    try:
+        assert httpx.post(f"{bench.url}/s/quick{CHAT}", json=ask, timeout=30).is_success
+        assert bench.call().status is CallStatus.COMPLETE
+    finally:
+        told.set()
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import threading
+import time
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -155,3 +157,38 @@ def test_several_choices_stream_side_by_side_and_are_each_recorded(
     sampled = bench.reader.sampled(bench.call().id)
     assert len(sampled) == 2
     assert list(sampled[0].token_ids) == list(sampled[1].token_ids)
+
+
+def test_a_client_that_reads_slowly_holds_the_engine_back_and_gets_all(
+    raw_engine: Any, start_proxy: Any, ask: Any, events: Any
+) -> None:
+    text, chunks, sent = "x" * 131_072, 200, 0
+
+    def data(choice: dict[str, Any]) -> bytes:
+        return b"data: %b\n\n" % json.dumps({"choices": [{"index": 0, **choice}]}).encode()
+
+    async def answer(_: Any, send: Any) -> None:
+        nonlocal sent
+        headers = [(b"content-type", b"text/event-stream")]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        for number in range(chunks):
+            choice = {"delta": {"content": text}, "token_ids": [number]}
+            body = data(choice | {"logprobs": {"content": [{"logprob": -0.5}]}})
+            await send({"type": "http.response.body", "body": body, "more_body": True})
+            sent += 1
+        end = data({"delta": {}, "finish_reason": "stop"}) + b"data: [DONE]\n\n"
+        await send({"type": "http.response.body", "body": end, "more_body": False})
+
+    raw_engine.answer = answer
+    bench = start_proxy(raw_engine.base_url, model="m")
+    with httpx.stream("POST", bench.url + CHAT, json=ask | {"stream": True}, timeout=60) as reply:
+        settled = -1
+        while settled != sent:
+            settled = sent
+            time.sleep(0.3)
+        assert 0 < sent < chunks
+        told = events(b"".join(reply.iter_raw()))
+    said = [event["choices"][0]["delta"].get("content", "") for event in told[:-1]]
+    assert "".join(said) == text * chunks
+    assert told[-1] == "[DONE]"
+    assert bench.call().sampled_tokens == chunks

@@ -1,0 +1,51 @@
+"""Health and metrics: what supervisors and collectors ask every few seconds.
+
+They stand outside the control framework, which a proxy that is only asked for these never loads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Final
+
+import orjson
+
+from proxy.canonical import ApiError
+from proxy.client import Client
+from proxy.services import Services
+
+Running = Callable[[], Services]
+"""The services, or :class:`ApiError` (503) while there are none."""
+Probe = Callable[[Client, Running], Awaitable[None]]
+"""Answers one request. Raises :class:`ApiError`."""
+
+
+async def health(client: Client, _: Running) -> None:
+    """The process is there."""
+    await client.respond(200, b'{"status":"ok"}')
+
+
+async def ready(client: Client, running: Running) -> None:
+    """503 while no engine can be used; ``engines`` are their circuits."""
+    engines = running().engines
+    well = await engines.check()
+    circuits = [state.circuit for state in engines.states()]
+    status = "ready" if well else "engine_unreachable"
+    body = orjson.dumps({"status": status, "engines": circuits})
+    await client.respond(200 if well else 503, body)
+
+
+async def metrics(client: Client, running: Running) -> None:
+    """Prometheus text; for the admin key. Raises :class:`ApiError`."""
+    services = running()
+    caller = await services.sessions.authenticate(client.headers, client.address)
+    if not caller.admin:
+        raise ApiError("permission", "this needs the admin key", status=403)
+    await client.respond(200, await services.governor.metrics(), "text/plain; version=0.0.4")
+
+
+PROBES: Final[Mapping[str, Probe]] = {
+    "/healthz": health,
+    "/readyz": ready,
+    "/metrics": metrics,
+}

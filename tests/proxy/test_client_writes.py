@@ -1,0 +1,114 @@
+"""What is written to a client arrives whole and in order, whatever server carries it."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import httpx
+import pytest
+import uvicorn
+
+from proxy.client import Client
+from proxy.http_protocol import StreamingProtocol
+
+Answer = Callable[[Client], Awaitable[None]]
+SERVERS = pytest.mark.parametrize("http", [StreamingProtocol, "httptools", "h11"])
+
+
+@contextmanager
+def serving(answer: Answer, http: Any) -> Iterator[str]:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await answer(Client(scope, receive, send))
+
+    listener = socket.create_server(("127.0.0.1", 0))
+    config = uvicorn.Config(app, http=http, lifespan="off", log_level="critical", ws="none")
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        thread.join(10)
+        listener.close()
+
+
+@SERVERS
+def test_nothing_overtakes_what_was_handed_over_before(http: Any) -> None:
+    async def answer(client: Client) -> None:
+        client.start_stream("text/plain")
+        for number in range(50):
+            client.write(b"%d," % number)
+            if number % 20 == 0:
+                await asyncio.sleep(0)
+        await client.finish(b"end")
+
+    with serving(answer, http) as url, httpx.Client() as asking:
+        expected = "".join(f"{number}," for number in range(50)) + "end"
+        assert [asking.get(url).text for _ in range(3)] == [expected] * 3
+
+
+@SERVERS
+def test_a_chunk_leaves_while_the_application_waits_for_something_else(http: Any) -> None:
+    told = threading.Event()
+
+    async def answer(client: Client) -> None:
+        client.start_stream("text/plain")
+        client.write(b"first")
+        await asyncio.to_thread(told.wait, 10)
+        await client.finish(b"last")
+
+    with serving(answer, http) as url, httpx.stream("GET", url) as reply:
+        pieces = reply.iter_raw()
+        assert next(pieces) == b"first"
+        told.set()
+        assert b"".join(pieces) == b"last"
+
+
+@SERVERS
+def test_a_client_that_has_gone_costs_nothing(http: Any) -> None:
+    gone, over = threading.Event(), threading.Event()
+
+    async def answer(client: Client) -> None:
+        client.start_stream("text/plain")
+        client.write(b"first")
+        await asyncio.to_thread(gone.wait, 10)
+        for _ in range(200):
+            client.write(b"x" * 65536)
+            await asyncio.sleep(0)
+        await client.finish(b"last")
+        over.set()
+
+    with serving(answer, http) as url:
+        with httpx.stream("GET", url) as reply:
+            assert next(reply.iter_raw()) == b"first"
+        gone.set()
+        assert over.wait(10)
+
+
+@SERVERS
+def test_a_slow_client_is_told_to_be_waited_for_and_gets_all(http: Any) -> None:
+    waited: list[int] = []
+
+    async def answer(client: Client) -> None:
+        client.start_stream("text/plain")
+        for number in range(300):
+            blocked = client.write(b"x" * 65536)
+            if blocked is not None:
+                waited.append(number)
+                client.write(b"y")  # kept, in its order
+                await blocked
+        await client.finish(b"end")
+
+    with serving(answer, http) as url, httpx.stream("GET", url) as reply:
+        time.sleep(0.5)
+        body = b"".join(reply.iter_raw())
+    assert waited
+    assert body.endswith(b"end")
+    assert len(body) == 300 * 65536 + len(waited) + 3

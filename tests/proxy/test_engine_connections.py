@@ -1,0 +1,288 @@
+"""The client that asks engines: bytes in as they come, connections kept, faults told apart."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from proxy.engine_connections import ConnectionBroke, ConnectionFailed, EngineConnections
+
+Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+
+OK = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"
+STREAM = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
+
+
+def chunk(data: bytes) -> bytes:
+    return b"%x\r\n%b\r\n" % (len(data), data)
+
+
+@dataclass
+class Served:
+    """A server whose every request is answered by ``answer``."""
+
+    port: int = 0
+    heads: list[bytes] = field(default_factory=list)
+    bodies: list[bytes] = field(default_factory=list)
+    connections: int = 0
+    closed: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+
+@asynccontextmanager
+async def serving(answer: Handler) -> AsyncIterator[Served]:
+    served = Served()
+
+    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        served.connections += 1
+        try:
+            while True:
+                head = await reader.readuntil(b"\r\n\r\n")
+                served.heads.append(head)
+                length = int(head.split(b"content-length: ")[1].split(b"\r\n")[0])
+                served.bodies.append(await reader.readexactly(length))
+                await answer(reader, writer)
+        except (asyncio.IncompleteReadError, ConnectionError):
+            pass
+        finally:
+            served.closed.set()
+            writer.close()
+
+    server = await asyncio.start_server(handle, "127.0.0.1", 0)
+    served.port = server.sockets[0].getsockname()[1]
+    try:
+        yield served
+    finally:
+        server.close()
+
+
+def says(*writes: bytes, close: bool = False) -> Handler:
+    async def answer(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        for data in writes:
+            writer.write(data)
+            await writer.drain()
+            await asyncio.sleep(0.02)
+        if close:
+            writer.close()
+
+    return answer
+
+
+@asynccontextmanager
+async def connected(url: str, **options: Any) -> AsyncIterator[EngineConnections]:
+    given = {"api_key": None, "limit": 8, "connect_timeout_s": 5.0, "stall_timeout_s": 5.0}
+    connections = EngineConnections(url, **(given | options))
+    try:
+        yield connections
+    finally:
+        await connections.close()
+
+
+async def asked(connections: EngineConnections, body: bytes = b"{}") -> bytes:
+    reply = await connections.request("POST", "/v1/x", body)
+    return await reply.read()
+
+
+async def test_a_connection_serves_the_next_request_too() -> None:
+    async with serving(says(OK)) as served, connected(served.url) as connections:
+        assert [await asked(connections) for _ in range(3)] == [b"ok"] * 3
+        assert served.connections == 1
+
+
+async def test_a_reply_that_ends_with_its_connection_is_whole() -> None:
+    old = b"HTTP/1.0 200 OK\r\n\r\n"
+    async with serving(says(old, b"all of ", b"it", close=True)) as served:
+        async with connected(served.url) as connections:
+            assert await asked(connections) == b"all of it"
+            assert await asked(connections) == b"all of it"
+        assert served.connections == 2
+
+
+async def test_a_reply_shorter_than_announced_is_broken() -> None:
+    cut = b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\nhalf"
+    async with serving(says(cut, close=True)) as served, connected(served.url) as connections:
+        with pytest.raises(ConnectionBroke):
+            await asked(connections)
+
+
+@pytest.mark.parametrize(
+    "nonsense",
+    [
+        b"SMTP ready\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\ncontent-length: x\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\n" + b"a: " + b"b" * 100_000 + b"\r\n\r\n",
+        b"HTTP/1.1 101 Switching\r\nconnection: upgrade\r\nupgrade: websocket\r\n\r\n",
+        OK + OK,
+    ],
+    ids=["no_http", "bad_length", "endless_headers", "upgrade", "answered_twice"],
+)
+async def test_what_makes_no_sense_ends_the_connection(nonsense: bytes) -> None:
+    async with serving(says(nonsense)) as served, connected(served.url) as connections:
+        with pytest.raises(ConnectionBroke):
+            await asked(connections)
+
+
+async def test_nothing_listens_there() -> None:
+    async with serving(says(OK)) as served:
+        url = served.url
+    async with connected(url) as connections:
+        with pytest.raises(ConnectionFailed):
+            await asked(connections)
+
+
+async def test_interim_replies_are_passed_over() -> None:
+    interim = b"HTTP/1.1 103 Early Hints\r\nlink: x\r\n\r\n"
+    async with serving(says(interim, OK)) as served, connected(served.url) as connections:
+        reply = await connections.request("POST", "/v1/x", b"{}")
+        assert (reply.status, "link" in reply.headers) == (200, False)
+        assert await reply.read() == b"ok"
+
+
+async def test_each_read_reaches_its_follower_at_once_and_whole() -> None:
+    wanted = asyncio.Event()
+
+    async def answer(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(STREAM + chunk(b"one") + chunk(b"two"))
+        await wanted.wait()
+        writer.write(chunk(b"three") + b"0\r\n\r\n")
+
+    seen: list[bytes] = []
+
+    def follow(body: bytes) -> None:
+        seen.append(body)
+        wanted.set()
+
+    async with serving(answer) as served, connected(served.url) as connections:
+        reply = await connections.request("POST", "/v1/x", b"{}")
+        await reply.follow(follow)
+        assert seen == [b"onetwo", b"three"]
+
+
+async def test_a_follower_that_is_slow_holds_the_engine_back() -> None:
+    piece, sent = b"x" * 65536, 0
+
+    async def answer(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal sent
+        writer.write(STREAM)
+        for _number in range(400):
+            writer.write(chunk(piece))
+            await writer.drain()
+            sent += 1
+        writer.write(b"0\r\n\r\n")
+
+    async with serving(answer) as served, connected(served.url) as connections:
+        ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        taken = 0
+
+        def follow(body: bytes) -> asyncio.Future[None] | None:
+            nonlocal taken
+            taken += len(body)
+            return None if ready.done() else ready
+
+        reply = await connections.request("POST", "/v1/x", b"{}")
+        following = asyncio.ensure_future(reply.follow(follow))
+        await asyncio.sleep(0.3)
+        assert sent < 400
+        assert taken <= 1 << 20
+        ready.set_result(None)
+        await following
+        assert taken == 400 * len(piece)
+
+
+async def test_what_a_follower_raises_reaches_who_waits_and_ends_the_connection() -> None:
+    def follow(_: bytes) -> None:
+        raise ZeroDivisionError
+
+    answer = says(STREAM, chunk(b"one"), chunk(b"two"))
+    async with serving(answer) as served, connected(served.url) as connections:
+        reply = await connections.request("POST", "/v1/x", b"{}")
+        with pytest.raises(ZeroDivisionError):
+            await reply.follow(follow)
+        await gone(served)
+
+
+async def test_who_needs_no_more_goes_on_and_the_connection_stays() -> None:
+    tail = asyncio.Event()
+
+    async def answer(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(STREAM + chunk(b"enough"))
+        await tail.wait()
+        writer.write(b"0\r\n\r\n")
+
+    async with serving(answer) as served, connected(served.url) as connections:
+        reply = await connections.request("POST", "/v1/x", b"{}")
+        await reply.follow(lambda _: reply.leave())
+        tail.set()
+        await asyncio.sleep(0.05)
+        second = await connections.request("POST", "/v1/x", b"{}")
+        await second.follow(lambda _: second.leave())
+        assert served.connections == 1
+
+
+async def test_closing_a_reply_that_is_not_whole_ends_its_connection() -> None:
+    answer = says(STREAM, chunk(b"one"))
+    async with serving(answer) as served, connected(served.url) as connections:
+        reply = await connections.request("POST", "/v1/x", b"{}")
+        reply.close()
+        await gone(served)
+
+
+async def test_silence_is_given_up_and_time_with_bytes_is_not_silence() -> None:
+    slow = says(STREAM, *[chunk(b".")] * 15, b"0\r\n\r\n")
+    async with serving(slow) as served, connected(served.url, stall_timeout_s=0.2) as connections:
+        assert await asked(connections) == b"." * 15
+    mute = says(STREAM)
+    async with serving(mute) as served, connected(served.url, stall_timeout_s=0.2) as connections:
+        with pytest.raises(TimeoutError):
+            await asked(connections)
+        await gone(served)
+
+
+async def test_requests_beyond_the_limit_wait_for_a_connection() -> None:
+    async def answer(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await asyncio.sleep(0.02)
+        writer.write(OK)
+
+    async with serving(answer) as served, connected(served.url, limit=2) as connections:
+        asking = [asyncio.ensure_future(asked(connections)) for _ in range(8)]
+        await asyncio.sleep(0)
+        asking[2].cancel()  # its turn goes to another
+        replies = await asyncio.gather(*asking, return_exceptions=True)
+        assert replies.count(b"ok") == 7
+        assert served.connections == 2
+
+
+async def test_an_engine_behind_a_path_and_a_password() -> None:
+    async with serving(says(OK)) as served:
+        url = f"http://me:s%40fe@127.0.0.1:{served.port}/far/away"
+        async with connected(url) as connections:
+            await asked(connections, b'{"a":1}')
+        (head,) = served.heads
+        assert head.startswith(b"POST /far/away/v1/x HTTP/1.1\r\n")
+        assert b"authorization: Basic " + base64.b64encode(b"me:s@fe") in head
+        assert served.bodies == [b'{"a":1}']
+
+
+@pytest.mark.parametrize(
+    ("url", "api_key"), [("ftp://engine", None), ("engine", None), ("http://engine", "a\r\nb: c")]
+)
+async def test_an_address_or_key_that_cannot_be_sent_is_refused(
+    url: str, api_key: str | None
+) -> None:
+    with pytest.raises(ValueError, match="engine"):
+        async with connected(url, api_key=api_key):
+            pass
+
+
+async def gone(served: Served) -> None:
+    """Returns when the server has seen its connection end."""
+    await asyncio.wait_for(served.closed.wait(), 5)
