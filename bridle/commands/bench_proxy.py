@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from typing import Annotated, Any
 
 import typer
@@ -25,6 +26,8 @@ def proxy(
     """Recorded calls a second, added latency, streams and memory of the proxy."""
     from bridle.bench.proxy import CASES, measure
 
+    if find_spec("aiohttp") is None:
+        fail("the floor is a pass-through on aiohttp: pip install 'bridle[bench]'")
     known = [one.name for one in CASES]
     if unknown := [name for name in case or () if name not in known]:
         fail(f"there is no case {unknown[0]}; there are {', '.join(known)}")
