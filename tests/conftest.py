@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import settings
 
 from reconstruct.audit import audit
 from store.database import revision
@@ -42,6 +43,11 @@ AUDITED = (
 """Rooms whose tests record what holds together unless they are marked ``damages_store``."""
 
 AuditStore = Callable[[Path], None]
+
+
+# How long an example takes says nothing here: other jobs may share the machine.
+settings.register_profile("suite", deadline=None)
+settings.load_profile("suite")
 
 
 def pytest_configure() -> None:

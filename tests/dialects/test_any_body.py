@@ -214,7 +214,7 @@ def test_the_bodies_that_are_mutated_here_are_valid(
 
 
 @pytest.mark.parametrize("parse", [parse for parse, _ in PARSERS])
-@settings(suppress_health_check=[HealthCheck.too_slow], deadline=None)
+@settings(suppress_health_check=[HealthCheck.too_slow])
 @given(st.data())
 def test_arbitrary_json_is_a_request_or_a_400(
     parse: Callable[[bytes], Request], json_values: Any, data: Any
@@ -223,7 +223,7 @@ def test_arbitrary_json_is_a_request_or_a_400(
 
 
 @pytest.mark.parametrize(("parse", "body"), PARSERS)
-@settings(suppress_health_check=[HealthCheck.too_slow], deadline=None)
+@settings(suppress_health_check=[HealthCheck.too_slow])
 @given(st.data())
 def test_a_mutated_body_is_a_request_or_a_400(
     parse: Callable[[bytes], Request], body: dict[str, Any], mutated: Any, data: Any
@@ -233,7 +233,7 @@ def test_a_mutated_body_is_a_request_or_a_400(
 
 @pytest.mark.long
 @pytest.mark.parametrize(("parse", "body"), PARSERS)
-@settings(max_examples=10_000, suppress_health_check=list(HealthCheck), deadline=None)
+@settings(max_examples=10_000, suppress_health_check=list(HealthCheck))
 @given(st.data())
 def test_ten_thousand_mutated_bodies_are_requests_or_400s(
     parse: Callable[[bytes], Request], body: dict[str, Any], mutated: Any, data: Any

@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer as BackendTokenizer
 from tokenizers import decoders, models, normalizers, trainers
@@ -23,7 +23,6 @@ def cut(text: str, cuts: list[int]) -> list[str]:
 
 
 @given(ids=st.lists(st.integers(0, 500), max_size=60))
-@settings(deadline=None)
 def test_pieces_of_byte_level_tokens_add_up_to_the_tokenizers_own_text(
     tokenizer: Tokenizer, ids: list[int]
 ) -> None:

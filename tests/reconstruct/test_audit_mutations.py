@@ -76,7 +76,6 @@ def objections(tree, samples):
 
 many = settings(
     max_examples=EXAMPLES,
-    deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 

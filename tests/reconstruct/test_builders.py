@@ -227,9 +227,7 @@ def plans(draw):
 
 
 @given(plan=plans())
-@settings(
-    max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=80, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_tokens_are_conserved_whatever_the_session_looks_like(reader, record, plan):
     session, ids = record(), []
     for prompt, sampled, parent, kind, status in plan:

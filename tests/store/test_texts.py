@@ -4,7 +4,7 @@ import json
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from store.bodies import Splice
@@ -70,7 +70,6 @@ def test_every_span_has_its_own_text_and_unknown_tokens_have_none():
     assert VOCABULARY.texts([ids(9_999_999)]) == [b""]
 
 
-@settings(deadline=None)
 @given(st.lists(st.binary(max_size=300), max_size=20))
 def test_a_vocabulary_comes_back_under_its_own_name(pieces):
     vocabulary = Vocabulary(pieces)
@@ -87,7 +86,6 @@ def test_vocabularies_that_differ_have_other_names():
 # -- streams as columns --------------------------------------------------------------------------
 
 
-@settings(deadline=None)
 @given(st.lists(st.text(max_size=12), max_size=12), st.sampled_from(["\n\n", "\n", "\r\n\n", ""]))
 def test_a_stream_comes_back_byte_for_byte_if_it_has_columns(words, border):
     for data in (
@@ -130,7 +128,6 @@ PARTS = st.builds(
 )
 
 
-@settings(deadline=None)
 @given(PARTS, st.lists(st.integers(0, 400), max_size=30), st.booleans())
 def test_texts_come_back_whatever_they_are_packed_against(texts, said, streamed):
     tokens = CallTokens(ids(*said), None, (ids(*said), ids()))

@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import settings
 
 from reconstruct.samples import Conservation, Episode, Sample
 from store.records import CallKind, Reward, SessionRecord
@@ -22,10 +21,6 @@ from trainer.model import load_policy
 from trainer.tiny import TinyShape, make_policy, train_tokenizer
 
 VOCABULARY = 64
-
-# How long an example takes says nothing here: other jobs may share the machine.
-settings.register_profile("trainer", deadline=None)
-settings.load_profile("trainer")
 
 
 @pytest.fixture(autouse=True)
