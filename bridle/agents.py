@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import shlex
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,8 @@ INSTALLED: dict[str, type[Any]] = {
     "gemini-cli": GeminiCli,
     "mini-swe-agent": MiniSweAgent,
 }
+RUNTIMES: dict[str, Callable[[], Runtime]] = {"mini-swe-agent": MiniSweAgent().runtime}
+"""Of those that have one of their own."""
 VERIFIERS: dict[str, type[Any]] = {
     "number": NumberAnswer,
     "exact": ExactAnswer,
@@ -50,8 +53,7 @@ def agent(named: str) -> tuple[Adapter, Runtime]:
     line with ``{prompt}`` in it.
     """
     if named in INSTALLED:
-        adapter = INSTALLED[named]()
-        return adapter, adapter.runtime() if isinstance(adapter, MiniSweAgent) else LocalRuntime()
+        return INSTALLED[named](), RUNTIMES.get(named, LocalRuntime)()
     if named.endswith(".py") and Path(named).is_file():
         return PythonAgent(Path(named)), WarmRuntime()
     if "{prompt}" in named:
