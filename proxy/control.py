@@ -126,6 +126,9 @@ async def create_session(
         task = TaskRecord(**new.task.model_dump(), created_at=now)
         try:
             await asyncio.to_thread(services.writer.upsert_task, task)
+        except RecordRejected as error:
+            told = f"the task cannot be stored: {error}"
+            raise ApiError("invalid_request", told, status=422, param="task") from error
         except StoreUnavailable as error:
             raise store_unavailable() from error
     key = new_session_key()

@@ -55,6 +55,13 @@ def test_a_taken_name_is_a_409_and_an_unknown_field_a_422(control: Any) -> None:
     assert control.post("/sessions", content=b"{").status_code == 422
 
 
+def test_a_task_that_cannot_be_stored_is_a_422(control: Any) -> None:
+    task = {"id": "t1", "suite": "sums", "split": "train", "payload": {"answer": 2**70}}
+    refused = control.post("/sessions", json={"task": task})
+    assert refused.status_code == 422
+    assert refused.json()["error"]["param"] == "task"
+
+
 def test_rewards_are_kept_exactly_and_late_ones_are_welcome(bench: Any, control: Any) -> None:
     made = control.post("/sessions", json={}).json()
     value = 0.1 + 0.2
