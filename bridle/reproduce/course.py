@@ -83,8 +83,8 @@ def settings_for(harness: str) -> DemoSettings:
         epochs=2,
         groups=12,
         group_size=8,
-        max_steps=20,
+        max_steps=24,
         minutes=150.0,
-        parallel=4,
+        parallel=6,
         timeout_s=120.0,
     )
