@@ -11,7 +11,7 @@ from typing import Final, Protocol
 
 from tokenizers import decoders
 
-from engine.tokenizer import Tokenizer, byte_alphabet
+from engine.tokenizer import Tokenizer
 
 REPLACEMENT: Final = "\ufffd"
 
@@ -38,20 +38,11 @@ class Vocabulary:
             token_id for token_id, token in added.items() if token.special
         )
         self.byte_level = isinstance(tokenizer.backend.decoder, decoders.ByteLevel)
-        self._bytes: dict[int, bytes] = {}
-        self._alphabet = byte_alphabet()
+        self._bytes = tokenizer.vocabulary() if self.byte_level else []
 
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes a byte-level token stands for; unknown ids stand for nothing."""
-        found = self._bytes.get(token_id)
-        if found is None:
-            token = self.tokenizer.backend.id_to_token(token_id) or ""
-            try:
-                found = bytes(self._alphabet[character] for character in token)
-            except KeyError:
-                found = token.encode()
-            self._bytes[token_id] = found
-        return found
+        return self._bytes[token_id] if token_id < len(self._bytes) else b""
 
     def token_text(self, token_id: int) -> str:
         """One token on its own, as logprob entries show it."""

@@ -141,7 +141,7 @@ def token_bytes(backend: BackendTokenizer) -> list[bytes]:
     """
     added = {id: str(token.content) for id, token in backend.get_added_tokens_decoder().items()}
     pieces = {id: piece for piece, id in backend.get_vocab(with_added_tokens=True).items()}
-    alphabet = byte_alphabet()
+    alphabet = _byte_alphabet()
     found = [b""] * (max(pieces, default=-1) + 1)
     for id, piece in pieces.items():
         if id in added:
@@ -161,7 +161,7 @@ def _piece_bytes(piece: str, alphabet: Mapping[str, int]) -> bytes:
         return piece.replace("\u2581", " ").encode()
 
 
-def byte_alphabet() -> dict[str, int]:
+def _byte_alphabet() -> dict[str, int]:
     """GPT-2's printable stand-ins for bytes: character to byte."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     alphabet = {chr(byte): byte for byte in printable}

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, Final
 
 import orjson
@@ -95,16 +96,10 @@ class Upstream:
         return self._models if fresh else ()
 
     async def _read_models(self) -> tuple[dict[str, Any], ...]:
-        try:
+        with _told("the engine's model list"):
             response = await self._connections.request("GET", MODELS)
             cards = orjson.loads(await response.read())["data"]
             return tuple(card for card in cards if "id" in card)
-        except _CONNECTION_ERRORS as error:
-            raise connection_error(error) from error
-        except (ValueError, KeyError, TypeError) as error:
-            raise ApiError(
-                "upstream_error", "the engine's model list cannot be read", status=502
-            ) from error
 
     async def count_tokens(self, request: Request, model: str) -> int:
         """How many prompt tokens the engine's own template makes of ``request``."""
@@ -118,14 +113,8 @@ class Upstream:
         response = await self.post(TOKENIZE, orjson.dumps(body), "count")
         if response.status != 200:
             raise await refusal(response)
-        try:
+        with _told("the engine's token count"):
             return int(orjson.loads(await response.read())["count"])
-        except _CONNECTION_ERRORS as error:
-            raise connection_error(error) from error
-        except (ValueError, KeyError, TypeError) as error:
-            raise ApiError(
-                "upstream_error", "the engine's token count cannot be read", status=502
-            ) from error
 
     async def healthy(self) -> bool:
         try:
@@ -224,6 +213,17 @@ class EngineStream:
             self._over = True
             self._failure = failure
         return events
+
+
+@contextmanager
+def _told(what: str) -> Iterator[None]:
+    """Reads ``what`` off the engine. Raises :class:`ApiError` when that fails."""
+    try:
+        yield
+    except _CONNECTION_ERRORS as error:
+        raise connection_error(error) from error
+    except (ValueError, KeyError, TypeError) as error:
+        raise ApiError("upstream_error", f"{what} cannot be read", status=502) from error
 
 
 def connection_error(error: Exception) -> ApiError:

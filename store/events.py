@@ -10,6 +10,7 @@ from __future__ import annotations
 from itertools import islice
 from typing import Final
 
+from store.bodies import shared_ends
 from store.varint import read_varints, varints
 from store.vocabulary import SEPARATOR
 
@@ -85,16 +86,6 @@ def _events(stream: bytes) -> list[bytes]:
 
 def _ends(left: bytes, right: bytes) -> tuple[bytes, bytes]:
     """What two events share at both ends, up to a quote: words may begin alike by chance."""
-    limit = min(len(left), len(right))
-    differs = int.from_bytes(left[:limit], "little") ^ int.from_bytes(right[:limit], "little")
-    start = left[: left.rfind(b'"', 0, _equal_bytes(differs, limit)) + 1]
-    limit -= len(start)
-    differs = int.from_bytes(left[-limit:], "big") ^ int.from_bytes(right[-limit:], "big")
-    at = left.find(b'"', len(left) - _equal_bytes(differs, limit)) if limit else -1
-    return start, left[at:] if at >= 0 else b""
-
-
-def _equal_bytes(differs: int, limit: int) -> int:
-    """How many of the lowest bytes are 0, ``limit`` at most: as numbers, two pieces are compared
-    in two steps."""
-    return ((differs & -differs).bit_length() - 1) // 8 if differs else limit
+    prefix, suffix = shared_ends(left, right)
+    at = left.find(b'"', len(left) - suffix)
+    return left[: left.rfind(b'"', 0, prefix) + 1], left[at:] if at >= 0 else b""

@@ -136,7 +136,7 @@ def read_laid_out(data: bytes) -> Texts:
 
 
 def pack_texts(laid_out: bytes, context: Context, tokens: CallTokens) -> bytes:
-    """``calls.texts``; without a context it is packed by itself."""
+    """``calls.texts``, for :func:`unpack_texts` with the same dictionary."""
     return pack_against(laid_out, context.dictionary(tokens))
 
 
