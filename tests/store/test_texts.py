@@ -4,7 +4,7 @@ import json
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from store.bodies import Splice
@@ -87,6 +87,7 @@ def test_vocabularies_that_differ_have_other_names():
 
 
 @given(st.lists(st.text(max_size=12), max_size=12), st.sampled_from(["\n\n", "\n", "\r\n\n", ""]))
+@example(["one", "two", "three", "four", "\n"], "\n\n")
 def test_a_stream_comes_back_byte_for_byte_if_it_has_columns(words, border):
     for data in (
         stream(words),
