@@ -1,7 +1,8 @@
 """What waits to be written: records queued from any thread or event loop, and who waits for them.
 
 Group commit needs both ends: the writing thread takes all that has gathered at once, and everybody
-who waits for one of these records is told when the transaction is over.
+who waits for one of these records is told when the transaction is over. Nobody waits for the beginning
+of a call: it lies for a moment, and goes with the call's end when that comes first.
 """
 
 from __future__ import annotations
@@ -24,8 +25,9 @@ log = logging.getLogger("bridle.store")
 _MAX_BATCH: Final = 2048
 """Jobs taken at once: enough to fill a transaction, few enough that nobody waits for seconds."""
 
-_GATHER_S: Final = 0.02
-"""The longest that records nobody waits for lie before they are taken."""
+_GATHER_S: Final = 0.05
+"""The longest that a call's beginning, for which nobody waits, lies before it is written: a call
+that is over sooner is written once and not twice."""
 
 
 @dataclass(slots=True, eq=False)
@@ -47,15 +49,16 @@ class JobQueue:
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._jobs: deque[Job] = deque()
+        """In the order in which they are written."""
+        self._early: dict[str, tuple[float, Job]] = {}
+        """Beginnings by what they begin, oldest first, and until when each may lie."""
         self._wake = threading.Condition()
         self._open = False
         self._dozing = False
-        """The taker sleeps until it is woken: nothing was queued for a while."""
-        self._pressing = False
-        """Somebody waits for a job in the queue."""
+        """The taker sleeps until it is woken: there is nothing to take, now or soon."""
 
     def __len__(self) -> int:
-        return len(self._jobs)
+        return len(self._jobs) + len(self._early)
 
     @property
     def is_open(self) -> bool:
@@ -71,40 +74,64 @@ class JobQueue:
             self._wake.notify()
         return was_open
 
-    def put(self, job: Job, refuse: bool = True) -> None:
-        """Raises :class:`StoreClosed`, and :class:`StoreBusy` when the queue is full and the job
-        may be refused."""
+    def put_beginning(self, name: str, job: Job) -> None:
+        """Queues a job nobody waits for, to be written with the end of ``name`` if that comes soon.
+
+        Raises what :meth:`put` raises.
+        """
         with self._wake:
-            if not self._open:
-                raise StoreClosed("the store's writer is not running")
-            if refuse and len(self._jobs) >= self._limit:
-                raise StoreBusy(f"{len(self._jobs)} records wait to be written")
-            self._jobs.append(job)
-            if self._dozing or (job.done is not None and not self._pressing):
+            self._admit(refuse=True)
+            self._early[name] = (time.monotonic() + _GATHER_S, job)
+            if self._dozing:
                 self._wake.notify()
-            self._pressing = self._pressing or job.done is not None
+
+    def put(self, job: Job, *, refuse: bool = True, ends: str | None = None) -> None:
+        """Queues a job that somebody waits for. It follows the beginning that it ``ends``; one that
+        ends none may need any of them, and follows all.
+
+        Raises :class:`StoreClosed`, and :class:`StoreBusy` when the queue is full and the job may
+        be refused.
+        """
+        with self._wake:
+            self._admit(refuse)
+            if not self._jobs:
+                self._wake.notify()
+            if ends is None:
+                self._jobs.extend(early for _, early in self._early.values())
+                self._early.clear()
+            elif (begun := self._early.pop(ends, None)) is not None:
+                self._jobs.append(begun[1])
+            self._jobs.append(job)
 
     def take(self, until: float) -> list[Job]:
-        """What is queued, as soon as somebody waits for it or it has lain for a moment; empty at
-        ``until`` (of the monotonic clock) or when closed."""
+        """What is to be written now, as soon as there is something; empty at ``until`` (of the
+        monotonic clock) or when closed."""
         with self._wake:
-            self._gather()
-            while not self._jobs and self._open:
-                left = until - time.monotonic()
-                if left <= 0:
-                    return []
-                self._dozing = True
-                self._wake.wait(left)
+            while True:
+                now = time.monotonic()
+                next_early = self._release(now)
+                if self._jobs or now >= until or not self._open:
+                    break
+                self._dozing = next_early is None
+                self._wake.wait(min(until, next_early or until) - now)
                 self._dozing = False
-                self._gather()
-            count = min(len(self._jobs), _MAX_BATCH)
-            jobs = [self._jobs.popleft() for _ in range(count)]
-            self._pressing = bool(self._jobs)
-            return jobs
+            return [self._jobs.popleft() for _ in range(min(len(self._jobs), _MAX_BATCH))]
 
-    def _gather(self) -> None:
-        if self._open and not self._pressing:
-            self._wake.wait(_GATHER_S)
+    def _admit(self, refuse: bool) -> None:
+        if not self._open:
+            raise StoreClosed("the store's writer is not running")
+        if refuse and len(self) >= self._limit:
+            raise StoreBusy(f"{len(self)} records wait to be written")
+
+    def _release(self, now: float) -> float | None:
+        """Queues the beginnings that have lain long enough; when the next one will have."""
+        while self._early:
+            name, (due, job) = next(iter(self._early.items()))
+            if due > now and self._open:
+                return due
+            del self._early[name]
+            self._jobs.append(job)
+        return None
 
 
 def deliver(outcomes: Sequence[Outcome]) -> None:

@@ -3,8 +3,8 @@
 Callers hand over records and wait for the commit; while one transaction is written the next batch
 gathers, so that the disk is waited for once per batch and not once per call (group commit).
 
-- The beginnings of calls, for which nobody waits, wake no one: they go with the next record that
-  somebody waits for, or a moment later (``store/job_queue.py``).
+- The beginning of a call, for which nobody waits, lies for a moment: a call that is over by then
+  is written in one piece (``store/job_queue.py``).
 - A call's end may always be queued: there are never more of them than calls that were let in.
   Everything else is turned away with ``StoreBusy`` when ``queue_limit`` records wait.
 - A record that the database refuses fails alone: its batch is written again one by one.
@@ -168,18 +168,19 @@ class Writer:
 
     def begin_call(self, begun: CallBegun) -> None:
         """Queues the beginning of a call. Raises :class:`StoreBusy` when the queue is full."""
-        self._queue.put(Job((self._redactor.begun(begun) if self._redactor else begun,)))
+        record = self._redactor.begun(begun) if self._redactor else begun
+        self._queue.put_beginning(begun.id, Job((record,)))
 
     async def end_call(self, ended: CallEnded) -> None:
         """Returns once the call is committed: then the client may see its terminal event.
 
         Raises :class:`StoreUnavailable` (:class:`RecordRejected` when it is this call's fault).
         """
-        await self._commit(self._redacted(ended), refuse=False)
+        await self._commit(self._redacted(ended), refuse=False, ends=ended.id)
 
     def end_call_sync(self, ended: CallEnded) -> None:
         """:meth:`end_call` for a thread."""
-        self._commit_sync(self._redacted(ended), refuse=False)
+        self._commit_sync(self._redacted(ended), refuse=False, ends=ended.id)
 
     def _redacted(self, ended: CallEnded) -> CallEnded:
         return self._redactor.ended(ended) if self._redactor else ended
@@ -268,16 +269,20 @@ class Writer:
 
     # -- the queue -------------------------------------------------------------------------------
 
-    async def _commit(self, *records: Record, refuse: bool = True) -> None:
+    async def _commit(
+        self, *records: Record, refuse: bool = True, ends: str | None = None
+    ) -> None:
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._queue.put(Job(records, done), refuse)
+        self._queue.put(Job(records, done), refuse=refuse, ends=ends)
         await done
 
-    def _commit_sync(self, *records: Record, refuse: bool = True) -> None:
+    def _commit_sync(
+        self, *records: Record, refuse: bool = True, ends: str | None = None
+    ) -> None:
         if not records:
             return
         done: Future[None] = Future()
-        self._queue.put(Job(records, done), refuse)
+        self._queue.put(Job(records, done), refuse=refuse, ends=ends)
         done.result()
 
     # -- the thread ------------------------------------------------------------------------------
