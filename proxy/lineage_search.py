@@ -69,6 +69,8 @@ class Search:
         )
         self.cut: list[_Place] = []
         """Replies of which the request echoes only a part, their history standing unchanged."""
+        self.passed_over: list[tuple[Below, Turn]] = []
+        """Calls after whose question, unchanged, something else than a reply stands."""
 
     def link(self) -> Link:
         """The verdict."""
@@ -83,13 +85,14 @@ class Search:
             link = self._compacted(link)
         if link.parent is not None and not link.parent.choices:
             link = replace(link, break_reason=BreakReason.PARENT_WITHOUT_IDS)
-        earlier, unknown = self._retry(link), self._unknown()
-        if earlier is None and not unknown:
+        earlier, dropped, unknown = self._retry(link), self._dropped(link), self._unknown()
+        if earlier is None and dropped is None and not unknown:
             return link
         return replace(
             link,
             retry_of=earlier.call_id if earlier is not None else None,
             retry_after=earlier.status if earlier is not None else None,
+            dropped=dropped.call_id if dropped is not None else None,
             unknown=unknown,
         )
 
@@ -116,6 +119,8 @@ class Search:
                 end = start + len(turn.seen.units)
                 if digests[start:end] != turn.seen.units:
                     continue
+                if end < len(digests) and self.units[end].message is None:
+                    self.passed_over.append((below, turn))
                 for place in self._replies_at(turn, end):
                     if place.match.part == "prefix":
                         self.cut.append(place)
@@ -380,6 +385,24 @@ class Search:
             if turn.seen.agent == self.seen.agent:
                 return None if self.index.echoed(turn) else turn
         return None
+
+    def _dropped(self, link: Link) -> Turn | None:
+        """The call whose whole question stands in the request, and whose reply does not: what came
+        next stands in its place."""
+        if not self.passed_over:
+            return None
+        below = (link.base.call_id, link.choice) if link.base is not None else None
+        asked = [
+            turn
+            for above, turn in self.passed_over
+            if above == below
+            and turn.choices
+            and (turn.seen.system, turn.seen.tools) == (self.seen.system, self.seen.tools)
+            and turn.seen.agent == self.seen.agent
+            and not self.index.echoed(turn)
+        ]
+        # Each call tells of the reply before it: earlier ones were told of by then.
+        return max(asked, key=lambda turn: len(turn.seen.units), default=None)
 
     def _known_ids(self, unit: Unit) -> tuple[str, ...]:
         turns = self.index.turns

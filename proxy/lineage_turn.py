@@ -247,6 +247,8 @@ class Link:
     """An earlier call that asked the same and failed, was cut, or has not been echoed so far."""
     retry_after: CallStatus | None = None
     """How that call ended."""
+    dropped: str | None = None
+    """An earlier call whose question the request repeats and goes on from without its reply."""
     unknown: tuple[str, ...] = ()
     """Call ids that the request echoes and this session's memory does not hold: calls that are
     still running here, or that another worker recorded."""

@@ -88,6 +88,8 @@ class Recorder:
         recording = Recording(begun, session, request, way, self._gate)
         still_open = self._conversations.in_flight(link.unknown)
         recording.notes += [Note("echoed_call_still_open", call_id) for call_id in still_open]
+        if link.dropped is not None:
+            recording.notes.append(Note("reply_dropped", link.dropped))
         return recording
 
     async def commit(

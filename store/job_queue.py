@@ -1,8 +1,8 @@
 """What waits to be written: records queued from any thread or event loop, and who waits for them.
 
 Group commit needs both ends: the writing thread takes all that has gathered at once, and everybody
-who waits for one of these records is told when the transaction is over. Nobody waits for the beginning
-of a call: it lies for a moment, and goes with the call's end when that comes first.
+who waits for one of these records is told when the transaction is over. Nobody waits for a call's
+beginning: it lies for a moment, and goes with the call's end when that comes first.
 """
 
 from __future__ import annotations

@@ -269,16 +269,12 @@ class Writer:
 
     # -- the queue -------------------------------------------------------------------------------
 
-    async def _commit(
-        self, *records: Record, refuse: bool = True, ends: str | None = None
-    ) -> None:
+    async def _commit(self, *records: Record, refuse: bool = True, ends: str | None = None) -> None:
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._queue.put(Job(records, done), refuse=refuse, ends=ends)
         await done
 
-    def _commit_sync(
-        self, *records: Record, refuse: bool = True, ends: str | None = None
-    ) -> None:
+    def _commit_sync(self, *records: Record, refuse: bool = True, ends: str | None = None) -> None:
         if not records:
             return
         done: Future[None] = Future()

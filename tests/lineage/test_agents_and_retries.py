@@ -114,3 +114,41 @@ def test_of_equal_samples_the_one_with_the_later_replies_is_the_base_of_an_edit(
     edited = Message("user", "[cleared]")
     found = session.ask(USER, session.said(other), edited, session.said(second), NEXT)
     assert (found.parent, found.base) == (second, second.base)
+
+
+def test_a_reply_that_the_harness_leaves_out_is_told_of_once(session) -> None:
+    """As mini-swe-agent does with replies that call no tool."""
+    hint = Message("user", "Call a tool.")
+    first = session.answer(session.ask(SYSTEM, USER), "Well.")
+    link = session.ask(SYSTEM, USER, hint)
+    assert (link.parent, link.dropped) == (None, first.call_id)
+    second = session.answer(link, "Well!")
+    assert session.ask(SYSTEM, USER, hint, hint).dropped == second.call_id
+
+
+def test_a_reply_is_left_out_below_the_reply_before_it(session) -> None:
+    first = session.answer(session.ask(SYSTEM, USER), "Three.")
+    history = (SYSTEM, USER, session.said(first))
+    second = session.answer(session.ask(*history, NEXT), "Hm.")
+    link = session.ask(*history, NEXT, USER)
+    assert (link.parent, link.dropped) == (first, second.call_id)
+
+
+@pytest.mark.parametrize("used", ["A", "B"])
+def test_a_sample_that_was_not_used_is_no_dropped_reply(session, used) -> None:
+    for text in ("A", "B"):
+        session.answer(session.ask(SYSTEM, USER), text)
+    link = session.ask(SYSTEM, USER, Message("assistant", used), NEXT)
+    assert link.parent is not None
+    assert link.dropped is None
+
+
+def test_a_call_without_a_reply_has_none_to_drop(session) -> None:
+    session.fail(session.ask(SYSTEM, USER), CallStatus.FAILED)
+    assert session.ask(SYSTEM, USER, NEXT).dropped is None
+
+
+def test_a_question_of_another_agent_is_no_dropped_reply(session) -> None:
+    session.answer(session.ask(SYSTEM, USER, agent="explore"), "Hm.")
+    session.answer(session.ask(SYSTEM, USER, tools=TOOLS), "Hm.")
+    assert session.ask(SYSTEM, USER, NEXT).dropped is None
