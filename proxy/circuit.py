@@ -2,7 +2,8 @@
 
 ``closed``: it is asked. ``open``: it failed several times in a row and is left alone for a while,
 twice as long after every trial that fails. ``half_open``: that while is over, or a health check
-found it well; one call may try it, and its outcome decides.
+found it well; one call may try it, and whether that is answered decides. A reply that breaks off is a
+failure as well: only one that came to its end ends a row of them.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ class CircuitState(StrEnum):
 
 
 class Circuit:
-    """Pair each :meth:`begin` with one of :meth:`succeeded`, :meth:`failed`, :meth:`abandoned`."""
+    """Each :meth:`begin` is followed by one of :meth:`answered`, :meth:`failed`,
+    :meth:`abandoned`, and an answer by :meth:`succeeded` or :meth:`failed` unless the client was
+    the one who left."""
 
     def __init__(
         self, failures_to_open: int, *, clock: Callable[[], float] = time.monotonic
@@ -55,31 +58,38 @@ class Circuit:
         """Seconds until it may admit a call again."""
         return 0.0 if self._until is None else max(0.0, self._until - self._clock())
 
-    def begin(self) -> None:
-        """A call goes to the engine."""
-        if self._until is not None:
-            self._trial = True
+    def begin(self) -> bool:
+        """A call goes to the engine; whether it is the trial, which :meth:`failed` and
+        :meth:`abandoned` want to know."""
+        self._trial = self._until is not None
+        return self._trial
 
-    def succeeded(self) -> None:
-        self._failures = 0
-        self._cool_down = COOL_DOWN_S
+    def answered(self) -> None:
+        """The engine took the call. After a cool-down, the next failure opens the circuit again."""
+        self._failures = min(self._failures, self._limit - 1)
         self._until = None
         self._trial = False
 
-    def failed(self) -> None:
-        self._trial = False
-        if self._until is not None:
-            self._cool_down = min(2 * self._cool_down, LONGEST_COOL_DOWN_S)
-            self._until = self._clock() + self._cool_down
-            return
-        self._failures += 1
-        if self._failures >= self._limit:
-            self.openings += 1
-            self._until = self._clock() + self._cool_down
+    def succeeded(self) -> None:
+        """The reply is whole."""
+        self._failures = 0
+        self._cool_down = COOL_DOWN_S
 
-    def abandoned(self) -> None:
+    def failed(self, trial: bool = False) -> None:
+        """The engine could not be reached, or broke off its reply."""
+        if trial:
+            self._trial = False
+            self._open()
+        elif self._until is None:
+            self._failures += 1
+            if self._failures >= self._limit:
+                self.openings += 1
+                self._open()
+
+    def abandoned(self, trial: bool) -> None:
         """The call ended without telling anything about the engine."""
-        self._trial = False
+        if trial:
+            self._trial = False
 
     def checked(self, well: bool) -> None:
         """A health check's verdict: bad ones eject as failed calls do and keep ejected; a good one
@@ -91,3 +101,7 @@ class Circuit:
             self._until = min(self._until, self._clock())
         else:
             self._until = self._clock() + self._cool_down
+
+    def _open(self) -> None:
+        self._until = self._clock() + self._cool_down
+        self._cool_down = min(2 * self._cool_down, LONGEST_COOL_DOWN_S)

@@ -4,7 +4,6 @@ fails before the first byte of its reply."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable
 from types import TracebackType
 from typing import Final, Self
 
@@ -65,10 +64,18 @@ class PooledReply:
                 engine.retries += 1
                 self._notes.append(Note("upstream_retry", f"{engine.name} {error.kind}"))
 
-    def follow(self, sink: Sink) -> Awaitable[None]:
+    async def follow(self, sink: Sink) -> None:
         """See :meth:`proxy.upstream.EngineStream.follow`."""
-        assert self._stream is not None, "open() first"  # noqa: S101 - a programming error
-        return self._stream.follow(sink)
+        assert self._stream is not None and self._engine is not None, "open() first"  # noqa: S101
+        circuit, before = self._engine.circuit, self._engine.circuit.state
+        try:
+            await self._stream.follow(sink)
+            circuit.succeeded()
+        except ApiError as error:
+            if _is_failure(error):
+                circuit.failed()
+                report(self._engine, before)
+            raise
 
     def close(self) -> None:
         """See :meth:`proxy.upstream.EngineStream.close`."""
@@ -92,22 +99,23 @@ class PooledReply:
         self._stream = engine.upstream.reply(self._request, self._reply, self._call_id)
         self._engine = engine
         engine.enter()
-        engine.circuit.begin()
+        trial = engine.circuit.begin()
         try:
             await self._stream.open()
-            engine.circuit.succeeded()
+            engine.circuit.answered()
         except ApiError as error:
             if error.status in _ANSWERED:
+                engine.circuit.answered()
                 engine.circuit.succeeded()
-            elif error.status in _UNANSWERED or error.kind == "upstream_timeout":
-                engine.circuit.failed()
+            elif _is_failure(error):
+                engine.circuit.failed(trial)
             else:
-                engine.circuit.abandoned()
+                engine.circuit.abandoned(trial)
             self._stream.close()
             self._leave()
             raise
         except BaseException:
-            engine.circuit.abandoned()
+            engine.circuit.abandoned(trial)
             raise
         finally:
             report(engine, before)
@@ -124,3 +132,8 @@ class PooledReply:
         usable = self._pool.usable_engines()
         others = [engine for engine in usable if engine not in tried]
         return bool(others or (usable and error.retry_after is None))
+
+
+def _is_failure(error: ApiError) -> bool:
+    """Whether ``error`` speaks against the engine and not against the request."""
+    return error.status in _UNANSWERED or error.kind == "upstream_timeout"

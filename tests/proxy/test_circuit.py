@@ -21,8 +21,7 @@ class Clock:
 def opened(clock: Clock) -> Circuit:
     circuit = Circuit(3, clock=clock)
     for _ in range(3):
-        circuit.begin()
-        circuit.failed()
+        circuit.failed(circuit.begin())
     return circuit
 
 
@@ -30,6 +29,7 @@ def test_it_opens_after_failures_in_a_row_and_not_after_scattered_ones() -> None
     circuit = Circuit(3, clock=Clock())
     for outcome in (circuit.failed, circuit.failed, circuit.succeeded) * 5:
         circuit.begin()
+        circuit.answered()
         outcome()
         assert circuit.admits
     assert opened(Clock()).state is CircuitState.OPEN
@@ -42,18 +42,54 @@ def test_after_the_cool_down_one_call_may_try_and_its_outcome_decides() -> None:
     assert circuit.retry_after == COOL_DOWN_S
     clock.now += COOL_DOWN_S
     assert circuit.admits
-    circuit.begin()
+    trial = circuit.begin()
     assert circuit.state is CircuitState.HALF_OPEN
     assert not circuit.admits, "one at a time"
+    circuit.failed(trial)
+    assert circuit.retry_after == 2 * COOL_DOWN_S
+    clock.now += 2 * COOL_DOWN_S
+    circuit.abandoned(circuit.begin())
+    assert circuit.admits, "a client that left told nothing about the engine"
+    circuit.begin()
+    circuit.answered()
+    assert circuit.state is CircuitState.CLOSED
+
+
+def test_replies_that_break_off_open_it_though_each_was_begun() -> None:
+    circuit = Circuit(3, clock=Clock())
+    for _ in range(3):
+        assert circuit.admits
+        circuit.begin()
+        circuit.answered()
+        circuit.failed()
+    assert circuit.state is CircuitState.OPEN
+
+
+def test_a_trial_that_breaks_off_opens_it_again_for_twice_as_long() -> None:
+    clock = Clock()
+    circuit = opened(clock)
+    clock.now += COOL_DOWN_S
+    circuit.begin()
+    circuit.answered()
+    assert circuit.admits
     circuit.failed()
     assert circuit.retry_after == 2 * COOL_DOWN_S
     clock.now += 2 * COOL_DOWN_S
     circuit.begin()
-    circuit.abandoned()
-    assert circuit.admits, "a client that left told nothing about the engine"
-    circuit.begin()
+    circuit.answered()
     circuit.succeeded()
+    circuit.failed()
     assert circuit.state is CircuitState.CLOSED
+
+
+def test_calls_that_die_with_an_engine_are_one_failure_to_come_back() -> None:
+    """They began before the circuit opened, so none of them is a trial of it."""
+    circuit = Circuit(3, clock=Clock())
+    calls = [circuit.begin() for _ in range(64)]
+    for trial in calls:
+        circuit.failed(trial)
+    assert circuit.retry_after == COOL_DOWN_S
+    assert circuit.openings == 1
 
 
 def test_a_good_check_lets_the_next_call_try_and_bad_ones_keep_it_out() -> None:
@@ -69,29 +105,35 @@ def test_a_good_check_lets_the_next_call_try_and_bad_ones_keep_it_out() -> None:
 
 
 @given(
-    st.lists(st.sampled_from(["begin", "ok", "bad", "gone", "well", "ill", "wait"]), max_size=60)
+    st.lists(
+        st.sampled_from(["begin", "ok", "whole", "bad", "gone", "well", "ill", "wait"]), max_size=60
+    )
 )
 def test_whatever_happens_it_comes_back_within_the_longest_cool_down(steps: list[str]) -> None:
     clock = Clock()
     circuit = Circuit(3, clock=clock)
+    running: list[bool] = []
     for step in steps:
         match step:
             case "begin":
                 if circuit.admits:
-                    circuit.begin()
+                    running.append(circuit.begin())
             case "ok":
+                circuit.answered()
+            case "whole":
                 circuit.succeeded()
             case "bad":
-                circuit.failed()
+                circuit.failed(running.pop() if running else False)
             case "gone":
-                circuit.abandoned()
+                circuit.abandoned(running.pop() if running else False)
             case "well":
                 circuit.checked(True)
             case "ill":
                 circuit.checked(False)
             case "wait":
                 clock.now += 0.7
-    circuit.abandoned()
+    for trial in running:
+        circuit.abandoned(trial)
     assert circuit.retry_after <= LONGEST_COOL_DOWN_S
     clock.now += LONGEST_COOL_DOWN_S
     assert circuit.admits

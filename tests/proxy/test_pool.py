@@ -171,6 +171,17 @@ def test_after_the_first_byte_nothing_is_asked_again(pair: Any, pooled: Any) -> 
     assert bench.call().status is CallStatus.PARTIAL
 
 
+def test_an_engine_that_breaks_off_every_reply_is_ejected(pair: Any, pooled: Any) -> None:
+    bench = pooled()
+    pair[0].play = lambda _: Reply("The answer is four.", fault=Cut(after_tokens=1))
+    broken = 0
+    for number in range(12):
+        broken += b"error" in ask(bench.url, f"s{number}", stream=True).content
+    assert 0 < broken == pair[0].asked < 12
+    assert states(bench)[pair[0].name]["ejections"] > 0
+    assert states(bench)[pair[1].name]["ejections"] == 0
+
+
 def test_a_dead_engine_is_ejected_by_its_checks_and_readmitted_when_it_is_back(
     pair: Any, pooled: Any, until: Any
 ) -> None:
