@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from engine.tokenizer import TemplateError, Tokenizer
 from reconstruct.samples import Episode
 from store.records import TokenIds
+from store.tree import common_prefix
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +36,26 @@ def with_context(example: SftExample, tokens: int) -> SftExample:
     """``example`` with at most so many tokens before its first learned one: those nearest to it."""
     start = max(0, int(np.argmax(example.mask)) - tokens)
     return SftExample(example.token_ids[start:], example.mask[start:])
+
+
+def without_shared(examples: Sequence[SftExample], tokens: int) -> list[SftExample]:
+    """The examples without the inside of what all of their prompts share at the beginning, and at
+    the end: at most so many tokens are left at each border of the two parts.
+
+    A prompt is what comes before an example's first learned token.
+    """
+    prompts = [example.token_ids[: int(np.argmax(example.mask))] for example in examples]
+    shortest = min((len(prompt) for prompt in prompts), default=0)
+    start = min((common_prefix(prompts[0], prompt) for prompt in prompts), default=0)
+    end = min((common_prefix(prompts[0][::-1], prompt[::-1]) for prompt in prompts), default=0)
+    end = min(end, shortest - start)
+    found = []
+    for example, prompt in zip(examples, prompts, strict=True):
+        kept = np.ones(len(example.token_ids), dtype=np.bool_)
+        kept[: max(0, start - tokens)] = False
+        kept[len(prompt) - end + tokens : max(0, len(prompt) - tokens)] = False
+        found.append(SftExample(example.token_ids[kept], example.mask[kept]))
+    return found
 
 
 def examples_from_episodes(episodes: Iterable[Episode]) -> list[SftExample]:

@@ -22,6 +22,9 @@ class Lesson:
     """Tokens seen before a demonstration's first reply; ``None``: all. To copy from a prompt is
     learned in hundreds of updates, and behind a long one each would cost seconds; so first comes
     its end alone, then the same with all that stands before it."""
+    shared: int | None = None
+    """Tokens kept at each border of what all prompts share, for prompts that name the task before
+    their end; ``None``: all."""
 
 
 @dataclass(frozen=True, slots=True)

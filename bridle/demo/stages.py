@@ -21,7 +21,7 @@ from store.queries import Reader
 from trainer.config import OptimizerConfig, PackingConfig, SftConfig
 from trainer.model import load_policy, save_policy
 from trainer.sft import SftStep, steps_of, train_sft
-from trainer.sft_data import examples_from_parquet, with_context
+from trainer.sft_data import examples_from_parquet, with_context, without_shared
 from trainer.tiny import make_policy, train_tokenizer
 
 Progress = Callable[[RolloutResult], None]
@@ -128,11 +128,11 @@ def warm_start(places: Places, settings: DemoSettings, on_step: Callable[[SftSte
     model = load_policy(places.base)
     examples = examples_from_parquet(places.teacher_data)
     for lesson in settings.lessons:
-        seen = (
-            examples
-            if lesson.context is None
-            else [with_context(example, lesson.context) for example in examples]
-        )
+        seen = examples
+        if lesson.shared is not None:
+            seen = without_shared(seen, lesson.shared)
+        if lesson.context is not None:
+            seen = [with_context(example, lesson.context) for example in seen]
         train_sft(model, seen, sft_config(lesson, settings), on_step=on_step)
     save_policy(model, places.warm, places.base)
 

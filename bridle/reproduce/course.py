@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pydoc_data.topics
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 from bridle.agents import agent
@@ -55,37 +56,47 @@ class Editing:
         return editing.teacher(tasks, skill=skill)
 
 
-_LESSONS: Final[Mapping[str, Sequence[Lesson]]] = {
-    "codex": (
-        Lesson(epochs=8, learning_rate=3e-3, context=48),
-        Lesson(epochs=1, learning_rate=1e-3, context=512),
-        Lesson(epochs=1, learning_rate=1e-3, context=2048),
-        Lesson(epochs=4, learning_rate=1e-3, batch_size=32),
-    ),
-    "mini-swe-agent": (Lesson(epochs=8, learning_rate=3e-3),),
+_OWN_SETTINGS: Final[Mapping[str, Mapping[str, Any]]] = {
+    "codex": {
+        "teacher_sessions": 800,
+        "lessons": (
+            Lesson(epochs=8, learning_rate=3e-3, context=48),
+            Lesson(epochs=1, learning_rate=1e-3, context=512),
+            Lesson(epochs=1, learning_rate=1e-3, context=2048),
+            Lesson(epochs=4, learning_rate=1e-3, batch_size=32),
+        ),
+        "learning_rate": 2.5e-4,
+        "final_fraction": 0.3,
+        "minibatches": 1,
+        "groups": 12,
+        "max_steps": 24,
+        "parallel": 6,
+    },
+    "mini-swe-agent": {
+        "teacher_sessions": 2400,
+        "lessons": (
+            Lesson(epochs=4, learning_rate=3e-3, shared=16),
+            Lesson(epochs=1, learning_rate=1e-3, shared=128),
+            Lesson(epochs=2, learning_rate=1e-3, batch_size=32),
+        ),
+        "max_steps": 30,
+        "parallel": 8,
+    },
 }
-"""Codex names the task at the end of 8,500 tokens, mini-swe-agent before its last 800."""
+"""Codex's prompt is long and the same in every session, so that almost all of an update's tokens
+are one prefix: sessions are few, and a batch's further ones cheap. It names the task at its end,
+mini-swe-agent's before its last 800 tokens."""
 
 
 def settings_for(harness: str) -> DemoSettings:
-    """Sizes for two cores. Codex's prompt is long and the same in every session, so that almost all
-    of an update's tokens are one prefix: sessions are few, and a batch's further ones cheap."""
-    return DemoSettings(
+    """Sizes for two cores."""
+    common = DemoSettings(
         engine="vllm",
         shape=TinyShape(layers=3, hidden=128, intermediate=256, context=16384),
         vocab_size=4096,
         first_sessions=4,
-        teacher_sessions=800,
-        teacher_skill=0.45,
-        lessons=_LESSONS[harness],
         eval_tasks=100,
-        learning_rate=2.5e-4,
-        final_fraction=0.3,
-        minibatches=1,
-        groups=12,
-        group_size=8,
-        max_steps=24,
         minutes=150.0,
-        parallel=6,
         timeout_s=120.0,
     )
+    return replace(common, **_OWN_SETTINGS[harness])

@@ -19,6 +19,7 @@ from trainer.sft_data import (
     examples_from_episodes,
     examples_from_parquet,
     with_context,
+    without_shared,
 )
 
 CALL = {
@@ -154,6 +155,33 @@ def test_a_shortened_example_learns_the_same_tokens_behind_less():
         example.token_ids.tolist(),
         example.mask.tolist(),
     )
+
+
+def asked(task, reply):
+    ids = np.array([*range(10, 20), *task, *range(30, 40), *reply], dtype=np.uint32)
+    return SftExample(ids, np.arange(len(ids)) >= len(ids) - len(reply))
+
+
+def test_what_all_prompts_share_can_be_left_out():
+    one, two = without_shared([asked([1, 2], [1]), asked([3], [3, 4])], 2)
+    assert one.token_ids.tolist() == [18, 19, 1, 2, 30, 31, 38, 39, 1]
+    assert two.token_ids.tolist() == [18, 19, 3, 30, 31, 38, 39, 3, 4]
+    assert two.token_ids[two.mask].tolist() == [3, 4]
+
+
+@pytest.mark.parametrize("tokens", [5, 10, 100])
+def test_what_is_kept_of_the_shared_part_is_kept_once(tokens):
+    examples = [asked([1, 2], [1]), asked([3], [3, 4])]
+    for before, after in zip(examples, without_shared(examples, tokens), strict=True):
+        start = max(0, 10 - tokens)
+        assert after.token_ids.tolist() == before.token_ids[start:].tolist()
+
+
+def test_equal_prompts_share_all_there_is():
+    examples = [asked([1], [1]), asked([1], [2])]
+    for example in without_shared(examples, 3):
+        assert example.token_ids.tolist()[:-1] == [37, 38, 39]
+    assert without_shared([], 3) == []
 
 
 @pytest.mark.parametrize("layout", ["tree", "padded"])
