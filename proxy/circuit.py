@@ -2,8 +2,8 @@
 
 ``closed``: it is asked. ``open``: it failed several times in a row and is left alone for a while,
 twice as long after every trial that fails. ``half_open``: that while is over, or a health check
-found it well; one call may try it, and whether that is answered decides. A reply that breaks off is a
-failure as well: only one that came to its end ends a row of them.
+found it well; one call may try it, and whether that is answered decides. A reply that breaks off is
+a failure as well: only one that came to its end ends a row of them.
 """
 
 from __future__ import annotations

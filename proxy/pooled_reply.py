@@ -66,15 +66,17 @@ class PooledReply:
 
     async def follow(self, sink: Sink) -> None:
         """See :meth:`proxy.upstream.EngineStream.follow`."""
-        assert self._stream is not None and self._engine is not None, "open() first"  # noqa: S101
-        circuit, before = self._engine.circuit, self._engine.circuit.state
+        stream, engine = self._stream, self._engine
+        assert stream is not None, "open() first"  # noqa: S101 - a programming error
+        assert engine is not None, "open() first"  # noqa: S101
+        before = engine.circuit.state
         try:
-            await self._stream.follow(sink)
-            circuit.succeeded()
+            await stream.follow(sink)
+            engine.circuit.succeeded()
         except ApiError as error:
             if _is_failure(error):
-                circuit.failed()
-                report(self._engine, before)
+                engine.circuit.failed()
+                report(engine, before)
             raise
 
     def close(self) -> None:
