@@ -26,7 +26,8 @@ def wait_for_signal(ended: Callable[[], bool] | None = None) -> None:
     stop = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stop.set())
-    while not stop.wait(None if ended is None else POLL_S):
+    # Python's handler of a signal that comes just before a wait runs only after it.
+    while not stop.wait(POLL_S):
         if ended is not None and ended():
             return
 

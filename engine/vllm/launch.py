@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import re
 import signal
@@ -144,8 +145,11 @@ class VllmServer:
 
     def wait_ready(self, timeout: float | None = None) -> None:
         """Return when vLLM serves, also again after a death; raises :class:`VllmError`."""
-        if not self._settled.wait(timeout):
-            raise VllmError(f"vLLM did not serve within {timeout:.0f} s; see {self.log}")
+        deadline = math.inf if timeout is None else time.monotonic() + timeout
+        # Python's handler of a signal that comes just before a wait runs only after it.
+        while not self._settled.wait(min(POLL_SECONDS, max(0.0, deadline - time.monotonic()))):
+            if time.monotonic() >= deadline:
+                raise VllmError(f"vLLM did not serve within {timeout:.0f} s; see {self.log}")
         if self._refusal is not None:
             raise self._refusal
 
