@@ -118,7 +118,7 @@ def revision(url: str) -> str | None:
 
 def _step(connection: Connection, revision: str) -> None:
     """Runs the migrations between the database's revision and this one."""
-    # Half a proxy's own modules come with Alembic, and hardly any start has something to migrate.
+    # A proxy that has nothing to migrate need not hold Alembic and what comes with it in memory.
     from alembic import command
     from alembic.config import Config
 

@@ -17,7 +17,6 @@ from harnesses.tasks import Task
 from harnesses.verifiers import CommandVerifier
 from trainer.tiny import TinyShape
 
-HARNESSES: Final = ("codex", "mini-swe-agent")
 LONGEST_REPLY: Final = 96
 """Tokens: a command is a fraction of it, and a policy that babbles must come to an end."""
 MOST_CALLS: Final = 8
@@ -56,47 +55,51 @@ class Editing:
         return editing.teacher(tasks, skill=skill)
 
 
-_OWN_SETTINGS: Final[Mapping[str, Mapping[str, Any]]] = {
-    "codex": {
-        "teacher_sessions": 800,
-        "lessons": (
+_COMMON: Final = DemoSettings(
+    engine="vllm",
+    shape=TinyShape(layers=3, hidden=128, intermediate=256, context=16384),
+    vocab_size=4096,
+    first_sessions=4,
+    eval_tasks=100,
+    minutes=150.0,
+    timeout_s=120.0,
+)
+_SETTINGS: Final[Mapping[str, DemoSettings]] = {
+    "codex": replace(
+        _COMMON,
+        teacher_sessions=800,
+        lessons=(
             Lesson(epochs=8, learning_rate=3e-3, context=48),
             Lesson(epochs=1, learning_rate=1e-3, context=512),
             Lesson(epochs=1, learning_rate=1e-3, context=2048),
             Lesson(epochs=4, learning_rate=1e-3, batch_size=32),
         ),
-        "learning_rate": 2.5e-4,
-        "final_fraction": 0.3,
-        "minibatches": 1,
-        "groups": 12,
-        "max_steps": 24,
-        "parallel": 6,
-    },
-    "mini-swe-agent": {
-        "teacher_sessions": 2400,
-        "lessons": (
+        learning_rate=2.5e-4,
+        final_fraction=0.3,
+        minibatches=1,
+        groups=12,
+        max_steps=24,
+        parallel=6,
+    ),
+    "mini-swe-agent": replace(
+        _COMMON,
+        teacher_sessions=2400,
+        lessons=(
             Lesson(epochs=4, learning_rate=3e-3, shared=16),
             Lesson(epochs=1, learning_rate=1e-3, shared=128),
             Lesson(epochs=2, learning_rate=1e-3, batch_size=32),
         ),
-        "max_steps": 30,
-        "parallel": 8,
-    },
+        max_steps=30,
+        parallel=8,
+    ),
 }
 """Codex's prompt is long and the same in every session, so that almost all of an update's tokens
 are one prefix: sessions are few, and a batch's further ones cheap. It names the task at its end,
 mini-swe-agent's before its last 800 tokens."""
 
+HARNESSES: Final = tuple(_SETTINGS)
+
 
 def settings_for(harness: str) -> DemoSettings:
-    """Sizes for two cores."""
-    common = DemoSettings(
-        engine="vllm",
-        shape=TinyShape(layers=3, hidden=128, intermediate=256, context=16384),
-        vocab_size=4096,
-        first_sessions=4,
-        eval_tasks=100,
-        minutes=150.0,
-        timeout_s=120.0,
-    )
-    return replace(common, **_OWN_SETTINGS[harness])
+    """Sizes for two cores, for one of :data:`HARNESSES`."""
+    return _SETTINGS[harness]

@@ -175,9 +175,9 @@ def test_an_engine_that_breaks_off_every_reply_is_ejected(pair: Any, pooled: Any
     bench = pooled()
     pair[0].play = lambda _: Reply("The answer is four.", fault=Cut(after_tokens=1))
     broken = 0
-    for number in range(12):
+    for number in range(40):  # of which by chance too few would go to one engine once in 10^9 runs
         broken += b"error" in ask(bench.url, f"s{number}", stream=True).content
-    assert 0 < broken == pair[0].asked < 12
+    assert 0 < broken == pair[0].asked
     assert states(bench)[pair[0].name]["ejections"] > 0
     assert states(bench)[pair[1].name]["ejections"] == 0
 

@@ -98,7 +98,6 @@ def test_migrating_twice_changes_nothing(url):
 
 
 def test_alembic_is_loaded_only_when_there_is_something_to_migrate(tmp_path):
-    """It is half of what a proxy would load."""
     program = (
         "import sys; from store.database import migrate, revision;"
         "migrate('s.db'); migrate('s.db'); revision('s.db'); print('alembic' in sys.modules)"
