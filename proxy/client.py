@@ -173,7 +173,6 @@ class Client:
 
     def start_stream(self, content_type: str, headers: Headers = ()) -> None:
         self.started = True
-        self._short = self.scope.get("extensions", {}).get(EXTENSION)
         self._push(
             {
                 "type": "http.response.start",
@@ -199,6 +198,9 @@ class Client:
         if short is not None and body and self._blocked is None and short.write(body):
             return None
         self._push({"type": "http.response.body", "body": body, "more_body": True})
+        if short is None:
+            # From the second chunk on: the first need not wait for the end of the turn.
+            self._short = self.scope.get("extensions", {}).get(EXTENSION)
         return self._blocked
 
     async def finish(self, body: bytes) -> None:

@@ -13,13 +13,14 @@ from proxy.canonical import ApiError, Request
 from proxy.client import Client, ClientGone
 from proxy.dialects.registry import COUNTING, DIALECTS
 from proxy.dialects.responses import deleted
-from proxy.engine_request import constraint, engine_request
+from proxy.engine_request import EngineRequest, constraint, engine_request
 from proxy.exchange import Exchange
 from proxy.harness_identity import Identity, identify, kept_headers
 from proxy.lineage import Link
 from proxy.model_routes import Destination
 from proxy.models import models_reply
 from proxy.prompt import Prompt, tail_length
+from proxy.recorder import Recording
 from proxy.routes import Action, Route
 from proxy.sampling import effective
 from proxy.services import Services
@@ -32,6 +33,7 @@ from store.records import (
     CallKind,
     CallStatus,
     Continuation,
+    Note,
     SessionRecord,
     new_id,
 )
@@ -102,49 +104,67 @@ class DataPlane:
         services = self._services
         caller = await services.sessions.authenticate(client.headers, client.address)
         body = await client.body(services.settings.limits.body_bytes)
-        dialect = DIALECTS[route.dialect]
         identity = identify(client.headers)
-        if dialect.name == "chat":
-            request = services.histories.parse(body, _owner(caller, route, identity))
-        else:
-            request = dialect.parse(body, dict(route.parameters), _query(client))
+        request = self._parsed(route, client, body, _owner(caller, route, identity))
         request = await services.stored_responses.expand(request, body, caller.may_read)
         session, link = await self._admit(caller, route, identity, request)
         to = services.models.find(request.model, link.seen.agent)
         prompt = await self._prompt(session, link, request, to)
-        served = await to.served_model(request.model)
-        sampling, notes = effective(request.sampling, session.settings)
-        ask = engine_request(
-            request,
-            sampling,
-            model=served,
-            stream=request.stream or services.settings.stream_upstream,
-            prompt_token_ids=prompt.token_ids,
-            external=to.external,
-        )
-        started_at = time.time()
-        begun = _begun(session, request, body, client, started_at, link)
-        call_id = begun.id
+        ask, notes = await self._asked(session, request, prompt, to)
+        begun = _begun(session, request, body, client, time.time(), link)
         refusal = await services.budgets.refusal(session)
-        try:
-            recording = services.recorder.begin(begun, session, request, link, prompt)
-        except StoreUnavailable as error:
-            raise store_unavailable() from error
+        recording = self._recording(begun, session, request, link, prompt)
         recording.sampling = ask.sampling
         recording.notes += (*to.notes, *notes, *ask.notes)
         recording.notes += (*constraint(request), *not_stored(request))
-        minted = dialect.mint(call_id, int(started_at), request.model)
+        dialect = DIALECTS[route.dialect]
+        minted = dialect.mint(begun.id, int(begun.started_at), request.model)
         exchange = Exchange(services, client, dialect, request, minted, recording, ask, to.engines)
         if refusal is not None:
             told, note = refusal
             recording.notes.append(note)
             await exchange.refuse(told)
             return
-        services.budgets.begin(session.id, call_id)
+        services.budgets.begin(session.id, begun.id)
         try:
             await exchange.run()
         finally:
-            services.budgets.end(session.id, call_id)
+            services.budgets.end(session.id, begun.id)
+
+    def _parsed(self, route: Route, client: Client, body: bytes, owner: str) -> Request:
+        histories = self._services.histories
+        if route.dialect == histories.dialect:
+            return histories.parse(body, owner)
+        return DIALECTS[route.dialect].parse(body, dict(route.parameters), _query(client))
+
+    async def _asked(
+        self, session: SessionRecord, request: Request, prompt: Prompt, to: Destination
+    ) -> tuple[EngineRequest, tuple[Note, ...]]:
+        """What the engine is asked, and what of the client's sampling was overruled."""
+        served = await to.served_model(request.model)
+        sampling, notes = effective(request.sampling, session.settings)
+        ask = engine_request(
+            request,
+            sampling,
+            model=served,
+            stream=request.stream or self._services.settings.stream_upstream,
+            prompt_token_ids=prompt.token_ids,
+            external=to.external,
+        )
+        return ask, notes
+
+    def _recording(
+        self,
+        begun: CallBegun,
+        session: SessionRecord,
+        request: Request,
+        link: Link,
+        prompt: Prompt,
+    ) -> Recording:
+        try:
+            return self._services.recorder.begin(begun, session, request, link, prompt)
+        except StoreUnavailable as error:
+            raise store_unavailable() from error
 
     async def _admit(
         self, caller: Caller, route: Route, identity: Identity, request: Request

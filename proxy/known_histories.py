@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import Final
 
-from proxy.canonical import Request
+from proxy.canonical import DialectName, Request
 from proxy.dialects.chat import ChatDialect
 from proxy.dialects.chat_history import ParsedHistory
 
@@ -25,6 +25,10 @@ class KnownHistories:
     Which owner asked only narrows the search: a history is gone on from when its bytes are the
     same, whoever sent them.
     """
+
+    dialect: Final[DialectName] = "chat"
+    """Whose requests these are: only here does a client send its whole history in the same bytes
+    as before."""
 
     def __init__(self, capacity: int = 24 << 20, *, shortest: int = _SHORTEST) -> None:
         self.capacity = capacity

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any, Protocol
 
 from store.records import CallBegun, CallEnded, Reward, SessionRecord
@@ -19,6 +20,10 @@ class CallWriter(Protocol):
         ...
 
     async def create_session(self, session: SessionRecord) -> None: ...
+    def open_session(self, session: SessionRecord) -> asyncio.Future[None]:
+        """Queues; the future tells of the commit, which comes before that of its calls."""
+        ...
+
     async def update_session(self, session_id: str, **fields: Any) -> None: ...
     async def add_reward(self, reward: Reward) -> None: ...
 

@@ -23,6 +23,7 @@ from proxy.settings import ProxySettings
 from proxy.siblings import Siblings
 from proxy.stored_responses import StoredResponses
 from store.database import migrate
+from store.free_names import FreeNames
 from store.queries import Reader
 from store.redaction import Redactor
 from store.vocabulary import Vocabulary
@@ -57,6 +58,7 @@ class Services:
     tracing: Tracing | None
     prompt_ids: PromptIds
     """Long prompts as the engine told them last, by session."""
+    free_names: FreeNames | None
 
     @property
     def engines(self) -> EnginePool:
@@ -84,7 +86,8 @@ class Services:
         keep_alives = KeepAlives(settings.limits.keep_alive_s)
         keep_alives.start()
         tracing = await asyncio.to_thread(_tracing) if settings.tracing else None
-        sessions = Sessions(settings, writer, reader, conversations.opened)
+        free_names = FreeNames(reader.engine) if settings.alone else None
+        sessions = Sessions(settings, writer, reader, conversations.opened, free_names or ())
         siblings = Siblings(settings.siblings)
         governor = Governor(gate, models.policy, sessions, metrics, writer, reader, siblings)
         await governor.start()
@@ -109,6 +112,7 @@ class Services:
             governor=governor,
             tracing=tracing,
             prompt_ids=PromptIds(settings.limits.prompt_bytes),
+            free_names=free_names,
         )
 
     async def close(self) -> None:
@@ -117,6 +121,8 @@ class Services:
         await self.keep_alives.close()
         await self.models.close()
         await asyncio.to_thread(self.writer.close)
+        if self.free_names is not None:
+            self.free_names.close()
         self.reader.close()
         if self.tracing is not None:
             await asyncio.to_thread(self.tracing.close)

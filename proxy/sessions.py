@@ -12,8 +12,9 @@ import logging
 import re
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass, fields
+from functools import partial
 from typing import Final
 
 from proxy.canonical import ApiError
@@ -21,7 +22,6 @@ from proxy.harness_identity import Identity
 from proxy.keys import SESSION_KEY_PREFIX, credentials, hash_key, same
 from proxy.ports import CallWriter, SessionReader
 from proxy.settings import ProxySettings, is_loopback
-from proxy.started import Started
 from store.errors import NotFound, RecordRejected, StoreUnavailable
 from store.records import SessionRecord, new_id
 
@@ -54,17 +54,19 @@ class Sessions:
         writer: CallWriter,
         reader: SessionReader,
         on_created: Callable[[SessionRecord], None] = lambda _: None,
+        free_names: Container[str] = (),
     ) -> None:
+        """``free_names`` holds the names that a session may get without anybody being asked; what
+        it does not hold is looked for in the store."""
         self._settings = settings
         self._on_created = on_created
         self._writer = writer
         self._reader = reader
+        self._free_names = free_names
         self._by_id: OrderedDict[str, SessionRecord] = OrderedDict()
         self._ids: dict[tuple[str, str], str] = {}
         """``("name" | "key", value)`` -> session id, for the sessions in ``_by_id``."""
         self._creating: dict[str, asyncio.Lock] = {}
-        self._unsure: set[asyncio.Task[None]] = set()
-        """Sessions that are used while they are being written."""
 
     async def authenticate(self, headers: Mapping[str, str], address: str | None) -> Caller:
         """Raises :class:`ApiError` (401) when there is no valid key and one is needed, or when a
@@ -191,6 +193,8 @@ class Sessions:
         session = self._cached(self._ids.get(("name", name)))
         if session is not None:
             return session
+        if name in self._free_names:
+            return self._open_soon(self._record(identity, name))
         session = await asyncio.to_thread(self._reader.session_by_name, name)
         if session is not None:
             self._remember(session)
@@ -202,8 +206,6 @@ class Sessions:
                 session = self._cached(self._ids.get(("name", name)))
                 if session is not None:
                     return session
-                if self._settings.alone:
-                    return self._create_soon(self._record(identity, name))
                 try:
                     return await self.create(self._record(identity, name))
                 except ApiError as error:
@@ -216,25 +218,22 @@ class Sessions:
             if not lock.locked():
                 self._creating.pop(name, None)
 
-    def _create_soon(self, record: SessionRecord) -> SessionRecord:
-        """Queues the session and does not wait: its calls are queued behind it, and none of them
-        is acknowledged before it is in the store. Raises :class:`ApiError` (503)."""
+    def _open_soon(self, record: SessionRecord) -> SessionRecord:
+        """Queues the session and does not wait: none of its calls is acknowledged before it is in
+        the store. Raises :class:`ApiError` (503)."""
         try:
-            creation = Started(self._writer.create_session(record))
+            opened = self._writer.open_session(record)
         except StoreUnavailable as error:
             raise store_unavailable() from error
         self._remember(record)
         self._on_created(record)
-        task = asyncio.ensure_future(self._created(creation, record))
-        self._unsure.add(task)
-        task.add_done_callback(self._unsure.discard)
+        opened.add_done_callback(partial(self._opened, record))
         return record
 
-    async def _created(self, creation: Started, record: SessionRecord) -> None:
-        try:
-            await creation
-        except StoreUnavailable as error:
-            # Its calls fail with it; the next one looks again.
+    def _opened(self, record: SessionRecord, opened: asyncio.Future[None]) -> None:
+        error = opened.exception()
+        if error is not None:
+            # Its calls fail with it; the next one asks the store.
             self.forget(record.id)
             log.error("session_not_created", extra={"session": record.id, "error": str(error)})
 

@@ -135,7 +135,7 @@ class ProxySettings:
     def alone(self) -> bool:
         """Whether no other process opens sessions in the store by name: what this one does not
         find there it may open without waiting to be told that nobody else just did."""
-        return self.siblings is None and not self.store_url.startswith("postgresql")
+        return self.siblings is None and not self.store_url.startswith("postgres")
 
     @property
     def engine_urls(self) -> tuple[str, ...]:

@@ -1,8 +1,9 @@
 """What waits to be written: records queued from any thread or event loop, and who waits for them.
 
 Group commit needs both ends: the writing thread takes all that has gathered at once, and everybody
-who waits for one of these records is told when the transaction is over. Nobody waits for a call's
-beginning: it lies for a moment, and goes with the call's end when that comes first.
+who waits for one of these records is told when the transaction is over. Nothing waits for a
+beginning, of a call or of a session: it lies for a moment, and goes with the end of the call when
+that comes first.
 """
 
 from __future__ import annotations
@@ -26,8 +27,12 @@ _MAX_BATCH: Final = 2048
 """Jobs taken at once: enough to fill a transaction, few enough that nobody waits for seconds."""
 
 _GATHER_S: Final = 0.05
-"""The longest that a call's beginning, for which nobody waits, lies before it is written: a call
-that is over sooner is written once and not twice."""
+"""The longest that a beginning, for which nothing waits, lies before it is written: a call that is
+over sooner is written once and not twice, and the writing thread does not run beside its start."""
+
+_AWAKE_S: Final = 1.0
+"""How long the taker looks for beginnings by itself after it has had work: to be woken by each of
+them would cost a busy process a change of threads per call."""
 
 
 @dataclass(slots=True, eq=False)
@@ -56,6 +61,7 @@ class JobQueue:
         self._open = False
         self._dozing = False
         """The taker sleeps until it is woken: there is nothing to take, now or soon."""
+        self._awake_until = 0.0
 
     def __len__(self) -> int:
         return len(self._jobs) + len(self._early)
@@ -75,7 +81,8 @@ class JobQueue:
         return was_open
 
     def put_beginning(self, name: str, job: Job) -> None:
-        """Queues a job nobody waits for, to be written with the end of ``name`` if that comes soon.
+        """Queues a job that nothing waits for, to be written before the first one that follows
+        ``name`` if that comes soon.
 
         Raises what :meth:`put` raises.
         """
@@ -85,9 +92,9 @@ class JobQueue:
             if self._dozing:
                 self._wake.notify()
 
-    def put(self, job: Job, *, refuse: bool = True, ends: str | None = None) -> None:
-        """Queues a job that somebody waits for. It follows the beginning that it ``ends``; one that
-        ends none may need any of them, and follows all.
+    def put(self, job: Job, *, refuse: bool = True, follows: tuple[str, ...] | None = None) -> None:
+        """Queues a job that somebody waits for, behind the beginnings that it ``follows``, in this
+        order; one that names none may need any of them, and follows all.
 
         Raises :class:`StoreClosed`, and :class:`StoreBusy` when the queue is full and the job may
         be refused.
@@ -96,11 +103,13 @@ class JobQueue:
             self._admit(refuse)
             if not self._jobs:
                 self._wake.notify()
-            if ends is None:
+            if follows is None:
                 self._jobs.extend(early for _, early in self._early.values())
                 self._early.clear()
-            elif (begun := self._early.pop(ends, None)) is not None:
-                self._jobs.append(begun[1])
+            else:
+                for name in follows:
+                    if (early := self._early.pop(name, None)) is not None:
+                        self._jobs.append(early[1])
             self._jobs.append(job)
 
     def take(self, until: float) -> list[Job]:
@@ -112,9 +121,13 @@ class JobQueue:
                 next_early = self._release(now)
                 if self._jobs or now >= until or not self._open:
                     break
+                if next_early is None and now < self._awake_until:
+                    next_early = now + _GATHER_S
                 self._dozing = next_early is None
                 self._wake.wait(min(until, next_early or until) - now)
                 self._dozing = False
+            if self._jobs:
+                self._awake_until = now + _AWAKE_S
             return [self._jobs.popleft() for _ in range(min(len(self._jobs), _MAX_BATCH))]
 
     def _admit(self, refuse: bool) -> None:

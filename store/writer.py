@@ -176,11 +176,11 @@ class Writer:
 
         Raises :class:`StoreUnavailable` (:class:`RecordRejected` when it is this call's fault).
         """
-        await self._commit(self._redacted(ended), refuse=False, ends=ended.id)
+        await self._commit(self._redacted(ended), refuse=False, follows=_beginnings(ended))
 
     def end_call_sync(self, ended: CallEnded) -> None:
         """:meth:`end_call` for a thread."""
-        self._commit_sync(self._redacted(ended), refuse=False, ends=ended.id)
+        self._commit_sync(self._redacted(ended), refuse=False, follows=_beginnings(ended))
 
     def _redacted(self, ended: CallEnded) -> CallEnded:
         return self._redactor.ended(ended) if self._redactor else ended
@@ -208,6 +208,16 @@ class Writer:
     async def create_session(self, session: SessionRecord) -> None:
         """Adds a session. Raises :class:`RecordRejected` when its id, name or key is taken."""
         await self._commit(session)
+
+    def open_session(self, session: SessionRecord) -> asyncio.Future[None]:
+        """Queues a new session, to be written before the end of the first of its calls. The future
+        is done when it has been committed, or raises what :meth:`create_session` raises.
+
+        Raises :class:`StoreBusy` when the queue is full.
+        """
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._queue.put_beginning(session.id, Job((session,), done))
+        return done
 
     def create_session_sync(self, session: SessionRecord) -> None:
         """:meth:`create_session` for a thread."""
@@ -269,16 +279,20 @@ class Writer:
 
     # -- the queue -------------------------------------------------------------------------------
 
-    async def _commit(self, *records: Record, refuse: bool = True, ends: str | None = None) -> None:
+    async def _commit(
+        self, *records: Record, refuse: bool = True, follows: tuple[str, ...] | None = None
+    ) -> None:
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._queue.put(Job(records, done), refuse=refuse, ends=ends)
+        self._queue.put(Job(records, done), refuse=refuse, follows=follows)
         await done
 
-    def _commit_sync(self, *records: Record, refuse: bool = True, ends: str | None = None) -> None:
+    def _commit_sync(
+        self, *records: Record, refuse: bool = True, follows: tuple[str, ...] | None = None
+    ) -> None:
         if not records:
             return
         done: Future[None] = Future()
-        self._queue.put(Job(records, done), refuse=refuse, ends=ends)
+        self._queue.put(Job(records, done), refuse=refuse, follows=follows)
         done.result()
 
     # -- the thread ------------------------------------------------------------------------------
@@ -401,6 +415,11 @@ class Writer:
                 return connection.execute(query).scalar() == self._number
         except DBAPIError:
             return False
+
+
+def _beginnings(ended: CallEnded) -> tuple[str, ...]:
+    """What must be in the store before the call's end."""
+    return ended.session_id, ended.id
 
 
 def _session_patch(session_id: str, fields: Mapping[str, Any]) -> Patch:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-import threading
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -12,7 +11,9 @@ import pytest
 
 from engine.scripted import Reply, ScriptedCall
 from store.errors import StoreUnavailable
-from store.records import BreakReason, CallKind, CallStatus
+from store.free_names import FreeNames
+from store.job_queue import Job, Outcome
+from store.records import BreakReason, CallKind, CallStatus, SessionRecord
 from store.writer import Writer
 
 CHAT = "/v1/chat/completions"
@@ -56,12 +57,8 @@ def test_first_uses_at_the_same_time_make_one_session(bench: Any) -> None:
 def test_a_session_that_could_not_be_created_fails_its_call_and_is_looked_for_again(
     bench: Any, ask: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def create_session(self: Writer, session: Any) -> None:
-        await asyncio.sleep(0)
-        raise StoreUnavailable("the disk is full")
-
     with monkeypatch.context() as patch:
-        patch.setattr(Writer, "create_session", create_session)
+        patch.setattr(Writer, "_write", lambda _, jobs: [_lost(job) for job in jobs])
         response = httpx.post(f"{bench.url}/s/unlucky{CHAT}", json=ask)
     assert response.status_code == 503
     assert response.json()["error"]["code"] == "store_unavailable"
@@ -70,21 +67,34 @@ def test_a_session_that_could_not_be_created_fails_its_call_and_is_looked_for_ag
     assert bench.reader.session(said["session"]).name == "unlucky"
 
 
-def test_the_first_call_of_a_session_does_not_wait_for_the_sessions_own_commit(
+def _lost(job: Job) -> Outcome:
+    return Outcome(job, StoreUnavailable("the disk is full"))
+
+
+def test_a_name_that_another_process_takes_in_the_same_moment_fails_one_call_and_is_then_found(
     bench: Any, ask: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    create, told = Writer.create_session, threading.Event()
+    with Writer(bench.reader.engine.url.render_as_string()) as other:
+        other.create_session_sync(SessionRecord(id="ses_other", created_at=1.0, name="shared"))
+    with monkeypatch.context() as patch:
+        patch.setattr(FreeNames, "__contains__", lambda _, name: True)
+        assert httpx.post(f"{bench.url}/s/shared{CHAT}", json=ask).status_code == 503
+    assert say(bench, [user("once more")], f"/s/shared{CHAT}")["session"] == "ses_other"
 
-    async def create_session(self: Writer, session: Any) -> None:
-        await create(self, session)
-        await asyncio.to_thread(told.wait, 60)
 
-    monkeypatch.setattr(Writer, "create_session", create_session)
-    try:
-        assert httpx.post(f"{bench.url}/s/quick{CHAT}", json=ask, timeout=30).is_success
-        assert bench.call().status is CallStatus.COMPLETE
-    finally:
-        told.set()
+def test_a_session_is_written_with_its_first_call(
+    bench: Any, ask: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write, batches = Writer._write, []
+
+    def watched(self: Writer, jobs: Sequence[Job]) -> list[Outcome]:
+        batches.append([type(record).__name__ for job in jobs for record in job.records])
+        return write(self, jobs)
+
+    monkeypatch.setattr(Writer, "_write", watched)
+    monkeypatch.setattr("store.job_queue._GATHER_S", 60.0)
+    assert httpx.post(f"{bench.url}/s/quick{CHAT}", json=ask, timeout=30).is_success
+    assert batches == [["SessionRecord", "CallBegun", "CallEnded"]]
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,7 @@ def names(jobs):
 def test_a_beginning_goes_with_its_end(queue):
     queue.put_beginning("a", job("a begins"))
     queue.put_beginning("b", job("b begins"))
-    queue.put(job("a ends"), ends="a")
+    queue.put(job("a ends"), follows=("a",))
     assert names(queue.take(soon())) == ["a begins", "a ends"]
     assert len(queue) == 1
 
@@ -47,14 +47,14 @@ def test_a_beginning_without_an_end_is_written_a_moment_later(queue):
     queue.put_beginning("a", job("a begins"))
     assert names(queue.take(soon())) == ["a begins"]
     assert 0.04 < time.monotonic() - began < 2
-    queue.put(job("a ends"), ends="a")
+    queue.put(job("a ends"), follows=("a",))
     assert names(queue.take(soon())) == ["a ends"]
 
 
 def test_an_end_follows_a_beginning_that_has_lain_long_enough(queue):
     queue.put_beginning("a", job("a begins"))
     time.sleep(0.06)
-    queue.put(job("a ends"), ends="a")
+    queue.put(job("a ends"), follows=("a",))
     assert names(queue.take(soon())) == ["a begins", "a ends"]
 
 
@@ -85,7 +85,7 @@ def test_a_full_queue_takes_ends_and_nothing_else(queue):
         queue.put(job("reward"))
     with pytest.raises(StoreBusy):
         queue.put_beginning("d", job("d begins"))
-    queue.put(job("b ends"), refuse=False, ends="b")
+    queue.put(job("b ends"), refuse=False, follows=("b",))
     assert names(queue.take(soon())) == ["b begins", "b ends"]
 
 
@@ -98,3 +98,25 @@ def test_what_is_queued_can_be_taken_after_the_close(queue):
     assert names(queue.take(soon())) == ["a begins", "reward"]
     assert queue.take(soon()) == []
     assert not queue.close()
+
+
+def test_an_end_brings_all_that_it_follows_in_the_order_named(queue):
+    queue.put_beginning("session", job("session opens"))
+    queue.put_beginning("a", job("a begins"))
+    queue.put_beginning("b", job("b begins"))
+    queue.put(job("b ends"), refuse=False, follows=("session", "b"))
+    queue.put(job("a ends"), refuse=False, follows=("session", "a"))
+    expected = ["session opens", "b begins", "b ends", "a begins", "a ends"]
+    assert names(queue.take(soon())) == expected
+
+
+def test_a_taker_that_has_just_had_work_finds_a_beginning_without_being_woken(queue):
+    queue.put(job("first"))
+    assert names(queue.take(soon())) == ["first"]
+    found: Future[list[Job]] = Future()
+    taker = threading.Thread(target=lambda: found.set_result(queue.take(soon(30))))
+    taker.start()
+    time.sleep(0.02)
+    queue.put_beginning("a", job("a begins"))
+    assert names(found.result(timeout=5)) == ["a begins"]
+    taker.join()
