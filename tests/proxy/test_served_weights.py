@@ -164,6 +164,7 @@ def test_an_engine_that_tells_the_mark_again_is_used_again(
     bench = start_proxy(member.url, limits=CHECKED)
     publish(bench, 2)
     member.restart()
+    until(lambda: state(bench, member)["usable"])
     assert ask(bench.url).status_code == 200
     assert state(bench, member)["changes"] == 0
     member.load(tmp_path)
@@ -213,12 +214,13 @@ def test_a_restarted_proxy_remembers_the_mark(
 
 
 def test_an_engine_that_nobody_published_to_may_change_as_it_likes(
-    member: Member, start_proxy: Any, tmp_path: Path
+    member: Member, start_proxy: Any, tmp_path: Path, until: Any
 ) -> None:
     bench = start_proxy(member.url, limits=CHECKED)
     assert ask(bench.url).status_code == 200
     member.load(tmp_path)
     member.restart()
+    until(lambda: state(bench, member)["usable"])
     assert ask(bench.url).status_code == 200
     assert state(bench, member)["changes"] == 0
 

@@ -1,3 +1,4 @@
+import asyncio
 import gzip
 import json
 import os
@@ -5,6 +6,7 @@ import re
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -22,6 +24,7 @@ from store.database import (
 )
 from store.deliveries import Deliveries
 from store.queries import Reader
+from store.records import ServedPolicy
 from store.schema import metadata
 from store.vocabulary import Vocabulary
 from store.writer import Writer
@@ -289,3 +292,16 @@ def test_text_stored_as_tokens_goes_down_and_up_again(url, calls, vocabulary):
     migrate(url, "0003")
     migrate(url)
     assert read(url) == before
+
+
+def test_what_engines_serve_outlives_the_column_for_their_marks(url):
+    """Without the mark nothing is compared; the version is still known."""
+    told = ServedPolicy("http://engine", 7, None, 1.0, "weights")
+    with Writer(url) as writer:
+        asyncio.run(writer.record_served(told))
+    with Reader(url) as reader:
+        assert reader.served() == {told.engine: told}
+    migrate(url, "0004")
+    migrate(url)
+    with Reader(url) as reader:
+        assert reader.served() == {told.engine: replace(told, mark=None)}
