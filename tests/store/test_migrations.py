@@ -77,6 +77,11 @@ def where(index):
     return [re.sub(r"[()]|::\w+( varying)?", "", condition) for condition in conditions]
 
 
+def back_to(url, number):
+    migrate(url, f"-{int(revision(url)) - number}")
+    assert revision(url) == f"{number:04}"
+
+
 def test_the_migrations_build_exactly_the_schema(url):
     at_once = shape(url)
     assert differences(url) == []
@@ -246,7 +251,7 @@ def test_what_older_versions_wrote_is_read_back_exactly(url):
     migrate(url)
     assert read(url) == kept["calls"]
     # ... goes down to what that version wrote, and comes up again.
-    migrate(url, "0003")
+    back_to(url, 3)
     migrate(url)
     assert read(url) == kept["calls"]
 
@@ -289,7 +294,7 @@ def test_text_stored_as_tokens_goes_down_and_up_again(url, calls, vocabulary):
                 prompt, parent = [*prompt, 1, 2, turn], begun.id
     before = read(url)
     assert len(before) == 8
-    migrate(url, "0003")
+    back_to(url, 3)
     migrate(url)
     assert read(url) == before
 
@@ -301,7 +306,7 @@ def test_what_engines_serve_outlives_the_column_for_their_marks(url):
         asyncio.run(writer.record_served(told))
     with Reader(url) as reader:
         assert reader.served() == {told.engine: told}
-    migrate(url, "0004")
+    back_to(url, 4)
     migrate(url)
     with Reader(url) as reader:
         assert reader.served() == {told.engine: replace(told, mark=None)}
