@@ -106,6 +106,11 @@ class Backend(Protocol):
         ...
 
     @property
+    def weights_mark(self) -> str:
+        """Stands for the served weights: the same in every process that serves the same ones."""
+        ...
+
+    @property
     def healthy(self) -> bool: ...
 
     async def generate(self, prompt: Prompt, sampling: Sampling) -> AsyncGenerator[Step]:

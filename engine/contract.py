@@ -23,7 +23,9 @@ Control routes (never forwarded to clients)::
     POST /collective_rpc        {"method": "reload_weights", "kwargs": {"weights_path": DIR}}
     POST /reset_prefix_cache
     GET  /is_paused             {is_paused}
-    GET  /version               {version}; our own engines add policy_version
+    GET  /version               {version}; our own engines add policy_version and weights_mark,
+                                which is the same wherever the same weights are served
+    GET  /weight_info           {weight_version}; vLLM only
 
 With ``return_token_ids`` and ``logprobs`` a chat reply carries ``prompt_token_ids`` at the top
 level, ``choices[i].token_ids`` and ``choices[i].logprobs.content[j].logprob``. When streaming, the
@@ -51,6 +53,7 @@ RESUME: Final = "/resume"
 IS_PAUSED: Final = "/is_paused"
 RESET_PREFIX_CACHE: Final = "/reset_prefix_cache"
 VERSION: Final = "/version"
+WEIGHT_INFO: Final = "/weight_info"
 COLLECTIVE_RPC: Final = "/collective_rpc"
 
 CONTROL_ROUTES: Final = frozenset({PAUSE, RESUME, IS_PAUSED, COLLECTIVE_RPC, RESET_PREFIX_CACHE})

@@ -164,7 +164,13 @@ class EngineFace:
         return Response(status_code=200 if self._backend.healthy else 503)
 
     async def version(self, request: Request) -> Response:
-        return JsonResponse({"version": "bridle", "policy_version": self._backend.policy_version})
+        return JsonResponse(
+            {
+                "version": "bridle",
+                "policy_version": self._backend.policy_version,
+                "weights_mark": self._backend.weights_mark,
+            }
+        )
 
     async def pause(self, request: Request) -> Response:
         name = request.query_params.get("mode", "abort")

@@ -104,11 +104,16 @@ class EngineView(BaseModel):
     url: str
     circuit: CircuitState
     policy_version: int
+    """As it was last told."""
+    changed: bool
+    """It says itself that it serves other weights than it did then."""
     usable: bool
     """Its circuit admits calls and it serves the pool's policy version."""
     running: int
     retries: int
     ejections: int
+    changes: int
+    """How often it was found to have changed."""
 
 
 class NewEngine(_Body):

@@ -35,6 +35,10 @@ class ConnectionBroke(Exception):
     """The connection ended, or stopped making sense, before the reply was whole."""
 
 
+class SpellOver(Exception):
+    """Connections to the engine were lost meanwhile, all of them; nothing has been sent."""
+
+
 class EngineReplied:
     """One reply from its status line on."""
 
@@ -158,6 +162,9 @@ class EngineConnections:
         self._common = _common_headers(url.netloc, url.username, url.password, api_key)
         self._connect_timeout_s = connect_timeout_s
         self._limit = limit
+        self.spell = 0
+        """Grows when a connection is made while no other is open. Within one spell the same process
+        answers; after it, the engine may have been started anew."""
         self._open: set[_Connection] = set()
         self._connecting = 0
         self._idle: list[_Connection] = []
@@ -173,17 +180,22 @@ class EngineConnections:
         *,
         headers: str = "",
         timeout_s: float | None = None,
+        spell: int | None = None,
     ) -> EngineReplied:
         """The reply, its headers read. ``headers`` are whole lines, each with its line end;
-        ``timeout_s`` replaces the stall timeout.
+        ``timeout_s`` replaces the stall timeout; ``spell``: only within that one.
 
-        Raises :class:`ConnectionFailed`, :class:`ConnectionBroke` and ``TimeoutError``.
+        Raises :class:`ConnectionFailed`, :class:`ConnectionBroke`, ``TimeoutError`` and
+        :class:`SpellOver`.
         """
         head = (
             f"{method} {self._prefix}{path} HTTP/1.1\r\n{self._common}{headers}"
             f"content-length: {len(body)}\r\n\r\n"
         )
         connection = self._unused() or await self._connected()
+        if spell is not None and spell != self.spell:
+            self.free(connection)
+            raise SpellOver
         reply = connection.ask(head.encode("latin-1") + body, timeout_s or self.stall_timeout_s)
         try:
             await reply.head
@@ -237,6 +249,8 @@ class EngineConnections:
     # -- from the connections --------------------------------------------------------------------
 
     def opened(self, connection: _Connection) -> None:
+        if not any(one.usable for one in self._open):
+            self.spell += 1
         self._open.add(connection)
 
     def lost(self, connection: _Connection) -> None:
@@ -246,7 +260,7 @@ class EngineConnections:
         self._next()
 
     def free(self, connection: _Connection) -> None:
-        """The connection's reply is whole, and it may be used again."""
+        """No reply is awaited on the connection, and it may be used again."""
         self._idle.append(connection)
         self._next()
         if self._sweep is None:
@@ -345,6 +359,7 @@ class _Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport
+        self.last_read = self.loop.time()
         self._parser = httptools.HttpResponseParser(self)
         self._pool.opened(self)
 

@@ -1,8 +1,9 @@
 """The engines that serve one model, and which of them a call goes to.
 
 A session stays with its engine, whose prefix cache holds its history; a new session goes where the
-fewest calls run. An engine is left out while its circuit is open or while the policy version that
-it serves is not the pool's: its tokens would be stale without anybody having decided so.
+fewest calls run. An engine is left out while its circuit is open, while the policy version that it
+serves is not the pool's (its tokens would be stale without anybody having decided so), and while it
+says itself that it serves other weights (:mod:`proxy.served_weights`).
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ import contextlib
 import hashlib
 import logging
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Final, TypeVar
 from urllib.parse import urlsplit
 
@@ -21,6 +23,7 @@ import msgspec
 from proxy.canonical import ApiError, Request
 from proxy.circuit import Circuit, CircuitState
 from proxy.policy_gate import PolicyGate
+from proxy.served_weights import ServedWeights, other_weights
 from proxy.settings import ProxySettings
 from proxy.upstream import Upstream
 
@@ -29,6 +32,8 @@ log = logging.getLogger("bridle.proxy")
 _SHORTEST_RETRY_S: Final = 1.0
 
 Answer = TypeVar("Answer")
+Marks = Mapping[str, str | None]
+"""What engines say of their weights, by base URL."""
 
 
 class PooledEngine:
@@ -39,13 +44,17 @@ class PooledEngine:
         self.name = urlsplit(upstream.base).netloc.rpartition("@")[2]
         """Host and port; for operators, never for clients."""
         self.circuit = circuit
-        self.version = version
-        """Policy version of the tokens that arrive from it."""
+        self.serves = ServedWeights(upstream, self.name, version)
         self.running = 0
         self.retries = 0
         """Calls that went on to another try after this engine failed them."""
         self._idle = asyncio.Event()
         self._idle.set()
+
+    @property
+    def version(self) -> int:
+        """Policy version of the tokens that arrive from it."""
+        return self.serves.version
 
     def enter(self) -> None:
         """A call goes to it; pair with :meth:`leave`."""
@@ -70,10 +79,12 @@ class EngineState(msgspec.Struct, frozen=True):
     url: str
     circuit: CircuitState
     policy_version: int
+    changed: bool
     usable: bool
     running: int
     retries: int
     ejections: int
+    changes: int
 
 
 class EnginePool:
@@ -144,10 +155,14 @@ class EnginePool:
         return [engine for engine in self._engines.values() if self.usable(engine)]
 
     def usable(self, engine: PooledEngine) -> bool:
-        return engine.version == self.gate.version and engine.circuit.admits
+        serves = engine.serves
+        current = serves.version == self.gate.version and not serves.changed
+        return current and engine.circuit.admits
 
     def _none_usable(self) -> ApiError:
         behind = [one for one in self._engines.values() if one.circuit.admits]
+        if any(one.version == self.gate.version for one in behind):
+            return other_weights(self.gate.version)
         waits = [one.circuit.retry_after for one in self._engines.values() if one not in behind]
         what = (
             f"no engine serves policy version {self.gate.version} yet"
@@ -163,15 +178,23 @@ class EnginePool:
 
     # -- what the engines serve ------------------------------------------------------------------
 
-    def published(self, version: int, engine: str | None = None) -> None:
-        """``engine`` (all when ``None``) serves ``version`` from now on. Raises ``KeyError``."""
-        for one in self._engines.values() if engine is None else (self._named(engine),):
-            one.version = version
+    def published(
+        self, version: int, engine: str | None = None, marks: Marks = MappingProxyType({})
+    ) -> None:
+        """``engine`` (all when ``None``) serves ``version`` from now on; ``marks`` are what engines
+        have said of it already. Raises ``KeyError``."""
+        for one in self._meant(engine):
+            one.serves.published(version, marks.get(one.upstream.base))
 
-    def urls(self, engine: str | None = None) -> list[str]:
-        """Base URLs of all engines, or of the one that is named. Raises ``KeyError``."""
-        named = self._engines.values() if engine is None else (self._named(engine),)
-        return [one.upstream.base for one in named]
+    async def learn_marks(self, engine: str | None = None) -> Marks:
+        """What ``engine`` (all when ``None``) says of the weights that were just published, by base
+        URL. Raises ``KeyError``."""
+        meant = self._meant(engine)
+        marks = await asyncio.gather(*(one.serves.learn() for one in meant))
+        return {one.upstream.base: mark for one, mark in zip(meant, marks, strict=True)}
+
+    def _meant(self, engine: str | None) -> list[PooledEngine]:
+        return list(self._engines.values()) if engine is None else [self._named(engine)]
 
     async def models(self) -> tuple[dict[str, Any], ...]:
         """Model cards of an engine, a usable one if there is any. Raises :class:`ApiError`."""
@@ -223,10 +246,12 @@ class EnginePool:
                 url=one.upstream.base,
                 circuit=one.circuit.state,
                 policy_version=one.version,
+                changed=one.serves.changed,
                 usable=self.usable(one),
                 running=one.running,
                 retries=one.retries,
                 ejections=one.circuit.openings,
+                changes=one.serves.changes,
             )
             for one in self._engines.values()
         ]
@@ -239,6 +264,10 @@ class EnginePool:
     async def _check(self, engine: PooledEngine) -> bool:
         before = engine.circuit.state
         well = await engine.upstream.healthy()
+        if well:
+            # Before its circuit admits calls again. One that cannot say now is asked before a call.
+            with contextlib.suppress(ApiError):
+                await engine.serves.compare()
         engine.circuit.checked(well)
         report(engine, before)
         return well and self.usable(engine)
@@ -250,14 +279,17 @@ class EnginePool:
 
     # -- membership ------------------------------------------------------------------------------
 
-    async def add(self, url: str, version: int) -> None:
-        """One engine more, which serves ``version``; nothing when it is known.
+    async def add(self, url: str, version: int, mark: str | None = None) -> PooledEngine | None:
+        """One engine more, which serves ``version``; ``None`` when it is known.
 
         Raises ``ValueError`` for a URL that is none of HTTP."""
-        if _base(url) not in self._engines:
-            engine = self._made(url, version)
-            await engine.upstream.start()
-            self._engines[engine.upstream.base] = engine
+        if _base(url) in self._engines:
+            return None
+        engine = self._made(url, version)
+        engine.serves.published(version, mark)
+        await engine.upstream.start()
+        self._engines[engine.upstream.base] = engine
+        return engine
 
     async def remove(self, name: str) -> None:
         """No further call goes to the engine; running ones end. Raises ``KeyError`` for an unknown

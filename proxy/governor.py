@@ -66,7 +66,7 @@ class Governor:
             newest = max(known, key=lambda one: (one.version, one.told_at))
             self._gate.publish(Policy(newest.version, newest.model), back=True)
             for one in known:
-                self._engines.published(one.version, one.engine)
+                self._engines.published(one.version, one.engine, {one.engine: one.mark})
         await self._siblings.start(self._handle)
         for other in await self._siblings.ask({"do": "state"}):
             if other["paused"]:
@@ -74,14 +74,17 @@ class Governor:
 
     async def publish(self, policy: Policy, engine: str | None, *, back: bool) -> None:
         """Raises :class:`proxy.policy_gate.StaleVersion` and :class:`ApiError`."""
-        urls = self._engines.urls(engine)
         if engine is None or policy.version > self._gate.version:
             self._gate.publish(policy, back=back)
         self._engines.published(policy.version, engine)
+        marks = await self._engines.learn_marks(engine)
         change = {"version": policy.version, "model": policy.model, "engine": engine, "back": back}
-        await self._tell({"do": "publish", **change})
+        await self._tell({"do": "publish", **change, "marks": marks})
         now = time.time()
-        records = [ServedPolicy(url, policy.version, policy.model, now) for url in urls]
+        records = [
+            ServedPolicy(url, policy.version, policy.model, now, mark)
+            for url, mark in marks.items()
+        ]
         try:
             await self._writer.record_served(*records)
         except StoreUnavailable as error:
@@ -101,8 +104,9 @@ class Governor:
         await self._tell({"do": "resume"})
 
     async def add_engine(self, url: str, version: int) -> None:
-        await self._engines.add(url, version)
-        await self._tell({"do": "add_engine", "url": url, "version": version})
+        added = await self._engines.add(url, version)
+        mark = None if added is None else await added.serves.learn()
+        await self._tell({"do": "add_engine", "url": url, "version": version, "mark": mark})
 
     async def remove_engine(self, name: str) -> None:
         """Raises ``KeyError`` and ``ValueError`` as :meth:`EnginePool.remove` does."""
@@ -161,18 +165,24 @@ class Governor:
                 return msgspec.to_builtins(self._engines.states())
             case {"do": "metrics"}:
                 return self._metrics.exposition().decode()
-            case {"do": "publish", "version": version, "model": model, "engine": engine}:
+            case {
+                "do": "publish",
+                "version": version,
+                "model": model,
+                "engine": engine,
+                "marks": marks,
+            }:
                 if engine is None or version > self._gate.version:
                     self._gate.publish(Policy(version, model), back=True)
-                self._engines.published(version, engine)
+                self._engines.published(version, engine, marks)
             case {"do": "pause"}:
                 self._gate.pause()
             case {"do": "drain", "timeout_s": timeout_s}:
                 return await self._gate.drained(timeout_s)
             case {"do": "resume"}:
                 self._gate.resume()
-            case {"do": "add_engine", "url": url, "version": version}:
-                await self._engines.add(url, version)
+            case {"do": "add_engine", "url": url, "version": version, "mark": mark}:
+                await self._engines.add(url, version, mark)
             case {"do": "remove_engine", "name": name}:
                 await self._engines.remove(name)
             case {"do": "forget_session", "id": session_id}:
@@ -185,8 +195,10 @@ def _sum(state: EngineState, other: Any) -> EngineState:
         return state
     return msgspec.structs.replace(
         state,
+        changed=state.changed or other["changed"],
         usable=state.usable and other["usable"],
         running=state.running + other["running"],
         retries=state.retries + other["retries"],
         ejections=state.ejections + other["ejections"],
+        changes=state.changes + other["changes"],
     )

@@ -110,7 +110,7 @@ class _Engines(Collector):
             "bridle_engine_circuit", "1 for the state that it is in", labels=["engine", "state"]
         )
         usable = GaugeMetricFamily(
-            "bridle_engine_usable", "Circuit and policy version admit calls", labels=["engine"]
+            "bridle_engine_usable", "Circuit and served weights admit calls", labels=["engine"]
         )
         running = GaugeMetricFamily(
             "bridle_engine_running_calls", "Calls at this engine", labels=["engine"]
@@ -124,6 +124,11 @@ class _Engines(Collector):
         ejections = CounterMetricFamily(
             "bridle_engine_ejections", "Times its circuit opened", labels=["engine"]
         )
+        changes = CounterMetricFamily(
+            "bridle_engine_changes",
+            "Times it was found with other weights than were published to it",
+            labels=["engine"],
+        )
         for engine in self._states():
             for state in CircuitState:
                 circuit.add_metric([engine.name, state], float(engine.circuit is state))
@@ -132,7 +137,8 @@ class _Engines(Collector):
             version.add_metric([engine.name], engine.policy_version)
             retries.add_metric([engine.name], engine.retries)
             ejections.add_metric([engine.name], engine.ejections)
-        yield from (circuit, usable, running, version, retries, ejections)
+            changes.add_metric([engine.name], engine.changes)
+        yield from (circuit, usable, running, version, retries, ejections, changes)
 
 
 def merged(expositions: Sequence[str]) -> bytes:

@@ -8,9 +8,11 @@ from types import TracebackType
 from typing import Final, Self
 
 from proxy.canonical import ApiError
+from proxy.engine_connections import SpellOver
 from proxy.engine_pool import EnginePool, PooledEngine, report
 from proxy.engine_reply import EngineReply
 from proxy.engine_request import EngineRequest
+from proxy.served_weights import other_weights
 from proxy.upstream import EngineStream, Sink
 from store.records import Note
 
@@ -103,13 +105,13 @@ class PooledReply:
         engine.enter()
         trial = engine.circuit.begin()
         try:
-            await self._stream.open()
+            await self._open(engine, self._stream)
             engine.circuit.answered()
         except ApiError as error:
             if error.status in _ANSWERED:
                 engine.circuit.answered()
                 engine.circuit.succeeded()
-            elif _is_failure(error):
+            elif _is_failure(error) and not engine.serves.changed:
                 engine.circuit.failed(trial)
             else:
                 engine.circuit.abandoned(trial)
@@ -121,6 +123,16 @@ class PooledReply:
             raise
         finally:
             report(engine, before)
+
+    async def _open(self, engine: PooledEngine, stream: EngineStream) -> None:
+        """Sends the request to an engine that is known to serve what was published to it."""
+        try:
+            await stream.open(engine.serves.spell)
+        except SpellOver:
+            await engine.serves.compare()
+            if engine.serves.changed:
+                raise other_weights(engine.version) from None
+            await stream.open()
 
     def _leave(self) -> None:
         if self._engine is not None:

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import orjson
 
-from engine.contract import HEALTH, MODELS, TOKENIZE
+from engine.contract import HEALTH, MODELS, TOKENIZE, VERSION, WEIGHT_INFO
 from proxy.canonical import ApiError, Event, Request
 from proxy.engine_connections import (
     ConnectionBroke,
@@ -31,6 +31,9 @@ _DONE: Final = b"[DONE]"
 _MODELS_FRESH_S: Final = 30.0
 _HEALTH_TIMEOUT_S: Final = 15.0
 """Long: an engine that is busy loading weights or compiling is not an engine that is gone."""
+_MARKS: Final = ((VERSION, "weights_mark"), (WEIGHT_INFO, "weight_version"))
+"""Where engines tell what weights they serve: our own, and vLLM."""
+_NO_ROUTE: Final = frozenset({404, 405, 501})
 _OVERFLOW = re.compile(r"maximum (context|model) length|context (length|window)", re.IGNORECASE)
 _CONNECTION_ERRORS: Final = (ConnectionFailed, ConnectionBroke, TimeoutError, OSError)
 
@@ -66,11 +69,14 @@ class Upstream:
         """The engine's reply to ``request``, to be opened, followed and closed."""
         return EngineStream(self, request, reply, call_id)
 
-    async def post(self, path: str, body: bytes, call_id: str) -> EngineReplied:
-        """The reply, its headers read. Raises :class:`ApiError`."""
+    async def post(
+        self, path: str, body: bytes, call_id: str, spell: int | None = None
+    ) -> EngineReplied:
+        """The reply, its headers read. Raises :class:`ApiError`, and
+        :class:`proxy.engine_connections.SpellOver` outside of ``spell``."""
         try:
             return await self._connections.request(
-                "POST", path, body, headers=f"x-request-id: {call_id}\r\n"
+                "POST", path, body, headers=f"x-request-id: {call_id}\r\n", spell=spell
             )
         except _CONNECTION_ERRORS as error:
             raise connection_error(error) from error
@@ -125,6 +131,36 @@ class Upstream:
         return response.status == 200
 
     @property
+    def spell(self) -> int:
+        """See :attr:`proxy.engine_connections.EngineConnections.spell`."""
+        return self._connections.spell
+
+    async def mark(self) -> str | None:
+        """What the engine says of the weights that it serves; ``None`` when it says nothing.
+
+        Raises :class:`ApiError` when it could not say, and ``TimeoutError``.
+        """
+        for path, name in _MARKS:
+            with _told("what the engine says of its weights"):
+                told = await self._say(path)
+                if isinstance(told, dict) and isinstance(mark := told.get(name), str):
+                    return mark
+        return None
+
+    async def _say(self, path: str) -> Any:
+        """The JSON that the engine answers; ``None`` when it has no such route."""
+        response = await self._connections.request("GET", path)
+        try:
+            body = await response.read()
+        finally:
+            response.close()
+        if response.status in _NO_ROUTE:
+            return None
+        if response.status != 200:
+            raise ValueError(f"{path} answered {response.status}")
+        return orjson.loads(body)
+
+    @property
     def _connections(self) -> EngineConnections:
         if self._http is None:
             raise ApiError("overloaded", "the proxy is starting or stopping", status=503)
@@ -146,10 +182,11 @@ class EngineStream:
         self._failure: ApiError | None = None
         self._over = False
 
-    async def open(self) -> None:
-        """Sends the request. Raises :class:`ApiError` when the engine refuses or is not there."""
-        request = self._request
-        self._response = await self._upstream.post(request.path, request.body, self._call_id)
+    async def open(self, spell: int | None = None) -> None:
+        """Sends the request. Raises :class:`ApiError` when the engine refuses or is not there, and
+        :class:`proxy.engine_connections.SpellOver` outside of ``spell``."""
+        request, upstream = self._request, self._upstream
+        self._response = await upstream.post(request.path, request.body, self._call_id, spell)
         if self._response.status != 200:
             raise await refusal(self._response)
 

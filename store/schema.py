@@ -274,8 +274,10 @@ served = Table(
     Column("version", BigInteger, nullable=False),
     Column("model", Text),
     Column("told_at", Float(53), nullable=False),
+    Column("mark", Text),
 )
-"""What each engine was last said to serve: proxies that start know it by this."""
+"""What each engine was last said to serve: proxies that start know it by this. ``mark`` is what it
+then said itself of its weights."""
 
 metrics = Table(
     "metrics",

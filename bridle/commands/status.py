@@ -31,10 +31,19 @@ def status(
         f"{policy['running']} calls run, {policy['waiting']} wait",
         highlight=False,
     )
-    table = Table("engine", "circuit", "version", "usable", "running", "retries", "ejections")
+    shown = {
+        "engine": "name",
+        "circuit": "circuit",
+        "version": "policy_version",
+        "changed": "changed",
+        "usable": "usable",
+        "running": "running",
+        "retries": "retries",
+        "ejections": "ejections",
+    }
+    table = Table(*shown)
     for engine in found["engines"]:
-        shown = ("name", "circuit", "policy_version", "usable", "running", "retries", "ejections")
-        table.add_row(*(str(engine[column]) for column in shown))
+        table.add_row(*(str(engine[field]) for field in shown.values()))
     out.print(table)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -84,6 +85,17 @@ class PackedModel:
         """The served parameters and buffers by name; not copies."""
         state: Mapping[str, torch.Tensor] = self._model.state_dict()
         return state
+
+    def digest(self) -> str:
+        """SHA-256 hex over names, shapes, types and values of the served weights."""
+        digest, seen = hashlib.sha256(), set[int]()
+        for name, tensor in sorted(self.weights().items()):
+            digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}\n".encode())
+            if tensor.data_ptr() not in seen:  # tied weights are one
+                seen.add(tensor.data_ptr())
+                values = tensor.detach().cpu().contiguous().flatten()
+                digest.update(values.view(torch.uint8).numpy().data)
+        return digest.hexdigest()
 
     def load_weights(self, state: Mapping[str, torch.Tensor]) -> None:
         """Copy ``state`` over the served weights, all or nothing.

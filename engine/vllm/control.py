@@ -7,7 +7,6 @@ from typing import Any, Final
 from engine import contract
 from engine.client import EngineClient, EngineRefused
 
-WEIGHT_INFO: Final = "/weight_info"
 UPDATE_WEIGHT_VERSION: Final = "/update_weight_version"
 SERVER_INFO: Final = "/server_info"
 REMEMBER_VERSION: Final = "remember_version"
@@ -33,7 +32,7 @@ class VllmControl(EngineClient):
 
     def policy_version(self) -> int | None:
         """The version that was stamped; ``None`` when none was since vLLM started."""
-        version = self._send("GET", WEIGHT_INFO).get("weight_version")
+        version = self._send("GET", contract.WEIGHT_INFO).get("weight_version")
         return int(version) if isinstance(version, str) and version.isdecimal() else None
 
     def server_info(self) -> dict[str, Any]:

@@ -171,6 +171,20 @@ def test_a_stream_goes_on_over_a_reload(api: Any, control: EngineClient) -> None
 
 
 @pytest.mark.ours
+def test_the_same_weights_have_the_same_mark(api: Any, control: EngineClient) -> None:
+    def mark() -> Any:
+        return api.http.get("/version").json()["weights_mark"]
+
+    before = mark()
+    assert isinstance(before, str)
+    control.reload_weights(control.model().root or "")
+    assert mark() == before
+    with pytest.raises(EngineRefused):
+        control.reload_weights("/nowhere/at/all")
+    assert mark() == before
+
+
+@pytest.mark.ours
 def test_weights_that_are_not_there_are_refused(control: EngineClient) -> None:
     with pytest.raises(EngineRefused) as refused:
         control.reload_weights("/nowhere/at/all")

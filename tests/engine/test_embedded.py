@@ -26,7 +26,7 @@ from engine.embedded import (
     UnservableModel,
     WeightsMismatch,
 )
-from engine.embedded.model import load_state
+from engine.embedded.model import PackedModel, load_state
 from engine.tokenizer import Tokenizer
 
 Ids = Callable[[int, int], list[int]]
@@ -139,6 +139,27 @@ def test_a_reload_from_a_directory_is_verified_by_scoring(
         control.resume()
         expected = reference_of(other_dir)(ids)[:-1].gather(-1, torch.tensor(ids[1:])[:, None])
         np.testing.assert_allclose(control.score(ids), expected[:, 0].numpy(), atol=1e-4)
+
+
+def test_the_same_weights_have_the_same_mark_however_they_came(
+    engine: EmbeddedEngine, tiny_dir: Path, other_dir: Path
+) -> None:
+    def mark() -> str:
+        told = httpx.get(engine.base_url + "/version").json()["weights_mark"]
+        assert isinstance(told, str)
+        return told
+
+    first = mark()
+    other = PackedModel(other_dir, device="cpu", dtype=torch.float32).digest()
+    with EngineClient(engine.base_url) as control:
+        engine.load_weights(load_state(other_dir, torch.float32))
+        assert mark() == other != first
+        control.reload_weights(tiny_dir)
+        assert mark() == first
+    nudged = dict(load_state(tiny_dir, torch.float32))
+    nudged["model.norm.weight"] = nudged["model.norm.weight"] * (1 + 1e-6)
+    engine.load_weights(nudged)
+    assert mark() != first
 
 
 def test_weights_of_another_shape_are_refused_and_the_old_ones_are_served(

@@ -11,7 +11,12 @@ from typing import Any
 
 import pytest
 
-from proxy.engine_connections import ConnectionBroke, ConnectionFailed, EngineConnections
+from proxy.engine_connections import (
+    ConnectionBroke,
+    ConnectionFailed,
+    EngineConnections,
+    SpellOver,
+)
 
 Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
@@ -286,3 +291,39 @@ async def test_an_address_or_key_that_cannot_be_sent_is_refused(
 async def gone(served: Served) -> None:
     """Returns when the server has seen its connection end."""
     await asyncio.wait_for(served.closed.wait(), 5)
+
+
+async def test_a_spell_lasts_while_any_connection_is_open() -> None:
+    """Only when all were lost may another process be answering."""
+    arrived, go_on = asyncio.Event(), asyncio.Event()
+    last = b"HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: 2\r\n\r\nok"
+
+    async def answer(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        body = served.bodies[-1]
+        if body == b"wait":
+            arrived.set()
+            await go_on.wait()
+        writer.write(OK if body != b"leave" else last)
+
+    async def within(spell: int, body: bytes) -> bytes:
+        reply = await connections.request("POST", "/v1/x", body, spell=spell)
+        return await reply.read()
+
+    async with serving(answer) as served, connected(served.url) as connections:
+        assert connections.spell == 0
+        with pytest.raises(SpellOver):
+            await within(0, b"first")
+        assert served.bodies == [], "nothing was sent"
+        assert await within(1, b"first") == b"ok"
+        assert served.connections == 1, "the connection was kept"
+        waiting = asyncio.create_task(within(1, b"wait"))
+        await arrived.wait()
+        for _ in range(2):
+            assert await within(1, b"leave") == b"ok"
+        go_on.set()
+        assert await waiting == b"ok"
+        assert await within(1, b"leave") == b"ok"
+        with pytest.raises(SpellOver):
+            await within(1, b"late")
+        assert await within(2, b"again") == b"ok"
+        assert b"late" not in served.bodies

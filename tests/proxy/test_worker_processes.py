@@ -138,6 +138,25 @@ def test_a_session_whose_turns_land_on_both_workers_is_one_exact_line(
         assert not [v for found in audit(reader, bodies=True) for v in found.violations]
 
 
+def test_every_worker_leaves_out_an_engine_that_has_changed(
+    stage: Any, start: Start, tmp_path: Path, until: Any
+) -> None:
+    hello = [{"role": "user", "content": "hi"}]
+    with start() as workers:
+        control = httpx.Client(base_url=f"{workers.url}/bridle/v1", timeout=60, trust_env=False)
+        control.put("/policy", json={"version": 2}).raise_for_status()
+        stage.engine.backend.weights_mark = str(tmp_path)
+        until(lambda: control.get("/engines").json()[0]["changes"] == 2)
+        for number in range(2):
+            with stopped(workers.pids()[number]):
+                assert ask(workers.url, f"s{number}", hello).status_code == 503
+        control.put("/policy", json={"version": 3}).raise_for_status()
+        for number in range(2):
+            with stopped(workers.pids()[number]):
+                assert ask(workers.url, f"t{number}", hello).status_code == 200
+        assert len(stage.requests) == 2
+
+
 def test_all_workers_agree_on_policy_pause_and_seal_and_a_restart_forgets_nothing(
     stage: Any, start: Start, tmp_path: Path, until: Any
 ) -> None:

@@ -1,3 +1,4 @@
+import asyncio
 import gzip
 import json
 import os
@@ -5,6 +6,7 @@ import re
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -22,6 +24,7 @@ from store.database import (
 )
 from store.deliveries import Deliveries
 from store.queries import Reader
+from store.records import ServedPolicy
 from store.schema import metadata
 from store.vocabulary import Vocabulary
 from store.writer import Writer
@@ -72,6 +75,11 @@ def where(index):
         str(value) for name, value in index["dialect_options"].items() if name.endswith("_where")
     )
     return [re.sub(r"[()]|::\w+( varying)?", "", condition) for condition in conditions]
+
+
+def back_to(url, number):
+    migrate(url, f"-{int(revision(url)) - number}")
+    assert revision(url) == f"{number:04}"
 
 
 def test_the_migrations_build_exactly_the_schema(url):
@@ -243,7 +251,7 @@ def test_what_older_versions_wrote_is_read_back_exactly(url):
     migrate(url)
     assert read(url) == kept["calls"]
     # ... goes down to what that version wrote, and comes up again.
-    migrate(url, "-1")
+    back_to(url, 3)
     migrate(url)
     assert read(url) == kept["calls"]
 
@@ -286,6 +294,19 @@ def test_text_stored_as_tokens_goes_down_and_up_again(url, calls, vocabulary):
                 prompt, parent = [*prompt, 1, 2, turn], begun.id
     before = read(url)
     assert len(before) == 8
-    migrate(url, "-1")
+    back_to(url, 3)
     migrate(url)
     assert read(url) == before
+
+
+def test_what_engines_serve_outlives_the_column_for_their_marks(url):
+    """Without the mark nothing is compared; the version is still known."""
+    told = ServedPolicy("http://engine", 7, None, 1.0, "weights")
+    with Writer(url) as writer:
+        asyncio.run(writer.record_served(told))
+    with Reader(url) as reader:
+        assert reader.served() == {told.engine: told}
+    back_to(url, 4)
+    migrate(url)
+    with Reader(url) as reader:
+        assert reader.served() == {told.engine: replace(told, mark=None)}

@@ -15,6 +15,8 @@ import httpx
 import pytest
 
 from engine.vllm import VllmControl, VllmError, VllmOptions, VllmServer, find_installation
+from proxy.server import ProxyServer
+from proxy.settings import ProxySettings
 
 
 @pytest.fixture
@@ -127,6 +129,35 @@ def test_it_comes_back_after_kill_with_the_weights_and_version_it_served(
         assert control.policy_version() == 7
     assert events[0] == "vLLM ended: killed by SIGKILL"
     assert events[1] == f"vLLM serves {published} again, policy version 7"
+
+
+def test_the_proxy_uses_it_again_once_it_is_stamped_with_what_was_published(
+    make: Callable[..., VllmServer], tmp_path: Path, events: list[str]
+) -> None:
+    with make(version=7) as server, VllmControl(server.base_url) as control:
+        proxy = ProxyServer(ProxySettings(server.base_url, str(tmp_path / "bridle.db")), grace_s=1)
+        proxy.start()
+
+        def tell(version: int) -> None:
+            url, body = f"{proxy.base_url}/bridle/v1/policy", {"version": version}
+            httpx.put(url, json=body, trust_env=False).raise_for_status()
+
+        def ready() -> bool:
+            return httpx.get(f"{proxy.base_url}/readyz", trust_env=False).is_success
+
+        try:
+            tell(7)
+            assert server.pid is not None
+            os.kill(server.pid, signal.SIGKILL)
+            eventually(lambda: len(events) == 2)
+            server.wait_ready(15)
+            assert ready()
+            control.stamp(8)
+            assert not ready()
+            tell(8)
+            assert ready()
+        finally:
+            proxy.stop()
 
 
 def test_resumed_it_begins_with_what_the_one_before_served_and_else_with_the_model(

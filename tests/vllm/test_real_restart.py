@@ -54,6 +54,8 @@ def test_killed_in_mid_session_it_comes_back_with_the_published_weights_or_stays
             control.pause("wait")
             control.reload_weights(published)
             control.stamp(42)
+            told = {"version": 42}
+            httpx.put(f"{proxy.base_url}/bridle/v1/policy", json=told, trust_env=False)
             control.resume()
             first = ask(history)
             assert first.is_success, first.text
@@ -76,6 +78,7 @@ def test_killed_in_mid_session_it_comes_back_with_the_published_weights_or_stays
             print(f"vLLM served again after {server.started_in:.1f} s", file=sys.stderr)
             assert control.policy_version() == 42
             assert policy.scored_gap(control) <= 1e-3
+            assert httpx.get(f"{proxy.base_url}/readyz", timeout=60, trust_env=False).is_success
             assert ask(history).is_success
 
             save_policy(load_policy(policy.origin), published, policy.origin)
@@ -90,6 +93,7 @@ def test_killed_in_mid_session_it_comes_back_with_the_published_weights_or_stays
         (session,) = store.sessions()
         calls = store.calls(session.id)
         print([(call.status, call.reason, call.lineage_rule) for call in calls], file=sys.stderr)
-        assert [call.status for call in calls].count(CallStatus.COMPLETE) == 2
+        complete = [call for call in calls if call.status is CallStatus.COMPLETE]
+        assert [call.version_start for call in complete] == [42, 42]
         assert calls[-1].parent_call_id == calls[0].id, "the session went on"
         assert all(audited.clean for audited in audit(store))

@@ -1,0 +1,113 @@
+"""What one engine was said to serve, and whether it still says so itself.
+
+An engine's *mark* is what it tells of the weights that it serves: our own engines a digest of them,
+vLLM the version that it was stamped with. What it tells when a policy version is published belongs
+to that version. An engine that later tells another mark, or none any more, has got other weights
+behind the proxy's back, mostly by a restart: its tokens would be stamped with a version that is not
+theirs. It is left out until it is published to again, or tells the mark again.
+
+An engine that tells no mark is believed, and one that nobody has published to is not asked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Final
+
+from proxy.canonical import ApiError
+from proxy.upstream import Upstream
+
+log = logging.getLogger("bridle.proxy")
+
+_PUBLISHING_S: Final = 5.0
+"""Whoever publishes waits for the mark, most often with the engine paused."""
+_CHECKING_S: Final = 15.0
+
+
+class ServedWeights:
+    """Policy version and mark of one engine."""
+
+    def __init__(self, upstream: Upstream, name: str, version: int) -> None:
+        self.version = version
+        """As it was last published."""
+        self.mark: str | None = None
+        """What belongs to the version; ``None``: nothing is known that could be compared."""
+        self.changed = False
+        """When last asked, the engine told another mark."""
+        self.changes = 0
+        """How often that was found anew."""
+        self._upstream = upstream
+        self._name = name
+        self._before: str | None = None
+        """The mark before the version was published once more."""
+        self._publishes = 0
+        self._proven = 0
+        """The spell of connections in which the engine told the mark."""
+
+    @property
+    def spell(self) -> int | None:
+        """The spell of connections in which calls may go to the engine without asking it first;
+        ``None``: any."""
+        return None if self.mark is None else self._proven
+
+    def published(self, version: int, mark: str | None = None) -> None:
+        """The engine serves ``version``; ``mark`` as somebody has asked for it."""
+        self._before = self.mark if version == self.version else None
+        self.version, self.mark = version, mark
+        self.changed = False
+        self._publishes += 1
+        self._proven = 0
+
+    async def learn(self) -> str | None:
+        """The mark of what was just published, from the engine. When that cannot be asked, the mark
+        of the same version is kept, and another version has none."""
+        publishes = self._publishes
+        try:
+            mark, proven = await self._told(_PUBLISHING_S)
+        except ApiError as error:
+            extra = {"engine": self._name, "version": self.version, "error": error.message}
+            log.warning("engine_mark_unread", extra=extra)
+            mark, proven = self._before, 0
+        if publishes == self._publishes:
+            self.mark, self._proven = mark, proven
+        return mark
+
+    async def compare(self) -> None:
+        """Asks the engine whether it still serves what was published.
+
+        Raises :class:`ApiError` when that cannot be read, and decides nothing then.
+        """
+        if self.mark is None:
+            return
+        publishes = self._publishes
+        mark, proven = await self._told(_CHECKING_S)
+        if publishes != self._publishes:
+            return  # What was told is of the weights before.
+        changed = mark != self.mark
+        self._proven = 0 if changed else proven
+        if changed is self.changed:
+            return
+        self.changed = changed
+        extra = {"engine": self._name, "version": self.version}
+        if changed:
+            self.changes += 1
+            log.warning("engine_changed", extra={**extra, "told": mark, "published": self.mark})
+        else:
+            log.info("engine_recognised", extra=extra)
+
+    async def _told(self, timeout_s: float) -> tuple[str | None, int]:
+        """The engine's mark, and the spell of connections that it holds for."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                mark = await self._upstream.mark()
+        except TimeoutError as error:
+            told = "the engine did not tell its weights in time"
+            raise ApiError("upstream_timeout", told, status=504) from error
+        return mark, self._upstream.spell
+
+
+def other_weights(version: int) -> ApiError:
+    """Why no call may go to an engine that has changed."""
+    told = f"the engine has been restarted with other weights than policy version {version}"
+    return ApiError("overloaded", told, status=503, retry_after=1.0)
