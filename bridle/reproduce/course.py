@@ -67,18 +67,14 @@ _COMMON: Final = DemoSettings(
 _SETTINGS: Final[Mapping[str, DemoSettings]] = {
     "codex": replace(
         _COMMON,
-        teacher_sessions=800,
+        teacher_sessions=2400,
         lessons=(
-            Lesson(epochs=8, learning_rate=3e-3, context=48),
+            Lesson(epochs=4, learning_rate=3e-3, context=48),
             Lesson(epochs=1, learning_rate=1e-3, context=512),
-            Lesson(epochs=1, learning_rate=1e-3, context=2048),
-            Lesson(epochs=4, learning_rate=1e-3, batch_size=32),
+            Lesson(epochs=1, learning_rate=1e-3, batch_size=32, context=2048),
+            Lesson(epochs=1, learning_rate=1e-3, batch_size=32),
         ),
-        learning_rate=2.5e-4,
-        final_fraction=0.3,
-        minibatches=1,
-        groups=12,
-        max_steps=24,
+        max_steps=30,
         parallel=6,
     ),
     "mini-swe-agent": replace(
