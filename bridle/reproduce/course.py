@@ -89,9 +89,9 @@ _SETTINGS: Final[Mapping[str, DemoSettings]] = {
         parallel=8,
     ),
 }
-"""Codex's prompt is long and the same in every session, so that almost all of an update's tokens
-are one prefix: sessions are few, and a batch's further ones cheap. It names the task at its end,
-mini-swe-agent's before its last 800 tokens."""
+"""Codex's prompt is long and the same in every session: almost all of an update's tokens are one
+prefix, so that larger batches are the cheaper ones. It names the task at its end, mini-swe-agent's
+before its last 800 tokens."""
 
 HARNESSES: Final = tuple(_SETTINGS)
 
