@@ -57,11 +57,11 @@ def run(settings: ProxySettings) -> None:
         timeout_graceful_shutdown=30,
         log_level="info",
     )
-    # What start-up made stays; the many long-lived turns and few cycles of a recording proxy are no
-    # work for a collector that looks every 700 allocations. Every stream waits while it looks: what
-    # it has to look at must not take longer than a few milliseconds.
+    # What start-up made stays, and the many long-lived turns and few cycles of a recording proxy
+    # are little work for a collector. Every stream waits while it looks: often at a few young
+    # objects, which takes milliseconds, rarely at all of them.
     gc.freeze()
-    gc.set_threshold(10_000, 10, 50)
+    gc.set_threshold(1_000, 20, 250)
     _one_heap()
     uvicorn.Server(config).run()
 
