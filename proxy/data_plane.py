@@ -20,7 +20,6 @@ from proxy.lineage import Link
 from proxy.model_routes import Destination
 from proxy.models import models_reply
 from proxy.prompt import Prompt, tail_length
-from proxy.recorder import Recording
 from proxy.routes import Action, Route
 from proxy.sampling import effective
 from proxy.services import Services
@@ -113,7 +112,10 @@ class DataPlane:
         ask, notes = await self._asked(session, request, prompt, to)
         begun = _begun(session, request, body, client, time.time(), link)
         refusal = await services.budgets.refusal(session)
-        recording = self._recording(begun, session, request, link, prompt)
+        try:
+            recording = services.recorder.begin(begun, session, request, link, prompt)
+        except StoreUnavailable as error:
+            raise store_unavailable() from error
         recording.sampling = ask.sampling
         recording.notes += (*to.notes, *notes, *ask.notes)
         recording.notes += (*constraint(request), *not_stored(request))
@@ -152,19 +154,6 @@ class DataPlane:
             external=to.external,
         )
         return ask, notes
-
-    def _recording(
-        self,
-        begun: CallBegun,
-        session: SessionRecord,
-        request: Request,
-        link: Link,
-        prompt: Prompt,
-    ) -> Recording:
-        try:
-            return self._services.recorder.begin(begun, session, request, link, prompt)
-        except StoreUnavailable as error:
-            raise store_unavailable() from error
 
     async def _admit(
         self, caller: Caller, route: Route, identity: Identity, request: Request

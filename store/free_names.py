@@ -11,7 +11,10 @@ _TAKEN = "SELECT 1 FROM sessions WHERE name = ?"
 
 
 class FreeNames:
-    """For one thread. ``engine`` is SQLite's, of :func:`store.database.connect`."""
+    """For one thread, an event loop's too: one look into an index, which waits for no lock.
+
+    ``engine`` is SQLite's, of :func:`store.database.connect`.
+    """
 
     def __init__(self, engine: Engine) -> None:
         self._connection = engine.raw_connection()

@@ -117,6 +117,7 @@ def test_a_taker_that_has_just_had_work_finds_a_beginning_without_being_woken(qu
     taker = threading.Thread(target=lambda: found.set_result(queue.take(soon(30))))
     taker.start()
     time.sleep(0.02)
+    assert not queue._dozing, "a beginning need not wake it"
     queue.put_beginning("a", job("a begins"))
     assert names(found.result(timeout=5)) == ["a begins"]
     taker.join()
