@@ -70,12 +70,12 @@ async def serving(answer: Handler) -> AsyncIterator[Served]:
         server.close()
 
 
-def says(*writes: bytes, close: bool = False) -> Handler:
+def says(*writes: bytes, close: bool = False, apart_s: float = 0.02) -> Handler:
     async def answer(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         for data in writes:
             writer.write(data)
             await writer.drain()
-            await asyncio.sleep(0.02)
+            await asyncio.sleep(apart_s)
         if close:
             writer.close()
 
@@ -242,8 +242,8 @@ async def test_closing_a_reply_that_is_not_whole_ends_its_connection() -> None:
 
 
 async def test_silence_is_given_up_and_time_with_bytes_is_not_silence() -> None:
-    slow = says(STREAM, *[chunk(b".")] * 15, b"0\r\n\r\n")
-    async with serving(slow) as served, connected(served.url, stall_timeout_s=0.2) as connections:
+    slow = says(STREAM, *[chunk(b".")] * 15, b"0\r\n\r\n", apart_s=0.1)
+    async with serving(slow) as served, connected(served.url, stall_timeout_s=1.0) as connections:
         assert await asked(connections) == b"." * 15
     mute = says(STREAM)
     async with serving(mute) as served, connected(served.url, stall_timeout_s=0.2) as connections:

@@ -85,7 +85,7 @@ def test_a_stalled_engine_is_given_up(
     stage: Any, start_proxy: Any, ask: Any, events: Any, after: int
 ) -> None:
     stage.play = lambda _: Reply("The answer is four.", fault=Stall(30, after_tokens=after))
-    bench = start_proxy(stage.engine.base_url, limits=Limits(stall_timeout_s=0.3))
+    bench = start_proxy(stage.engine.base_url, limits=Limits(stall_timeout_s=1.0))
     response = httpx.post(bench.url + CHAT, json=ask | {"stream": True})
     if after == 0:
         assert response.status_code == 504

@@ -15,6 +15,12 @@ def queue():
     return queue
 
 
+@pytest.fixture
+def unhurried(monkeypatch):
+    """Beginnings lie for longer than the machine may stand still."""
+    monkeypatch.setattr("store.job_queue._GATHER_S", 30.0)
+
+
 def job(name):
     return Job((name,))
 
@@ -27,6 +33,7 @@ def names(jobs):
     return [record for job in jobs for record in job.records]
 
 
+@pytest.mark.usefixtures("unhurried")
 def test_a_beginning_goes_with_its_end(queue):
     queue.put_beginning("a", job("a begins"))
     queue.put_beginning("b", job("b begins"))
@@ -78,6 +85,7 @@ def test_a_sleeping_taker_is_woken(queue, beginning):
     taker.join()
 
 
+@pytest.mark.usefixtures("unhurried")
 def test_a_full_queue_takes_ends_and_nothing_else(queue):
     for name in "abc":
         queue.put_beginning(name, job(f"{name} begins"))
@@ -100,6 +108,7 @@ def test_what_is_queued_can_be_taken_after_the_close(queue):
     assert not queue.close()
 
 
+@pytest.mark.usefixtures("unhurried")
 def test_an_end_brings_all_that_it_follows_in_the_order_named(queue):
     queue.put_beginning("session", job("session opens"))
     queue.put_beginning("a", job("a begins"))
