@@ -52,7 +52,7 @@ class Editing:
         return list(pydoc_data.topics.topics.values())
 
     def teacher(self, tasks: Sequence[Task], skill: float) -> Script:
-        return editing.teacher(tasks, skill=skill)
+        return editing.teacher(tasks, skill=skill, slips=_SLIPS[self.harness])
 
 
 _COMMON: Final = DemoSettings(
@@ -92,6 +92,11 @@ _SETTINGS: Final[Mapping[str, DemoSettings]] = {
 """Codex's prompt is long and the same in every session: almost all of an update's tokens are one
 prefix, so that larger batches are the cheaper ones. It names the task at its end, mini-swe-agent's
 before its last 800 tokens."""
+
+_SLIPS: Final[Mapping[str, float]] = {"codex": 0.0, "mini-swe-agent": 0.1}
+"""Share of demonstrations with a slip. Codex ends a session at a reply without a tool call;
+mini-swe-agent asks again and leaves that reply out, so its policy must know what to do about a
+complaint."""
 
 HARNESSES: Final = tuple(_SETTINGS)
 

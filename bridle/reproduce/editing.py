@@ -2,7 +2,8 @@
 
 A task is one sentence; its workspace holds one file. A shell command in the workspace decides
 whether the work was done. Each kind has one command that does it and one natural mistake, which
-gives the teacher something to get wrong and training something to get right.
+gives the teacher something to get wrong and training something to get right; and slips, which the
+shell refuses, so that demonstrations can show how to go on after a complaint.
 """
 
 from __future__ import annotations
@@ -46,6 +47,8 @@ class Kind:
     """The command that does it."""
     wrong: str
     """The mistake: also a command that runs without complaint."""
+    slips: tuple[str, ...]
+    """Commands that the shell, or the program, refuses, and that change nothing."""
     check: str
     """Succeeds when it was done."""
 
@@ -56,6 +59,7 @@ KINDS: Final = (
         "Make {new} the only line of {a}.txt.",
         "echo {new} > {a}.txt",
         "echo {new} >> {a}.txt",
+        ("echo {new} >>> {a}.txt",),
         "echo {new} | cmp -s - {a}.txt",
     ),
     Kind(
@@ -63,6 +67,7 @@ KINDS: Final = (
         "Add the line {new} to the end of {a}.txt.",
         "echo {new} >> {a}.txt",
         "echo {new} > {a}.txt",
+        ("echo {new} >>> {a}.txt",),
         "printf '{old}\\n{new}\\n' | cmp -s - {a}.txt",
     ),
     Kind(
@@ -70,6 +75,7 @@ KINDS: Final = (
         "Replace {old} by {new} in {a}.txt.",
         "sed -i s/{old}/{new}/ {a}.txt",
         "sed -i s/{new}/{old}/ {a}.txt",
+        ("sed -i s/{old}/{new} {a}.txt", "sed -i s/{old}/{new}/ {a}"),
         "echo {new} | cmp -s - {a}.txt",
     ),
     Kind(
@@ -77,6 +83,7 @@ KINDS: Final = (
         "Move {a}.txt to {new}.txt.",
         "mv {a}.txt {new}.txt",
         "cp {a}.txt {new}.txt",
+        ("mv {a} {new}.txt",),
         "test ! -e {a}.txt && echo {old} | cmp -s - {new}.txt",
     ),
 )
@@ -101,9 +108,10 @@ def all_tasks() -> Iterator[Task]:
 
 
 def make_task(kind: Kind, a: str, old: str, new: str) -> Task:
-    """One task; its payload holds the check, and the right and the wrong command."""
+    """One task; its payload holds the check, the right and the wrong command, and a slip."""
     named = {"a": a, "old": old, "new": new}
     prompt = kind.prompt.format(**named)
+    slip = kind.slips[int(_draw(f"which slip {prompt}") * len(kind.slips))]
     identifier = hashlib.sha256(prompt.encode()).hexdigest()[:16]
     return Task(
         id=f"{kind.name}-{identifier}",
@@ -114,6 +122,7 @@ def make_task(kind: Kind, a: str, old: str, new: str) -> Task:
             "verify": kind.check.format(**named),
             "right": kind.right.format(**named),
             "wrong": kind.wrong.format(**named),
+            "slip": slip.format(**named),
         },
         files={f"{a}.txt": f"{old}\n"},
     )
@@ -134,10 +143,13 @@ SUBMIT: Final = "COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
 """What mini-swe-agent has printed to end its run."""
 
 
-def teacher(known: Iterable[Task], *, skill: float) -> Callable[[ScriptedRequest], Reply]:
+def teacher(
+    known: Iterable[Task], *, skill: float, slips: float = 0.0
+) -> Callable[[ScriptedRequest], Reply]:
     """A script that runs one command and says that it is done.
 
-    ``skill`` is the share of tasks for which it is the right command; the task's text decides.
+    ``skill`` is the share of tasks for which it is the right command; in the share ``slips`` a slip
+    comes before it. The task's text decides.
     """
     payloads = {task.prompt: task.payload for task in known}
 
@@ -146,9 +158,12 @@ def teacher(known: Iterable[Task], *, skill: float) -> Callable[[ScriptedRequest
         asked = _asked(request, payloads)
         if shell is None or asked is None:
             return Reply("A side remark.")
-        if not any(message["role"] == "tool" for message in request.messages):
-            right = _draw(f"skill {asked}") < skill
-            return _running(shell, payloads[asked]["right" if right else "wrong"])
+        plan = ["right" if _draw(f"skill {asked}") < skill else "wrong"]
+        if _draw(f"slip {asked}") < slips:
+            plan.insert(0, "slip")
+        ran = sum(message["role"] == "tool" for message in request.messages)
+        if ran < len(plan):
+            return _running(shell, payloads[asked][plan[ran]])
         if any(SUBMIT in _text(message) for message in request.messages):
             return _running(shell, f"echo {SUBMIT}")
         return Reply("Done.")

@@ -27,20 +27,29 @@ def some(kind: str, count: int = 5) -> list[Task]:
 def test_the_right_command_passes_the_check_and_the_mistake_and_doing_nothing_do_not(
     tmp_path: Path, kind: str
 ) -> None:
-    async def reward(task: Task, command: str) -> float:
-        workspace = tmp_path / task.id / command.replace(" ", "_").replace("/", "_")
+    async def reward(task: Task, command: str, *, slip_first: bool = False) -> float:
+        workspace = tmp_path / task.id / f"{command} {slip_first}".replace("/", "_")
         workspace.mkdir(parents=True)
         for name, text in task.files.items():
             (workspace / name).write_text(text)
+        if slip_first:
+            slip = await asyncio.create_subprocess_shell(
+                task.payload["slip"], cwd=workspace, stderr=asyncio.subprocess.PIPE
+            )
+            _, complaint = await slip.communicate()
+            assert slip.returncode != 0
+            assert complaint
         process = await asyncio.create_subprocess_shell(command, cwd=workspace)
         assert await process.wait() == 0, "a mistake is no error"
         return (await CommandVerifier()(Delivery(task, "", workspace, 0)))["reward"]
 
     async def check() -> None:
-        for task in some(kind):
+        for task in some(kind, 8):
             assert await reward(task, task.payload["right"]) == 1.0
             assert await reward(task, task.payload["wrong"]) == 0.0
             assert await reward(task, "true") == 0.0
+            assert await reward(task, task.payload["right"], slip_first=True) == 1.0
+            assert await reward(task, "true", slip_first=True) == 0.0
 
     asyncio.run(check())
 
@@ -90,6 +99,25 @@ def test_the_teachers_share_of_mistakes_is_its_skill() -> None:
         (call,) = asked(script, [{"role": "user", "content": task.prompt}], CODEX).tool_calls
         right += call.arguments == {"cmd": task.payload["right"]}
     assert 0.38 < right / len(tasks) < 0.52
+
+
+def test_the_teacher_goes_on_after_a_slip_with_the_command_that_it_would_have_run() -> None:
+    tasks = editing.tasks("train", 500)
+    plain = editing.teacher(tasks, skill=0.45)
+    slipping = editing.teacher(tasks, skill=0.45, slips=0.1)
+    slipped = 0
+    for task in tasks:
+        messages: list[Any] = [{"role": "user", "content": task.prompt}]
+        (first,) = asked(slipping, messages, CODEX).tool_calls
+        if first.arguments == {"cmd": task.payload["slip"]}:
+            slipped += 1
+            messages.append({"role": "tool", "content": "a complaint"})
+            (first,) = asked(slipping, messages, CODEX).tool_calls
+        (expected,) = asked(plain, messages[:1], CODEX).tool_calls
+        assert first.arguments == expected.arguments
+        messages.append({"role": "tool", "content": ""})
+        assert asked(slipping, messages, CODEX).content == "Done."
+    assert 0.06 < slipped / len(tasks) < 0.14
 
 
 def test_a_harness_that_is_not_known_is_said(bridle: Callable[..., Result]) -> None:
