@@ -172,6 +172,11 @@ class EngineConnections:
         self._waiting: deque[asyncio.Future[None]] = deque()
         self._sweep: asyncio.TimerHandle | None = None
 
+    @property
+    def any_open(self) -> bool:
+        """Whether the spell goes on; else the next request begins another one."""
+        return bool(self._open)
+
     async def request(
         self,
         method: str,

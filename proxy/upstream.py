@@ -49,6 +49,7 @@ class Upstream:
         self._http: EngineConnections | None = None
         self._models: tuple[dict[str, Any], ...] = ()
         self._models_at = float("-inf")
+        self._models_spell = 0
 
     async def start(self) -> None:
         limits = self._settings.limits
@@ -90,6 +91,7 @@ class Upstream:
             try:
                 self._models = await self._read_models()
                 self._models_at = time.monotonic()
+                self._models_spell = self.spell
             except ApiError:
                 if not self._models:
                     raise
@@ -97,9 +99,13 @@ class Upstream:
 
     @property
     def fresh_models(self) -> tuple[dict[str, Any], ...]:
-        """The model cards if they are new enough to be gone by; else none."""
-        fresh = time.monotonic() - self._models_at <= _MODELS_FRESH_S
-        return self._models if fresh else ()
+        """The model cards if they are new enough to be gone by, and the engine has not been started
+        anew since; else none."""
+        if time.monotonic() - self._models_at > _MODELS_FRESH_S:
+            return ()
+        connections = self._connections
+        same = connections.any_open and connections.spell == self._models_spell
+        return self._models if same else ()
 
     async def _read_models(self) -> tuple[dict[str, Any], ...]:
         with _told("the engine's model list"):

@@ -332,6 +332,22 @@ def test_a_token_has_the_version_of_the_engine_that_sampled_it(pair: Any, pooled
     assert not states(bench)[home.name]["usable"]
 
 
+def test_an_engine_that_comes_back_under_another_name_is_called_by_it(
+    model_dir: Path, start_proxy: Any
+) -> None:
+    def engine(name: str, port: int = 0) -> ScriptedEngine:
+        return ScriptedEngine(
+            model_dir, lambda _: Reply("Here."), served_model_name=name, port=port
+        )
+
+    with engine("spring") as first:
+        bench = start_proxy(first.base_url, limits=Limits(health_check_s=0))
+        assert ask(bench.url, "a").status_code == 200
+    with engine("autumn", int(first.base_url.rpartition(":")[2])):
+        assert ask(bench.url, "a").status_code == 200
+    assert [call.model_served for call in bench.calls()] == ["spring", "autumn"]
+
+
 def test_an_engine_can_be_added_while_the_proxy_runs(pair: Any, start_proxy: Any) -> None:
     bench = start_proxy(pair[0].url)
     engines = f"{bench.url}/bridle/v1/engines"
