@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Final
 
 from engine import contract
@@ -11,6 +13,12 @@ UPDATE_WEIGHT_VERSION: Final = "/update_weight_version"
 SERVER_INFO: Final = "/server_info"
 REMEMBER_VERSION: Final = "remember_version"
 """A method of ``inside/bridle_worker.py``."""
+REMEMBER_DIRECTORY: Final = "remember_directory"
+"""As ``REMEMBER_VERSION``."""
+WORLD_SIZE: Final = "/get_world_size"
+ANNOUNCE_WEIGHTS: Final = "/init_weight_transfer_engine"
+TAKE_WEIGHTS: Final = ("/start_weight_update", "/update_weights")
+LOAD_WEIGHTS: Final = "/finish_weight_update"
 
 
 class VllmControl(EngineClient):
@@ -34,6 +42,34 @@ class VllmControl(EngineClient):
         """The version that was stamped; ``None`` when none was since vLLM started."""
         version = self._send("GET", contract.WEIGHT_INFO).get("weight_version")
         return int(version) if isinstance(version, str) and version.isdecimal() else None
+
+    def workers(self) -> int:
+        """How many processes hold a part of the model."""
+        return int(self._send("GET", WORLD_SIZE)["world_size"])
+
+    def announce_weights(self, announcement: Mapping[str, Any]) -> None:
+        """Have all workers receive a transfer; raises ``EngineRefused`` for another model's."""
+        self._send("POST", ANNOUNCE_WEIGHTS, json={"init_info": announcement})
+
+    def require_weights(self) -> None:
+        """Raises ``EngineRefused`` unless what was announced has come to all workers whole."""
+        start, update = TAKE_WEIGHTS
+        self._send("POST", start)
+        self._send("POST", update, json={"update_info": {}})
+
+    def load_weights(self, version: int) -> None:
+        """Replace the served weights by those that have come, as ``version``; call it while paused.
+
+        Afterwards the caller should verify with :meth:`score`.
+        """
+        self._send("POST", LOAD_WEIGHTS, json={"weight_version": str(version)})
+
+    def remember_directory(self, directory: str | Path, version: int) -> None:
+        """Tell our worker that ``directory`` holds the transferred weights that it serves, so that
+        a restart begins with them; raises ``EngineRefused`` when it serves others."""
+        path = str(Path(directory).absolute())
+        body = {"method": REMEMBER_DIRECTORY, "args": [path, str(version)]}
+        self._send("POST", contract.COLLECTIVE_RPC, json=body)
 
     def server_info(self) -> dict[str, Any]:
         """vLLM's whole configuration; raises ``EngineRefused`` outside its development mode."""

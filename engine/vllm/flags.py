@@ -16,6 +16,8 @@ from engine.vllm.parsers import OWN_THINKING, choose_parsers
 INSIDE: Final = Path(__file__).parent / "inside"
 """The only folder of ours on vLLM's PYTHONPATH."""
 WORKER: Final = "bridle_worker.BridleWorker"
+TRANSFER_BACKEND: Final = "bridle"
+"""Name under which ``WORKER`` registers its end of weight transfers."""
 SERVED_FILE_VARIABLE: Final = "BRIDLE_SERVED_FILE"
 LAUNCHER_VARIABLE: Final = "BRIDLE_LAUNCHER"
 AUTO: Final = "auto"
@@ -73,6 +75,7 @@ def command(
         "--enable-prefix-caching",
         "--enable-prompt-tokens-details",
         *("--worker-cls", WORKER),
+        *("--weight-transfer-config", json.dumps({"backend": TRANSFER_BACKEND})),
         *_context(installation, model_dir, options),
         *_parsing(model_dir, options),
         *_lora(options),

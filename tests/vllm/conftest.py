@@ -67,7 +67,7 @@ def inside(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], ModuleTy
     before = set(sys.modules)
     yield importlib.import_module
     for name in set(sys.modules) - before:
-        if name.split(".")[0] in ("vllm", "bridle_worker", "bridle_thinking"):
+        if name.split(".")[0] == "vllm" or name.startswith("bridle_"):
             del sys.modules[name]
 
 

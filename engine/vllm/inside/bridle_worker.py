@@ -6,11 +6,10 @@ PYTHONPATH and it may use nothing but vLLM and what vLLM itself needs. It change
 
 * A directory that cannot be loaded is refused before a layer is touched. vLLM 0.32 moves all layers
   to the meta device first, so that a reload that fails half-way kills the engine at the next step.
-* On CPU, layers that share one weight are packed again. vLLM packs a linear weight into oneDNN's
-  layout when it is loaded. A reload repeats that for each layer that a tensor in the checkpoint
-  loads; an output layer tied to the embedding has no such tensor, keeps its old packed copy, and
-  would go on predicting with the previous version's output matrix.
+* On CPU, layers that share one weight are packed again (:mod:`bridle_packing`).
 * What is served is written to ``BRIDLE_SERVED_FILE``, so that a restart begins with it.
+
+It also takes weights from the trainer's memory (:mod:`bridle_transfer`).
 """
 
 from __future__ import annotations
@@ -20,7 +19,9 @@ import os
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError, safe_open
+from bridle_checkpoint import check_directory
+from bridle_packing import repack_shared_weights
+from vllm.distributed.weight_transfer import WeightTransferEngineFactory
 from vllm.platforms import current_platform
 
 if current_platform.is_cpu():
@@ -30,11 +31,16 @@ else:
 
 SERVED_FILE = "BRIDLE_SERVED_FILE"
 
-Shapes = dict[str, tuple[int, ...]]
+WeightTransferEngineFactory.register_engine("bridle", "bridle_transfer", "BridleTransferEngine")
 
 
 class BridleWorker(Worker):  # type: ignore[misc]  # vLLM is not installed where types are checked
     """vLLM's worker for this platform, with safe reloads."""
+
+    _transferred = False
+    """Whether what is served came by a transfer of which no directory is known."""
+    _version: str | None = None
+    """Policy version of what is served, as far as it was said."""
 
     def reload_weights(self, *args: Any, weights_path: str | None = None, **kwargs: Any) -> None:
         """Load the checkpoint in ``weights_path`` in place; raises ValueError when it does not fit.
@@ -42,17 +48,49 @@ class BridleWorker(Worker):  # type: ignore[misc]  # vLLM is not installed where
         After a ValueError the weights are those from before the call.
         """
         if weights_path is not None:
-            check_replacement(Path(self.model_config.model), Path(weights_path))
+            check_directory(Path(self.model_config.model), Path(weights_path))
             kwargs["weights_path"] = weights_path
         super().reload_weights(*args, **kwargs)
+        self._transferred, self._version = False, None
         if current_platform.is_cpu():
             repack_shared_weights(self.model_runner.get_model())
         if weights_path is not None:
             self._remember(directory=weights_path, version=None)
 
+    def start_weight_update(self) -> None:
+        """Begin to take over what a transfer brought."""
+        # A trainer that ended in mid-update has left it open, and nothing was loaded.
+        self._weight_update_active = False
+        super().start_weight_update()
+
+    def finish_weight_update(self) -> None:
+        """Load what a transfer brought. There is no directory of it yet."""
+        super().finish_weight_update()
+        self.reset_encoder_cache()
+        self.reset_mm_cache()
+        self._transferred, self._version = True, None
+
     def remember_version(self, version: str) -> None:
-        """Note that the weights served now are policy version ``version``."""
-        self._remember(directory=self.model_config.model, version=version)
+        """Note that the weights served now are policy version ``version``.
+
+        Transferred ones are noted with their directory, once there is one: until then a restart
+        begins with the directory and version that were noted before.
+        """
+        self._version = version
+        if not self._transferred:
+            self._remember(directory=self.model_config.model, version=version)
+
+    def remember_directory(self, directory: str, version: str) -> None:
+        """Note that ``directory`` holds the transferred weights that are served as ``version``.
+
+        Raises ValueError when these are not served, or not to be read there.
+        """
+        if not self._transferred or self._version != version:
+            raise ValueError(f"version {version} is not served from a transfer")
+        check_directory(Path(self.model_config.model), Path(directory))
+        self.model_config.model = directory
+        self._transferred = False
+        self._remember(directory=directory, version=version)
 
     def _remember(self, *, directory: str, version: str | None) -> None:
         path = os.environ.get(SERVED_FILE)
@@ -63,58 +101,3 @@ class BridleWorker(Worker):  # type: ignore[misc]  # vLLM is not installed where
         scratch = Path(f"{path}.{os.getpid()}.tmp")
         scratch.write_text(json.dumps({"directory": directory, "version": version, "files": files}))
         scratch.replace(path)
-
-
-def check_replacement(served: Path, directory: Path) -> None:
-    """Raise ValueError unless ``directory`` holds the tensors that ``served`` holds.
-
-    Names and shapes must be equal; an output layer may be left out, or be there, where the
-    embeddings are tied. Without files in ``served`` (a hub name, a pruned version) there is nothing
-    to compare with.
-    """
-    shapes = checkpoint_shapes(directory)
-    if not any(served.glob("*.safetensors")):
-        return
-    expected = checkpoint_shapes(served)
-    tied = json.loads((directory / "config.json").read_text()).get("tie_word_embeddings", False)
-    different = {
-        name
-        for name in expected.keys() | shapes.keys()
-        if expected.get(name) != shapes.get(name) and not (tied and name.endswith("lm_head.weight"))
-    }
-    if different:
-        shown = ", ".join(sorted(different)[:3])
-        raise ValueError(
-            f"{directory} is not a version of the model in {served}: {len(different)} tensors "
-            f"differ in name or shape ({shown}); the weights were not changed"
-        )
-
-
-def checkpoint_shapes(directory: Path) -> Shapes:
-    """Shape of each tensor of a safetensors checkpoint, from the files' headers."""
-    files = sorted(directory.glob("*.safetensors"))
-    if not files:
-        raise ValueError(f"{directory} holds no safetensors files; the weights were not changed")
-    shapes: Shapes = {}
-    for file in files:
-        try:
-            # Opening compares the header with the file's length: a cut file is found here.
-            with safe_open(str(file), framework="pt") as checkpoint:
-                for name in checkpoint.keys():  # noqa: SIM118 - not a dict
-                    shapes[name] = tuple(checkpoint.get_slice(name).get_shape())
-        except (SafetensorError, OSError) as error:
-            raise ValueError(f"{file}: {error}; the weights were not changed") from error
-    return shapes
-
-
-def repack_shared_weights(model: Any) -> None:
-    """Pack the weight of layers that share one parameter again, in each of them."""
-    sharing: dict[int, list[Any]] = {}
-    for layer in model.modules():
-        weight = layer._parameters.get("weight")
-        if weight is not None and weight.numel() and hasattr(layer, "cpu_linear"):
-            sharing.setdefault(id(weight), []).append(layer)
-    for layers in sharing.values():
-        if len(layers) > 1:
-            for layer in layers:
-                layer.quant_method.process_weights_after_loading(layer)
