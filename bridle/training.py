@@ -17,6 +17,8 @@ from typing import Any
 from torch import nn
 
 from bridle.stack import Stack
+from engine.client import EngineRefused
+from engine.vllm.transfer import Route, VllmTransfer
 from reconstruct.builders import BUILDER_VERSION
 from reconstruct.episodes import build_episode
 from reconstruct.policy import DEFAULT_POLICY
@@ -33,11 +35,13 @@ from trainer.model import load_policy, vocabulary_size
 from trainer.publish import Publisher, default_probes
 from trainer.replicas import ReplicaPublisher
 from trainer.report import StepReport
+from trainer.transfer import TransferPublisher
 
 log = logging.getLogger(__name__)
 
 Sessions = Callable[[int], Sequence[str]]
 """Runs the sessions of a step, by its number; returns their ids."""
+AnyPublisher = Publisher | ReplicaPublisher | TransferPublisher
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,8 +140,12 @@ def step_line(report: StepReport) -> str:
 @contextmanager
 def _publisher(
     plan: TrainingPlan, stack: Stack, model: nn.Module, writer: Writer
-) -> Iterator[Publisher | ReplicaPublisher]:
+) -> Iterator[AnyPublisher]:
     """Publishes to the stack's engine, or to all of them as to one."""
+    if plan.publish.through == "transfer":
+        with _transferring(plan, stack, model, writer) as transferring:
+            yield transferring
+        return
     directory, probes = plan.directory / "published", default_probes(vocabulary_size(model))
     with ExitStack() as open_clients:
         if not stack.more_engines:
@@ -168,9 +176,37 @@ def _publisher(
         )
 
 
-def _hold(
-    publisher: Publisher | ReplicaPublisher, stack: Stack, model: nn.Module, version: int
-) -> None:
+@contextmanager
+def _transferring(
+    plan: TrainingPlan, stack: Stack, model: nn.Module, writer: Writer
+) -> Iterator[TransferPublisher]:
+    """Sends what is published to the stack's engines, once each is known to take it."""
+    if stack.kind != "vllm":
+        raise EngineRefused(f"{stack.engine_url} is not a vLLM: publish through directories")
+    route = Route(address=plan.publish.transfer_address, backend=plan.publish.transfer_backend)
+    alone = not stack.more_engines
+    with ExitStack() as opened:
+        engines = {}
+        for url in (stack.engine_url, *stack.more_engines):
+            engine = VllmTransfer(url, route=route, api_key=stack.engine_key)
+            engines[url] = opened.enter_context(engine)
+            engine.require_transfers()
+        publisher = TransferPublisher(
+            engines,
+            plan.directory / "published",
+            run_id=plan.run_id,
+            served=plan.policy,
+            served_version=0,
+            probes=default_probes(vocabulary_size(model)),
+            config=plan.publish,
+            announce=lambda version, url: stack.announce(version, None if alone else url),
+            retract=stack.retract,
+            record=writer.record_policy,
+        )
+        yield opened.enter_context(publisher)
+
+
+def _hold(publisher: AnyPublisher, stack: Stack, model: nn.Module, version: int) -> None:
     """Publishes ``version`` again when the engine or the proxy has forgotten it."""
     if stack.version() != version or not publisher.serves(model):
         log.warning("the engine or the proxy was restarted: publishing version %d again", version)

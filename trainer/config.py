@@ -14,6 +14,8 @@ Weighting = Literal["session", "token", "constant"]
 Layout = Literal["tree", "flat", "padded"]
 OutcomePolicy = Literal["train", "drop", "exclude"]
 Schedule = Literal["constant", "cosine"]
+Through = Literal["directory", "transfer"]
+TransferBackend = Literal["gloo", "nccl"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +147,13 @@ class SftConfig:
 
 @dataclass(frozen=True, slots=True)
 class PublishConfig:
+    through: Through = "directory"
+    """``directory``: written first, and read by the engine. ``transfer``: sent from memory to a
+    vLLM, and written afterwards."""
+    transfer_address: str = "127.0.0.1"
+    """Where the trainer listens while it sends: loopback, or its address in a private network."""
+    transfer_backend: TransferBackend = "gloo"
+    """``gloo``: through the hosts' memory. ``nccl``: between different GPUs."""
     tolerance: float = 1e-3
     """Largest mean |engine logprob − trainer logprob| over the probes; suits float32."""
     keep: int = 2

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
@@ -15,6 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from transformers import AutoModelForCausalLM
+from transformers.core_model_loading import revert_weight_conversion
+from transformers.modeling_utils import remove_tied_weights_from_state_dict
 from transformers.utils import logging as transformers_logging
 
 from trainer.attention import TREE_ATTENTION, plan_blocks
@@ -68,11 +70,30 @@ def load_policy(
     return policy
 
 
-def save_policy(model: nn.Module, directory: Path, tokenizer_from: Path | None = None) -> None:
-    """Write ``model`` as safetensors with its config, and the tokenizer files beside it."""
-    saveable: Any = model
+def checkpoint_tensors(model: nn.Module) -> dict[str, Tensor]:
+    """The weights under the names that a checkpoint has, tied ones once; they are the model's own,
+    not copies."""
+    policy = _transformers(model)
+    tensors = remove_tied_weights_from_state_dict(policy.state_dict(), policy)
+    tensors = revert_weight_conversion(policy, tensors)
+    return dict(tensors)
+
+
+def save_policy(
+    model: nn.Module,
+    directory: Path,
+    tokenizer_from: Path | None = None,
+    tensors: Mapping[str, Tensor] | None = None,
+) -> None:
+    """Write ``model`` as safetensors with its config, and the tokenizer files beside it.
+
+    ``tensors`` are written for its own weights, as :func:`checkpoint_tensors` had them.
+    """
+    chosen: dict[str, Any] = {}
+    if tensors is not None:
+        chosen = {"state_dict": dict(tensors), "save_original_format": False}
     with _without_progress_bars():
-        saveable.save_pretrained(directory, max_shard_size="1000GB")
+        _transformers(model).save_pretrained(directory, max_shard_size="1000GB", **chosen)
     if tokenizer_from is not None:
         for name in TOKENIZER_FILES:
             if (tokenizer_from / name).exists():

@@ -161,12 +161,19 @@ def _copy_of(model: nn.Module) -> dict[str, Tensor]:
 
 
 def write_version(
-    directory: Path, model: nn.Module, version: int, tokenizer_from: Path
+    directory: Path,
+    model: nn.Module,
+    version: int,
+    tokenizer_from: Path,
+    tensors: Mapping[str, Tensor] | None = None,
 ) -> tuple[Path, str]:
-    """``model`` as ``v00000012/`` in ``directory``, whole or not at all; its path and digest."""
+    """``model`` as ``v00000012/`` in ``directory``, whole or not at all; its path and digest.
+
+    ``tensors`` are written for its own weights (:func:`trainer.model.checkpoint_tensors`).
+    """
     path = directory / f"v{version:08d}"
     with atomic_directory(path) as scratch:
-        save_policy(model, scratch, tokenizer_from)
+        save_policy(model, scratch, tokenizer_from, tensors)
     return path, weights_digest(path)
 
 

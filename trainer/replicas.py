@@ -8,7 +8,7 @@ Only when no engine takes a version has the publish failed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -69,11 +69,8 @@ class ReplicaPublisher:
 
     def serves(self, model: nn.Module) -> bool:
         """Whether every engine in rotation scores the probes as ``model`` does."""
-        names = [name for name in self._swaps if name not in self.lagging]
-        try:
-            return all(self._swaps[name].gap(model) <= self.config.tolerance for name in names)
-        except EngineError:
-            return False
+        swaps = {name: swap for name, swap in self._swaps.items() if name not in self.lagging}
+        return serving(swaps, model, self.config.tolerance)
 
     def publish(self, model: nn.Module, version: int) -> PolicyRecord:
         """Write ``model`` as ``version`` once, and have every engine load and verify it.
@@ -82,17 +79,7 @@ class ReplicaPublisher:
         when none does.
         """
         path, digest = write_version(self.directory, model, version, self._tokenizer_from)
-        gaps: dict[str, float] = {}
-        lagging: dict[str, str] = {}
-        with ThreadPoolExecutor(len(self.engines), "publish") as pool:
-            running = {
-                name: pool.submit(self._swap, name, model, path, version) for name in self.engines
-            }
-            for name, swapping in running.items():
-                try:
-                    gaps[name] = swapping.result()
-                except (EngineError, PublishError) as error:
-                    lagging[name] = str(error)
+        gaps, lagging = on_each(self.engines, lambda name: self._swap(name, model, path, version))
         if not gaps:
             self._retract(self.served_version)
             self._record(policy_record(self.run_id, version, None, str(path), digest))
@@ -115,3 +102,28 @@ class ReplicaPublisher:
             previous=self.served_version,
             before=swap.engine_scores(),
         )
+
+
+def on_each(
+    names: Collection[str], swap: Callable[[str], float]
+) -> tuple[dict[str, float], dict[str, str]]:
+    """Swaps all engines at the same time: the gap of each that took the weights, and why each of
+    the others did not."""
+    gaps: dict[str, float] = {}
+    lagging: dict[str, str] = {}
+    with ThreadPoolExecutor(len(names), "publish") as pool:
+        running = {name: pool.submit(swap, name) for name in names}
+        for name, swapping in running.items():
+            try:
+                gaps[name] = swapping.result()
+            except (EngineError, PublishError) as error:
+                lagging[name] = str(error)
+    return gaps, lagging
+
+
+def serving(swaps: Mapping[str, VerifiedSwap], model: nn.Module, tolerance: float) -> bool:
+    """Whether each of these engines can be asked, and scores the probes as ``model`` does."""
+    try:
+        return all(swap.gap(model) <= tolerance for swap in swaps.values())
+    except EngineError:
+        return False

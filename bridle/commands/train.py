@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from bridle.options import EngineOption
+from bridle.options import EngineOption, PublishThroughOption, TransferBackendOption
 from bridle.serving import leave_on_sigterm
 from bridle.terminal import fail, out
 
@@ -35,6 +35,8 @@ def train(
     max_staleness: Annotated[int, typer.Option(help="0: on-policy.")] = 0,
     seed: Annotated[int, typer.Option(help="Order of tasks and minibatches.")] = 0,
     engine: EngineOption = "embedded",
+    publish_through: PublishThroughOption = "directory",
+    transfer_backend: TransferBackendOption = "gloo",
 ) -> None:
     """Train a policy inside an agent. Run again to go on from the last checkpoint."""
     try:
@@ -51,9 +53,11 @@ def train(
     from store.queries import Reader
     from store.records import RunRecord, new_id
     from store.writer import Writer
-    from trainer.config import GrpoConfig, OptimizerConfig
+    from trainer.config import GrpoConfig, OptimizerConfig, PublishConfig
     from trainer.report import StepReport
 
+    if publish_through == "transfer" and engine != "vllm":
+        fail("weights are transferred to a vLLM only: add --engine vllm", 2)
     try:
         adapter, runtime = agent(named)
         check = verifier(verify)
@@ -90,6 +94,7 @@ def train(
             seed=seed,
             optimizer=OptimizerConfig(learning_rate=learning_rate),
         ),
+        publish=PublishConfig(through=publish_through, transfer_backend=transfer_backend),
     )
     settings = Settings(
         directory=output / "sessions",

@@ -11,7 +11,13 @@ import typer
 
 from bridle.commands.engine import API_KEY_VARIABLE
 from bridle.commands.proxy import ADMIN_KEY_VARIABLE
-from bridle.options import JsonOption, ProxyOption, StoreOption
+from bridle.options import (
+    JsonOption,
+    ProxyOption,
+    PublishThroughOption,
+    StoreOption,
+    TransferBackendOption,
+)
 from bridle.terminal import fail, out, print_json
 
 
@@ -32,6 +38,11 @@ def trainer(
     minibatches: Annotated[int, typer.Option(help="Updates per step.")] = 1,
     max_staleness: Annotated[int, typer.Option(help="0: on-policy.")] = 0,
     seed: Annotated[int, typer.Option(help="Order of minibatches.")] = 0,
+    publish_through: PublishThroughOption = "directory",
+    transfer_address: Annotated[
+        str, typer.Option(help="This machine's, as the engines reach it: loopback or private.")
+    ] = "127.0.0.1",
+    transfer_backend: TransferBackendOption = "gloo",
     json: JsonOption = False,
 ) -> None:
     """Train with workers, proxy and engine as services. Run again to go on where it ended."""
@@ -48,7 +59,7 @@ def trainer(
     from store.queries import Reader
     from store.records import RunRecord
     from store.writer import Writer
-    from trainer.config import GrpoConfig, OptimizerConfig
+    from trainer.config import GrpoConfig, OptimizerConfig, PublishConfig
     from trainer.report import StepReport
     from trainer.swap import PublishError
 
@@ -78,6 +89,11 @@ def trainer(
             max_staleness=max_staleness,
             seed=seed,
             optimizer=OptimizerConfig(learning_rate=learning_rate),
+        ),
+        publish=PublishConfig(
+            through=publish_through,
+            transfer_address=transfer_address,
+            transfer_backend=transfer_backend,
         ),
     )
     workers = RemoteWorkers(

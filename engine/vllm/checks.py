@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 import httpx
 
 from engine import contract
-from engine.vllm.flags import WORKER, is_loopback
+from engine.vllm.flags import TRANSFER_BACKEND, WORKER, is_loopback
 from engine.vllm.installation import OLDEST, version_tuple
 from engine.vllm.parsers import Parsers, choose_parsers
 from engine.vllm.probing import Probe, ProbeFailed, Reply
@@ -422,6 +422,14 @@ def _reloads(subject: _Subject) -> str:
     return "refused whole or done whole; tied embeddings are packed again"
 
 
+def _transfers(subject: _Subject) -> str:
+    if not subject.config:
+        raise _Unknown("its settings are not to be seen here")
+    if subject.setting("weight_transfer_config", "backend") != TRANSFER_BACKEND:
+        return "not taken; weights are published through directories"
+    return "taken from the trainer's memory, whole or not at all"
+
+
 _CHECKS: Final[Sequence[tuple[str, Callable[[_Subject], str]]]] = (
     ("context", _context),
     ("token ids", _whole_ids),
@@ -435,4 +443,5 @@ _CHECKS: Final[Sequence[tuple[str, Callable[[_Subject], str]]]] = (
     ("control routes", _control_routes),
     ("control closed", _control_closed),
     ("weight reloads", _reloads),
+    ("weight transfers", _transfers),
 )

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
-from typing import Literal
+from functools import cached_property
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -43,19 +44,36 @@ class Route:
     """Longest wait for the engine to join, and for one bucket."""
 
 
-class VllmTransfer:
-    """Transfers to the vLLM behind ``control``; raises ``EngineRefused`` when it takes none."""
+class VllmTransfer(VllmControl):
+    """:class:`VllmControl` of a vLLM that is sent weights."""
 
-    def __init__(self, control: VllmControl, route: Route | None = None) -> None:
-        self.control = control
+    def __init__(
+        self,
+        base_url: str,
+        *,
+        route: Route | None = None,
+        timeout: float = 120.0,
+        api_key: str | None = None,
+    ) -> None:
+        super().__init__(base_url, timeout=timeout, api_key=api_key)
         self.route = route or Route()
-        info = control.server_info()
-        if (info.get("weight_transfer_config") or {}).get("backend") != TRANSFER_BACKEND:
+
+    def require_transfers(self) -> None:
+        """Raises ``EngineRefused`` when this engine, or this machine, cannot do transfers so."""
+        backend = (self._info.get("weight_transfer_config") or {}).get("backend")
+        if backend != TRANSFER_BACKEND:
             raise EngineRefused(
-                f"{control.base_url} takes no weights by transfer: start it with `bridle engine "
+                f"{self.base_url} takes no weights by transfer: start it with `bridle engine "
                 "vllm`, or publish through directories"
             )
-        self._served = getattr(torch, str(info["model_config"]["dtype"]).removeprefix("torch."))
+        if self.route.address in ("0.0.0.0", "::"):  # noqa: S104 - this refuses it
+            raise EngineRefused(
+                f"the engine cannot reach {self.route.address}: name this machine's address in the "
+                "private network"
+            )
+        on_gpu = str(self._info["device_config"]["device"]).startswith("cuda")
+        if self.route.backend == "nccl" and not (on_gpu and torch.cuda.is_available()):
+            raise EngineRefused("nccl needs a GPU on both sides: choose gloo")
 
     def send(self, tensors: Mapping[str, Tensor]) -> None:
         """Bring a checkpoint's tensors to the engine, beside what it serves.
@@ -68,39 +86,48 @@ class VllmTransfer:
             tensors=[self._described(name, tensor) for name, tensor in tensors.items()],
             address=route.address,
             port=port,
-            world_size=1 + self.control.workers(),
+            world_size=1 + self.workers(),
             backend=route.backend,
             bucket_bytes=route.bucket_bytes,
             stall_seconds=route.stall_seconds,
         )
-        self.control.announce_weights(asdict(announcement))
-        device = next(iter(tensors.values())).device
+        self.announce_weights(asdict(announcement))
         wire = (tensor.to(self._wire_type(tensor)) for tensor in tensors.values())
         try:
-            broadcast(announcement, store, wire, device)
+            broadcast(announcement, store, wire)
         except TransferBroken as error:
-            raise TransferFailed(f"the transfer broke: {error}") from error
-        self.control.require_weights()
+            raise TransferFailed(
+                f"the transfer broke: {error}; the weights were not changed"
+            ) from error
+        self.require_weights()
+
+    @cached_property
+    def _info(self) -> dict[str, Any]:
+        return self.server_info()
 
     def _wire_type(self, tensor: Tensor) -> torch.dtype:
         """What the engine makes of it anyway is not sent in more bits. Vectors are little to send,
         and some models keep theirs in float32."""
-        return self._served if tensor.is_floating_point() and tensor.dim() > 1 else tensor.dtype
+        if tensor.dim() < 2 or not tensor.is_floating_point():
+            return tensor.dtype
+        name = str(self._info["model_config"]["dtype"]).removeprefix("torch.")
+        served: torch.dtype = getattr(torch, name)
+        return served
 
     def _described(self, name: str, tensor: Tensor) -> tuple[str, str, list[int]]:
         kind = str(self._wire_type(tensor)).removeprefix("torch.")
         return name, kind, list(tensor.shape)
 
 
-def broadcast(
-    announcement: Announcement, store: Store, tensors: Iterable[Tensor], device: torch.device
-) -> None:
+def broadcast(announcement: Announcement, store: Store, tensors: Iterable[Tensor]) -> None:
     """The sender's part of an announced transfer; raises :class:`TransferBroken`."""
+    nccl = announcement.backend == "nccl"
+    device = torch.device("cuda", torch.cuda.current_device()) if nccl else torch.device("cpu")
     group = Group(announcement, 0, store, device)
     whole = False
     try:
-        for bucket in buckets(announcement, tensors):
-            group.broadcast(bucket if group.on_host else bucket.to(device))
+        for bucket in buckets(announcement, tensors, device):
+            group.broadcast(bucket)
         whole = True
     finally:
         group.close(broken=not whole)

@@ -11,6 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
+from engine.vllm.control import ANNOUNCE_WEIGHTS, LOAD_WEIGHTS, TAKE_WEIGHTS
 from proxy.app import create_app
 from proxy.settings import Limits, ProxySettings, is_loopback
 
@@ -207,8 +208,12 @@ def test_headers_beyond_the_limit_are_a_431(stage: Any, start_proxy: Any, ask: A
 
 
 def test_engine_control_routes_are_not_reachable(bench: Any) -> None:
-    for path in ("/pause", "/resume", "/collective_rpc", "/tokenize", "/v1/load_lora_adapter"):
-        assert httpx.post(bench.url + path, json={}).status_code == 404, path
+    paths = ["/pause", "/resume", "/collective_rpc", "/tokenize", "/load_lora_adapter"]
+    paths += [ANNOUNCE_WEIGHTS, *TAKE_WEIGHTS, LOAD_WEIGHTS, "/shutdown_weight_transfer_engine"]
+    for path in [*paths, "/update_weight_version", "/weight_checker"]:
+        for prefix in ("", "/v1", "/s/work", "/s/work/v1"):
+            answer = httpx.post(bench.url + prefix + path, json={})
+            assert answer.status_code == 404, prefix + path
 
 
 def test_client_credentials_never_reach_the_engine(

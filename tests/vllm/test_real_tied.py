@@ -22,7 +22,7 @@ def test_the_command_serves_it_after_every_check(vllm_servers: Any) -> None:
     )
     print(adopted.stdout, file=sys.stderr)
     assert adopted.returncode == 0, adopted.stdout
-    assert adopted.stdout.count("ok      ") == adopted.stdout.count("\n") == 13
+    assert adopted.stdout.count("ok      ") == adopted.stdout.count("\n") == 14
 
 
 def test_each_of_five_publishes_is_what_the_engine_samples_from(

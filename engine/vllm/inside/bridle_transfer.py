@@ -83,11 +83,10 @@ class Incoming:
         whole = False
         try:
             for begin, end in announcement.spans():
-                # NCCL fills the GPU's memory only, of which one bucket is taken at a time.
-                bucket = row[begin:end] if group.on_host else group.scratch(end - begin)
+                # NCCL fills a GPU's memory, of which no more than a bucket is taken.
+                bucket = row[begin:end].to(group.device)
                 group.broadcast(bucket, self._given_up.is_set)
-                if not group.on_host:
-                    row[begin:end] = bucket.cpu()
+                row[begin:end] = bucket
             whole = True
         finally:
             group.close(broken=not whole)

@@ -77,16 +77,19 @@ class Announcement:
         return list(pairwise([*range(0, total, self.bucket_bytes), total]))
 
 
-def buckets(announcement: Announcement, tensors: Iterable[Tensor]) -> Iterator[Tensor]:
-    """The buckets of ``tensors``, ``uint8`` on the CPU; each is good until the next is asked for.
+def buckets(
+    announcement: Announcement, tensors: Iterable[Tensor], device: torch.device
+) -> Iterator[Tensor]:
+    """The buckets of ``tensors``, ``uint8`` on ``device``; each is good until the next is asked
+    for.
 
     ``tensors`` must be what was announced, in that order, on any device.
     """
-    size = announcement.bucket_bytes
-    buffer = torch.zeros(min(size, announcement.offsets[-1]), dtype=torch.uint8)
+    size, total = announcement.bucket_bytes, announcement.offsets[-1]
+    buffer = torch.zeros(min(size, total), dtype=torch.uint8, device=device)
     begin = 0
     for tensor, offset in zip(tensors, announcement.offsets[:-1], strict=True):
-        data = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+        data = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
         while len(data):
             if offset >= begin + size:
                 yield buffer
@@ -95,8 +98,8 @@ def buckets(announcement: Announcement, tensors: Iterable[Tensor]) -> Iterator[T
             part = data[: begin + size - offset]
             buffer[offset - begin :][: len(part)] = part
             data, offset = data[len(part) :], offset + len(part)
-    if begin < announcement.offsets[-1]:
-        yield buffer[: announcement.offsets[-1] - begin]
+    if begin < total:
+        yield buffer[: total - begin]
 
 
 def unpacked(announcement: Announcement, row: Tensor) -> list[tuple[str, Tensor]]:
@@ -145,9 +148,8 @@ class Group:
         self, announcement: Announcement, rank: int, store: Store, device: torch.device
     ) -> None:
         self._stall_seconds = announcement.stall_seconds
-        self._device = device
-        self.on_host = announcement.backend == "gloo"
-        """Whether buckets are in the host's memory, else in that of ``device``."""
+        self.device = torch.device("cpu") if announcement.backend == "gloo" else device
+        """Where buckets must be."""
         keys = PrefixStore(KEYS, store)
         members = keys, rank, announcement.world_size
         make = _nccl if announcement.backend == "nccl" else _gloo
@@ -172,10 +174,6 @@ class Group:
             work.wait()
         except RuntimeError as error:
             raise TransferBroken(_first_line(error)) from error
-
-    def scratch(self, size: int) -> Tensor:
-        """Room for a bucket of ``size`` bytes where this group can fill it."""
-        return torch.empty(size, dtype=torch.uint8, device="cpu" if self.on_host else self._device)
 
     def close(self, *, broken: bool) -> None:
         if broken:

@@ -1,0 +1,182 @@
+"""New weights to engines from this process's memory, without a disk in between.
+
+The weights go to the engine while it still serves the old ones, and then change places with them in
+a pause (:mod:`trainer.swap`). Their directory is written afterwards, in the background, while the
+engine serves on: it is what a restart begins with, and what a failed publish goes back to, so the
+next publish waits for it. Until it is written, an engine that is restarted comes back with the
+version before, and says so.
+
+Several engines are each sent the weights, all at the same time; one that fails is left behind as in
+:mod:`trainer.replicas`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from types import TracebackType
+from typing import Protocol, Self
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from engine.client import EngineError
+from store.records import PolicyRecord
+from trainer.config import PublishConfig
+from trainer.model import checkpoint_tensors
+from trainer.publish import Record, policy_record, prune, write_version
+from trainer.replicas import on_each, serving
+from trainer.swap import EngineControl, PublishError, VerifiedSwap
+
+log = logging.getLogger(__name__)
+
+
+class TransferEngine(EngineControl, Protocol):
+    """An engine that is sent weights; :class:`engine.vllm.transfer.VllmTransfer` is one."""
+
+    def send(self, tensors: Mapping[str, Tensor]) -> None: ...
+
+    def load_weights(self, version: int) -> None: ...
+
+    def remember_directory(self, directory: str | Path, version: int) -> None: ...
+
+
+class TransferPublisher:
+    """Publishes the versions of one run to the engines in ``engines``, by name; a context manager,
+    which ends when the last directory is written.
+
+    ``served`` and ``served_version`` are what they serve now. ``announce(version, name)``,
+    ``retract(version)`` and ``record`` are as of :class:`trainer.replicas.ReplicaPublisher`; a
+    version is recorded when it is served, and once more when its directory is there.
+    """
+
+    def __init__(
+        self,
+        engines: Mapping[str, TransferEngine],
+        directory: Path,
+        *,
+        run_id: str,
+        served: Path,
+        served_version: int,
+        probes: Sequence[NDArray[np.int64]],
+        config: PublishConfig | None = None,
+        announce: Callable[[int, str], None] = lambda _version, _name: None,
+        retract: Callable[[int], None] = lambda _version: None,
+        record: Record = lambda _policy: None,
+    ) -> None:
+        if not engines:
+            raise ValueError("there must be an engine to publish to")
+        self.engines = dict(engines)
+        self.directory = directory
+        self.run_id = run_id
+        self.served = served
+        """Directory of the version that was published last, once it is written."""
+        self.served_version = served_version
+        self.config = config or PublishConfig()
+        self.lagging: dict[str, str] = {}
+        """Engines that do not serve the version of the last publish, and why."""
+        self._tokenizer_from = served
+        self._retract = retract
+        self._record = record
+        self._background = ThreadPoolExecutor(1, "write version")
+        self._writing: Future[None] | None = None
+
+        def swap(name: str, engine: TransferEngine) -> VerifiedSwap:
+            return VerifiedSwap(
+                engine, probes, self.config, lambda version: announce(version, name)
+            )
+
+        self._swaps = {name: swap(name, engine) for name, engine in self.engines.items()}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        try:
+            self.wait_written()
+        finally:
+            self._background.shutdown()
+
+    def serves(self, model: nn.Module) -> bool:
+        """Whether every engine in rotation scores the probes as ``model`` does."""
+        swaps = {name: swap for name, swap in self._swaps.items() if name not in self.lagging}
+        return serving(swaps, model, self.config.tolerance)
+
+    def wait_written(self) -> None:
+        """Returns when the directory of the last version is written; raises what its writing did.
+
+        Until then there would be nothing to go back to, and versions would pile up in memory.
+        """
+        if self._writing is not None:
+            self._writing.result()
+            self._writing = None
+
+    def publish(self, model: nn.Module, version: int) -> PolicyRecord:
+        """Send ``model`` as ``version`` to every engine, have each load and verify it.
+
+        Raises :class:`PublishError` when no engine serves it in the end.
+        """
+        self.wait_written()
+        tensors = checkpoint_tensors(model)
+        gaps, lagging = on_each(
+            self.engines, lambda name: self._swap(name, model, tensors, version)
+        )
+        if not gaps:
+            self._retract(self.served_version)
+            self._record(policy_record(self.run_id, version, None))
+            causes = "; ".join(f"{name}: {why}" for name, why in lagging.items())
+            raise PublishError(f"no engine serves version {version}: {causes}", gap=None)
+        self.served_version, self.lagging = version, lagging
+        policy = policy_record(self.run_id, version, max(gaps.values()), verified=True)
+        self._record(policy)
+        # Training goes on changing the model's own.
+        copies = {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}
+        self._writing = self._background.submit(self._write, model, copies, policy)
+        return policy
+
+    def _swap(
+        self, name: str, model: nn.Module, tensors: Mapping[str, Tensor], version: int
+    ) -> float:
+        engine, swap = self.engines[name], self._swaps[name]
+        before = swap.engine_scores()
+        engine.send(tensors)
+        return swap.run(
+            model,
+            load=lambda: engine.load_weights(version),
+            version=version,
+            restore=lambda: self._restore(engine),
+            previous=self.served_version,
+            before=before,
+        )
+
+    def _restore(self, engine: TransferEngine) -> None:
+        files = sorted(self.served.glob("*.safetensors"))
+        engine.send({name: each for file in files for name, each in load_file(file).items()})
+        engine.load_weights(self.served_version)
+
+    def _write(self, model: nn.Module, tensors: Mapping[str, Tensor], policy: PolicyRecord) -> None:
+        """The directory of a version that is served, which is then what a restart begins with."""
+        path, digest = write_version(
+            self.directory, model, policy.version, self._tokenizer_from, tensors
+        )
+        for name, engine in self.engines.items():
+            if name in self.lagging:
+                continue
+            try:
+                engine.remember_directory(path, policy.version)
+            except EngineError as error:
+                extra = {"engine": name, "version": policy.version, "error": str(error)}
+                log.warning("engine_does_not_know_the_directory", extra=extra)
+        self.served = path
+        prune(self.directory, self.config.keep, self.served)
+        self._record(dataclasses.replace(policy, path=str(path), digest=digest))
