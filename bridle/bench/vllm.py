@@ -46,6 +46,8 @@ class Plan:
     """Per session and round."""
     tokens: int = 128
     """Length of each reply."""
+    publishes: int = 0
+    """By directory and by transfer each, after the rounds; vLLM only."""
 
     def __post_init__(self) -> None:
         if self.calls > SESSION_CALLS:
@@ -87,7 +89,13 @@ def measure(
                 used += cpu_seconds(proxy.pid) - before if target == PROXIED else 0.0
                 failed += measured.failed
                 speeds[target].append(measured.calls * plan.tokens / measured.seconds)
-        return _report(plan, speeds, failed, used, store)
+        report = _report(plan, speeds, failed, used, store)
+        if plan.publishes:
+            from bridle.bench.publishing import measure_publishing
+
+            progress("publishing")
+            report["publish"] = measure_publishing(engine.url, policy, folder, plan.publishes)
+        return report
 
 
 def _proxy(engine_url: str, policy: Path, store: Path, folder: Path) -> Service:

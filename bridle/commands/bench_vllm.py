@@ -19,13 +19,18 @@ def vllm(
     rounds: Annotated[int, typer.Option(min=1, help="Direct and proxied, in turns.")] = 3,
     calls: Annotated[int, typer.Option(min=1, max=32, help="Per session and round.")] = 2,
     tokens: Annotated[int, typer.Option(min=1, help="Length of each reply.")] = 128,
+    publishes: Annotated[
+        int, typer.Option(min=0, help="Versions by directory and by transfer each.")
+    ] = 3,
     json: JsonOption = False,
 ) -> None:
     """Tokens a second of vLLM through the recording proxy, beside direct."""
     from bridle.bench.vllm import Plan, measure
     from bridle.services import ServiceFailed
 
-    plan = Plan(concurrency=concurrency, rounds=rounds, calls=calls, tokens=tokens)
+    plan = Plan(
+        concurrency=concurrency, rounds=rounds, calls=calls, tokens=tokens, publishes=publishes
+    )
     try:
         with err.status("Starting.") as status:
             report = measure(plan, model, progress=status.update)
@@ -41,3 +46,6 @@ def vllm(
         f"({report['proxy_cpu_us_per_token']} µs of the proxy's processor per token)",
         highlight=False,
     )
+    for through, seconds in report.get("publish", {}).get("seconds", {}).items():
+        still = report["publish"]["paused_seconds"][through]
+        out.print(f"publish, {through:<10} {seconds:.2f} s, paused for {still:.2f} s of it")

@@ -15,12 +15,13 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import httpx
 import numpy as np
 import pytest
+import torch
 
 from bridle.services import Service
 from engine.vllm import VllmControl, VllmOptions, VllmServer
@@ -69,6 +70,94 @@ def inside(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], ModuleTy
     for name in set(sys.modules) - before:
         if name.split(".")[0] == "vllm" or name.startswith("bridle_"):
             del sys.modules[name]
+
+
+class LoadedModel:
+    """What a worker of ours loads into: a Transformers model in place of vLLM's."""
+
+    def __init__(self, directory: Path) -> None:
+        from trainer.model import load_policy
+
+        self.policy: Any = load_policy(directory)
+        self.steps: list[str] = []
+
+    def load_weights(self, tensors: Any) -> None:
+        self.steps.append("load")
+        self.policy.load_state_dict(dict(tensors), strict=False)
+
+    def modules(self) -> list[Any]:
+        return []
+
+
+@pytest.fixture
+def receiving(inside: Callable[[str], ModuleType]) -> Callable[..., Any]:
+    """A control client of our worker in this process, with no vLLM and no HTTP between them; what
+    it is sent comes through a real group."""
+    from engine.client import EngineRefused
+    from engine.vllm.transfer import Route, VllmTransfer
+    from trainer.model import score_sequence
+
+    worker_class = inside("bridle_worker").BridleWorker
+    transfer_class = inside("bridle_transfer").BridleTransferEngine
+
+    class Receiving(VllmTransfer):
+        def __init__(self, directory: Path, **route: Any) -> None:
+            super().__init__("http://engine", route=Route(**{"stall_seconds": 20.0, **route}))
+            self.start(directory)
+
+        def start(self, directory: Path) -> None:
+            """As vLLM starts, and starts again."""
+            self.loaded = LoadedModel(directory)
+            self.worker: Any = worker_class(SimpleNamespace(model=str(directory)), None)
+            config = SimpleNamespace(
+                parallel_config=SimpleNamespace(data_parallel_index=0, world_size=1, rank=0),
+                model_config=self.worker.model_config,
+            )
+            self.worker.weight_transfer_engine = transfer_class(
+                None, config, torch.device("cpu"), self.loaded
+            )
+            self.version = "default"
+
+        def score(self, token_ids: Any, *, model: str | None = None) -> Any:
+            with torch.no_grad():
+                return score_sequence(self.loaded.policy, np.asarray(token_ids)).numpy()
+
+        def _send(self, method: str, path: str, **kwargs: Any) -> dict[str, Any]:
+            sent = kwargs.get("json", {})
+            try:
+                return self.answer(path, sent) or {}
+            except (ValueError, RuntimeError) as error:
+                raise EngineRefused(f"{path} answered 500: {error}", status=500) from error
+
+        def answer(self, path: str, sent: dict[str, Any]) -> dict[str, Any] | None:
+            engine = self.worker.weight_transfer_engine
+            if path == "/server_info":
+                return {"vllm_config": INFO}
+            if path == "/get_world_size":
+                return {"world_size": 1}
+            if path == "/init_weight_transfer_engine":
+                engine.init_transfer_engine(engine.parse_init_info(sent["init_info"]))
+            elif path == "/update_weights":
+                self.worker.update_weights(sent["update_info"])
+            elif path == "/finish_weight_update":
+                self.worker.finish_weight_update()
+                self.version = sent["weight_version"]
+            elif path == "/update_weight_version":
+                self.version = sent["new_version"]
+            elif path == "/collective_rpc":
+                getattr(self.worker, sent["method"])(*sent["args"])
+            elif path == "/start_weight_update":
+                self.worker.start_weight_update()
+            return None
+
+    return Receiving
+
+
+INFO = {
+    "weight_transfer_config": {"backend": "bridle"},
+    "model_config": {"dtype": "torch.float32"},
+    "device_config": {"device": "cpu"},
+}
 
 
 @dataclass(frozen=True)
@@ -209,8 +298,6 @@ class Publishing:
 
     def step(self, seed: int, size: float = 0.02) -> None:
         """Move every weight a little, as a training step does."""
-        import torch
-
         torch.manual_seed(seed)
         with torch.no_grad():
             for parameter in self.model.parameters():
@@ -239,8 +326,6 @@ class Publishing:
 
     def scores(self, ids: Any) -> Any:
         """The trainer's logprobs of ``ids`` given their predecessors: ``float32[T-1]``."""
-        import torch
-
         from trainer.model import score_sequence
 
         with torch.no_grad():
@@ -271,6 +356,20 @@ class Publishing:
         expected = self.scores(np.concatenate([prompt, sampled]))[-len(sampled) :]
         return float(np.abs(np.asarray(choice["logprobs"]["token_logprobs"]) - expected).mean())
 
+    def transferring(self, engine: Any, told: Callable[[int], None] = lambda _version: None) -> Any:
+        """As :meth:`publisher`, with weights from memory; ``told`` hears after vLLM is stamped."""
+        from trainer.transfer import TransferPublisher
+
+        return TransferPublisher(
+            {"engine": engine},
+            self.directory,
+            run_id="run",
+            served=self.origin,
+            served_version=engine.policy_version() or 0,
+            probes=self.probes,
+            announce=lambda version, _name: (engine.stamp(version), told(version)),
+        )
+
     def publish_five(self) -> None:
         """Publish five versions, each held to 1e-3 scored and sampled, then the first again."""
         from trainer.model import load_policy
@@ -278,21 +377,37 @@ class Publishing:
         with VllmControl(self.server.base_url) as control:
             first = control.policy_version() or 0
             publishing = self.publisher(control)
-            for version in range(first + 1, first + 6):
-                self.step(seed=version)
-                began = time.monotonic()
-                record = publishing.publish(self.model, version)
-                seconds, sampled = time.monotonic() - began, self.sampled_gap()
-                print(
-                    f"v{version}: scored {record.logprob_gap:.1e}, sampled {sampled:.1e}, "
-                    f"{seconds:.2f} s",
-                    file=sys.stderr,
-                )
-                assert record.verified
-                assert record.logprob_gap <= 1e-3
-                assert sampled <= 1e-3
-                assert control.policy_version() == version
+            self.publish_in_a_row(publishing, control, 5)
             publishing.publish(load_policy(self.origin), first + 6)
+
+    def transfer_three(self) -> None:
+        """As :meth:`publish_five`, three and from memory."""
+        from engine.vllm.transfer import VllmTransfer
+        from trainer.model import load_policy
+
+        with VllmTransfer(self.server.base_url) as engine:
+            engine.require_transfers()
+            first = engine.policy_version() or 0
+            with self.transferring(engine) as publishing:
+                self.publish_in_a_row(publishing, engine, 3)
+                publishing.publish(load_policy(self.origin), first + 4)
+
+    def publish_in_a_row(self, publishing: Any, control: VllmControl, count: int) -> None:
+        first = control.policy_version() or 0
+        for version in range(first + 1, first + 1 + count):
+            self.step(seed=version)
+            began = time.monotonic()
+            record = publishing.publish(self.model, version)
+            seconds, sampled = time.monotonic() - began, self.sampled_gap()
+            print(
+                f"v{version}: scored {record.logprob_gap:.1e}, sampled {sampled:.1e}, "
+                f"{seconds:.2f} s",
+                file=sys.stderr,
+            )
+            assert record.verified
+            assert record.logprob_gap <= 1e-3
+            assert sampled <= 1e-3
+            assert control.policy_version() == version
 
 
 @pytest.fixture

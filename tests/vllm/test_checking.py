@@ -317,6 +317,8 @@ def no_details(path: str, sent: Body, answer: Answer) -> Answer:
             "--worker-cls bridle_worker.BridleWorker",
         ),
         ({"device_config": {"device": "cuda"}}, "weight reloads", "ok", "verified by scoring"),
+        ({"weight_transfer_config": {"backend": "bridle"}}, "weight transfers", "ok", "taken from"),
+        ({"weight_transfer_config": None}, "weight transfers", "ok", "not taken; weights are"),
         ({}, "prefix cache", "unknown", "does not say what it reuses"),
     ],
 )

@@ -31,3 +31,9 @@ def test_each_of_five_publishes_is_what_the_engine_samples_from(
     policy = publishing("tied")
     assert policy.model.config.tie_word_embeddings
     policy.publish_five()
+
+
+def test_each_of_three_transfers_is_what_the_engine_samples_from(
+    publishing: Callable[[str], Any],
+) -> None:
+    publishing("tied").transfer_three()

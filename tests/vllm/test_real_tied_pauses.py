@@ -14,7 +14,8 @@ import pytest
 import torch
 
 from engine.vllm import VllmControl
-from trainer.model import load_policy, save_policy, score_sequence
+from engine.vllm.transfer import VllmTransfer
+from trainer.model import checkpoint_tensors, load_policy, save_policy, score_sequence
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
 
@@ -97,22 +98,28 @@ def newer(vllm_servers: Any, tmp_path: Path) -> tuple[Path, torch.nn.Module, tor
 @pytest.fixture
 def control(vllm_servers: Any) -> Any:
     server = vllm_servers.use("tied")
-    with VllmControl(server.base_url) as control:
+    with VllmTransfer(server.base_url) as control:
         yield control
         control.pause("abort")
         control.reload_weights(vllm_servers.model_dir("tied"))
         control.resume()
 
 
+@pytest.mark.parametrize("through", ["directory", "transfer"])
 def test_keep_changes_the_version_at_the_token_where_the_stream_stood(
-    control: VllmControl, newer: tuple[Path, torch.nn.Module, torch.nn.Module]
+    control: VllmTransfer, newer: tuple[Path, torch.nn.Module, torch.nn.Module], through: str
 ) -> None:
     directory, old, new = newer
     reply = Reply(control.base_url)
     stood = reply.freeze_in_the_middle(control, clear_cache=True)
+    if through == "transfer":
+        control.send(checkpoint_tensors(new))
     time.sleep(0.3)
     assert len(reply.token_ids) == stood, "frozen"
-    control.reload_weights(directory)
+    if through == "transfer":
+        control.load_weights(1)
+    else:
+        control.reload_weights(directory)
     control.resume()
     reply.join(120)
     assert reply.error is None

@@ -98,8 +98,9 @@ def buckets(
             part = data[: begin + size - offset]
             buffer[offset - begin :][: len(part)] = part
             data, offset = data[len(part) :], offset + len(part)
-    if begin < total:
+    while begin < total:
         yield buffer[: total - begin]
+        begin += size
 
 
 def unpacked(announcement: Announcement, row: Tensor) -> list[tuple[str, Tensor]]:
