@@ -9,7 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from bridle.stack import Stack
+from bridle.training import TrainingPlan, train
+from engine.client import EngineRefused
+from store.database import migrate
 from store.queries import Reader
+from trainer.config import GrpoConfig, PublishConfig
 from trainer.tiny import TinyShape, make_policy, train_tokenizer
 
 AGENT = """
@@ -72,6 +77,25 @@ def test_it_trains_publishes_and_goes_on_where_it_ended(
     assert len(sessions) == len(calls) == 2 * 2 * 6
     assert {call.version_start for call in calls} == {0, 1}
     assert bridle("audit", "--store", store).returncode == 0
+
+
+def test_weights_are_transferred_to_a_vllm_only(arguments: list[str], tmp_path: Path) -> None:
+    refused = bridle(*arguments, "--publish-through", "transfer")
+    assert refused.returncode == 2
+    assert "weights are transferred to a vLLM only" in refused.stderr
+    assert not (tmp_path / "out").exists()
+    services = Stack("http://engine", "http://proxy", kind="embedded")
+    plan = TrainingPlan(
+        policy=tmp_path / "policy",
+        directory=tmp_path / "out",
+        store=str(tmp_path / "bridle.db"),
+        run_id="run",
+        config=GrpoConfig(),
+        publish=PublishConfig(through="transfer"),
+    )
+    migrate(plan.store)
+    with pytest.raises(EngineRefused, match="http://engine is not a vLLM"):
+        train(plan, services, lambda _step: [], on_step=lambda _report: None)
 
 
 def test_a_source_without_tasks_is_said_before_anything_starts(

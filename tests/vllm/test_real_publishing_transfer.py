@@ -17,11 +17,17 @@ import httpx
 import pytest
 import torch
 
+from bridle.stack import Stack
+from bridle.training import TrainingPlan, _publisher
 from engine.client import EngineRefused
 from engine.vllm.inside.bridle_wire import Announcement, open_store
 from engine.vllm.transfer import Route, VllmTransfer
 from proxy.server import ProxyServer
 from proxy.settings import ProxySettings
+from store.queries import Reader
+from store.records import RunRecord
+from store.writer import Writer
+from trainer.config import GrpoConfig, PublishConfig
 from trainer.model import checkpoint_tensors
 from trainer.transfer import TransferPublisher
 
@@ -124,6 +130,37 @@ def test_a_sender_that_falls_silent_does_not_hold_the_engine_up(
     assert time.monotonic() - began < 30
     assert policy.scored_gap(engine) <= 1e-3
     del store
+
+
+def test_a_run_that_publishes_by_transfer_reaches_engine_proxy_and_store(
+    policy: Any, engine: VllmTransfer, tmp_path: Path
+) -> None:
+    store = str(tmp_path / "bridle.db")
+    proxy = ProxyServer(ProxySettings(policy.server.base_url, store), grace_s=1)
+    proxy.start()
+    plan = TrainingPlan(
+        policy=policy.origin,
+        directory=tmp_path,
+        store=store,
+        run_id="run",
+        config=GrpoConfig(),
+        publish=PublishConfig(through="transfer"),
+    )
+    stack = Stack(policy.server.base_url, proxy.base_url, kind="vllm")
+    version = (engine.policy_version() or 0) + 1
+    policy.step(seed=4)
+    try:
+        with Writer(store) as writer:
+            writer.create_run(RunRecord("run", "train", 1.0))
+            with _publisher(plan, stack, policy.model, writer) as publishing:
+                publishing.publish(policy.model, version)
+                assert stack.version() == version
+        with Reader(store) as reader:
+            (kept,) = reader.policies("run")
+    finally:
+        proxy.stop()
+    assert (kept.version, kept.verified) == (version, True)
+    assert kept.path == str(policy.server.served().directory)
 
 
 def test_killed_it_comes_back_with_what_has_a_directory_and_gets_no_calls_until_published_to(
