@@ -112,6 +112,14 @@ def train(
             metrics=SinkGroup([sinks, StoreSink(writer, plan.run_id)]),
             tokenizer_from=plan.policy,
         )
+
+        def after_step(report: StepReport) -> bool | None:
+            if plan.config.max_staleness and plan.publish.through == "transfer":
+                # A vLLM that dies before a version's directory is there comes back with the one
+                # before. Without calls there would be nothing to train on, and so no next publish.
+                _hold(publisher, stack, model, loop.version)
+            return on_step(report)
+
         announced = stack.version()
         if checkpoints(loop_directory):
             loop.resume()
@@ -124,7 +132,7 @@ def train(
         if loop.version:
             publisher.publish(model, loop.version)
         try:
-            loop.run(on_step)
+            loop.run(after_step)
         finally:
             sinks.close()
     return loop

@@ -109,7 +109,7 @@ class TransferPublisher:
 
     def serves(self, model: nn.Module) -> bool:
         """Whether every engine in rotation scores the probes as ``model`` does."""
-        swaps = {name: swap for name, swap in self._swaps.items() if name not in self.lagging}
+        swaps = {name: self._swaps[name] for name in self._in_rotation()}
         return serving(swaps, model, self.config.tolerance)
 
     def wait_written(self) -> None:
@@ -169,14 +169,22 @@ class TransferPublisher:
         path, digest = write_version(
             self.directory, model, policy.version, self._tokenizer_from, tensors
         )
-        for name, engine in self.engines.items():
-            if name in self.lagging:
-                continue
-            try:
-                engine.remember_directory(path, policy.version)
-            except EngineError as error:
-                extra = {"engine": name, "version": policy.version, "error": str(error)}
-                log.warning("engine_does_not_know_the_directory", extra=extra)
         self.served = path
-        prune(self.directory, self.config.keep, self.served)
+        known = [self._tell(name, path, policy.version) for name in self._in_rotation()]
+        # An engine that is just being restarted may be reading an older one.
+        if all(known):
+            prune(self.directory, self.config.keep, self.served)
         self._record(dataclasses.replace(policy, path=str(path), digest=digest))
+
+    def _tell(self, name: str, path: Path, version: int) -> bool:
+        """Has an engine begin with ``path`` after a restart; whether it took note."""
+        try:
+            self.engines[name].remember_directory(path, version)
+        except EngineError as error:
+            extra = {"engine": name, "version": version, "error": str(error)}
+            log.warning("engine_does_not_know_the_directory", extra=extra)
+            return False
+        return True
+
+    def _in_rotation(self) -> list[str]:
+        return [name for name in self.engines if name not in self.lagging]

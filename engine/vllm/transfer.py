@@ -71,6 +71,7 @@ class VllmTransfer(VllmControl):
                 f"the engine cannot reach {self.route.address}: name this machine's address in the "
                 "private network"
             )
+        self._open_store()
         on_gpu = str(self._info["device_config"]["device"]).startswith("cuda")
         if self.route.backend == "nccl" and not (on_gpu and torch.cuda.is_available()):
             raise EngineRefused("nccl needs a GPU on both sides: choose gloo")
@@ -81,7 +82,7 @@ class VllmTransfer(VllmControl):
         Raises :class:`TransferFailed`, or another ``EngineError``, with nothing changed.
         """
         route = self.route
-        store, port = open_store(route.address, route.stall_seconds)
+        store, port = self._open_store()
         announcement = Announcement(
             tensors=[self._described(name, tensor) for name, tensor in tensors.items()],
             address=route.address,
@@ -100,6 +101,12 @@ class VllmTransfer(VllmControl):
                 f"the transfer broke: {error}; the weights were not changed"
             ) from error
         self.require_weights()
+
+    def _open_store(self) -> tuple[Store, int]:
+        try:
+            return open_store(self.route.address, self.route.stall_seconds)
+        except OSError as error:
+            raise TransferFailed(f"nothing can listen on {self.route.address}: {error}") from error
 
     @cached_property
     def _info(self) -> dict[str, Any]:

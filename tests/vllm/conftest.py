@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 from typing import Any
 
 import httpx
@@ -68,96 +68,65 @@ def inside(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], ModuleTy
     before = set(sys.modules)
     yield importlib.import_module
     for name in set(sys.modules) - before:
-        if name.split(".")[0] == "vllm" or name.startswith("bridle_"):
+        if name.split(".")[0] in ("vllm", "receiving") or name.startswith("bridle_"):
             del sys.modules[name]
 
 
-class LoadedModel:
-    """What a worker of ours loads into: a Transformers model in place of vLLM's."""
+class Weights:
+    """Versions of a small policy; ``first`` is the directory of version 0."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, first: Path) -> None:
+        from trainer.tiny import TinyShape, make_policy
+
+        self.first = first
+        shape = TinyShape(hidden=32, layers=1, heads=1, kv_heads=1, intermediate=64, context=128)
+        make_policy(first, shape, vocab_size=64, seed=3)
+
+    def moved(self, seed: int = 1) -> Any:
+        """A later version."""
         from trainer.model import load_policy
 
-        self.policy: Any = load_policy(directory)
-        self.steps: list[str] = []
+        model = load_policy(self.first)
+        torch.manual_seed(seed)
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.add_(0.05 * torch.randn_like(parameter))
+        return model
 
-    def load_weights(self, tensors: Any) -> None:
-        self.steps.append("load")
-        self.policy.load_state_dict(dict(tensors), strict=False)
+    @staticmethod
+    def values(model: Any) -> dict[str, torch.Tensor]:
+        from trainer.model import checkpoint_tensors
 
-    def modules(self) -> list[Any]:
-        return []
+        return {name: tensor.clone() for name, tensor in checkpoint_tensors(model).items()}
+
+    @staticmethod
+    def equal(left: Mapping[str, torch.Tensor], right: Mapping[str, torch.Tensor]) -> bool:
+        names = left.keys()
+        return names == right.keys() and all(torch.equal(left[name], right[name]) for name in names)
+
+
+@pytest.fixture(scope="session")
+def weights(tmp_path_factory: pytest.TempPathFactory) -> Weights:
+    return Weights(tmp_path_factory.mktemp("weights") / "v0")
 
 
 @pytest.fixture
-def receiving(inside: Callable[[str], ModuleType]) -> Callable[..., Any]:
-    """A control client of our worker in this process, with no vLLM and no HTTP between them; what
-    it is sent comes through a real group."""
-    from engine.client import EngineRefused
-    from engine.vllm.transfer import Route, VllmTransfer
-    from trainer.model import score_sequence
+def note(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], tuple[str, str | None]]:
+    """What a restart would begin with: directory and version."""
+    path = tmp_path / "served.json"
+    monkeypatch.setenv("BRIDLE_SERVED_FILE", str(path))
 
-    worker_class = inside("bridle_worker").BridleWorker
-    transfer_class = inside("bridle_transfer").BridleTransferEngine
+    def read() -> tuple[str, str | None]:
+        noted = json.loads(path.read_text())
+        return noted["directory"], noted["version"]
 
-    class Receiving(VllmTransfer):
-        def __init__(self, directory: Path, **route: Any) -> None:
-            super().__init__("http://engine", route=Route(**{"stall_seconds": 20.0, **route}))
-            self.start(directory)
-
-        def start(self, directory: Path) -> None:
-            """As vLLM starts, and starts again."""
-            self.loaded = LoadedModel(directory)
-            self.worker: Any = worker_class(SimpleNamespace(model=str(directory)), None)
-            config = SimpleNamespace(
-                parallel_config=SimpleNamespace(data_parallel_index=0, world_size=1, rank=0),
-                model_config=self.worker.model_config,
-            )
-            self.worker.weight_transfer_engine = transfer_class(
-                None, config, torch.device("cpu"), self.loaded
-            )
-            self.version = "default"
-
-        def score(self, token_ids: Any, *, model: str | None = None) -> Any:
-            with torch.no_grad():
-                return score_sequence(self.loaded.policy, np.asarray(token_ids)).numpy()
-
-        def _send(self, method: str, path: str, **kwargs: Any) -> dict[str, Any]:
-            sent = kwargs.get("json", {})
-            try:
-                return self.answer(path, sent) or {}
-            except (ValueError, RuntimeError) as error:
-                raise EngineRefused(f"{path} answered 500: {error}", status=500) from error
-
-        def answer(self, path: str, sent: dict[str, Any]) -> dict[str, Any] | None:
-            engine = self.worker.weight_transfer_engine
-            if path == "/server_info":
-                return {"vllm_config": INFO}
-            if path == "/get_world_size":
-                return {"world_size": 1}
-            if path == "/init_weight_transfer_engine":
-                engine.init_transfer_engine(engine.parse_init_info(sent["init_info"]))
-            elif path == "/update_weights":
-                self.worker.update_weights(sent["update_info"])
-            elif path == "/finish_weight_update":
-                self.worker.finish_weight_update()
-                self.version = sent["weight_version"]
-            elif path == "/update_weight_version":
-                self.version = sent["new_version"]
-            elif path == "/collective_rpc":
-                getattr(self.worker, sent["method"])(*sent["args"])
-            elif path == "/start_weight_update":
-                self.worker.start_weight_update()
-            return None
-
-    return Receiving
+    return read
 
 
-INFO = {
-    "weight_transfer_config": {"backend": "bridle"},
-    "model_config": {"dtype": "torch.float32"},
-    "device_config": {"device": "cpu"},
-}
+@pytest.fixture
+def receiving(inside: Callable[[str], ModuleType]) -> Any:
+    """A control client of our worker, in this process (``fakes/receiving.py``)."""
+    return inside("receiving").Receiving
 
 
 @dataclass(frozen=True)

@@ -76,6 +76,8 @@ def test_what_the_contract_rests_on_is_always_said(model_dir: Path) -> None:
         assert value(arguments, "--generation-config") == "vllm"
         assert value(arguments, "--logprobs-mode") == "raw_logprobs"
         assert value(arguments, "--worker-cls") == "bridle_worker.BridleWorker"
+        config = json.loads(value(arguments, "--weight-transfer-config"))
+        assert config == {"backend": "bridle"}
         assert value(arguments, "--host") == "127.0.0.1"
         assert "--enable-prefix-caching" in arguments
 

@@ -83,10 +83,12 @@ class Incoming:
         whole = False
         try:
             for begin, end in announcement.spans():
+                part = row[begin:end]
                 # NCCL fills a GPU's memory, of which no more than a bucket is taken.
-                bucket = row[begin:end].to(group.device)
+                bucket = part if group.on_host else torch.empty_like(part, device=self._device)
                 group.broadcast(bucket, self._given_up.is_set)
-                row[begin:end] = bucket
+                if not group.on_host:
+                    part.copy_(bucket)
             whole = True
         finally:
             group.close(broken=not whole)

@@ -149,8 +149,8 @@ class Group:
         self, announcement: Announcement, rank: int, store: Store, device: torch.device
     ) -> None:
         self._stall_seconds = announcement.stall_seconds
-        self.device = torch.device("cpu") if announcement.backend == "gloo" else device
-        """Where buckets must be."""
+        self.on_host = announcement.backend == "gloo"
+        """Whether buckets must be in the host's memory, else in that of ``device``."""
         keys = PrefixStore(KEYS, store)
         members = keys, rank, announcement.world_size
         make = _nccl if announcement.backend == "nccl" else _gloo
