@@ -7,7 +7,7 @@ its own (:meth:`engine.vllm.control.VllmControl.load_weights`).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any, Literal
@@ -95,12 +95,11 @@ class VllmTransfer(VllmControl):
         self.announce_weights(asdict(announcement))
         wire = (tensor.to(self._wire_type(tensor)) for tensor in tensors.values())
         try:
-            broadcast(announcement, store, wire)
+            broadcast(announcement, store, wire, self.require_weights)
         except TransferBroken as error:
             raise TransferFailed(
                 f"the transfer broke: {error}; the weights were not changed"
             ) from error
-        self.require_weights()
 
     def _open_store(self) -> tuple[Store, int]:
         try:
@@ -126,15 +125,24 @@ class VllmTransfer(VllmControl):
         return name, kind, list(tensor.shape)
 
 
-def broadcast(announcement: Announcement, store: Store, tensors: Iterable[Tensor]) -> None:
-    """The sender's part of an announced transfer; raises :class:`TransferBroken`."""
+def broadcast(
+    announcement: Announcement,
+    store: Store,
+    tensors: Iterable[Tensor],
+    confirm: Callable[[], None],
+) -> None:
+    """The sender's part of an announced transfer; raises :class:`TransferBroken`.
+
+    ``confirm`` returns when all has come; until then the group stays open.
+    """
     nccl = announcement.backend == "nccl"
     device = torch.device("cuda", torch.cuda.current_device()) if nccl else torch.device("cpu")
     group = Group(announcement, 0, store, device)
-    whole = False
     try:
         for bucket in buckets(announcement, tensors, device):
             group.broadcast(bucket)
-        whole = True
-    finally:
-        group.close(broken=not whole)
+        confirm()
+    except BaseException:
+        group.close(broken=True)
+        raise
+    group.close(broken=False)

@@ -153,7 +153,7 @@ def test_a_sender_that_breaks_off_leaves_the_old_weights_and_the_next_is_heard(
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        broadcast(announcement, store, cut())
+        broadcast(announcement, store, cut(), engine.require_weights)
     with pytest.raises(EngineRefused, match=r"the transfer broke.*the weights were not changed"):
         engine.require_weights()
     with pytest.raises(EngineRefused):
@@ -183,7 +183,7 @@ def test_an_engine_that_never_joins_is_waited_for_no_longer_than_the_limit(weigh
     store, port = open_store("127.0.0.1", 1.0)
     began = time.monotonic()
     with pytest.raises(TransferBroken, match="the group did not form"):
-        broadcast(announced(new, port=port, stall_seconds=1.0), store, new.values())
+        broadcast(announced(new, port=port, stall_seconds=1.0), store, new.values(), lambda: None)
     assert time.monotonic() - began < 10
 
 
@@ -301,5 +301,5 @@ def test_nccl_carries_weights_from_one_gpu_to_another(
     announcement = announced(new, port=port, backend="nccl", bucket_bytes=1000)
     theirs = inside("bridle_wire").Announcement(**asdict(announcement))
     incoming = inside("bridle_transfer").Incoming(theirs, 1, torch.device("cuda:1"))
-    broadcast(announcement, store, new.values())
+    broadcast(announcement, store, new.values(), incoming.tensors)
     assert weights.equal(dict(incoming.tensors()), {name: each.cpu() for name, each in new.items()})

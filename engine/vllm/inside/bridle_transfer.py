@@ -47,6 +47,7 @@ class Incoming:
         self._announcement = announcement
         self._rank = rank
         self._device = device
+        self._group: Group | None = None
         self._row: Tensor | None = None
         self._error: Exception | None = None
         self._given_up = threading.Event()
@@ -64,6 +65,10 @@ class Incoming:
         the sender is gone or silent.
         """
         self._thread.join()
+        if self._group is not None:
+            # Only now that the sender asks is it certainly done with its part.
+            self._group.close(broken=False)
+            self._group = None
         if self._row is None:
             raise ValueError(f"the transfer broke: {self._error}; the weights were not changed")
         tensors: list[tuple[str, Tensor]] = unpacked(self._announcement, self._row)
@@ -80,7 +85,6 @@ class Incoming:
         announcement = self._announcement
         row = torch.empty(announcement.offsets[-1], dtype=torch.uint8)
         group = Group(announcement, self._rank, find_store(announcement), self._device)
-        whole = False
         try:
             for begin, end in announcement.spans():
                 part = row[begin:end]
@@ -89,9 +93,10 @@ class Incoming:
                 group.broadcast(bucket, self._given_up.is_set)
                 if not group.on_host:
                     part.copy_(bucket)
-            whole = True
-        finally:
-            group.close(broken=not whole)
+        except BaseException:
+            group.close(broken=True)
+            raise
+        self._group = group
         return row
 
 
