@@ -232,6 +232,7 @@ def test_a_mutated_body_is_a_request_or_a_400(
 
 
 @pytest.mark.long
+@pytest.mark.timeout(3600)
 @pytest.mark.parametrize(("parse", "body"), PARSERS)
 @settings(max_examples=10_000, suppress_health_check=list(HealthCheck))
 @given(st.data())
