@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -84,10 +85,11 @@ class Fail:
 
 @dataclass(frozen=True, slots=True)
 class Stall:
-    """Say nothing for so many seconds after so many tokens, then go on."""
+    """Say nothing for so many seconds after so many tokens, or until it is over; then go on."""
 
     seconds: float
     after_tokens: int = 0
+    over: threading.Event | None = None
 
 
 Fault = Refuse | Cut | Fail | Stall
@@ -309,8 +311,8 @@ async def _play(reply: Reply, position: int) -> None:
             raise ConnectionCut
         case Fail(after_tokens, message) if after_tokens == position:
             raise RequestRefused(message, status=500, kind="InternalServerError")
-        case Stall(seconds, after_tokens) if after_tokens == position:
-            await asyncio.sleep(seconds)
+        case Stall(seconds, after_tokens, over) if after_tokens == position:
+            await (asyncio.to_thread(over.wait, seconds) if over else asyncio.sleep(seconds))
 
 
 def _certain(ids: Sequence[int], sampling: Sampling) -> list[PromptLogprob | None] | None:

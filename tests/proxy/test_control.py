@@ -106,14 +106,16 @@ def test_a_sealed_session_keeps_its_first_outcome(control: Any) -> None:
 def test_each_token_knows_the_policy_version_it_arrived_under(
     bench: Any, stage: Any, control: Any, ask: Any
 ) -> None:
+    told = threading.Event()
     control.put("/policy", json={"version": 3})
-    stage.play = lambda _: Reply("The answer is four.", fault=Stall(0.5, after_tokens=2))
+    stage.play = lambda _: Reply("The answer is four.", fault=Stall(30, 2, told))
     text = b""
     with httpx.stream("POST", bench.url + CHAT, json=ask | {"stream": True}) as response:
         for piece in response.iter_raw():
             text += piece
             if b"answer" in piece:
                 control.put("/policy", json={"version": 4})
+                told.set()
     (sampled,) = bench.reader.sampled(bench.call().id)
     assert [(run.start, run.version) for run in sampled.versions] == [(0, 3), (2, 4)]
     assert (bench.call().version_start, bench.call().version_end) == (3, 4)
@@ -128,7 +130,8 @@ def test_a_version_never_goes_back(control: Any) -> None:
 def test_while_paused_new_calls_wait_and_running_ones_finish(
     bench: Any, stage: Any, control: Any, ask: Any, until: Any
 ) -> None:
-    stage.play = lambda _: Reply("The answer is four.", fault=Stall(0.4, after_tokens=1))
+    over = threading.Event()
+    stage.play = lambda _: Reply("The answer is four.", fault=Stall(30, 1, over))
     replies: list[int] = []
 
     def call() -> None:
@@ -137,6 +140,7 @@ def test_while_paused_new_calls_wait_and_running_ones_finish(
     running = threading.Thread(target=call)
     running.start()
     until(lambda: control.get("/policy").json()["running"] == 1)
+    threading.Timer(0.2, over.set).start()
     state = control.post("/pause", json={"mode": "drain", "timeout_s": 10}).json()
     assert (state["paused"], state["running"]) == (True, 0)
 
