@@ -206,7 +206,7 @@ def test_a_client_that_leaves_before_any_token_is_failed(
 ) -> None:
     stage.play = lambda _: Reply("The answer is four.", fault=Stall(60))
     with pytest.raises(httpx.ReadTimeout):
-        httpx.post(bench.url + CHAT, json=ask, timeout=0.3)
+        httpx.post(bench.url + CHAT, json=ask, timeout=1.5)
     until(lambda: [call.status is not CallStatus.OPEN for call in bench.calls()] == [True])
     assert bench.call().status is CallStatus.FAILED
     assert bench.call().reason == "client_disconnected"

@@ -22,6 +22,9 @@ from trainer.model import load_policy, save_policy
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
 
+LENGTH = 800
+"""Tokens: more than are sampled before a busy machine has seen the first 20."""
+
 
 def test_one_call_carries_both_versions_from_the_token_where_the_engine_changed(
     publishing: Callable[[str], Any], tmp_path: Path
@@ -39,7 +42,7 @@ def test_one_call_carries_both_versions_from_the_token_where_the_engine_changed(
         body = {
             "model": "x",
             "messages": [{"role": "user", "content": "go on"}],
-            "max_tokens": 400,
+            "max_tokens": LENGTH,
             "ignore_eos": True,
             "stream": True,
         }
@@ -82,7 +85,7 @@ def test_one_call_carries_both_versions_from_the_token_where_the_engine_changed(
         assert [run.version for run in choice.versions] == [0, 1]
         change = choice.versions[1].start
         ids = np.concatenate([np.asarray(prompt), np.asarray(choice.token_ids)]).astype(np.int64)
-        assert len(choice.token_ids) == 400
+        assert len(choice.token_ids) == LENGTH
         gaps = []
         for model in (old, policy.model):
             policy.model = model
