@@ -74,8 +74,7 @@ def command(
         *("--logprobs-mode", "raw_logprobs"),
         "--enable-prefix-caching",
         "--enable-prompt-tokens-details",
-        *("--worker-cls", WORKER),
-        *("--weight-transfer-config", json.dumps({"backend": TRANSFER_BACKEND})),
+        *_worker(options),
         *_context(installation, model_dir, options),
         *_parsing(model_dir, options),
         *_lora(options),
@@ -103,6 +102,14 @@ def environment(
     if options.lora_rank is not None:
         chosen["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] = "1"
     return {**base, **chosen}
+
+
+def _worker(options: VllmOptions) -> list[str]:
+    """Our worker and its end of weight transfers; another worker does not know that end."""
+    if any(argument.partition("=")[0] == "--worker-cls" for argument in options.extra):
+        return []
+    transfers = json.dumps({"backend": TRANSFER_BACKEND})
+    return ["--worker-cls", WORKER, "--weight-transfer-config", transfers]
 
 
 def is_loopback(host: str) -> bool:

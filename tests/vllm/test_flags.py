@@ -87,6 +87,14 @@ def test_further_arguments_come_last(model_dir: Path) -> None:
     assert arguments[-2:] == ["--dtype", "bfloat16"]
 
 
+@pytest.mark.parametrize("extra", [("--worker-cls", "theirs.Worker"), ("--worker-cls=theirs.W",)])
+def test_another_worker_is_not_told_of_transfers_that_it_does_not_know(
+    model_dir: Path, extra: tuple[str, ...]
+) -> None:
+    arguments = command(CPU, model_dir, VllmOptions(extra=extra), 1)
+    assert not {"--weight-transfer-config", "bridle_worker.BridleWorker"} & {*arguments}
+
+
 def test_our_own_reasoning_parser_is_a_plugin_and_formats_hold_from_the_first_token(
     model_dir: Path,
 ) -> None:
