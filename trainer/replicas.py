@@ -8,9 +8,10 @@ Only when no engine takes a version has the publish failed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,9 +23,11 @@ from trainer.config import PublishConfig
 from trainer.publish import Record, policy_record, prune, write_version
 from trainer.swap import EngineControl, PublishError, VerifiedSwap
 
+Engine = TypeVar("Engine", bound=EngineControl)
 
-class ReplicaPublisher:
-    """Publishes the versions of one run to the engines in ``engines``, by name.
+
+class Replicas(Generic[Engine]):
+    """The engines that one run publishes to, by name, and what they serve.
 
     ``served`` and ``served_version`` are what they serve now; an engine that fails goes back to
     them. ``announce(version, name)`` is called while that engine is paused, right after a load.
@@ -34,7 +37,7 @@ class ReplicaPublisher:
 
     def __init__(
         self,
-        engines: Mapping[str, EngineControl],
+        engines: Mapping[str, Engine],
         directory: Path,
         *,
         run_id: str,
@@ -60,17 +63,42 @@ class ReplicaPublisher:
         self._retract = retract
         self._record = record
 
-        def swap(name: str, engine: EngineControl) -> VerifiedSwap:
+        def swap(name: str, engine: Engine) -> VerifiedSwap:
             return VerifiedSwap(
                 engine, probes, self.config, lambda version: announce(version, name)
             )
 
         self._swaps = {name: swap(name, engine) for name, engine in self.engines.items()}
 
+    def in_rotation(self) -> list[str]:
+        """The engines that serve the version of the last publish."""
+        return [name for name in self.engines if name not in self.lagging]
+
     def serves(self, model: nn.Module) -> bool:
-        """Whether every engine in rotation scores the probes as ``model`` does."""
-        swaps = {name: swap for name, swap in self._swaps.items() if name not in self.lagging}
-        return serving(swaps, model, self.config.tolerance)
+        """Whether every engine in rotation answers, and scores the probes as ``model`` does."""
+        swaps = [self._swaps[name] for name in self.in_rotation()]
+        try:
+            return all(swap.gap(model) <= self.config.tolerance for swap in swaps)
+        except EngineError:
+            return False
+
+    def _on_each(self, swap: Callable[[str], float]) -> tuple[dict[str, float], dict[str, str]]:
+        """Swaps all engines at the same time: the gap of each that took the weights, and why each
+        of the others did not."""
+        gaps: dict[str, float] = {}
+        lagging: dict[str, str] = {}
+        with ThreadPoolExecutor(len(self.engines), "publish") as pool:
+            running = {name: pool.submit(swap, name) for name in self.engines}
+            for name, swapping in running.items():
+                try:
+                    gaps[name] = swapping.result()
+                except (EngineError, PublishError) as error:
+                    lagging[name] = str(error)
+        return gaps, lagging
+
+
+class ReplicaPublisher(Replicas[EngineControl]):
+    """Publishes through directories, which every engine reads; as :class:`Replicas` is made."""
 
     def publish(self, model: nn.Module, version: int) -> PolicyRecord:
         """Write ``model`` as ``version`` once, and have every engine load and verify it.
@@ -79,7 +107,7 @@ class ReplicaPublisher:
         when none does.
         """
         path, digest = write_version(self.directory, model, version, self._tokenizer_from)
-        gaps, lagging = on_each(self.engines, lambda name: self._swap(name, model, path, version))
+        gaps, lagging = self._on_each(lambda name: self._swap(name, model, path, version))
         if not gaps:
             self._retract(self.served_version)
             self._record(policy_record(self.run_id, version, None, str(path), digest))
@@ -102,28 +130,3 @@ class ReplicaPublisher:
             previous=self.served_version,
             before=swap.engine_scores(),
         )
-
-
-def on_each(
-    names: Collection[str], swap: Callable[[str], float]
-) -> tuple[dict[str, float], dict[str, str]]:
-    """Swaps all engines at the same time: the gap of each that took the weights, and why each of
-    the others did not."""
-    gaps: dict[str, float] = {}
-    lagging: dict[str, str] = {}
-    with ThreadPoolExecutor(len(names), "publish") as pool:
-        running = {name: pool.submit(swap, name) for name in names}
-        for name, swapping in running.items():
-            try:
-                gaps[name] = swapping.result()
-            except (EngineError, PublishError) as error:
-                lagging[name] = str(error)
-    return gaps, lagging
-
-
-def serving(swaps: Mapping[str, VerifiedSwap], model: nn.Module, tolerance: float) -> bool:
-    """Whether each of these engines can be asked, and scores the probes as ``model`` does."""
-    try:
-        return all(swap.gap(model) <= tolerance for swap in swaps.values())
-    except EngineError:
-        return False

@@ -14,24 +14,22 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import cached_property
 from pathlib import Path
 from types import TracebackType
 from typing import Protocol, Self
 
-import numpy as np
-from numpy.typing import NDArray
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from engine.client import EngineError
 from store.records import PolicyRecord
-from trainer.config import PublishConfig
 from trainer.model import checkpoint_tensors
-from trainer.publish import Record, policy_record, prune, write_version
-from trainer.replicas import on_each, serving
-from trainer.swap import EngineControl, PublishError, VerifiedSwap
+from trainer.publish import policy_record, prune, write_version
+from trainer.replicas import Replicas
+from trainer.swap import EngineControl, PublishError
 
 log = logging.getLogger(__name__)
 
@@ -46,52 +44,15 @@ class TransferEngine(EngineControl, Protocol):
     def remember_directory(self, directory: str | Path, version: int) -> None: ...
 
 
-class TransferPublisher:
-    """Publishes the versions of one run to the engines in ``engines``, by name; a context manager,
+class TransferPublisher(Replicas[TransferEngine]):
+    """Publishes by transfer; made as :class:`trainer.replicas.Replicas` is, and a context manager,
     which ends when the last directory is written.
 
-    ``served`` and ``served_version`` are what they serve now. ``announce(version, name)``,
-    ``retract(version)`` and ``record`` are as of :class:`trainer.replicas.ReplicaPublisher`; a
+    ``served`` is the directory of the version that was published last, once it is written. A
     version is recorded when it is served, and once more when its directory is there.
     """
 
-    def __init__(
-        self,
-        engines: Mapping[str, TransferEngine],
-        directory: Path,
-        *,
-        run_id: str,
-        served: Path,
-        served_version: int,
-        probes: Sequence[NDArray[np.int64]],
-        config: PublishConfig | None = None,
-        announce: Callable[[int, str], None] = lambda _version, _name: None,
-        retract: Callable[[int], None] = lambda _version: None,
-        record: Record = lambda _policy: None,
-    ) -> None:
-        if not engines:
-            raise ValueError("there must be an engine to publish to")
-        self.engines = dict(engines)
-        self.directory = directory
-        self.run_id = run_id
-        self.served = served
-        """Directory of the version that was published last, once it is written."""
-        self.served_version = served_version
-        self.config = config or PublishConfig()
-        self.lagging: dict[str, str] = {}
-        """Engines that do not serve the version of the last publish, and why."""
-        self._tokenizer_from = served
-        self._retract = retract
-        self._record = record
-        self._background = ThreadPoolExecutor(1, "write version")
-        self._writing: Future[None] | None = None
-
-        def swap(name: str, engine: TransferEngine) -> VerifiedSwap:
-            return VerifiedSwap(
-                engine, probes, self.config, lambda version: announce(version, name)
-            )
-
-        self._swaps = {name: swap(name, engine) for name, engine in self.engines.items()}
+    _writing: Future[None] | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -107,10 +68,9 @@ class TransferPublisher:
         finally:
             self._background.shutdown()
 
-    def serves(self, model: nn.Module) -> bool:
-        """Whether every engine in rotation scores the probes as ``model`` does."""
-        swaps = {name: self._swaps[name] for name in self._in_rotation()}
-        return serving(swaps, model, self.config.tolerance)
+    @cached_property
+    def _background(self) -> ThreadPoolExecutor:
+        return ThreadPoolExecutor(1, "write version")
 
     def wait_written(self) -> None:
         """Returns when the directory of the last version is written; raises what its writing did.
@@ -128,9 +88,7 @@ class TransferPublisher:
         """
         self.wait_written()
         tensors = checkpoint_tensors(model)
-        gaps, lagging = on_each(
-            self.engines, lambda name: self._swap(name, model, tensors, version)
-        )
+        gaps, lagging = self._on_each(lambda name: self._swap(name, model, tensors, version))
         if not gaps:
             self._retract(self.served_version)
             self._record(policy_record(self.run_id, version, None))
@@ -170,7 +128,7 @@ class TransferPublisher:
             self.directory, model, policy.version, self._tokenizer_from, tensors
         )
         self.served = path
-        known = [self._tell(name, path, policy.version) for name in self._in_rotation()]
+        known = [self._tell(name, path, policy.version) for name in self.in_rotation()]
         # An engine that is just being restarted may be reading an older one.
         if all(known):
             prune(self.directory, self.config.keep, self.served)
@@ -185,6 +143,3 @@ class TransferPublisher:
             log.warning("engine_does_not_know_the_directory", extra=extra)
             return False
         return True
-
-    def _in_rotation(self) -> list[str]:
-        return [name for name in self.engines if name not in self.lagging]

@@ -59,7 +59,7 @@ class VllmTransfer(VllmControl):
         self.route = route or Route()
 
     def require_transfers(self) -> None:
-        """Raises ``EngineRefused`` when this engine, or this machine, cannot do transfers so."""
+        """Raises ``EngineError`` when this engine, or this machine, cannot do transfers so."""
         backend = (self._info.get("weight_transfer_config") or {}).get("backend")
         if backend != TRANSFER_BACKEND:
             raise EngineRefused(
