@@ -11,7 +11,7 @@ import random
 import re
 import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -41,8 +41,8 @@ class Progress:
     """Steps completed."""
     version: int
     """Policy version of the weights."""
-    extra: Mapping[str, Any] = field(default_factory=dict)
-    """The caller's own; numbers, text, and containers of them."""
+    seconds: float = 0.0
+    """What these steps took, over all attempts."""
 
 
 def save_checkpoint(
@@ -64,7 +64,7 @@ def save_checkpoint(
                 "random": _random_state(),
                 "step": progress.step,
                 "version": progress.version,
-                "extra": dict(progress.extra),
+                "seconds": progress.seconds,
             },
             scratch / STATE_FILE,
         )
@@ -94,7 +94,7 @@ def load_checkpoint(path: Path, model: nn.Module, optimizer: Optimizer) -> Progr
     except (RuntimeError, ValueError, FileNotFoundError) as error:
         raise CheckpointError(f"{path} does not fit this model: {error}") from error
     _restore_random_state(state["random"])
-    return Progress(step=state["step"], version=state["version"], extra=state["extra"])
+    return Progress(step=state["step"], version=state["version"], seconds=state["seconds"])
 
 
 def _random_state() -> dict[str, Any]:

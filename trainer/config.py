@@ -115,6 +115,9 @@ class GrpoConfig:
     """One GRPO run."""
 
     steps: int = 100
+    seconds: float | None = None
+    """The run ends when it has taken so long, if its steps do not end first. Its learning rate then
+    follows the time: it is at its end when the run is. ``None``: no limit."""
     minibatches: int = 1
     """Optimizer updates per pass over a step's sessions; whole groups are dealt out to them."""
     epochs: int = 1

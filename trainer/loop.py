@@ -68,6 +68,8 @@ class GrpoLoop:
         self.optimizer = make_optimizer(model, config.optimizer)
         self.step = 0
         """Steps completed."""
+        self.seconds = 0.0
+        """What they took, over all attempts."""
         self.version = version
         """Policy version of ``model`` after the last completed step."""
         self._directory = directory
@@ -90,10 +92,12 @@ class GrpoLoop:
             raise CheckpointError(f"no checkpoint in {self._directory}")
         progress = load_checkpoint(found[-1], self.model, self.optimizer)
         self.step, self.version = progress.step, progress.version
+        self.seconds = progress.seconds
         return progress
 
     def run(self, on_step: Callable[[StepReport], bool | None] = lambda _report: None) -> None:
-        """Steps until ``config.steps`` are complete, or until ``on_step`` returns true.
+        """Steps until ``config.steps`` are complete, ``config.seconds`` are over, or ``on_step``
+        returns true.
 
         On ``KeyboardInterrupt``, or any other error, the last completed step is checkpointed if
         the weights still are that step's; otherwise its checkpoint is the newest on disk.
@@ -106,10 +110,12 @@ class GrpoLoop:
         )
         saved = self.step
         try:
-            while self.step < self.config.steps:
+            while self.step < self._steps_in_all():
+                started = time.perf_counter()
                 report = self._run_step(collector)
                 stop = on_step(report)
-                if stop or self.step == self.config.steps or self._checkpoint_due():
+                self.seconds += time.perf_counter() - started
+                if stop or self.step == self._steps_in_all() or self._checkpoint_due():
                     saved = self._checkpoint()
                 if stop:
                     break
@@ -121,7 +127,7 @@ class GrpoLoop:
     def _run_step(self, collector: Collector) -> StepReport:
         self._seconds = {}
         step = self.step
-        rate = learning_rate(step, self.config.steps, self.config.optimizer)
+        rate = learning_rate(step, self._steps_in_all(), self.config.optimizer)
         set_learning_rate(self.optimizer, rate)
         with self._timed("collect"):
             episodes = collector.take(step)
@@ -162,6 +168,15 @@ class GrpoLoop:
             self._metrics.write(step, report.metrics())
         return report
 
+    def _steps_in_all(self) -> int:
+        """Steps that the run will have had at its end: as configured, or as its time allows at the
+        pace so far."""
+        if self.config.seconds is None or self.step == 0:
+            return self.config.steps
+        pace = self.seconds / self.step
+        affordable = round(self.config.seconds / pace)
+        return min(self.config.steps, max(self.step, affordable))
+
     def _checkpoint_due(self) -> bool:
         return self.step % self.config.checkpoints.every == 0
 
@@ -170,7 +185,7 @@ class GrpoLoop:
             self._directory,
             self.model,
             self.optimizer,
-            Progress(step=self.step, version=self.version),
+            Progress(step=self.step, version=self.version, seconds=self.seconds),
             tokenizer_from=self._tokenizer_from,
             keep=self.config.checkpoints.keep,
         )

@@ -92,7 +92,7 @@ class Demo:
         try:
             work(name)
         finally:
-            self._state.spend(time.monotonic() - started)
+            self._state.spend(name, time.monotonic() - started)
         self._state.finish(name)
 
     def _make_base(self, stage: str) -> None:
@@ -145,15 +145,13 @@ class Demo:
     def _train(self, stage: str) -> None:
         settings = self.settings
         tasks = self.course.tasks("train", seed=settings.seed + 1)
-        started, recent, sessions = time.monotonic(), list[float](), itertools.count(1)
+        recent, sessions = list[float](), itertools.count(1)
         per_step = settings.groups * settings.group_size
 
         def on_step(report: StepReport) -> bool:
             recent.append(report.reward_mean)
             self._say(_step_line(report))
-            spent = self._state.seconds + time.monotonic() - started
-            reached = len(recent) >= 3 and sum(recent[-3:]) / 3 >= settings.goal
-            return reached or spent > settings.minutes * 60
+            return len(recent) >= 3 and sum(recent[-3:]) / 3 >= settings.goal
 
         with (
             self._run_of(stage) as run_id,
@@ -171,7 +169,7 @@ class Demo:
                     directory=self.places.training,
                     store=self.places.store,
                     run_id=run_id,
-                    config=grpo_config(settings),
+                    config=grpo_config(settings, self._seconds_left(stage)),
                 ),
                 running,
                 lambda step: rollouts.sessions(
@@ -186,7 +184,7 @@ class Demo:
 
     def _report(self) -> dict[str, Any]:
         with Reader(self.places.store) as reader:
-            report = make_report(reader, self._state.runs, self._state.seconds)
+            report = make_report(reader, self._state.runs, sum(self._state.seconds.values()))
         root = self.places.root
         (root / "report.json").write_bytes(orjson.dumps(report, option=orjson.OPT_INDENT_2))
         plot(report, root / "reward.png")
@@ -210,6 +208,11 @@ class Demo:
             soft_wrap=True,
             highlight=False,
         )
+
+    def _seconds_left(self, stage: str) -> float:
+        """What the other stages have left of the demo's time for ``stage``."""
+        others = sum(s for name, s in self._state.seconds.items() if name != stage)
+        return self.settings.minutes * 60 - others
 
     # -- plumbing --------------------------------------------------------------------------------
 
@@ -274,10 +277,11 @@ def _step_line(report: StepReport) -> str:
     )
 
 
-def grpo_config(settings: DemoSettings) -> GrpoConfig:
+def grpo_config(settings: DemoSettings, seconds: float) -> GrpoConfig:
     """The demo's GRPO: on-policy, group baseline, clipped, one update per group of questions."""
     return GrpoConfig(
         steps=settings.max_steps,
+        seconds=seconds,
         minibatches=settings.minibatches,
         epochs=settings.epochs,
         seed=settings.seed,

@@ -66,8 +66,8 @@ class DemoSettings:
     goal: float = 0.97
     """Mean reward of a step's sessions, over the last three steps, at which training ends."""
     minutes: float = 10.0
-    """Training ends when the whole demo has run for so long, goal or not; :data:`VLLM_MINUTES`
-    with vLLM, unless said."""
+    """Training ends when the whole demo has run for so long, goal or not, and its learning rate
+    with it; :data:`VLLM_MINUTES` with vLLM, unless said."""
     parallel: int = 16
     """Sessions at a time."""
     timeout_s: float = 60.0

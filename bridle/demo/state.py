@@ -9,11 +9,11 @@ import orjson
 
 
 class DemoState:
-    """``state.json``: finished stages and their figures; written after each."""
+    """``state.json``: finished stages, and what each took; written after each."""
 
     def __init__(self, root: Path) -> None:
         self._path = root / "state.json"
-        self.values: dict[str, Any] = {"done": [], "runs": {}, "figures": {}, "seconds": 0.0}
+        self.values: dict[str, Any] = {"done": [], "runs": {}, "seconds": {}}
         if self._path.exists():
             self.values = orjson.loads(self._path.read_bytes())
 
@@ -24,14 +24,10 @@ class DemoState:
         return runs
 
     @property
-    def figures(self) -> dict[str, float]:
-        figures: dict[str, float] = self.values["figures"]
-        return figures
-
-    @property
-    def seconds(self) -> float:
-        """Spent so far, over all attempts."""
-        return float(self.values["seconds"])
+    def seconds(self) -> dict[str, float]:
+        """Spent so far, by stage, over all attempts."""
+        seconds: dict[str, float] = self.values["seconds"]
+        return seconds
 
     def is_done(self, stage: str) -> bool:
         return stage in self.values["done"]
@@ -40,8 +36,8 @@ class DemoState:
         self.values["done"].append(stage)
         self.save()
 
-    def spend(self, seconds: float) -> None:
-        self.values["seconds"] += seconds
+    def spend(self, stage: str, seconds: float) -> None:
+        self.seconds[stage] = self.seconds.get(stage, 0.0) + seconds
         self.save()
 
     def save(self) -> None:

@@ -308,6 +308,59 @@ def test_an_interrupt_between_two_versions_leaves_the_last_whole_checkpoint(band
     assert_equal_weights(kept[-1], weights(resumed))
 
 
+@pytest.fixture
+def slow_steps(monkeypatch):
+    """Steps of ten seconds, by a clock that only their ends move: a list of reports to run with."""
+    now = 0.0
+    monkeypatch.setattr("trainer.loop.time.perf_counter", lambda: now)
+
+    class Reports(list):
+        def __call__(self, report):
+            nonlocal now
+            now += 10
+            self.append(report)
+            return len(self) == self.last
+
+        last = 0
+
+    return Reports()
+
+
+def test_a_time_limit_ends_the_run_and_its_learning_rate_together(bandit_loop, slow_steps):
+    optimizer = OptimizerConfig(learning_rate=1e-2, schedule="cosine", final_fraction=0.1)
+    limited = dataclasses.replace(CONFIG, seconds=52.0, optimizer=optimizer)
+    loop, _ = bandit_loop(limited)
+    loop.run(slow_steps)
+    rates = [report.learning_rate for report in slow_steps]
+    assert len(rates) == 5
+    assert rates[0] == pytest.approx(1e-2)
+    assert rates[-1] == pytest.approx(1e-3)
+    assert rates == sorted(rates, reverse=True)
+
+
+def test_what_earlier_attempts_took_counts_against_the_time_limit(bandit_loop, slow_steps):
+    limited = dataclasses.replace(CONFIG, seconds=52.0)
+    first, _ = bandit_loop(limited)
+    slow_steps.last = 2
+    first.run(slow_steps)
+    assert first.seconds == 20
+    again, _ = bandit_loop(limited)
+    again.resume()
+    again.run(slow_steps)
+    assert [report.step for report in slow_steps] == [0, 1, 2, 3, 4]
+
+
+def test_a_time_limit_that_is_over_allows_one_step_and_more_than_enough_changes_nothing(
+    bandit_loop, slow_steps, tmp_path
+):
+    over, _ = bandit_loop(dataclasses.replace(CONFIG, seconds=-5.0))
+    over.run(slow_steps)
+    assert over.step == 1
+    plenty, _ = bandit_loop(dataclasses.replace(CONFIG, seconds=1e6), directory=tmp_path / "other")
+    plenty.run(slow_steps)
+    assert plenty.step == CONFIG.steps
+
+
 def test_resuming_from_nothing_is_an_error(bandit_loop):
     loop, _ = bandit_loop()
     with pytest.raises(CheckpointError, match="no checkpoint"):
