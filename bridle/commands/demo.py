@@ -26,7 +26,7 @@ def demo(
     seed: Annotated[int, typer.Option(help="Of the policy, the questions and their order.")] = 0,
     learning_rate: Annotated[float | None, typer.Option(help="Of GRPO; 0 learns nothing.")] = None,
     steps: Annotated[int | None, typer.Option(help="GRPO steps at most.")] = None,
-    minutes: Annotated[float | None, typer.Option(help="Training ends after so long.")] = None,
+    minutes: Annotated[float | None, typer.Option(help="The whole may take so long.")] = None,
     eval_tasks: Annotated[int | None, typer.Option(help="Held-out questions.")] = None,
     engine: EngineOption = "embedded",
     json: JsonOption = False,

@@ -29,7 +29,7 @@ def reproduce(
     groups: Annotated[int | None, typer.Option(help="Tasks per step.")] = None,
     group_size: Annotated[int | None, typer.Option(help="Sessions per task.")] = None,
     eval_tasks: Annotated[int | None, typer.Option(help="Held-out tasks.")] = None,
-    minutes: Annotated[float | None, typer.Option(help="Training ends after so long.")] = None,
+    minutes: Annotated[float | None, typer.Option(help="The whole may take so long.")] = None,
     parallel: Annotated[int | None, typer.Option(help="Sessions at a time.")] = None,
     json: JsonOption = False,
 ) -> None:

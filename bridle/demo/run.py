@@ -169,7 +169,7 @@ class Demo:
                     directory=self.places.training,
                     store=self.places.store,
                     run_id=run_id,
-                    config=grpo_config(settings, self._seconds_left(stage)),
+                    config=grpo_config(settings, self._seconds_to_train()),
                 ),
                 running,
                 lambda step: rollouts.sessions(
@@ -209,10 +209,11 @@ class Demo:
             highlight=False,
         )
 
-    def _seconds_left(self, stage: str) -> float:
-        """What the other stages have left of the demo's time for ``stage``."""
-        others = sum(s for name, s in self._state.seconds.items() if name != stage)
-        return self.settings.minutes * 60 - others
+    def _seconds_to_train(self) -> float:
+        """What is left of the demo's time when measuring takes as long after as it took before."""
+        spent = self._state.seconds
+        others = sum(seconds for stage, seconds in spent.items() if stage != "train")
+        return self.settings.minutes * 60 - others - spent.get("before", 0.0)
 
     # -- plumbing --------------------------------------------------------------------------------
 

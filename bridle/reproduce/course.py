@@ -74,6 +74,7 @@ _SETTINGS: Final[Mapping[str, DemoSettings]] = {
             Lesson(epochs=1, learning_rate=1e-3, batch_size=32, context=2048),
             Lesson(epochs=1, learning_rate=1e-3, batch_size=32),
         ),
+        learning_rate=3e-4,
         max_steps=30,
         parallel=6,
     ),
@@ -81,11 +82,12 @@ _SETTINGS: Final[Mapping[str, DemoSettings]] = {
         _COMMON,
         teacher_sessions=2400,
         lessons=(
-            Lesson(epochs=4, learning_rate=3e-3, shared=16),
+            Lesson(epochs=8, learning_rate=3e-3, shared=16),
             Lesson(epochs=1, learning_rate=1e-3, shared=128),
             Lesson(epochs=2, learning_rate=1e-3, batch_size=32),
         ),
-        max_steps=30,
+        learning_rate=2e-4,
+        max_steps=16,
         parallel=8,
     ),
 }
