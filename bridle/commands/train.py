@@ -8,7 +8,13 @@ from typing import Annotated
 
 import typer
 
-from bridle.options import EngineOption, PublishThroughOption, TransferBackendOption
+from bridle.options import (
+    EngineOption,
+    MinutesOption,
+    PublishThroughOption,
+    ScheduleOption,
+    TransferBackendOption,
+)
 from bridle.serving import leave_on_sigterm
 from bridle.terminal import fail, out
 
@@ -26,11 +32,13 @@ def train(
     output: Annotated[Path, typer.Option("--out", help="Store, checkpoints, weights, logs.")],
     split: Annotated[str | None, typer.Option(help="Only tasks of this split.")] = None,
     steps: Annotated[int, typer.Option(help="GRPO steps.")] = 100,
+    minutes: MinutesOption = None,
     groups: Annotated[int, typer.Option(help="Tasks per step.")] = 8,
     group_size: Annotated[int, typer.Option(help="Sessions per task.")] = 8,
     parallel: Annotated[int, typer.Option(help="Sessions at a time.")] = 16,
     timeout: Annotated[float, typer.Option(help="Seconds for one session.")] = 600.0,
     learning_rate: Annotated[float, typer.Option(help="Of AdamW.")] = 1e-6,
+    schedule: ScheduleOption = "constant",
     minibatches: Annotated[int, typer.Option(help="Updates per step.")] = 1,
     max_staleness: Annotated[int, typer.Option(help="0: on-policy.")] = 0,
     seed: Annotated[int, typer.Option(help="Order of tasks and minibatches.")] = 0,
@@ -89,10 +97,11 @@ def train(
         run_id=run_id,
         config=GrpoConfig(
             steps=steps,
+            seconds=None if minutes is None else 60 * minutes,
             minibatches=minibatches,
             max_staleness=max_staleness,
             seed=seed,
-            optimizer=OptimizerConfig(learning_rate=learning_rate),
+            optimizer=OptimizerConfig(learning_rate=learning_rate, schedule=schedule),
         ),
         publish=PublishConfig(through=publish_through, transfer_backend=transfer_backend),
     )

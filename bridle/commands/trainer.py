@@ -13,8 +13,10 @@ from bridle.commands.engine import API_KEY_VARIABLE
 from bridle.commands.proxy import ADMIN_KEY_VARIABLE
 from bridle.options import (
     JsonOption,
+    MinutesOption,
     ProxyOption,
     PublishThroughOption,
+    ScheduleOption,
     StoreOption,
     TransferBackendOption,
 )
@@ -32,9 +34,11 @@ def trainer(
     output: Annotated[Path, typer.Option("--out", help="Checkpoints, weights, logs.")],
     run: Annotated[str, typer.Option(help="Name of the run; the same goes on with it.")] = "train",
     steps: Annotated[int, typer.Option(help="GRPO steps.")] = 100,
+    minutes: MinutesOption = None,
     groups: Annotated[int, typer.Option(help="Tasks per step.")] = 8,
     group_size: Annotated[int, typer.Option(help="Sessions per task.")] = 8,
     learning_rate: Annotated[float, typer.Option(help="Of AdamW.")] = 1e-6,
+    schedule: ScheduleOption = "constant",
     minibatches: Annotated[int, typer.Option(help="Updates per step.")] = 1,
     max_staleness: Annotated[int, typer.Option(help="0: on-policy.")] = 0,
     seed: Annotated[int, typer.Option(help="Order of minibatches.")] = 0,
@@ -85,10 +89,11 @@ def trainer(
         run_id=run_id,
         config=GrpoConfig(
             steps=steps,
+            seconds=None if minutes is None else 60 * minutes,
             minibatches=minibatches,
             max_staleness=max_staleness,
             seed=seed,
-            optimizer=OptimizerConfig(learning_rate=learning_rate),
+            optimizer=OptimizerConfig(learning_rate=learning_rate, schedule=schedule),
         ),
         publish=PublishConfig(
             through=publish_through,

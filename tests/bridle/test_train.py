@@ -79,6 +79,19 @@ def test_it_trains_publishes_and_goes_on_where_it_ended(
     assert bridle("audit", "--store", store).returncode == 0
 
 
+def test_it_ends_when_its_time_is_over_and_not_before_the_first_step(
+    arguments: list[str], tmp_path: Path
+) -> None:
+    done = bridle(*arguments, "--steps", "50", "--minutes", "0.001", "--schedule", "cosine")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("step ") == 1
+    with Reader(str(tmp_path / "out" / "bridle.db")) as reader:
+        (run,) = reader.runs("train")
+    settings = run.config["settings"]
+    assert settings["seconds"] == pytest.approx(0.06)
+    assert settings["optimizer"]["schedule"] == "cosine"
+
+
 def test_weights_are_transferred_to_a_vllm_only(arguments: list[str], tmp_path: Path) -> None:
     refused = bridle(*arguments, "--publish-through", "transfer")
     assert refused.returncode == 2
