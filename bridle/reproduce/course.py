@@ -61,6 +61,7 @@ _COMMON: Final = DemoSettings(
     vocab_size=4096,
     first_sessions=4,
     eval_tasks=100,
+    learning_rate=3e-4,
     minutes=150.0,
     timeout_s=120.0,
 )
@@ -74,7 +75,6 @@ _SETTINGS: Final[Mapping[str, DemoSettings]] = {
             Lesson(epochs=1, learning_rate=1e-3, batch_size=32, context=2048),
             Lesson(epochs=1, learning_rate=1e-3, batch_size=32),
         ),
-        learning_rate=3e-4,
         max_steps=30,
         parallel=6,
     ),
@@ -82,12 +82,11 @@ _SETTINGS: Final[Mapping[str, DemoSettings]] = {
         _COMMON,
         teacher_sessions=2400,
         lessons=(
-            Lesson(epochs=8, learning_rate=3e-3, shared=16),
+            Lesson(epochs=4, learning_rate=3e-3, shared=16),
             Lesson(epochs=1, learning_rate=1e-3, shared=128),
             Lesson(epochs=2, learning_rate=1e-3, batch_size=32),
         ),
-        learning_rate=2e-4,
-        max_steps=16,
+        max_steps=30,
         parallel=8,
     ),
 }
