@@ -47,7 +47,7 @@ class DemoSettings:
     """The warm start, one after another."""
     eval_tasks: int = 200
     """Held-out questions asked before and after, at the training temperature and greedily."""
-    learning_rate: float = 4e-4
+    learning_rate: float = 3e-4
     final_fraction: float = 0.1
     """Where the learning rate ends, as a fraction of its peak: the last steps settle what is
     learned rather than chase the few sessions that still fail."""

@@ -61,7 +61,6 @@ _COMMON: Final = DemoSettings(
     vocab_size=4096,
     first_sessions=4,
     eval_tasks=100,
-    learning_rate=3e-4,
     minutes=150.0,
     timeout_s=120.0,
 )

@@ -17,6 +17,11 @@ _LITELLM_ENVIRONMENT = {"LITELLM_LOCAL_MODEL_COST_MAP": "True"}
 """Else it fetches its price list from the network when it is imported."""
 
 
+_ATTEMPTS = "3"
+"""At a call, seconds apart. With its usual ten it goes on for minutes after an error that stays,
+such as a spent budget."""
+
+
 @dataclass(frozen=True)
 class MiniSweAgent:
     """``mini`` with a task, without confirmations: the pinned one, or ``command`` on ``PATH``."""
@@ -45,6 +50,7 @@ class MiniSweAgent:
                 OPENAI_API_KEY=access.session.key,
                 MSWEA_CONFIGURED="true",
                 MSWEA_COST_TRACKING="ignore_errors",
+                MSWEA_MODEL_RETRY_STOP_AFTER_ATTEMPT=_ATTEMPTS,
                 **_LITELLM_ENVIRONMENT,
                 MSWEA_GLOBAL_CONFIG_DIR=str(place.home / ".config/mini-swe-agent"),
             ),

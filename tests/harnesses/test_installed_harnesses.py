@@ -43,6 +43,7 @@ from store.records import CallKind, CallStatus
 pytestmark = pytest.mark.harness
 
 POLICY = ShellPolicy(turns=3)
+SOON_S = 30
 
 
 class Recorded:
@@ -178,6 +179,27 @@ async def test_an_installed_harness_works_three_turns_of_parallel_calls_and_is_r
     assert_one_lineage(recorded)
     assert_thinks_and_calls_in_parallel(recorded)
     assert_clean(recorded)
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=lambda case: case.name)
+async def test_an_installed_harness_ends_soon_when_its_budget_is_spent(
+    stage: Stage, tmp_path: Path, case: HarnessCase
+) -> None:
+    bench = stage(POLICY)
+    settings = Settings(
+        tmp_path, timeout_s=120, retries=0, session_settings={"budget": {"calls": POLICY.turns}}
+    )
+
+    async with ControlClient(bench.url) as client:
+        rollout = Rollout(client, case.adapter(), LocalRuntime(), WorkedThrough(), settings)
+        (result,) = await rollout.collect([Job(POLICY.task(case.name))])
+
+    assert result.outcome in (Outcome.COMPLETED, Outcome.AGENT_ERROR), logs_of(settings, result)
+    assert result.seconds < SOON_S
+    assert result.session_id is not None
+    calls = Recorded(result.session_id, bench.reader).calls
+    assert [c.status for c in calls].count(CallStatus.COMPLETE) == POLICY.turns
+    assert {c.reason for c in calls if c.status is not CallStatus.COMPLETE} == {"budget"}
 
 
 TASKS = ("Count the words of the first list.", "Count the words of the second list.")
