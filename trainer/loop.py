@@ -171,7 +171,7 @@ class GrpoLoop:
     def _steps_in_all(self) -> int:
         """Steps that the run will have had at its end: as configured, or as its time allows at the
         pace so far."""
-        if self.config.seconds is None or self.step == 0:
+        if self.config.seconds is None or self.seconds == 0:
             return self.config.steps
         pace = self.seconds / self.step
         affordable = round(self.config.seconds / pace)

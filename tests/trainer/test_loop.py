@@ -350,6 +350,15 @@ def test_what_earlier_attempts_took_counts_against_the_time_limit(bandit_loop, s
     assert [report.step for report in slow_steps] == [0, 1, 2, 3, 4]
 
 
+def test_a_checkpoint_that_does_not_say_what_its_steps_took_can_be_gone_on_from(
+    bandit_loop, slow_steps
+):
+    loop, _ = bandit_loop(dataclasses.replace(CONFIG, seconds=1e6))
+    loop.step = CONFIG.steps - 2
+    loop.run(slow_steps)
+    assert len(slow_steps) == 2
+
+
 def test_a_time_limit_that_is_over_allows_one_step_and_more_than_enough_changes_nothing(
     bandit_loop, slow_steps, tmp_path
 ):
