@@ -19,8 +19,9 @@ from trainer.tiny import TinyShape
 
 LONGEST_REPLY: Final = 96
 """Tokens: a command is a fraction of it, and a policy that babbles must come to an end."""
-MOST_CALLS: Final = 8
-"""Per session: a task takes two or three, and an agent that is never satisfied must end, too."""
+MOST_CALLS: Final = 5
+"""Per session: a task takes two or three, and an agent that is never satisfied must end, too. What
+a policy writes after four commands that failed teaches nothing."""
 
 
 class Editing:
@@ -81,11 +82,12 @@ _SETTINGS: Final[Mapping[str, DemoSettings]] = {
         _COMMON,
         teacher_sessions=2400,
         lessons=(
-            Lesson(epochs=4, learning_rate=3e-3, shared=16),
+            Lesson(epochs=8, learning_rate=3e-3, shared=16),
             Lesson(epochs=1, learning_rate=1e-3, shared=128),
             Lesson(epochs=2, learning_rate=1e-3, batch_size=32),
         ),
-        max_steps=30,
+        learning_rate=2e-4,
+        max_steps=16,
         parallel=8,
     ),
 }
