@@ -131,6 +131,8 @@ def train(
             loop.version = announced + 1
         if loop.version:
             publisher.publish(model, loop.version)
+        else:
+            _hold(publisher, stack, model, 0)
         try:
             loop.run(after_step)
         finally:
@@ -217,5 +219,8 @@ def _transferring(
 def _hold(publisher: AnyPublisher, stack: Stack, model: nn.Module, version: int) -> None:
     """Publishes ``version`` again when the engine or the proxy has forgotten it."""
     if stack.version() != version or not publisher.serves(model):
-        log.warning("the engine or the proxy was restarted: publishing version %d again", version)
+        log.warning(
+            "the engine or the proxy was restarted, or left paused: publishing version %d again",
+            version,
+        )
         publisher.publish(model, version)

@@ -104,6 +104,10 @@ class EngineClient:
         """Go on generating after :meth:`pause`."""
         self._send("POST", contract.RESUME)
 
+    def is_paused(self) -> bool:
+        """Whether the engine is paused now: it then takes requests and answers none."""
+        return bool(self._send("GET", contract.IS_PAUSED).get("is_paused"))
+
     def reload_weights(self, directory: str | Path) -> None:
         """Replace the served weights by those in ``directory``; call it while paused.
 

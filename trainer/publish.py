@@ -65,7 +65,7 @@ class Publisher:
 
     def serves(self, model: nn.Module) -> bool:
         """Whether the engine scores the probes as ``model`` does: it may have been restarted."""
-        return self._swap.gap(model) <= self.config.tolerance
+        return self._swap.serves(model)
 
     def publish(self, model: nn.Module, version: int) -> PolicyRecord:
         """Write, load and verify ``model`` as ``version``.
@@ -73,7 +73,7 @@ class Publisher:
         Raises :class:`PublishError` when the engine fails to load it or scores it differently, and
         :class:`engine.client.EngineError` when it cannot be reached before anything was changed.
         """
-        before = self._swap.engine_scores()
+        before = self._swap.scores_before()
         path, digest = write_version(self.directory, model, version, self._tokenizer_from)
         try:
             gap = self._swap.run(
@@ -129,7 +129,7 @@ class MemoryPublisher:
 
     def publish(self, model: nn.Module, version: int) -> PolicyRecord:
         """Load and verify ``model`` as ``version``; raises as :meth:`Publisher.publish` does."""
-        before = self._swap.engine_scores()
+        before = self._swap.scores_before()
         state = _copy_of(model)
         try:
             gap = self._swap.run(

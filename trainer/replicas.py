@@ -78,7 +78,7 @@ class Replicas(Generic[Engine]):
         """Whether every engine in rotation answers, and scores the probes as ``model`` does."""
         swaps = [self._swaps[name] for name in self.in_rotation()]
         try:
-            return all(swap.gap(model) <= self.config.tolerance for swap in swaps)
+            return all(swap.serves(model) for swap in swaps)
         except EngineError:
             return False
 
@@ -128,5 +128,5 @@ class ReplicaPublisher(Replicas[EngineControl]):
             version=version,
             restore=lambda: engine.reload_weights(self.served),
             previous=self.served_version,
-            before=swap.engine_scores(),
+            before=swap.scores_before(),
         )

@@ -8,6 +8,7 @@ checked against how the engine scored before.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Literal, Protocol
@@ -21,6 +22,8 @@ from engine.client import EngineError
 from trainer.config import PublishConfig
 from trainer.model import score_sequence
 
+log = logging.getLogger(__name__)
+
 Scores = list[NDArray[np.float32]]
 
 
@@ -32,6 +35,8 @@ class EngineControl(Protocol):
     ) -> None: ...
 
     def resume(self) -> None: ...
+
+    def is_paused(self) -> bool: ...
 
     def reload_weights(self, directory: str | Path) -> None: ...
 
@@ -66,13 +71,20 @@ class VerifiedSwap:
         self._config = config
         self._announce = announce
 
-    def engine_scores(self) -> Scores:
-        """How the engine scores the probes now."""
-        return [self._engine.score(probe.tolist()) for probe in self._probes]
+    def scores_before(self) -> Scores | None:
+        """How the engine scores the probes before it is given other weights.
 
-    def gap(self, model: nn.Module) -> float:
-        """Mean |engine − trainer| logprob over the probes now, nats."""
-        return mean_gap(self.engine_scores(), self._trainer_scores(model))
+        ``None`` when it is found paused, as a trainer leaves it that dies in mid-publish: it would
+        not answer, and what it serves is not known.
+        """
+        if self._engine.is_paused():
+            log.warning("the engine was left paused: what it serves is replaced unseen")
+            return None
+        return self._engine_scores()
+
+    def serves(self, model: nn.Module) -> bool:
+        """Whether the engine answers, and scores the probes as ``model`` does."""
+        return not self._engine.is_paused() and self._gap(model) <= self._config.tolerance
 
     def run(
         self,
@@ -82,17 +94,17 @@ class VerifiedSwap:
         version: int,
         restore: Callable[[], None],
         previous: int,
-        before: Scores,
+        before: Scores | None,
     ) -> float:
         """Make the engine serve ``model``; returns the mean gap that the probes found.
 
         ``load`` gives the engine the weights of ``model``, ``restore`` those of ``previous``;
-        ``before`` is what :meth:`engine_scores` said of the latter. Raises :class:`PublishError`.
+        ``before`` is what :meth:`scores_before` said of the latter. Raises :class:`PublishError`.
         """
         gap: float | None = None
         try:
             self._swap(load, version)
-            gap = self.gap(model)
+            gap = self._gap(model)
         except EngineError as error:
             what = f"version {version} could not be loaded: {error}"
         except BaseException as error:
@@ -110,15 +122,20 @@ class VerifiedSwap:
         outcome = self._go_back(restore, previous, before)
         raise PublishError(f"{what}; {outcome}", gap=gap)
 
-    def _go_back(self, restore: Callable[[], None], previous: int, before: Scores) -> str:
+    def _go_back(self, restore: Callable[[], None], previous: int, before: Scores | None) -> str:
         """Put the previous weights back; says how that went."""
         try:
             self._swap(restore, previous)
-            after = self.engine_scores()
+            after = self._engine_scores()
         except EngineError as error:
             return (
                 f"version {previous} could not be put back either ({error}): restart the engine "
                 "before going on"
+            )
+        if before is None:
+            return (
+                f"version {previous} was put back into an engine that had been left paused, and "
+                "nothing tells how it should score: restart the engine before going on"
             )
         if not mean_gap(after, before) <= self._config.tolerance:
             return (
@@ -126,6 +143,13 @@ class VerifiedSwap:
                 "restart the engine before going on"
             )
         return f"the engine serves version {previous} again"
+
+    def _engine_scores(self) -> Scores:
+        return [self._engine.score(probe.tolist()) for probe in self._probes]
+
+    def _gap(self, model: nn.Module) -> float:
+        """Mean |engine − trainer| logprob over the probes now, nats."""
+        return mean_gap(self._engine_scores(), self._trainer_scores(model))
 
     def _swap(self, load: Callable[[], None], version: int) -> None:
         self._engine.pause(mode=self._config.pause_mode, clear_cache=True)

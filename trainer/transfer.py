@@ -106,7 +106,7 @@ class TransferPublisher(Replicas[TransferEngine]):
         self, name: str, model: nn.Module, tensors: Mapping[str, Tensor], version: int
     ) -> float:
         engine, swap = self.engines[name], self._swaps[name]
-        before = swap.engine_scores()
+        before = swap.scores_before()
         engine.send(tensors)
         return swap.run(
             model,

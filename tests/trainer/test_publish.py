@@ -30,6 +30,10 @@ class LocalEngine:
     def resume(self):
         self.log.append("resume")
 
+    def is_paused(self):
+        changes = [line for line in self.log if line == "resume" or line.startswith("pause")]
+        return changes[-1:] not in ([], ["resume"])
+
     def reload_weights(self, directory):
         self.log.append(f"reload {Path(directory).name}")
         if Path(directory).name in self.refuse:
@@ -39,7 +43,7 @@ class LocalEngine:
 
     @torch.no_grad()
     def score(self, token_ids):
-        assert self.log.count("resume") == sum(line.startswith("pause") for line in self.log)
+        assert not self.is_paused()
         return score_sequence(self.model, np.asarray(token_ids)).numpy() + np.float32(self.poison)
 
 
@@ -93,6 +97,23 @@ def test_an_engine_that_was_restarted_with_other_weights_is_noticed(setup):
     assert publisher.serves(model)
     engine.model = load_policy(publisher._tokenizer_from)
     assert not publisher.serves(model)
+
+
+def test_an_engine_that_a_dead_trainer_left_paused_is_published_to_unasked(setup):
+    publisher, engine, model, _, _ = setup
+    engine.pause("keep")
+    assert not publisher.serves(model)
+    assert publisher.publish(model, 4).verified
+    assert engine.log == ["pause keep", "pause wait", "reload v00000004", "announce 4", "resume"]
+
+
+def test_what_an_engine_left_paused_is_given_back_cannot_be_checked_and_that_is_said(setup):
+    publisher, engine, model, _, _ = setup
+    engine.pause()
+    engine.stale = True
+    with pytest.raises(PublishError, match=r"nothing tells how it should score: restart"):
+        publisher.publish(model, 4)
+    assert not engine.is_paused()
 
 
 def test_an_engine_that_serves_stale_weights_is_found_out_and_given_the_old_ones_again(setup):

@@ -33,6 +33,10 @@ class LocalEngine:
         self.reached()
         self.paused = False
 
+    def is_paused(self):
+        self.reached()
+        return self.paused
+
     def reload_weights(self, directory):
         self.reached()
         if self.together is not None:

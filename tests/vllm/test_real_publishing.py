@@ -12,6 +12,7 @@ import pytest
 
 from engine.client import EngineRefused
 from engine.vllm import VllmControl
+from trainer.model import load_policy
 from trainer.tiny import TinyShape, make_policy
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
@@ -49,6 +50,23 @@ def test_weights_that_cannot_be_served_are_refused_and_the_old_ones_go_on(
         control.pause("wait")
         control.reload_weights(policy.origin)
         control.resume()
+
+
+def test_left_paused_by_a_trainer_that_died_it_is_published_to_without_being_asked(
+    publishing: Callable[[str], Any],
+) -> None:
+    policy = publishing("policy")
+    with VllmControl(policy.server.base_url) as control:
+        publisher = policy.publisher(control)
+        assert publisher.serves(policy.model)
+        first = control.policy_version() or 0
+        control.pause("wait")
+        policy.step(seed=2)
+        assert not publisher.serves(policy.model)
+        assert publisher.publish(policy.model, first + 1).verified
+        assert publisher.serves(policy.model)
+        assert policy.sampled_gap() <= 1e-3
+        publisher.publish(load_policy(policy.origin), first + 2)
 
 
 def test_seeded_requests_that_do_not_fit_one_batch_do_not_end_the_engine(vllm_servers: Any) -> None:

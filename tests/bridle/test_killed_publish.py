@@ -1,0 +1,106 @@
+"""A trainer that is killed in mid-publish leaves an engine paused, and the next one goes on."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from bridle.stack import Stack
+from bridle.training import TrainingPlan, train
+from engine.embedded import EmbeddedEngine
+from proxy.server import ProxyServer
+from proxy.settings import ProxySettings
+from store.queries import Reader
+from store.records import RunRecord
+from store.writer import Writer
+from trainer.config import GrpoConfig
+from trainer.tiny import TinyShape, make_policy, train_tokenizer
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+import torch
+from bridle.stack import Stack
+from trainer.model import load_policy, vocabulary_size
+from trainer.publish import Publisher, default_probes
+
+engine_url, proxy_url, policy, published, where = sys.argv[1:]
+stack = Stack(engine_url, proxy_url)
+model = load_policy(Path(policy))
+with torch.no_grad():
+    for parameter in model.parameters():
+        parameter.add_(0.05 * torch.randn_like(parameter))
+
+def announce(version):
+    if where == "announced":
+        stack.announce(version)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+with stack.engine() as engine:
+    Publisher(
+        engine,
+        Path(published),
+        run_id="run",
+        served=Path(policy),
+        served_version=0,
+        probes=default_probes(vocabulary_size(model)),
+        announce=announce,
+    ).publish(model, 1)
+"""
+
+
+@pytest.fixture
+def policy(tmp_path: Path) -> Path:
+    directory = tmp_path / "policy"
+    size = train_tokenizer(directory, ["a version that nobody has heard of"] * 4, vocab_size=320)
+    shape = TinyShape(hidden=32, layers=1, heads=1, kv_heads=1, intermediate=64, context=512)
+    make_policy(directory, shape, vocab_size=size, seed=3)
+    return directory
+
+
+@pytest.fixture
+def stack(policy: Path, store: str) -> Iterator[Stack]:
+    with EmbeddedEngine(policy) as engine:
+        settings = ProxySettings(engine.base_url, store, tokenizer_dir=policy)
+        with ProxyServer(settings) as proxy:
+            yield Stack(engine.base_url, proxy.base_url)
+
+
+@pytest.mark.parametrize(("where", "before", "after"), [("loaded", 0, 0), ("announced", 1, 2)])
+def test_the_next_trainer_replaces_what_nobody_knows_and_resumes_the_engine(
+    stack: Stack, policy: Path, store: str, tmp_path: Path, where: str, before: int, after: int
+) -> None:
+    """A number stands for one set of weights: one that the dead trainer told is not used again."""
+    with Writer(store) as writer:
+        writer.create_run(RunRecord("run", "train", time.time()))
+    arguments = [
+        stack.engine_url,
+        stack.proxy_url,
+        str(policy),
+        str(tmp_path / "out" / "published"),
+    ]
+    with stack.engine() as engine:
+        probe = list(range(5, 30))
+        own = engine.score(probe)
+        died = subprocess.run([sys.executable, "-c", KILLED, *arguments, where], check=False)
+        assert died.returncode == -signal.SIGKILL
+        assert (engine.is_paused(), stack.version()) == (True, before)
+
+        plan = TrainingPlan(
+            policy=policy,
+            directory=tmp_path / "out",
+            store=store,
+            run_id="run",
+            config=GrpoConfig(steps=1),
+        )
+        train(plan, stack, lambda _step: [], on_step=lambda _report: None)
+        assert (engine.is_paused(), stack.version()) == (False, after)
+        assert engine.score(probe) == pytest.approx(own, abs=1e-6)
+    with Reader(store) as reader:
+        assert reader.policies("run")[-1].verified
