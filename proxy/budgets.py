@@ -81,5 +81,9 @@ _UNLIMITED: Final = Budget()
 
 
 def _exhausted(name: str, amount: str, session: SessionRecord) -> tuple[ApiError, Note]:
-    message = f"You exceeded your current quota: session {session.id} has used its {amount}."
+    # Qwen Code repeats a 429 for minutes, but not one that tells when its quota is reset.
+    message = (
+        f"You exceeded your current quota: session {session.id} has used its {amount}, and nothing "
+        "but a new session will reset it."
+    )
     return ApiError("budget", message, status=429), Note("budget_exhausted", name)

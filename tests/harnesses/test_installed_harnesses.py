@@ -44,7 +44,7 @@ pytestmark = pytest.mark.harness
 
 POLICY = ShellPolicy(turns=3)
 SOON_S = 60
-WAITS_AND_REPEATS = {"qwen-code", "opencode"}
+WAITS_AND_REPEATS = {"opencode"}
 """On any 429, whatever its error says, for a minute and more."""
 
 
