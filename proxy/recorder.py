@@ -88,8 +88,6 @@ class Recorder:
         recording = Recording(begun, session, request, way, self._gate)
         still_open = self._conversations.in_flight(link.unknown)
         recording.notes += [Note("echoed_call_still_open", call_id) for call_id in still_open]
-        if link.dropped is not None:
-            recording.notes.append(Note("reply_dropped", link.dropped))
         return recording
 
     async def commit(
@@ -140,6 +138,13 @@ class Way:
             return ()
         name = "retry" if link.retry_after in _CUT else "asked_again"
         return (Note(name, f"{link.retry_of} {link.retry_after}"),)
+
+    def left_out(self, status: CallStatus) -> tuple[Note, ...]:
+        """Whose reply the harness went on without; told by the call that was answered, not by each
+        attempt at it."""
+        if self.link.dropped is None or status not in TRUSTED:
+            return ()
+        return (Note("reply_dropped", self.link.dropped),)
 
     def judged(
         self, request: Request, used: Sequence[int] | TokenIds | None
@@ -249,7 +254,7 @@ class Recording:
             break_reason=break_reason,
             reason=reason,
             error={} if error is None else _error_fields(error),
-            notes=(*self.notes, *notes, *self._way.retry()),
+            notes=(*self.notes, *notes, *self._way.retry(), *self._way.left_out(status)),
         )
         found = contradiction(ended) if status in TRUSTED else None
         if found is None:

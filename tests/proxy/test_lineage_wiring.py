@@ -206,12 +206,18 @@ def test_a_request_asked_again_after_a_whole_reply_is_a_sample_beside_it(bench: 
     assert [n.detail for n in second.notes if n.name == "asked_again"] == [f"{first.id} complete"]
 
 
-def test_a_reply_that_the_harness_left_out_is_noted(bench: Any) -> None:
+def test_a_reply_that_the_harness_left_out_is_noted_once(stage: Any, bench: Any) -> None:
     say(bench, QUESTION)
-    say(bench, QUESTION, {"role": "user", "content": "Call a tool."})
-    first, second = bench.calls()
-    assert [n.detail for n in second.notes if n.name == "reply_dropped"] == [first.id]
-    assert second.parent_call_id is None
+    complaint = {"role": "user", "content": "Call a tool."}
+    stage.play, play = lambda _: Refuse(500), stage.play
+    with pytest.raises(openai.InternalServerError):
+        say(bench, QUESTION, complaint)
+    stage.play = play
+    say(bench, QUESTION, complaint)
+    first, refused, last = bench.calls()
+    assert [n.detail for n in last.notes if n.name == "reply_dropped"] == [first.id]
+    assert "reply_dropped" not in {n.name for n in refused.notes}
+    assert last.parent_call_id is None
 
 
 def test_every_break_reason_has_a_counter_from_the_start(bench: Any) -> None:
