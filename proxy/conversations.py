@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
 import numpy as np
@@ -65,13 +65,21 @@ class SessionConversations:
     """
 
     def __init__(
-        self, reader: Reader, capacity: int, limit: int = 16 << 20, *, shared: bool = False
+        self,
+        reader: Reader,
+        capacity: int,
+        limit: int = 16 << 20,
+        *,
+        shared: bool = False,
+        on_read: Callable[[], None] = lambda: None,
     ) -> None:
         """At most ``capacity`` sessions, and as many as fit into ``limit`` bytes (one always
         does). ``shared``: other processes serve the same clients, so that an anonymous conversation
-        may go on here that was begun there."""
+        may go on here that was begun there. ``on_read`` is told of each session whose calls were
+        read from the store."""
         self._reader = reader
         self._shared = shared
+        self._on_read = on_read
         self._lobby_counts: dict[str, int] = {}
         """Calls of the anonymous sessions when they were last read."""
         self._capacity = capacity
@@ -122,6 +130,8 @@ class SessionConversations:
         if held is None:
             held = _Held()
             await self._load(session_id, held)
+            if held.calls:
+                self._on_read()
             held = self._sessions.setdefault(session_id, held)
             self._keep(session_id, held)
             return await self._find_over(held, request, agent)

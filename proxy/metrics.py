@@ -50,6 +50,12 @@ class Metrics:
         self.unrecorded = Counter(
             "bridle_unrecorded_calls", "Replies delivered unrecorded", registry=self.registry
         )
+        self.sessions_read = Counter(
+            "bridle_sessions_read",
+            "Sessions whose calls were read from the store: after a start, from another process, "
+            "or because they did not fit into memory",
+            registry=self.registry,
+        )
         self.sampled_tokens = Counter(
             "bridle_sampled_tokens", "Sampled tokens recorded", registry=self.registry
         )

@@ -76,8 +76,9 @@ class Services:
         conversations = SessionConversations(
             reader,
             settings.limits.sessions_in_memory,
-            settings.limits.lineage_bytes,
+            settings.limits.memory_for("lineage"),
             shared=settings.siblings is not None,
+            on_read=metrics.sessions_read.inc,
         )
         await conversations.start()
         models = ModelRoutes(settings, gate)
@@ -106,12 +107,12 @@ class Services:
             ),
             continuer=continuer,
             stored_responses=StoredResponses(reader),
-            histories=KnownHistories(),
+            histories=KnownHistories(settings.limits.memory_for("requests")),
             keep_alives=keep_alives,
             siblings=siblings,
             governor=governor,
             tracing=tracing,
-            prompt_ids=PromptIds(settings.limits.prompt_bytes),
+            prompt_ids=PromptIds(settings.limits.memory_for("prompts")),
             free_names=free_names,
         )
 
@@ -147,7 +148,7 @@ def _open_store(settings: ProxySettings, continuer: Continuer | None) -> Writer:
     return Writer(
         settings.store_url,
         synchronous=settings.synchronous,
-        cache_bytes=settings.limits.writer_cache_bytes,
+        cache_bytes=settings.limits.memory_for("writer"),
         redactor=redactor,
         vocabulary=vocabulary,
     ).start()

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from typing import Literal
+from typing import Final, Literal
 
 from proxy.budgets import Budget
 from store.database import Synchronous
@@ -31,6 +31,15 @@ def is_loopback(host: str | None) -> bool:
         return False
 
 
+MemoryUse = Literal["lineage", "writer", "requests", "prompts"]
+_MEMORY_SHARES: Final[Mapping[MemoryUse, float]] = {
+    "lineage": 0.2,  # the calls of each session, and their ids
+    "writer": 0.4,  # what the store's writer compares a session's next call with
+    "requests": 0.3,  # the latest long requests as they were read
+    "prompts": 0.1,  # the latest long prompts as the engine told them
+}
+
+
 @dataclass(frozen=True, slots=True)
 class Limits:
     """Sizes and times after which the proxy says no instead of growing or waiting."""
@@ -38,13 +47,10 @@ class Limits:
     body_bytes: int = 64 * 1024 * 1024
     header_bytes: int = 64 * 1024
     sessions_in_memory: int = 4096
-    lineage_bytes: int = 16 << 20
-    """What lineage keeps of the sessions in use; others are read from the store again. Give a
-    proxy with hundreds of long sessions at a time more, and the same for the next two."""
-    writer_cache_bytes: int = 32 << 20
-    """What the store's writer compares a session's next call with."""
-    prompt_bytes: int = 8 << 20
-    """The latest long prompts as the engine told them, so that only what is new is read."""
+    memory_bytes: int = 48 << 20
+    """What a process remembers of the sessions in use, roughly, so that a call costs what is new in
+    it; what does not fit is read again, from the store or from the request
+    (``bridle_sessions_read_total``)."""
     connect_timeout_s: float = 10.0
     stall_timeout_s: float = 600.0
     """The longest silence of the engine within one reply, time to the first token included."""
@@ -58,6 +64,10 @@ class Limits:
     """Failed calls or health checks in a row after which an engine is left alone for a while."""
     health_check_s: float = 2.0
     """Time between health checks of an engine; 0 for none."""
+
+    def memory_for(self, use: MemoryUse) -> int:
+        """The part of ``memory_bytes`` that is for one use."""
+        return int(self.memory_bytes * _MEMORY_SHARES[use])
 
 
 @dataclass(frozen=True, slots=True)

@@ -72,6 +72,10 @@ def proxy(
     workers: Annotated[
         int, typer.Option(min=1, help="Processes behind the port; any continues any session.")
     ] = 1,
+    memory: Annotated[
+        int | None,
+        typer.Option(min=1, help="MiB to remember the sessions in use by, per process; else 48."),
+    ] = None,
     log_format: Annotated[
         LogFormat, typer.Option(help="Lines on standard error, with session and call ids.")
     ] = LogFormat.TEXT,
@@ -91,7 +95,7 @@ def proxy(
     from bridle.upstreams import other_model, pair
     from proxy.budgets import Budget
     from proxy.server import ProxyServer
-    from proxy.settings import ProxySettings, is_loopback
+    from proxy.settings import Limits, ProxySettings, is_loopback
     from proxy.workers import WorkerPool
     from store.database import migrate
 
@@ -115,6 +119,7 @@ def proxy(
         other_models=dict(other_model(text) for text in other_models or ()),
         role_models=dict(pair(text, "--role-model") for text in role_models or ()),
         budget=Budget(budget_calls, budget_tokens, budget_seconds),
+        limits=Limits() if memory is None else Limits(memory_bytes=memory << 20),
         redact=redact,
         log_format=log_format.value,
         log_level=log_level.value,

@@ -120,13 +120,12 @@ def test_a_restarted_proxy_continues_exactly(
     check_one_exact_line(bench, stage)
 
 
+@pytest.mark.parametrize("limits", [Limits(sessions_in_memory=1), Limits(memory_bytes=1)])
 def test_sessions_beyond_the_capacity_leave_memory_and_come_back_exactly(
-    stage: Any, start_proxy: Any, model_dir: Path
+    stage: Any, start_proxy: Any, model_dir: Path, limits: Limits
 ) -> None:
     stage.play = script
-    bench = start_proxy(
-        stage.engine.base_url, tokenizer_dir=model_dir, limits=Limits(sessions_in_memory=1)
-    )
+    bench = start_proxy(stage.engine.base_url, tokenizer_dir=model_dir, limits=limits)
     state: dict[str, Any] = {}
     for number in range(TURNS):
         chat(bench.url, state)
@@ -136,6 +135,8 @@ def test_sessions_beyond_the_capacity_leave_memory_and_come_back_exactly(
     calls = [call for call in bench.calls() if call.parent_call_id is not None]
     assert len(calls) == TURNS - 1
     assert {call.break_reason for call in calls} == {None}
+    metrics = httpx.get(f"{bench.url}/metrics").text
+    assert f"bridle_sessions_read_total {TURNS - 1:.1f}" in metrics
 
 
 def test_an_idle_session_costs_no_more_than_its_own_tokens(bench: Any) -> None:
