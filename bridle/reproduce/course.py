@@ -19,9 +19,10 @@ from trainer.tiny import TinyShape
 
 LONGEST_REPLY: Final = 96
 """Tokens: a command is a fraction of it, and a policy that babbles must come to an end."""
-MOST_CALLS: Final = 5
-"""Per session: a task takes two or three, and an agent that is never satisfied must end, too. What
-a policy writes after four commands that failed teaches nothing."""
+MOST_CALLS: Final[Mapping[str, int]] = {"codex": 8, "mini-swe-agent": 5}
+"""Per session: a task takes two or three, and an agent that is never satisfied must end, too.
+mini-swe-agent leaves replies without a tool call out of its history, and most of these come after
+four commands that failed."""
 
 
 class Editing:
@@ -42,7 +43,7 @@ class Editing:
         return {
             "pin": {"temperature": temperature, "top_p": 1.0},
             "cap": {"max_tokens": LONGEST_REPLY},
-            "budget": {"calls": MOST_CALLS},
+            "budget": {"calls": MOST_CALLS[self.harness]},
         }
 
     def rollouts(self, proxy_url: str) -> Rollouts:
