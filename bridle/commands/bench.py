@@ -11,6 +11,7 @@ from bridle.commands import (
     bench_store,
     bench_vllm,
 )
+from bridle.serving import leave_on_sigterm
 
 app = typer.Typer(help="Measure.", no_args_is_help=True)
 
@@ -18,6 +19,7 @@ app = typer.Typer(help="Measure.", no_args_is_help=True)
 @app.callback()
 def bench() -> None:
     """Measure what Bridle costs on this machine."""
+    leave_on_sigterm()
 
 
 app.command("continuation")(bench_continuation.continuation)

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import subprocess
+import sys
+import time
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -27,6 +32,30 @@ def test_the_report_has_the_promised_keys_and_nothing_is_lost() -> None:
     }
     assert report["stream"]["s64"]["lost"] == report["lost"] == 0
     assert report["rss_mb"] > 0
+
+
+def children(parent: int) -> list[Path]:
+    """The ``/proc`` directories of a process's children."""
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            fields = stat.read_text().rpartition(")")[2].split()
+            if int(fields[1]) == parent:
+                found.append(stat.parent)
+    return found
+
+
+def test_told_to_end_it_leaves_no_process_behind() -> None:
+    command = [sys.executable, "-m", "bridle", "bench", "proxy", "--case", "c1", "--seconds", "60"]
+    bench = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+    deadline = time.monotonic() + 60
+    while len(started := children(bench.pid)) < 4:
+        assert time.monotonic() < deadline, f"only {len(started)} processes were started"
+        time.sleep(0.1)
+    bench.terminate()
+    bench.wait(60)
+    assert not [each for each in started if each.exists()]
 
 
 def test_an_unknown_case_and_a_peer_without_a_url_are_refused() -> None:
