@@ -10,6 +10,7 @@ from proxy.budgets import Budgets
 from proxy.conversations import SessionConversations
 from proxy.cut_ids import PromptIds
 from proxy.engine_pool import EnginePool
+from proxy.free_memory import FreeMemory
 from proxy.governor import Governor
 from proxy.keep_alive import KeepAlives
 from proxy.known_histories import KnownHistories
@@ -53,6 +54,7 @@ class Services:
     stored_responses: StoredResponses
     histories: KnownHistories
     keep_alives: KeepAlives
+    free_memory: FreeMemory
     siblings: Siblings
     governor: Governor
     tracing: Tracing | None
@@ -86,6 +88,8 @@ class Services:
         metrics.watch(models.policy.states)
         keep_alives = KeepAlives(settings.limits.keep_alive_s)
         keep_alives.start()
+        free_memory = FreeMemory()
+        free_memory.start()
         tracing = await asyncio.to_thread(_tracing) if settings.tracing else None
         free_names = FreeNames(reader.engine) if settings.alone else None
         sessions = Sessions(settings, writer, reader, conversations.opened, free_names or ())
@@ -109,6 +113,7 @@ class Services:
             stored_responses=StoredResponses(reader),
             histories=KnownHistories(settings.limits.memory_for("requests")),
             keep_alives=keep_alives,
+            free_memory=free_memory,
             siblings=siblings,
             governor=governor,
             tracing=tracing,
@@ -120,6 +125,7 @@ class Services:
         """Stops what :meth:`start` started; queued records are written first."""
         await self.siblings.close()
         await self.keep_alives.close()
+        await self.free_memory.close()
         await self.models.close()
         await asyncio.to_thread(self.writer.close)
         if self.free_names is not None:

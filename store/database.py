@@ -35,6 +35,10 @@ BUSY_TIMEOUT_S: Final = 5.0
 _PAGE_SIZE: Final = 8192
 """Of a new SQLite file. A call's row is about 1 KB, and what does not fit a page wastes another."""
 
+_CACHE_KIB: Final = 2048
+"""Pages that SQLite keeps for each connection; a process has up to a dozen, and the system keeps
+the file's pages anyway."""
+
 _MIGRATIONS: Final = Path(__file__).parent / "migrations"
 _VERSIONS: Final = Table(
     "alembic_version",
@@ -170,7 +174,7 @@ def _sqlite(url: sqlalchemy.URL, synchronous: Synchronous) -> Engine:
             "journal_mode=WAL",
             f"synchronous={synchronous}",
             "foreign_keys=ON",
-            "cache_size=-8192",
+            f"cache_size=-{_CACHE_KIB}",
             "wal_autocheckpoint=4000",
             "temp_store=MEMORY",
         ):
