@@ -35,10 +35,6 @@ BUSY_TIMEOUT_S: Final = 5.0
 _PAGE_SIZE: Final = 8192
 """Of a new SQLite file. A call's row is about 1 KB, and what does not fit a page wastes another."""
 
-_CACHE_KIB: Final = 2048
-"""Pages that SQLite keeps for each connection; a process has up to a dozen, and the system keeps
-the file's pages anyway."""
-
 _MIGRATIONS: Final = Path(__file__).parent / "migrations"
 _VERSIONS: Final = Table(
     "alembic_version",
@@ -51,16 +47,17 @@ _MIGRATION_LOCK: Final = 0x62726964
 """Key of the PostgreSQL advisory lock: processes that start together migrate one by one."""
 
 
-def connect(url: str, *, synchronous: Synchronous = "NORMAL") -> Engine:
+def connect(url: str, *, synchronous: Synchronous = "NORMAL", page_cache_kib: int = 2048) -> Engine:
     """An engine for ``url``: a path, ``sqlite:///…`` or ``postgresql://…``.
 
     SQLite runs in WAL mode with foreign keys on. ``synchronous`` is SQLite's pragma: ``NORMAL``
-    keeps every commit through the death of the process, ``FULL`` also through a power cut.
+    keeps every commit through the death of the process, ``FULL`` also through a power cut. Each
+    connection keeps pages of ``page_cache_kib``; a process has up to a dozen connections.
     PostgreSQL is left at its own ``synchronous_commit``, which is on.
     """
     parsed = make_url(database_url(url))
     if parsed.get_backend_name() == "sqlite":
-        return _sqlite(parsed, synchronous)
+        return _sqlite(parsed, synchronous, page_cache_kib)
     return sqlalchemy.create_engine(
         parsed,
         json_serializer=_dumps,
@@ -154,7 +151,7 @@ def transaction(engine: Engine) -> Iterator[Connection]:
             yield connection
 
 
-def _sqlite(url: sqlalchemy.URL, synchronous: Synchronous) -> Engine:
+def _sqlite(url: sqlalchemy.URL, synchronous: Synchronous, page_cache_kib: int) -> Engine:
     if url.database and url.database != ":memory:":
         Path(url.database).parent.mkdir(parents=True, exist_ok=True)
     engine = sqlalchemy.create_engine(
@@ -174,7 +171,7 @@ def _sqlite(url: sqlalchemy.URL, synchronous: Synchronous) -> Engine:
             "journal_mode=WAL",
             f"synchronous={synchronous}",
             "foreign_keys=ON",
-            f"cache_size=-{_CACHE_KIB}",
+            f"cache_size=-{page_cache_kib}",
             "wal_autocheckpoint=4000",
             "temp_store=MEMORY",
         ):

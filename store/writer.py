@@ -102,7 +102,7 @@ class Writer:
         vocabulary: Vocabulary | None = None,
     ) -> None:
         self.stats = WriterStats()
-        self._engine = connect(url, synchronous=synchronous)
+        self._engine = connect(url, synchronous=synchronous, page_cache_kib=8192)
         self._connection: Connection | None = None
         self._patience = patience
         self._lease = lease
