@@ -16,6 +16,7 @@ from proxy.client import Client, Receive, Scope, Send
 from proxy.data_plane import DataPlane
 from proxy.dialects.errors import openai_error
 from proxy.dialects.registry import DIALECTS
+from proxy.http_protocol import EXTENSION
 from proxy.logs import configure
 from proxy.probes import PROBES, Probe, Running
 from proxy.routes import implied_dialect, route
@@ -45,7 +46,11 @@ class App:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
-            await self._http(scope, receive, send)
+            try:
+                await self._http(scope, receive, send)
+            finally:
+                # It knows the server's own record of the request, which knows the scope.
+                scope.get("extensions", {}).pop(EXTENSION, None)
         elif scope["type"] == "lifespan":
             await self._lifespan(receive, send)
         else:

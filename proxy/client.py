@@ -59,6 +59,7 @@ class Presence:
         self._timer.cancel()
         if self._watch is not None:
             self._watch.cancel()
+            self._watch = None  # its end holds a traceback that leads back here
         if not self._gone:
             return
         if self._task.uncancel() <= self._cancelling and kind is asyncio.CancelledError:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
-import gc
-import platform
 import socket
 import threading
 from collections.abc import Callable
@@ -15,11 +12,10 @@ import uvicorn
 
 from proxy.app import Routers, create_app
 from proxy.http_protocol import StreamingProtocol
+from proxy.process import devote_process
 from proxy.settings import ProxySettings
 
 _START_S = 30.0
-_M_ARENA_MAX = -8
-"""``malloc.h``'s name of the setting."""
 
 
 class ProxyStartFailed(RuntimeError):
@@ -57,20 +53,8 @@ def run(settings: ProxySettings) -> None:
         timeout_graceful_shutdown=30,
         log_level="info",
     )
-    # What start-up made stays, and the many long-lived turns and few cycles of a recording proxy
-    # are little work for a collector. Every stream waits while it looks: often at a few young
-    # objects, which takes milliseconds, rarely at all of them.
-    gc.freeze()
-    gc.set_threshold(1_000, 20, 250)
-    _one_heap()
+    devote_process()
     uvicorn.Server(config).run()
-
-
-def _one_heap() -> None:
-    """Tells glibc to keep one heap for all threads: bodies are made in one thread and let go in
-    another, and each thread's own heap would grow with the largest that it ever held."""
-    if platform.libc_ver()[0] == "glibc":
-        ctypes.CDLL(None).mallopt(_M_ARENA_MAX, 1)
 
 
 class ProxyServer:

@@ -16,6 +16,7 @@ from typing import Final, Self
 from uvicorn.supervisors import Multiprocess
 
 from proxy.app import App, Routers
+from proxy.process import devote_process
 from proxy.server import BACKLOG, config_for, listening, local_url
 from proxy.settings import ProxySettings
 
@@ -68,4 +69,5 @@ class WorkerPool:
 
 
 def _app(settings: ProxySettings, routers: Routers) -> App:
+    devote_process()
     return App(settings, routers)

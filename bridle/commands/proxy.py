@@ -94,6 +94,7 @@ def proxy(
     """Record agents: point their base URL at this proxy."""
     from bridle.upstreams import other_model, pair
     from proxy.budgets import Budget
+    from proxy.process import devote_process
     from proxy.server import ProxyServer
     from proxy.settings import Limits, ProxySettings, is_loopback
     from proxy.workers import WorkerPool
@@ -130,6 +131,7 @@ def proxy(
             _announce(pool.base_url, json, store, engines)
             pool.serve()
         return
+    devote_process()
     with ProxyServer(settings, routers=[_feed]) as server:
         _announce(server.base_url, json, store, engines)
         wait_for_signal()

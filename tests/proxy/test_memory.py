@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
+
+from bridle.bench.proxy import upstream_process
 
 HEAVY = (
     "aiohttp",
@@ -46,3 +49,41 @@ def test_recording_loads_neither_the_control_framework_nor_tokenizers(tmp_path: 
     script = [sys.executable, "-c", SERVES, str(tmp_path / "bridle.db"), *HEAVY]
     told = subprocess.run(script, capture_output=True, text=True, check=True).stdout
     assert told.strip() == "[[200, 503, 200, 502, 200], [], true]"
+
+
+LEAVES = """
+import gc, json, sys, urllib.request
+from proxy.server import ProxyServer
+from proxy.settings import ProxySettings
+
+def ask(model, stream):
+    body = {"model": model, "stream": stream, "messages": [{"role": "user", "content": "x"}]}
+    request = urllib.request.Request(
+        server.base_url + "/v1/chat/completions",
+        json.dumps(body).encode(),
+        {"content-type": "application/json"},
+    )
+    with urllib.request.urlopen(request) as reply:
+        return reply.read()
+
+with ProxyServer(ProxySettings(sys.argv[1], sys.argv[2])) as server:
+    ask("bench-small", False)
+    gc.collect()
+    gc.disable()
+    gc.set_debug(gc.DEBUG_SAVEALL)
+    for _ in range(4):
+        assert b"four" in ask("bench-small", False)
+        assert b"[DONE]" in ask("bench-stream", True)
+    gc.collect()
+    left = {type(each) for each in gc.garbage}
+    ours = sorted(f"{kind.__module__}.{kind.__name__}" for kind in left)
+    print(json.dumps([name for name in ours if name.startswith(("proxy.", "uvicorn.", "store."))]))
+"""
+
+
+def test_calls_leave_nothing_for_the_collector_of_cycles(tmp_path: Path) -> None:
+    """It runs rarely, and what waits for it would be each call's bodies."""
+    with upstream_process(None) as engine:
+        script = [sys.executable, "-c", LEAVES, engine, str(tmp_path / "bridle.db")]
+        told = subprocess.run(script, capture_output=True, text=True, check=True).stdout
+    assert json.loads(told) == []
