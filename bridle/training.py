@@ -131,7 +131,8 @@ def train(
             loop.version = announced + 1
         if loop.version:
             publisher.publish(model, loop.version)
-        else:
+        elif plan.config.max_staleness:
+            # On policy the first collection does so.
             _hold(publisher, stack, model, 0)
         try:
             loop.run(after_step)

@@ -72,9 +72,19 @@ def stack(policy: Path, store: str) -> Iterator[Stack]:
             yield Stack(engine.base_url, proxy.base_url)
 
 
-@pytest.mark.parametrize(("where", "before", "after"), [("loaded", 0, 0), ("announced", 1, 2)])
+@pytest.mark.parametrize(
+    ("where", "before", "after", "ahead"),
+    [("loaded", 0, 0, 0), ("loaded", 0, 0, 1), ("announced", 1, 2, 0)],
+)
 def test_the_next_trainer_replaces_what_nobody_knows_and_resumes_the_engine(
-    stack: Stack, policy: Path, store: str, tmp_path: Path, where: str, before: int, after: int
+    stack: Stack,
+    policy: Path,
+    store: str,
+    tmp_path: Path,
+    where: str,
+    before: int,
+    after: int,
+    ahead: int,
 ) -> None:
     """A number stands for one set of weights: one that the dead trainer told is not used again."""
     with Writer(store) as writer:
@@ -97,7 +107,7 @@ def test_the_next_trainer_replaces_what_nobody_knows_and_resumes_the_engine(
             directory=tmp_path / "out",
             store=store,
             run_id="run",
-            config=GrpoConfig(steps=1),
+            config=GrpoConfig(steps=1, max_staleness=ahead),
         )
         train(plan, stack, lambda _step: [], on_step=lambda _report: None)
         assert (engine.is_paused(), stack.version()) == (False, after)
