@@ -39,7 +39,6 @@ def reproduce(
     except ImportError as error:
         fail(f"this needs the training extra: pip install 'bridle[train]' ({error})")
     from bridle.reproduce.course import HARNESSES, Editing, settings_for
-    from harnesses.install import pinned_version
     from harnesses.runtimes.base import NotLaunchable
 
     chosen = harness or named
@@ -76,8 +75,4 @@ def reproduce(
             err.print("\nStopped. The same command goes on from here.")
             raise typer.Exit(130) from None
     if json:
-        package = {"codex": "@openai/codex"}.get(chosen, chosen)
-        gain = report["reward_after"] - report["reward_before"]
-        print_json(
-            report | {"harness": chosen, "harness_version": pinned_version(package), "gain": gain}
-        )
+        print_json(report)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from importlib.metadata import version
 from types import ModuleType
 from typing import Any, Protocol
 
@@ -21,6 +22,12 @@ Script = Callable[[ScriptedRequest], Reply]
 
 class Course(Protocol):
     """One agent and what it is to learn."""
+
+    harness: str
+
+    @property
+    def harness_version(self) -> str | None:
+        """``None`` when it is not one that comes with Bridle."""
 
     def tasks(self, split: str, count: int | None = None, seed: int = 0) -> Sequence[Task]:
         """Tasks of ``train`` or ``held_out``, which share none; ``seed`` decides their order."""
@@ -42,9 +49,15 @@ class Course(Protocol):
 class Shop:
     """The example agent, its questions and its verifier, as any user's would be."""
 
+    harness = "langchain"
+
     def __init__(self) -> None:
         self.directory, self.module = load_example("shop_agent")
         self.script = self.directory / "agent.py"
+
+    @property
+    def harness_version(self) -> str:
+        return version(self.harness)
 
     def tasks(self, split: str, count: int | None = None, seed: int = 0) -> list[Task]:
         found: list[Task] = self.module.tasks(split, count, seed)
@@ -53,7 +66,7 @@ class Shop:
     def agent(self, temperature: float) -> PythonAgent:
         return PythonAgent(
             self.script,
-            name="langchain",
+            name=self.harness,
             without_tls=True,
             environment={"SHOP_TEMPERATURE": str(temperature)},
         )

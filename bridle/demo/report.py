@@ -44,6 +44,7 @@ def make_report(reader: Reader, runs: Mapping[str, str], seconds: float) -> dict
         figures[key] = mean
         figures[f"{key}_interval"] = wilson(sum(rewards), len(rewards))
         figures[f"{key}_tasks"] = len(rewards)
+    figures["gain"] = figures["reward_after"] - figures["reward_before"]
     figures["minutes"] = seconds / 60
     figures |= _counts(reader)
     figures |= _training(reader, runs["train"])

@@ -184,7 +184,9 @@ class Demo:
 
     def _report(self) -> dict[str, Any]:
         with Reader(self.places.store) as reader:
-            report = make_report(reader, self._state.runs, sum(self._state.seconds.values()))
+            figures = make_report(reader, self._state.runs, sum(self._state.seconds.values()))
+        report = {"harness": self.course.harness, "harness_version": self.course.harness_version}
+        report |= figures
         root = self.places.root
         (root / "report.json").write_bytes(orjson.dumps(report, option=orjson.OPT_INDENT_2))
         plot(report, root / "reward.png")

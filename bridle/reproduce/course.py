@@ -13,6 +13,7 @@ from bridle.demo.settings import DemoSettings, Lesson
 from bridle.reproduce import editing
 from bridle.rollouts import Rollouts
 from harnesses.adapters.base import Adapter
+from harnesses.install import pinned_version
 from harnesses.tasks import Task
 from harnesses.verifiers import CommandVerifier
 from trainer.tiny import TinyShape
@@ -31,6 +32,10 @@ class Editing:
     def __init__(self, harness: str) -> None:
         self.harness = harness
         self._adapter, _ = agent(harness)
+
+    @property
+    def harness_version(self) -> str | None:
+        return pinned_version({"codex": "@openai/codex"}.get(self.harness, self.harness))
 
     def tasks(self, split: str, count: int | None = None, seed: int = 0) -> Sequence[Task]:
         return editing.tasks(split, count, seed)

@@ -11,6 +11,7 @@ import pytest
 from click.testing import Result
 
 from bridle.reproduce import editing
+from bridle.reproduce.course import HARNESSES, Editing
 from engine.scripted import Reply, ScriptedRequest
 from harnesses.tasks import Task
 from harnesses.verifiers import CommandVerifier, Delivery
@@ -124,3 +125,10 @@ def test_a_harness_that_is_not_known_is_said(bridle: Callable[..., Result]) -> N
     result = bridle("reproduce", "aider")
     assert result.exit_code == 2
     assert "codex and mini-swe-agent" in result.output
+
+
+@pytest.mark.parametrize("harness", HARNESSES)
+def test_a_course_knows_the_pinned_version_of_its_harness(harness: str) -> None:
+    version = Editing(harness).harness_version
+    assert version is not None
+    assert version[0].isdigit()

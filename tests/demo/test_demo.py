@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +57,13 @@ def test_the_agent_gets_better_at_questions_it_has_not_seen(report: dict[str, An
     assert report["reward_after_tasks"] >= HELD_OUT
     assert report["reward_before"] <= 0.6
     assert report["reward_after"] >= 0.9
+    assert report["gain"] == report["reward_after"] - report["reward_before"]
     assert report["minutes"] <= 12
+
+
+def test_the_report_says_which_agent_was_trained(report: dict[str, Any]) -> None:
+    assert report["harness"] == "langchain"
+    assert report["harness_version"] == version("langchain")
 
 
 def test_held_out_questions_are_not_in_the_training_questions() -> None:
