@@ -33,6 +33,7 @@ from proxy.canonical import (
 from proxy.dialects import openai
 from proxy.dialects.chat_history import ParsedHistory, parsed, spans
 from proxy.dialects.errors import openai_error, openai_error_object
+from proxy.dialects.fields import json_text
 from proxy.dialects.openai import Count, Int64, StreamOptions
 from store.records import Note
 
@@ -91,6 +92,8 @@ class _Body(msgspec.Struct):
 
 _DECODER = msgspec.json.Decoder(_Body)
 _KNOWN: Final = frozenset(_Body.__struct_fields__)
+_NESTED: Final = ("tools", "tool_choice", "response_format", "chat_template_kwargs")
+"""Fields that hold any JSON, whose depth and numbers may be beyond what can be sent on."""
 _ROLES: Final[Mapping[str, str]] = {
     "system": "system",
     "developer": "system",
@@ -261,6 +264,8 @@ def _request(
     if wire.top_logprobs and not wire.logprobs:
         raise openai.invalid("'logprobs' must be true to ask for 'top_logprobs'", "top_logprobs")
     tools = _tools(wire.tools or (), noted)
+    for name in _NESTED:
+        json_text(getattr(wire, name), name)
     noted += chain.from_iterable(notes)
     return Request(
         dialect="chat",
@@ -341,9 +346,7 @@ def _message(wire: _Message, position: int, notes: list[Note]) -> Message:
     if role != wire.role:
         notes.append(Note("role_converted", f"{wire.role} as {role}"))
     for index, part in enumerate(wire.content if isinstance(wire.content, list) else ()):
-        if not isinstance(part.get("text", ""), str):
-            where = f"messages[{position}].content[{index}].text"
-            raise openai.invalid("the text of a part must be a string", where)
+        _check_part(part, f"messages[{position}].content[{index}]")
     reasoning = wire.reasoning if wire.reasoning is not None else wire.reasoning_content
     return Message(
         role=role,  # type: ignore[arg-type]
@@ -353,6 +356,15 @@ def _message(wire: _Message, position: int, notes: list[Note]) -> Message:
         tool_call_id=wire.tool_call_id,
         name=wire.name,
     )
+
+
+def _check_part(part: dict[str, Any], where: str) -> None:
+    """Raises :class:`ApiError` (400) for a part whose text is none, or that JSON cannot carry."""
+    text, kind = part.get("text"), part.get("type")
+    if not isinstance(text, str) and ("text" in part or kind == "text"):
+        raise openai.invalid("the text of a part must be a string", f"{where}.text")
+    if len(part) > 2 or not (isinstance(text, str) and isinstance(kind, str)):
+        json_text(part, where)
 
 
 def _tool_call(wire: _ToolCall, notes: list[Note]) -> ToolCall:

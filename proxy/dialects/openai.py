@@ -65,7 +65,7 @@ def other_fields(
     body: bytes, known: frozenset[str], forwarded: frozenset[str]
 ) -> tuple[dict[str, Any], tuple[Note, ...]]:
     """Fields of ``body`` beyond ``known``: those to forward with their values, and a note for
-    each that is dropped although it says something."""
+    each that is dropped although it says something. Raises :class:`ApiError` (400)."""
     extra: dict[str, Any] = {}
     notes: list[Note] = []
     for name, raw in _FIELDS.decode(body).items():
@@ -74,10 +74,17 @@ def other_fields(
         if bytes(raw) == b"null":
             continue
         if name in forwarded:
-            extra[name] = msgspec.json.decode(raw)
+            extra[name] = _value(raw, name)
         else:
             notes.append(Note("field_dropped", name))
     return extra, tuple(notes)
+
+
+def _value(raw: msgspec.Raw, name: str) -> Any:
+    try:
+        return msgspec.json.decode(raw)
+    except msgspec.DecodeError as error:  # a number that is too long to be read
+        raise invalid(str(error), name) from error
 
 
 def invalid(message: str, param: str | None = None) -> ApiError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import reduce
 from typing import Any
 
 import httpx
@@ -19,6 +20,9 @@ from store.records import Note
 
 CHAT = "/v1/chat/completions"
 MESSAGES = [{"role": "user", "content": "hi"}]
+PART = "messages[0].content[0]"
+TEXT = f"{PART}.text"
+DEEP: Any = reduce(lambda inner, _: {"cache_control": inner}, range(900), 1)
 
 
 def parse(**fields: Any) -> Any:
@@ -46,6 +50,13 @@ def parse(**fields: Any) -> Any:
         ({"tools": {}}, "tools"),
         ({"tools": [{"type": "function"}]}, "tools[0].function"),
         ({"top_logprobs": 3}, "top_logprobs"),
+        ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, TEXT),
+        ({"messages": [{"role": "user", "content": [{"text": None}]}]}, TEXT),
+        ({"messages": [{"role": "user", "content": [{"type": "x", "y": 2**70}]}]}, PART),
+        ({"messages": [{"role": "user", "content": [{"type": DEEP, "text": "x"}]}]}, PART),
+        ({"chat_template_kwargs": {"x": 2**70}}, "chat_template_kwargs"),
+        ({"tools": [{"function": {"name": "f", "parameters": DEEP}}]}, "tools"),
+        ({"response_format": {"type": DEEP}}, "response_format"),
     ],
 )
 def test_a_wrong_field_is_a_400_that_names_it(fields: dict[str, Any], param: str) -> None:
@@ -53,6 +64,13 @@ def test_a_wrong_field_is_a_400_that_names_it(fields: dict[str, Any], param: str
         parse(**fields)
     assert caught.value.status == 400
     assert caught.value.param == param
+
+
+def test_a_forwarded_number_too_long_to_be_read_is_a_400_that_names_it() -> None:
+    body = json.dumps({"model": "m", "messages": MESSAGES, "min_tokens": 1}).encode()
+    with pytest.raises(ApiError) as caught:
+        ChatDialect().parse(body.replace(b"1}", b"1" * 5000 + b"}"), {}, {})
+    assert (caught.value.status, caught.value.param) == (400, "min_tokens")
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b"[]", b"null", b"\xff", b'"x"', b"[" * 100_000])
