@@ -11,7 +11,7 @@ why.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
@@ -26,6 +26,11 @@ from proxy.prompt import Prompt
 from store.records import BreakReason, TokenIds
 
 __all__ = ["Continuer", "TemplateReport"]
+
+_OF_THE_RENDERER: Final = frozenset(
+    {"add_generation_prompt", "documents", "messages", "self", "tools"}
+)
+"""Template arguments that whoever renders sets: what a client's mean is for the engine to say."""
 
 
 class Continuer:
@@ -64,6 +69,8 @@ class Continuer:
     def _tail(self, link: Link, request: Request) -> Tail | None:
         """The rendered tail, or ``None`` when it cannot be rendered on its own."""
         if link.base is None or request.extra.get("continue_final_message"):
+            return None
+        if not _OF_THE_RENDERER.isdisjoint(request.template_kwargs or ()):
             return None
         if not all(
             [type(m.content) is not list or _only_text(m.content) for m in request.messages]

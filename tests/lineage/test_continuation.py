@@ -302,6 +302,15 @@ def test_going_on_with_an_unfinished_turn_is_left_to_the_engine(policy, tokenize
     not_local(policy, tokenizers["qwen3"], extra={"continue_final_message": True})
 
 
+@pytest.mark.parametrize(
+    "name", ["add_generation_prompt", "documents", "messages", "self", "tools"]
+)
+def test_template_arguments_of_the_renderer_are_left_to_the_engine(
+    policy, tokenizers, name: str
+) -> None:
+    not_local(policy, tokenizers["qwen3"], Message("user", "?"), template_kwargs={name: True})
+
+
 def test_a_template_that_looks_at_the_whole_conversation_is_found_out(
     policy, tokenizers, tmp_path
 ) -> None:
