@@ -123,6 +123,16 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     """The messages as the next request of the conversation will find them known
     (:class:`proxy.dialects.chat_history.ParsedHistory`); ``None`` where that is not kept."""
 
+    @property
+    def template_arguments(self) -> dict[str, Any] | None:
+        """``template_kwargs`` with what a reasoning effort is to a template. vLLM adds the same
+        when it renders; a tail that is rendered here must not read differently."""
+        effort = self.extra.get("reasoning_effort")
+        if effort is None:
+            return self.template_kwargs
+        thinks = {"enable_thinking": effort != "none"}
+        return thinks | (self.template_kwargs or {}) | {"reasoning_effort": effort}
+
 
 class Started(msgspec.Struct, frozen=True):
     """The engine has accepted the request; nothing sampled is visible yet."""

@@ -77,7 +77,7 @@ class Continuer:
         ):
             return None
         head = request.messages[: _leading(request)]
-        setting = Setting(head, request.tools, request.template_kwargs)
+        setting = Setting(head, request.tools, request.template_arguments)
         reply = link.base.choices[link.choice].message
         if not self._prober.proven(reply, link.tail, setting):
             return None

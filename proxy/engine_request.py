@@ -118,8 +118,8 @@ def _chat_fields(request: Request, external: bool) -> dict[str, Any]:
             fields["parallel_tool_calls"] = request.parallel_tool_calls
     if request.response_format is not None:
         fields["response_format"] = request.response_format
-    if request.template_kwargs and not external:
-        fields["chat_template_kwargs"] = request.template_kwargs
+    if not external and (arguments := request.template_arguments):
+        fields["chat_template_kwargs"] = arguments
     return fields
 
 

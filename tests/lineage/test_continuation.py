@@ -7,11 +7,13 @@ import time
 
 import msgspec
 import numpy as np
+import orjson
 import pytest
 
 from engine.tokenizer import Tokenizer
 from proxy.canonical import Message
 from proxy.continuation import Continuer
+from proxy.engine_request import engine_request
 from proxy.lineage import Sampled, Turn
 from store.records import BreakReason, CallStatus
 
@@ -204,6 +206,21 @@ def test_template_arguments_of_the_request_reach_the_tail(policy, tokenizers) ->
     session.reply("Yes.", new=[Message("user", "Is it?")])
     _, _, prompt = session.ask(Message("user", "Sure?"), template_kwargs={"enable_thinking": False})
     assert tokenizers["qwen3"].decode(prompt.token_ids.tolist()).endswith("<think>\n\n</think>\n\n")
+
+
+@pytest.mark.parametrize("asked", [{}, {"template_kwargs": {"enable_thinking": True}}])
+def test_a_reasoning_effort_reads_in_the_tail_as_the_engine_renders_it(
+    policy, tokenizers, asked: dict
+) -> None:
+    session = policy(tokenizers["qwen3"])
+    session.reply("Yes.", new=[Message("user", "Is it?")])
+    _, request, prompt = session.ask(
+        Message("user", "Sure?"), extra={"reasoning_effort": "none"}, **asked
+    )
+    text = tokenizers["qwen3"].decode(prompt.token_ids.tolist())
+    assert text.endswith("<think>\n\n</think>\n\n") is not bool(asked)
+    body = engine_request(request, request.sampling, model="m", stream=False).body
+    assert orjson.loads(body)["chat_template_kwargs"] == request.template_arguments
 
 
 def test_a_word_like_the_marker_in_a_message_does_no_harm(policy, tokenizers) -> None:
