@@ -138,6 +138,8 @@ class CompletionsEmitter:
         self._usage: Usage | None = None
         self._prompt_token_ids: Sequence[int] | None = None
         self._tokens: dict[int, list[Tokens]] = {}
+        self._told: dict[int, int] = {}
+        """Characters of each choice's tokens whose logprobs have been told."""
 
     def begin(self) -> bytes:
         return b""
@@ -182,7 +184,10 @@ class CompletionsEmitter:
         }
         held = self._tokens.pop(index, [])
         if held and self._wants.logprobs:
-            choice["logprobs"] = _logprobs([entry for one in held for entry in one.detail or ()])
+            entries = [entry for one in held for entry in one.detail or ()]
+            told = self._told.get(index, 0)
+            choice["logprobs"] = _logprobs(entries, told)
+            self._told[index] = told + sum(len(entry["token"]) for entry in entries)
         if held and self._wants.token_ids:
             choice["token_ids"] = [token for one in held for token in one.token_ids]
             choice["prompt_token_ids"], self._prompt_token_ids = self._prompt_token_ids, None
@@ -218,10 +223,10 @@ def _choice(index: int, choice: ChoiceReply, request: Request, reply: Reply) -> 
     return shown
 
 
-def _logprobs(detail: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The parallel lists that this dialect shows logprobs in."""
+def _logprobs(detail: Sequence[Mapping[str, Any]], position: int = 0) -> dict[str, Any]:
+    """The parallel lists that this dialect shows logprobs in; ``position`` is the first token's in
+    the text."""
     offsets: list[int] = []
-    position = 0
     for entry in detail:
         offsets.append(position)
         position += len(entry["token"])

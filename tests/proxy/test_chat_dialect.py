@@ -199,6 +199,18 @@ def test_completions_take_text_and_ids(bench: Any, events: Any) -> None:
     assert list(bench.reader.prompt_token_ids(bench.calls()[-1].id)) == [5, 6, 7]
 
 
+def test_streamed_logprobs_of_completions_add_up_to_those_of_the_whole(
+    bench: Any, events: Any
+) -> None:
+    ask = {"model": "m", "prompt": "one two", "logprobs": 1}
+    path = bench.url + "/v1/completions"
+    whole = httpx.post(path, json=ask).json()["choices"][0]["logprobs"]
+    chunks = events(httpx.post(path, json=ask | {"stream": True}).content)[:-1]
+    told = [choice["logprobs"] for chunk in chunks for choice in chunk["choices"]]
+    for name in whole:
+        assert [value for one in told if one for value in one[name]] == whole[name], name
+
+
 @pytest.mark.parametrize(
     "prompt", [["one", "two"], [[1], [2]], [-1], [1.5], [True], [], {}, [[["x"]], 1]]
 )
