@@ -39,6 +39,11 @@ _OPENAI: Final[Mapping[str, tuple[str, str | None]]] = {
     "store_unavailable": ("server_error", "store_unavailable"),
     "internal": ("server_error", "server_error"),
 }
+_OPENAI_NOT_FOUND: Final[Mapping[str | None, str]] = {
+    "model": "model_not_found",
+    "previous_response_id": "previous_response_not_found",
+}
+"""Clients that meet these go on in another way: another model, the whole conversation."""
 _ANTHROPIC: Final[Mapping[str, str]] = {
     "invalid_request": "invalid_request_error",
     "authentication": "authentication_error",
@@ -74,8 +79,8 @@ def openai_error(error: ApiError) -> HttpError:
 
 def openai_error_object(error: ApiError) -> dict[str, Any]:
     kind, code = _OPENAI.get(error.kind, ("server_error", "server_error"))
-    if error.kind == "not_found" and error.param == "model":
-        code = "model_not_found"
+    if error.kind == "not_found":
+        code = _OPENAI_NOT_FOUND.get(error.param, code)
     message = error.message
     if error.kind == "context_overflow":
         message = _openai_overflow(error.message)

@@ -121,10 +121,14 @@ def test_each_kind_has_the_providers_word(
     assert shown(GoogleDialect())["status"] == google_status
 
 
-def test_a_wrong_model_is_called_so() -> None:
-    error = failing("not_found", 404, param="model")
+@pytest.mark.parametrize(
+    ("param", "code"),
+    [("model", "model_not_found"), ("previous_response_id", "previous_response_not_found")],
+)
+def test_what_was_not_found_is_called_so(param: str, code: str) -> None:
+    error = failing("not_found", 404, param=param)
 
-    assert orjson.loads(ResponsesDialect().error(error).body)["error"]["code"] == "model_not_found"
+    assert orjson.loads(ResponsesDialect().error(error).body)["error"]["code"] == code
 
 
 @pytest.mark.parametrize(
