@@ -42,7 +42,7 @@ _READ: Final = frozenset(
     | {"chat_template_kwargs", "top_k", "min_p", "seed", "repetition_penalty"}
     | {"presence_penalty", "frequency_penalty"}
 )
-_INEFFECTIVE: Final = frozenset({"background", "max_tool_calls"})
+_INEFFECTIVE: Final = frozenset({"background", "max_tool_calls", "truncation"})
 """Echoed, but without the effect that the client may expect: each is noted."""
 _REFUSED: Final = frozenset({"conversation", "prompt"})
 """Fields that stand for content which only the provider has; dropping them would change it."""
@@ -222,5 +222,5 @@ def _note_unused(fields: Fields, transcript: Transcript) -> None:
     for name, value in fields.data.items():
         if value is None or value is False or name in _READ:
             continue
-        if name not in _ECHOED or name in _INEFFECTIVE:
+        if name not in _ECHOED or (name in _INEFFECTIVE and value != _ECHOED[name]):
             transcript.note("field_dropped", name)

@@ -354,6 +354,20 @@ def test_unknown_fields_are_dropped_with_a_note() -> None:
     assert not request.context.store
 
 
+@pytest.mark.parametrize(
+    ("fields", "noted"),
+    [
+        ({"truncation": "auto"}, ["truncation"]),
+        ({"background": True, "max_tool_calls": 1}, ["background", "max_tool_calls"]),
+        ({"truncation": "disabled", "background": False, "max_tool_calls": None}, []),
+    ],
+)
+def test_an_echoed_field_without_its_effect_is_noted(
+    fields: dict[str, Any], noted: list[str]
+) -> None:
+    assert [note.detail for note in parse(**fields).notes] == noted
+
+
 def test_history_goes_between_instructions_and_input() -> None:
     request = parse("next", instructions="New rules.", previous_response_id="resp_1")
     history = [Message(role="user", content="first"), Message(role="assistant", content="reply")]
