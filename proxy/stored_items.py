@@ -26,6 +26,7 @@ NOT_STORED: Final = "response_not_stored"
 DELETED: Final = "response_deleted"
 _GONE: Final = frozenset({NOT_STORED, DELETED})
 _CAPACITY: Final = 4096
+_ITEM_DONE: Final = b'{"type":"response.output_item.done",'
 
 Items = Mapping[str, Mapping[str, Any]]
 Readable = Callable[[str], bool]
@@ -101,9 +102,5 @@ def _written(response: bytes) -> Items:
         return {item["id"]: item for item in orjson.loads(response).get("output", ())}
     events = SseParser()
     payloads = events.feed(response) + events.finish()
-    done = (
-        orjson.loads(payload)["item"]
-        for payload in payloads
-        if b'"response.output_item.done"' in payload[:256]
-    )
+    done = (orjson.loads(payload)["item"] for payload in payloads if payload.startswith(_ITEM_DONE))
     return {item["id"]: item for item in done}

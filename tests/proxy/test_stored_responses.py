@@ -7,6 +7,7 @@ from typing import Any
 import anthropic
 import httpx
 import openai
+import orjson
 import pytest
 
 from reconstruct.audit import audit
@@ -67,6 +68,26 @@ def test_store_false_is_honoured(bench: Any, client: openai.OpenAI) -> None:
     with pytest.raises(openai.NotFoundError):
         client.responses.create(model="m", input=[item])
     assert "response_not_stored" in {note.name for note in bench.call().notes}
+
+
+def test_a_reply_that_says_an_events_name_is_stored_as_any_other(
+    start_proxy: Any, raw_engine: Any
+) -> None:
+    said = {"choices": [{"delta": {"content": "response.output_item.done"}}]}
+    over = {"choices": [{"delta": {}, "finish_reason": "stop"}]}
+    stream = b"".join(b"data: %b\n\n" % orjson.dumps(chunk) for chunk in (said, over))
+
+    async def answer(_receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": stream + b"data: [DONE]\n\n"})
+
+    raw_engine.answer = answer
+    url = start_proxy(raw_engine.base_url, model="m").url
+    client = openai.OpenAI(base_url=f"{url}/s/lamp/v1", api_key="x", max_retries=0)
+    *_, last = client.responses.create(model="m", input="hi", stream=True)
+    item: Any = {"type": "item_reference", "id": last.response.output[0].id}  # type: ignore[union-attr]
+    *_, last = client.responses.create(model="m", input=[item], stream=True)
+    assert last.type == "response.completed"
 
 
 def test_only_the_sessions_own_key_reads_continues_or_deletes(bench: Any) -> None:
