@@ -265,7 +265,8 @@ def _request(
         raise openai.invalid("'logprobs' must be true to ask for 'top_logprobs'", "top_logprobs")
     tools = _tools(wire.tools or (), noted)
     for name in _NESTED:
-        json_text(getattr(wire, name), name)
+        if (value := getattr(wire, name)) is not None:
+            json_text(value, name)
     noted += chain.from_iterable(notes)
     return Request(
         dialect="chat",
