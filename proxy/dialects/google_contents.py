@@ -97,11 +97,12 @@ def _parts(content: Fields) -> list[Fields]:
 
 
 def _add_model(parts: list[Fields], transcript: Transcript, calls: _Calls) -> None:
+    """Contents in a row are one turn: clients keep each chunk of a streamed reply as its own."""
     ids = [part.string("thoughtSignature") for part in parts]
     for part in parts:
         call = part.child("functionCall")
         ids.append(named(call).string("id") if call else None)
-    turn = transcript.turn(*ids, new_text=True)
+    turn = transcript.turn(*ids)
     for part in parts:
         _add_model_part(part, turn, transcript, calls)
 

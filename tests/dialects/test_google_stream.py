@@ -142,6 +142,21 @@ def test_what_the_client_echoes_from_a_chat_names_its_call(
     assert [call.id for call in echoed.tool_calls] == [f"{call_id}00", f"{call_id}01"]
 
 
+def test_a_streamed_reply_comes_back_from_a_chat_as_one_turn(
+    client: genai.Client, server: Any, streamed: Callable[..., bytes], call_id: str
+) -> None:
+    server.answer(
+        streamed(DIALECT, request(**THOUGHTS), reply_events(call_id)), "text/event-stream"
+    )
+    chat = client.chats.create(model="m")
+    list(chat.send_message_stream("hi"))
+    list(chat.send_message_stream("more"))
+
+    _, echoed, _ = DIALECT.parse(server.received[1][1], {"model": "m"}, {}).messages
+    assert (echoed.reasoning, echoed.content) == ("hm ok", "Hello")
+    assert [call.id for call in echoed.tool_calls] == [f"{call_id}00", f"{call_id}01"]
+
+
 def test_what_the_client_sends_is_understood(client: genai.Client, server: Any) -> None:
     def look(place: str) -> str:
         """Looks at a place."""

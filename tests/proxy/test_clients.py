@@ -10,6 +10,7 @@ import httpx
 import openai
 import pytest
 from google import genai
+from google.genai import types
 
 from engine.scripted import Refuse, Reply, ScriptedCall
 from store.records import CallStatus
@@ -278,6 +279,28 @@ def test_google_generate_content(bench: Any, stage: Any, stream: bool) -> None:
     # Gemini counts thoughts beside candidates; together they are what was sampled.
     counted = (usage.candidates_token_count or 0) + (usage.thoughts_token_count or 0)
     assert (usage.prompt_token_count, counted) == (last.prompt_tokens, last.sampled_tokens)
+
+
+def test_a_google_chat_that_streams_is_continued(bench: Any, stage: Any) -> None:
+    """The client sends every chunk of a reply back as a content of its own."""
+    client = genai.Client(api_key="x", http_options={"base_url": bench.url})
+    declared = {"name": "add", "parameters_json_schema": TOOL["parameters"]}
+    config: Any = {
+        "tools": [{"function_declarations": [declared]}],
+        "thinking_config": {"include_thoughts": True},
+        "automatic_function_calling": {"disable": True},
+    }
+    talk = client.chats.create(model="m", config=config)
+    list(talk.send_message_stream("one and two?"))
+    results = [
+        types.Part.from_function_response(name="add", response={"output": value})
+        for value in ("3", "7")
+    ]
+    list(talk.send_message_stream(results))
+    check_two_turns(bench, stage)
+    assert [message["role"] for message in stage.requests[1].messages] == [
+        *("user", "assistant", "tool", "tool")
+    ]
 
 
 def test_an_engine_that_is_always_streamed_serves_whole_replies_with_all_their_tokens(
