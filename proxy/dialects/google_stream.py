@@ -152,8 +152,11 @@ class GoogleEmitter:
         return b""
 
     def keep_alive(self) -> bytes:
-        """A response without candidates; inside an array, white space."""
-        return self._write(response_object(self._minted, [])) if self._context.sse else b"\n"
+        """A response with an empty text, since Google's own client drops a whole turn from its
+        chat when one response of it has no content; inside an array, white space."""
+        if not self._context.sse:
+            return b"\n"
+        return self._write(response_object(self._minted, [candidate(0, [{"text": ""}])]))
 
     def end(self) -> bytes:
         first, candidates = self._first, []

@@ -252,10 +252,15 @@ def test_keep_alives_change_nothing_for_the_client(
     stream.append(emitter.end())
     server.answer(b"".join(stream), "text/event-stream")
 
-    chunks = list(client.models.generate_content_stream(model="m", contents="hi"))
+    chat = client.chats.create(model="m")
+    chunks = [*chat.send_message_stream("hi")]
+    list(chat.send_message_stream("more"))
 
     texts = [part.text for chunk in chunks for part in chunk.parts or [] if part.text]
     assert "".join(texts) == "Hello"
+    first, echoed, _ = DIALECT.parse(server.received[1][1], {"model": "m"}, {}).messages
+    assert (first.content, echoed.content) == ("hi", "Hello")
+    assert [call.id for call in echoed.tool_calls] == [f"{call_id}00", f"{call_id}01"]
 
 
 def test_candidates_are_told_apart(streamed: Callable[..., bytes], mint: Any, fold: Any) -> None:
