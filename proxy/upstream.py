@@ -122,6 +122,10 @@ class Upstream:
         }
         if request.tools:
             body["tools"] = request.tools
+        if arguments := request.template_arguments:
+            body["chat_template_kwargs"] = arguments
+        if request.extra.get("continue_final_message"):
+            body |= {"add_generation_prompt": False, "continue_final_message": True}
         response = await self.post(TOKENIZE, orjson.dumps(body), "count")
         if response.status != 200:
             raise await refusal(response)

@@ -12,8 +12,10 @@ import pytest
 from google import genai
 from google.genai import types
 
-from engine.scripted import Refuse, Reply, ScriptedCall
+from engine.scripted import Refuse, Reply, ScriptedCall, ScriptedEngine
 from store.records import CallStatus
+from trainer.tiny import CHATML_TOOLS_TEMPLATE as TEMPLATE
+from trainer.tiny import train_tokenizer
 
 TOOL = {
     "name": "add",
@@ -218,6 +220,29 @@ def test_anthropic_counts_tokens_as_the_engine_does(
     assert not bench.calls()
     claude.messages.create(model="m", messages=messages, max_tokens=64)
     assert bench.call().prompt_tokens == counted
+
+
+@pytest.mark.parametrize(
+    ("more", "prefill"),
+    [
+        ({"thinking": {"type": "disabled"}}, []),
+        ({"extra_body": {"chat_template_kwargs": {"enable_thinking": False}}}, []),
+        ({}, [{"role": "assistant", "content": "The answer is"}]),
+    ],
+    ids=["thinking", "template arguments", "prefill"],
+)
+def test_a_count_is_of_the_prompt_that_the_engine_makes(
+    start_proxy: Any, tmp_path: Any, more: Any, prefill: Any
+) -> None:
+    no_thought = "{% if enable_thinking is false %}<think>\n\n</think>\n\n{% endif %}"
+    train_tokenizer(tmp_path / "model", ["one two three"], template=TEMPLATE + no_thought)
+    with ScriptedEngine(tmp_path / "model", lambda _: Reply("four")) as engine:
+        bench = start_proxy(engine.base_url)
+        claude = anthropic.Anthropic(base_url=bench.url, api_key="x", max_retries=0)
+        messages = [{"role": "user", "content": "one two three"}, *prefill]
+        counted = claude.messages.count_tokens(model="m", messages=messages, **more).input_tokens
+        reply = claude.messages.create(model="m", messages=messages, max_tokens=64, **more)
+        assert counted == reply.usage.input_tokens == bench.call().prompt_tokens
 
 
 def test_each_client_raises_its_own_errors(
