@@ -10,13 +10,14 @@ import re
 from typing import NamedTuple
 
 _LIMIT = re.compile(
-    r"maximum (?:context|model|sequence) length(?: is| of)? (\d+)|> (\d+) maximum"
+    r"maximum (?:context|model|sequence) length(?: is| of)? \(?(\d+)|> (\d+) maximum"
     r"|max_model_len\D*(\d+)",
     re.IGNORECASE,
 )
 _PROMPT = re.compile(
-    r"(\d+) input tokens|(\d+) (?:tokens )?in the messages|resulted in (\d+) tokens"
-    r"|prompt \(length (\d+)\)|prompt is too long: (\d+)|prompt contains(?: at least)? (\d+)",
+    r"(?<!bound for )\b(\d+) input tokens|(\d+) (?:tokens )?in the messages"
+    r"|resulted in (\d+) tokens|prompt \(length (\d+)\)|input length \((\d+)\)"
+    r"|prompt is too long: (\d+)|prompt contains(?: at least)? (\d+)(?! characters|\d)",
     re.IGNORECASE,
 )
 _OUTPUT = re.compile(

@@ -189,6 +189,16 @@ def test_context_overflow_is_told_in_the_words_that_harnesses_match(
             "(5000 > 4096 - 100).",
             (100, 5000, 4096),
         ),
+        (
+            "Input length (5000) exceeds model's maximum context length (4096).",
+            (5000, None, 4096),
+        ),
+        (
+            "This model's maximum context length is 4096 tokens. However, your prompt contains "
+            "90000 characters (more than 81920 characters, which is the upper bound for 4096 "
+            "input tokens). Please reduce the length of the input prompt.",
+            (None, None, 4096),
+        ),
         ("prompt is too long: 7 tokens > 5 maximum", (7, None, 5)),
         ("no numbers", (None, None, None)),
     ],
