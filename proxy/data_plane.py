@@ -18,7 +18,7 @@ from proxy.exchange import Exchange
 from proxy.harness_identity import Identity, identify, kept_headers
 from proxy.lineage import Link
 from proxy.model_routes import Destination
-from proxy.models import models_reply
+from proxy.models import asked_in, models_reply
 from proxy.prompt import Prompt, tail_length
 from proxy.routes import Action, Route
 from proxy.sampling import effective
@@ -52,6 +52,8 @@ class DataPlane:
 
     async def serve(self, route: Route, client: Client) -> None:
         """Answers one request on a data route; every refusal has the dialect's own shape."""
+        if route.action is Action.MODELS:
+            route = route._replace(dialect=asked_in(route.dialect, client.headers))
         try:
             await self._dispatch(route, client)
         except ApiError as error:
@@ -246,7 +248,6 @@ class DataPlane:
             await services.engines.models(),
             services.models.names(),
             dict(route.parameters).get("model"),
-            client.headers,
         )
         await client.respond(200, reply)
 

@@ -3,11 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 from proxy.canonical import ApiError, DialectName
 from proxy.dialects import models as shapes
 from proxy.dialects.models import Model
+
+_Writers = tuple[Callable[[Sequence[Model]], bytes], Callable[[Model], bytes]]
+_OPENAI: Final[_Writers] = (shapes.openai_list, shapes.openai_model)
+_WRITERS: Final[Mapping[DialectName, _Writers]] = {
+    "chat": _OPENAI,
+    "completions": _OPENAI,
+    "responses": _OPENAI,
+    "messages": (shapes.anthropic_list, shapes.anthropic_model),
+    "google": (shapes.google_list, shapes.google_model),
+}
+
+
+def asked_in(dialect: DialectName, headers: Mapping[str, str]) -> DialectName:
+    """In whose shape models and refusals are told: ``dialect`` is the path's, which providers
+    share, and their clients are known by their headers."""
+    if dialect == "google" or "x-goog-api-key" in headers:
+        return "google"
+    return "messages" if "anthropic-version" in headers else dialect
 
 
 def models_reply(
@@ -15,7 +33,6 @@ def models_reply(
     cards: Sequence[Mapping[str, Any]],
     aliases: Mapping[str, str],
     wanted: str | None,
-    headers: Mapping[str, str],
 ) -> bytes:
     """The engine's model ``cards`` and the ``aliases`` of them; one model when ``wanted``.
 
@@ -24,23 +41,13 @@ def models_reply(
     served = [_model(card["id"], card) for card in cards]
     by_name = {model.id: card for model, card in zip(served, cards, strict=True)}
     served += [_model(alias, by_name.get(name, {})) for alias, name in aliases.items()]
-    as_list, as_one = _writers(dialect, headers)
+    as_list, as_one = _WRITERS[dialect]
     if wanted is None:
         return as_list(served)
     for model in served:
         if model.id == wanted:
             return as_one(model)
     raise ApiError("not_found", f"there is no model {wanted}", status=404, param="model")
-
-
-def _writers(
-    dialect: DialectName, headers: Mapping[str, str]
-) -> tuple[Callable[[Sequence[Model]], bytes], Callable[[Model], bytes]]:
-    if dialect == "google":
-        return shapes.google_list, shapes.google_model
-    if "anthropic-version" in headers:
-        return shapes.anthropic_list, shapes.anthropic_model
-    return shapes.openai_list, shapes.openai_model
 
 
 def _model(name: str, card: Mapping[str, Any]) -> Model:

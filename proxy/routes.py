@@ -39,6 +39,7 @@ _EXACT: Final = {
     "/v1/messages/count_tokens": Route("messages", Action.COUNT, "POST"),
     "/v1/models": Route("chat", Action.MODELS, "GET"),
     "/v1beta/models": Route("google", Action.MODELS, "GET"),
+    "/v1alpha/models": Route("google", Action.MODELS, "GET"),
     "/api/hello": Route("messages", Action.HELLO, "HEAD"),
 }
 _GOOGLE: Final = re.compile(r"/v1(?:beta|alpha)?/models/(?P<model>[^:]+):(?P<method>\w+)")
@@ -48,7 +49,7 @@ _GOOGLE_ACTIONS: Final = {
     "countTokens": Action.COUNT,
 }
 _STORED: Final = re.compile(r"/v1/responses/(?P<response>[^/]+)")
-_MODEL: Final = re.compile(r"/(?P<version>v1|v1beta)/models/(?P<model>[^:]+)")
+_MODEL: Final = re.compile(r"/(?P<version>v1|v1beta|v1alpha)/models/(?P<model>[^:]+)")
 _SESSION: Final = "/s/"
 
 

@@ -352,3 +352,22 @@ def test_websocket_upgrade_of_responses_is_a_426(bench: Any) -> None:
     assert wrong.status_code == 405
     assert wrong.json()["type"] == "error"
     assert httpx.post(bench.url + "/v1beta/nothing").json()["error"]["status"] == "NOT_FOUND"
+
+
+def test_anthropics_client_is_told_of_an_unknown_model_in_its_own_words(
+    claude: anthropic.Anthropic,
+) -> None:
+    with pytest.raises(anthropic.NotFoundError) as caught:
+        claude.models.retrieve("nothing")
+    assert caught.value.type == "not_found_error"
+
+
+@pytest.mark.parametrize("version", ["v1", "v1beta", "v1alpha"])
+def test_googles_client_reads_models_by_every_version_of_its_api(
+    bench: Any, stage: Any, version: str
+) -> None:
+    options: Any = {"base_url": bench.url, "api_version": version}
+    client = genai.Client(api_key="x", http_options=options)
+    name = f"models/{stage.engine.model}"
+    assert [model.name for model in client.models.list()] == [name]
+    assert client.models.get(model=stage.engine.model).name == name
