@@ -56,6 +56,14 @@ def _converted(schema: Mapping[str, Any]) -> dict[str, Any]:
     for name, value in given.items():
         if name not in _DROPPED:
             converted[name] = _value(name, value)
+    if converted.get("format") == "enum":
+        # Google's own word for what ``enum`` says; engines refuse formats that they do not know.
+        del converted["format"]
+    if given.get("nullable") is True:
+        for name, null in (("enum", None), ("anyOf", {"type": "null"})):
+            choices = converted.get(name)
+            if isinstance(choices, list) and null not in choices:
+                converted[name] = [*choices, null]
     return converted
 
 

@@ -178,9 +178,9 @@ def test_google_schemas_become_json_schemas() -> None:
     parameters = {
         "type": "OBJECT",
         "properties": {
-            "type": {"type": "STRING", "nullable": True, "enum": ["A"]},
+            "type": {"type": "STRING", "format": "enum", "nullable": True, "enum": ["A"]},
             "many": {"type": "ARRAY", "items": {"type": "INTEGER"}, "minItems": "2"},
-            "either": {"any_of": [{"type": "NUMBER"}, {"type": "BOOLEAN"}]},
+            "either": {"any_of": [{"type": "NUMBER"}, {"type": "BOOLEAN"}], "nullable": True},
         },
         "required": ["type"],
         "propertyOrdering": ["type", "many"],
@@ -190,9 +190,9 @@ def test_google_schemas_become_json_schemas() -> None:
     assert request.tools[0]["function"]["parameters"] == {
         "type": "object",
         "properties": {
-            "type": {"type": ["string", "null"], "enum": ["A"]},
+            "type": {"type": ["string", "null"], "enum": ["A", None]},
             "many": {"type": "array", "items": {"type": "integer"}, "minItems": 2},
-            "either": {"anyOf": [{"type": "number"}, {"type": "boolean"}]},
+            "either": {"anyOf": [{"type": "number"}, {"type": "boolean"}, {"type": "null"}]},
         },
         "required": ["type"],
     }
