@@ -223,6 +223,21 @@ def test_a_reasoning_effort_reads_in_the_tail_as_the_engine_renders_it(
     assert orjson.loads(body)["chat_template_kwargs"] == request.template_arguments
 
 
+def test_a_reasoning_effort_has_the_tail_opened_for_thought(policy, tokenizers, tmp_path) -> None:
+    """As vLLM does it where a template thinks only when it is told to."""
+    source = tokenizers["qwen3"].chat_template_source
+    told = "enable_thinking is defined and enable_thinking is false"
+    assert told in source
+    tokenizer = with_template(
+        tokenizers["qwen3"], tmp_path, source.replace(told, "not enable_thinking")
+    )
+    session = policy(tokenizer)
+    session.reply("Yes.", new=[Message("user", "Is it?")])
+    _, _, prompt = session.ask(Message("user", "Sure?"), extra={"reasoning_effort": "high"})
+    text = tokenizer.decode(prompt.token_ids.tolist())
+    assert text.endswith("Sure?<|im_end|>\n<|im_start|>assistant\n")
+
+
 def test_a_word_like_the_marker_in_a_message_does_no_harm(policy, tokenizers) -> None:
     session = policy(tokenizers["qwen3"])
     session.reply("Yes.", new=[Message("user", "Is it?")])
