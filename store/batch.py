@@ -267,8 +267,10 @@ class Batch:
         vocabulary_id = None if self._vocabulary is None else self._vocabulary.id
         found = state.templates.get((kind, vocabulary_id))
         if found is None and state.has_ended_calls and len(laid_out) <= _TEMPLATE_REACH:
+            # All that a template says: another writer may add one for a call with the same texts.
+            named = (session_id, kind, vocabulary_id or "")
             found = Template(
-                checksum(session_id.encode(), kind.encode(), laid_out),
+                checksum(*(name.encode() for name in named), laid_out, dump_json(fields)),
                 Context.of(kind, laid_out, self._vocabulary),
                 fields,
             )

@@ -72,13 +72,17 @@ class Statements:
 def statements(backend: str) -> Statements:
     """The statements for ``sqlite`` or ``postgresql``."""
     dialect: Dialect
+    # Rows that are named by what is in them: another writer may have added the same.
     add_bodies: Executable
+    add_templates: Executable
     if backend == "postgresql":
         dialect = psycopg.dialect(paramstyle="format")  # type: ignore[no-untyped-call]
         add_bodies = postgresql.insert(bodies).on_conflict_do_nothing()
+        add_templates = postgresql.insert(templates).on_conflict_do_nothing()
     else:
         dialect = sqlite.dialect(paramstyle="qmark")
         add_bodies = sqlite.insert(bodies).on_conflict_do_nothing()
+        add_templates = sqlite.insert(templates).on_conflict_do_nothing()
     end_calls = (
         update(calls)
         .where(calls.c.id == bindparam("_id"))
@@ -86,7 +90,7 @@ def statements(backend: str) -> Statements:
     )
     return Statements(
         add_bodies=_compile(add_bodies, dialect),
-        add_templates=_compile(insert(templates), dialect),
+        add_templates=_compile(add_templates, dialect),
         begin_calls=_compile(insert(calls), dialect),
         add_spans=_compile(insert(spans), dialect),
         end_calls=_compile(end_calls, dialect),

@@ -4,7 +4,8 @@ import asyncio
 import threading
 
 from store.queries import Reader
-from store.records import CallStatus
+from store.records import CallEnded, CallStatus
+from store.vocabulary import Vocabulary
 from store.writer import Writer
 
 
@@ -119,3 +120,46 @@ def test_two_writers_that_hold_each_others_bodies_do_not_lock_up(url, calls):
         for session in reader.sessions():
             read = [reader.request_body(call.id) for call in reader.calls(session.id)]
             assert sorted(read) == sorted(bodies)
+
+
+def fail(writer, calls, session):
+    """A call that ends as every other that fails: not a byte of it is its own."""
+    begun = calls.begun(session, request_body=b'{"messages":["a question"]}')
+    writer.begin_call(begun)
+    writer.update_session_sync(session.id, outcome=None)  # its end is written alone
+    writer.end_call_sync(
+        CallEnded(
+            id=begun.id,
+            session_id=session.id,
+            status=CallStatus.FAILED,
+            ended_at=1.0,
+            sampling={"seed": begun.id},
+            response_body=b'{"error":"overloaded"}',
+        )
+    )
+    return begun.id
+
+
+def test_calls_that_say_the_same_through_two_writers_are_both_kept(url, reader, calls):
+    with Writer(url) as first, Writer(url) as second:
+        session = calls.session()
+        first.create_session_sync(session)
+        made = [fail(writer, calls, session) for writer in (first, second, first, second)]
+        assert first.stats.rejected == second.stats.rejected == 0
+    for call_id in made:
+        row = reader.call(call_id)
+        assert (row.status, row.sampling) == (CallStatus.FAILED, {"seed": call_id})
+        assert reader.response_body(call_id) == b'{"error":"overloaded"}'
+
+
+def test_calls_that_say_the_same_under_another_vocabulary_are_kept(url, reader, calls):
+    session = calls.session()
+    with Writer(url) as writer:
+        writer.create_session_sync(session)
+        for _ in range(2):
+            fail(writer, calls, session)
+    with Writer(url, vocabulary=Vocabulary([b"over", b"loaded"])) as writer:
+        made = [fail(writer, calls, session) for _ in range(2)]
+        assert writer.stats.rejected == 0
+    for call_id in made:
+        assert reader.response_body(call_id) == b'{"error":"overloaded"}'
