@@ -2,8 +2,9 @@
 
 Off unless asked for: the bodies are then not byte for byte what was sent. Token ids stay as they
 are, for a changed token would be a lie; a secret that the model itself read or wrote is still in
-them. A streamed reply may spell a secret across its events, where no pattern sees it: when the
-reply's message holds one that its raw body does not show, the body is not kept.
+them. A streamed reply may spell a secret across its events, where no pattern sees it, even if its
+last events show it whole: when a reply holds one, the stream is not kept, nor any body that does
+not show it.
 """
 
 from __future__ import annotations
@@ -19,16 +20,31 @@ import orjson
 from store.packing import dump_json
 from store.records import CallBegun, CallEnded, Note
 
+
+def _word(beginning: str) -> str:
+    """A pattern of a word's beginning in JSON, where a line break before it ends in a letter."""
+    before = (r"\b", r"\\[bfnrt]", r"\\u[0-9A-Fa-f]{4}")
+    # Looked for behind the beginning, which can be searched for as it is.
+    return beginning + "(?:" + "|".join(f"(?<={one}{beginning})" for one in before) + ")"
+
+
 PATTERNS: Final[Mapping[str, str]] = {
-    "private_key": r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?-----END [A-Z ]*PRIVATE KEY-----",
-    "aws_access_key": r"\b(?:AKIA|ASIA)[0-9A-Z]{16}\b",
-    "github_token": r"\b(?:gh[pousr]_[A-Za-z0-9]{36,}|github_pat_[A-Za-z0-9_]{50,})",
-    "google_api_key": r"\bAIza[0-9A-Za-z_-]{35}",
-    "slack_token": r"\bxox[abprs]-[A-Za-z0-9-]{10,}",
-    "api_key": r"\bsk-[A-Za-z0-9_-]{20,}",
-    "json_web_token": r"\beyJ[A-Za-z0-9_-]{10,}\.eyJ[A-Za-z0-9_-]{10,}\.[A-Za-z0-9_-]{10,}",
+    # Not beyond the JSON string that it begins in.
+    "private_key": r'-----BEGIN [A-Z ]*PRIVATE KEY-----[^"]*?-----END [A-Z ]*PRIVATE KEY-----',
+    "aws_access_key": _word("A") + r"(?:KIA|SIA)[0-9A-Z]{16}\b",
+    "github_token": _word("g") + r"(?:h[pousr]_[A-Za-z0-9]{36,}|ithub_pat_[A-Za-z0-9_]{50,})",
+    "google_api_key": _word("AIza") + r"[0-9A-Za-z_-]{35}",
+    "slack_token": _word("xox") + r"[abprs]-[A-Za-z0-9-]{10,}",
+    "api_key": _word("sk-") + r"[A-Za-z0-9_-]{20,}",
+    "json_web_token": (
+        _word("eyJ") + r"[A-Za-z0-9_-]{10,}\.eyJ[A-Za-z0-9_-]{10,}\.[A-Za-z0-9_-]{10,}"
+    ),
 }
-"""Names and regular expressions of the secrets that are looked for when redaction is on."""
+"""Names and regular expressions of the secrets that are looked for when redaction is on, in JSON as
+it is written."""
+
+_STREAM: Final = (b"data:", b"event:", b"id:", b":")
+"""How a stream of events begins."""
 
 
 class Redactor:
@@ -54,9 +70,12 @@ class Redactor:
         found = self._requests.pop(ended.id, Counter())
         said: Counter[str] = Counter()
         message = self._scrub_json(ended.message, said)
+        replies: Counter[str] = Counter()
+        self._scrub_json({"choices": ended.conversation.get("choices")}, replies)
         shown: Counter[str] = Counter()
         body = self._scrub(ended.response_body, shown)
-        if said.total() > shown.total():
+        in_replies = said.total() + replies.total()
+        if in_replies > shown.total() or (in_replies and body.startswith(_STREAM)):
             body = b"[redacted: the reply spells a secret across its events]"
         conversation = self._scrub_json(ended.conversation, found)
         error = self._scrub_json(ended.error, found)

@@ -71,6 +71,43 @@ def test_a_secret_spelled_across_a_stream_takes_the_raw_body_with_it(url, reader
     assert row.message == {"content": "it is [redacted:aws_access_key]"}
 
 
+def test_a_stream_that_spells_a_secret_and_then_shows_it_whole_is_not_kept(url, reader, calls):
+    secret = SECRETS["aws_access_key"]
+    stream = b"".join(b'data: {"delta":"%c"}\n\n' % letter for letter in secret.encode())
+    stream += b'data: {"text":"%b"}\n\n' % secret.encode()
+    for said in (
+        {"message": {"content": secret}},
+        {"conversation": {"choices": [{"role": "assistant", "content": secret}]}},
+    ):
+        found = recorded(url, calls, Redactor(), {}, response_body=stream, **said)
+        assert reader.response_body(found).startswith(b"[redacted")
+
+
+@pytest.mark.parametrize("before", ["\n", "\r\n", "\t", "\x1b"])
+@pytest.mark.parametrize("name", SECRETS.keys() - {"private_key"})
+def test_a_secret_that_begins_a_line_is_found(url, reader, calls, name, before):
+    text = f"KEY:{before}{SECRETS[name]}"
+    once = dump_json({"content": text})
+    found = recorded(
+        url,
+        calls,
+        Redactor(),
+        {"request_body": once},
+        message={"content": text, "arguments": once.decode()},
+    )
+    for stored in (reader.request_body(found), dump_json(dict(reader.call(found).message))):
+        assert SECRETS[name].encode() not in stored
+
+
+def test_two_halves_of_a_key_in_two_strings_leave_the_message_whole(url, reader, calls):
+    message = {
+        "content": "it begins -----BEGIN RSA PRIVATE KEY-----",
+        "tool_calls": [{"function": {"arguments": '{"x":"-----END RSA PRIVATE KEY-----"}'}}],
+    }
+    found = recorded(url, calls, Redactor(), {}, message=message)
+    assert reader.call(found).message == message
+
+
 def test_bodies_without_a_secret_stay_byte_for_byte(url, reader, calls):
     body = b'{"messages": [ {"content":"task-sk-1, AKIA, xoxo" } ]}'
     row = reader.call(recorded(url, calls, Redactor(), {"request_body": body}))
