@@ -77,14 +77,19 @@ def audit_session(
     bodies: bool = False,
 ) -> SessionAudit:
     """Checks one session. With ``bodies`` every recorded body is read and proved as well."""
-    calls, rows = reader.calls(session_id), reader.span_rows(session_id)
     found = Findings(session_id)
+    try:
+        calls, rows = reader.recorded(session_id)
+    except ValueError as error:
+        found.add("span_damaged", session_id, str(error))
+        calls, rows = reader.calls(session_id), []
+    else:
+        check_spans(rows, calls, found)
+        check_calls(calls, rows, found)
     try:
         calls = with_kinds(calls)
     except (NotFound, ValueError) as error:
         found.add("texts_damaged", session_id, str(error))
-    check_spans(rows, calls, found)
-    check_calls(calls, rows, found)
     if bodies:
         _check_bodies(reader, calls, found)
     captured = sum(call.sampled_tokens or 0 for call in calls)

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from reconstruct.kinds import with_kinds
+from store.errors import NotFound
 from store.queries import CallRow, Reader, SpanRow
 from store.records import Span, SpanKind, TokenIds
 from store.tree import DETACHED, parents_first
@@ -71,9 +72,14 @@ class SessionTree:
 
     @classmethod
     def load(cls, reader: Reader, session_id: str) -> SessionTree:
-        """The session as the store has it, its calls' kinds told. Raises :class:`BrokenTree`."""
-        calls = with_kinds(reader.calls(session_id))
-        return cls(session_id, calls, reader.span_rows(session_id))
+        """The session as the store has it, its calls' kinds told. Raises :class:`BrokenTree`, also
+        for stored values that are damaged."""
+        try:
+            calls, rows = reader.recorded(session_id)
+            calls = with_kinds(calls)
+        except (NotFound, ValueError) as error:
+            raise BrokenTree(str(error)) from error
+        return cls(session_id, calls, rows)
 
     def branches(self) -> list[Branch]:
         """All branches, in the order in which their last calls began (then by choice).

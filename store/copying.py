@@ -14,9 +14,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-from sqlalchemy import Connection, Engine, Table, func, insert, make_url, select
+from sqlalchemy import Connection, Table, func, insert, make_url, select
 
-from store.database import connect, database_url, migrate, transaction
+from store.database import connect, database_url, migrate, snapshot, transaction
 from store.errors import StoreUnavailable
 from store.schema import metadata, writers
 
@@ -35,7 +35,7 @@ def copy_store(source: str, target: str) -> dict[str, int]:
     migrate(target)
     origin, destination = connect(source), connect(target, synchronous="FULL")
     try:
-        with _snapshot(origin) as reading, transaction(destination) as writing:
+        with snapshot(origin) as reading, transaction(destination) as writing:
             for table in _tables():
                 if writing.execute(select(func.count()).select_from(table)).scalar_one():
                     raise NotEmpty(f"{target} already holds {table.name}: give an empty store")
@@ -84,17 +84,6 @@ def _copy(reading: Connection, writing: Connection, table: Table) -> int:
         writing.execute(insert(table), [dict(row) for row in some])
         copied += len(some)
     return copied
-
-
-@contextmanager
-def _snapshot(engine: Engine) -> Iterator[Connection]:
-    """Reads that all see the same moment."""
-    with engine.connect() as plain:
-        connection = plain
-        if engine.dialect.name == "postgresql":
-            connection = plain.execution_options(isolation_level="REPEATABLE READ")
-        with connection.begin():
-            yield connection
 
 
 def _sqlite_backup(source: Path, target: Path) -> None:

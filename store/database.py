@@ -151,6 +151,17 @@ def transaction(engine: Engine) -> Iterator[Connection]:
             yield connection
 
 
+@contextmanager
+def snapshot(engine: Engine) -> Iterator[Connection]:
+    """Reads that all see the same moment."""
+    with engine.connect() as plain:
+        connection = plain
+        if engine.dialect.name == "postgresql":
+            connection = plain.execution_options(isolation_level="REPEATABLE READ")
+        with connection.begin():
+            yield connection
+
+
 def _sqlite(url: sqlalchemy.URL, synchronous: Synchronous, page_cache_kib: int) -> Engine:
     if url.database and url.database != ":memory:":
         Path(url.database).parent.mkdir(parents=True, exist_ok=True)

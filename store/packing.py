@@ -65,11 +65,15 @@ def unpack(packed: bytes) -> bytes:
     if codec == RAW:
         return bytes(packed[1:])
     if codec == ZSTD:
-        try:
-            return _codecs.decompress(packed[1:])
-        except zstandard.ZstdError as error:
-            raise ValueError(f"a packed value is damaged: {error}") from error
+        return _decompress(packed[1:])
     raise ValueError(f"packed value has unknown codec {codec}")
+
+
+def _decompress(frame: bytes) -> bytes:
+    try:
+        return _codecs.decompress(frame)
+    except zstandard.ZstdError as error:
+        raise ValueError(f"a packed value is damaged: {error}") from error
 
 
 def pack_ids(ids: ArrayLike) -> bytes:
@@ -85,10 +89,10 @@ def pack_ids(ids: ArrayLike) -> bytes:
 
 
 def unpack_ids(packed: bytes) -> TokenIds:
-    """``uint32[T]``, read-only."""
+    """``uint32[T]``, read-only. Raises ``ValueError`` on damaged bytes."""
     if packed[0] != HALVES:
         return np.frombuffer(unpack(packed), dtype="<u4")
-    raw = _codecs.decompress(packed[1:])
+    raw = _decompress(packed[1:])
     half = len(raw) // 2
     ids = np.frombuffer(raw, dtype="<u2", count=half // 2).astype("<u4")
     high = raw[half:]
@@ -111,13 +115,13 @@ def pack_logprobs(logprobs: ArrayLike) -> bytes:
 
 
 def unpack_logprobs(packed: bytes) -> Logprobs:
-    """``float32[T]``, read-only."""
+    """``float32[T]``, read-only. Raises ``ValueError`` on damaged bytes."""
     codec = packed[0]
     if codec == EXPONENTS:
-        exponents = _codecs.decompress(packed[1:])  # what comes after the frame is left alone
+        exponents = _decompress(packed[1:])  # what comes after the frame is left alone
         planes = packed[-3 * len(exponents) :] + exponents
     elif codec == PLANES:
-        planes = _codecs.decompress(packed[1:])
+        planes = _decompress(packed[1:])
     else:
         return np.frombuffer(unpack(packed), dtype="<f4")
     words = np.frombuffer(planes, dtype=np.uint8).reshape(4, -1).T.tobytes()

@@ -17,7 +17,7 @@ from store import stored
 from store.call_rows import CALLS, SPANS, read_calls, read_span_row
 from store.call_rows import CallRow as CallRow
 from store.call_rows import SpanRow as SpanRow
-from store.database import connect
+from store.database import connect, snapshot
 from store.errors import NotFound
 from store.records import (
     CallKind,
@@ -42,10 +42,10 @@ _PAGE: Final = 200
 
 # Built once: a statement that is built anew costs more than most reads.
 _SESSIONS: Final[BindParameter[Any]] = bindparam("sessions", expanding=True)
-_CALLS_OF: Final = CALLS.where(calls.c.session_id.in_(_SESSIONS)).order_by(
+_CALLS_OF: Final[Select[Any]] = CALLS.where(calls.c.session_id.in_(_SESSIONS)).order_by(
     calls.c.session_id, calls.c.started_at, calls.c.id
 )
-_SPANS_OF: Final = SPANS.where(calls.c.session_id.in_(_SESSIONS))
+_SPANS_OF: Final[Select[Any]] = SPANS.where(calls.c.session_id.in_(_SESSIONS))
 _REWARDS_OF: Final = (
     select(rewards)
     .where(rewards.c.session_id.in_(_SESSIONS))
@@ -230,7 +230,10 @@ class Reader:
         return [row.span for row in self.span_rows(session_id)]
 
     def span_rows(self, session_id: str) -> list[SpanRow]:
-        """A session's spans with their lengths, choices and checksums, as stored."""
+        """A session's spans with their lengths, choices and checksums, as stored.
+
+        Raises ``ValueError`` when one is damaged.
+        """
         return self.span_rows_of([session_id])[session_id]
 
     def span_rows_of(self, session_ids: Sequence[str]) -> dict[str, list[SpanRow]]:
@@ -293,6 +296,18 @@ class Reader:
             )
             for row in found
         )
+
+    def recorded(self, session_id: str) -> tuple[list[CallRow], list[SpanRow]]:
+        """A session's calls (in the order of their start) and its spans, both of one moment: those
+        of a session that goes on would contradict each other else.
+
+        Raises ``ValueError`` when a stored span is damaged.
+        """
+        wanted = {"sessions": [session_id]}
+        with snapshot(self.engine) as connection:
+            found = connection.execute(_CALLS_OF, wanted).all()
+            tokens = connection.execute(_SPANS_OF, wanted).all()
+        return read_calls(found, self.engine, self._texts), [read_span_row(row) for row in tokens]
 
     # -- runs and training -----------------------------------------------------------------------
 

@@ -45,20 +45,24 @@ SPANS: Final = select(*json_as_text(spans), calls.c.session_id).join(
 
 
 def read_span(row: Sequence[Any]) -> Span:
-    """A row of ``SPANS``."""
+    """A row of ``SPANS``. Raises ``ValueError`` when it is damaged."""
     (call_id, choice, parent_call, parent_choice, start, _length, _finish, ids, logprobs,
      versions, _checksum, session_id) = row  # fmt: skip
-    return Span(
-        span_id(call_id, choice),
-        session_id,
-        call_id,
-        None if parent_choice is None else span_id(parent_call or call_id, parent_choice),
-        start,
-        SpanKind.OBSERVED if choice == OBSERVED else SpanKind.SAMPLED,
-        unpack_ids(ids),
-        None if logprobs is None else unpack_logprobs(logprobs),
-        () if versions == "[]" else tuple([VersionRun(*run) for run in orjson.loads(versions)]),
-    )
+    identifier = span_id(call_id, choice)
+    try:
+        return Span(
+            identifier,
+            session_id,
+            call_id,
+            None if parent_choice is None else span_id(parent_call or call_id, parent_choice),
+            start,
+            SpanKind.OBSERVED if choice == OBSERVED else SpanKind.SAMPLED,
+            unpack_ids(ids),
+            None if logprobs is None else unpack_logprobs(logprobs),
+            () if versions == "[]" else tuple([VersionRun(*run) for run in orjson.loads(versions)]),
+        )
+    except (ValueError, IndexError) as error:
+        raise ValueError(f"span {identifier} is damaged: {error}") from error
 
 
 def token_tree(connection: Connection, session_id: str) -> TokenTree:

@@ -4,15 +4,23 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from sqlalchemy import insert, select, update
+from sqlalchemy import event, insert, select, update
 from sqlalchemy.exc import IntegrityError
 
 from reconstruct.audit import Findings, audit, audit_session, check_samples
 from reconstruct.builders import build
+from reconstruct.episodes import build_episode
 from reconstruct.policy import DEFAULT_POLICY
-from reconstruct.tree import SessionTree
+from reconstruct.tree import BrokenTree, SessionTree
 from store.database import connect, transaction
-from store.packing import pack_ids, pack_logprobs, unpack_ids, unpack_logprobs
+from store.packing import (
+    EXPONENTS,
+    HALVES,
+    pack_ids,
+    pack_logprobs,
+    unpack_ids,
+    unpack_logprobs,
+)
 from store.records import CallStatus, VersionRun
 from store.rows import OBSERVED
 from store.schema import bodies, calls, spans
@@ -107,6 +115,33 @@ def test_a_changed_token_is_found(reader, agent, change):
     ids[0] += 1
     change(update(spans).where(this(row["call_id"], row["choice"])).values(token_ids=pack_ids(ids)))
     assert "checksum_differs" in rules(reader, agent)
+
+
+@pytest.mark.parametrize(("column", "codec"), [("token_ids", HALVES), ("logprobs", EXPONENTS)])
+def test_a_span_that_cannot_be_read_is_found_and_named(reader, record, change, column, codec):
+    session = record()
+    call_id = session.call([1, 2], [50, 51])
+    damaged = bytes((codec,)) + b"not a frame"
+    change(update(spans).where(this(call_id, 0)).values({column: damaged}))
+    (report,) = audit(reader)
+    assert not report.clean
+    told = {violation.rule: violation.detail for violation in report.violations}
+    assert f"{call_id}.s0" in told["span_damaged"]
+    with pytest.raises(BrokenTree, match="damaged"):
+        build_episode(reader, session.id)
+
+
+def test_a_call_that_ends_while_its_session_is_audited_is_no_violation(reader, record):
+    session = record()
+    session.call([1], [50])
+
+    def goes_on(_connection, _cursor, statement, *_):
+        if "FROM calls" in statement and session.clock == 1.0:
+            session.call([1, 50, 2], [51])
+
+    event.listen(reader.engine, "after_cursor_execute", goes_on)
+    assert audit_session(reader, session.id).violations == ()
+    assert len(reader.calls(session.id)) == 2
 
 
 @pytest.mark.parametrize(
