@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import orjson
 
 from reconstruct.exports.lines import Inexpressible
 
 Message = Mapping[str, Any]
+
+_LONG_INTEGER: Final = re.compile(r"\d{19}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +44,8 @@ def reasoning(message: Message) -> str | None:
 
 
 def tool_calls(message: Message) -> list[ToolCall]:
-    """Raises :class:`Inexpressible` where the sampled arguments are no JSON object."""
+    """Raises :class:`Inexpressible` where the sampled arguments are no JSON object, or hold an
+    integer that is too long to be told exactly."""
     return [
         ToolCall(call.get("id", ""), call["function"]["name"], _arguments(call["function"]))
         for call in message.get("tool_calls") or ()
@@ -50,10 +55,14 @@ def tool_calls(message: Message) -> list[ToolCall]:
 def _arguments(function: Mapping[str, Any]) -> dict[str, Any]:
     arguments = function.get("arguments") or {}
     if isinstance(arguments, str):
+        told = arguments
         try:
-            arguments = orjson.loads(arguments)
+            arguments = orjson.loads(told)
         except orjson.JSONDecodeError:
             raise Inexpressible("tool_arguments_not_json") from None
+        # What does not fit 64 bits has become a float here, which says another number.
+        if _LONG_INTEGER.search(told) and json.loads(told) != arguments:
+            raise Inexpressible("tool_arguments_not_exact")
     if not isinstance(arguments, dict):
         raise Inexpressible("tool_arguments_not_json")
     return arguments

@@ -325,6 +325,12 @@ def test_atif_lines_meet_its_schema_and_carry_the_tokens_exactly(talk, written, 
             "tool_arguments_not_json",
         ),
         (
+            [user("q")],
+            calling("z", arguments='{"account": 123456789012345678901}'),
+            (Format.TRL, Format.SHAREGPT, Format.ADP, Format.ATIF),
+            "tool_arguments_not_exact",
+        ),
+        (
             [user("q"), calling("y"), user("no")],
             said("a"),
             (Format.ADP,),
