@@ -138,8 +138,9 @@ class DataPlane:
     def _parsed(self, route: Route, client: Client, body: bytes, owner: str) -> Request:
         histories = self._services.histories
         if route.dialect == histories.dialect:
-            return histories.parse(body, owner)
-        return DIALECTS[route.dialect].parse(body, dict(route.parameters), _query(client))
+            return _storable(histories.parse(body, owner))
+        parse = DIALECTS[route.dialect].parse
+        return _storable(parse(body, dict(route.parameters), _query(client)))
 
     async def _asked(
         self, session: SessionRecord, request: Request, prompt: Prompt, to: Destination
@@ -175,7 +176,7 @@ class DataPlane:
         counting = COUNTING[route.dialect]
         caller = await services.sessions.authenticate(client.headers, client.address)
         body = await client.body(services.settings.limits.body_bytes)
-        request = counting.parse(body, dict(route.parameters), _query(client))
+        request = _storable(counting.parse(body, dict(route.parameters), _query(client)))
         identity = identify(client.headers)
         session = await services.sessions.admit(caller, route.session, identity)
         if session is None:
@@ -265,6 +266,14 @@ class DataPlane:
         if tail_length(link) < _LONG_TAIL:
             return continuer.prompt(link, request)
         return await asyncio.to_thread(continuer.prompt, link, request)
+
+
+def _storable(request: Request) -> Request:
+    """``request``, unless its model has a name that no database holds."""
+    if "\0" in request.model:
+        told = "a model's name has no NUL character"
+        raise ApiError("invalid_request", told, status=400, param="model")
+    return request
 
 
 def _owner(caller: Caller, route: Route, identity: Identity) -> str:

@@ -17,6 +17,7 @@ from store.records import CallStatus
 from trainer.tiny import CHATML_TOOLS_TEMPLATE as TEMPLATE
 from trainer.tiny import train_tokenizer
 
+SAID = [{"role": "user", "content": "x"}]
 TOOL = {
     "name": "add",
     "description": "adds",
@@ -371,3 +372,22 @@ def test_googles_client_reads_models_by_every_version_of_its_api(
     name = f"models/{stage.engine.model}"
     assert [model.name for model in client.models.list()] == [name]
     assert client.models.get(model=stage.engine.model).name == name
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/chat/completions", {"model": "a\0", "messages": SAID}),
+        ("/v1/responses", {"model": "a\0", "input": "x"}),
+        ("/v1/messages/count_tokens", {"model": "a\0", "messages": SAID}),
+        ("/v1beta/models/a%00:generateContent", {"contents": [{"parts": [{"text": "x"}]}]}),
+    ],
+)
+def test_a_models_name_that_no_database_holds_is_refused_before_the_engine_is_asked(
+    bench: Any, stage: Any, path: str, body: dict[str, Any]
+) -> None:
+    """PostgreSQL stores no NUL in a text: the call's record would be lost."""
+    response = httpx.post(bench.url + path, json=body)
+    assert response.status_code == 400
+    assert "NUL" in response.json()["error"]["message"]
+    assert not stage.requests
