@@ -42,7 +42,7 @@ _EXACT: Final = {
     "/v1alpha/models": Route("google", Action.MODELS, "GET"),
     "/api/hello": Route("messages", Action.HELLO, "HEAD"),
 }
-_GOOGLE: Final = re.compile(r"/v1(?:beta|alpha)?/models/(?P<model>[^:]+):(?P<method>\w+)")
+_GOOGLE: Final = re.compile(r"/v1(?:beta|alpha)?/models/(?P<model>.+):(?P<method>\w+)")
 _GOOGLE_ACTIONS: Final = {
     "generateContent": Action.GENERATE,
     "streamGenerateContent": Action.GENERATE,
@@ -88,7 +88,7 @@ def _parametrised(path: str) -> Route | None:
 
 def implied_dialect(path: str) -> DialectName:
     """In whose shape an unknown path is answered."""
-    if "/v1beta/" in path or "/v1alpha/" in path:
+    if "/v1beta/" in path or "/v1alpha/" in path or _GOOGLE.search(path):
         return "google"
     if "/messages" in path or "/api/" in path:
         return "messages"

@@ -10,7 +10,7 @@ import httpx
 import openai
 import pytest
 from google import genai
-from google.genai import types
+from google.genai import errors, types
 
 from engine.scripted import Refuse, Reply, ScriptedCall, ScriptedEngine
 from store.records import CallStatus
@@ -391,3 +391,16 @@ def test_a_models_name_that_no_database_holds_is_refused_before_the_engine_is_as
     assert response.status_code == 400
     assert "NUL" in response.json()["error"]["message"]
     assert not stage.requests
+
+
+def test_a_colon_in_a_models_name_is_part_of_it(bench: Any) -> None:
+    client = genai.Client(api_key="x", http_options={"base_url": bench.url})
+    reply = client.models.generate_content(model="qwen3:4b", contents="hi")
+    assert reply.model_version == bench.call().model_requested == "qwen3:4b"
+
+
+def test_what_google_has_and_we_have_not_is_refused_in_its_words(bench: Any) -> None:
+    client = genai.Client(api_key="x", http_options={"base_url": bench.url, "api_version": "v1"})
+    with pytest.raises(errors.ClientError) as caught:
+        client.models.embed_content(model="m", contents="hi")
+    assert (caught.value.code, caught.value.status) == (404, "NOT_FOUND")
