@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import Self
@@ -15,7 +16,12 @@ from harnesses.verifiers import Verifier
 
 
 class Rollouts:
-    """Runs jobs against one proxy with one runtime, which stays warm between calls."""
+    """Runs jobs against one proxy with one runtime, which stays warm between calls.
+
+    A trainer that collects ahead does so in a thread of its own, one collection after another, and
+    may end in the midst of one: leaving the context cancels it, and returns when its sessions are
+    sealed.
+    """
 
     def __init__(
         self, proxy_url: str, runtime: Runtime, verifier: Verifier, *, key: str | None = None
@@ -25,6 +31,10 @@ class Rollouts:
         self._runtime = runtime
         self._verifier = verifier
         self._runner = asyncio.Runner()
+        self._turn = threading.Lock()
+        """Held while the runner's loop runs."""
+        self._running: asyncio.Task[object] | None = None
+        self._closing = False
 
     def __enter__(self) -> Self:
         return self
@@ -35,8 +45,12 @@ class Rollouts:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._runner.run(self._runtime.close())
-        self._runner.close()
+        self._closing = True
+        if (running := self._running) is not None:
+            running.get_loop().call_soon_threadsafe(running.cancel)
+        with self._turn:
+            self._runner.run(self._runtime.close())
+            self._runner.close()
 
     def collect(
         self,
@@ -46,7 +60,10 @@ class Rollouts:
         progress: Callable[[RolloutResult], None] | None = None,
     ) -> list[RolloutResult]:
         """All results, in the order they came. Ctrl-C ends every session that still runs."""
-        return self._runner.run(self._collect(adapter, jobs, settings, progress))
+        with self._turn:
+            if self._closing:
+                raise asyncio.CancelledError
+            return self._runner.run(self._collect(adapter, jobs, settings, progress))
 
     def sessions(
         self,
@@ -66,6 +83,12 @@ class Rollouts:
         settings: Settings,
         progress: Callable[[RolloutResult], None] | None,
     ) -> list[RolloutResult]:
-        async with ControlClient(self._proxy_url, self._key) as client:
-            rollout = Rollout(client, adapter, self._runtime, self._verifier, settings)
-            return await rollout.collect(jobs, progress)
+        self._running = asyncio.current_task()
+        try:
+            if self._closing:
+                raise asyncio.CancelledError
+            async with ControlClient(self._proxy_url, self._key) as client:
+                rollout = Rollout(client, adapter, self._runtime, self._verifier, settings)
+                return await rollout.collect(jobs, progress)
+        finally:
+            self._running = None
