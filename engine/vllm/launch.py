@@ -169,7 +169,9 @@ class VllmServer:
             began = time.monotonic()
             try:
                 process, served = self._launch()
-            except (VllmError, EngineError) as error:
+            except (VllmError, EngineError, OSError, ValueError) as error:
+                # The last two: a file that cannot be read or written, or does not hold what it
+                # should. Whoever waits for vLLM must hear of it.
                 self._refuse(f"vLLM was not started: {error}")
                 return
             if left < self._restarts:
@@ -298,7 +300,8 @@ def require_unchanged(served: Served) -> None:
 
 
 def _free_port(host: str) -> int:
-    with socket.socket() as listener:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family) as listener:
         listener.bind((host, 0))
         return int(listener.getsockname()[1])
 

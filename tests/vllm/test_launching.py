@@ -66,6 +66,19 @@ def test_it_serves_in_a_process_group_of_its_own_and_ends_with_the_block(
     assert gone(pid)
 
 
+def test_a_model_directory_that_cannot_be_read_is_said_and_not_waited_for(
+    make: Callable[..., VllmServer], model_dir: Path
+) -> None:
+    (model_dir / "config.json").write_text("{")
+    with pytest.raises(VllmError, match="was not started: Expecting property name"):
+        make().start()
+
+
+def test_a_free_port_is_found_on_an_ipv6_address(make: Callable[..., VllmServer]) -> None:
+    server = make(options=VllmOptions(host="::1"))
+    assert server.base_url == f"http://[::1]:{server.port}"
+
+
 def test_a_child_that_ignores_sigterm_is_ended_too(
     make: Callable[..., VllmServer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
