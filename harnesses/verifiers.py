@@ -92,7 +92,8 @@ class CommandVerifier:
     """1.0 when a shell command in the workspace exits with 0, such as a test suite.
 
     Without ``command`` it runs ``payload["verify"]``. The command's environment holds no provider
-    key; it and everything it started is killed after ``timeout_s`` seconds, which scores 0.
+    key; it and everything it started is killed after ``timeout_s`` seconds, which scores 0. A
+    workspace that the agent has removed scores 0, too.
     """
 
     command: str | None = None
@@ -100,6 +101,8 @@ class CommandVerifier:
 
     async def __call__(self, delivery: Delivery) -> Scores:
         command = self.command or str(_expected(delivery.task, "verify"))
+        if not delivery.workspace.is_dir():
+            return {REWARD: 0.0}
         process = await asyncio.create_subprocess_shell(
             command,
             cwd=delivery.workspace,

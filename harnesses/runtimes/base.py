@@ -52,10 +52,14 @@ class Captured:
 
     @classmethod
     def of(cls, path: Path, limit: int = TAIL_BYTES) -> Captured:
-        with path.open("rb") as stream:
-            size = stream.seek(0, 2)
-            stream.seek(max(0, size - limit))
-            return cls(path, size, stream.read(limit).decode("utf-8", "replace"))
+        """What is in the file; nothing when the process has removed it."""
+        try:
+            with path.open("rb") as stream:
+                size = stream.seek(0, 2)
+                stream.seek(max(0, size - limit))
+                return cls(path, size, stream.read(limit).decode("utf-8", "replace"))
+        except FileNotFoundError:
+            return cls(path, 0, "")
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,13 @@ from harnesses.client import ControlClient, ControlError
 from harnesses.rollout import Job, Outcome, Rollout, RolloutResult, Settings, grouped
 from harnesses.runtimes import Finished, Launch, LocalRuntime, NotLaunchable, RuntimeLost
 from harnesses.tasks import Task
-from harnesses.verifiers import Delivery, ExactAnswer, FunctionVerifier, VerifierError
+from harnesses.verifiers import (
+    CommandVerifier,
+    Delivery,
+    ExactAnswer,
+    FunctionVerifier,
+    VerifierError,
+)
 
 TextOf = Callable[[Path], Awaitable[str]]
 AssertGone = Callable[[int], Awaitable[None]]
@@ -225,6 +231,16 @@ async def test_a_lost_runtime_is_infrastructure(run: Runner, stand_in: Any) -> N
 
     assert (result.outcome, result.attempts) == (Outcome.COMPLETED, 2)
     assert sorted(stand_in.sealed.values()) == ["completed", "infrastructure"]
+
+
+@pytest.mark.parametrize("gone", ["$PWD", "$(dirname $PWD)"])
+async def test_an_agent_that_removes_its_directories_fails_and_nothing_else_does(
+    run: Runner, stand_in: Any, gone: str
+) -> None:
+    (result,) = await run(f'echo yes; rm -rf "{gone}"', verifier=CommandVerifier("true"))
+
+    assert (result.outcome, result.scores) == (Outcome.COMPLETED, {"reward": 0.0})
+    assert stand_in.sealed == {result.session_id: "completed"}
 
 
 async def test_a_verifier_without_a_verdict_is_infrastructure(run: Runner, stand_in: Any) -> None:
