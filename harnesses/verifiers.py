@@ -70,7 +70,11 @@ class NumberAnswer:
     tolerance: float = 1e-9
 
     async def __call__(self, delivery: Delivery) -> Scores:
-        wanted = float(_expected(delivery.task, self.key))
+        stated = _expected(delivery.task, self.key)
+        try:
+            wanted = float(stated)
+        except (TypeError, ValueError) as error:
+            raise VerifierError(f"task {delivery.task.id}: {stated!r} is no number") from error
         numbers = numbers_in(delivery.answer)
         right = len(numbers) == 1 and abs(numbers[0] - wanted) <= self.tolerance
         return {REWARD: float(right)}
@@ -84,7 +88,11 @@ class RegexAnswer:
 
     async def __call__(self, delivery: Delivery) -> Scores:
         pattern = self.pattern or str(_expected(delivery.task, "pattern"))
-        return {REWARD: float(re.search(pattern, delivery.answer) is not None)}
+        try:
+            found = re.search(pattern, delivery.answer)
+        except re.error as error:
+            raise VerifierError(f"task {delivery.task.id}: {pattern!r}: {error}") from error
+        return {REWARD: float(found is not None)}
 
 
 @dataclass(frozen=True, slots=True)

@@ -98,3 +98,14 @@ async def test_a_function_returns_a_number_or_named_scores() -> None:
 async def test_a_missing_expectation_is_no_score_of_zero(verifier: Verifier) -> None:
     with pytest.raises(VerifierError, match="payload"):
         await verifier(delivered("42", {}))
+
+
+@pytest.mark.parametrize(
+    ("verifier", "payload"),
+    [(NumberAnswer(), {"answer": "1,250"}), (RegexAnswer(), {"pattern": "("})],
+)
+async def test_an_expectation_that_cannot_be_met_is_no_score_of_zero(
+    verifier: Verifier, payload: Mapping[str, Any]
+) -> None:
+    with pytest.raises(VerifierError, match="task t"):
+        await verifier(delivered("1,250", payload))
