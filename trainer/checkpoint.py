@@ -17,12 +17,11 @@ from typing import Any, Final
 
 import numpy as np
 import torch
-from safetensors.torch import load_model
 from torch import nn
 from torch.optim import Optimizer
 
 from trainer.durable import atomic_directory
-from trainer.model import save_policy
+from trainer.model import restore_policy, save_policy
 
 POLICY_DIRECTORY: Final = "policy"
 STATE_FILE: Final = "trainer.pt"
@@ -88,10 +87,10 @@ def load_checkpoint(path: Path, model: nn.Module, optimizer: Optimizer) -> Progr
     if not (path / STATE_FILE).exists():
         raise CheckpointError(f"{path} is not a checkpoint: it has no {STATE_FILE}")
     try:
-        load_model(model, path / POLICY_DIRECTORY / "model.safetensors")
+        restore_policy(model, path / POLICY_DIRECTORY)
         state = torch.load(path / STATE_FILE, map_location="cpu", weights_only=True)
         optimizer.load_state_dict(state["optimizer"])
-    except (RuntimeError, ValueError, FileNotFoundError) as error:
+    except (RuntimeError, ValueError, OSError) as error:
         raise CheckpointError(f"{path} does not fit this model: {error}") from error
     _restore_random_state(state["random"])
     return Progress(step=state["step"], version=state["version"], seconds=state.get("seconds", 0.0))

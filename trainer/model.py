@@ -12,6 +12,7 @@ from typing import Any, Final, Literal
 
 import numpy as np
 import torch
+from safetensors import safe_open
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from transformers import AutoModelForCausalLM
@@ -98,6 +99,23 @@ def save_policy(
         for name in TOKENIZER_FILES:
             if (tokenizer_from / name).exists():
                 shutil.copyfile(tokenizer_from / name, directory / name)
+
+
+def restore_policy(model: nn.Module, directory: Path) -> None:
+    """Put the weights that :func:`save_policy` wrote to ``directory`` into ``model``.
+
+    They go by way of a second model: in a checkpoint some families have other names and shapes than
+    in memory. Raises ``ValueError`` or ``OSError`` when they are not a version of ``model``.
+    """
+    with safe_open(directory / "model.safetensors", framework="pt") as file:
+        written = {name: list(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118 - not a dict
+    if written != {name: list(each.shape) for name, each in checkpoint_tensors(model).items()}:
+        raise ValueError("it holds other tensors")
+    with _without_progress_bars():
+        other = AutoModelForCausalLM.from_pretrained(
+            directory, dtype=next(model.parameters()).dtype
+        )
+    model.load_state_dict(other.state_dict())
 
 
 def score_pack(model: nn.Module, pack: Pack, *, block_tokens: int = 256) -> TokenScores:

@@ -4,6 +4,7 @@ import shutil
 import numpy as np
 import pytest
 import torch
+from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from trainer.checkpoint import (
     CheckpointError,
@@ -48,6 +49,29 @@ def test_resuming_equals_never_having_stopped_bit_for_bit(policy_directory, tmp_
 
     for expected, found in zip(straight.parameters(), resumed.parameters(), strict=True):
         assert torch.equal(expected, found)
+
+
+def test_a_model_whose_files_have_other_names_than_its_parameters_is_resumed(tmp_path):
+    """In memory the experts of a layer are one tensor, in a checkpoint each has its own."""
+    config = Qwen3MoeConfig(
+        vocab_size=64,
+        hidden_size=16,
+        moe_intermediate_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=8,
+        num_experts=4,
+        num_experts_per_tok=2,
+        tie_word_embeddings=True,
+    )
+    Qwen3MoeForCausalLM(config).save_pretrained(tmp_path / "policy")
+    trained, optimizer = fresh(tmp_path / "policy")
+    train(trained, optimizer, 1)
+    path = save_checkpoint(tmp_path / "checkpoints", trained, optimizer, Progress(1, 1))
+    resumed, optimizer = fresh(tmp_path / "policy")
+    assert load_checkpoint(path, resumed, optimizer) == Progress(1, 1)
+    torch.testing.assert_close(resumed.state_dict(), trained.state_dict(), rtol=0, atol=0)
 
 
 def test_every_random_generator_goes_on_where_it_was(policy_directory, tmp_path):
