@@ -120,15 +120,16 @@ def train(
                 _hold(publisher, stack, model, loop.version)
             return on_step(report)
 
-        announced = stack.version()
+        told = max([stack.version(), *(policy.version for policy in reader.policies(plan.run_id))])
         if checkpoints(loop_directory):
             loop.resume()
         else:
             writer.record_policy(PolicyRecord(plan.run_id, 0, time.time(), path=str(plan.policy)))
-        if announced > loop.version:
-            # Published by an attempt that ended before its checkpoint, or for another run. A
-            # number stands for one set of weights only, so ours get the next one.
-            loop.version = announced + 1
+        if told > loop.version:
+            # Published by an attempt that ended before its checkpoint, which engine and proxy may
+            # have forgotten but the store has not, or for another run. A number stands for one set
+            # of weights only, so ours get the next one.
+            loop.version = told + 1
         if loop.version:
             publisher.publish(model, loop.version)
         elif plan.config.max_staleness:

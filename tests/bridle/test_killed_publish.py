@@ -17,7 +17,7 @@ from engine.embedded import EmbeddedEngine
 from proxy.server import ProxyServer
 from proxy.settings import ProxySettings
 from store.queries import Reader
-from store.records import RunRecord
+from store.records import PolicyRecord, RunRecord
 from store.writer import Writer
 from trainer.config import GrpoConfig
 from trainer.tiny import TinyShape, make_policy, train_tokenizer
@@ -114,3 +114,24 @@ def test_the_next_trainer_replaces_what_nobody_knows_and_resumes_the_engine(
         assert engine.score(probe) == pytest.approx(own, abs=1e-6)
     with Reader(store) as reader:
         assert reader.policies("run")[-1].verified
+
+
+def test_a_version_that_engine_and_proxy_have_forgotten_is_not_used_again(
+    stack: Stack, policy: Path, store: str, tmp_path: Path
+) -> None:
+    """`bridle train` starts both afresh: only the store knows what was published before."""
+    with Writer(store) as writer:
+        writer.create_run(RunRecord("run", "train", time.time()))
+        writer.record_policy(PolicyRecord("run", 1, time.time(), digest="other", verified=True))
+    plan = TrainingPlan(
+        policy=policy,
+        directory=tmp_path / "out",
+        store=store,
+        run_id="run",
+        config=GrpoConfig(steps=1),
+    )
+    train(plan, stack, lambda _step: [], on_step=lambda _report: None)
+    assert stack.version() == 2
+    with Reader(store) as reader:
+        versions = {policy.version: policy.digest for policy in reader.policies("run")}
+    assert versions[1] == "other"
