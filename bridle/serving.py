@@ -4,12 +4,22 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
-from bridle.terminal import out, print_json
+from bridle.terminal import fail, out, print_json
 
 POLL_S = 0.5
+
+
+@contextmanager
+def told_when_taken(host: str, port: int) -> Iterator[None]:
+    """Ends the command in a line when what is opened inside cannot listen there."""
+    try:
+        yield
+    except OSError as error:
+        fail(f"cannot listen on {host}:{port}: {error.strerror or error}")
 
 
 def announce(url: str, json: bool, *lines: str, **more: Any) -> None:

@@ -31,7 +31,7 @@ def embedded(
     model: Annotated[Path, typer.Option(help="Directory of the model and its tokenizer.")],
     served_model_name: Annotated[str | None, typer.Option(help="Default: directory name.")] = None,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="0 takes a free one.")] = 8000,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 8000,
     threads: Annotated[int, typer.Option(help="Threads of the model's arithmetic.")] = 1,
     max_model_len: Annotated[int | None, typer.Option(help="Default: the model's own.")] = None,
     json: JsonOption = False,

@@ -30,7 +30,7 @@ def vllm(
     url: Annotated[str | None, typer.Option(help="Check this running vLLM and start none.")] = None,
     served_model_name: Annotated[str, typer.Option(help="What requests call it.")] = "policy",
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="0 takes a free one.")] = 8000,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 8000,
     private_network: Annotated[
         bool,
         typer.Option(

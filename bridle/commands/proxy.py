@@ -11,7 +11,7 @@ import typer
 
 from bridle.config import DEFAULT_PORT
 from bridle.options import BudgetCalls, BudgetSeconds, BudgetTokens, JsonOption, StoreOption
-from bridle.serving import announce, wait_for_signal
+from bridle.serving import announce, told_when_taken, wait_for_signal
 from bridle.terminal import fail
 from store.records import Continuation
 
@@ -43,7 +43,7 @@ def proxy(
     ],
     store: StoreOption,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="0 takes a free one.")] = DEFAULT_PORT,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = DEFAULT_PORT,
     tokenizer: Annotated[
         Path | None,
         typer.Option(help="The model's directory: makes exact continuation possible."),
@@ -127,12 +127,16 @@ def proxy(
         tracing=otel,
     )
     if workers > 1:
-        with WorkerPool(settings, workers, routers=[_feed]) as pool:
+        with told_when_taken(host, port):
+            several = WorkerPool(settings, workers, routers=[_feed])
+        with several as pool:
             _announce(pool.base_url, json, store, engines)
             pool.serve()
         return
     devote_process()
-    with ProxyServer(settings, routers=[_feed]) as server:
+    with told_when_taken(host, port):
+        single = ProxyServer(settings, routers=[_feed])
+    with single as server:
         _announce(server.base_url, json, store, engines)
         wait_for_signal()
 

@@ -16,19 +16,26 @@ if TYPE_CHECKING:
 
 
 def sft(
-    policy: Annotated[Path, typer.Option(help="Model directory to begin with.")],
+    policy: Annotated[
+        Path,
+        typer.Option(exists=True, file_okay=False, help="Model directory to begin with."),
+    ],
     output: Annotated[Path, typer.Option("--out", help="Model directory to write.")],
     store: StoreOption,
     data: Annotated[
         Path | None,
-        typer.Option(help="A .parquet or .jsonl export; default: sessions of the store."),
+        typer.Option(
+            exists=True,
+            dir_okay=False,
+            help="A .parquet or .jsonl export; default: sessions of the store.",
+        ),
     ] = None,
     run: Annotated[str | None, typer.Option(help="Only this run's sessions.")] = None,
     min_reward: Annotated[float | None, typer.Option(help="Only from this reward up.")] = None,
-    epochs: Annotated[int, typer.Option(help="Passes over the data.")] = 1,
-    batch_size: Annotated[int, typer.Option(help="Examples per update.")] = 32,
+    epochs: Annotated[int, typer.Option(min=1, help="Passes over the data.")] = 1,
+    batch_size: Annotated[int, typer.Option(min=1, help="Examples per update.")] = 32,
     learning_rate: Annotated[float, typer.Option(help="Peak learning rate.")] = 1e-5,
-    seed: Annotated[int, typer.Option(help="Decides the order.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Decides the order.")] = 0,
 ) -> None:
     """Fine-tune a policy on recorded trajectories."""
     try:

@@ -20,7 +20,9 @@ from bridle.terminal import fail, out
 
 
 def train(
-    policy: Annotated[Path, typer.Option(help="Model directory of version 0.")],
+    policy: Annotated[
+        Path, typer.Option(exists=True, file_okay=False, help="Model directory of version 0.")
+    ],
     named: Annotated[
         str,
         typer.Option("--agent", help="codex, claude-code …, agent.py, or 'CMD {prompt}'."),
@@ -31,17 +33,17 @@ def train(
     ],
     output: Annotated[Path, typer.Option("--out", help="Store, checkpoints, weights, logs.")],
     split: Annotated[str | None, typer.Option(help="Only tasks of this split.")] = None,
-    steps: Annotated[int, typer.Option(help="GRPO steps.")] = 100,
+    steps: Annotated[int, typer.Option(min=1, help="GRPO steps.")] = 100,
     minutes: MinutesOption = None,
-    groups: Annotated[int, typer.Option(help="Tasks per step.")] = 8,
-    group_size: Annotated[int, typer.Option(help="Sessions per task.")] = 8,
-    parallel: Annotated[int, typer.Option(help="Sessions at a time.")] = 16,
+    groups: Annotated[int, typer.Option(min=1, help="Tasks per step.")] = 8,
+    group_size: Annotated[int, typer.Option(min=1, help="Sessions per task.")] = 8,
+    parallel: Annotated[int, typer.Option(min=1, help="Sessions at a time.")] = 16,
     timeout: Annotated[float, typer.Option(help="Seconds for one session.")] = 600.0,
     learning_rate: Annotated[float, typer.Option(help="Of AdamW.")] = 1e-6,
     schedule: ScheduleOption = "constant",
-    minibatches: Annotated[int, typer.Option(help="Updates per step.")] = 1,
-    max_staleness: Annotated[int, typer.Option(help="0: on-policy.")] = 0,
-    seed: Annotated[int, typer.Option(help="Order of tasks and minibatches.")] = 0,
+    minibatches: Annotated[int, typer.Option(min=1, help="Updates per step.")] = 1,
+    max_staleness: Annotated[int, typer.Option(min=0, help="0: on-policy.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Order of tasks and minibatches.")] = 0,
     engine: EngineOption = "embedded",
     publish_through: PublishThroughOption = "directory",
     transfer_backend: TransferBackendOption = "gloo",

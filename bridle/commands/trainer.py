@@ -24,7 +24,9 @@ from bridle.terminal import fail, out, print_json
 
 
 def trainer(
-    policy: Annotated[Path, typer.Option(help="Model directory of version 0.")],
+    policy: Annotated[
+        Path, typer.Option(exists=True, file_okay=False, help="Model directory of version 0.")
+    ],
     engine: Annotated[
         list[str], typer.Option(help="Base URL of an engine, which reads --out. Repeatable.")
     ],
@@ -33,15 +35,15 @@ def trainer(
     worker: Annotated[list[str], typer.Option(help="A worker's base URL. Repeatable.")],
     output: Annotated[Path, typer.Option("--out", help="Checkpoints, weights, logs.")],
     run: Annotated[str, typer.Option(help="Name of the run; the same goes on with it.")] = "train",
-    steps: Annotated[int, typer.Option(help="GRPO steps.")] = 100,
+    steps: Annotated[int, typer.Option(min=1, help="GRPO steps.")] = 100,
     minutes: MinutesOption = None,
-    groups: Annotated[int, typer.Option(help="Tasks per step.")] = 8,
-    group_size: Annotated[int, typer.Option(help="Sessions per task.")] = 8,
+    groups: Annotated[int, typer.Option(min=1, help="Tasks per step.")] = 8,
+    group_size: Annotated[int, typer.Option(min=1, help="Sessions per task.")] = 8,
     learning_rate: Annotated[float, typer.Option(help="Of AdamW.")] = 1e-6,
     schedule: ScheduleOption = "constant",
-    minibatches: Annotated[int, typer.Option(help="Updates per step.")] = 1,
-    max_staleness: Annotated[int, typer.Option(help="0: on-policy.")] = 0,
-    seed: Annotated[int, typer.Option(help="Order of minibatches.")] = 0,
+    minibatches: Annotated[int, typer.Option(min=1, help="Updates per step.")] = 1,
+    max_staleness: Annotated[int, typer.Option(min=0, help="0: on-policy.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Order of minibatches.")] = 0,
     publish_through: PublishThroughOption = "directory",
     transfer_address: Annotated[
         str, typer.Option(help="This machine's, as the engines reach it: loopback or private.")

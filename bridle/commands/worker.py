@@ -11,7 +11,7 @@ import typer
 
 from bridle.commands.proxy import ADMIN_KEY_VARIABLE
 from bridle.options import JsonOption, ProxyOption
-from bridle.serving import announce
+from bridle.serving import announce, told_when_taken
 from bridle.terminal import err, fail
 
 DEFAULT_PORT = 8485
@@ -29,8 +29,8 @@ def worker(
     proxy: ProxyOption,
     split: Annotated[str | None, typer.Option(help="Only tasks of this split.")] = None,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="0 takes a free one.")] = DEFAULT_PORT,
-    parallel: Annotated[int, typer.Option(help="Sessions at a time.")] = 16,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = DEFAULT_PORT,
+    parallel: Annotated[int, typer.Option(min=1, help="Sessions at a time.")] = 16,
     timeout: Annotated[float, typer.Option(help="Seconds for one session.")] = 600.0,
     model: Annotated[str, typer.Option(help="Model name that the harness asks for.")] = "policy",
     directory: Annotated[Path, typer.Option(help="Workspaces and logs.")] = Path("runs/worker"),
@@ -56,7 +56,9 @@ def worker(
     settings = Settings(directory=directory, parallel=parallel, timeout_s=timeout, model=model)
     duties = Duties(proxy, adapter, runtime, check, pool, settings, key)
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.create_server((host, port), family=family) as listener:
+    with told_when_taken(host, port):
+        listening = socket.create_server((host, port), family=family)
+    with listening as listener:
         url = f"http://{host}:{listener.getsockname()[1]}"
         announce(url, json, f"Worker for {adapter.name} on {url}, {len(pool)} tasks")
         serve(duties, listener, lambda line: err.print(line, highlight=False, markup=False))

@@ -1,0 +1,56 @@
+"""Options that cannot be meant are refused in a line, before anything starts."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from click.testing import Result
+
+Bridle = Callable[..., Result]
+
+TRAIN = ("train", "--policy", ".", "--agent", "codex", "--tasks", "t.jsonl", "--verifier", "exact")
+TRAINER = ("trainer", "--policy", ".", "--engine", "http://e", "--worker", "http://w")
+ROLLOUT = ("rollout", "--agent", "codex", "--tasks", "t.jsonl", "--verifier", "exact")
+WORKER = ("worker", "--agent", "codex", "--tasks", "t.jsonl", "--verifier", "exact")
+SFT = ("sft", "--policy", ".")
+
+
+@pytest.mark.parametrize(
+    ("command", "option", "value"),
+    [
+        *((TRAIN, name, 0) for name in ("--steps", "--groups", "--group-size", "--parallel")),
+        *((each, "--minibatches", 0) for each in (TRAIN, TRAINER)),
+        *((each, "--max-staleness", -1) for each in (TRAIN, TRAINER)),
+        *((each, "--seed", -1) for each in (TRAIN, TRAINER, SFT)),
+        *((each, "--policy", "nowhere") for each in (TRAIN, TRAINER, SFT)),
+        *((ROLLOUT, name, value) for name, value in (("--parallel", 0), ("--limit", -1))),
+        *((WORKER, name, value) for name, value in (("--parallel", 0), ("--port", 70_000))),
+        *((SFT, name, 0) for name in ("--epochs", "--batch-size")),
+        (SFT, "--data", "nowhere.parquet"),
+        (("proxy", "--upstream", "http://e"), "--port", 70_000),
+    ],
+)
+def test_a_value_out_of_range_is_refused(
+    bridle: Bridle, tmp_path: Path, command: tuple[str, ...], option: str, value: object
+) -> None:
+    out = tmp_path / "out"
+    asked = [*command, option, value]
+    if command[0] in ("train", "trainer", "sft"):
+        asked += ["--out", out]
+    refused = bridle(*asked)
+    assert refused.exit_code == 2
+    assert f"Invalid value for '{option}'" in refused.stderr
+    assert not out.exists()
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_port_that_is_taken_is_said_in_a_line(bridle: Bridle, store: str, workers: int) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        asked = ["--store", store, "--port", port, "--workers", workers]
+        refused = bridle("proxy", "--upstream", "http://e", *asked)
+    assert refused.exit_code == 1
+    assert f"cannot listen on 127.0.0.1:{port}: Address already in use" in refused.stderr
