@@ -6,7 +6,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import sqlalchemy
+
 from bridle.terminal import fail
+from store.database import database_url
 from store.queries import Reader
 from store.records import SessionRecord
 
@@ -14,7 +17,8 @@ from store.records import SessionRecord
 @contextmanager
 def reader(store: str) -> Iterator[Reader]:
     """A reader of ``store``; ends the command when there is no such store."""
-    if "://" not in store and not Path(store).exists():
+    parsed = sqlalchemy.make_url(database_url(store))
+    if parsed.get_backend_name() == "sqlite" and not Path(str(parsed.database)).exists():
         fail(f"there is no store at {store}: start `bridle proxy`, or name one with --store")
     with Reader(store) as opened:
         yield opened

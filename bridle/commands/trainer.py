@@ -20,6 +20,7 @@ from bridle.options import (
     StoreOption,
     TransferBackendOption,
 )
+from bridle.reading import reader
 from bridle.terminal import fail, out, print_json
 
 
@@ -62,7 +63,6 @@ def trainer(
     from bridle.stack import Stack, kind_of
     from engine.client import EngineError
     from store.errors import NotFound
-    from store.queries import Reader
     from store.records import RunRecord
     from store.writer import Writer
     from trainer.config import GrpoConfig, OptimizerConfig, PublishConfig
@@ -71,9 +71,9 @@ def trainer(
 
     admin_key, engine_key = os.environ.get(ADMIN_KEY_VARIABLE), os.environ.get(API_KEY_VARIABLE)
     run_id = f"train:{run}"
-    with Reader(store) as reader:
+    with reader(store) as source:
         try:
-            reader.run(run_id)
+            source.run(run_id)
         except NotFound:
             with Writer(store) as writer:
                 writer.create_run(RunRecord(run_id, "train", time.time(), name=run))

@@ -46,6 +46,19 @@ def test_a_value_out_of_range_is_refused(
     assert not out.exists()
 
 
+@pytest.mark.parametrize("command", [("sessions",), ("audit",), TRAINER])
+@pytest.mark.parametrize("scheme", ["", "sqlite:///"])
+def test_a_store_that_is_not_there_is_said_and_not_made(
+    bridle: Bridle, tmp_path: Path, command: tuple[str, ...], scheme: str
+) -> None:
+    path = tmp_path / "none.db"
+    more = ["--out", tmp_path / "out"] if command == TRAINER else []
+    refused = bridle(*command, *more, "--store", f"{scheme}{path}")
+    assert refused.exit_code == 1
+    assert "there is no store at" in refused.stderr
+    assert not path.exists()
+
+
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_port_that_is_taken_is_said_in_a_line(bridle: Bridle, store: str, workers: int) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
