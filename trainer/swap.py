@@ -152,8 +152,9 @@ class VerifiedSwap:
         return mean_gap(self._engine_scores(), self._trainer_scores(model))
 
     def _swap(self, load: Callable[[], None], version: int) -> None:
-        self._engine.pause(mode=self._config.pause_mode, clear_cache=True)
         try:
+            # A pause that was not waited for to its end comes about later all the same.
+            self._engine.pause(mode=self._config.pause_mode, clear_cache=True)
             load()
             self._announce(version)
         finally:

@@ -209,3 +209,17 @@ def test_weights_whose_version_cannot_be_announced_do_not_stay(setup, error):
     assert raised.value.__notes__ == ["the engine serves version 3 again"]
     assert (announced, recorded) == ([3], [])
     assert publisher.served_version == 3
+
+
+def test_an_engine_whose_pause_took_too_long_is_not_left_paused(setup, monkeypatch):
+    publisher, engine, model, _, _ = setup
+    pause = engine.pause
+
+    def times_out(mode="wait", clear_cache=True):
+        pause(mode)
+        raise EngineUnreachable("POST /pause: ReadTimeout")
+
+    monkeypatch.setattr(engine, "pause", times_out)
+    with pytest.raises(PublishError, match="ReadTimeout"):
+        publisher.publish(model, 4)
+    assert not engine.is_paused()
