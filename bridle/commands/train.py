@@ -54,17 +54,25 @@ def train(
         from bridle.training import train as train_plan
     except ImportError as error:
         fail(f"training needs the training extra: pip install 'bridle[train]' ({error})")
+    import httpx
+
     from bridle.agents import UnknownAgent, agent, shuffled_tasks, verifier
     from bridle.rollouts import Rollouts
+    from bridle.services import ServiceFailed
     from bridle.stack import MODEL, stack
+    from engine.client import EngineError
+    from harnesses.client import ControlError
     from harnesses.rollout import Job, Settings, grouped
+    from harnesses.runtimes.base import NotLaunchable
     from harnesses.tasks import TaskError
     from store.database import migrate
     from store.queries import Reader
     from store.records import RunRecord, new_id
     from store.writer import Writer
+    from trainer.checkpoint import CheckpointError
     from trainer.config import GrpoConfig, OptimizerConfig, PublishConfig
     from trainer.report import StepReport
+    from trainer.swap import PublishError
 
     if publish_through == "transfer" and engine != "vllm":
         fail("weights are transferred to a vLLM only: add --engine vllm", 2)
@@ -114,13 +122,18 @@ def train(
         model=MODEL,
         run_id=run_id,
     )
-    with (
-        stack(policy, store, output / "logs", engine=engine) as running,
-        Rollouts(running.proxy_url, runtime, check) as rollouts,
-    ):
-        train_plan(
-            plan,
-            running,
-            lambda step: rollouts.sessions(adapter, jobs(step), settings),
-            on_step=on_step,
-        )
+    try:
+        with (
+            stack(policy, store, output / "logs", engine=engine) as running,
+            Rollouts(running.proxy_url, runtime, check) as rollouts,
+        ):
+            train_plan(
+                plan,
+                running,
+                lambda step: rollouts.sessions(adapter, jobs(step), settings),
+                on_step=on_step,
+            )
+    except (ServiceFailed, NotLaunchable, CheckpointError) as error:
+        fail(str(error))
+    except (ControlError, EngineError, PublishError, httpx.HTTPError) as error:
+        fail(f"{error}; the same command goes on from the last step")

@@ -65,6 +65,7 @@ def trainer(
     from store.errors import NotFound
     from store.records import RunRecord
     from store.writer import Writer
+    from trainer.checkpoint import CheckpointError
     from trainer.config import GrpoConfig, OptimizerConfig, PublishConfig
     from trainer.report import StepReport
     from trainer.swap import PublishError
@@ -116,5 +117,7 @@ def trainer(
             admin_key=admin_key,
         )
         train(plan, stack, workers.sessions, on_step=on_step)
+    except CheckpointError as error:
+        fail(str(error))
     except (WorkerFailed, EngineError, PublishError, httpx.HTTPError) as error:
         fail(f"{error}; the same command goes on from the last step")

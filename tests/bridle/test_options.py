@@ -5,9 +5,15 @@ from __future__ import annotations
 import socket
 from collections.abc import Callable
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 from click.testing import Result
+
+from bridle.services import ServiceFailed
+from harnesses.runtimes.base import NotLaunchable
+from trainer.checkpoint import CheckpointError
+from trainer.swap import PublishError
 
 Bridle = Callable[..., Result]
 
@@ -44,6 +50,31 @@ def test_a_value_out_of_range_is_refused(
     assert refused.exit_code == 2
     assert f"Invalid value for '{option}'" in refused.stderr
     assert not out.exists()
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ServiceFailed("the engine did not start"),
+        NotLaunchable("cannot start agent"),
+        PublishError("no engine serves version 4", gap=None),
+        CheckpointError("it does not fit this model"),
+    ],
+)
+def test_why_training_ended_is_said_in_a_line(
+    bridle: Bridle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    def ended(*_: object, **__: object) -> NoReturn:
+        raise error
+
+    monkeypatch.setattr("bridle.stack.stack", ended)
+    tasks = tmp_path / "t.jsonl"
+    tasks.write_text('{"id": "1", "prompt": "What?", "payload": {}}\n')
+    asked = ["--policy", tmp_path, "--agent", "echo {prompt}", "--tasks", tasks]
+    done = bridle("train", *asked, "--verifier", "exact", "--out", tmp_path / "out")
+    assert done.exit_code == 1
+    assert isinstance(done.exception, SystemExit)
+    assert str(error) in done.stderr
 
 
 @pytest.mark.parametrize("command", [("sessions",), ("audit",), TRAINER])
