@@ -102,6 +102,8 @@ def examples_from_chat_jsonl(path: Path, tokenizer: Tokenizer) -> list[SftExampl
                 messages = record["messages"]
             except (ValueError, KeyError, TypeError) as error:
                 raise SftDataError(f"{path}:{number}: not a chat record: {error!r}") from error
+            if not isinstance(messages, list) or not all(isinstance(m, dict) for m in messages):
+                raise SftDataError(f"{path}:{number}: its messages are no list of objects")
             try:
                 examples.extend(examples_from_chat(messages, record.get("tools"), tokenizer))
             except (SftDataError, TemplateError) as error:

@@ -102,6 +102,10 @@ def test_jsonl_lines_become_examples_and_a_bad_line_is_named(tokenizer, tmp_path
     path.write_text(f'{line}\n{{"prompt": 1}}\n')
     with pytest.raises(SftDataError, match=r"chat\.jsonl:2: not a chat record"):
         examples_from_chat_jsonl(path, tokenizer)
+    for messages in ("What?", ["What?"]):
+        path.write_text(json.dumps({"messages": messages}))
+        with pytest.raises(SftDataError, match=r"chat\.jsonl:1: its messages are no list"):
+            examples_from_chat_jsonl(path, tokenizer)
     broken = [
         *CONVERSATION[:2],
         {**CONVERSATION[2], "tool_calls": [{"function": {"arguments": "{"}}]},
