@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+_SCRATCH = re.compile(r"\..+\.(\d+)\.tmp")
 
 
 @contextmanager
@@ -14,11 +17,15 @@ def atomic_directory(target: Path) -> Iterator[Path]:
     """A scratch directory that becomes ``target`` when the block ends well.
 
     Its files are flushed to disk before the rename. When the block raises, the scratch directory is
-    removed and ``target`` is as it was; an earlier ``target`` is replaced.
+    removed and ``target`` is as it was; an earlier ``target`` is replaced. What killed processes
+    have left beside it is removed, too.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
     scratch = target.parent / f".{target.name}.{os.getpid()}.tmp"
-    shutil.rmtree(scratch, ignore_errors=True)
+    for left in target.parent.glob(".*.tmp"):
+        owner = _SCRATCH.fullmatch(left.name)
+        if left == scratch or (owner and not _lives(int(owner[1]))):
+            shutil.rmtree(left, ignore_errors=True)
     scratch.mkdir()
     try:
         yield scratch
@@ -31,6 +38,16 @@ def atomic_directory(target: Path) -> Iterator[Path]:
     except BaseException:
         shutil.rmtree(scratch, ignore_errors=True)
         raise
+
+
+def _lives(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    return True
 
 
 def _flush(path: Path) -> None:

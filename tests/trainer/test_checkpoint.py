@@ -1,5 +1,8 @@
+import multiprocessing
+import os
 import random
 import shutil
+import signal
 
 import numpy as np
 import pytest
@@ -118,6 +121,21 @@ def test_a_write_that_fails_leaves_the_old_directory_and_no_scraps(tmp_path):
         interrupted()
     assert [path.name for path in tmp_path.iterdir()] == ["it"]
     assert (target / "file").read_text() == "old"
+
+
+def test_what_a_killed_process_was_writing_is_removed_by_the_next_write(tmp_path):
+    def write(name, kill):
+        with atomic_directory(tmp_path / name) as scratch:
+            (scratch / "file").write_text("half of the weights")
+            if kill:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    writer = multiprocessing.get_context("fork").Process(target=write, args=("one", True))
+    writer.start()
+    writer.join()
+    assert [path.suffix for path in tmp_path.iterdir()] == [".tmp"]
+    write("two", kill=False)
+    assert [path.name for path in tmp_path.iterdir()] == ["two"]
 
 
 def test_a_directory_that_is_no_checkpoint_is_refused(policy_directory, tmp_path):
