@@ -24,19 +24,23 @@ class MetricSink(Protocol):
 
 
 class TensorBoardSink:
-    """Event files in ``directory``, one flush per step."""
+    """Event files in ``directory``, one flush per step. What an earlier attempt wrote there of the
+    first step that is written, and of later ones, is void."""
 
-    def __init__(self, directory: Path, *, first_step: int = 0) -> None:
-        """``first_step``: on a resume, the step gone on from; later ones in the files are void."""
-        self._writer = SummaryWriter(str(directory), purge_step=first_step or None)
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._writer: SummaryWriter | None = None
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
+        if self._writer is None:
+            self._writer = SummaryWriter(str(self._directory), purge_step=step)
         for name, value in values.items():
             self._writer.add_scalar(name, value, step)
         self._writer.flush()
 
     def close(self) -> None:
-        self._writer.close()
+        if self._writer is not None:
+            self._writer.close()
 
 
 class StoreSink:

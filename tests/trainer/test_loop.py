@@ -2,6 +2,7 @@
 
 import dataclasses
 import threading
+import time
 from collections.abc import Sequence
 
 import numpy as np
@@ -422,6 +423,20 @@ def test_metrics_reach_tensorboard_and_the_store(bandit_loop, tmp_path):
         stored = reader.metrics("run", "reward/mean")
         assert [(m.step, m.value) for m in stored] == list(enumerate(expected))
         assert reader.metrics("run", "odd") == []
+
+
+def test_tensorboard_shows_of_a_resumed_run_what_counts(tmp_path):
+    """An attempt that was killed before its checkpoint leaves steps that are taken again."""
+    for steps, value in ((range(3), 1.0), (range(1, 4), 9.0)):
+        sink = TensorBoardSink(tmp_path)
+        for step in steps:
+            sink.write(step, {"reward/mean": value})
+        sink.close()
+        time.sleep(1.1)  # its files are named by the second, and read in that order
+    events = EventAccumulator(str(tmp_path))
+    events.Reload()
+    shown = [(event.step, event.value) for event in events.Scalars("reward/mean")]
+    assert shown == [(0, 1.0), (1, 9.0), (2, 9.0), (3, 9.0)]
 
 
 def test_zero_variance_groups_still_train_when_asked_and_change_nothing(bandit_loop):
