@@ -46,7 +46,11 @@ def proxy(
     port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = DEFAULT_PORT,
     tokenizer: Annotated[
         Path | None,
-        typer.Option(help="The model's directory: makes exact continuation possible."),
+        typer.Option(
+            exists=True,
+            file_okay=False,
+            help="The model's directory: makes exact continuation possible.",
+        ),
     ] = None,
     continuation: Annotated[
         Continuation, typer.Option(help="How prompts are made, unless a session says.")
@@ -95,7 +99,7 @@ def proxy(
     from bridle.upstreams import other_model, pair
     from proxy.budgets import Budget
     from proxy.process import devote_process
-    from proxy.server import ProxyServer
+    from proxy.server import ProxyServer, ProxyStartFailed
     from proxy.settings import Limits, ProxySettings, is_loopback
     from proxy.workers import WorkerPool
     from store.database import migrate
@@ -136,9 +140,12 @@ def proxy(
     devote_process()
     with told_when_taken(host, port):
         single = ProxyServer(settings, routers=[_feed])
-    with single as server:
-        _announce(server.base_url, json, store, engines)
-        wait_for_signal()
+    try:
+        with single as server:
+            _announce(server.base_url, json, store, engines)
+            wait_for_signal()
+    except ProxyStartFailed as error:
+        fail(str(error))
 
 
 def _feed() -> APIRouter:

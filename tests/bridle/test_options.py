@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import socket
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
@@ -98,3 +100,23 @@ def test_a_port_that_is_taken_is_said_in_a_line(bridle: Bridle, store: str, work
         refused = bridle("proxy", "--upstream", "http://e", *asked)
     assert refused.exit_code == 1
     assert f"cannot listen on 127.0.0.1:{port}: Address already in use" in refused.stderr
+
+
+def test_a_proxy_that_cannot_start_says_so_in_a_line(tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+
+    def proxy(tokenizer: str) -> subprocess.CompletedProcess[str]:
+        store = ("--store", str(tmp_path / "bridle.db"), "--port", "0")
+        command = (sys.executable, "-m", "bridle", "proxy", "--upstream", "http://127.0.0.1:1")
+        return subprocess.run(
+            [*command, *store, "--tokenizer", str(tmp_path / tokenizer)],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+    missing, empty = proxy("nowhere"), proxy("model")
+    assert missing.returncode == 2
+    assert "Invalid value for '--tokenizer'" in missing.stderr
+    assert empty.returncode == 1
+    assert empty.stderr.endswith("the proxy did not start; see the log\n")
