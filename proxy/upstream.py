@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import re
 import time
 from collections.abc import Callable, Iterator
@@ -323,7 +324,9 @@ def _engine_message(body: bytes) -> tuple[str, str | None]:
 
 
 def _seconds(retry_after: str | None) -> float | None:
+    """``None`` for a date and for what is no time to wait: ``inf`` and ``nan`` are floats, too."""
     try:
-        return float(retry_after) if retry_after else None
+        seconds = float(retry_after or "nan")
     except ValueError:
         return None
+    return seconds if 0 <= seconds < math.inf else None

@@ -254,6 +254,25 @@ def test_an_engines_400_is_passed_on_and_names_the_field(bench: Any, ask: Any) -
     assert bench.call().status is CallStatus.FAILED
 
 
+@pytest.mark.parametrize(
+    "wait", [b"inf", b"nan", b"-1", b"1e999", b"Wed, 21 Oct 2026 07:28:00 GMT"]
+)
+def test_a_retry_after_that_is_no_time_to_wait_is_not_passed_on(
+    raw_engine: Any, start_proxy: Any, ask: Any, wait: bytes
+) -> None:
+    async def answer(_: Any, send: Any) -> None:
+        headers = [(b"retry-after", wait)]
+        await send({"type": "http.response.start", "status": 429, "headers": headers})
+        await send({"type": "http.response.body", "body": b"{}"})
+
+    raw_engine.answer = answer
+    bench = start_proxy(raw_engine.base_url, model="m")
+    response = httpx.post(bench.url + CHAT, json=ask)
+    assert response.status_code == 429
+    assert "retry-after" not in response.headers
+    assert (bench.call().status, bench.call().reason) == (CallStatus.FAILED, "rate_limit")
+
+
 def test_an_engine_that_goes_away_fails_calls_that_are_recorded(
     stage: Any, start_proxy: Any, ask: Any
 ) -> None:
