@@ -53,7 +53,9 @@ class PolicyGate:
         if not self._open.is_set():
             self.waiting += 1
             try:
-                await self._open.wait()
+                # Again when it was paused once more before the waiting were woken.
+                while not self._open.is_set():
+                    await self._open.wait()
             finally:
                 self.waiting -= 1
         self.running += 1
