@@ -135,6 +135,8 @@ class EngineReply:
         self._read_prompt = read_prompt
         self._started = False
         self._finished: set[int] = set()
+        self._gave_up: str | None = None
+        """How a choice ended that is not finished."""
         self._tool_calls: set[tuple[int, int]] = set()
         self._usage: Usage | None = None
         self.model: str | None = None
@@ -183,15 +185,16 @@ class EngineReply:
             if choice.text:
                 events.append(TextDelta(choice.text, index))
             if choice.finish_reason is not None:
-                events.append(self._finish(choice))
+                events += self._finish(choice)
         return events
 
     def last_events(self) -> list[Event]:
         """What only the end of the reply tells. Raises :class:`ApiError` when it was cut short."""
         if len(self._finished) < self._choices:
-            raise ApiError(
-                "upstream_error", "the engine's reply ended before it was finished", status=502
-            )
+            told = "the engine's reply ended before it was finished"
+            if self._gave_up is not None:
+                told = f"the engine ended the reply with {self._gave_up!r}"
+            raise ApiError("upstream_error", told, status=502)
         return [] if self._usage is None else [self._usage]
 
     def _tokens(self, choice: _Choice[Any]) -> Tokens:
@@ -228,17 +231,16 @@ class EngineReply:
             choice,
         )
 
-    def _finish(self, choice: _Choice[Any]) -> Finished:
+    def _finish(self, choice: _Choice[Any]) -> list[Event]:
+        """Nothing for an engine that gave the choice up (``abort``): what it sampled is kept, and
+        :meth:`last_events` tells."""
         reason = _FINISH_REASONS.get(choice.finish_reason or "")
         if reason is None:
-            raise ApiError(
-                "upstream_error",
-                f"the engine ended the reply with {choice.finish_reason!r}",
-                status=502,
-            )
+            self._gave_up = choice.finish_reason
+            return []
         self._finished.add(choice.index)
         stop = choice.stop_reason
-        return Finished(reason, choice.index, stop if isinstance(stop, str) else None)
+        return [Finished(reason, choice.index, stop if isinstance(stop, str) else None)]
 
 
 def _prompt(told: list[int] | str | None, cut: TokenIds | None) -> list[int] | TokenIds | None:

@@ -141,6 +141,30 @@ def test_a_malformed_chunk_ends_the_stream_and_what_came_before_is_kept(
     assert bench.call().sampled_tokens == 1
 
 
+@pytest.mark.parametrize("stream", [True, False])
+def test_what_came_with_the_end_that_an_engine_gave_a_reply_up_with_is_kept(
+    raw_engine: Any, start_proxy: Any, ask: Any, stream: bool
+) -> None:
+    async def answer(_receive: Any, send: Any) -> None:
+        await start(send)
+        last = chunk(" there", [8, 9])[:-5] + b',"finish_reason":"abort"}]}\n\n'
+        if stream:
+            await write(send, chunk("Hi", [7]) + last + b"data: [DONE]\n\n", more=False)
+        else:
+            whole = last.removeprefix(b"data: ").replace(b'"delta"', b'"message"')
+            await write(send, whole, more=False)
+
+    raw_engine.answer = answer
+    bench = start_proxy(raw_engine.base_url, model="m")
+    response = httpx.post(bench.url + CHAT, json=ask | {"stream": stream})
+    assert "abort" in response.text
+    assert response.status_code == (200 if stream else 502)
+    call = bench.call()
+    assert (call.status, call.reason) == (CallStatus.PARTIAL, "upstream_error")
+    assert call.sampled_tokens == (3 if stream else 2)
+    assert call.message["content"] == ("Hi there" if stream else " there")
+
+
 @pytest.mark.parametrize("body", [b"<html>", b'{"choices":[{"index":0}]}', b"[]", b""])
 def test_a_malformed_whole_reply_is_a_502(
     raw_engine: Any, start_proxy: Any, ask: Any, body: bytes
