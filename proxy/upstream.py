@@ -137,7 +137,7 @@ class Upstream:
         try:
             response = await self._connections.request("GET", HEALTH, timeout_s=_HEALTH_TIMEOUT_S)
             await response.read()
-        except _CONNECTION_ERRORS:
+        except (*_CONNECTION_ERRORS, ApiError):  # ApiError: it has been removed meanwhile
             return False
         return response.status == 200
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -16,7 +17,9 @@ import openai
 import pytest
 
 from engine.scripted import Cut, Refuse, Reply, ScriptedEngine, Stall
-from proxy.settings import Limits
+from proxy.engine_pool import EnginePool
+from proxy.policy_gate import PolicyGate
+from proxy.settings import Limits, ProxySettings
 from store.records import CallStatus
 
 MODEL = "tiny-policy"
@@ -384,6 +387,25 @@ def test_a_removed_engine_finishes_what_it_runs(pair: Any, pooled: Any, until: A
         assert http.delete(f"{bench.url}/bridle/v1/engines/{home}").status_code == 200
         assert removed.is_set(), "the removal waits for it"
         assert running.result(30).status_code == 200
+
+
+async def test_an_engine_that_is_removed_while_it_is_to_be_checked_does_not_end_the_checks(
+    pair: Any, tmp_path: Path
+) -> None:
+    first, second = pair
+    settings = ProxySettings(
+        first.url,
+        str(tmp_path / "bridle.db"),
+        more_engines=(second.url,),
+        limits=Limits(health_check_s=0),
+    )
+    pool = EnginePool(settings, PolicyGate(), settings.engine_urls)
+    await pool.start()
+    checking = asyncio.create_task(pool.check())
+    await asyncio.sleep(0)  # its questions are tasks that have not run yet
+    await pool.remove(second.name)
+    assert await checking, "the other one is well"
+    await pool.close()
 
 
 def test_a_reset_before_the_reply_is_asked_again(start_proxy: Any) -> None:
