@@ -244,8 +244,8 @@ class EngineConnections:
                 )
         except BaseException as error:
             self._next()
-            if isinstance(error, OSError) and not isinstance(error, TimeoutError):
-                raise ConnectionFailed(str(error)) from error  # ssl.SSLError among them
+            if isinstance(error, OSError):  # ssl.SSLError and TimeoutError among them
+                raise ConnectionFailed(str(error) or "no connection in time") from error
             raise
         finally:
             self._connecting -= 1

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -142,6 +143,24 @@ async def test_nothing_listens_there() -> None:
     async with connected(url) as connections:
         with pytest.raises(ConnectionFailed):
             await asked(connections)
+
+
+async def test_who_does_not_answer_the_connection_cannot_be_reached() -> None:
+    """As a machine that is gone; nothing was sent, so that another engine may be asked."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen(0)
+        address = listener.getsockname()
+        with ExitStack() as queued:
+            for _ in range(4):  # more than it lets wait: the kernel drops the next one
+                waiting = queued.enter_context(socket.socket())
+                waiting.setblocking(False)
+                waiting.connect_ex(address)
+            await asyncio.sleep(0.1)
+            url = f"http://127.0.0.1:{address[1]}"
+            async with connected(url, connect_timeout_s=0.2) as connections:
+                with pytest.raises(ConnectionFailed):
+                    await asked(connections)
 
 
 async def test_interim_replies_are_passed_over() -> None:
