@@ -57,9 +57,12 @@ class Governor:
         self._writer = writer
         self._reader = reader
         self._siblings = siblings
+        self._ready = asyncio.Event()
+        """Where the proxy was is known; changes that siblings tell come after that."""
 
     async def start(self) -> None:
         """Takes up where the proxy was: versions from the store, a pause from the siblings."""
+        await self._siblings.start(self._handle)
         served = await asyncio.to_thread(self._reader.served)
         known = [served[state.url] for state in self._engines.states() if state.url in served]
         if known:
@@ -67,10 +70,10 @@ class Governor:
             self._gate.publish(Policy(newest.version, newest.model), back=True)
             for one in known:
                 self._engines.published(one.version, one.engine, {one.engine: one.mark})
-        await self._siblings.start(self._handle)
         for other in await self._siblings.ask({"do": "state"}):
             if other["paused"]:
                 self._gate.pause()
+        self._ready.set()
 
     async def publish(self, policy: Policy, engine: str | None, *, back: bool) -> None:
         """Raises :class:`proxy.policy_gate.StaleVersion` and :class:`ApiError`."""
@@ -165,6 +168,12 @@ class Governor:
                 return msgspec.to_builtins(self._engines.states())
             case {"do": "metrics"}:
                 return self._metrics.exposition().decode()
+        await self._ready.wait()
+        return await self._change(message)
+
+    async def _change(self, message: Message) -> bool:
+        """What a sibling has changed; whether it is so here, too."""
+        match message:
             case {
                 "do": "publish",
                 "version": version,
