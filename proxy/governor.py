@@ -113,9 +113,9 @@ class Governor:
 
     async def remove_engine(self, name: str) -> None:
         """Raises ``KeyError`` and ``ValueError`` as :meth:`EnginePool.remove` does."""
-        await asyncio.gather(
-            self._engines.remove(name), self._tell({"do": "remove_engine", "name": name})
-        )
+        # Others answer when their running calls are over; the supervisor ends those that hang.
+        others = self._tell({"do": "remove_engine", "name": name}, patience_s=None)
+        await asyncio.gather(self._engines.remove(name), others)
 
     async def forget_session(self, session_id: str) -> None:
         """The session has changed in the store: other workers must read it again."""
@@ -153,7 +153,7 @@ class Governor:
             gate.policy.version, gate.policy.model, gate.paused, gate.running, gate.waiting
         )
 
-    async def _tell(self, message: Message, *, patience_s: float = 10.0) -> list[Any]:
+    async def _tell(self, message: Message, *, patience_s: float | None = 10.0) -> list[Any]:
         try:
             return await self._siblings.ask(message, patience_s=patience_s)
         except SiblingSilent as error:

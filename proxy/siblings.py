@@ -60,8 +60,9 @@ class Siblings:
             self._server.close()
             self._own.unlink(missing_ok=True)
 
-    async def ask(self, message: Message, *, patience_s: float = _PATIENCE_S) -> list[Any]:
-        """Every other worker's answer. Raises :class:`SiblingSilent`."""
+    async def ask(self, message: Message, *, patience_s: float | None = _PATIENCE_S) -> list[Any]:
+        """Every other worker's answer. Raises :class:`SiblingSilent` after ``patience_s``, if that
+        is limited."""
         if self._directory is None:
             return []
         others = [path for path in self._directory.glob("*.sock") if path != self._own]
@@ -69,7 +70,7 @@ class Siblings:
         return [answer for answer in answers if answer is not None]
 
 
-async def _ask(path: Path, message: Message, patience_s: float) -> Any:
+async def _ask(path: Path, message: Message, patience_s: float | None) -> Any:
     """``None`` when the process is gone."""
     try:
         async with asyncio.timeout(patience_s):

@@ -9,6 +9,9 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, cast
 
+import pytest
+
+from proxy import siblings
 from proxy.engine_pool import EnginePool
 from proxy.governor import Governor
 from proxy.policy_gate import PolicyGate
@@ -77,3 +80,26 @@ async def test_a_worker_that_starts_in_the_end_of_a_pause_is_not_left_paused(
     await starting
     await asyncio.sleep(0.1)
     assert not gate.paused
+
+
+async def test_a_removed_engine_may_run_another_workers_calls_for_long(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    patience: list[float | None] = []
+    ask = siblings._ask
+
+    async def watched(path: Path, message: Any, patience_s: float | None) -> Any:
+        patience.append(patience_s)
+        return await ask(path, message, patience_s)
+
+    async def slow(_: dict[str, Any]) -> Any:
+        await asyncio.sleep(0.1)
+        return True
+
+    monkeypatch.setattr(siblings, "_ask", watched)
+    await sibling(tmp_path, "slow", slow)
+    _, pool, governor = worker(tmp_path)
+    await pool.start()
+    await governor.remove_engine(SECOND)
+    assert [state.url for state in pool.states()] == [FIRST]
+    assert patience == [None]
