@@ -7,6 +7,7 @@ store before the caller is answered.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from typing import Any
 
@@ -94,13 +95,24 @@ class Governor:
             raise store_unavailable() from error
 
     async def pause(self, drain_s: float | None) -> None:
-        """New calls wait everywhere; returns when none runs any more, or after ``drain_s``."""
+        """New calls wait everywhere; returns when none runs any more, or after ``drain_s``.
+
+        Raises :class:`ApiError` when a worker does not answer; all is as it was then.
+        """
+        before = self._gate.paused
         self._gate.pause()
-        await self._tell({"do": "pause"})
-        if drain_s is not None:
-            patience = drain_s + _DRAIN_ANSWER_S
-            others = self._tell({"do": "drain", "timeout_s": drain_s}, patience_s=patience)
-            await asyncio.gather(self._gate.drained(drain_s), others)
+        try:
+            await self._tell({"do": "pause"})
+            if drain_s is not None:
+                patience = drain_s + _DRAIN_ANSWER_S
+                others = self._tell({"do": "drain", "timeout_s": drain_s}, patience_s=patience)
+                await asyncio.gather(self._gate.drained(drain_s), others)
+        except ApiError:
+            if not before:
+                # Who hears that it failed will not think of resuming.
+                with contextlib.suppress(ApiError):
+                    await self.resume()
+            raise
 
     async def resume(self) -> None:
         self._gate.resume()

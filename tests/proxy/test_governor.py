@@ -12,6 +12,7 @@ from typing import Any, cast
 import pytest
 
 from proxy import siblings
+from proxy.canonical import ApiError
 from proxy.engine_pool import EnginePool
 from proxy.governor import Governor
 from proxy.policy_gate import PolicyGate
@@ -103,3 +104,32 @@ async def test_a_removed_engine_may_run_another_workers_calls_for_long(
     await governor.remove_engine(SECOND)
     assert [state.url for state in pool.states()] == [FIRST]
     assert patience == [None]
+
+
+@pytest.mark.parametrize("paused", [False, True])
+async def test_a_pause_that_a_worker_does_not_hear_of_is_taken_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, paused: bool
+) -> None:
+    ask = siblings._ask
+    heard: list[str] = []
+
+    async def impatient(path: Path, message: Any, _: float | None) -> Any:
+        return await ask(path, message, 0.1)
+
+    async def hears(message: dict[str, Any]) -> Any:
+        heard.append(message["do"])
+        return True
+
+    async def silent(_: dict[str, Any]) -> Any:
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(siblings, "_ask", impatient)
+    await sibling(tmp_path, "hears", hears)
+    await sibling(tmp_path, "silent", silent)
+    gate, _, governor = worker(tmp_path)
+    if paused:
+        gate.pause()
+    with pytest.raises(ApiError):
+        await governor.pause(None)
+    assert gate.paused is paused
+    assert heard == (["pause"] if paused else ["pause", "resume"])
