@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import time
 from pathlib import Path
@@ -172,6 +173,26 @@ async def test_only_loopback_clients_of_a_loopback_name_come_in_without_a_key(
         assert sent[0]["status"] == status
     finally:
         await app.stop()
+
+
+@pytest.mark.parametrize(
+    ("origin", "status"),
+    [
+        ("https://attacker.example", 401),
+        ("http://127.0.0.1.attacker.example", 401),
+        ("null", 401),
+        ("http://localhost:3000", 200),
+        ("http://[::1]:3000", 200),
+    ],
+)
+def test_a_web_page_of_another_host_does_not_come_in_through_the_users_browser(
+    bench: Any, origin: str, status: int
+) -> None:
+    path, body = PATHS["chat"]
+    plain = {"origin": origin, "content-type": "text/plain"}  # what a browser sends unasked
+    asked = httpx.post(bench.url + path, content=json.dumps(body), headers=plain)
+    assert asked.status_code == status
+    assert httpx.post(f"{bench.url}/bridle/v1/resume", headers=plain).status_code == status
 
 
 LOOPBACK = ("127.0.0.1", "127.8.8.8", "::1", "localhost")
