@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final
 
 from proxy.canonical import ApiError
-from proxy.client import Client, Receive, Scope, Send
+from proxy.client import AsgiMessage, Client, ClientGone, Receive, Scope, Send
 from proxy.data_plane import DataPlane
 from proxy.dialects.errors import openai_error
 from proxy.dialects.registry import DIALECTS
@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("bridle.proxy")
 
-_CONTROL: Final = ("/bridle/", "/docs", "/openapi.json")
+_CLOSED: Final = "/bridle/"
+_CONTROL: Final = (_CLOSED, "/docs", "/openapi.json")
 
 Routers = Sequence["Callable[[], APIRouter]"]
 """Functions that make what extends the control API; called when that is first asked for."""
@@ -58,10 +59,10 @@ class App:
 
     async def _http(self, scope: Scope, receive: Receive, send: Send) -> None:
         path = scope["path"]
-        if path.startswith(_CONTROL):
-            await (await self._control_api())(scope, receive, send)
-            return
         client = Client(scope, receive, send)
+        if path.startswith(_CONTROL):
+            await self._controlled(scope, client, receive, send)
+            return
         if (probe := PROBES.get(path)) is not None:
             await self._probe(probe, client)
             return
@@ -83,6 +84,26 @@ class App:
             await probe(client, self._running)
         except ApiError as error:
             await client.refuse(openai_error(error))
+
+    async def _controlled(self, scope: Scope, client: Client, receive: Receive, send: Send) -> None:
+        """The control framework reads a body whole before it asks whose it is: it is given none of
+        a stranger's, nor one of any length."""
+        try:
+            services = self._running()
+            if scope["path"].startswith(_CLOSED):
+                await services.sessions.authenticate(client.headers, client.address)
+            body = await client.body(services.settings.limits.body_bytes)
+        except ApiError as error:
+            await client.refuse(openai_error(error))
+            return
+        except ClientGone:
+            return
+        waiting = [{"type": "http.request", "body": body, "more_body": False}]
+
+        async def read() -> AsgiMessage:
+            return waiting.pop() if waiting else await receive()
+
+        await (await self._control_api())(scope, read, send)
 
     async def _control_api(self) -> FastAPI:
         """Made when it is first asked for: what it is made with is a fifth of the proxy's memory,

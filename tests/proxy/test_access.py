@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import socket
 import time
 from pathlib import Path
 from typing import Any
@@ -218,6 +219,27 @@ def test_a_body_beyond_the_limit_is_a_413(stage: Any, start_proxy: Any, ask: Any
     streamed = httpx.post(bench.url + "/v1/chat/completions", content=in_pieces())
     assert streamed.status_code == 413
     assert not bench.calls()
+
+
+def test_the_control_api_reads_no_strangers_body_and_none_beyond_the_limit(
+    stage: Any, start_proxy: Any
+) -> None:
+    bench = start_proxy(
+        stage.engine.base_url,
+        admin_key=ADMIN,
+        host="0.0.0.0",  # noqa: S104
+        limits=Limits(body_bytes=1000),
+    )
+    url = f"{bench.url}/bridle/v1/sessions"
+    assert httpx.post(url, content=b"{not json").status_code == 401
+    admin = f"authorization: Bearer {ADMIN}\r\n"
+    for headers, status in (("", b"401"), (admin, b"413")):
+        head = f"POST /bridle/v1/sessions HTTP/1.1\r\nhost: proxy\r\n{headers}"
+        with socket.create_connection(("127.0.0.1", bench.server.port), timeout=10) as stranger:
+            # Most of the body never comes, and nobody waits for it.
+            stranger.sendall(f"{head}content-length: 100000000\r\n\r\n{{".encode())
+            assert stranger.recv(65536).startswith(b"HTTP/1.1 " + status)
+    assert httpx.post(url, json={}, headers={"x-api-key": ADMIN}).status_code == 201
 
 
 def test_headers_beyond_the_limit_are_a_431(stage: Any, start_proxy: Any, ask: Any) -> None:
