@@ -27,6 +27,7 @@ from proxy.policy_gate import PolicyGate
 from proxy.ports import CallWriter, Versioned
 from proxy.prompt import Prompt
 from proxy.stored_responses import begins_with_instructions
+from store.errors import StoreUnavailable
 from store.integrity import contradiction
 from store.records import (
     ALSO_BROKE_ON,
@@ -64,9 +65,13 @@ class Recorder:
         metrics: Metrics,
         continuer: Continuer | None,
         observers: Sequence[Observer] = (),
+        *,
+        forward: bool = False,
     ) -> None:
-        """``observers`` are told of every call after its commit; they must not block."""
+        """``observers`` are told of every call after its commit; they must not block. ``forward``:
+        a call goes on although the store does not take its beginning."""
         self._observers = tuple(observers)
+        self._forward = forward
         self._writer = writer
         self._continuer = continuer
         self._conversations = conversations
@@ -82,7 +87,11 @@ class Recorder:
         prompt: Prompt,
     ) -> Recording:
         """Raises ``StoreUnavailable`` when the store takes no more."""
-        self._writer.begin_call(begun)
+        try:
+            self._writer.begin_call(begun)
+        except StoreUnavailable:
+            if not self._forward:
+                raise  # Else: its end is not taken either, and counted as unrecorded then.
         self._conversations.begin(begun.id)
         way = Way(link, prompt, self._continuer)
         recording = Recording(begun, session, request, way, self._gate)

@@ -107,7 +107,13 @@ class Services:
             gate=gate,
             metrics=metrics,
             recorder=Recorder(
-                writer, conversations, gate, metrics, continuer, [log_call, *_observers(tracing)]
+                writer,
+                conversations,
+                gate,
+                metrics,
+                continuer,
+                [log_call, *_observers(tracing)],
+                forward=settings.when_store_is_down == "forward",
             ),
             continuer=continuer,
             stored_responses=StoredResponses(reader),

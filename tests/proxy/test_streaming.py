@@ -14,7 +14,7 @@ import pytest
 
 from engine.scripted import Reply, Stall
 from proxy.settings import Limits
-from store.errors import StoreUnavailable
+from store.errors import StoreBusy, StoreUnavailable
 from store.records import CallStatus
 from store.writer import Writer
 
@@ -123,6 +123,29 @@ def test_forwarding_unrecorded_is_a_setting_and_counted(
     response = httpx.post(bench.url + CHAT, json=ask)
     assert response.json()["choices"][0]["message"]["content"] == "The answer is four."
     assert "bridle_unrecorded_calls_total 1.0" in httpx.get(bench.url + "/metrics").text
+
+
+@pytest.mark.parametrize("setting", ["forward", "fail"])
+def test_a_store_that_takes_no_more_beginnings_is_down_too(
+    stage: Any,
+    start_proxy: Any,
+    ask: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    setting: str,
+) -> None:
+    bench = start_proxy(stage.engine.base_url, when_store_is_down=setting)
+    url = f"{bench.url}/s/lamp{CHAT}"
+    assert httpx.post(url, json=ask).status_code == 200
+
+    def full(*_: Any) -> None:
+        raise StoreBusy("20000 records wait to be written")
+
+    monkeypatch.setattr(Writer, "begin_call", full)
+    forwarded = setting == "forward"
+    assert httpx.post(url, json=ask).status_code == (200 if forwarded else 503)
+    told = httpx.get(bench.url + "/metrics").text
+    assert f"bridle_unrecorded_calls_total {float(forwarded)}" in told
+    assert [call.status for call in bench.calls()] == [CallStatus.COMPLETE]
 
 
 def test_a_silent_stream_gets_protocol_events(
