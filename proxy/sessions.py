@@ -126,7 +126,9 @@ class Sessions:
 
     def forget(self, session_id: str) -> None:
         """The session changed elsewhere: the store is asked for it again."""
-        self._by_id.pop(session_id, None)
+        session = self._by_id.pop(session_id, None)
+        if session is not None:
+            self._forget_names(session)
 
     async def create(self, record: SessionRecord) -> SessionRecord:
         """Raises :class:`ApiError` (409) when its name is taken, 503 when the store is down."""
@@ -269,8 +271,11 @@ class Sessions:
             self._ids["key", session.key_hash] = session.id
         while len(self._by_id) > self._settings.limits.sessions_in_memory:
             _, old = self._by_id.popitem(last=False)
-            self._ids.pop(("name", old.name or ""), None)
-            self._ids.pop(("key", old.key_hash or ""), None)
+            self._forget_names(old)
+
+    def _forget_names(self, session: SessionRecord) -> None:
+        self._ids.pop(("name", session.name or ""), None)
+        self._ids.pop(("key", session.key_hash or ""), None)
 
 
 def unauthorised(message: str) -> ApiError:

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
 from engine.scripted import Reply, ScriptedCall
+from proxy.sessions import Sessions
+from proxy.settings import ProxySettings
+from store.database import migrate
 from store.errors import StoreUnavailable
 from store.free_names import FreeNames
 from store.job_queue import Job, Outcome
+from store.queries import Reader
 from store.records import BreakReason, CallKind, CallStatus, SessionRecord
 from store.writer import Writer
 
@@ -236,3 +243,16 @@ def test_session_settings_pin_and_cap_what_is_sampled(bench: Any, stage: Any) ->
     assert call.sampling == {"temperature": 1.0, "max_tokens": 2}
     assert call.sampled_tokens == 2
     assert {note.name for note in call.notes} == {"sampling_pinned", "sampling_capped"}
+
+
+async def test_a_session_that_changed_elsewhere_leaves_nothing_behind(tmp_path: Path) -> None:
+    """As each session does in every worker that did not seal it."""
+    path = str(tmp_path / "bridle.db")
+    migrate(path)
+    with Writer(path) as writer, closing(Reader(path)) as reader:
+        sessions = Sessions(ProxySettings("http://engine", path), writer, reader)
+        made = SessionRecord("ses_1", time.time(), name="lamp", key_hash="hash")
+        await sessions.create(made)
+        sessions.forget(made.id)
+        assert not sessions._ids
+        assert await sessions.find("lamp") == made
