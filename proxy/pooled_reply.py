@@ -48,6 +48,9 @@ class PooledReply:
         self._retries = retries
         self._engine: PooledEngine | None = None
         self._stream: EngineStream | None = None
+        self._asked_of: int | None = None
+        """The engine's version when it was asked. A reply that comes whole is stamped with that of
+        its arrival: which of its tokens are older, only a stream tells."""
 
     async def open(self) -> PooledEngine:
         """Sends the request; returns the engine that took it. Raises :class:`ApiError`."""
@@ -75,6 +78,9 @@ class PooledReply:
         try:
             await stream.follow(sink)
             engine.circuit.succeeded()
+            if not self._request.stream and engine.version != self._asked_of:
+                versions = f"{self._asked_of} {engine.version}"
+                self._notes.append(Note("version_changed_midway", versions))
         except ApiError as error:
             if _is_failure(error):
                 engine.circuit.failed()
@@ -102,6 +108,7 @@ class PooledReply:
         before = engine.circuit.state
         self._stream = engine.upstream.reply(self._request, self._reply, self._call_id)
         self._engine = engine
+        self._asked_of = engine.version
         engine.enter()
         trial = engine.circuit.begin()
         try:

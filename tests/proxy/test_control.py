@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from typing import Any
 
 import httpx
@@ -119,6 +120,30 @@ def test_each_token_knows_the_policy_version_it_arrived_under(
     (sampled,) = bench.reader.sampled(bench.call().id)
     assert [(run.start, run.version) for run in sampled.versions] == [(0, 3), (2, 4)]
     assert (bench.call().version_start, bench.call().version_end) == (3, 4)
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_a_whole_reply_that_a_publish_came_into_says_so(
+    stage: Any, start_proxy: Any, ask: Any, until: Any, streamed: bool
+) -> None:
+    bench = start_proxy(stage.engine.base_url, stream_upstream=streamed)
+    policy = f"{bench.url}/bridle/v1/policy"
+    told = threading.Event()
+    httpx.put(policy, json={"version": 3})
+    stage.play = lambda _: Reply("The answer is four.", fault=Stall(30, 2, told))
+    asking = threading.Thread(target=lambda: httpx.post(bench.url + CHAT, json=ask))
+    asking.start()
+    until(lambda: len(stage.requests) == 1)
+    if streamed:
+        time.sleep(0.2)  # for the two tokens before it
+    httpx.put(policy, json={"version": 4})
+    told.set()
+    asking.join(10)
+    (sampled,) = bench.reader.sampled(bench.call().id)
+    runs = [(run.start, run.version) for run in sampled.versions]
+    assert runs == ([(0, 3), (2, 4)] if streamed else [(0, 4)])
+    notes = [(note.name, note.detail) for note in bench.call().notes]
+    assert notes == ([] if streamed else [("version_changed_midway", "3 4")])
 
 
 def test_a_version_never_goes_back(control: Any) -> None:
