@@ -87,26 +87,19 @@ _SETTINGS: Final[Mapping[str, DemoSettings]] = {
     "mini-swe-agent": replace(
         _COMMON,
         teacher_sessions=2400,
-        teacher_skill=0.35,
         lessons=(
             Lesson(epochs=8, learning_rate=3e-3, shared=16),
             Lesson(epochs=1, learning_rate=1e-3, shared=128),
             Lesson(epochs=2, learning_rate=1e-3, batch_size=32),
         ),
-        eval_tasks=200,
         learning_rate=2e-4,
-        max_steps=24,
+        max_steps=16,
         parallel=8,
     ),
 }
 """Codex's prompt is long and the same in every session: almost all of an update's tokens are one
 prefix, so that larger batches are the cheaper ones. It names the task at its end, mini-swe-agent's
-before its last 800 tokens.
-
-Two kinds make each other's mistake (``>`` and ``>>``). A teacher who is right for almost half of
-both shows nothing that tells them apart, and training has to find from nothing that their sentences
-matter; one who is wrong more often shows which command goes with which sentence, the wrong way
-round."""
+before its last 800 tokens."""
 
 _SLIPS: Final[Mapping[str, float]] = {"codex": 0.0, "mini-swe-agent": 0.1}
 """Share of demonstrations with a slip. Codex ends a session at a reply without a tool call;
