@@ -10,18 +10,22 @@ import sqlalchemy
 
 from bridle.terminal import fail
 from store.database import database_url
+from store.errors import StoreUnavailable
 from store.queries import Reader
 from store.records import SessionRecord
 
 
 @contextmanager
 def reader(store: str) -> Iterator[Reader]:
-    """A reader of ``store``; ends the command when there is no such store."""
+    """A reader of ``store``; ends the command when there is no such store, or it cannot be read."""
     parsed = sqlalchemy.make_url(database_url(store))
     if parsed.get_backend_name() == "sqlite" and not Path(str(parsed.database)).exists():
         fail(f"there is no store at {store}: start `bridle proxy`, or name one with --store")
-    with Reader(store) as opened:
-        yield opened
+    try:
+        with Reader(store) as opened:
+            yield opened
+    except StoreUnavailable as error:
+        fail(str(error))
 
 
 def one_session(source: Reader, wanted: str) -> SessionRecord:

@@ -21,7 +21,9 @@ from proxy.logs import configure
 from proxy.probes import PROBES, Probe, Running
 from proxy.routes import implied_dialect, route
 from proxy.services import Services
+from proxy.sessions import store_not_read
 from proxy.settings import ProxySettings
+from store.errors import StoreUnavailable
 
 if TYPE_CHECKING:
     from fastapi import APIRouter, FastAPI
@@ -95,6 +97,9 @@ class App:
             body = await client.body(services.settings.limits.body_bytes)
         except ApiError as error:
             await client.refuse(openai_error(error))
+            return
+        except StoreUnavailable as error:
+            await client.refuse(openai_error(store_not_read(error)))
             return
         except ClientGone:
             return

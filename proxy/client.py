@@ -121,7 +121,10 @@ class Client:
         return client[0] if client else None
 
     async def body(self, limit: int) -> bytes:
-        """The whole request body. Raises :class:`ApiError` (413) and :class:`ClientGone`."""
+        """The whole request body. Raises :class:`ApiError` (413, 415) and :class:`ClientGone`."""
+        if (coding := self.headers.get("content-encoding", "identity")) != "identity":
+            told = f"a body in Content-Encoding {coding} is not served: send it as it is"
+            raise ApiError("invalid_request", told, status=415)
         declared = self.headers.get("content-length", "")
         if declared.isdigit() and int(declared) > limit:
             raise too_large(limit)

@@ -38,7 +38,7 @@ from proxy.links import base_urls, environment
 from proxy.policy_gate import Policy, StaleVersion
 from proxy.sampling import check_settings
 from proxy.services import Services
-from proxy.sessions import SESSION_ID_PREFIX, Caller, store_unavailable
+from proxy.sessions import SESSION_ID_PREFIX, Caller, store_not_read, store_unavailable
 from store.errors import NotFound, RecordRejected, StoreUnavailable
 from store.records import CallKind, Continuation, Reward, SessionRecord, TaskRecord, new_id
 
@@ -55,6 +55,7 @@ def control_api(running: Callable[[], Services], routers: Sequence[APIRouter] = 
     api.state.running = running
     api.add_exception_handler(ApiError, _told)
     api.add_exception_handler(RequestValidationError, _invalid)
+    api.add_exception_handler(StoreUnavailable, _unreadable)
     for method, path, endpoint, status in _ROUTES:
         api.add_api_route(path, endpoint, methods=[method], status_code=status)
     for router in routers:
@@ -66,6 +67,11 @@ async def _told(_: Request, error: Exception) -> Response:
     assert isinstance(error, ApiError)  # noqa: S101 - registered for nothing else
     told = openai_error(error)
     return Response(told.body, told.status, dict(told.headers), media_type="application/json")
+
+
+async def _unreadable(_: Request, error: Exception) -> Response:
+    assert isinstance(error, StoreUnavailable)  # noqa: S101 - registered for nothing else
+    return await _told(_, store_not_read(error))
 
 
 async def _invalid(_: Request, error: Exception) -> Response:

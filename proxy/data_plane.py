@@ -23,7 +23,7 @@ from proxy.prompt import Prompt, tail_length
 from proxy.routes import Action, Route
 from proxy.sampling import effective
 from proxy.services import Services
-from proxy.sessions import Caller, store_unavailable
+from proxy.sessions import Caller, store_not_read, store_unavailable
 from proxy.stored_responses import marked_deleted, not_stored, unknown_response
 from store.errors import StoreUnavailable
 from store.records import (
@@ -60,6 +60,10 @@ class DataPlane:
             await self._refuse(route, client, error)
         except ClientGone:
             self._services.metrics.refused.labels(route.dialect, "client_disconnected").inc()
+        except StoreUnavailable as error:
+            if client.started:
+                raise
+            await self._refuse(route, client, store_not_read(error))
         except Exception:
             log.exception("internal_error", extra={"dialect": route.dialect})
             if client.started:

@@ -291,6 +291,12 @@ def store_unavailable() -> ApiError:
     )
 
 
+def store_not_read(error: StoreUnavailable) -> ApiError:
+    """What clients are told of ``error``, which the log says more of."""
+    log.error("store_not_read", extra={"error": str(error)})
+    return store_unavailable()
+
+
 def _check_open(session: SessionRecord) -> None:
     if session.sealed_at is not None:
         raise ApiError("permission", f"session {session.id} is sealed", status=403)

@@ -53,7 +53,8 @@ def connect(url: str, *, synchronous: Synchronous = "NORMAL", page_cache_kib: in
     SQLite runs in WAL mode with foreign keys on. ``synchronous`` is SQLite's pragma: ``NORMAL``
     keeps every commit through the death of the process, ``FULL`` also through a power cut. Each
     connection keeps pages of ``page_cache_kib``; a process has up to a dozen connections.
-    PostgreSQL is left at its own ``synchronous_commit``, which is on.
+    PostgreSQL is left at its own ``synchronous_commit``, which is on. Errors tell statements, not
+    the values in them.
     """
     parsed = make_url(database_url(url))
     if parsed.get_backend_name() == "sqlite":
@@ -64,6 +65,7 @@ def connect(url: str, *, synchronous: Synchronous = "NORMAL", page_cache_kib: in
         json_deserializer=orjson.loads,
         pool_pre_ping=True,
         pool_size=8,
+        hide_parameters=True,
     )
 
 
@@ -170,6 +172,7 @@ def _sqlite(url: sqlalchemy.URL, synchronous: Synchronous, page_cache_kib: int) 
         json_serializer=_dumps,
         json_deserializer=orjson.loads,
         connect_args={"timeout": BUSY_TIMEOUT_S, "check_same_thread": False},
+        hide_parameters=True,
     )
 
     @event.listens_for(engine, "connect")

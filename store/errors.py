@@ -4,7 +4,8 @@ from __future__ import annotations
 
 
 class StoreUnavailable(Exception):
-    """The record is not in the store: its transaction failed, or was never tried."""
+    """The record is not in the store: its transaction failed, or was never tried; or what is asked
+    for cannot be read."""
 
 
 class StoreBusy(StoreUnavailable):

@@ -1,7 +1,8 @@
 """Reading the store: typed rows, exact tokens, exact bodies.
 
 A :class:`Reader` never blocks the writer and sees what has been committed. Methods raise
-:class:`NotFound` for identifiers that are not there.
+:class:`NotFound` for identifiers that are not there, and :class:`StoreUnavailable` when the
+database cannot be reached or read.
 """
 
 from __future__ import annotations
@@ -11,14 +12,25 @@ from collections.abc import Collection, Iterator, Sequence
 from typing import Any, Final
 
 import numpy as np
-from sqlalchemy import BindParameter, Engine, Row, Select, bindparam, case, func, select
+from sqlalchemy import (
+    BindParameter,
+    Engine,
+    ExceptionContext,
+    Row,
+    Select,
+    bindparam,
+    case,
+    event,
+    func,
+    select,
+)
 
 from store import stored
 from store.call_rows import CALLS, SPANS, read_calls, read_span_row
 from store.call_rows import CallRow as CallRow
 from store.call_rows import SpanRow as SpanRow
 from store.database import connect, snapshot
-from store.errors import NotFound
+from store.errors import NotFound, StoreUnavailable
 from store.records import (
     CallKind,
     CallStatus,
@@ -57,12 +69,19 @@ _BY_NAME: Final = select(sessions).where(sessions.c.name == bindparam("name"))
 _BY_KEY_HASH: Final = select(sessions).where(sessions.c.key_hash == bindparam("key_hash"))
 
 
+def _unreadable(context: ExceptionContext) -> StoreUnavailable:
+    return StoreUnavailable(f"the store cannot be read: {context.original_exception}")
+
+
 class Reader:
-    """Queries over a URL, or over an engine of :func:`store.database.connect`."""
+    """Queries over a URL, or over an engine of :func:`store.database.connect`, whose errors are
+    then SQLAlchemy's."""
 
     def __init__(self, source: str | Engine) -> None:
         self._owned = isinstance(source, str)
         self.engine = connect(source) if isinstance(source, str) else source
+        if self._owned:
+            event.listen(self.engine, "handle_error", _unreadable)
         self._texts = TextReader()
 
     def close(self) -> None:

@@ -151,3 +151,10 @@ def test_audit_fails_on_a_damaged_store(
     result = bridle("audit", "--store", store)
     assert result.exit_code == 1
     assert "sampled_differs" in result.stdout
+
+
+def test_a_store_that_cannot_be_read_costs_one_line(bridle: Bridle, tmp_path: Path) -> None:
+    refused = bridle("sessions", "--store", tmp_path)
+    assert refused.exit_code == 1
+    assert refused.stderr.startswith("bridle: the store cannot be read")
+    assert refused.stderr.count("\n") == 1

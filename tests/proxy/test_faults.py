@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import socket
+import sqlite3
+from contextlib import closing
 from typing import Any
 
 import httpx
+import orjson
 import pytest
 
 from engine.contract import MISSING_LOGPROB
@@ -349,3 +353,36 @@ def test_a_redirect_is_not_followed_and_says_what_to_do(
     assert response.status_code == 500
     assert "redirects" in response.json()["error"]["message"]
     assert bench.call().reason == "upstream_error"
+
+
+def test_a_store_that_cannot_be_read_is_a_503_and_no_value_is_logged(
+    bench: Any, ask: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    said = {"model": "m", "max_tokens": 4, "messages": ask["messages"]}
+    assert httpx.post(f"{bench.url}/s/first{CHAT}", json=ask).status_code == 200
+    with closing(sqlite3.connect(bench.store_path)) as database:
+        database.execute("ALTER TABLE sessions RENAME TO elsewhere")
+        refused = [
+            httpx.post(f"{bench.url}/s/my-secret-name{CHAT}", json=ask),
+            httpx.post(f"{bench.url}/s/my-secret-name/v1/messages", json=said),
+            httpx.get(f"{bench.url}/bridle/v1/sessions/ses_unknown"),
+        ]
+        database.execute("ALTER TABLE elsewhere RENAME TO sessions")
+    for response in refused:
+        assert response.status_code == 503, response.text
+        assert response.headers["retry-after"] == "1"
+        assert "store" in response.json()["error"]["message"]
+    assert refused[1].json()["type"] == "error"
+    assert "store_not_read" in caplog.text
+    assert "my-secret-name" not in caplog.text
+
+
+@pytest.mark.parametrize("path", [CHAT, "/v1/messages", "/bridle/v1/sessions"])
+def test_a_compressed_body_is_refused_in_words_that_say_so(
+    bench: Any, stage: Any, ask: Any, path: str
+) -> None:
+    body = gzip.compress(orjson.dumps(ask))
+    response = httpx.post(bench.url + path, content=body, headers={"content-encoding": "gzip"})
+    assert response.status_code == 415
+    assert "Content-Encoding gzip" in response.json()["error"]["message"]
+    assert not stage.requests

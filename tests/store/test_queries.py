@@ -1,7 +1,9 @@
 import pytest
+from sqlalchemy import text
+from sqlalchemy.exc import DBAPIError
 
 from store.database import connect, transaction
-from store.errors import NotFound
+from store.errors import NotFound, StoreUnavailable
 from store.queries import Reader
 from store.records import RunRecord, TaskRecord
 from store.rows import OBSERVED
@@ -112,3 +114,23 @@ def test_a_reader_may_share_an_engine(url):
     with Reader(engine) as reader:
         assert reader.runs() == []
     engine.dispose()
+
+
+def test_a_database_that_cannot_be_read_is_said_without_the_values_asked_for(url):
+    def rename(table, name):
+        with connect(url).connect() as connection:
+            connection.exec_driver_sql(f"ALTER TABLE {table} RENAME TO {name}")
+            connection.commit()
+
+    rename("sessions", "elsewhere")
+    with Reader(url) as reader, pytest.raises(StoreUnavailable, match="sessions") as told:
+        reader.session_by_name("my-secret-name")
+    assert "my-secret-name" not in f"{told.value} {told.value.__cause__}"
+    rename("elsewhere", "sessions")
+
+
+def test_an_error_of_the_database_tells_no_values(url):
+    with connect(url).connect() as connection, pytest.raises(DBAPIError) as told:
+        connection.execute(text("SELECT * FROM nowhere WHERE name = :name"), {"name": "my-secret"})
+    assert "nowhere" in str(told.value)
+    assert "my-secret" not in str(told.value)
