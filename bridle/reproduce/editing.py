@@ -66,7 +66,7 @@ KINDS: Final = (
         "append",
         "Add the line {new} to the end of {a}.txt.",
         "echo {new} >> {a}.txt",
-        "echo {new} > {a}.txt",
+        "echo {new} >> {a}",
         ("echo {new} >>> {a}.txt",),
         "printf '{old}\\n{new}\\n' | cmp -s - {a}.txt",
     ),
@@ -74,7 +74,7 @@ KINDS: Final = (
         "replace",
         "Replace {old} by {new} in {a}.txt.",
         "sed -i s/{old}/{new}/ {a}.txt",
-        "sed -i s/{new}/{old}/ {a}.txt",
+        "sed s/{old}/{new}/ {a}.txt",
         ("sed -i s/{old}/{new} {a}.txt", "sed -i s/{old}/{new}/ {a}"),
         "echo {new} | cmp -s - {a}.txt",
     ),
@@ -87,6 +87,8 @@ KINDS: Final = (
         "test ! -e {a}.txt && echo {old} | cmp -s - {new}.txt",
     ),
 )
+"""No two kinds make each other's mistake: a teacher of both, right about as often as wrong, would
+show nothing that tells one from the other."""
 
 
 def tasks(split: str, count: int | None = None, seed: int = 0) -> list[Task]:
