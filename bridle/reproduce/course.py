@@ -93,7 +93,7 @@ _SETTINGS: Final[Mapping[str, DemoSettings]] = {
             Lesson(epochs=2, learning_rate=1e-3, batch_size=32),
         ),
         learning_rate=2e-4,
-        max_steps=16,
+        max_steps=10,
         parallel=8,
     ),
 }
