@@ -33,7 +33,7 @@ from proxy.canonical import (
 from proxy.dialects import openai
 from proxy.dialects.chat_history import ParsedHistory, parsed, spans
 from proxy.dialects.errors import openai_error, openai_error_object
-from proxy.dialects.fields import json_text
+from proxy.dialects.fields import writable
 from proxy.dialects.openai import Count, Int64, StreamOptions
 from store.records import Note
 
@@ -266,7 +266,7 @@ def _request(
     tools = _tools(wire.tools or (), noted)
     for name in _NESTED:
         if (value := getattr(wire, name)) is not None:
-            json_text(value, name)
+            writable(value, name)
     noted += chain.from_iterable(notes)
     return Request(
         dialect="chat",
@@ -347,7 +347,8 @@ def _message(wire: _Message, position: int, notes: list[Note]) -> Message:
     if role != wire.role:
         notes.append(Note("role_converted", f"{wire.role} as {role}"))
     for index, part in enumerate(wire.content if isinstance(wire.content, list) else ()):
-        _check_part(part, f"messages[{position}].content[{index}]")
+        if not _plain(part):
+            _check_part(part, f"messages[{position}].content[{index}]")
     reasoning = wire.reasoning if wire.reasoning is not None else wire.reasoning_content
     return Message(
         role=role,  # type: ignore[arg-type]
@@ -359,13 +360,26 @@ def _message(wire: _Message, position: int, notes: list[Note]) -> Message:
     )
 
 
+def _plain(part: dict[str, Any]) -> bool:
+    """Whether ``part`` is strings, one level deep at most, with a text if it is one. Nearly all
+    are, and an image of megabytes is not written as JSON to find it out."""
+    if part.get("type") == "text" and "text" not in part:
+        return False
+    for name, value in part.items():
+        if type(value) is str:
+            continue
+        if name == "text" or type(value) is not dict:
+            return False
+        if not all([type(inner) is str for inner in value.values()]):
+            return False
+    return True
+
+
 def _check_part(part: dict[str, Any], where: str) -> None:
     """Raises :class:`ApiError` (400) for a part whose text is none, or that JSON cannot carry."""
-    text, kind = part.get("text"), part.get("type")
-    if not isinstance(text, str) and ("text" in part or kind == "text"):
+    if not isinstance(part.get("text"), str) and ("text" in part or part.get("type") == "text"):
         raise openai.invalid("the text of a part must be a string", f"{where}.text")
-    if len(part) > 2 or not (isinstance(text, str) and isinstance(kind, str)):
-        json_text(part, where)
+    writable(part, where)
 
 
 def _tool_call(wire: _ToolCall, notes: list[Note]) -> ToolCall:

@@ -41,7 +41,7 @@ def json_text(value: Any, where: str) -> str:
 def writable(value: Any, where: str) -> Any:
     """``value`` itself, once it is certain that it can be sent on as JSON."""
     if not embeddable(value):
-        raise invalid(where, "is nested too deeply")
+        raise invalid(where, "is nested too deeply, or holds a number that JSON writers refuse")
     return value
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from functools import reduce
 from typing import Any
 
@@ -64,6 +65,19 @@ def test_a_wrong_field_is_a_400_that_names_it(fields: dict[str, Any], param: str
         parse(**fields)
     assert caught.value.status == 400
     assert caught.value.param == param
+
+
+@pytest.mark.parametrize("levels", range(236, 258, 3))
+def test_what_is_let_in_can_be_sent_on_however_deep_it_is(levels: int) -> None:
+    deep: Any = reduce(lambda inner, _: {"x": inner}, range(levels), 1)
+    messages = [{"role": "user", "content": [{"type": "x", "y": deep}]}]
+    tools = [{"type": "function", "function": {"name": "f", "parameters": deep}}]
+    for fields in ({"messages": messages}, {"tools": tools}, {"chat_template_kwargs": deep}):
+        request = None
+        with suppress(ApiError):  # it is too deep
+            request = parse(**fields)
+        if request is not None:
+            assert engine_request(request, request.sampling, model="m", stream=False).body
 
 
 def test_a_forwarded_number_too_long_to_be_read_is_a_400_that_names_it() -> None:
