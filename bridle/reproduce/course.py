@@ -81,7 +81,8 @@ _SETTINGS: Final[Mapping[str, DemoSettings]] = {
             Lesson(epochs=1, learning_rate=1e-3, batch_size=32, context=2048),
             Lesson(epochs=1, learning_rate=1e-3, batch_size=32),
         ),
-        max_steps=30,
+        learning_rate=2e-4,
+        max_steps=12,
         parallel=6,
     ),
     "mini-swe-agent": replace(
