@@ -8,11 +8,16 @@ usual.
 Chunks that are handed over in one turn of the event loop go to their sockets at its end, one after
 the other. Going back and forth between Python and the kernel's network for each of them costs a
 tenth more, by which at hundreds of streams all of them wait for the processor.
+
+An offer to go on in HTTP/2 (``Upgrade: h2c``, which Java's own client adds to every request) is not
+taken up, as RFC 9110 lets a server do. The parser would drop the body of a request with it, so it
+never sees it.
 """
 
 from __future__ import annotations
 
 import asyncio
+import re
 from typing import Any, Final
 from weakref import WeakKeyDictionary
 
@@ -24,6 +29,11 @@ EXTENSION: Final = "bridle.short_way"
 
 _FULL: Final = 1 << 18
 """Bytes that are not held until the end of the turn."""
+
+
+_OFFER: Final = re.compile(rb"(?<=\r\n)upgrade:[ \t]*h2c[ \t]*\r\n", re.IGNORECASE)
+_HEADERS_REACH: Final = 1 << 14
+"""Bytes of a read in which an offer is looked for."""
 
 
 class Outbox:
@@ -74,6 +84,13 @@ class ShortWay:
 
 class StreamingProtocol(HttpToolsProtocol):
     """See the module."""
+
+    def data_received(self, data: bytes) -> None:
+        begins = self.cycle is None or not self.cycle.more_body
+        if begins and data.find(b"h2c", 0, _HEADERS_REACH) >= 0:
+            headers, end, rest = data.partition(b"\r\n\r\n")
+            data = _OFFER.sub(b"", headers + end[:2]) + end[2:] + rest
+        super().data_received(data)
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         outbox = _OUTBOXES.get(self.server_state)

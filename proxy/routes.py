@@ -49,7 +49,9 @@ _GOOGLE_ACTIONS: Final = {
     "countTokens": Action.COUNT,
 }
 _STORED: Final = re.compile(r"/v1/responses/(?P<response>[^/]+)")
-_MODEL: Final = re.compile(r"/(?P<version>v1|v1beta|v1alpha)/models/(?P<model>[^:]+)")
+_MODEL: Final = re.compile(r"/(?P<version>v1|v1beta|v1alpha)/models/(?P<model>.+)")
+_GOOGLE_METHOD: Final = re.compile(r"[a-z]+(?:[A-Z][a-z]+)+")
+"""What Google calls its methods (``embedContent``); no tag of a model (``qwen3:8b``) looks so."""
 _SESSION: Final = "/s/"
 
 
@@ -69,7 +71,7 @@ def route(path: str) -> Route | None:
 
 def _parametrised(path: str) -> Route | None:
     google = _GOOGLE.fullmatch(path)
-    if google is not None:
+    if google is not None and _GOOGLE_METHOD.fullmatch(google["method"]):
         action = _GOOGLE_ACTIONS.get(google["method"])
         if action is None:
             return None

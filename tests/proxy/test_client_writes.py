@@ -112,3 +112,17 @@ def test_a_slow_client_is_told_to_be_waited_for_and_gets_all(http: Any) -> None:
     assert waited
     assert body.endswith(b"end")
     assert len(body) == 300 * 65536 + len(waited) + 3
+
+
+@pytest.mark.parametrize("name", ["Upgrade", "upgrade"])
+def test_a_client_that_offers_http_2_is_served_in_http_1(name: str) -> None:
+    """As Java's own client asks: headers and body in two writes."""
+
+    async def answer(client: Client) -> None:
+        await client.respond(200, await client.body(1 << 20))
+
+    headers = {"Connection": f"{name}, HTTP2-Settings", "HTTP2-Settings": "AAEAAEAA", name: "h2c"}
+    with serving(answer, StreamingProtocol) as url, httpx.Client() as asking:
+        for body in (b"\r\nupgrade: h2c\r\n said", b"h2c again"):
+            reply = asking.post(url, headers=headers, content=body)
+            assert (reply.status_code, reply.content) == (200, body)

@@ -118,11 +118,24 @@ def test_the_policy_does_not_continue_a_frozen_models_ids(
 
 
 def test_an_alias_is_another_name_for_what_the_engine_serves(stage: Any, start_proxy: Any) -> None:
-    bench = start_proxy(stage.engine.base_url, model_aliases={"gpt-5": MODEL})
+    aliases = {"gpt-5": MODEL, "qwen3:8b": MODEL}
+    bench = start_proxy(stage.engine.base_url, model_aliases=aliases)
     assert ask(bench.url, "lamp", "gpt-5")["model"] == "gpt-5"
     assert bench.call().model_served == MODEL
     listed = {card["id"] for card in http.get(f"{bench.url}/v1/models").json()["data"]}
-    assert listed == {MODEL, "gpt-5"}
+    assert listed == {MODEL, "gpt-5", "qwen3:8b"}
+
+
+def test_a_tagged_model_is_found_by_its_name(stage: Any, start_proxy: Any) -> None:
+    bench = start_proxy(stage.engine.base_url, model_aliases={"qwen3:8b": MODEL})
+    client = openai.OpenAI(base_url=f"{bench.url}/v1", api_key="x", max_retries=0)
+    assert client.models.retrieve("qwen3:8b").id == "qwen3:8b"
+    with pytest.raises(openai.NotFoundError):
+        client.models.retrieve("qwen3:4b")
+    # A method of Google's that is not served is no model either.
+    unknown = http.post(f"{bench.url}/v1beta/models/{MODEL}:embedContent", json={})
+    assert unknown.status_code == 404
+    assert unknown.json()["error"]["status"] == "NOT_FOUND"
 
 
 KEY = "sk-theirs-0123456789abcdef"
