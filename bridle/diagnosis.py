@@ -53,8 +53,12 @@ def examine_engine(
 def examine_store(url: str) -> dict[str, Any]:
     """Whether the store can be reached and has the newest schema. Changes nothing."""
     from store.database import database_url, newest_revision, revision
+    from store.errors import StoreUnavailable
 
-    parsed = sqlalchemy.make_url(database_url(url))
+    try:
+        parsed = database_url(url)
+    except StoreUnavailable as error:
+        return {"store": None, "broken": str(error)}
     shown = parsed.render_as_string(hide_password=True)
     if parsed.get_backend_name() == "sqlite" and not Path(str(parsed.database)).exists():
         return {"store": shown, "exists": False, "migrated": False, "broken": None}

@@ -1,4 +1,4 @@
-"""Opening the store for a command that reads it."""
+"""Opening the store for a command."""
 
 from __future__ import annotations
 
@@ -6,10 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import sqlalchemy
-
 from bridle.terminal import fail
-from store.database import database_url
+from store.database import database_url, migrate
 from store.errors import StoreUnavailable
 from store.queries import Reader
 from store.records import SessionRecord
@@ -18,12 +16,20 @@ from store.records import SessionRecord
 @contextmanager
 def reader(store: str) -> Iterator[Reader]:
     """A reader of ``store``; ends the command when there is no such store, or it cannot be read."""
-    parsed = sqlalchemy.make_url(database_url(store))
-    if parsed.get_backend_name() == "sqlite" and not Path(str(parsed.database)).exists():
-        fail(f"there is no store at {store}: start `bridle proxy`, or name one with --store")
     try:
+        parsed = database_url(store)
+        if parsed.get_backend_name() == "sqlite" and not Path(str(parsed.database)).exists():
+            fail(f"there is no store at {store}: start `bridle proxy`, or name one with --store")
         with Reader(store) as opened:
             yield opened
+    except StoreUnavailable as error:
+        fail(str(error))
+
+
+def migrated(store: str) -> None:
+    """Makes or renews ``store``; ends the command when that cannot be."""
+    try:
+        migrate(store)
     except StoreUnavailable as error:
         fail(str(error))
 

@@ -7,9 +7,11 @@ from typing import Any, NoReturn
 import orjson
 import typer
 from rich.console import Console
+from rich.text import Text
 
-out = Console()
-err = Console(stderr=True)
+# No markup: names, paths and errors have brackets of their own.
+out = Console(markup=False)
+err = Console(stderr=True, markup=False)
 
 
 def print_json(value: Any) -> None:
@@ -19,5 +21,5 @@ def print_json(value: Any) -> None:
 
 def fail(message: str, code: int = 1) -> NoReturn:
     """Ends the command with ``message`` on standard error."""
-    err.print(f"[bold red]bridle:[/] {message}", highlight=False, soft_wrap=True)
+    err.print(Text.assemble(("bridle:", "bold red"), f" {message}"), soft_wrap=True)
     raise typer.Exit(code)

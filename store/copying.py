@@ -14,9 +14,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-from sqlalchemy import Connection, Table, func, insert, make_url, select
+from sqlalchemy import Connection, Table, func, insert, select
 
-from store.database import connect, database_url, migrate, snapshot, transaction
+from store.database import connect, database_url, migrate, shown, snapshot, transaction
 from store.errors import StoreUnavailable
 from store.schema import metadata, writers
 
@@ -38,7 +38,8 @@ def copy_store(source: str, target: str) -> dict[str, int]:
         with snapshot(origin) as reading, transaction(destination) as writing:
             for table in _tables():
                 if writing.execute(select(func.count()).select_from(table)).scalar_one():
-                    raise NotEmpty(f"{target} already holds {table.name}: give an empty store")
+                    told = f"{shown(target)} already holds {table.name}: give an empty store"
+                    raise NotEmpty(told)
             return {str(table.name): _copy(reading, writing, table) for table in _tables()}
     finally:
         origin.dispose()
@@ -57,7 +58,7 @@ def backup(source: str, target: Path) -> int:
     for leftover in _files(part):
         leftover.unlink(missing_ok=True)
     try:
-        url = make_url(database_url(source))
+        url = database_url(source)
         if url.get_backend_name() == "sqlite":
             _sqlite_backup(Path(url.database or ""), part)
         else:

@@ -23,7 +23,9 @@ from sqlalchemy import (
     make_url,
     select,
 )
+from sqlalchemy.exc import ArgumentError, DBAPIError
 
+from store.errors import StoreUnavailable
 from store.packing import dump_json
 from store.schema import metadata
 
@@ -31,6 +33,8 @@ Synchronous = Literal["OFF", "NORMAL", "FULL", "EXTRA"]
 
 BUSY_TIMEOUT_S: Final = 5.0
 """How long SQLite itself waits for another process's transaction before it says "locked"."""
+
+_SCHEMES: Final = frozenset({"sqlite", "postgresql+psycopg"})
 
 _PAGE_SIZE: Final = 8192
 """Of a new SQLite file. A call's row is about 1 KB, and what does not fit a page wastes another."""
@@ -55,26 +59,48 @@ def connect(url: str, *, synchronous: Synchronous = "NORMAL", page_cache_kib: in
     connection keeps pages of ``page_cache_kib``; a process has up to a dozen connections.
     PostgreSQL is left at its own ``synchronous_commit``, which is on. Errors tell statements, not
     the values in them.
+
+    Raises :class:`StoreUnavailable` for what is no store that could be had here.
     """
-    parsed = make_url(database_url(url))
+    parsed = database_url(url)
     if parsed.get_backend_name() == "sqlite":
         return _sqlite(parsed, synchronous, page_cache_kib)
-    return sqlalchemy.create_engine(
-        parsed,
-        json_serializer=_dumps,
-        json_deserializer=orjson.loads,
-        pool_pre_ping=True,
-        pool_size=8,
-        hide_parameters=True,
-    )
+    try:
+        return sqlalchemy.create_engine(
+            parsed,
+            json_serializer=_dumps,
+            json_deserializer=orjson.loads,
+            pool_pre_ping=True,
+            pool_size=8,
+            hide_parameters=True,
+        )
+    except ModuleNotFoundError as error:
+        told = f"PostgreSQL needs the extra postgres: pip install 'bridle[postgres]' ({error})"
+        raise StoreUnavailable(told) from error
 
 
-def database_url(url: str) -> str:
-    """``url`` as SQLAlchemy wants it: a bare path means SQLite, PostgreSQL goes through psycopg."""
+def database_url(url: str) -> sqlalchemy.URL:
+    """``url`` as SQLAlchemy wants it: a bare path means SQLite, PostgreSQL goes through psycopg.
+
+    Raises :class:`StoreUnavailable` for any other database, and for what is no URL.
+    """
     if "://" not in url:
-        return f"sqlite:///{Path(url).expanduser().absolute()}"
+        return sqlalchemy.URL.create("sqlite", database=str(Path(url).expanduser().absolute()))
     scheme, rest = url.split("://", 1)
-    return f"postgresql+psycopg://{rest}" if scheme in ("postgres", "postgresql") else url
+    if scheme in ("postgres", "postgresql"):
+        scheme = "postgresql+psycopg"
+    if scheme not in _SCHEMES:
+        told = f"a store is an SQLite file or in PostgreSQL (postgresql://…), not {scheme}://"
+        raise StoreUnavailable(told)
+    try:
+        return make_url(f"{scheme}://{rest}")
+    except (ArgumentError, ValueError) as error:  # ValueError: a port that is no number
+        raise StoreUnavailable("the store's URL cannot be read") from error
+
+
+def shown(url: str) -> str:
+    """``url`` for people and logs: without its password."""
+    return database_url(url).render_as_string(hide_password=True) if "://" in url else url
 
 
 def migrate(url: str, revision: str = "head") -> None:
@@ -82,7 +108,7 @@ def migrate(url: str, revision: str = "head") -> None:
 
     Safe to run from several processes at once. A revision older than the database's own is reached
     by downgrading when it is ``base`` or ``-N``. An empty database gets the newest schema as it is,
-    without the way there.
+    without the way there. Raises :class:`StoreUnavailable`.
     """
     engine = connect(url)
     try:
@@ -97,6 +123,8 @@ def migrate(url: str, revision: str = "head") -> None:
                 connection.execute(insert(_VERSIONS).values(version_num=newest_revision()))
             elif _current(connection) != newest_revision():
                 _step(connection, revision)
+    except DBAPIError as error:
+        raise StoreUnavailable(f"the store cannot be opened: {error.orig}") from error
     finally:
         engine.dispose()
 
@@ -166,7 +194,10 @@ def snapshot(engine: Engine) -> Iterator[Connection]:
 
 def _sqlite(url: sqlalchemy.URL, synchronous: Synchronous, page_cache_kib: int) -> Engine:
     if url.database and url.database != ":memory:":
-        Path(url.database).parent.mkdir(parents=True, exist_ok=True)
+        try:
+            Path(url.database).parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise StoreUnavailable(f"the store's folder cannot be made: {error}") from error
     engine = sqlalchemy.create_engine(
         url,
         json_serializer=_dumps,

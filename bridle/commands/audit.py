@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 from rich.table import Table
+from rich.text import Text
 
 from bridle.options import JsonOption, StoreOption
 from bridle.reading import one_session, reader
@@ -95,10 +96,7 @@ class _Total:
         out.print(f"{self.sessions} sessions; calls: {calls or 'none'}", highlight=False)
         out.print(table)
         for violation in self.violations:
-            out.print(
-                "[bold red]{rule}[/] {session} {subject}: {detail}".format(**violation),
-                highlight=False,
-                soft_wrap=True,
-            )
+            where = " {session} {subject}: {detail}".format(**violation)
+            out.print(Text.assemble((violation["rule"], "bold red"), where), soft_wrap=True)
         if not self.violations:
             out.print("Every token is accounted for.")

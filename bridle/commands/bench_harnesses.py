@@ -48,9 +48,9 @@ def harnesses(
     if json:
         print_json(report.as_data())
     else:
-        out.print(text, highlight=False, markup=False, soft_wrap=True)
+        out.print(text, highlight=False, soft_wrap=True)
     failures = report.failures()
     for failure in failures:
-        err.print(failure, highlight=False, markup=False, soft_wrap=True)
+        err.print(failure, highlight=False, soft_wrap=True)
     if failures:
         raise typer.Exit(1)

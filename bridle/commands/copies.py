@@ -12,6 +12,7 @@ from bridle.reading import reader
 from bridle.terminal import fail, out, print_json
 from store.copying import NotEmpty, copy_store
 from store.copying import backup as write_backup
+from store.errors import StoreUnavailable
 
 
 def backup(
@@ -24,7 +25,7 @@ def backup(
         pass
     try:
         size = write_backup(store, file)
-    except FileExistsError as error:
+    except (FileExistsError, StoreUnavailable) as error:
         fail(str(error))
     if json:
         print_json({"file": str(file), "bytes": size})
@@ -55,7 +56,7 @@ def _copy(source: str, target: str, json: bool) -> None:
         pass
     try:
         rows = copy_store(source, target)
-    except NotEmpty as error:
+    except (NotEmpty, StoreUnavailable) as error:
         fail(str(error))
     if json:
         print_json(rows)

@@ -88,4 +88,4 @@ def _yes(value: bool) -> str:
 
 
 def _say(line: str) -> None:
-    out.print(line, highlight=False, soft_wrap=True, markup=False)
+    out.print(line, highlight=False, soft_wrap=True)

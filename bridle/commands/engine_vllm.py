@@ -141,7 +141,7 @@ def _examined(url: str, expect: Expectation, json: bool) -> list[Check]:
     checks = check_engine(url, expect=expect, api_key=os.environ.get(UPSTREAM_KEY_VARIABLE))
     failed = failures(checks)
     for check in failed if json else checks:
-        (err if json else out).print(check.line, highlight=False, soft_wrap=True, markup=False)
+        (err if json else out).print(check.line, highlight=False, soft_wrap=True)
     if failed:
         raise typer.Exit(CHECK_FAILED)
     return checks
@@ -156,4 +156,4 @@ def _named(parser: str) -> str | None:
 
 
 def _say(event: str) -> None:
-    err.print(event, highlight=False, soft_wrap=True, markup=False)
+    err.print(event, highlight=False, soft_wrap=True)

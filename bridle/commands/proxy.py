@@ -11,8 +11,10 @@ import typer
 
 from bridle.config import DEFAULT_PORT
 from bridle.options import BudgetCalls, BudgetSeconds, BudgetTokens, JsonOption, StoreOption
+from bridle.reading import migrated
 from bridle.serving import announce, told_when_taken, wait_for_signal
 from bridle.terminal import fail
+from store.database import shown
 from store.records import Continuation
 
 if TYPE_CHECKING:
@@ -88,7 +90,7 @@ def proxy(
     ] = LogLevel.WARNING,
     otel: Annotated[
         bool,
-        typer.Option("--otel", help="OpenTelemetry spans to where OTEL_* says; needs [otel]."),
+        typer.Option("--otel", help="OpenTelemetry spans to where OTEL_* says; needs extra otel."),
     ] = False,
     redact: Annotated[
         bool, typer.Option("--redact", help="Scrub keys and tokens from what is recorded as text.")
@@ -102,14 +104,11 @@ def proxy(
     from proxy.server import ProxyServer, ProxyStartFailed
     from proxy.settings import Limits, ProxySettings, is_loopback
     from proxy.workers import WorkerPool
-    from store.database import migrate
 
     admin_key = os.environ.get(ADMIN_KEY_VARIABLE)
     if admin_key is None and not is_loopback(host):
         fail(f"{host} is reachable by others: set {ADMIN_KEY_VARIABLE} to a key of your own")
-    if "://" not in store:
-        Path(store).parent.mkdir(parents=True, exist_ok=True)
-    migrate(store)
+    migrated(store)
     settings = ProxySettings(
         upstream_url=engines[0],
         more_engines=tuple(engines[1:]),
@@ -159,7 +158,7 @@ def _announce(url: str, json: bool, store: str, engines: list[str]) -> None:
     announce(
         url,
         json,
-        f"Bridle records to {store}, in front of {', '.join(engines)}",
+        f"Bridle records to {shown(store)}, in front of {', '.join(engines)}",
         f"  OpenAI      OPENAI_BASE_URL={url}/v1",
         f"  Anthropic   ANTHROPIC_BASE_URL={url}",
         f"  Gemini      GOOGLE_GEMINI_BASE_URL={url}",

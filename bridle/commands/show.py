@@ -31,7 +31,7 @@ def show(
     if json:
         print_json({**about, "continuation": record.continuation, "turns": turns})
         return
-    out.print(f"[bold]{record.id}[/]" + (f"  ({record.name})" if record.name else ""))
+    out.print(Text.assemble((record.id, "bold"), f"  ({record.name})" if record.name else ""))
     out.print(
         f"{about['harness'] or 'unknown harness'} · {about['outcome'] or 'open'} · "
         f"{about['calls']} calls · {about['observed_tokens']} tokens observed, "

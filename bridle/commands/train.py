@@ -15,6 +15,7 @@ from bridle.options import (
     ScheduleOption,
     TransferBackendOption,
 )
+from bridle.reading import migrated
 from bridle.serving import leave_on_sigterm
 from bridle.terminal import fail, out
 
@@ -65,7 +66,6 @@ def train(
     from harnesses.rollout import Job, Settings, grouped
     from harnesses.runtimes.base import NotLaunchable
     from harnesses.tasks import TaskError
-    from store.database import migrate
     from store.queries import Reader
     from store.records import RunRecord, new_id
     from store.writer import Writer
@@ -85,7 +85,7 @@ def train(
     leave_on_sigterm()
     output.mkdir(parents=True, exist_ok=True)
     store = str(output / "bridle.db")
-    migrate(store)
+    migrated(store)
     with Reader(store) as reader:
         earlier = reader.runs("train")
     run_id = earlier[-1].id if earlier else new_id("run")

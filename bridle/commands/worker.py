@@ -61,4 +61,4 @@ def worker(
     with listening as listener:
         url = f"http://{host}:{listener.getsockname()[1]}"
         announce(url, json, f"Worker for {adapter.name} on {url}, {len(pool)} tasks")
-        serve(duties, listener, lambda line: err.print(line, highlight=False, markup=False))
+        serve(duties, listener, lambda line: err.print(line, highlight=False))

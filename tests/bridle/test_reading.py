@@ -158,3 +158,44 @@ def test_a_store_that_cannot_be_read_costs_one_line(bridle: Bridle, tmp_path: Pa
     assert refused.exit_code == 1
     assert refused.stderr.startswith("bridle: the store cannot be read")
     assert refused.stderr.count("\n") == 1
+
+
+UNREACHABLE = "postgresql://someone:hunter2@127.0.0.1:1/x"
+
+
+@pytest.mark.parametrize(
+    ("address", "told"),
+    [
+        (UNREACHABLE, "Connection refused"),
+        ("mysql://u:hunter2@h/d", "not mysql://"),
+        ("postgresql://u:hunter2@h:port/d", "URL cannot be read"),
+        ("/proc/none/bridle.db", "folder cannot be made"),
+        ("/", "unable to open database file"),
+    ],
+)
+def test_a_store_that_cannot_be_made_is_told_without_a_traceback_or_its_password(
+    bridle: Bridle, store: str, address: str, told: str
+) -> None:
+    engine = ("--upstream", "http://127.0.0.1:1", "--port", "0")
+    commands = [("proxy", *engine, "--store", address), ("export-db", address, "--store", store)]
+    for command in commands:
+        refused = bridle(*command)
+        assert refused.exit_code == 1, command
+        assert refused.stderr.startswith("bridle: ")
+        assert told in refused.stderr
+        assert "Traceback" not in refused.stderr
+        assert "hunter2" not in refused.output
+
+
+def test_brackets_in_names_and_errors_are_no_markup(
+    bridle: Bridle, store: str, proxy_url: str, tmp_path: Path
+) -> None:
+    harness = "[/lamp] [red]"
+    made = httpx.post(f"{proxy_url}/bridle/v1/sessions", json={"harness": harness}).json()
+    reward = ("reward", made["id"], "0.5", "--name", "[/x]", "--store", store)
+    assert "[/x] = 0.5" in bridle(*reward).stdout
+    listed = bridle("sessions", "--store", store)
+    assert listed.exit_code == 0
+    assert "[/lamp]" in listed.stdout
+    assert harness in bridle("show", made["id"], "--store", store).stdout
+    assert "at [/x]:" in bridle("sessions", "--store", "[/x]").stderr

@@ -20,6 +20,7 @@ from store.database import (
     migrate,
     newest_revision,
     revision,
+    shown,
     transaction,
 )
 from store.deliveries import Deliveries
@@ -159,7 +160,7 @@ def test_migrating_works_from_any_folder(tmp_path):
     ],
 )
 def test_addresses_are_read_as_people_write_them(given, meant):
-    assert database_url(given) == meant
+    assert database_url(given).render_as_string(hide_password=False) == meant
 
 
 def test_what_consumers_had_acknowledged_is_kept_as_deliveries(url):
@@ -310,3 +311,8 @@ def test_what_engines_serve_outlives_the_column_for_their_marks(url):
     migrate(url)
     with Reader(url) as reader:
         assert reader.served() == {told.engine: replace(told, mark=None)}
+
+
+def test_an_address_is_shown_without_its_password():
+    assert shown("postgresql://u:secret@h/d") == "postgresql+psycopg://u:***@h/d"
+    assert shown("/data/a b.db") == "/data/a b.db"
