@@ -52,6 +52,9 @@ class _ToolCall(msgspec.Struct):
     function: _Function
 
 
+_ABSENT: Final = msgspec.Raw(b"null")
+
+
 class _Message(msgspec.Struct):
     role: str
     content: str | list[dict[str, Any]] | None = None
@@ -60,6 +63,11 @@ class _Message(msgspec.Struct):
     reasoning_content: str | None = None
     tool_calls: list[_ToolCall] | None = None
     tool_call_id: str | None = None
+    audio: msgspec.Raw = _ABSENT
+    function_call: msgspec.Raw = _ABSENT
+    reasoning_details: msgspec.Raw = _ABSENT
+    refusal: msgspec.Raw = _ABSENT
+    thinking_blocks: msgspec.Raw = _ABSENT
 
 
 class _Body(msgspec.Struct):
@@ -92,6 +100,9 @@ class _Body(msgspec.Struct):
 
 _DECODER = msgspec.json.Decoder(_Body)
 _KNOWN: Final = frozenset(_Body.__struct_fields__)
+_NOT_SENT_ON: Final = ("audio", "function_call", "reasoning_details", "refusal", "thinking_blocks")
+"""What providers put beside a message's text and clients echo; no engine takes it."""
+_SAYS_NOTHING: Final = frozenset({b"null", b"[]", b'""'})
 _NESTED: Final = ("tools", "tool_choice", "response_format", "chat_template_kwargs")
 """Fields that hold any JSON, whose depth and numbers may be beyond what can be sent on."""
 _ROLES: Final[Mapping[str, str]] = {
@@ -267,7 +278,7 @@ def _request(
     for name in _NESTED:
         if (value := getattr(wire, name)) is not None:
             writable(value, name)
-    noted += chain.from_iterable(notes)
+    noted += dict.fromkeys(chain.from_iterable(notes))
     return Request(
         dialect="chat",
         model=wire.model,
@@ -349,6 +360,10 @@ def _message(wire: _Message, position: int, notes: list[Note]) -> Message:
     for index, part in enumerate(wire.content if isinstance(wire.content, list) else ()):
         if not _plain(part):
             _check_part(part, f"messages[{position}].content[{index}]")
+    for name in _NOT_SENT_ON:
+        raw = getattr(wire, name)
+        if raw is not _ABSENT and bytes(raw) not in _SAYS_NOTHING:
+            notes.append(Note("field_dropped", f"messages.{name}"))
     reasoning = wire.reasoning if wire.reasoning is not None else wire.reasoning_content
     return Message(
         role=role,  # type: ignore[arg-type]

@@ -105,6 +105,19 @@ def test_unknown_fields_are_forwarded_when_harmless_and_noted_when_dropped() -> 
     }
 
 
+def test_what_no_engine_takes_of_a_message_is_noted_once() -> None:
+    """The fields of an answer that says nothing by them are echoed, too, by official clients."""
+    nothing = {"refusal": None, "audio": None, "function_call": None, "thinking_blocks": []}
+    answer = {"role": "assistant", "content": "hello", **nothing}
+    assert parse(messages=[*MESSAGES, answer, *MESSAGES]).notes == ()
+    said = answer | {"refusal": "I will not.", "reasoning_details": [{"type": "reasoning.text"}]}
+    request = parse(messages=[*MESSAGES, said, *MESSAGES, said, *MESSAGES])
+    assert request.notes == (
+        Note("field_dropped", "messages.reasoning_details"),
+        Note("field_dropped", "messages.refusal"),
+    )
+
+
 def test_developer_messages_are_system_messages_in_their_place() -> None:
     request = parse(messages=[*MESSAGES, {"role": "developer", "content": "be brief"}])
     assert [message.role for message in request.messages] == ["user", "system"]
