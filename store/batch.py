@@ -19,7 +19,7 @@ from store import stored
 from store.bodies import Body, Splice, body_id, splice, whole
 from store.cache import OpenCall, SessionCache, SessionState, Template
 from store.errors import RecordRejected
-from store.packing import checksum, dump_json, pack
+from store.packing import checksum, dump_json
 from store.records import (
     CallBegun,
     CallEnded,
@@ -54,7 +54,7 @@ from store.schema import (
 )
 from store.statements import statements
 from store.text_reader import TextReader
-from store.texts import CallTokens, Context, Reply, Texts, lay_out, pack_texts
+from store.texts import CallTokens, Context, Reply, Texts, lay_out, pack_alone, pack_texts
 from store.tree import Growth, TokenTree
 from store.vocabulary import Vocabulary
 
@@ -210,7 +210,7 @@ class Batch:
         fields = leaning_fields(begun.headers, ended)
         template = self._template(state, ended.session_id, texts.kind, laid_out, fields)
         if template is None:
-            packed = pack(laid_out)
+            packed = pack_alone(laid_out)
         else:
             packed = pack_texts(laid_out, template.context, self._tokens(state, growth))
         response_id = body_id(ended.response_body) if ended.response_body else None

@@ -9,7 +9,7 @@ ones, which leaves words that return as a whole.
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from hashlib import blake2b
 from typing import Any, Final
@@ -44,6 +44,9 @@ class _Codecs(threading.local):
         self.compress = zstandard.ZstdCompressor(
             level=LEVEL, write_checksum=False, write_content_size=True
         ).compress
+        self.prove = zstandard.ZstdCompressor(
+            level=LEVEL, write_checksum=True, write_content_size=True
+        ).compress
         self.decompress = zstandard.ZstdDecompressor().decompress
 
 
@@ -59,8 +62,14 @@ def pack(data: bytes) -> bytes:
     return bytes((RAW,)) + data
 
 
+def pack_proved(data: bytes) -> bytes:
+    """``data`` in a frame with a checksum of its own, for what has none elsewhere."""
+    return bytes((ZSTD,)) + _codecs.prove(data)
+
+
 def unpack(packed: bytes) -> bytes:
-    """What :func:`pack` was given. Raises ``ValueError`` on an unknown codec or damaged bytes."""
+    """What :func:`pack` or :func:`pack_proved` was given. Raises ``ValueError`` on an unknown codec
+    and on damaged bytes."""
     codec = packed[0]
     if codec == RAW:
         return bytes(packed[1:])
@@ -128,8 +137,9 @@ def unpack_logprobs(packed: bytes) -> Logprobs:
     return np.frombuffer(words, dtype="<f4")
 
 
-def pack_against(data: bytes, dictionary: bytes) -> bytes:
-    """``data`` compressed with the bytes of ``dictionary`` at hand; plain when that is smaller."""
+def pack_against(data: bytes, dictionary: bytes, or_else: Callable[[bytes], bytes] = pack) -> bytes:
+    """``data`` compressed with the bytes of ``dictionary`` at hand; without them, by ``or_else``,
+    when that is smaller."""
     compressor = zstandard.ZstdCompressor(
         dict_data=_raw_dictionary(dictionary),
         compression_params=_parameters(len(data).bit_length(), len(dictionary).bit_length()),
@@ -137,7 +147,7 @@ def pack_against(data: bytes, dictionary: bytes) -> bytes:
     packed = bytes((DICTIONARY,)) + compressor.compress(data)
     if 2 * len(packed) <= len(data):
         return packed
-    plain = pack(data)
+    plain = or_else(data)
     return packed if len(packed) < len(plain) else plain
 
 

@@ -14,7 +14,7 @@ from typing import Final
 
 from store.bodies import Splice
 from store.events import from_columns, to_columns
-from store.packing import DICTIONARY, pack_against, unpack_against
+from store.packing import DICTIONARY, pack_against, pack_proved, unpack_against
 from store.records import TokenIds
 from store.varint import read_varints, varints
 from store.vocabulary import SEPARATOR, Vocabulary
@@ -120,12 +120,15 @@ def lay_out(texts: Texts) -> bytes:
 
 
 def read_laid_out(data: bytes) -> Texts:
-    """What :func:`lay_out` was given."""
+    """What :func:`lay_out` was given. Raises ``ValueError`` for what it cannot have made, and
+    ``IndexError``."""
     (form, spliced, prefix, suffix, *lengths), at = read_varints(data, 0, _FIELDS)
     parts: list[bytes] = []
     for length in lengths:
         parts.append(data[at : at + length])
         at += length
+    if form not in (_ABSENT, *_FORMS) or at > len(data):
+        raise ValueError("what a call says is damaged")
     middle, conversation, message = parts
     return Texts(
         Splice(prefix, suffix, middle) if spliced else None,
@@ -137,7 +140,12 @@ def read_laid_out(data: bytes) -> Texts:
 
 def pack_texts(laid_out: bytes, context: Context, tokens: CallTokens) -> bytes:
     """``calls.texts``, for :func:`unpack_texts` with the same dictionary."""
-    return pack_against(laid_out, context.dictionary(tokens))
+    return pack_against(laid_out, context.dictionary(tokens), or_else=pack_proved)
+
+
+def pack_alone(laid_out: bytes) -> bytes:
+    """``calls.texts``, for :func:`unpack_texts` with nothing else at hand."""
+    return pack_proved(laid_out)
 
 
 def stands_alone(packed: bytes) -> bool:

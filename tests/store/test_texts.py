@@ -16,6 +16,7 @@ from store.texts import (
     Reply,
     Texts,
     lay_out,
+    pack_alone,
     pack_texts,
     stands_alone,
     unpack_texts,
@@ -139,8 +140,27 @@ def test_texts_come_back_whatever_they_are_packed_against(texts, said, streamed)
     ):
         packed = pack_texts(laid_out, context, tokens)
         assert unpack_texts(packed, context.dictionary(tokens)) == texts
-    assert unpack_texts(pack(laid_out)) == texts
-    assert stands_alone(pack(laid_out))
+    alone = pack_alone(laid_out)
+    assert stands_alone(alone)
+    assert unpack_texts(alone) == unpack_texts(pack(laid_out)) == texts
+
+
+@pytest.mark.parametrize("context", [None, Context(b"", None, False)])
+def test_no_flipped_bit_changes_what_a_call_said(context):
+    """Texts that lean on others have a checksum in their frame, those that stand alone as well."""
+    said = Texts(None, b'{"tail":[1]}', b'{"content":"four"}' * 3, Reply.of(b'{"id":"x"}'))
+    laid_out = lay_out(said)
+    tokens = CallTokens(None, None, ())
+    packed = pack_alone(laid_out) if context is None else pack_texts(laid_out, context, tokens)
+    found = 0
+    for bit in range(8 * len(packed)):
+        damaged = bytearray(packed)
+        damaged[bit // 8] ^= 1 << bit % 8
+        try:
+            assert unpack_texts(bytes(damaged)) == said
+        except ValueError:
+            found += 1
+    assert found > 7 * len(packed)
 
 
 def test_text_that_the_tokens_say_takes_next_to_no_room():
