@@ -70,23 +70,21 @@ class SessionConversations:
         capacity: int,
         limit: int = 16 << 20,
         *,
-        shared: bool = False,
         on_read: Callable[[], None] = lambda: None,
     ) -> None:
         """At most ``capacity`` sessions, and as many as fit into ``limit`` bytes (one always
-        does). ``shared``: other processes serve the same clients, so that an anonymous conversation
-        may go on here that was begun there. ``on_read`` is told of each session whose calls were
-        read from the store."""
+        does). ``on_read`` is told of each session whose calls were read from the store."""
         self._reader = reader
-        self._shared = shared
         self._on_read = on_read
+        self._writers: frozenset[str] = frozenset()
+        """Who wrote to the store when the lobby was last read from it."""
         self._lobby_counts: dict[str, int] = {}
         """Calls of the anonymous sessions when they were last read."""
         self._capacity = capacity
         self._limit = limit
         self._size = 0
         self._sizes: dict[str, int] = {}
-        self._lobby = _Held(Conversations(max_turns=4096, max_tokens=4_194_304))
+        self._lobby = _Held(Conversations(max_turns=4096, max_tokens=4_194_304, strangers=True))
         self._lobby_sessions: OrderedDict[str, str] = OrderedDict()
         """Call id -> session id, for the calls in the lobby."""
         self._sessions: OrderedDict[str, _Held] = OrderedDict()
@@ -99,6 +97,7 @@ class SessionConversations:
 
     async def _load_lobby(self) -> None:
         """Reads what the store has of the latest anonymous sessions and the lobby has not."""
+        self._writers = await asyncio.to_thread(self._reader.writer_ids)
         latest = await asyncio.to_thread(
             lambda: list(
                 self._reader.sessions(sealed=False, newest_first=True, limit=_LOBBY_SESSIONS)
@@ -153,11 +152,16 @@ class SessionConversations:
             await self._load(row.session_id, self._lobby)
             link = self._lobby.find(request, None)
             break
-        if self._shared and link.parent is None and _unexplained(link):
+        if link.parent is None and _unexplained(link) and await self._others_wrote():
             await self._load_lobby()
             link = self._lobby.find(request, None)
         continued = link.parent.call_id if link.parent is not None else None
         return link, self._lobby_sessions.get(continued or "")
+
+    async def _others_wrote(self) -> bool:
+        """Whether an anonymous conversation that goes on here may have been begun elsewhere."""
+        writers = await asyncio.to_thread(self._reader.writer_ids)
+        return len(writers) > 1 or writers != self._writers
 
     def held_tokens(self, session_id: str) -> int:
         """Token ids of the session in memory, four bytes each; 0 when it is not held."""

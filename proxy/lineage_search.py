@@ -44,9 +44,16 @@ class Search:
     """Finds the base (history unchanged), then the parent (whose reply is echoed last)."""
 
     def __init__(
-        self, index: TurnIndex, digester: Digester, request: Request, agent: str | None
+        self,
+        index: TurnIndex,
+        digester: Digester,
+        request: Request,
+        agent: str | None,
+        *,
+        strangers: bool = False,
     ) -> None:
         self.index = index
+        self.strangers = strangers
         self.request = request
         self.previous = call_id_of(request.previous_response_id or "")
         system, system_form, self.leading = digester.system(request.messages)
@@ -103,8 +110,23 @@ class Search:
         for _, equals in groupby(places, key=lambda place: place.end):
             own = [place for place in equals if not self._foreign(place)]
             if own:
-                return own[0] if len(own) == 1 else max(own, key=self._rank)
+                if len(own) == 1:
+                    return own[0]
+                if self.strangers:
+                    own = self._latest_first(own)
+                return max(own, key=self._rank)
         return None
+
+    def _latest_first(self, places: list[_Place]) -> list[_Place]:
+        """The places as their conversations went on, the latest first."""
+        ids = {place.turn.call_id for place in places}
+        order: dict[str, int] = {}
+        for call_id in reversed(self.index.turns):
+            if call_id in ids:
+                order[call_id] = len(order)
+                if len(order) == len(ids):
+                    break
+        return sorted(places, key=lambda place: order[place.turn.call_id])
 
     def _places(self) -> list[_Place]:
         """Every reply that the request repeats whole, with its whole history."""
@@ -163,9 +185,9 @@ class Search:
             turn.seen.system == seen.system,
             turn.seen.tools == seen.tools,
             turn.seen.agent == seen.agent,
-            self._asked_below(place),
+            not self._answered_below(place) if self.strangers else self._asked_below(place),
             self._leads_on(place),
-            not self.index.echoed(turn),
+            self.strangers or not self.index.echoed(turn),
             turn.status is CallStatus.COMPLETE,
         )
 
@@ -177,6 +199,12 @@ class Search:
         return bool(self.index.asked((turn.call_id, place.choice), rest)) or any(
             asked.parent_call_id == turn.call_id for asked in self.index.asked(None, self.seen)
         )
+
+    def _answered_below(self, place: _Place) -> bool:
+        """Whether this very question has been answered there: to an equal conversation's run."""
+        rest = replace(self.seen, units=self.digests[place.end :])
+        asked = self.index.asked((place.turn.call_id, place.choice), rest)
+        return any(turn.status is CallStatus.COMPLETE for turn in asked)
 
     def _own_head(self, place: _Place) -> bool:
         """Whether the call had the instructions and tools that this request has."""

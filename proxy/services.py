@@ -79,7 +79,6 @@ class Services:
             reader,
             settings.limits.sessions_in_memory,
             settings.limits.memory_for("lineage"),
-            shared=settings.siblings is not None,
             on_read=metrics.sessions_read.inc,
         )
         await conversations.start()

@@ -47,7 +47,18 @@ from store.records import (
     TokenIds,
 )
 from store.rows import OBSERVED, span_place
-from store.schema import calls, metrics, policies, rewards, runs, served, sessions, spans, tasks
+from store.schema import (
+    calls,
+    metrics,
+    policies,
+    rewards,
+    runs,
+    served,
+    sessions,
+    spans,
+    tasks,
+    writers,
+)
 from store.text_reader import TextReader
 
 _PAGE: Final = 200
@@ -202,6 +213,11 @@ class Reader:
         if row is None:
             raise NotFound(f"no call {call_id}")
         return read_calls([row], self.engine, self._texts)[0]
+
+    def writer_ids(self) -> frozenset[str]:
+        """The processes that write to the store, or did until a moment ago."""
+        with self.engine.connect() as connection:
+            return frozenset(connection.execute(select(writers.c.id)).scalars())
 
     def call_counts(self, session_id: str) -> dict[CallStatus, int]:
         """How many calls of the session stand where."""

@@ -149,6 +149,40 @@ def test_without_any_id_the_conversation_finds_its_session(bench: Any) -> None:
     assert "tools" not in call.conversation
 
 
+def test_equal_conversations_one_after_the_other_are_sessions_of_their_own(bench: Any) -> None:
+    """As when a script is run again, and a deterministic policy answers the same."""
+    runs = []
+    for _ in range(3):
+        history: list[dict[str, Any]] = []
+        for text in ("one", "two", "three"):
+            history.append(user(text))
+            said = say(bench, history)
+            history.append({"role": "assistant", "content": said["content"]})
+            runs.append(said["session"])
+    assert [runs.count(session) for session in dict.fromkeys(runs)] == [3, 3, 3]
+    assert runs == sorted(runs, key=runs.index), "no run has a call of another"
+
+
+def test_equal_conversations_at_once_have_as_many_calls_each(bench: Any) -> None:
+    first, second = say(bench, [user("one")]), say(bench, [user("one")])
+    history = [user("one"), {"role": "assistant", "content": first["content"]}, user("two")]
+    again = {say(bench, history)["session"], say(bench, history)["session"]}
+    assert again == {first["session"], second["session"]}
+
+
+def test_an_anonymous_conversation_goes_on_at_another_proxy_of_the_same_store(
+    bench: Any, stage: Any, start_proxy: Any
+) -> None:
+    other = start_proxy(stage.engine.base_url)
+    first = say(bench, [user("one")])
+    history = [user("one"), {"role": "assistant", "content": first["content"]}, user("two")]
+    second = say(other, history)
+    assert second["session"] == first["session"]
+    history += [{"role": "assistant", "content": second["content"]}, user("three")]
+    other.server.stop()
+    assert say(bench, history)["session"] == first["session"]
+
+
 def test_an_echoed_tool_call_finds_its_session_also_after_a_restart(
     stage: Any, start_proxy: Any
 ) -> None:
