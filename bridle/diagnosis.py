@@ -6,6 +6,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import httpx
 import sqlalchemy
 
 from engine.tokenizer import TemplateError, Tokenizer
@@ -48,6 +49,31 @@ def examine_engine(
         "lines": [check.line for check in checks],
         "broken": ", ".join(failed) or None,
     }
+
+
+def examine_tokenizer(directory: Path, url: str, *, api_key: str | None = None) -> dict[str, Any]:
+    """Whether the engine at ``url`` makes the same ids of a conversation as ``directory``, both of
+    which have been examined by themselves."""
+    from proxy.tokenizer_check import PROBE
+
+    tokenizer = Tokenizer(directory)
+    headers = {} if api_key is None else {"authorization": f"Bearer {api_key}"}
+    root = url.rstrip("/").removesuffix("/v1")
+    with httpx.Client(base_url=root, headers=headers, timeout=30, trust_env=False) as engine:
+        try:
+            (card, *_) = engine.get("/v1/models").raise_for_status().json()["data"]
+            asked = {"model": card["id"], "messages": PROBE, "add_generation_prompt": True}
+            told = engine.post("/tokenize", json=asked).raise_for_status().json()["tokens"]
+        except (httpx.HTTPError, ValueError, KeyError) as error:
+            return {"agrees": None, "broken": None, "line": f"the engine tells no ids: {error}"}
+    agrees = told == tokenizer.encode(tokenizer.render(PROBE))
+    line = (
+        "the engine makes the same ids of a conversation"
+        if agrees
+        else f"the engine makes other ids of a conversation than {directory}: another tokenizer "
+        "or template, by which exact continuation would be nonsense"
+    )
+    return {"agrees": agrees, "broken": None if agrees else line, "line": line}
 
 
 def examine_store(url: str) -> dict[str, Any]:

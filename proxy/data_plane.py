@@ -27,6 +27,7 @@ from proxy.sessions import Caller, store_not_read, store_unavailable
 from proxy.stored_responses import marked_deleted, not_stored, unknown_response
 from store.errors import StoreUnavailable
 from store.records import (
+    BreakReason,
     CallBegun,
     CallEnded,
     CallKind,
@@ -123,7 +124,7 @@ class DataPlane:
         except StoreUnavailable as error:
             raise store_unavailable() from error
         recording.sampling = ask.sampling
-        recording.notes += (*to.notes, *notes, *ask.notes)
+        recording.notes += (*to.notes, *prompt.notes, *notes, *ask.notes)
         recording.notes += (*constraint(request), *not_stored(request))
         dialect = DIALECTS[route.dialect]
         minted = dialect.mint(begun.id, int(begun.started_at), request.model)
@@ -268,8 +269,18 @@ class DataPlane:
         ):
             return Prompt(None, link.break_reason)
         if tail_length(link) < _LONG_TAIL:
-            return continuer.prompt(link, request)
-        return await asyncio.to_thread(continuer.prompt, link, request)
+            prompt = continuer.prompt(link, request)
+        else:
+            prompt = await asyncio.to_thread(continuer.prompt, link, request)
+        if prompt.token_ids is None or isinstance(request.prompt, tuple):
+            return prompt
+        check = self._services.tokenizer_check
+        if check is None or check.agreed:
+            return prompt
+        if await check.agrees(to.engines, await to.served_model(request.model)):
+            return prompt
+        reason = link.break_reason or BreakReason.TOKENIZER_DIFFERS
+        return Prompt(None, reason, notes=(Note("tokenizer_differs"),))
 
 
 def _storable(request: Request) -> Request:

@@ -224,6 +224,10 @@ class EnginePool:
         """How many prompt tokens the engines' own template makes of ``request``."""
         return await self._any(lambda one: one.upstream.count_tokens(request, model))
 
+    async def tokenize(self, messages: Sequence[Mapping[str, Any]], model: str) -> list[int] | None:
+        """See :meth:`proxy.upstream.Upstream.tokenize`."""
+        return await self._any(lambda one: one.upstream.tokenize(messages, model))
+
     async def _any(self, ask: Callable[[PooledEngine], Awaitable[Answer]]) -> Answer:
         """What the first engine says that can be reached; the same one is asked again when a
         pooled connection to it had died."""

@@ -92,6 +92,9 @@ class StreamingProtocol(HttpToolsProtocol):
             data = _OFFER.sub(b"", headers + end[:2]) + end[2:] + rest
         super().data_received(data)
 
+    def _unsupported_upgrade_warning(self) -> None:
+        """Nothing is wrong here: the client is told (426), and Codex asks at each start."""
+
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         outbox = _OUTBOXES.get(self.server_state)
         if outbox is None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from proxy.lineage_turn import Link
-from store.records import BreakReason, TokenIds
+from store.records import BreakReason, Note, TokenIds
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +18,7 @@ class Prompt:
     break_reason: BreakReason | None = None
     tail_token_count: int = 0
     """Ids at the prompt's end that are new, i.e. were rendered now."""
+    notes: tuple[Note, ...] = ()
 
 
 def tail_length(link: Link) -> int:

@@ -32,6 +32,7 @@ from store.writer import Writer
 
 if TYPE_CHECKING:
     from proxy.continuation import Continuer
+    from proxy.tokenizer_check import TokenizerCheck
     from proxy.tracing import Tracing
 
 
@@ -50,6 +51,7 @@ class Services:
     metrics: Metrics
     recorder: Recorder
     continuer: Continuer | None
+    tokenizer_check: TokenizerCheck | None
     """Makes exact prompts; ``None`` without the model's tokenizer."""
     stored_responses: StoredResponses
     histories: KnownHistories
@@ -115,6 +117,7 @@ class Services:
                 forward=settings.when_store_is_down == "forward",
             ),
             continuer=continuer,
+            tokenizer_check=_tokenizer_check(continuer),
             stored_responses=StoredResponses(reader),
             histories=KnownHistories(settings.limits.memory_for("requests")),
             keep_alives=keep_alives,
@@ -163,6 +166,14 @@ def _open_store(settings: ProxySettings, continuer: Continuer | None) -> Writer:
         redactor=redactor,
         vocabulary=vocabulary,
     ).start()
+
+
+def _tokenizer_check(continuer: Continuer | None) -> TokenizerCheck | None:
+    if continuer is None or not continuer.report.usable:
+        return None
+    from proxy.tokenizer_check import TokenizerCheck
+
+    return TokenizerCheck(continuer.tokenizer)
 
 
 def _continuer(settings: ProxySettings) -> Continuer | None:

@@ -6,7 +6,7 @@ import asyncio
 import math
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Final
 
@@ -132,6 +132,20 @@ class Upstream:
             raise await refusal(response)
         with _told("the engine's token count"):
             return int(orjson.loads(await response.read())["count"])
+
+    async def tokenize(self, messages: Sequence[Mapping[str, Any]], model: str) -> list[int] | None:
+        """The ids that the engine makes of ``messages`` and the beginning of a reply; ``None`` when
+        it does not tell. Raises :class:`ApiError`."""
+        body = {"model": model, "messages": messages, "add_generation_prompt": True}
+        response = await self.post(TOKENIZE, orjson.dumps(body), "tokenize")
+        if response.status != 200:
+            failure = await refusal(response)
+            if failure.status < 500 or response.status in _NO_ROUTE:
+                return None
+            raise failure
+        with _told("the engine's token ids"):
+            ids: list[int] | None = orjson.loads(await response.read()).get("tokens")
+            return ids
 
     async def healthy(self) -> bool:
         try:

@@ -100,6 +100,8 @@ class BreakReason(StrEnum):
     TRUNCATED = "truncated"
     TAIL_NOT_LOCAL = "tail_not_local"
     """The template does not render a turn on its own, so the history was rendered in full."""
+    TOKENIZER_DIFFERS = "tokenizer_differs"
+    """The engine has another tokenizer or template than the proxy was given."""
     PARENT_WITHOUT_IDS = "parent_without_ids"
     """The parent call has no token ids (an external upstream, or a quarantined record)."""
     UNEXPLAINED = "unexplained"

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import typer
 
@@ -26,7 +26,7 @@ def doctor(
     json: JsonOption = False,
 ) -> None:
     """Examine template, engine and store; exit with 1 when something is broken."""
-    from bridle.diagnosis import examine_engine, examine_store, examine_template
+    from bridle.diagnosis import examine_engine, examine_store, examine_template, examine_tokenizer
 
     found: dict[str, Any] = {}
     if model is not None:
@@ -37,6 +37,10 @@ def doctor(
             api_key=os.environ.get(UPSTREAM_KEY_VARIABLE),
             private_network=private_network,
         )
+    sound = not any(verdict["broken"] for verdict in found.values())
+    if model is not None and upstream is not None and sound:
+        key = os.environ.get(UPSTREAM_KEY_VARIABLE)
+        found["tokenizer"] = examine_tokenizer(model, upstream, api_key=key)
     found["store"] = examine_store(store)
     found["broken"] = [part for part, verdict in found.items() if verdict["broken"]]
     if json:
@@ -48,7 +52,7 @@ def doctor(
 
 
 def _print(found: dict[str, Any]) -> None:
-    for part, lines in (("template", _template), ("engine", _engine), ("store", _store)):
+    for part, lines in _PARTS:
         if part not in found:
             continue
         verdict = found[part]
@@ -81,6 +85,18 @@ def _store(verdict: dict[str, Any]) -> list[str]:
     if not verdict["exists"]:
         return [f"{verdict['store']} is not there yet; the proxy makes it"]
     return [f"{verdict['store']} has the newest schema ({verdict['revision']})"]
+
+
+def _tokenizer(verdict: dict[str, Any]) -> list[str]:
+    return [verdict["line"]]
+
+
+_PARTS: Final = (
+    ("template", _template),
+    ("engine", _engine),
+    ("tokenizer", _tokenizer),
+    ("store", _store),
+)
 
 
 def _yes(value: bool) -> str:

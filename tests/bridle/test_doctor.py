@@ -41,6 +41,19 @@ def test_everything_in_place_is_said_in_words(
     assert "newest schema" in result.output
 
 
+def test_an_engine_with_another_tokenizer_is_broken(
+    bridle: Bridle, policy: tuple[Path, str], store: str, tmp_path: Path
+) -> None:
+    other = tmp_path / "other"
+    train_tokenizer(other, ["quite another language altogether"] * 4, vocab_size=300)
+    ours = bridle("doctor", "--model", policy[0], "--upstream", policy[1], "--store", store)
+    assert "the engine makes the same ids" in ours.output
+    told = bridle("doctor", "--model", other, "--upstream", policy[1], "--store", store)
+    assert told.exit_code == 1
+    assert "BROKEN  tokenizer" in told.output
+    assert str(other) in told.output
+
+
 def test_json_carries_the_whole_verdict(
     bridle: Bridle, policy: tuple[Path, str], store: str
 ) -> None:

@@ -1,0 +1,86 @@
+"""A proxy that was given another tokenizer or template than the engine has."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from engine.tokenizer import CHAT_TEMPLATE_FILE, compile_chat_template
+from reconstruct.audit import audit_session
+from store.records import BreakReason, Note
+from trainer.tiny import train_tokenizer
+
+DIFFERS = Note("tokenizer_differs")
+CHAT = "/s/lamp/v1/chat/completions"
+
+
+def turns(bench: Any, count: int) -> list[Any]:
+    history: list[dict[str, Any]] = []
+    for number in range(count):
+        history.append({"role": "user", "content": f"question {number}"})
+        body = {"model": "m", "messages": history}
+        reply = httpx.post(bench.url + CHAT, json=body, timeout=30).raise_for_status()
+        history.append(reply.json()["choices"][0]["message"])
+    return list(bench.calls())
+
+
+def other_tokenizer(directory: Path, model_dir: Path) -> None:
+    train_tokenizer(directory, ["quite another language altogether"] * 4, vocab_size=300)
+
+
+def other_template(directory: Path, model_dir: Path) -> None:
+    shutil.copytree(model_dir, directory)
+    template = directory / CHAT_TEMPLATE_FILE
+    template.write_text(template.read_text().replace("<|im_start|>", "<|im_start|> "))
+
+
+@pytest.mark.parametrize("make", [other_tokenizer, other_template])
+def test_nothing_is_continued_with_what_another_model_reads_by(
+    stage: Any, start_proxy: Any, tmp_path: Path, model_dir: Path, make: Any
+) -> None:
+    make(tmp_path / "other", model_dir)
+    bench = start_proxy(stage.engine.base_url, tokenizer_dir=tmp_path / "other")
+    calls = turns(bench, 3)
+    for request in stage.requests:
+        tokenizer = request.tokenizer
+        rendered = tokenizer.encode(tokenizer.render(request.messages, request.tools))
+        assert list(request.prompt_ids) == rendered
+    noted = [DIFFERS in call.notes for call in calls]
+    assert noted == [False, True, True]
+    assert {call.break_reason for call in calls} <= {None, BreakReason.TOKENIZER_DIFFERS}
+    assert not audit_session(bench.reader, calls[0].session_id).violations
+
+
+def test_an_engine_that_tells_no_ids_of_a_text_is_believed(
+    stage: Any, start_proxy: Any, model_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("proxy.upstream.TOKENIZE", "/nothing/here")
+    bench = start_proxy(stage.engine.base_url, tokenizer_dir=model_dir)
+    calls = turns(bench, 3)
+    assert [call.notes for call in calls] == [()] * 3
+
+
+def test_an_engine_that_disagreed_is_asked_again(
+    stage: Any,
+    start_proxy: Any,
+    tmp_path: Path,
+    model_dir: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    other_template(tmp_path / "other", model_dir)
+    bench = start_proxy(stage.engine.base_url, tokenizer_dir=tmp_path / "other")
+    assert DIFFERS in turns(bench, 2)[-1].notes
+    template = (model_dir / CHAT_TEMPLATE_FILE).read_text()
+    served = stage.requests[0].tokenizer
+    monkeypatch.setitem(
+        served.__dict__,
+        "_compiled",
+        compile_chat_template(template.replace("<|im_start|>", "<|im_start|> ")),
+    )
+    assert DIFFERS in turns(bench, 2)[-1].notes, "not at once"
+    monkeypatch.setattr("proxy.tokenizer_check._AGAIN_S", 0.0)
+    assert DIFFERS not in turns(bench, 2)[-1].notes
