@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -51,8 +53,17 @@ _MIGRATION_LOCK: Final = 0x62726964
 """Key of the PostgreSQL advisory lock: processes that start together migrate one by one."""
 
 
-def connect(url: str, *, synchronous: Synchronous = "NORMAL", page_cache_kib: int = 2048) -> Engine:
+def connect(
+    url: str,
+    *,
+    synchronous: Synchronous = "NORMAL",
+    page_cache_kib: int = 2048,
+    create: bool = False,
+) -> Engine:
     """An engine for ``url``: a path, ``sqlite:///…`` or ``postgresql://…``.
+
+    An SQLite file that is not there is an error unless ``create``: made anew in the place of one
+    that was moved, it would take away the moved one's last transactions.
 
     SQLite runs in WAL mode with foreign keys on. ``synchronous`` is SQLite's pragma: ``NORMAL``
     keeps every commit through the death of the process, ``FULL`` also through a power cut. Each
@@ -64,7 +75,7 @@ def connect(url: str, *, synchronous: Synchronous = "NORMAL", page_cache_kib: in
     """
     parsed = database_url(url)
     if parsed.get_backend_name() == "sqlite":
-        return _sqlite(parsed, synchronous, page_cache_kib)
+        return _sqlite(parsed, synchronous, page_cache_kib, create)
     try:
         return sqlalchemy.create_engine(
             parsed,
@@ -77,6 +88,18 @@ def connect(url: str, *, synchronous: Synchronous = "NORMAL", page_cache_kib: in
     except ModuleNotFoundError as error:
         told = f"PostgreSQL needs the extra postgres: pip install 'bridle[postgres]' ({error})"
         raise StoreUnavailable(told) from error
+
+
+def file_id(engine: Engine) -> tuple[int, int] | None:
+    """What tells the file of an SQLite store from one that took its place; ``None`` for a file that
+    is not there, and in PostgreSQL."""
+    if engine.dialect.name != "sqlite":
+        return None
+    try:
+        found = os.stat(str(engine.url.database))
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
 
 
 def database_url(url: str) -> sqlalchemy.URL:
@@ -110,7 +133,7 @@ def migrate(url: str, revision: str = "head") -> None:
     by downgrading when it is ``base`` or ``-N``. An empty database gets the newest schema as it is,
     without the way there. Raises :class:`StoreUnavailable`.
     """
-    engine = connect(url)
+    engine = connect(url, create=True)
     try:
         with transaction(engine) as connection:
             if connection.dialect.name == "postgresql":
@@ -192,17 +215,24 @@ def snapshot(engine: Engine) -> Iterator[Connection]:
             yield connection
 
 
-def _sqlite(url: sqlalchemy.URL, synchronous: Synchronous, page_cache_kib: int) -> Engine:
-    if url.database and url.database != ":memory:":
+def _sqlite(
+    url: sqlalchemy.URL, synchronous: Synchronous, page_cache_kib: int, create: bool
+) -> Engine:
+    path = Path(str(url.database)).absolute()
+    if create:
         try:
-            Path(url.database).parent.mkdir(parents=True, exist_ok=True)
+            path.parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise StoreUnavailable(f"the store's folder cannot be made: {error}") from error
+        _refuse_another_stores_log(path)
+    file = f"{path.as_uri()}?mode={'rwc' if create else 'rw'}"
     engine = sqlalchemy.create_engine(
         url,
         json_serializer=_dumps,
         json_deserializer=orjson.loads,
-        connect_args={"timeout": BUSY_TIMEOUT_S, "check_same_thread": False},
+        creator=lambda: sqlite3.connect(
+            file, uri=True, timeout=BUSY_TIMEOUT_S, check_same_thread=False
+        ),
         hide_parameters=True,
     )
 
@@ -230,6 +260,14 @@ def _sqlite(url: sqlalchemy.URL, synchronous: Synchronous, page_cache_kib: int) 
         connection.exec_driver_sql("BEGIN IMMEDIATE" if immediate else "BEGIN")
 
     return engine
+
+
+def _refuse_another_stores_log(path: Path) -> None:
+    """A new file beside the log of a store that was moved away would empty the log."""
+    log = Path(f"{path}-wal")
+    if not path.exists() and log.exists() and log.stat().st_size:
+        told = f"{log} has the last transactions of a store that was here: move it with the store"
+        raise StoreUnavailable(told)
 
 
 def _dumps(value: object) -> str:

@@ -31,7 +31,7 @@ from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError, Stateme
 from store import liveness
 from store.batch import Batch, Patch, Record
 from store.cache import SessionCache
-from store.database import Synchronous, connect, transaction
+from store.database import Synchronous, connect, file_id, transaction
 from store.errors import RecordRejected, StoreUnavailable
 from store.job_queue import Job, JobQueue, Outcome, deliver
 from store.records import (
@@ -104,6 +104,7 @@ class Writer:
         self.stats = WriterStats()
         self._engine = connect(url, synchronous=synchronous, page_cache_kib=8192)
         self._connection: Connection | None = None
+        self._file: tuple[int, int] | None = None
         self._patience = patience
         self._lease = lease
         self._cache = SessionCache(cache_bytes)
@@ -123,6 +124,7 @@ class Writer:
             self._writer_id = liveness.register(connection, self._lease)
             if self._vocabulary is not None:
                 keep_vocabulary(connection, self._vocabulary)
+        self._file = file_id(self._engine)
         self.mark_interrupted()
         self._queue.open()
         self._thread.start()
@@ -355,6 +357,10 @@ class Writer:
                 pause = min(1.0, pause * 2)
 
     def _write_once(self, jobs: Sequence[Job]) -> None:
+        if file_id(self._engine) != self._file:
+            file = self._engine.url.database
+            told = f"the store's file was moved or replaced; what is not in it yet is in {file}-wal"
+            raise StoreUnavailable(told)
         batch: Batch | None = None
         try:
             with self._transaction() as connection:

@@ -1,6 +1,7 @@
 """What the writer does when the database does not do its part."""
 
 import asyncio
+import os
 import sqlite3
 import threading
 import time
@@ -113,6 +114,27 @@ async def test_a_full_disk_refuses_at_once_and_recovers(path, calls):
     with Writer(path) as writer, Reader(path) as reader:
         again = await recorded(writer, session, calls)
         assert reader.call(again.id).status is CallStatus.COMPLETE
+
+
+@pytest.mark.damages_store
+async def test_a_file_that_is_moved_away_takes_no_more_calls_and_loses_none(path, tmp_path, calls):
+    moved = str(tmp_path / "moved.db")
+    with Writer(path) as writer:
+        session = calls.session()
+        await writer.create_session(session)
+        kept = [await recorded(writer, session, calls) for _ in range(3)]
+        os.rename(path, moved)
+        with pytest.raises(StoreUnavailable, match=r"moved or replaced.*bridle\.db-wal"):
+            await recorded(writer, session, calls)
+        writer._renew()
+    with pytest.raises(StoreUnavailable, match=r"bridle\.db-wal"):
+        migrate(path)
+    assert set(os.listdir(tmp_path)) >= {"moved.db", "bridle.db-wal"}
+    assert "bridle.db" not in os.listdir(tmp_path), "nothing new is made in its place"
+    os.rename(f"{path}-wal", f"{moved}-wal")
+    with Reader(moved) as reader:
+        assert {call.id for call in reader.calls(session.id)} == {begun.id for begun in kept}
+    migrate(path)
 
 
 @pytest.mark.damages_store
