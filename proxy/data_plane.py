@@ -151,7 +151,7 @@ class DataPlane:
         self, session: SessionRecord, request: Request, prompt: Prompt, to: Destination
     ) -> tuple[EngineRequest, tuple[Note, ...]]:
         """What the engine is asked, and what of the client's sampling was overruled."""
-        served = await to.served_model(request.model)
+        served = await _served(to, request)
         sampling, notes = effective(request.sampling, session.settings)
         ask = engine_request(
             request,
@@ -277,10 +277,21 @@ class DataPlane:
         check = self._services.tokenizer_check
         if check is None or check.agreed:
             return prompt
-        if await check.agrees(to.engines, await to.served_model(request.model)):
+        if await check.agrees(to.engines, await _served(to, request)):
             return prompt
         reason = link.break_reason or BreakReason.TOKENIZER_DIFFERS
         return Prompt(None, reason, notes=(Note("tokenizer_differs"),))
+
+
+async def _served(to: Destination, request: Request) -> str:
+    """The engines' name for the model. When none can be reached to tell it, the call will meet the
+    same fault, and is recorded with it."""
+    try:
+        return await to.served_model(request.model)
+    except ApiError as error:
+        if not error.kind.startswith("upstream_"):
+            raise
+        return request.model
 
 
 def _storable(request: Request) -> Request:

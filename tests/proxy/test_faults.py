@@ -40,18 +40,26 @@ def test_an_engines_refusal_keeps_its_status(
     assert call.error["status"] == status
 
 
+@pytest.mark.parametrize("model", ["m", None])
 @pytest.mark.parametrize("stream", [True, False])
-def test_an_engine_that_is_not_there_is_a_502(start_proxy: Any, ask: Any, stream: bool) -> None:
+def test_an_engine_that_is_not_there_is_a_502(
+    start_proxy: Any, ask: Any, stream: bool, model: str | None
+) -> None:
+    """Also when it has never told the name of its model."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    bench = start_proxy(f"http://127.0.0.1:{port}", model="m")
+    bench = start_proxy(f"http://127.0.0.1:{port}", model=model)
     response = httpx.post(bench.url + CHAT, json=ask | {"stream": stream})
     assert response.status_code == 502
     assert str(port) not in response.text
     assert bench.call().reason == "upstream_unreachable"
     assert httpx.get(bench.url + "/readyz").status_code == 503
     assert httpx.get(bench.url + "/healthz").status_code == 200
+    while response.status_code != 503:
+        response = httpx.post(bench.url + CHAT, json=ask | {"stream": stream})
+    assert float(response.headers["retry-after"]) > 0
+    assert {call.status for call in bench.calls()} == {CallStatus.FAILED}
 
 
 def test_a_cut_stream_is_kept_as_partial(bench: Any, stage: Any, ask: Any, events: Any) -> None:
