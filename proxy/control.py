@@ -225,10 +225,13 @@ async def _set_kind(
         raise store_unavailable() from error
 
 
-async def seal_session(seal: Seal, session: OwnSession, services: Running) -> SessionState:
+async def seal_session(
+    session: OwnSession, services: Running, seal: Seal | None = None
+) -> SessionState:
     """Ends the session: no further call is admitted. Sealing twice keeps the first outcome."""
     if session.sealed_at is None:
-        session = replace(session, sealed_at=time.time(), outcome=seal.outcome)
+        outcome = (seal or Seal()).outcome
+        session = replace(session, sealed_at=time.time(), outcome=outcome)
         await services.sessions.update(session)
         await services.governor.forget_session(session.id)
     return session_state(session)

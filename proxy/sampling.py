@@ -51,7 +51,7 @@ class _Rules(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     repetition_penalty: float | None = None
 
 
-class _Settings(msgspec.Struct, frozen=True):
+class _Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     pin: _Rules = _Rules()
     cap: _Rules = _Rules()
     default: _Rules = _Rules()

@@ -53,6 +53,7 @@ def test_a_taken_name_is_a_409_and_an_unknown_field_a_422(control: Any) -> None:
     assert wrong.status_code == 422
     assert wrong.json()["error"]["param"] == "nmae"
     assert control.post("/sessions", json={"settings": {"pin": {"x": 1}}}).status_code == 422
+    assert control.post("/sessions", json={"settings": {"budgt": {}}}).status_code == 422
     assert control.post("/sessions", content=b"{").status_code == 422
 
 
@@ -95,6 +96,12 @@ def test_a_calls_kind_is_said_and_taken_back(bench: Any, control: Any, ask: Any)
     other = control.post("/sessions", json={}).json()
     elsewhere = f"/sessions/{other['id']}/calls/{call.id}/kind"
     assert control.put(elsewhere, json={"kind": "main"}).status_code == 404
+
+
+def test_a_session_is_sealed_without_a_word_as_completed(control: Any) -> None:
+    made = control.post("/sessions", json={}).json()
+    sealed = control.post(f"/sessions/{made['id']}/seal")
+    assert (sealed.status_code, sealed.json()["outcome"]) == (200, "completed")
 
 
 def test_a_sealed_session_keeps_its_first_outcome(control: Any) -> None:
