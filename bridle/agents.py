@@ -22,7 +22,7 @@ from harnesses.runtimes.base import Runtime
 from harnesses.runtimes.local import LocalRuntime
 from harnesses.runtimes.warm import WarmRuntime
 from harnesses.tasks import Task, TaskError, load_module, tasks_from
-from harnesses.verifiers import ExactAnswer, NumberAnswer, RegexAnswer, Verifier
+from harnesses.verifiers import ExactAnswer, FunctionVerifier, NumberAnswer, RegexAnswer, Verifier
 
 INSTALLED: dict[str, type[Any]] = {
     "codex": Codex,
@@ -66,7 +66,10 @@ def agent(named: str) -> tuple[Adapter, Runtime]:
 
 
 def verifier(named: str) -> Verifier:
-    """``number``, ``exact``, ``regex``, or ``FILE.py:NAME`` / ``MODULE:NAME`` of one of yours."""
+    """``number``, ``exact``, ``regex``, or ``FILE.py:NAME`` / ``MODULE:NAME`` of one of yours.
+
+    Yours is whatever :class:`harnesses.verifiers.FunctionVerifier` takes: any function.
+    """
     if named in VERIFIERS:
         found: Verifier = VERIFIERS[named]()
         return found
@@ -77,10 +80,12 @@ def verifier(named: str) -> Verifier:
         module = load_module(place)
     except TaskError as error:
         raise UnknownAgent(str(error)) from error
-    own: Verifier | None = getattr(module, name, None)
+    own = getattr(module, name, None)
     if own is None:
         raise UnknownAgent(f"{place} has no {name!r}")
-    return own
+    if not callable(own):
+        raise UnknownAgent(f"{named} is no function")
+    return FunctionVerifier(own)
 
 
 def shuffled_tasks(source: str, split: str | None, seed: int) -> list[Task]:

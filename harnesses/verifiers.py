@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import os
 import re
 import signal
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -20,6 +21,8 @@ from harnesses.environment import scrubbed
 from harnesses.tasks import Task
 
 Scores = Mapping[str, float]
+Judgement = float | Scores
+"""What a function may return; a number is the reward."""
 
 REWARD = "reward"
 """The name under which the built-in verifiers report their score; what the trainer reads."""
@@ -132,15 +135,27 @@ class CommandVerifier:
 
 @dataclass(frozen=True, slots=True)
 class FunctionVerifier:
-    """Any Python function from a delivery to a number or to named scores; runs in a thread."""
+    """Any function from a delivery to a number or to named scores; a plain one runs in a thread.
 
-    function: Callable[[Delivery], float | Scores]
+    Whatever it raises is a :class:`VerifierError`, and so is a score that is not finite.
+    """
+
+    function: Callable[[Delivery], Judgement | Awaitable[Judgement]]
 
     async def __call__(self, delivery: Delivery) -> Scores:
-        scores = await asyncio.to_thread(self.function, delivery)
-        if isinstance(scores, Mapping):
-            return {name: float(value) for name, value in scores.items()}
-        return {REWARD: float(scores)}
+        try:
+            given = await asyncio.to_thread(self.function, delivery)
+            judged = await given if isinstance(given, Awaitable) else given
+            named = judged if isinstance(judged, Mapping) else {REWARD: judged}
+            scores = {name: float(value) for name, value in named.items()}
+        except VerifierError:
+            raise
+        except Exception as error:
+            raise VerifierError(f"the verifier raised {type(error).__name__}: {error}") from error
+        for name, value in scores.items():
+            if not math.isfinite(value):
+                raise VerifierError(f"the verifier's {name} is {value}")
+        return scores
 
 
 _NUMBER = re.compile(r"-?\d{1,3}(?:,\d{3})+(?:\.\d+)?|-?\d+(?:\.\d+)?")
