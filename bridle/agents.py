@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import shlex
 from collections.abc import Callable
@@ -88,13 +89,22 @@ def verifier(named: str) -> Verifier:
     return FunctionVerifier(own)
 
 
+def first_tasks(source: str, split: str | None, limit: int | None = None) -> list[Task]:
+    """The tasks of ``source``, at most ``limit``; there is at least one.
+
+    Raises :class:`harnesses.tasks.TaskError`.
+    """
+    found = list(itertools.islice(tasks_from(source, split), limit))
+    if not found:
+        raise TaskError(f"{source} gives no task" + (f" of split {split!r}" if split else ""))
+    return found
+
+
 def shuffled_tasks(source: str, split: str | None, seed: int) -> list[Task]:
     """The tasks of ``source`` in an order that ``seed`` decides; there is at least one.
 
     Raises :class:`harnesses.tasks.TaskError`.
     """
-    pool = list(tasks_from(source, split))
-    if not pool:
-        raise TaskError(f"{source} gives no task" + (f" of split {split!r}" if split else ""))
+    pool = first_tasks(source, split)
     random.Random(seed).shuffle(pool)
     return pool

@@ -32,6 +32,10 @@ class VerifierError(RuntimeError):
     """The verifier could not reach a verdict: not the agent's fault, and not a score of zero."""
 
 
+class TaskUnfit(VerifierError):
+    """The task does not hold what its verifier needs: no attempt ends otherwise."""
+
+
 @dataclass(frozen=True, slots=True)
 class Delivery:
     """What an agent left behind."""
@@ -77,7 +81,7 @@ class NumberAnswer:
         try:
             wanted = float(stated)
         except (TypeError, ValueError) as error:
-            raise VerifierError(f"task {delivery.task.id}: {stated!r} is no number") from error
+            raise TaskUnfit(f"the task's {self.key} is {stated!r}, no number") from error
         numbers = numbers_in(delivery.answer)
         right = len(numbers) == 1 and abs(numbers[0] - wanted) <= self.tolerance
         return {REWARD: float(right)}
@@ -94,7 +98,7 @@ class RegexAnswer:
         try:
             found = re.search(pattern, delivery.answer)
         except re.error as error:
-            raise VerifierError(f"task {delivery.task.id}: {pattern!r}: {error}") from error
+            raise TaskUnfit(f"the task's pattern is {pattern!r}: {error}") from error
         return {REWARD: float(found is not None)}
 
 
@@ -172,5 +176,5 @@ def _folded(text: str) -> str:
 
 def _expected(task: Task, key: str) -> Any:
     if key not in task.payload:
-        raise VerifierError(f"task {task.id} has no {key!r} in its payload")
+        raise TaskUnfit(f"the task has no {key!r} in its payload")
     return task.payload[key]

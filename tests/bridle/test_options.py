@@ -34,7 +34,7 @@ SFT = ("sft", "--policy", ".")
         *((each, "--max-staleness", -1) for each in (TRAIN, TRAINER)),
         *((each, "--seed", -1) for each in (TRAIN, TRAINER, SFT)),
         *((each, "--policy", "nowhere") for each in (TRAIN, TRAINER, SFT)),
-        *((ROLLOUT, name, value) for name, value in (("--parallel", 0), ("--limit", -1))),
+        *((ROLLOUT, name, value) for name, value in (("--parallel", 0), ("--limit", 0))),
         *((WORKER, name, value) for name, value in (("--parallel", 0), ("--port", 70_000))),
         *((SFT, name, 0) for name in ("--epochs", "--batch-size")),
         (SFT, "--data", "nowhere.parquet"),

@@ -61,6 +61,39 @@ def test_a_verifier_that_raises_costs_its_session_and_not_the_rollout(
     assert sealed == [("infrastructure",)] * 2
 
 
+@pytest.mark.parametrize(
+    ("agent", "timeout", "reason"),
+    [
+        ("sh -c 'exit 3' {prompt}", 60, "2 agent_error: the agent exited with 3"),
+        ("sh -c 'sleep 60' {prompt}", 0.5, "2 timeout: the agent ran for more than 0.5 s"),
+    ],
+)
+def test_a_rollout_of_which_nothing_completed_fails_and_says_why_once(
+    rollout: Bridle, agent: str, timeout: float, reason: str
+) -> None:
+    done = rollout(PLAIN, "--timeout", timeout, agent=agent)
+    assert done.exit_code == 1
+    assert done.stderr.splitlines()[-2:] == [reason, "bridle: no session completed"]
+    assert rollout(PLAIN, "--timeout", timeout, "--json", agent=agent).exit_code == 1
+
+
+def test_a_task_that_its_verifier_cannot_judge_is_run_once_and_the_reason_said_once(
+    rollout: Bridle, store: str
+) -> None:
+    done = rollout("from harnesses.verifiers import ExactAnswer\ncheck = ExactAnswer()\n")
+    assert done.exit_code == 1
+    assert "2 infrastructure: the task has no 'answer' in its payload" in done.stderr
+    with sqlite3.connect(store) as database:
+        assert database.execute("SELECT count(*) FROM sessions").fetchone() == (2,)
+
+
+def test_a_rollout_without_a_task_is_refused(rollout: Bridle) -> None:
+    refused = rollout(PLAIN, "--split", "nope")
+    assert refused.exit_code == 2
+    assert refused.stderr.count("\n") == 1
+    assert "tasks.jsonl gives no task of split 'nope'" in refused.stderr
+
+
 def test_a_collection_that_runs_ahead_is_cancelled_and_sealed_at_the_end(
     proxy_url: str, store: str, tmp_path: Path
 ) -> None:

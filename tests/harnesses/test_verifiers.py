@@ -17,6 +17,7 @@ from harnesses.verifiers import (
     FunctionVerifier,
     NumberAnswer,
     RegexAnswer,
+    TaskUnfit,
     Verifier,
     VerifierError,
 )
@@ -126,7 +127,7 @@ async def test_a_function_that_gives_no_score_gave_no_verdict(function: Any, why
 
 @pytest.mark.parametrize("verifier", [ExactAnswer(), NumberAnswer(), RegexAnswer()])
 async def test_a_missing_expectation_is_no_score_of_zero(verifier: Verifier) -> None:
-    with pytest.raises(VerifierError, match="payload"):
+    with pytest.raises(TaskUnfit, match="payload"):
         await verifier(delivered("42", {}))
 
 
@@ -137,5 +138,5 @@ async def test_a_missing_expectation_is_no_score_of_zero(verifier: Verifier) -> 
 async def test_an_expectation_that_cannot_be_met_is_no_score_of_zero(
     verifier: Verifier, payload: Mapping[str, Any]
 ) -> None:
-    with pytest.raises(VerifierError, match="task t"):
+    with pytest.raises(TaskUnfit, match="task's"):
         await verifier(delivered("1,250", payload))
