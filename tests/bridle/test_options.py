@@ -54,6 +54,30 @@ def test_a_value_out_of_range_is_refused(
     assert not out.exists()
 
 
+@pytest.mark.parametrize("url", ["127.0.0.1:18001", "", "ftp://x", "http://", "http://h:port"])
+@pytest.mark.parametrize(
+    ("command", "option"),
+    [
+        (("proxy",), "--engine"),
+        (("proxy", "--engine", "http://e"), "--other-model"),
+        (("doctor",), "--upstream"),
+        (("status",), "--proxy"),
+        (TRAINER, "--engine"),
+        (TRAINER, "--worker"),
+    ],
+)
+def test_an_address_that_is_no_url_is_refused_in_a_line(
+    bridle: Bridle, tmp_path: Path, command: tuple[str, ...], option: str, url: str
+) -> None:
+    given = f"judge={url}" if option == "--other-model" else url
+    more = ["--out", tmp_path] if command == TRAINER else []
+    where = [] if command[0] == "status" else ["--store", tmp_path / "bridle.db"]
+    refused = bridle(*command, option, given, *where, *more)
+    assert refused.exit_code == 2
+    assert refused.stderr.startswith(f"bridle: {option}")
+    assert refused.stderr.count("\n") == 1
+
+
 @pytest.mark.parametrize(
     "error",
     [
