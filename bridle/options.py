@@ -17,7 +17,7 @@ def base_urls(option: typer.CallbackParam, value: Given) -> Given:
     """The callback of an option that takes base URLs; ends the command at what is none."""
     for text in [value] if isinstance(value, str) else value or ():
         if not is_base_url(text):
-            fail(f"{"/".join(option.opts)} {text!r} is no URL such as http://127.0.0.1:8000", 2)
+            fail(f"{'/'.join(option.opts)} {text!r} is no URL such as http://127.0.0.1:8000", 2)
     return value
 
 
