@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import shlex
 from collections.abc import Callable
@@ -22,7 +23,7 @@ from harnesses.runtimes.base import Runtime
 from harnesses.runtimes.local import LocalRuntime
 from harnesses.runtimes.warm import WarmRuntime
 from harnesses.tasks import Task, TaskError, load_module, tasks_from
-from harnesses.verifiers import ExactAnswer, NumberAnswer, RegexAnswer, Verifier
+from harnesses.verifiers import ExactAnswer, FunctionVerifier, NumberAnswer, RegexAnswer, Verifier
 
 INSTALLED: dict[str, type[Any]] = {
     "codex": Codex,
@@ -66,7 +67,10 @@ def agent(named: str) -> tuple[Adapter, Runtime]:
 
 
 def verifier(named: str) -> Verifier:
-    """``number``, ``exact``, ``regex``, or ``FILE.py:NAME`` / ``MODULE:NAME`` of one of yours."""
+    """``number``, ``exact``, ``regex``, or ``FILE.py:NAME`` / ``MODULE:NAME`` of one of yours.
+
+    Yours is whatever :class:`harnesses.verifiers.FunctionVerifier` takes: any function.
+    """
     if named in VERIFIERS:
         found: Verifier = VERIFIERS[named]()
         return found
@@ -77,10 +81,23 @@ def verifier(named: str) -> Verifier:
         module = load_module(place)
     except TaskError as error:
         raise UnknownAgent(str(error)) from error
-    own: Verifier | None = getattr(module, name, None)
+    own = getattr(module, name, None)
     if own is None:
         raise UnknownAgent(f"{place} has no {name!r}")
-    return own
+    if not callable(own):
+        raise UnknownAgent(f"{named} is no function")
+    return FunctionVerifier(own)
+
+
+def first_tasks(source: str, split: str | None, limit: int | None = None) -> list[Task]:
+    """The tasks of ``source``, at most ``limit``; there is at least one.
+
+    Raises :class:`harnesses.tasks.TaskError`.
+    """
+    found = list(itertools.islice(tasks_from(source, split), limit))
+    if not found:
+        raise TaskError(f"{source} gives no task" + (f" of split {split!r}" if split else ""))
+    return found
 
 
 def shuffled_tasks(source: str, split: str | None, seed: int) -> list[Task]:
@@ -88,8 +105,6 @@ def shuffled_tasks(source: str, split: str | None, seed: int) -> list[Task]:
 
     Raises :class:`harnesses.tasks.TaskError`.
     """
-    pool = list(tasks_from(source, split))
-    if not pool:
-        raise TaskError(f"{source} gives no task" + (f" of split {split!r}" if split else ""))
+    pool = first_tasks(source, split)
     random.Random(seed).shuffle(pool)
     return pool

@@ -17,6 +17,8 @@ def examine_template(directory: Path) -> dict[str, Any]:
     """The verdict on a model directory's chat template; ``broken`` says why there is none."""
     from proxy.continuation import Continuer
 
+    if not directory.is_dir():
+        return {"model": str(directory), "broken": f"there is no directory {directory}"}
     try:
         tokenizer = Tokenizer(directory)
         _ = tokenizer.chat_template_source  # raises when there is none
@@ -27,7 +29,7 @@ def examine_template(directory: Path) -> dict[str, Any]:
         # The tokenizers library raises bare exceptions for files that it cannot read.
         if type(error) is not Exception and not isinstance(error, OSError):
             raise
-        return {"model": str(directory), "broken": f"no tokenizer there: {error}"}
+        return {"model": str(directory), "broken": f"no tokenizer in {directory}: {error}"}
     words = report.reasons
     found: dict[str, Any] = {"model": str(directory), **asdict(report), "reasons": list(words)}
     found["end_of_turn_ids"] = sorted(report.end_of_turn_ids)
@@ -40,6 +42,9 @@ def examine_engine(
 ) -> dict[str, Any]:
     """What the engine at ``url`` gives of what recording and training need, check by check."""
     root = url.rstrip("/").removesuffix("/v1")
+    if _is_proxy(root):
+        told = f"{root} is a Bridle proxy, not an engine: name the engine behind it"
+        return {"upstream": root, "checks": [], "lines": [told], "broken": told}
     expect = Expectation(private_network=private_network)
     checks = check_engine(root, expect=expect, api_key=api_key)
     failed = [check.name for check in checks if check.outcome == "failed"]
@@ -49,6 +54,15 @@ def examine_engine(
         "lines": [check.line for check in checks],
         "broken": ", ".join(failed) or None,
     }
+
+
+def _is_proxy(root: str) -> bool:
+    """Whether our own readiness probe answers there; engines have none that tells of engines."""
+    try:
+        told = httpx.get(f"{root}/readyz", trust_env=False).json()
+    except (httpx.HTTPError, ValueError):
+        return False
+    return isinstance(told, dict) and {"status", "engines"} <= told.keys()
 
 
 def examine_tokenizer(directory: Path, url: str, *, api_key: str | None = None) -> dict[str, Any]:

@@ -2,11 +2,34 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeVar
+from urllib.parse import urlsplit
 
 import typer
 
 from bridle.config import default_proxy, default_store
+from bridle.terminal import fail
+
+Given = TypeVar("Given", str, list[str], str | None)
+
+
+def base_urls(option: typer.CallbackParam, value: Given) -> Given:
+    """The callback of an option that takes base URLs; ends the command at what is none."""
+    for text in [value] if isinstance(value, str) else value or ():
+        if not is_base_url(text):
+            fail(f"{'/'.join(option.opts)} {text!r} is no URL such as http://127.0.0.1:8000", 2)
+    return value
+
+
+def is_base_url(text: str) -> bool:
+    """Whether HTTP requests can be sent there."""
+    try:
+        url = urlsplit(text)
+        _ = url.port  # raises for one that is no number
+    except ValueError:
+        return False
+    return url.scheme in ("http", "https") and bool(url.hostname)
+
 
 StoreOption = Annotated[
     str,
@@ -23,6 +46,7 @@ ProxyOption = Annotated[
     typer.Option(
         "--proxy",
         help="Base URL of a running proxy.",
+        callback=base_urls,
         default_factory=default_proxy,
         show_default="$BRIDLE_PROXY, else the default port",
     ),

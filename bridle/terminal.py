@@ -2,21 +2,67 @@
 
 from __future__ import annotations
 
-from typing import Any, NoReturn
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, Final, NoReturn
 
 import orjson
 import typer
+from rich.cells import cell_len
 from rich.console import Console
+from rich.table import Table
 from rich.text import Text
+
+PIPED_WIDTH: Final = 120
+"""Columns at least, where what reads is no terminal."""
+LEAST_WIDTH: Final = 11
+"""What a column that gives way keeps."""
+_GAP: Final = 2
 
 # No markup: names, paths and errors have brackets of their own.
 out = Console(markup=False)
 err = Console(stderr=True, markup=False)
+if not out.is_terminal:
+    out.width = max(out.width, PIPED_WIDTH)
 
 
 def print_json(value: Any) -> None:
     """``value`` as one line of JSON on standard output, untouched by terminal width."""
     typer.echo(orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY).decode())
+
+
+def print_table(
+    headings: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    *,
+    shrinks: str,
+    spare: Sequence[str] = (),
+    right: Collection[str] = (),
+) -> None:
+    """``rows`` under ``headings``, in which no other column than ``shrinks`` is ever cut short.
+
+    Where the terminal is too narrow for that, ``spare`` columns are left out, the first ones first.
+    Those in ``right`` are flush right.
+    """
+    columns = dict(zip(headings, zip(*rows, strict=True), strict=True))
+    widths = {name: max(map(cell_len, (name, *cells))) for name, cells in columns.items()}
+    whole = widths[shrinks]
+    widths[shrinks] = min(whole, max(LEAST_WIDTH, cell_len(shrinks)))
+    for name in spare:
+        if _line(widths) > out.width:
+            del widths[name], columns[name]
+    widths[shrinks] = min(whole, widths[shrinks] + max(0, out.width - _line(widths)))
+    table = Table(box=None, pad_edge=False)
+    for name, width in widths.items():
+        table.add_column(
+            name, justify="right" if name in right else "left", width=width, no_wrap=True
+        )
+    for row in zip(*columns.values(), strict=True):
+        table.add_row(*map(Text, row))
+    out.print(table, width=_line(widths), crop=False)
+
+
+def _line(widths: Mapping[str, int]) -> int:
+    return sum(widths.values()) + _GAP * (len(widths) - 1)
 
 
 def fail(message: str, code: int = 1) -> NoReturn:

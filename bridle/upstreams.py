@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 
+from bridle.options import is_base_url
 from bridle.terminal import fail
 from proxy.settings import OtherModel
 
@@ -19,7 +20,7 @@ def other_model(text: str) -> tuple[str, OtherModel]:
     external = False
     for part in rest.split(","):
         option, _, value = part.partition("=")
-        if part.startswith(("http://", "https://")):
+        if is_base_url(part):
             urls.append(part)
         elif part == "external":
             external = True

@@ -28,7 +28,7 @@ from harnesses.adapters.base import DEFAULT_MODEL, Access, Adapter, Place
 from harnesses.client import ControlClient, ControlError, ProxyUnreachable, Session, SessionRequest
 from harnesses.runtimes.base import Finished, Launch, Runtime, RuntimeLost
 from harnesses.tasks import Task
-from harnesses.verifiers import Delivery, Scores, Verifier, VerifierError
+from harnesses.verifiers import Delivery, Scores, TaskUnfit, Verifier, VerifierError
 from store.records import new_id
 
 log = logging.getLogger(__name__)
@@ -73,6 +73,8 @@ class RolloutResult:
     error: str = ""
     """Why the outcome is ``infrastructure``."""
     attempts: int = 1
+    final: bool = True
+    """Whether another attempt would end the same way."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +166,7 @@ class Rollout:
     async def _with_retries(self, job: Job) -> RolloutResult:
         for attempt in range(1, self._settings.retries + 2):
             result = await self._attempt(job, attempt)
-            if result.outcome is not Outcome.INFRASTRUCTURE or attempt > self._settings.retries:
+            if result.final or attempt > self._settings.retries:
                 return result
             log.warning("task %s: %s; trying again", job.task.id, result.error)
             await asyncio.sleep(self._settings.retry_wait_s)
@@ -189,6 +191,7 @@ class Rollout:
                 exit_code=None,
                 error=str(error),
                 attempts=attempt,
+                final=isinstance(error, TaskUnfit),
             )
         except BaseException:
             # Cancelled, or a fault of ours: what was recorded must not pass for a finished run.

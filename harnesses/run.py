@@ -11,16 +11,24 @@ from typing import Any, Self
 
 from harnesses.client import ControlClient, ControlError, ProxyUnreachable, Session
 from harnesses.environment import redirected
+from harnesses.rollout import Outcome
 from harnesses.runtimes.base import NotLaunchable
 
 _TYPED = (signal.SIGINT, signal.SIGQUIT)
 _FORWARDED = (*_TYPED, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
 
-async def seal_session(client: ControlClient, session: Session, exit_code: int) -> str:
+def _outcome(exit_code: int | None) -> Outcome:
+    """Of a command with this exit code; ``None``: it could not be started."""
+    if exit_code is None:
+        return Outcome.INFRASTRUCTURE
+    return Outcome.COMPLETED if exit_code == 0 else Outcome.AGENT_ERROR
+
+
+async def seal_session(client: ControlClient, session: Session, exit_code: int | None) -> str:
     """Seals the session; the reason as text when it cannot be: the command's result stands."""
     try:
-        await client.seal(session.id, "completed" if exit_code == 0 else "agent_error")
+        await client.seal(session.id, _outcome(exit_code))
     except (ProxyUnreachable, ControlError) as error:
         return str(error)
     return ""
@@ -55,12 +63,12 @@ def run_command(argv: Sequence[str], variables: Mapping[str, str]) -> int:
     and Ctrl-\\ typed at the terminal, which the command gets from there. Returns its exit code,
     128 + n when signal n ended it. To be called from the main thread.
 
-    Raises :class:`NotLaunchable` when there is no such command.
+    Raises :class:`NotLaunchable` when it cannot be started.
     """
     with _Forwarder() as forwarder:
         try:
             process = subprocess.Popen(list(argv), env=redirected(os.environ, variables))
-        except (FileNotFoundError, PermissionError) as error:
+        except OSError as error:
             raise NotLaunchable(f"cannot start {argv[0]}: {error.strerror}") from error
         forwarder.serve(process)
         code = process.wait()

@@ -11,7 +11,7 @@ import importlib.util
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -55,9 +55,18 @@ def read_tasks(path: str | Path) -> Iterator[Task]:
             if not line.strip():
                 continue
             try:
-                yield msgspec.json.decode(line, type=Task)
+                yield _task(msgspec.json.decode(line))
             except (msgspec.DecodeError, TaskError) as error:
                 raise TaskError(f"{path}, line {number}: {error}") from error
+
+
+def _task(given: Any) -> Task:
+    task = msgspec.convert(given, Task)
+    known = {field.name for field in fields(Task)}
+    for name in given:
+        if name not in known:
+            raise TaskError(f"a task has no field {name!r}: what its verifier needs is its payload")
+    return task
 
 
 def write_tasks(path: str | Path, tasks: Iterable[Task]) -> int:

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import os
 import re
 import signal
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -20,6 +21,8 @@ from harnesses.environment import scrubbed
 from harnesses.tasks import Task
 
 Scores = Mapping[str, float]
+Judgement = float | Scores
+"""What a function may return; a number is the reward."""
 
 REWARD = "reward"
 """The name under which the built-in verifiers report their score; what the trainer reads."""
@@ -27,6 +30,10 @@ REWARD = "reward"
 
 class VerifierError(RuntimeError):
     """The verifier could not reach a verdict: not the agent's fault, and not a score of zero."""
+
+
+class TaskUnfit(VerifierError):
+    """The task does not hold what its verifier needs: no attempt ends otherwise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +81,7 @@ class NumberAnswer:
         try:
             wanted = float(stated)
         except (TypeError, ValueError) as error:
-            raise VerifierError(f"task {delivery.task.id}: {stated!r} is no number") from error
+            raise TaskUnfit(f"the task's {self.key} is {stated!r}, no number") from error
         numbers = numbers_in(delivery.answer)
         right = len(numbers) == 1 and abs(numbers[0] - wanted) <= self.tolerance
         return {REWARD: float(right)}
@@ -91,7 +98,7 @@ class RegexAnswer:
         try:
             found = re.search(pattern, delivery.answer)
         except re.error as error:
-            raise VerifierError(f"task {delivery.task.id}: {pattern!r}: {error}") from error
+            raise TaskUnfit(f"the task's pattern is {pattern!r}: {error}") from error
         return {REWARD: float(found is not None)}
 
 
@@ -132,15 +139,27 @@ class CommandVerifier:
 
 @dataclass(frozen=True, slots=True)
 class FunctionVerifier:
-    """Any Python function from a delivery to a number or to named scores; runs in a thread."""
+    """Any function from a delivery to a number or to named scores; a plain one runs in a thread.
 
-    function: Callable[[Delivery], float | Scores]
+    Whatever it raises is a :class:`VerifierError`, and so is a score that is not finite.
+    """
+
+    function: Callable[[Delivery], Judgement | Awaitable[Judgement]]
 
     async def __call__(self, delivery: Delivery) -> Scores:
-        scores = await asyncio.to_thread(self.function, delivery)
-        if isinstance(scores, Mapping):
-            return {name: float(value) for name, value in scores.items()}
-        return {REWARD: float(scores)}
+        try:
+            given = await asyncio.to_thread(self.function, delivery)
+            judged = await given if isinstance(given, Awaitable) else given
+            named = judged if isinstance(judged, Mapping) else {REWARD: judged}
+            scores = {name: float(value) for name, value in named.items()}
+        except VerifierError:
+            raise
+        except Exception as error:
+            raise VerifierError(f"the verifier raised {type(error).__name__}: {error}") from error
+        for name, value in scores.items():
+            if not math.isfinite(value):
+                raise VerifierError(f"the verifier's {name} is {value}")
+        return scores
 
 
 _NUMBER = re.compile(r"-?\d{1,3}(?:,\d{3})+(?:\.\d+)?|-?\d+(?:\.\d+)?")
@@ -157,5 +176,5 @@ def _folded(text: str) -> str:
 
 def _expected(task: Task, key: str) -> Any:
     if key not in task.payload:
-        raise VerifierError(f"task {task.id} has no {key!r} in its payload")
+        raise TaskUnfit(f"the task has no {key!r} in its payload")
     return task.payload[key]

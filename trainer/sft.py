@@ -19,7 +19,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from trainer.config import SftConfig
-from trainer.model import score_pack
+from trainer.model import score_pack, vocabulary_size
 from trainer.optimizer import clip_and_step, learning_rate, make_optimizer, set_learning_rate
 from trainer.packing import make_packs
 from trainer.sft_data import SftExample
@@ -60,11 +60,18 @@ def train_sft(
     """Train ``model`` in place; returns its steps.
 
     Every learned token of a batch weighs the same. ``on_step`` may return true to stop. With a
-    ``console`` a progress bar is drawn there. Raises ``ValueError`` when there is nothing to learn.
+    ``console`` a progress bar is drawn there. Raises ``ValueError`` when there is nothing to learn,
+    or a token id that the model does not have.
     """
     learnable = [example for example in examples if example.mask.any()]
     if not learnable:
         raise ValueError("no example has a token to learn")
+    largest, known = max(int(e.token_ids.max()) for e in learnable), vocabulary_size(model)
+    if largest >= known:
+        raise ValueError(
+            f"token id {largest} is beyond the {known} of the model's vocabulary: "
+            "was this recorded with another model?"
+        )
     optimizer = make_optimizer(model, config.optimizer)
     total = steps_of(len(learnable), config.epochs, config.batch_size)
     history: list[SftStep] = []

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Final
 import typer
 
 from bridle.commands.proxy import UPSTREAM_KEY_VARIABLE
-from bridle.options import JsonOption, StoreOption
+from bridle.options import JsonOption, StoreOption, base_urls
 from bridle.terminal import out, print_json
 
 
@@ -19,7 +19,9 @@ def doctor(
     model: Annotated[
         Path | None, typer.Option(help="The model's directory: its template is tried out.")
     ] = None,
-    upstream: Annotated[str | None, typer.Option(help="The engine's base URL.")] = None,
+    upstream: Annotated[
+        str | None, typer.Option(callback=base_urls, help="The engine's base URL.")
+    ] = None,
     private_network: Annotated[
         bool, typer.Option("--private-network", help="Only trusted machines reach the engine.")
     ] = False,

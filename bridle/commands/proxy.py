@@ -10,7 +10,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from bridle.config import DEFAULT_PORT
-from bridle.options import BudgetCalls, BudgetSeconds, BudgetTokens, JsonOption, StoreOption
+from bridle.options import (
+    BudgetCalls,
+    BudgetSeconds,
+    BudgetTokens,
+    JsonOption,
+    StoreOption,
+    base_urls,
+)
 from bridle.reading import migrated
 from bridle.serving import announce, told_when_taken, wait_for_signal
 from bridle.terminal import fail
@@ -40,7 +47,10 @@ def proxy(
     engines: Annotated[
         list[str],
         typer.Option(
-            "--engine", "--upstream", help="An engine's base URL; again for each one more."
+            "--engine",
+            "--upstream",
+            callback=base_urls,
+            help="An engine's base URL; again for each one more.",
         ),
     ],
     store: StoreOption,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from typing import Annotated
 
@@ -13,6 +14,9 @@ from bridle.terminal import fail, out
 from store.records import Reward
 from store.writer import Writer
 
+CONTEXT = {"ignore_unknown_options": True}
+"""A negative score looks like an option; one that is none is no score either."""
+
 
 def reward(
     session: Annotated[str, typer.Argument(help="Id, name, beginning of an id, or `last`.")],
@@ -22,6 +26,8 @@ def reward(
     turn: Annotated[int | None, typer.Option(help="Only this turn, as `show` numbers it.")] = None,
 ) -> None:
     """Add a named reward to a session, or to one turn of it."""
+    if not math.isfinite(value):
+        fail(f"a reward is a finite number, not {value}", 2)
     with reader(store) as source:
         record = one_session(source, session)
         call_id = None

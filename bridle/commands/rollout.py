@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-import itertools
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.progress import Progress
 
-from bridle.agents import UnknownAgent, agent, verifier
+from bridle.agents import UnknownAgent, agent, first_tasks, verifier
 from bridle.options import JsonOption, ProxyOption
 from bridle.rollouts import Rollouts
 from bridle.terminal import err, fail, out, print_json
 from harnesses.client import ControlError
-from harnesses.rollout import RolloutResult, Settings, grouped
+from harnesses.rollout import Outcome, RolloutResult, Settings, grouped
 from harnesses.runtimes.base import NotLaunchable
-from harnesses.tasks import TaskError, tasks_from
+from harnesses.tasks import TaskError
 from harnesses.verifiers import REWARD
 
 
@@ -32,7 +32,7 @@ def rollout(
     ],
     proxy: ProxyOption,
     split: Annotated[str | None, typer.Option(help="Only tasks of this split.")] = None,
-    limit: Annotated[int | None, typer.Option(min=0, help="At most so many tasks.")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="At most so many tasks.")] = None,
     group_size: Annotated[int, typer.Option(min=1, help="Sessions per task.")] = 1,
     parallel: Annotated[int, typer.Option(min=1, help="Sessions at a time.")] = 4,
     timeout: Annotated[float, typer.Option(help="Seconds for one session.")] = 600.0,
@@ -47,7 +47,7 @@ def rollout(
     try:
         adapter, runtime = agent(named)
         check = verifier(verify)
-        chosen = list(itertools.islice(tasks_from(tasks, split), limit))
+        chosen = first_tasks(tasks, split, limit)
     except (UnknownAgent, TaskError) as error:
         fail(str(error), 2)
     settings = Settings(directory=directory, parallel=parallel, timeout_s=timeout, model=model)
@@ -62,12 +62,36 @@ def rollout(
             fail(str(error))
     if json:
         print_json([_as_data(result) for result in results])
-        return
+    else:
+        _print(results)
+    reasons = Counter(_reason(result, settings) for result in results if not _completed(result))
+    for reason, count in reasons.most_common():
+        err.print(f"{count} {reason}", highlight=False, soft_wrap=True)
+    if not any(map(_completed, results)):
+        fail("no session completed")
+
+
+def _print(results: Sequence[RolloutResult]) -> None:
     outcomes = Counter(str(result.outcome) for result in results)
     rewards = [result.scores[REWARD] for result in results if REWARD in result.scores]
     out.print(", ".join(f"{count} {name}" for name, count in outcomes.most_common()))
     if rewards:
         out.print(f"mean reward {sum(rewards) / len(rewards):.3f}")
+
+
+def _completed(result: RolloutResult) -> bool:
+    return result.outcome is Outcome.COMPLETED
+
+
+def _reason(result: RolloutResult, settings: Settings) -> str:
+    """Why a session did not complete."""
+    if result.outcome is Outcome.TIMEOUT:
+        why = f"the agent ran for more than {settings.timeout_s:g} s"
+    elif result.outcome is Outcome.AGENT_ERROR:
+        why = f"the agent exited with {result.exit_code}"
+    else:
+        why = result.error
+    return f"{result.outcome}: {why}"
 
 
 def _as_data(result: RolloutResult) -> dict[str, object]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 from typing import Annotated
 
 import typer
@@ -14,6 +15,11 @@ from harnesses.run import run_command, seal_session, session_variables
 from harnesses.runtimes.base import NotLaunchable
 
 CONTEXT = {"allow_extra_args": True, "ignore_unknown_options": True}
+NOT_FOUND = 127
+"""What a shell exits with when it cannot start a command."""
+NO_CALLS = (
+    "none (does the program read OPENAI_BASE_URL, ANTHROPIC_BASE_URL or GOOGLE_GEMINI_BASE_URL?)"
+)
 
 
 def run(
@@ -31,6 +37,8 @@ def run(
     argv = context.args
     if not argv:
         fail("which command? For example: bridle run -- python my_agent.py", 2)
+    if shutil.which(argv[0]) is None:
+        fail(f"cannot start {argv[0]}: there is no such command", NOT_FOUND)
     asked = {"calls": budget_calls, "tokens": budget_tokens, "wall_s": budget_seconds}
     budget = {name: value for name, value in asked.items() if value is not None}
     request = SessionRequest(
@@ -45,8 +53,8 @@ def run(
     try:
         code = run_command(argv, session_variables(session))
     except NotLaunchable as error:
-        asyncio.run(_seal(proxy, key, session, 127))
-        fail(str(error), 127)
+        asyncio.run(_seal(proxy, key, session, None))
+        fail(str(error), NOT_FOUND)
     err.print(asyncio.run(_seal(proxy, key, session, code)), highlight=False, soft_wrap=True)
     raise typer.Exit(code)
 
@@ -56,7 +64,7 @@ async def _create(proxy: str, key: str | None, request: SessionRequest) -> Sessi
         return await client.create_session(request)
 
 
-async def _seal(proxy: str, key: str | None, session: Session, code: int) -> str:
+async def _seal(proxy: str, key: str | None, session: Session, code: int | None) -> str:
     """Seals the session; what to tell the user about it."""
     async with ControlClient(proxy, key) as client:
         problem = await seal_session(client, session, code)
@@ -65,6 +73,6 @@ async def _seal(proxy: str, key: str | None, session: Session, code: int) -> str
         recorded = await client.session(session.id)
     calls = ", ".join(f"{count} {status}" for status, count in recorded["calls"].items())
     return (
-        f"bridle: recorded session {session.id}; calls: {calls or 'none'}. "
+        f"bridle: recorded session {session.id}; calls: {calls or NO_CALLS}. "
         f"See it with `bridle show {session.id}`"
     )

@@ -6,11 +6,10 @@ from datetime import datetime
 from typing import Annotated, Any
 
 import typer
-from rich.table import Table
 
 from bridle.options import JsonOption, StoreOption
 from bridle.reading import reader
-from bridle.terminal import out, print_json
+from bridle.terminal import out, print_json, print_table
 from store.queries import Reader
 from store.records import SessionRecord
 
@@ -29,24 +28,30 @@ def sessions(
     if json:
         print_json(rows)
         return
-    table = Table(box=None, pad_edge=False)
-    for heading in ("session", "started", "harness", "outcome"):
-        table.add_column(heading, no_wrap=True)
-    for heading in ("calls", "observed", "sampled", "reward"):
-        table.add_column(heading, justify="right")
-    for row in rows:
-        rewards = row["rewards"]
-        table.add_row(
-            row["name"] or row["id"],
-            datetime.fromtimestamp(row["created_at"]).strftime("%m-%d %H:%M:%S"),
-            row["harness"] or "–",
-            row["outcome"] or "open",
-            str(row["calls"]),
-            str(row["observed_tokens"]),
-            str(row["sampled_tokens"]),
-            " ".join(f"{value:g}" for value in rewards.values()) or "–",
-        )
-    out.print(table if rows else "No sessions yet.")
+    if not rows:
+        out.print("No sessions yet.")
+        return
+    counts = ("calls", "observed", "sampled")
+    print_table(
+        ("session", "started", "harness", "outcome", *counts, "rewards"),
+        [_cells(row) for row in rows],
+        shrinks="rewards",
+        spare=("observed", "sampled", "harness"),
+        right=counts,
+    )
+
+
+def _cells(row: dict[str, Any]) -> list[str]:
+    return [
+        row["name"] or row["id"],
+        datetime.fromtimestamp(row["created_at"]).strftime("%m-%d %H:%M:%S"),
+        row["harness"] or "–",
+        row["outcome"] or "open",
+        str(row["calls"]),
+        str(row["observed_tokens"]),
+        str(row["sampled_tokens"]),
+        " ".join(f"{name}={value:g}" for name, value in row["rewards"].items()) or "–",
+    ]
 
 
 def summary(source: Reader, record: SessionRecord) -> dict[str, Any]:

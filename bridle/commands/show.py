@@ -6,13 +6,12 @@ from collections import Counter
 from typing import Annotated, Any
 
 import typer
-from rich.table import Table
 from rich.text import Text
 
 from bridle.commands.sessions import summary
 from bridle.options import JsonOption, StoreOption
 from bridle.reading import one_session, reader
-from bridle.terminal import out, print_json
+from bridle.terminal import out, print_json, print_table
 from reconstruct.kinds import classify
 from store.queries import CallRow, Reader
 from store.records import CallKind
@@ -37,7 +36,13 @@ def show(
         f"{about['calls']} calls · {about['observed_tokens']} tokens observed, "
         f"{about['sampled_tokens']} sampled"
     )
-    out.print(_table(turns))
+    numbers = ("turn", "after", "new", "sampled")
+    print_table(
+        (*numbers, "finish", "status", "reply"),
+        [_cells(turn) for turn in turns],
+        shrinks="reply",
+        right=numbers,
+    )
     breaks = Counter(reason for turn in turns for reason in turn["break_reasons"])
     if breaks:
         counted = ", ".join(f"{count} {reason}" for reason, count in breaks.most_common())
@@ -91,28 +96,19 @@ def _said(call: CallRow) -> str:
     return " ".join(" ".join(part.split()) for part in parts if part)
 
 
-def _table(turns: list[dict[str, Any]]) -> Table:
-    table = Table(box=None, pad_edge=False)
-    for heading in ("turn", "after", "new", "sampled"):
-        table.add_column(heading, justify="right")
-    for heading in ("finish", "status"):
-        table.add_column(heading, no_wrap=True)
-    table.add_column("reply", overflow="ellipsis", no_wrap=True)
-    for turn in turns:
-        status = turn["status"]
-        if turn["kind"] not in (CallKind.MAIN, CallKind.UNKNOWN):
-            status += f", {turn['kind']}"
-        if turn["constrained"]:
-            status += ", constrained"
-        if turn["break_reasons"]:
-            status += f", break: {', '.join(turn['break_reasons'])}"
-        table.add_row(
-            str(turn["turn"]),
-            str(turn["continues"] or "–"),
-            str(turn["new_tokens"]),
-            str(turn["sampled_tokens"] if turn["sampled_tokens"] is not None else "–"),
-            turn["finish_reason"] or "–",
-            status,
-            Text(turn["said"] or turn["reason"] or ""),
-        )
-    return table
+def _cells(turn: dict[str, Any]) -> list[str]:
+    remarks = [turn["kind"]] if turn["kind"] not in (CallKind.MAIN, CallKind.UNKNOWN) else []
+    if turn["constrained"]:
+        remarks.append("constrained")
+    if turn["break_reasons"]:
+        remarks.append(f"break: {', '.join(turn['break_reasons'])}")
+    said = turn["said"] or turn["reason"] or ""
+    return [
+        str(turn["turn"]),
+        str(turn["continues"] or "–"),
+        str(turn["new_tokens"]),
+        str(turn["sampled_tokens"] if turn["sampled_tokens"] is not None else "–"),
+        turn["finish_reason"] or "–",
+        turn["status"],
+        f"({'; '.join(remarks)}) {said}" if remarks else said,
+    ]

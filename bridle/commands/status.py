@@ -6,10 +6,9 @@ from typing import Annotated, Any
 
 import httpx
 import typer
-from rich.table import Table
 
 from bridle.options import JsonOption, ProxyOption
-from bridle.terminal import fail, out, print_json
+from bridle.terminal import fail, out, print_json, print_table
 
 
 def status(
@@ -41,10 +40,8 @@ def status(
         "retries": "retries",
         "ejections": "ejections",
     }
-    table = Table(*shown)
-    for engine in found["engines"]:
-        table.add_row(*(str(engine[field]) for field in shown.values()))
-    out.print(table)
+    rows = [[str(engine[field]) for field in shown.values()] for engine in found["engines"]]
+    print_table(list(shown), rows, shrinks="engine", spare=("retries",))
 
 
 def _get(proxy: str, key: str | None, name: str) -> Any:

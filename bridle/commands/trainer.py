@@ -19,6 +19,7 @@ from bridle.options import (
     ScheduleOption,
     StoreOption,
     TransferBackendOption,
+    base_urls,
 )
 from bridle.reading import reader
 from bridle.terminal import fail, out, print_json
@@ -29,11 +30,16 @@ def trainer(
         Path, typer.Option(exists=True, file_okay=False, help="Model directory of version 0.")
     ],
     engine: Annotated[
-        list[str], typer.Option(help="Base URL of an engine, which reads --out. Repeatable.")
+        list[str],
+        typer.Option(
+            callback=base_urls, help="Base URL of an engine, which reads --out. Repeatable."
+        ),
     ],
     proxy: ProxyOption,
     store: StoreOption,
-    worker: Annotated[list[str], typer.Option(help="A worker's base URL. Repeatable.")],
+    worker: Annotated[
+        list[str], typer.Option(callback=base_urls, help="A worker's base URL. Repeatable.")
+    ],
     output: Annotated[Path, typer.Option("--out", help="Checkpoints, weights, logs.")],
     run: Annotated[str, typer.Option(help="Name of the run; the same goes on with it.")] = "train",
     steps: Annotated[int, typer.Option(min=1, help="GRPO steps.")] = 100,

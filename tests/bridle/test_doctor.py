@@ -87,7 +87,23 @@ def test_a_directory_without_a_tokenizer_is_broken(
 ) -> None:
     result = bridle("doctor", "--model", tmp_path, "--store", store)
     assert result.exit_code == 1
-    assert "no tokenizer there" in result.output
+    assert f"no tokenizer in {tmp_path}" in result.output
+
+
+def test_a_directory_that_is_not_there_is_named(bridle: Bridle, store: str, tmp_path: Path) -> None:
+    missing = tmp_path / "nope"
+    result = bridle("doctor", "--model", missing, "--store", store)
+    assert result.exit_code == 1
+    assert f"there is no directory {missing}" in result.output
+
+
+@pytest.mark.parametrize("path", ["", "/v1"])
+def test_a_proxy_of_ours_is_no_engine(
+    bridle: Bridle, proxy_url: str, store: str, path: str
+) -> None:
+    result = bridle("doctor", "--upstream", f"{proxy_url}{path}", "--store", store)
+    assert result.exit_code == 1
+    assert f"{proxy_url} is a Bridle proxy, not an engine" in result.output
 
 
 def test_a_directory_without_a_template_is_broken(

@@ -34,7 +34,7 @@ SFT = ("sft", "--policy", ".")
         *((each, "--max-staleness", -1) for each in (TRAIN, TRAINER)),
         *((each, "--seed", -1) for each in (TRAIN, TRAINER, SFT)),
         *((each, "--policy", "nowhere") for each in (TRAIN, TRAINER, SFT)),
-        *((ROLLOUT, name, value) for name, value in (("--parallel", 0), ("--limit", -1))),
+        *((ROLLOUT, name, value) for name, value in (("--parallel", 0), ("--limit", 0))),
         *((WORKER, name, value) for name, value in (("--parallel", 0), ("--port", 70_000))),
         *((SFT, name, 0) for name in ("--epochs", "--batch-size")),
         (SFT, "--data", "nowhere.parquet"),
@@ -52,6 +52,30 @@ def test_a_value_out_of_range_is_refused(
     assert refused.exit_code == 2
     assert f"Invalid value for '{option}'" in refused.stderr
     assert not out.exists()
+
+
+@pytest.mark.parametrize("url", ["127.0.0.1:18001", "", "ftp://x", "http://", "http://h:port"])
+@pytest.mark.parametrize(
+    ("command", "option"),
+    [
+        (("proxy",), "--engine"),
+        (("proxy", "--engine", "http://e"), "--other-model"),
+        (("doctor",), "--upstream"),
+        (("status",), "--proxy"),
+        (TRAINER, "--engine"),
+        (TRAINER, "--worker"),
+    ],
+)
+def test_an_address_that_is_no_url_is_refused_in_a_line(
+    bridle: Bridle, tmp_path: Path, command: tuple[str, ...], option: str, url: str
+) -> None:
+    given = f"judge={url}" if option == "--other-model" else url
+    more = ["--out", tmp_path] if command == TRAINER else []
+    where = [] if command[0] == "status" else ["--store", tmp_path / "bridle.db"]
+    refused = bridle(*command, option, given, *where, *more)
+    assert refused.exit_code == 2
+    assert refused.stderr.startswith(f"bridle: {option}")
+    assert refused.stderr.count("\n") == 1
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,8 @@ import httpx
 import pytest
 from click.testing import Result
 
+from bridle.terminal import out
+
 Bridle = Callable[..., Result]
 
 
@@ -61,6 +63,37 @@ def test_show_and_metrics_tell_breaks_by_reason_and_replies_under_a_grammar(
     metrics = httpx.get(f"{proxy_url}/metrics").text
     assert 'bridle_breaks_total{reason="system_changed"} 1.0' in metrics
     assert 'bridle_events_total{name="constrained_by_grammar"} 1.0' in metrics
+
+
+def test_only_the_reply_and_the_rewards_are_cut_at_80_columns(
+    bridle: Bridle, store: str, recorded: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in (("correct", 0.25), ("a_long_name_of_a_reward", 21)):
+        bridle("reward", recorded, value, "--name", name, "--store", store)
+    monkeypatch.setattr(out, "width", 80)
+    listed = bridle("sessions", "--store", store).stdout.splitlines()
+    assert listed[0].split()[-2:] == ["sampled", "rewards"], "observed is left out"
+    assert "correct=0.25" in listed[1]
+    shown = bridle("show", recorded, "--store", store).stdout.splitlines()[2:5]
+    headings = ["turn", "after", "new", "sampled", "finish", "status", "reply"]
+    assert shown[0].split() == headings
+    assert all(len(row.split()) >= len(headings) for row in shown[1:])
+    for row in (*listed, *shown):
+        assert len(row) <= 80
+        assert "…" not in row[:-1]
+
+
+def test_status_shows_every_engine_whole_at_80_columns(
+    bridle: Bridle, proxy_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(out, "width", 80)
+    table = bridle("status", "--proxy", proxy_url).stdout.splitlines()[1:]
+    assert table[0].split()[-1] == "ejections"
+    assert "…" not in "".join(table)
+
+
+def test_what_is_piped_has_120_columns() -> None:
+    assert out.width >= 120
 
 
 def test_show_finds_a_session_by_name_beginning_or_last(

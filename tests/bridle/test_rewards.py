@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import httpx
+import pytest
 from click.testing import Result
 
 from reconstruct import open_store
@@ -45,6 +46,32 @@ def test_late_many_and_turn_rewards_by_http_and_command_line(
     assert [message["role"] for message in line["messages"]] == ["user", "assistant"]
     assert "weight" not in line["messages"][1]
     assert json.loads(Path(written["card"]).read_text())["rewards"]["score"]["max"] == odd
+
+
+@pytest.mark.parametrize("value", ["-1", "-0.5", "-1e-3"])
+def test_a_reward_may_be_negative(bridle: Bridle, store: str, recorded: str, value: str) -> None:
+    told = bridle("reward", recorded, value, "--name", "score", "--store", store)
+    assert told.exit_code == 0, told.stderr
+    with open_store(store) as opened:
+        assert opened.session(recorded).rewards == {"score": float(value)}
+
+
+@pytest.mark.parametrize("value", ["nan", "inf", "-inf"])
+def test_a_reward_that_is_not_finite_is_refused_in_a_line(
+    bridle: Bridle, store: str, recorded: str, value: str
+) -> None:
+    refused = bridle("reward", recorded, value, "--store", store)
+    assert refused.exit_code == 2
+    assert refused.stderr == f"bridle: a reward is a finite number, not {value}\n"
+
+
+@pytest.mark.parametrize("given", [("1", "--nmae", "x"), ("--nope", "1"), ("-x",)])
+def test_an_option_that_reward_does_not_have_is_refused(
+    bridle: Bridle, store: str, recorded: str, given: tuple[str, ...]
+) -> None:
+    assert bridle("reward", recorded, *given, "--store", store).exit_code == 2
+    with open_store(store) as opened:
+        assert opened.session(recorded).rewards == {}
 
 
 def test_each_format_and_the_split_are_on_the_command_line(

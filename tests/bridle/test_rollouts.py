@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import sqlite3
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+
+import pytest
+from click.testing import Result
 
 from bridle.rollouts import Rollouts
 from harnesses.adapters.command import Command
@@ -15,6 +20,78 @@ from harnesses.verifiers import ExactAnswer
 from reconstruct.samples import Episode
 from store.queries import Reader
 from trainer.collector import Collector
+
+Bridle = Callable[..., Result]
+
+PLAIN = "def check(delivery):\n    return float(delivery.answer == delivery.task.prompt)\n"
+
+
+@pytest.fixture
+def rollout(bridle: Bridle, proxy_url: str, tmp_path: Path) -> Bridle:
+    """``bridle rollout`` of a command on two tasks, with a verifier whose source is given."""
+    tasks = tmp_path / "tasks.jsonl"
+    tasks.write_text('{"id": "t1", "prompt": "one"}\n{"id": "t2", "prompt": "two"}\n')
+    own = tmp_path / "own.py"
+
+    def call(verifier: str, *more: object, agent: str = "echo {prompt}") -> Result:
+        own.write_text(verifier)
+        asked = ["--proxy", proxy_url, "--directory", tmp_path / "sessions", "--tasks", tasks]
+        return bridle("rollout", "--agent", agent, "--verifier", f"{own}:check", *asked, *more)
+
+    return call
+
+
+@pytest.mark.parametrize("verifier", [PLAIN, f"async {PLAIN}"])
+def test_a_verifier_is_any_function_of_a_file(rollout: Bridle, verifier: str) -> None:
+    done = rollout(verifier, "--json")
+    assert done.exit_code == 0, done.output
+    results = json.loads(done.stdout)
+    assert [result["scores"] for result in results] == [{"reward": 1.0}] * 2
+
+
+def test_a_verifier_that_raises_costs_its_session_and_not_the_rollout(
+    rollout: Bridle, store: str
+) -> None:
+    raises = 'def check(delivery):\n    return 1 / (delivery.task.id != "t1")\n'
+    done = rollout(raises)
+    assert done.exit_code == 0, done.output
+    assert "1 completed, 1 infrastructure" in done.stdout
+    with sqlite3.connect(store) as database:
+        sealed = database.execute("SELECT outcome FROM sessions WHERE task_id = 't1'").fetchall()
+    assert sealed == [("infrastructure",)] * 2
+
+
+@pytest.mark.parametrize(
+    ("agent", "timeout", "reason"),
+    [
+        ("sh -c 'exit 3' {prompt}", 60, "2 agent_error: the agent exited with 3"),
+        ("sh -c 'sleep 60' {prompt}", 0.5, "2 timeout: the agent ran for more than 0.5 s"),
+    ],
+)
+def test_a_rollout_of_which_nothing_completed_fails_and_says_why_once(
+    rollout: Bridle, agent: str, timeout: float, reason: str
+) -> None:
+    done = rollout(PLAIN, "--timeout", timeout, agent=agent)
+    assert done.exit_code == 1
+    assert done.stderr.splitlines()[-2:] == [reason, "bridle: no session completed"]
+    assert rollout(PLAIN, "--timeout", timeout, "--json", agent=agent).exit_code == 1
+
+
+def test_a_task_that_its_verifier_cannot_judge_is_run_once_and_the_reason_said_once(
+    rollout: Bridle, store: str
+) -> None:
+    done = rollout("from harnesses.verifiers import ExactAnswer\ncheck = ExactAnswer()\n")
+    assert done.exit_code == 1
+    assert "2 infrastructure: the task has no 'answer' in its payload" in done.stderr
+    with sqlite3.connect(store) as database:
+        assert database.execute("SELECT count(*) FROM sessions").fetchone() == (2,)
+
+
+def test_a_rollout_without_a_task_is_refused(rollout: Bridle) -> None:
+    refused = rollout(PLAIN, "--split", "nope")
+    assert refused.exit_code == 2
+    assert refused.stderr.count("\n") == 1
+    assert "tasks.jsonl gives no task of split 'nope'" in refused.stderr
 
 
 def test_a_collection_that_runs_ahead_is_cancelled_and_sealed_at_the_end(

@@ -7,8 +7,11 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 from click.testing import Result
+
+from store.queries import Reader
 
 AGENT = """
 import os, sys
@@ -43,10 +46,34 @@ def test_output_and_exit_code_pass_through_and_the_session_is_recorded(
     assert row["id"] in done.stderr
 
 
-def test_a_command_that_does_not_exist_says_so(proxy_url: str) -> None:
+def test_a_command_that_does_not_exist_says_so_and_leaves_no_session(
+    proxy_url: str, store: str
+) -> None:
     done = run(proxy_url, "no-such-program")
     assert done.returncode == 127
     assert "no-such-program" in done.stderr
+    with Reader(store) as reader:
+        assert not list(reader.sessions())
+
+
+def test_a_command_that_cannot_be_started_leaves_a_session_of_infrastructure(
+    proxy_url: str, store: str, tmp_path: Path
+) -> None:
+    broken = tmp_path / "broken"
+    broken.write_text("no script and no program")
+    broken.chmod(0o755)
+    done = run(proxy_url, str(broken))
+    assert done.returncode == 127
+    assert done.stderr == f"bridle: cannot start {broken}: Exec format error\n"
+    with Reader(store) as reader:
+        assert [session.outcome for session in reader.sessions()] == ["infrastructure"]
+
+
+def test_a_command_that_called_nothing_is_told_of_the_variables(proxy_url: str) -> None:
+    done = run(proxy_url, sys.executable, "-c", "")
+    assert "calls: none" in done.stderr
+    for variable in ("OPENAI_BASE_URL", "ANTHROPIC_BASE_URL", "GOOGLE_GEMINI_BASE_URL"):
+        assert variable in done.stderr
 
 
 def test_without_a_proxy_nothing_runs() -> None:

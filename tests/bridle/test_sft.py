@@ -46,6 +46,26 @@ def test_what_was_recorded_is_learned_from_any_source(
     assert Tokenizer(out).encode("The answer") == Tokenizer(policy).encode("The answer")
 
 
+@pytest.mark.parametrize("source", ["store", "parquet"])
+def test_ids_that_the_policy_does_not_have_are_said_in_a_line(
+    bridle: Bridle, recorded: str, store: str, policy: Path, tmp_path: Path, source: str
+) -> None:
+    shape = TinyShape(hidden=32, layers=1, heads=1, kv_heads=1, intermediate=64, context=1024)
+    make_policy(policy, shape, vocab_size=64, seed=3)
+    chosen: list[object] = ["--store", store]
+    if source == "parquet":
+        data = tmp_path / "lamps.parquet"
+        assert bridle("export", data, "--store", store).exit_code == 0
+        chosen += ["--data", data]
+    done = bridle("sft", "--policy", policy, "--out", tmp_path / "tuned", *chosen)
+    assert done.exit_code == 1
+    assert re.fullmatch(
+        r"bridle: token id \d+ is beyond the 64 of the model's vocabulary: "
+        r"was this recorded with another model\?\n",
+        done.stderr,
+    )
+
+
 def test_nothing_to_learn_is_said_and_nothing_is_written(
     bridle: Bridle, recorded: str, store: str, policy: Path, tmp_path: Path
 ) -> None:

@@ -6,7 +6,7 @@ samples (the embedded one, or vLLM serving DIR) says things that exercise its pa
 
 from __future__ import annotations
 
-import sys
+import argparse
 from pathlib import Path
 from typing import Any
 
@@ -92,4 +92,6 @@ def make(directory: Path) -> None:
 
 
 if __name__ == "__main__":
-    make(Path(sys.argv[1]))
+    parser = argparse.ArgumentParser(description="Make the conformance suite's policy.")
+    parser.add_argument("directory", type=Path, help="where to write it")
+    make(parser.parse_args().directory)

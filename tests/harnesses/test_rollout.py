@@ -254,6 +254,15 @@ async def test_a_verifier_without_a_verdict_is_infrastructure(run: Runner, stand
     assert stand_in.sealed == {result.session_id: "infrastructure"}
 
 
+async def test_a_task_without_what_its_verifier_needs_is_not_tried_again(
+    run: Runner, stand_in: Any
+) -> None:
+    (result,) = await run("echo yes", [Job(Task("t", "p"))], retries=5)
+
+    assert (result.outcome, result.attempts) == (Outcome.INFRASTRUCTURE, 1)
+    assert stand_in.sealed == {"ses_0": "infrastructure"}
+
+
 async def test_what_no_retry_can_mend_ends_the_rollout(run: Runner, stand_in: Any) -> None:
     class Missing(LocalRuntime):
         async def run(self, launch: Launch) -> Finished:

@@ -34,6 +34,14 @@ def test_a_broken_line_is_named_by_its_number(tmp_path: Path) -> None:
         list(read_tasks(path))
 
 
+def test_a_field_that_tasks_do_not_have_is_refused_by_its_name(tmp_path: Path) -> None:
+    path = tmp_path / "tasks.jsonl"
+    path.write_text('{"id": "a", "prompt": "p", "answer": 4}\n')
+
+    with pytest.raises(TaskError, match=r"line 1: .*no field 'answer'.*payload"):
+        list(read_tasks(path))
+
+
 @pytest.mark.parametrize("name", ["/etc/passwd", "../escape", "a/../../escape"])
 def test_a_task_cannot_write_outside_its_workspace(name: str) -> None:
     with pytest.raises(TaskError, match="outside"):

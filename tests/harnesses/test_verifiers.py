@@ -17,6 +17,7 @@ from harnesses.verifiers import (
     FunctionVerifier,
     NumberAnswer,
     RegexAnswer,
+    TaskUnfit,
     Verifier,
     VerifierError,
 )
@@ -94,9 +95,39 @@ async def test_a_function_returns_a_number_or_named_scores() -> None:
     assert await named(delivered("abc", {})) == {"style": 1.0, "length": 1.0}
 
 
+async def test_a_function_may_be_async() -> None:
+    async def judged(delivery: Delivery) -> float:
+        return float(delivery.answer == "abc")
+
+    assert await FunctionVerifier(judged)(delivered("abc", {})) == {"reward": 1.0}
+
+
+def raises(delivery: Delivery) -> float:
+    return float(delivery.task.payload["wanted"])
+
+
+async def raises_later(delivery: Delivery) -> float:
+    return raises(delivery)
+
+
+@pytest.mark.parametrize(
+    ("function", "why"),
+    [
+        (raises, "KeyError: 'wanted'"),
+        (raises_later, "KeyError: 'wanted'"),
+        (lambda _: None, "TypeError"),
+        (lambda _: float("nan"), "reward is nan"),
+        (lambda _: {"style": float("inf")}, "style is inf"),
+    ],
+)
+async def test_a_function_that_gives_no_score_gave_no_verdict(function: Any, why: str) -> None:
+    with pytest.raises(VerifierError, match=why):
+        await FunctionVerifier(function)(delivered("abc", {}))
+
+
 @pytest.mark.parametrize("verifier", [ExactAnswer(), NumberAnswer(), RegexAnswer()])
 async def test_a_missing_expectation_is_no_score_of_zero(verifier: Verifier) -> None:
-    with pytest.raises(VerifierError, match="payload"):
+    with pytest.raises(TaskUnfit, match="payload"):
         await verifier(delivered("42", {}))
 
 
@@ -107,5 +138,5 @@ async def test_a_missing_expectation_is_no_score_of_zero(verifier: Verifier) -> 
 async def test_an_expectation_that_cannot_be_met_is_no_score_of_zero(
     verifier: Verifier, payload: Mapping[str, Any]
 ) -> None:
-    with pytest.raises(VerifierError, match="task t"):
+    with pytest.raises(TaskUnfit, match="task's"):
         await verifier(delivered("1,250", payload))
