@@ -26,14 +26,14 @@ def policy(model_dir: Path, tmp_path: Path) -> Path:
     return directory
 
 
-@pytest.mark.parametrize("source", ["store", "parquet", "jsonl"])
+@pytest.mark.parametrize("source", ["store", "tokens", "chat", "trl"])
 def test_what_was_recorded_is_learned_from_any_source(
     bridle: Bridle, recorded: str, store: str, policy: Path, tmp_path: Path, source: str
 ) -> None:
     chosen: list[object] = ["--store", store]
     if source != "store":
-        data = tmp_path / f"lamps.{source}"
-        assert bridle("export", data, "--store", store).exit_code == 0
+        data = tmp_path / ("lamps.parquet" if source == "tokens" else "lamps.jsonl")
+        assert bridle("export", data, "--format", source, "--store", store).exit_code == 0
         chosen += ["--data", data]
     out = tmp_path / "tuned"
     learning = ["--epochs", 30, "--learning-rate", 0.01]
@@ -53,3 +53,15 @@ def test_nothing_to_learn_is_said_and_nothing_is_written(
     done = bridle("sft", "--policy", policy, "--out", out, "--store", store, "--min-reward", 0.5)
     assert done.exit_code == 1
     assert not out.exists()
+
+
+def test_what_cannot_be_learned_of_an_export_is_said_and_the_rest_is_learned(
+    bridle: Bridle, recorded: str, store: str, policy: Path, tmp_path: Path
+) -> None:
+    data = tmp_path / "lamps.jsonl"
+    assert bridle("export", data, "--store", store).exit_code == 0
+    line = data.read_text()
+    data.write_text(line + line.replace(r"{\"a\"", r"{\"a"))
+    done = bridle("sft", "--policy", policy, "--out", tmp_path / "tuned", "--data", data)
+    assert done.exit_code == 0, done.output
+    assert "left out: 1 tool_arguments_not_json" in done.stdout
