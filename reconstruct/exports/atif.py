@@ -64,7 +64,7 @@ def _said(turn: Turn) -> dict[str, Any]:
 
 def _reply(told: Told, turn: Turn, reader: Reader) -> dict[str, Any]:
     step: dict[str, Any] = {"source": "agent", "message": text(turn.message)}
-    if thought := reasoning(turn.message):
+    if (thought := reasoning(turn.message)) is not None:
         step["reasoning_content"] = thought
     if calls := tool_calls(turn.message):
         step["tool_calls"] = [

@@ -44,7 +44,7 @@ def _tools(told: Told) -> dict[str, str]:
 
 def _message(message: Message) -> dict[str, Any]:
     plain: dict[str, Any] = {"role": message["role"], "content": text(message)}
-    if thought := reasoning(message):
+    if (thought := reasoning(message)) is not None:
         plain["reasoning_content"] = thought
     if calls := tool_calls(message):
         plain["tool_calls"] = [
