@@ -21,6 +21,7 @@ SCHEMA_VERSION: Final = "ATIF-v1.7"
 
 def atif_rows(told: Told, reader: Reader) -> Iterator[dict[str, Any]]:
     """One trajectory."""
+    told.require_messages()
     steps: list[dict[str, Any]] = []
     for turn in told.turns:
         role = turn.message["role"]

@@ -25,6 +25,7 @@ def export_chat(
 
 def chat_rows(told: Told, _: Reader) -> Iterator[dict[str, Any]]:
     """One line."""
+    told.require_messages()
     messages = []
     for turn in told.turns:
         message = _message(turn.message)

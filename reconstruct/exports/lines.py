@@ -51,6 +51,11 @@ class Told:
     def is_trained(self, turn: Turn) -> bool:
         return turn.reply in self.trained
 
+    def require_messages(self) -> None:
+        """Raises :class:`Inexpressible` where a bare prompt was completed: it has no turns."""
+        if completes_prompt(self.calls[self.leaf.call_id]):
+            raise Inexpressible("prompt_without_messages")
+
 
 class Inexpressible(ValueError):
     """A format cannot say what a conversation says; the message is the reason it is counted by."""
@@ -101,6 +106,7 @@ def tell(
             report.take_call(call)
             allowed.update(Reply(call.id, index) for index in range(len(replies(call))))
     continued = {conversations.base(call) for call in calls if Reply(call.id, 0) in allowed}
+    by_id = {call.id: call for call in calls}
     order = {call.id: index for index, call in enumerate(calls)}
     trained: set[Reply] = set()
     for reply in sorted(allowed - continued, key=lambda r: (order[r.call_id], r.choice)):
@@ -111,13 +117,20 @@ def tell(
             continue
         held = {turn.reply for turn in conversation.turns if turn.reply is not None}
         fresh = frozenset(held & allowed - trained)
-        if selection.deduplicate and report.repeats(_content(conversation, fresh)):
+        leaf = by_id[reply.call_id]
+        prompt = (leaf.request_body_id or "") if completes_prompt(leaf) else ""
+        content = _content(conversation, fresh)
+        if selection.deduplicate and report.repeats(content, prompt.encode()):
             report.leave_out("duplicate")
             continue
         trained |= held
-        by_id = {call.id: call for call in calls}
         turns, tools = conversation.turns, conversation.tools
         yield Told(session, rewards, reply, turns, tools, fresh, by_id)
+
+
+def completes_prompt(call: CallRow) -> bool:
+    """Whether the call was asked with a prompt and not with messages."""
+    return call.dialect == "completions"
 
 
 def left_out(call: CallRow, policy: TrainablePolicy) -> str | None:

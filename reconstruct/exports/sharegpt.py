@@ -26,6 +26,7 @@ _FROM: Final = {
 
 def sharegpt_rows(told: Told, _: Reader) -> Iterator[dict[str, Any]]:
     """One line; results that follow one another are one ``tool`` turn."""
+    told.require_messages()
     turns: list[dict[str, Any]] = []
     for turn in told.turns:
         speaker = _FROM.get(turn.message["role"])

@@ -126,6 +126,30 @@ def test_exported_tokens_load_with_datasets_and_mask_only_what_was_sampled(
     assert len(row["token_ids"]) == listed["sampled_tokens"] + listed["observed_tokens"]
 
 
+def test_a_completed_prompt_is_no_conversation(
+    bridle: Bridle, store: str, proxy_url: str, tmp_path: Path
+) -> None:
+    for prompt in ("What is 2 plus 3?", ["What is 3 plus 3?"], [1, 2, 3]):
+        ask = {"model": "m", "prompt": prompt}
+        httpx.post(f"{proxy_url}/v1/completions", json=ask, timeout=60).raise_for_status()
+
+    def export(form: str, *options: str) -> tuple[list[dict[str, object]], dict[str, int]]:
+        path = tmp_path / "out.jsonl"
+        told = bridle("export", path, "--format", form, *options, "--store", store, "--json")
+        lines = [json.loads(line) for line in path.read_text().splitlines()]
+        return lines, json.loads(told.stdout)["left_out"]
+
+    for form in ("chat", "trl", "sharegpt", "adp", "atif"):
+        assert export(form) == ([], {"prompt_without_messages": 3}), form
+    for options in ((), ("--deduplicate",)):
+        lines, left_out = export("trl-prompt-completion", *options)
+        assert lines == [
+            {"prompt": "What is 2 plus 3?", "completion": "The answer is unknown."},
+            {"prompt": "What is 3 plus 3?", "completion": "The answer is unknown."},
+        ]
+        assert left_out == {"prompt_not_text": 1}
+
+
 def test_an_export_without_a_format_is_refused(bridle: Bridle, store: str, recorded: str) -> None:
     assert bridle("export", "out.csv", "--store", store).exit_code == 2
 
