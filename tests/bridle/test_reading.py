@@ -154,6 +154,17 @@ def test_an_export_without_a_format_is_refused(bridle: Bridle, store: str, recor
     assert bridle("export", "out.csv", "--store", store).exit_code == 2
 
 
+@pytest.mark.parametrize(("name", "form"), [("x.jsonl", "tokens"), ("x.parquet", "chat")])
+def test_a_file_is_not_named_for_what_it_does_not_hold(
+    bridle: Bridle, store: str, recorded: str, tmp_path: Path, name: str, form: str
+) -> None:
+    refused = bridle("export", tmp_path / name, "--format", form, "--store", store)
+    assert refused.exit_code == 2
+    assert refused.stderr.startswith(f"bridle: {name} is no name for {form}")
+    assert refused.stderr.count("\n") == 1
+    assert not (tmp_path / name).exists()
+
+
 def test_audit_accounts_for_every_token(bridle: Bridle, store: str, recorded: str) -> None:
     result = bridle("audit", "--store", store, "--bodies", "--json")
     table = json.loads(result.stdout)
