@@ -20,6 +20,7 @@ from reconstruct.exports.conversation import (
     IncompleteConversation,
     Reply,
     Turn,
+    completes_prompt,
     replies,
 )
 from reconstruct.exports.selection import ExportReport, Selection, call_refused, select
@@ -52,7 +53,7 @@ class Told:
         return turn.reply in self.trained
 
     def require_messages(self) -> None:
-        """Raises :class:`Inexpressible` where a bare prompt was completed: it has no turns."""
+        """Raises :class:`Inexpressible` where a bare prompt was completed."""
         if completes_prompt(self.calls[self.leaf.call_id]):
             raise Inexpressible("prompt_without_messages")
 
@@ -75,6 +76,8 @@ def export_lines(
     with report.path.open("wb") as file:
         for session, rewards in select(reader, selection, report):
             calls, given = with_kinds(reader.calls(session.id)), reader.rewards(session.id)
+            if not calls:
+                report.leave_out("session_without_calls")
             for told in tell(session, calls, rewards, given, selection, report):
                 try:
                     lines = list(rows(told, reader))
@@ -84,6 +87,9 @@ def export_lines(
                 for line in lines:
                     file.write(orjson.dumps(line) + b"\n")
                 report.rows += len(lines)
+                report.tokens += sum(
+                    _sampled(told.calls[reply.call_id], reply, reader) for reply in told.trained
+                )
     return report
 
 
@@ -128,11 +134,6 @@ def tell(
         yield Told(session, rewards, reply, turns, tools, fresh, by_id)
 
 
-def completes_prompt(call: CallRow) -> bool:
-    """Whether the call was asked with a prompt and not with messages."""
-    return call.dialect == "completions"
-
-
 def left_out(call: CallRow, policy: TrainablePolicy) -> str | None:
     """Why the policy trains nothing of a call; ``None`` when it does."""
     if call.status is not CallStatus.COMPLETE and not (
@@ -148,6 +149,13 @@ def left_out(call: CallRow, policy: TrainablePolicy) -> str | None:
     if call.constrained and not policy.constrained:
         return "call_constrained"
     return None if call.message else "call_without_message"
+
+
+def _sampled(call: CallRow, reply: Reply, reader: Reader) -> int:
+    """How many tokens a reply has; those of a single one are counted with its call."""
+    if "choices" not in call.conversation or call.sampled_tokens is None:
+        return call.sampled_tokens or 0
+    return len(reader.sampled(call.id)[reply.choice].token_ids)
 
 
 def _content(conversation: Conversation, trained: frozenset[Reply]) -> bytes:

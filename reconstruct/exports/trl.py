@@ -17,7 +17,8 @@ from typing import Any
 
 import orjson
 
-from reconstruct.exports.lines import Inexpressible, Told, completes_prompt
+from reconstruct.exports.conversation import completes_prompt
+from reconstruct.exports.lines import Inexpressible, Told
 from reconstruct.exports.messages import Message, reasoning, text, tool_calls
 from store.queries import Reader
 

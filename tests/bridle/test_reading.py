@@ -129,9 +129,16 @@ def test_exported_tokens_load_with_datasets_and_mask_only_what_was_sampled(
 def test_a_completed_prompt_is_no_conversation(
     bridle: Bridle, store: str, proxy_url: str, tmp_path: Path
 ) -> None:
-    for prompt in ("What is 2 plus 3?", ["What is 3 plus 3?"], [1, 2, 3]):
-        ask = {"model": "m", "prompt": prompt}
-        httpx.post(f"{proxy_url}/v1/completions", json=ask, timeout=60).raise_for_status()
+
+    def complete(prompt: str | list[str] | list[int]) -> list[int]:
+        ask = {"model": "m", "prompt": prompt, "return_token_ids": True}
+        told = httpx.post(f"{proxy_url}/s/sums/v1/completions", json=ask, timeout=60)
+        (choice,) = told.raise_for_status().json()["choices"]
+        return [*choice["prompt_token_ids"], *choice["token_ids"]]
+
+    ids = complete("What is 2 plus 3?")
+    complete(["What is 3 plus 3?"])
+    complete([*ids, 5])
 
     def export(form: str, *options: str) -> tuple[list[dict[str, object]], dict[str, int]]:
         path = tmp_path / "out.jsonl"
