@@ -39,8 +39,10 @@ def sharegpt_rows(told: Told, _: Reader) -> Iterator[dict[str, Any]]:
         if speaker == "gpt":
             said["weight"] = int(told.is_trained(turn))
         turns.append(said)
-    tools = orjson.dumps(list(told.tools)).decode() if told.tools else ""
-    yield {"id": told.id, "conversations": turns, "tools": tools}
+    line: dict[str, Any] = {"id": told.id, "conversations": turns}
+    if told.tools:
+        line["tools"] = orjson.dumps(list(told.tools)).decode()
+    yield line
 
 
 def _value(speaker: str, message: Message) -> str:

@@ -291,6 +291,7 @@ def test_sharegpt_says_a_reply_as_it_was_sampled(record, written, sampled, reply
     record().call([1], [5], conversation=tail(user("q")), message=reply)
     (line,), _ = written(Format.SHAREGPT)
     assert line["conversations"][-1]["value"] == sampled
+    assert "tools" not in line
 
 
 def test_agent_data_protocol_lines_meet_its_schema(talk, written, writer):
