@@ -31,6 +31,10 @@ class TemplateError(ValueError):
     """The model's chat template is missing, or refused these messages."""
 
 
+class ArgumentsNotJson(TemplateError):
+    """A tool call's arguments are broken, so that no template can render them."""
+
+
 class Tokenizer:
     """The tokenizer and chat template of one model directory."""
 
@@ -124,6 +128,8 @@ class Tokenizer:
                 add_generation_prompt=add_generation_prompt,
                 **(self.special_tokens | template_kwargs),
             )
+        except TemplateError:
+            raise
         except jinja2.TemplateError as error:
             raise TemplateError(str(error)) from error
         except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as error:
@@ -201,7 +207,7 @@ def _template_tool_call(call: Mapping[str, Any]) -> dict[str, Any]:
         try:
             function["arguments"] = json.loads(arguments) if arguments else {}
         except ValueError as error:
-            raise TemplateError(
+            raise ArgumentsNotJson(
                 f"tool call {function.get('name')!r}: arguments are not JSON"
             ) from error
     return {**call, "function": function}

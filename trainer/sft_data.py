@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +13,7 @@ import numpy as np
 import pyarrow.parquet as parquet
 from numpy.typing import NDArray
 
-from engine.tokenizer import TemplateError, Tokenizer
+from engine.tokenizer import ArgumentsNotJson, TemplateError, Tokenizer
 from reconstruct.samples import Episode
 from store.records import TokenIds
 from store.tree import common_prefix
@@ -90,8 +91,14 @@ def examples_from_parquet(
     return [example for example in examples if example.mask.any()]
 
 
-def examples_from_chat_jsonl(path: Path, tokenizer: Tokenizer) -> list[SftExample]:
-    """Examples of an OpenAI chat JSONL file: ``{"messages": […], "tools": […]}`` per line."""
+def examples_from_chat_jsonl(
+    path: Path, tokenizer: Tokenizer, left_out: Counter[str]
+) -> list[SftExample]:
+    """Examples of a chat JSONL file: ``{"messages": […], "tools": […]}`` per line, as OpenAI takes
+    it, or with ``tools`` as JSON text, as TRL does.
+
+    Lines with tool arguments that no template can render are counted in ``left_out``, by reason.
+    """
     examples: list[SftExample] = []
     with path.open(encoding="utf-8") as lines:
         for number, line in enumerate(lines, start=1):
@@ -105,10 +112,24 @@ def examples_from_chat_jsonl(path: Path, tokenizer: Tokenizer) -> list[SftExampl
             if not isinstance(messages, list) or not all(isinstance(m, dict) for m in messages):
                 raise SftDataError(f"{path}:{number}: its messages are no list of objects")
             try:
-                examples.extend(examples_from_chat(messages, record.get("tools"), tokenizer))
+                examples += [*examples_from_chat(messages, _tools(record), tokenizer)]
+            except ArgumentsNotJson:
+                left_out["tool_arguments_not_json"] += 1
             except (SftDataError, TemplateError) as error:
                 raise SftDataError(f"{path}:{number}: {error}") from error
     return examples
+
+
+def _tools(record: Mapping[str, Any]) -> list[Any] | None:
+    tools = record.get("tools")
+    if isinstance(tools, str):
+        try:
+            tools = json.loads(tools)
+        except ValueError as error:
+            raise SftDataError(f"its tools are no list, nor one as JSON: {error}") from error
+    if tools is not None and not isinstance(tools, list):
+        raise SftDataError("its tools are no list, nor one as JSON")
+    return tools
 
 
 def examples_from_chat(

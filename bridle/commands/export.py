@@ -67,7 +67,7 @@ def export(
         min_turn_reward=min_turn_reward,
         deduplicate=deduplicate,
     )
-    chosen = form or _by_name(path)
+    chosen = _format(path, form)
     with reader(store) as source:
         written = [
             _write(source, file, chosen, part, builder)
@@ -111,11 +111,16 @@ def _conditions(texts: list[str]) -> tuple[Condition, ...]:
         fail(str(error), 2)
 
 
-def _by_name(path: Path) -> Format:
+def _format(path: Path, wanted: Format | None) -> Format:
     known = {".parquet": Format.TOKENS, ".jsonl": Format.CHAT}
-    if path.suffix not in known:
+    named = known.get(path.suffix)
+    chosen = wanted or named
+    if chosen is None:
         fail(f"{path.name} says no format: name it .jsonl or .parquet, or give --format", 2)
-    return known[path.suffix]
+    ending = ".parquet" if chosen is Format.TOKENS else ".jsonl"
+    if named is not None and path.suffix != ending:
+        fail(f"{path.name} is no name for {chosen}, which is written as {ending}", 2)
+    return chosen
 
 
 def _as_data(report: ExportReport) -> dict[str, Any]:

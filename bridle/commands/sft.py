@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -27,7 +28,7 @@ def sft(
         typer.Option(
             exists=True,
             dir_okay=False,
-            help="A .parquet or .jsonl export; default: sessions of the store.",
+            help="A tokens, chat or trl export; default: sessions of the store.",
         ),
     ] = None,
     run: Annotated[str | None, typer.Option(help="Only this run's sessions.")] = None,
@@ -53,7 +54,10 @@ def sft(
         optimizer=OptimizerConfig(learning_rate=learning_rate, schedule="cosine", warmup_steps=10),
     )
     try:
-        examples = _examples(data, policy, store, run, min_reward)
+        left_out: Counter[str] = Counter()
+        examples = _examples(data, policy, store, run, min_reward, left_out)
+        for reason, count in left_out.items():
+            out.print(f"left out: {count} {reason}", highlight=False)
         model = load_policy(policy)
         history = train_sft(model, examples, config, console=out)
     except (SftDataError, ValueError) as error:
@@ -64,7 +68,12 @@ def sft(
 
 
 def _examples(
-    data: Path | None, policy: Path, store: str, run: str | None, min_reward: float | None
+    data: Path | None,
+    policy: Path,
+    store: str,
+    run: str | None,
+    min_reward: float | None,
+    left_out: Counter[str],
 ) -> list[SftExample]:
     from engine.tokenizer import Tokenizer
     from reconstruct.episodes import build_episode
@@ -77,7 +86,7 @@ def _examples(
 
     if data is not None:
         if data.suffix == ".jsonl":
-            return examples_from_chat_jsonl(data, Tokenizer(policy))
+            return examples_from_chat_jsonl(data, Tokenizer(policy), left_out)
         return examples_from_parquet(data)
     with reader(store) as source:
         chosen = select(source, Selection(run=run, min_reward=min_reward), ExportReport(Path()))

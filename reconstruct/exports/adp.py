@@ -20,6 +20,7 @@ SCHEMA_VERSION: Final = "1.5.0"
 
 def adp_rows(told: Told, _: Reader) -> Iterator[dict[str, Any]]:
     """One trajectory."""
+    told.require_messages()
     answered = _answered(told)
     content: list[dict[str, Any]] = []
     trained: list[int] = []

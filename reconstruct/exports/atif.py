@@ -21,6 +21,7 @@ SCHEMA_VERSION: Final = "ATIF-v1.7"
 
 def atif_rows(told: Told, reader: Reader) -> Iterator[dict[str, Any]]:
     """One trajectory."""
+    told.require_messages()
     steps: list[dict[str, Any]] = []
     for turn in told.turns:
         role = turn.message["role"]
@@ -64,7 +65,7 @@ def _said(turn: Turn) -> dict[str, Any]:
 
 def _reply(told: Told, turn: Turn, reader: Reader) -> dict[str, Any]:
     step: dict[str, Any] = {"source": "agent", "message": text(turn.message)}
-    if thought := reasoning(turn.message):
+    if (thought := reasoning(turn.message)) is not None:
         step["reasoning_content"] = thought
     if calls := tool_calls(turn.message):
         step["tool_calls"] = [

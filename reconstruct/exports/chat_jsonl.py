@@ -1,6 +1,7 @@
 """OpenAI's chat fine-tuning JSONL: one conversation per line, with tools.
 
-An assistant message that must not be learned carries ``"weight": 0``.
+An assistant message that must not be learned carries ``"weight": 0``. Reasoning is
+``reasoning_content``, as chat templates expect it.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from reconstruct.exports.lines import Told, export_lines
+from reconstruct.exports.messages import Message, reasoning, text
 from reconstruct.exports.selection import ExportReport, Selection
 from store.queries import Reader
 
@@ -23,9 +25,10 @@ def export_chat(
 
 def chat_rows(told: Told, _: Reader) -> Iterator[dict[str, Any]]:
     """One line."""
+    told.require_messages()
     messages = []
     for turn in told.turns:
-        message = dict(turn.message)
+        message = _message(turn.message)
         if message.get("role") == "assistant" and not told.is_trained(turn):
             message["weight"] = 0
         messages.append(message)
@@ -33,3 +36,14 @@ def chat_rows(told: Told, _: Reader) -> Iterator[dict[str, Any]]:
     if told.tools:
         line["tools"] = list(told.tools)
     yield line
+
+
+def _message(message: Message) -> dict[str, Any]:
+    """As it was recorded, but for the name of the reasoning and the newlines around it."""
+    plain = dict(message)
+    plain.pop("reasoning", None)
+    if (thought := reasoning(message)) is not None:
+        plain["reasoning_content"] = thought
+    if isinstance(message.get("content"), str):
+        plain["content"] = text(message)
+    return plain

@@ -53,7 +53,9 @@ class Conversations:
         self._calls = {call.id: call for call in calls}
 
     def base(self, call: CallRow) -> Reply | None:
-        """The reply that the call continues."""
+        """The reply that the call continues; a prompt holds what it continues itself."""
+        if completes_prompt(call):
+            return None
         lineage = call.conversation.get("lineage")
         if lineage is None:
             base, choice = call.parent_call_id, 0
@@ -79,6 +81,11 @@ class Conversations:
             reply = self.base(call)
         turns = tuple(turn for piece in reversed(pieces) for turn in piece)
         return Conversation(turns, tuple(tools or ()))
+
+
+def completes_prompt(call: CallRow) -> bool:
+    """Whether the call was asked with a bare prompt, not with messages."""
+    return call.dialect == "completions"
 
 
 def replies(call: CallRow) -> list[Message]:

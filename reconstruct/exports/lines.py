@@ -20,6 +20,7 @@ from reconstruct.exports.conversation import (
     IncompleteConversation,
     Reply,
     Turn,
+    completes_prompt,
     replies,
 )
 from reconstruct.exports.selection import ExportReport, Selection, call_refused, select
@@ -51,6 +52,11 @@ class Told:
     def is_trained(self, turn: Turn) -> bool:
         return turn.reply in self.trained
 
+    def require_messages(self) -> None:
+        """Raises :class:`Inexpressible` where a bare prompt was completed."""
+        if completes_prompt(self.calls[self.leaf.call_id]):
+            raise Inexpressible("prompt_without_messages")
+
 
 class Inexpressible(ValueError):
     """A format cannot say what a conversation says; the message is the reason it is counted by."""
@@ -70,6 +76,8 @@ def export_lines(
     with report.path.open("wb") as file:
         for session, rewards in select(reader, selection, report):
             calls, given = with_kinds(reader.calls(session.id)), reader.rewards(session.id)
+            if not calls:
+                report.leave_out("session_without_calls")
             for told in tell(session, calls, rewards, given, selection, report):
                 try:
                     lines = list(rows(told, reader))
@@ -79,6 +87,9 @@ def export_lines(
                 for line in lines:
                     file.write(orjson.dumps(line) + b"\n")
                 report.rows += len(lines)
+                report.tokens += sum(
+                    _sampled(told.calls[reply.call_id], reply, reader) for reply in told.trained
+                )
     return report
 
 
@@ -101,6 +112,7 @@ def tell(
             report.take_call(call)
             allowed.update(Reply(call.id, index) for index in range(len(replies(call))))
     continued = {conversations.base(call) for call in calls if Reply(call.id, 0) in allowed}
+    by_id = {call.id: call for call in calls}
     order = {call.id: index for index, call in enumerate(calls)}
     trained: set[Reply] = set()
     for reply in sorted(allowed - continued, key=lambda r: (order[r.call_id], r.choice)):
@@ -111,11 +123,13 @@ def tell(
             continue
         held = {turn.reply for turn in conversation.turns if turn.reply is not None}
         fresh = frozenset(held & allowed - trained)
-        if selection.deduplicate and report.repeats(_content(conversation, fresh)):
+        leaf = by_id[reply.call_id]
+        prompt = (leaf.request_body_id or "") if completes_prompt(leaf) else ""
+        content = _content(conversation, fresh)
+        if selection.deduplicate and report.repeats(content, prompt.encode()):
             report.leave_out("duplicate")
             continue
         trained |= held
-        by_id = {call.id: call for call in calls}
         turns, tools = conversation.turns, conversation.tools
         yield Told(session, rewards, reply, turns, tools, fresh, by_id)
 
@@ -135,6 +149,13 @@ def left_out(call: CallRow, policy: TrainablePolicy) -> str | None:
     if call.constrained and not policy.constrained:
         return "call_constrained"
     return None if call.message else "call_without_message"
+
+
+def _sampled(call: CallRow, reply: Reply, reader: Reader) -> int:
+    """How many tokens a reply has; those of a single one are counted with its call."""
+    if "choices" not in call.conversation or call.sampled_tokens is None:
+        return call.sampled_tokens or 0
+    return len(reader.sampled(call.id)[reply.choice].token_ids)
 
 
 def _content(conversation: Conversation, trained: frozenset[Reply]) -> bytes:

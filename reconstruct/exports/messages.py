@@ -1,4 +1,8 @@
-"""Chat messages as other formats need them: plain text, reasoning, calls with parsed arguments."""
+"""Chat messages as other formats need them: plain text, reasoning, calls with parsed arguments.
+
+A recorded reply keeps the newlines that chat templates write themselves: one inside each thinking
+tag, two behind them, one before a tool call. They are left out here, to be rendered once.
+"""
 
 from __future__ import annotations
 
@@ -28,19 +32,21 @@ class ToolCall:
 
 def text(message: Message) -> str:
     """The message's text. Raises :class:`Inexpressible` for pictures, sound and files."""
-    content = message.get("content")
-    if content is None:
-        return ""
-    if isinstance(content, str):
-        return content
-    if any(part.get("type") not in ("text", "input_text", "output_text") for part in content):
-        raise Inexpressible("content_not_text")
-    return "\n".join(part["text"] for part in content)
+    content = message.get("content") or ""
+    if not isinstance(content, str):
+        if any(part.get("type") not in ("text", "input_text", "output_text") for part in content):
+            raise Inexpressible("content_not_text")
+        content = "\n".join(part["text"] for part in content)
+    if reasoning(message) is not None:
+        content = content.removeprefix("\n").removeprefix("\n")
+    return content.removesuffix("\n") if message.get("tool_calls") else content
 
 
 def reasoning(message: Message) -> str | None:
-    """What the model thought before it said this; ``None`` for nothing."""
-    return message.get("reasoning") or message.get("reasoning_content") or None
+    """What the model thought before it said this; empty where it opened and closed its thoughts and
+    ``None`` where it did not."""
+    thought: str = message.get("reasoning") or message.get("reasoning_content") or ""
+    return thought.removeprefix("\n").removesuffix("\n") if thought else None
 
 
 def tool_calls(message: Message) -> list[ToolCall]:

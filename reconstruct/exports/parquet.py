@@ -51,6 +51,8 @@ def export_parquet(
             except BrokenTree:
                 report.leave_out("session_broken")
                 continue
+            if not tree.calls:
+                report.leave_out("session_without_calls")
             samples = build(tree, selection.policy, builder).samples
             for sample in only_calls(samples, _taken(reader, tree, selection, report)):
                 content = (sample.token_ids.tobytes(), sample.mask.tobytes())

@@ -75,7 +75,7 @@ class ExportReport:
     sessions: int = 0
     rows: int = 0
     tokens: int = 0
-    """Trained tokens; 0 in formats without tokens."""
+    """Trained tokens, as many as were sampled."""
     left_out: dict[str, int] = field(default_factory=dict)
     """Sessions and calls by reason."""
     taken: dict[str, Counter[str]] = field(default_factory=dict)

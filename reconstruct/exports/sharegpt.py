@@ -5,6 +5,7 @@ A ``gpt`` turn that must not be learned carries ``"weight": 0``, as Axolotl read
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from typing import Any, Final
 
@@ -25,6 +26,7 @@ _FROM: Final = {
 
 def sharegpt_rows(told: Told, _: Reader) -> Iterator[dict[str, Any]]:
     """One line; results that follow one another are one ``tool`` turn."""
+    told.require_messages()
     turns: list[dict[str, Any]] = []
     for turn in told.turns:
         speaker = _FROM.get(turn.message["role"])
@@ -37,18 +39,20 @@ def sharegpt_rows(told: Told, _: Reader) -> Iterator[dict[str, Any]]:
         if speaker == "gpt":
             said["weight"] = int(told.is_trained(turn))
         turns.append(said)
-    tools = orjson.dumps(list(told.tools)).decode() if told.tools else ""
-    yield {"id": told.id, "conversations": turns, "tools": tools}
+    line: dict[str, Any] = {"id": told.id, "conversations": turns}
+    if told.tools:
+        line["tools"] = orjson.dumps(list(told.tools)).decode()
+    yield line
 
 
 def _value(speaker: str, message: Message) -> str:
     said = text(message)
     if speaker == "tool":
         return f"<tool_response>\n{said}\n</tool_response>"
-    parts = [f"<think>\n{thought}\n</think>"] if (thought := reasoning(message)) else []
-    if said:
-        parts.append(said)
+    parts = [said] if said else []
     for call in tool_calls(message):
-        body = orjson.dumps({"name": call.name, "arguments": call.arguments}).decode()
+        body = json.dumps({"name": call.name, "arguments": call.arguments}, ensure_ascii=False)
         parts.append(f"<tool_call>\n{body}\n</tool_call>")
-    return "\n".join(parts)
+    thought = reasoning(message)
+    opening = "" if thought is None else f"<think>\n{thought}\n</think>\n\n"
+    return opening + "\n".join(parts)

@@ -46,7 +46,7 @@ def proxy(model_dir: Path, store: str, monkeypatch: pytest.MonkeyPatch) -> Itera
             ask = {"model": "m", "messages": [{"role": "user", "content": "2 plus 3?"}]}
             assert api.post("/v1/chat/completions", json=ask, headers=key).status_code == 200
             at = f"/bridle/v1/sessions/{new['id']}"
-            api.post(f"{at}/rewards", json={"name": "score", "value": value})
+            api.post(f"{at}/rewards", json={"name": "reward", "value": value})
             api.post(f"{at}/seal", json={})
         yield server.base_url
 

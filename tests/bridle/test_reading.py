@@ -159,8 +159,50 @@ def test_exported_tokens_load_with_datasets_and_mask_only_what_was_sampled(
     assert len(row["token_ids"]) == listed["sampled_tokens"] + listed["observed_tokens"]
 
 
+def test_a_completed_prompt_is_no_conversation(
+    bridle: Bridle, store: str, proxy_url: str, tmp_path: Path
+) -> None:
+
+    def complete(prompt: str | list[str] | list[int]) -> list[int]:
+        ask = {"model": "m", "prompt": prompt, "return_token_ids": True}
+        told = httpx.post(f"{proxy_url}/s/sums/v1/completions", json=ask, timeout=60)
+        (choice,) = told.raise_for_status().json()["choices"]
+        return [*choice["prompt_token_ids"], *choice["token_ids"]]
+
+    ids = complete("What is 2 plus 3?")
+    complete(["What is 3 plus 3?"])
+    complete([*ids, 5])
+
+    def export(form: str, *options: str) -> tuple[list[dict[str, object]], dict[str, int]]:
+        path = tmp_path / "out.jsonl"
+        told = bridle("export", path, "--format", form, *options, "--store", store, "--json")
+        lines = [json.loads(line) for line in path.read_text().splitlines()]
+        return lines, json.loads(told.stdout)["left_out"]
+
+    for form in ("chat", "trl", "sharegpt", "adp", "atif"):
+        assert export(form) == ([], {"prompt_without_messages": 3}), form
+    for options in ((), ("--deduplicate",)):
+        lines, left_out = export("trl-prompt-completion", *options)
+        assert lines == [
+            {"prompt": "What is 2 plus 3?", "completion": "The answer is unknown."},
+            {"prompt": "What is 3 plus 3?", "completion": "The answer is unknown."},
+        ]
+        assert left_out == {"prompt_not_text": 1}
+
+
 def test_an_export_without_a_format_is_refused(bridle: Bridle, store: str, recorded: str) -> None:
     assert bridle("export", "out.csv", "--store", store).exit_code == 2
+
+
+@pytest.mark.parametrize(("name", "form"), [("x.jsonl", "tokens"), ("x.parquet", "chat")])
+def test_a_file_is_not_named_for_what_it_does_not_hold(
+    bridle: Bridle, store: str, recorded: str, tmp_path: Path, name: str, form: str
+) -> None:
+    refused = bridle("export", tmp_path / name, "--format", form, "--store", store)
+    assert refused.exit_code == 2
+    assert refused.stderr.startswith(f"bridle: {name} is no name for {form}")
+    assert refused.stderr.count("\n") == 1
+    assert not (tmp_path / name).exists()
 
 
 def test_audit_accounts_for_every_token(bridle: Bridle, store: str, recorded: str) -> None:

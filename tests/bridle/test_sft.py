@@ -4,17 +4,26 @@ from __future__ import annotations
 
 import re
 import shutil
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import httpx
 import pytest
 from click.testing import Result
 
+from engine.scripted import Reply, ScriptedCall, ScriptedEngine, ScriptedRequest
 from engine.tokenizer import Tokenizer
+from proxy.server import ProxyServer
+from proxy.settings import ProxySettings
 from trainer.model import load_policy, vocabulary_size
+from trainer.sft_data import examples_from_chat_jsonl, examples_from_parquet
 from trainer.tiny import TinyShape, make_policy
 
 Bridle = Callable[..., Result]
+
+ADD = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
 
 
 @pytest.fixture
@@ -26,14 +35,14 @@ def policy(model_dir: Path, tmp_path: Path) -> Path:
     return directory
 
 
-@pytest.mark.parametrize("source", ["store", "parquet", "jsonl"])
+@pytest.mark.parametrize("source", ["store", "tokens", "chat", "trl"])
 def test_what_was_recorded_is_learned_from_any_source(
     bridle: Bridle, recorded: str, store: str, policy: Path, tmp_path: Path, source: str
 ) -> None:
     chosen: list[object] = ["--store", store]
     if source != "store":
-        data = tmp_path / f"lamps.{source}"
-        assert bridle("export", data, "--store", store).exit_code == 0
+        data = tmp_path / ("lamps.parquet" if source == "tokens" else "lamps.jsonl")
+        assert bridle("export", data, "--format", source, "--store", store).exit_code == 0
         chosen += ["--data", data]
     out = tmp_path / "tuned"
     learning = ["--epochs", 30, "--learning-rate", 0.01]
@@ -73,3 +82,46 @@ def test_nothing_to_learn_is_said_and_nothing_is_written(
     done = bridle("sft", "--policy", policy, "--out", out, "--store", store, "--min-reward", 0.5)
     assert done.exit_code == 1
     assert not out.exists()
+
+
+def test_what_cannot_be_learned_of_an_export_is_said_and_the_rest_is_learned(
+    bridle: Bridle, recorded: str, store: str, policy: Path, tmp_path: Path
+) -> None:
+    data = tmp_path / "lamps.jsonl"
+    assert bridle("export", data, "--store", store).exit_code == 0
+    line = data.read_text()
+    data.write_text(line + line.replace(r"{\"a\"", r"{\"a"))
+    done = bridle("sft", "--policy", policy, "--out", tmp_path / "tuned", "--data", data)
+    assert done.exit_code == 0, done.output
+    assert "left out: 1 tool_arguments_not_json" in done.stdout
+
+
+def thinks(request: ScriptedRequest) -> Reply:
+    """Thinks aloud, calls a tool, and thinks again."""
+    if request.messages[-1]["role"] == "tool":
+        return Reply("Done.", reasoning="An easy one.")
+    return Reply("Adding.", reasoning="2 plus 3?", tool_calls=(ScriptedCall("add", {"a": 2}),))
+
+
+@pytest.mark.parametrize("form", ["chat", "trl"])
+def test_a_thinking_session_is_rendered_to_the_ids_that_were_sampled(
+    bridle: Bridle, model_dir: Path, store: str, tmp_path: Path, form: str
+) -> None:
+    messages: list[dict[str, Any]] = [{"role": "user", "content": "What is 2 plus 3?"}]
+    with (
+        ScriptedEngine(model_dir, thinks, served_model_name="policy") as engine,
+        ProxyServer(ProxySettings(engine.base_url, store, tokenizer_dir=model_dir)) as proxy,
+    ):
+        for _ in range(2):
+            ask = {"model": "m", "messages": messages, "tools": [ADD]}
+            told = httpx.post(f"{proxy.base_url}/s/sums/v1/chat/completions", json=ask, timeout=60)
+            messages.append(told.raise_for_status().json()["choices"][0]["message"])
+            for call in messages[-1].get("tool_calls") or ():
+                messages.append({"role": "tool", "tool_call_id": call["id"], "content": "5"})
+    tokens, text = tmp_path / "sums.parquet", tmp_path / "sums.jsonl"
+    assert bridle("export", tokens, "--store", store).exit_code == 0
+    assert bridle("export", text, "--format", form, "--store", store).exit_code == 0
+    (sampled,) = examples_from_parquet(tokens)
+    (rendered,) = examples_from_chat_jsonl(text, Tokenizer(model_dir), Counter())
+    assert rendered.token_ids.tolist() == sampled.token_ids.tolist()
+    assert rendered.mask.tolist() == sampled.mask.tolist()

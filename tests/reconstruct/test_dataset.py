@@ -15,10 +15,10 @@ PAGE = Path(__file__).parents[2] / "docs" / "data.md"
 
 @pytest.fixture
 def opened(url, record, writer, agent):
-    writer.add_reward_sync(Reward(agent.id, "score", 0.1 + 0.2, 1.0))
+    writer.add_reward_sync(Reward(agent.id, "reward", 0.1 + 0.2, 1.0))
     other = record(name="other", harness="pi", labels={"seed": 3})
     call = other.call([1], [5])
-    writer.add_reward_sync(Reward(other.id, "score", 0.5, 1.0, call_id=call))
+    writer.add_reward_sync(Reward(other.id, "reward", 0.5, 1.0, call_id=call))
     with open_store(url) as store:
         yield store
 
@@ -26,7 +26,7 @@ def opened(url, record, writer, agent):
 def test_sessions_are_typed_objects_down_to_their_tokens(opened, agent, reader):
     first, second = opened.sessions()
     assert (first.id, second.record.name) == (agent.id, "other")
-    assert first.rewards == {"score": 0.1 + 0.2}
+    assert first.rewards == {"reward": 0.1 + 0.2}
     assert (second.rewards, second.reward()) == ({}, None)
     assert first.tree.prompt(first.calls[0]).tolist() == [1, 2, 3, 10]
     assert first.request(first.calls[0]) == b"[1, 2, 3, 10]"
@@ -41,7 +41,7 @@ def test_sessions_are_typed_objects_down_to_their_tokens(opened, agent, reader):
 
 def test_tables_hold_what_the_objects_hold(opened):
     sessions = opened.sessions_table().to_pydict()
-    assert sessions["reward.score"] == [0.1 + 0.2, None]
+    assert sessions["reward.reward"] == [0.1 + 0.2, None]
     assert sessions["labels"][1] == '{"seed":3}'
     assert "key_hash" not in sessions
     calls = opened.calls_table(harness="pi").to_pylist()
@@ -66,13 +66,14 @@ def test_looking_for_a_store_makes_none(tmp_path):
     assert not (tmp_path / "none.db").exists()
 
 
-def test_the_queries_of_the_page_run(opened, url, agent, reader, capsys):
+def test_the_queries_of_the_page_run(opened, url, agent, reader, capsys, monkeypatch):
+    monkeypatch.setenv("BRIDLE_STORE", url)
     text = PAGE.read_text().split("## Exports")[0]
     blocks = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
     assert len(blocks) == 7
-    names = {"store": opened}
-    for block in blocks[1:]:
-        exec(block.replace("runs/bridle.db", url), names)  # noqa: S102 - the page's own code
+    names = {}
+    for block in blocks:
+        exec(block, names)  # noqa: S102 - the page's own code
     assert names["solved"].loc["pi", "count"] == 0
     assert names["breaks"].to_pydict() == {"reason": ["none"], "calls": [10]}
     assert {version: sum(map(len, found)) for version, found in names["per_version"].items()} == {
@@ -85,3 +86,4 @@ def test_the_queries_of_the_page_run(opened, url, agent, reader, capsys):
     best = names["session"]
     assert reader.calls(best.id)[0].kind_by == "me"
     assert [reward.value for reward in reader.rewards(best.id)][-1] == 0.5
+    names["store"].close()

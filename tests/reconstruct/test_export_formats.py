@@ -259,13 +259,39 @@ def test_sharegpt_has_a_weight_on_each_reply_and_tools_as_text(talk, written):
     speakers = [turn["from"] for turn in first["conversations"]]
     assert speakers == ["system", "human", "gpt", "tool", "gpt"]
     assert first["conversations"][2]["value"] == (
-        "<think>\nhm\n</think>\nwait\n"
-        + "\n".join(['<tool_call>\n{"name":"look","arguments":{"at":1}}\n</tool_call>'] * 2)
+        "<think>\nhm\n</think>\n\nwait\n"
+        + "\n".join(['<tool_call>\n{"name": "look", "arguments": {"at": 1}}\n</tool_call>'] * 2)
     )
     assert first["conversations"][3]["value"].count("<tool_response>") == 2
     weights = [turn["weight"] for turn in second["conversations"] if turn["from"] == "gpt"]
     assert weights == [0, 1]
     assert json.loads(first["tools"]) == TOOLS
+
+
+@pytest.mark.parametrize(
+    ("sampled", "reply"),
+    [
+        ("<think>\nhm\n</think>\n\n42", said("\n\n42") | {"reasoning": "\nhm\n"}),
+        ("<think>\n\n hm\n\n</think>\n\n\n42", said("\n\n\n42") | {"reasoning": "\n\n hm\n\n"}),
+        ("<think>\n\n</think>\n\n42", said("\n\n42") | {"reasoning": "\n\n"}),
+        ("\n42\n", said("\n42\n")),
+        (
+            '<think>\nhm\n</think>\n\nwait\n<tool_call>\n{"name": "look", "arguments": {"at": 1}}\n'
+            "</tool_call>",
+            calling("z", content="\n\nwait\n") | {"reasoning": "\nhm\n"},
+        ),
+        (
+            '<think>\nhm\n</think>\n\n<tool_call>\n{"name": "look", "arguments": {"at": 1}}\n'
+            "</tool_call>",
+            calling("z", content="\n\n") | {"reasoning": "\nhm\n"},
+        ),
+    ],
+)
+def test_sharegpt_says_a_reply_as_it_was_sampled(record, written, sampled, reply):
+    record().call([1], [5], conversation=tail(user("q")), message=reply)
+    (line,), _ = written(Format.SHAREGPT)
+    assert line["conversations"][-1]["value"] == sampled
+    assert "tools" not in line
 
 
 def test_agent_data_protocol_lines_meet_its_schema(talk, written, writer):

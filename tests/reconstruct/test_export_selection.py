@@ -165,6 +165,21 @@ def test_the_card_tells_the_counts_the_sources_and_the_hash(reader, sessions, tm
     assert source["sessions_sha256"] == hashlib.sha256(ids.encode()).hexdigest()
 
 
+def test_every_format_counts_the_tokens_that_it_trains(reader, sessions, record, tmp_path):
+    choices = [{"role": "assistant", "content": text} for text in ("b", "c")]
+    record().call([1], [5], [6, 7], [8, 9, 10], conversation=state("q") | {"choices": choices})
+    for form in (Format.TOKENS, Format.CHAT, Format.TRL_PROMPT_COMPLETION):
+        assert export(reader, tmp_path / "x", form).tokens == 4 * 3 + 6
+
+
+@pytest.mark.parametrize("form", [Format.TOKENS, Format.CHAT])
+def test_a_session_without_a_call_is_counted(reader, sessions, record, tmp_path, form):
+    record()
+    report = export(reader, tmp_path / "x", form)
+    assert (report.sessions, report.rows) == (5, 4)
+    assert report.left_out == {"session_without_calls": 1}
+
+
 def _samples(reader, path, selection):
     export_parquet(reader, path, selection)
     return read_samples(path)

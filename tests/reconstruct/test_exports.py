@@ -28,6 +28,12 @@ def calling(name):
     return {"role": "assistant", "content": None, "reasoning": "hm", "tool_calls": [call]}
 
 
+def shown(name):
+    """What chat templates read."""
+    message = calling(name)
+    return {"reasoning_content": message.pop("reasoning")} | message
+
+
 def result(name):
     return {"role": "tool", "tool_call_id": f"call_{name}", "content": "42"}
 
@@ -80,12 +86,12 @@ def test_a_line_is_the_conversation_up_to_a_reply_that_none_continues(reader, ch
     first, second = lines(tmp_path / "chat.jsonl")
     opening = [{"role": "system", "content": "be"}, user("q")]
     assert first == {
-        "messages": [*opening, calling("look"), result("look"), assistant("42")],
+        "messages": [*opening, shown("look"), result("look"), assistant("42")],
         "tools": TOOLS,
     }
     assert second["messages"] == [
         *opening,
-        calling("look") | {"weight": 0},
+        shown("look") | {"weight": 0},
         result("look"),
         user("sure?"),
         assistant("yes"),

@@ -1,5 +1,6 @@
 import json
 import shutil
+from collections import Counter
 
 import numpy as np
 import pyarrow as pa
@@ -98,21 +99,37 @@ def test_jsonl_lines_become_examples_and_a_bad_line_is_named(tokenizer, tmp_path
     path = tmp_path / "chat.jsonl"
     line = json.dumps({"messages": CONVERSATION, "tools": TOOLS})
     path.write_text(f"{line}\n\n{line}\n")
-    assert len(examples_from_chat_jsonl(path, tokenizer)) == 2
+    assert len(examples_from_chat_jsonl(path, tokenizer, Counter())) == 2
     path.write_text(f'{line}\n{{"prompt": 1}}\n')
     with pytest.raises(SftDataError, match=r"chat\.jsonl:2: not a chat record"):
-        examples_from_chat_jsonl(path, tokenizer)
+        examples_from_chat_jsonl(path, tokenizer, Counter())
     for messages in ("What?", ["What?"]):
         path.write_text(json.dumps({"messages": messages}))
         with pytest.raises(SftDataError, match=r"chat\.jsonl:1: its messages are no list"):
-            examples_from_chat_jsonl(path, tokenizer)
-    broken = [
-        *CONVERSATION[:2],
-        {**CONVERSATION[2], "tool_calls": [{"function": {"arguments": "{"}}]},
-    ]
-    path.write_text(json.dumps({"messages": broken}))
-    with pytest.raises(SftDataError, match=r"chat\.jsonl:1: .*arguments are not JSON"):
-        examples_from_chat_jsonl(path, tokenizer)
+            examples_from_chat_jsonl(path, tokenizer, Counter())
+
+
+def test_tools_told_as_text_are_those_told_as_a_list(tokenizer, tmp_path):
+    path = tmp_path / "trl.jsonl"
+    path.write_text(json.dumps({"messages": CONVERSATION, "tools": json.dumps(TOOLS)}))
+    (found,) = examples_from_chat_jsonl(path, tokenizer, Counter())
+    (expected,) = examples_from_chat(CONVERSATION, TOOLS, tokenizer)
+    assert found.token_ids.tolist() == expected.token_ids.tolist()
+    for tools in ("[", '{"name": "lookup"}', {"name": "lookup"}):
+        path.write_text(json.dumps({"messages": CONVERSATION, "tools": tools}))
+        with pytest.raises(SftDataError, match=r"trl\.jsonl:1: its tools are no list"):
+            examples_from_chat_jsonl(path, tokenizer, Counter())
+
+
+def test_a_line_whose_tool_arguments_are_no_json_is_left_out_and_counted(tokenizer, tmp_path):
+    path = tmp_path / "chat.jsonl"
+    function = {"name": "lookup", "arguments": '{"city"'}
+    broken = CONVERSATION[2] | {"tool_calls": [CALL | {"function": function}]}
+    bad = [*CONVERSATION, CONVERSATION[1], broken]
+    path.write_text("\n".join(json.dumps({"messages": said}) for said in (bad, CONVERSATION)))
+    left_out = Counter()
+    assert len(examples_from_chat_jsonl(path, tokenizer, left_out)) == 1
+    assert left_out == {"tool_arguments_not_json": 1}
 
 
 def test_parquet_rows_become_examples(tmp_path):
