@@ -43,8 +43,9 @@ def print_table(
     Where the terminal is too narrow for that, ``spare`` columns are left out, the first ones first.
     Those in ``right`` are flush right.
     """
-    columns = dict(zip(headings, zip(*rows, strict=True), strict=True))
-    widths = {name: max(map(cell_len, (name, *cells))) for name, cells in columns.items()}
+    cells = zip(*rows, strict=True) if rows else [()] * len(headings)
+    columns = dict(zip(headings, cells, strict=True))
+    widths = {name: max(map(cell_len, (name, *found))) for name, found in columns.items()}
     whole = widths[shrinks]
     widths[shrinks] = min(whole, max(LEAST_WIDTH, cell_len(shrinks)))
     for name in spare:

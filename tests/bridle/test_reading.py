@@ -274,3 +274,10 @@ def test_brackets_in_names_and_errors_are_no_markup(
     assert "[/lamp]" in listed.stdout
     assert harness in bridle("show", made["id"], "--store", store).stdout
     assert "at [/x]:" in bridle("sessions", "--store", "[/x]").stderr
+
+
+def test_a_session_without_a_call_is_shown(bridle: Bridle, store: str, proxy_url: str) -> None:
+    made = httpx.post(f"{proxy_url}/bridle/v1/sessions", json={}).json()
+    shown = bridle("show", made["id"], "--store", store)
+    assert shown.exit_code == 0
+    assert "0 calls" in shown.stdout
