@@ -19,7 +19,7 @@ from proxy.dialects.registry import DIALECTS
 from proxy.http_protocol import EXTENSION
 from proxy.logs import configure
 from proxy.probes import PROBES, Probe, Running
-from proxy.routes import implied_dialect, route
+from proxy.routes import implied_dialect, misplaced, route
 from proxy.services import Services
 from proxy.sessions import store_not_read
 from proxy.settings import ProxySettings
@@ -76,7 +76,9 @@ class App:
         if data_plane is None:
             error = ApiError("overloaded", "the proxy is starting or stopping", status=503)
         else:
-            error = ApiError("not_found", f"nothing is served at {path}", status=404)
+            why = misplaced(path)
+            told = f"nothing is served at {path}" + (f": {why}" if why else "")
+            error = ApiError("not_found", told, status=404)
         await client.refuse(DIALECTS[implied_dialect(path)].error(error))
 
     async def _probe(self, probe: Probe, client: Client) -> None:

@@ -324,7 +324,7 @@ def report(engine: PooledEngine, before: CircuitState) -> None:
     after = engine.circuit.state
     if after is before:
         return
-    if after is CircuitState.OPEN:
+    if after is CircuitState.OPEN and before is CircuitState.CLOSED:
         log.warning("engine_ejected", extra={"engine": engine.name})
     elif after is CircuitState.CLOSED:
         log.info("engine_readmitted", extra={"engine": engine.name})

@@ -88,6 +88,20 @@ def _parametrised(path: str) -> Route | None:
     return None
 
 
+def misplaced(path: str) -> str | None:
+    """What is wrong with the base URL of a client that asks for ``path``, if adding or leaving out
+    ``/v1`` makes a route of it."""
+    session, rest = "", path
+    if path.startswith(_SESSION):
+        name, _, rest = path[len(_SESSION) :].partition("/")
+        session, rest = f"{_SESSION}{name}", f"/{rest}"
+    if rest.startswith("/v1/") and route(session + rest.removeprefix("/v1")) is not None:
+        return "leave /v1 out of the base URL, this client adds it"
+    if route(f"{session}/v1{rest}") is not None:
+        return "end the base URL in /v1, this client does not add it"
+    return None
+
+
 def implied_dialect(path: str) -> DialectName:
     """In whose shape an unknown path is answered."""
     if "/v1beta/" in path or "/v1alpha/" in path or _GOOGLE.search(path):

@@ -34,6 +34,9 @@ def embedded(
     port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 8000,
     threads: Annotated[int, typer.Option(help="Threads of the model's arithmetic.")] = 1,
     max_model_len: Annotated[int | None, typer.Option(help="Default: the model's own.")] = None,
+    parse_thinking: Annotated[
+        bool, typer.Option("--parse-thinking", help="Give <think>…</think> as the reasoning.")
+    ] = False,
     json: JsonOption = False,
 ) -> None:
     """Serve a local Transformers model on this machine's CPU."""
@@ -51,6 +54,7 @@ def embedded(
         model,
         served_model_name=served_model_name,
         settings=settings,
+        parse_thinking=parse_thinking,
         api_key=api_key,
         host=host,
         port=port,

@@ -355,6 +355,27 @@ def test_websocket_upgrade_of_responses_is_a_426(bench: Any) -> None:
     assert httpx.post(bench.url + "/v1beta/nothing").json()["error"]["status"] == "NOT_FOUND"
 
 
+@pytest.mark.parametrize(
+    ("path", "told"),
+    [
+        ("/chat/completions", "end the base URL in /v1"),
+        ("/s/lamp/responses", "end the base URL in /v1"),
+        ("/v1/v1/messages", "leave /v1 out of the base URL"),
+        ("/s/lamp/v1/v1beta/models/m:generateContent", "leave /v1 out of the base URL"),
+        ("/v1/nothing", None),
+        ("/nothing", None),
+    ],
+)
+def test_a_base_url_with_v1_too_much_or_missing_is_told_so(
+    bench: Any, path: str, told: str | None
+) -> None:
+    response = httpx.post(bench.url + path, json={})
+    assert response.status_code == 404
+    message = response.json()["error"]["message"]
+    assert message.startswith(f"nothing is served at {path}")
+    assert message.endswith(path) if told is None else told in message
+
+
 def test_anthropics_client_is_told_of_an_unknown_model_in_its_own_words(
     claude: anthropic.Anthropic,
 ) -> None:

@@ -17,9 +17,11 @@ import openai
 import pytest
 
 from engine.scripted import Cut, Refuse, Reply, ScriptedEngine, Stall
-from proxy.engine_pool import EnginePool
+from proxy.circuit import Circuit, CircuitState
+from proxy.engine_pool import EnginePool, PooledEngine, report
 from proxy.policy_gate import PolicyGate
 from proxy.settings import Limits, ProxySettings
+from proxy.upstream import Upstream
 from store.records import CallStatus
 
 MODEL = "tiny-policy"
@@ -208,6 +210,16 @@ def test_a_dead_engine_is_ejected_by_its_checks_and_readmitted_when_it_is_back(
     assert codes == [200] * 8
     assert pair[0].asked > before
     assert states(bench)[pair[0].name]["circuit"] == "closed"
+
+
+def test_an_engine_that_stays_away_is_told_of_once(caplog: pytest.LogCaptureFixture) -> None:
+    """Its trials and checks go on failing every second."""
+    upstream = Upstream(ProxySettings("http://127.0.0.1:9", "unused.db"), "http://127.0.0.1:9")
+    engine = PooledEngine(upstream, Circuit(1), 0)
+    engine.circuit.failed()
+    report(engine, CircuitState.CLOSED)
+    report(engine, CircuitState.HALF_OPEN)
+    assert [record.message for record in caplog.records] == ["engine_ejected"]
 
 
 DIALECTS = {
