@@ -26,6 +26,9 @@ def run(
     context: typer.Context,
     proxy: ProxyOption,
     name: Annotated[str | None, typer.Option(help="What to call the session.")] = None,
+    harness: Annotated[
+        str | None, typer.Option(help="What runs in it. Default: the command's name.")
+    ] = None,
     budget_calls: BudgetCalls = None,
     budget_tokens: BudgetTokens = None,
     budget_seconds: BudgetSeconds = None,
@@ -43,7 +46,7 @@ def run(
     budget = {name: value for name, value in asked.items() if value is not None}
     request = SessionRequest(
         name=name,
-        harness=argv[0].rsplit("/", 1)[-1],
+        harness=harness or argv[0].rsplit("/", 1)[-1],
         settings={"budget": budget} if budget else None,
     )
     try:

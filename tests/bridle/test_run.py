@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from click.testing import Result
@@ -25,9 +25,11 @@ sys.exit(3)
 """
 
 
-def run(proxy_url: str, *command: str) -> subprocess.CompletedProcess[str]:
+def run(
+    proxy_url: str, *command: str, options: Sequence[str] = ()
+) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "bridle", "run", "--proxy", proxy_url, "--", *command],
+        [sys.executable, "-m", "bridle", "run", "--proxy", proxy_url, *options, "--", *command],
         capture_output=True,
         text=True,
         env={**os.environ, "PYTHONPATH": os.getcwd()},
@@ -44,6 +46,15 @@ def test_output_and_exit_code_pass_through_and_the_session_is_recorded(
     (row,) = json.loads(bridle("sessions", "--store", store, "--json").stdout)
     assert (row["calls"], row["outcome"]) == (1, "agent_error")
     assert row["id"] in done.stderr
+
+
+def test_a_session_has_the_name_of_its_command_or_of_the_harness_in_it(
+    proxy_url: str, store: str
+) -> None:
+    for options in ((), ("--harness", "codex")):
+        assert run(proxy_url, "sh", "-c", "true", options=options).returncode == 0
+    with Reader(store) as reader:
+        assert [session.harness for session in reader.sessions()] == ["sh", "codex"]
 
 
 def test_a_command_that_does_not_exist_says_so_and_leaves_no_session(
