@@ -277,7 +277,7 @@ class DataPlane:
         check = self._services.tokenizer_check
         if check is None or check.agreed:
             return prompt
-        if await check.agrees(to.engines, await _served(to, request)):
+        if await check.allows(to.engines, await _served(to, request)):
             return prompt
         reason = link.break_reason or BreakReason.TOKENIZER_DIFFERS
         return Prompt(None, reason, notes=(Note("tokenizer_differs"),))

@@ -7,6 +7,7 @@ template they would be nonsense that nothing else notices: the engine takes any 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from typing import Any, Final
@@ -33,28 +34,25 @@ class TokenizerCheck:
         self._ids = tokenizer.encode(tokenizer.render(PROBE))
         self._directory = tokenizer.directory
         self.agreed = False
-        self._told = False
-        """That they disagree."""
+        self._differs = False
         self._asked_at = float("-inf")
         self._asking = asyncio.Lock()
 
-    async def agrees(self, engines: EnginePool, model: str) -> bool:
-        """Whether calls may be continued exactly. An engine that cannot tell is believed."""
+    async def allows(self, engines: EnginePool, model: str) -> bool:
+        """Whether calls may be continued exactly: not while the engine disagrees. One that cannot
+        tell, or not just now, is believed."""
         async with self._asking:
             if not self.agreed and time.monotonic() - self._asked_at > _AGAIN_S:
-                await self._ask(engines, model)
-        return self.agreed
+                with contextlib.suppress(ApiError):  # the call that waits will meet the same fault
+                    self._compare(await engines.tokenize(PROBE, model), model)
+        return not self._differs
 
-    async def _ask(self, engines: EnginePool, model: str) -> None:
-        try:
-            ids = await engines.tokenize(PROBE, model)
-        except ApiError:
-            return  # the call that waits for this will be told
+    def _compare(self, ids: list[int] | None, model: str) -> None:
         self._asked_at = time.monotonic()
-        self.agreed = ids is None or ids == self._ids
+        before, self._differs = self._differs, ids is not None and ids != self._ids
+        self.agreed = not self._differs
         extra = {"tokenizer": str(self._directory), "model": model}
         if ids is None:
             log.warning("tokenizer_unchecked", extra=extra)
-        elif not self.agreed and not self._told:
-            self._told = True
+        elif self._differs and not before:
             log.error("tokenizer_differs", extra=extra)

@@ -10,6 +10,8 @@ import httpx
 import pytest
 
 from engine.tokenizer import CHAT_TEMPLATE_FILE, compile_chat_template
+from proxy.canonical import ApiError
+from proxy.engine_pool import EnginePool
 from reconstruct.audit import audit_session
 from store.records import BreakReason, Note
 from trainer.tiny import train_tokenizer
@@ -62,6 +64,24 @@ def test_an_engine_that_tells_no_ids_of_a_text_is_believed(
     bench = start_proxy(stage.engine.base_url, tokenizer_dir=model_dir)
     calls = turns(bench, 3)
     assert [call.notes for call in calls] == [()] * 3
+
+
+def test_an_engine_that_cannot_tell_just_now_is_asked_at_the_next_call(
+    stage: Any,
+    start_proxy: Any,
+    tmp_path: Path,
+    model_dir: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def unreachable(*_: object) -> None:
+        raise ApiError("upstream_unreachable", "not now", status=502)
+
+    other_template(tmp_path / "other", model_dir)
+    bench = start_proxy(stage.engine.base_url, tokenizer_dir=tmp_path / "other")
+    with monkeypatch.context() as patch:
+        patch.setattr(EnginePool, "tokenize", unreachable)
+        assert DIFFERS not in turns(bench, 2)[-1].notes
+    assert DIFFERS in turns(bench, 2)[-1].notes
 
 
 def test_an_engine_that_disagreed_is_asked_again(
