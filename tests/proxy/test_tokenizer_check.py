@@ -66,34 +66,29 @@ def test_an_engine_that_tells_no_ids_of_a_text_is_believed(
     assert [call.notes for call in calls] == [()] * 3
 
 
+@pytest.fixture
+def mistaken(stage: Any, start_proxy: Any, tmp_path: Path, model_dir: Path) -> Any:
+    """A proxy that was given another template than the engine has."""
+    other_template(tmp_path / "other", model_dir)
+    return start_proxy(stage.engine.base_url, tokenizer_dir=tmp_path / "other")
+
+
 def test_an_engine_that_cannot_tell_just_now_is_asked_at_the_next_call(
-    stage: Any,
-    start_proxy: Any,
-    tmp_path: Path,
-    model_dir: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    mistaken: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def unreachable(*_: object) -> None:
         raise ApiError("upstream_unreachable", "not now", status=502)
 
-    other_template(tmp_path / "other", model_dir)
-    bench = start_proxy(stage.engine.base_url, tokenizer_dir=tmp_path / "other")
     with monkeypatch.context() as patch:
         patch.setattr(EnginePool, "tokenize", unreachable)
-        assert DIFFERS not in turns(bench, 2)[-1].notes
-    assert DIFFERS in turns(bench, 2)[-1].notes
+        assert DIFFERS not in turns(mistaken, 2)[-1].notes
+    assert DIFFERS in turns(mistaken, 2)[-1].notes
 
 
 def test_an_engine_that_disagreed_is_asked_again(
-    stage: Any,
-    start_proxy: Any,
-    tmp_path: Path,
-    model_dir: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    mistaken: Any, stage: Any, model_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    other_template(tmp_path / "other", model_dir)
-    bench = start_proxy(stage.engine.base_url, tokenizer_dir=tmp_path / "other")
-    assert DIFFERS in turns(bench, 2)[-1].notes
+    assert DIFFERS in turns(mistaken, 2)[-1].notes
     template = (model_dir / CHAT_TEMPLATE_FILE).read_text()
     served = stage.requests[0].tokenizer
     monkeypatch.setitem(
@@ -101,6 +96,6 @@ def test_an_engine_that_disagreed_is_asked_again(
         "_compiled",
         compile_chat_template(template.replace("<|im_start|>", "<|im_start|> ")),
     )
-    assert DIFFERS in turns(bench, 2)[-1].notes, "not at once"
+    assert DIFFERS in turns(mistaken, 2)[-1].notes, "not at once"
     monkeypatch.setattr("proxy.tokenizer_check._AGAIN_S", 0.0)
-    assert DIFFERS not in turns(bench, 2)[-1].notes
+    assert DIFFERS not in turns(mistaken, 2)[-1].notes
