@@ -120,19 +120,24 @@ class Demo:
 
     def _measure(self, phase: str, policy: Path) -> Callable[[str], None]:
         def work(_stage: str) -> None:
-            store = self.places.store
+            store, settings = self.places.store, self.settings
+            asked = (
+                (phase, 1.0, settings.eval_tasks),
+                (f"greedy_{phase}", 0.0, min(settings.eval_tasks, settings.greedy_tasks)),
+            )
             with self._serving(policy) as running:
-                for name, temperature in ((phase, 1.0), (f"greedy_{phase}", 0.0)):
+                for name, temperature, tasks in asked:
                     with (
                         self._run_of(name) as run_id,
-                        self._bar(name.replace("_", ", "), self.settings.eval_tasks) as tick,
+                        self._bar(name.replace("_", ", "), tasks) as tick,
                     ):
                         evaluate(
                             self.course,
                             running,
                             self.places,
-                            self.settings,
+                            settings,
                             run_id,
+                            tasks,
                             temperature,
                             tick,
                         )

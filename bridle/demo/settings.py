@@ -16,6 +16,8 @@ class Lesson:
     epochs: int
     learning_rate: float
     """The peak: it rises over 30 updates at most, then falls like a cosine."""
+    final_fraction: float = 0.05
+    """Where the learning rate ends, as a fraction of its peak; 1 where another lesson goes on."""
     batch_size: int = 16
     """Demonstrations per update."""
     context: int | None = None
@@ -43,10 +45,15 @@ class DemoSettings:
     teacher_sessions: int = 2000
     teacher_skill: float = 0.45
     """Share of demonstrations in which the teacher computes with the right operation."""
-    lessons: Sequence[Lesson] = (Lesson(epochs=8, learning_rate=3e-3),)
+    lessons: Sequence[Lesson] = (
+        Lesson(epochs=5, learning_rate=3e-3, final_fraction=1.0, shared=16),
+        Lesson(epochs=3, learning_rate=3e-3),
+    )
     """The warm start, one after another."""
     eval_tasks: int = 200
-    """Held-out questions asked before and after, at the training temperature and greedily."""
+    """Held-out questions asked before and after, at the training temperature."""
+    greedy_tasks: int = 100
+    """Of these so many are asked greedily, too: no draw of a token blurs that figure."""
     learning_rate: float = 3e-4
     final_fraction: float = 0.1
     """Where the learning rate ends, as a fraction of its peak: the last steps settle what is

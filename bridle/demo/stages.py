@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+
+import torch
 
 from bridle.demo.corpus import recorded_corpus
 from bridle.demo.course import Course
@@ -127,14 +131,26 @@ def warm_start(places: Places, settings: DemoSettings, on_step: Callable[[SftSte
     """Supervised fine-tuning of the base policy on the teacher's export."""
     model = load_policy(places.base)
     examples = examples_from_parquet(places.teacher_data)
-    for lesson in settings.lessons:
-        seen = examples
-        if lesson.shared is not None:
-            seen = without_shared(seen, lesson.shared)
-        if lesson.context is not None:
-            seen = [with_context(example, lesson.context) for example in seen]
-        train_sft(model, seen, sft_config(lesson, settings), on_step=on_step)
+    with _two_threads():
+        for lesson in settings.lessons:
+            seen = examples
+            if lesson.shared is not None:
+                seen = without_shared(seen, lesson.shared)
+            if lesson.context is not None:
+                seen = [with_context(example, lesson.context) for example in seen]
+            train_sft(model, seen, sft_config(lesson, settings), on_step=on_step)
     save_policy(model, places.warm, places.base)
+
+
+@contextmanager
+def _two_threads() -> Iterator[None]:
+    """While nothing else runs; of more a tiny policy's arithmetic makes no use."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(min(2, os.cpu_count() or 1))
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def sft_config(lesson: Lesson, settings: DemoSettings) -> SftConfig:
@@ -149,7 +165,7 @@ def sft_config(lesson: Lesson, settings: DemoSettings) -> SftConfig:
                 30, steps_of(settings.teacher_sessions, lesson.epochs, lesson.batch_size) // 4
             ),
             schedule="cosine",
-            final_fraction=0.05,
+            final_fraction=lesson.final_fraction,
         ),
         packing=PackingConfig(block_tokens=64),
     )
@@ -169,11 +185,13 @@ def evaluate(
     places: Places,
     settings: DemoSettings,
     run_id: str,
+    count: int,
     temperature: float,
     progress: Progress,
 ) -> None:
-    """Asks the held-out questions that ``run_id`` has not asked yet; rewards go to the store."""
-    tasks = course.tasks("held_out", settings.eval_tasks, settings.seed)
+    """Asks those of ``count`` held-out questions that ``run_id`` has not asked yet; rewards go to
+    the store."""
+    tasks = course.tasks("held_out", count, settings.seed)
     with course.rollouts(stack.proxy_url) as rollouts:
         rollouts.collect(
             course.agent(temperature),

@@ -23,7 +23,68 @@ from trainer.model import load_policy, save_policy
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
 
 LENGTH = 800
-"""Tokens: more than are sampled before a busy machine has seen the first 20."""
+"""Tokens: more than are sampled, as a rule, before a busy machine has seen the first 20."""
+
+ATTEMPTS = 5
+
+
+class Streaming:
+    """A reply of :data:`LENGTH` tokens, read by a thread of its own as it comes."""
+
+    def __init__(self, base_url: str, session: str) -> None:
+        self.session = session
+        self.pieces: list[str] = []
+        self._url = f"{base_url}/s/{session}/v1/chat/completions"
+        self._thread = threading.Thread(target=self._read, daemon=True)
+        self._thread.start()
+
+    def _read(self) -> None:
+        body = {
+            "model": "x",
+            "messages": [{"role": "user", "content": "go on"}],
+            "max_tokens": LENGTH,
+            "ignore_eos": True,
+            "stream": True,
+        }
+        with httpx.stream("POST", self._url, json=body, timeout=120, trust_env=False) as reply:
+            self.pieces.extend(line for line in reply.iter_lines() if line.startswith("data: "))
+
+    def wait_for(self, pieces: int) -> None:
+        deadline = time.monotonic() + 60
+        while len(self.pieces) < pieces:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+
+    def settle(self) -> None:
+        """Until nothing has come for a while."""
+        before = -1
+        while len(self.pieces) > before:
+            before = len(self.pieces)
+            time.sleep(0.3)
+
+    def wait(self) -> None:
+        self._thread.join(120)
+
+    @property
+    def ended(self) -> bool:
+        return not self._thread.is_alive()
+
+
+def paused_in_mid_reply(base_url: str, control: VllmControl) -> Streaming:
+    """A reply that waits, in the middle, for the engine to be resumed.
+
+    On a busy machine a reply may be sampled to its end before the pause arrives; then the next one
+    is tried.
+    """
+    for attempt in range(ATTEMPTS):
+        reply = Streaming(base_url, f"work-{attempt}")
+        reply.wait_for(20)
+        control.pause("keep", clear_cache=True)
+        reply.settle()
+        if not reply.ended:
+            return reply
+        control.resume()
+    raise AssertionError(f"{ATTEMPTS} replies ended before the engine paused")
 
 
 def test_one_call_carries_both_versions_from_the_token_where_the_engine_changed(
@@ -36,47 +97,26 @@ def test_one_call_carries_both_versions_from_the_token_where_the_engine_changed(
     settings = ProxySettings(policy.server.base_url, str(tmp_path / "bridle.db"))
     server = ProxyServer(settings, grace_s=1)
     server.start()
-    pieces: list[str] = []
-
-    def read() -> None:
-        body = {
-            "model": "x",
-            "messages": [{"role": "user", "content": "go on"}],
-            "max_tokens": LENGTH,
-            "ignore_eos": True,
-            "stream": True,
-        }
-        url = f"{server.base_url}/s/work/v1/chat/completions"
-        with httpx.stream("POST", url, json=body, timeout=120, trust_env=False) as reply:
-            pieces.extend(line for line in reply.iter_lines() if line.startswith("data: "))
-
-    reader = threading.Thread(target=read, daemon=True)
     try:
         with VllmControl(policy.server.base_url) as control:
-            reader.start()
-            deadline = time.monotonic() + 60
-            while len(pieces) < 20:
-                assert time.monotonic() < deadline
-                time.sleep(0.01)
-            control.pause("keep", clear_cache=True)
-            time.sleep(0.3)
+            reply = paused_in_mid_reply(server.base_url, control)
             control.reload_weights(tmp_path / "newer")
             announced = httpx.put(
                 f"{server.base_url}/bridle/v1/policy", json={"version": 1}, trust_env=False
             )
             assert announced.is_success, announced.text
             control.resume()
-            reader.join(120)
+            reply.wait()
             control.pause("wait")
             control.reload_weights(policy.origin)
             control.resume()
     finally:
         server.stop()
-    assert pieces[-1] == "data: [DONE]"
-    assert not any("error" in json.loads(piece[6:]) for piece in pieces[:-1])
+    assert reply.pieces[-1] == "data: [DONE]"
+    assert not any("error" in json.loads(piece[6:]) for piece in reply.pieces[:-1])
 
     with Reader(str(tmp_path / "bridle.db")) as store:
-        (session,) = store.sessions()
+        (session,) = (s for s in store.sessions() if s.name == reply.session)
         (call,) = store.calls(session.id)
         assert (call.version_start, call.version_end) == (0, 1)
         prompt = store.prompt_token_ids(call.id)
