@@ -27,7 +27,7 @@ from reconstruct.samples import Episode
 from store.queries import Reader
 from store.records import PolicyRecord
 from store.writer import Writer
-from trainer.checkpoint import checkpoints
+from trainer.checkpoint import POLICY_DIRECTORY, checkpoints
 from trainer.config import GrpoConfig, PublishConfig
 from trainer.loop import GrpoLoop
 from trainer.metrics import SinkGroup, StoreSink, TensorBoardSink
@@ -42,6 +42,7 @@ log = logging.getLogger(__name__)
 Sessions = Callable[[int], Sequence[str]]
 """Runs the sessions of a step, by its number; returns their ids."""
 AnyPublisher = Publisher | ReplicaPublisher | TransferPublisher
+CHECKPOINTS = "checkpoints"
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +89,7 @@ def train(
     leaves a checkpoint of the last whole step.
     """
     model = load_policy(plan.policy)
-    loop_directory = plan.directory / "checkpoints"
+    loop_directory = plan.directory / CHECKPOINTS
     with (
         Reader(plan.store) as reader,
         Writer(plan.store) as writer,
@@ -140,6 +141,12 @@ def train(
         finally:
             sinks.close()
     return loop
+
+
+def last_line(plan: TrainingPlan, loop: GrpoLoop) -> str:
+    """What a terminal says at the end: how far it came, and where the policy is."""
+    newest = checkpoints(plan.directory / CHECKPOINTS)[-1]
+    return f"{newest / POLICY_DIRECTORY}: after {loop.step} of {plan.config.steps} steps"
 
 
 def step_line(report: StepReport) -> str:

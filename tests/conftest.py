@@ -5,12 +5,14 @@ A room that writes to stores of its own has a fixture ``url`` for ``writer`` and
 
 from __future__ import annotations
 
+import asyncio
 import signal
 import sqlite3
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -54,6 +56,25 @@ def pytest_configure() -> None:
     """A shell's background job ignores Ctrl-C, and so would all that the tests start and end."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+class _QuickAsyncio:
+    """``asyncio`` for uvicorn, which looks every tenth of a second whether it is to end."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(asyncio, name)
+
+    @staticmethod
+    async def sleep(seconds: float) -> None:
+        await asyncio.sleep(min(seconds, 0.01))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def servers_end_soon() -> Iterator[None]:
+    """More than a thousand of them do in a run of the suite."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("uvicorn.server.asyncio", _QuickAsyncio())
+        yield
 
 
 @pytest.fixture(scope="session")

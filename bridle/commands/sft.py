@@ -21,7 +21,7 @@ def sft(
         Path,
         typer.Option(exists=True, file_okay=False, help="Model directory to begin with."),
     ],
-    output: Annotated[Path, typer.Option("--out", help="Model directory to write.")],
+    output: Annotated[Path, typer.Option("--out", help="Model directory to make.")],
     store: StoreOption,
     data: Annotated[
         Path | None,
@@ -39,8 +39,11 @@ def sft(
     seed: Annotated[int, typer.Option(min=0, help="Decides the order.")] = 0,
 ) -> None:
     """Fine-tune a policy on recorded trajectories."""
+    if output.exists() and (not output.is_dir() or any(output.iterdir())):
+        fail(f"{output} is there already and not empty: name another --out", 2)
     try:
         from trainer.config import OptimizerConfig, SftConfig
+        from trainer.durable import atomic_directory
         from trainer.model import load_policy, save_policy
         from trainer.sft import train_sft
     except ImportError as error:
@@ -62,7 +65,8 @@ def sft(
         history = train_sft(model, examples, config, console=out)
     except (SftDataError, ValueError) as error:
         fail(str(error))
-    save_policy(model, output, policy)
+    with atomic_directory(output) as scratch:
+        save_policy(model, scratch, policy)
     first, last = history[0].loss, history[-1].loss
     out.print(f"{output}: {len(history)} updates, loss {first:.3f} → {last:.3f}", highlight=False)
 

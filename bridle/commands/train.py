@@ -51,7 +51,7 @@ def train(
 ) -> None:
     """Train a policy inside an agent. Run again to go on from the last checkpoint."""
     try:
-        from bridle.training import TrainingPlan, step_line
+        from bridle.training import TrainingPlan, last_line, step_line
         from bridle.training import train as train_plan
     except ImportError as error:
         fail(f"training needs the training extra: pip install 'bridle[train]' ({error})")
@@ -127,7 +127,7 @@ def train(
             stack(policy, store, output / "logs", engine=engine) as running,
             Rollouts(running.proxy_url, runtime, check) as rollouts,
         ):
-            train_plan(
+            loop = train_plan(
                 plan,
                 running,
                 lambda step: rollouts.sessions(adapter, jobs(step), settings),
@@ -137,3 +137,4 @@ def train(
         fail(str(error))
     except (ControlError, EngineError, PublishError, httpx.HTTPError) as error:
         fail(f"{error}; the same command goes on from the last step")
+    out.print(last_line(plan, loop), highlight=False, soft_wrap=True)

@@ -60,7 +60,7 @@ def trainer(
 ) -> None:
     """Train with workers, proxy and engine as services. Run again to go on where it ended."""
     try:
-        from bridle.training import TrainingPlan, step_line, train
+        from bridle.training import TrainingPlan, last_line, step_line, train
     except ImportError as error:
         fail(f"training needs the training extra: pip install 'bridle[train]' ({error})")
     import httpx
@@ -122,8 +122,10 @@ def trainer(
             engine_key=engine_key,
             admin_key=admin_key,
         )
-        train(plan, stack, workers.sessions, on_step=on_step)
+        loop = train(plan, stack, workers.sessions, on_step=on_step)
     except CheckpointError as error:
         fail(str(error))
     except (WorkerFailed, EngineError, PublishError, httpx.HTTPError) as error:
         fail(f"{error}; the same command goes on from the last step")
+    if not json:
+        out.print(last_line(plan, loop), highlight=False, soft_wrap=True)

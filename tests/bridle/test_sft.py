@@ -53,6 +53,21 @@ def test_what_was_recorded_is_learned_from_any_source(
     assert float(found[2]) < 0.5 * float(found[1])
     assert vocabulary_size(load_policy(out)) == 1024
     assert Tokenizer(out).encode("The answer") == Tokenizer(policy).encode("The answer")
+    assert [path.name for path in out.parent.glob(".*.tmp")] == []
+
+
+@pytest.mark.parametrize("kind", ["policy", "file"])
+def test_what_is_there_already_is_not_written_over(
+    bridle: Bridle, recorded: str, store: str, policy: Path, tmp_path: Path, kind: str
+) -> None:
+    out = policy if kind == "policy" else tmp_path / "notes.txt"
+    if kind == "file":
+        out.write_text("mine")
+    before = {path: path.read_bytes() for path in out.rglob("*")} or out.read_bytes()
+    done = bridle("sft", "--policy", policy, "--out", out, "--store", store)
+    assert done.exit_code == 2
+    assert "name another --out" in " ".join(done.output.split())
+    assert before == ({path: path.read_bytes() for path in out.rglob("*")} or out.read_bytes())
 
 
 @pytest.mark.parametrize("source", ["store", "parquet"])

@@ -69,6 +69,7 @@ def test_it_trains_publishes_and_goes_on_where_it_ended(
     assert again.returncode == 0, again.stdout + again.stderr
     assert "step 1:" not in again.stdout
     assert "step 2: reward 0." in again.stdout
+    assert "checkpoints/step-00000002/policy: after 2 of 2 steps" in again.stdout
     store = str(tmp_path / "out" / "bridle.db")
     with Reader(store) as reader:
         (run,) = reader.runs("train")
