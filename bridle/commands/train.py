@@ -50,29 +50,8 @@ def train(
     transfer_backend: TransferBackendOption = "gloo",
 ) -> None:
     """Train a policy inside an agent. Run again to go on from the last checkpoint."""
-    try:
-        from bridle.training import TrainingPlan, last_line, step_line
-        from bridle.training import train as train_plan
-    except ImportError as error:
-        fail(f"training needs the training extra: pip install 'bridle[train]' ({error})")
-    import httpx
-
     from bridle.agents import UnknownAgent, agent, shuffled_tasks, verifier
-    from bridle.rollouts import Rollouts
-    from bridle.services import ServiceFailed
-    from bridle.stack import MODEL, stack
-    from engine.client import EngineError
-    from harnesses.client import ControlError
-    from harnesses.rollout import Job, Settings, grouped
-    from harnesses.runtimes.base import NotLaunchable
     from harnesses.tasks import TaskError
-    from store.queries import Reader
-    from store.records import RunRecord, new_id
-    from store.writer import Writer
-    from trainer.checkpoint import CheckpointError
-    from trainer.config import GrpoConfig, OptimizerConfig, PublishConfig
-    from trainer.report import StepReport
-    from trainer.swap import PublishError
 
     if publish_through == "transfer" and engine != "vllm":
         fail("weights are transferred to a vLLM only: add --engine vllm", 2)
@@ -82,6 +61,29 @@ def train(
         pool = shuffled_tasks(tasks, split, seed)
     except (UnknownAgent, TaskError) as error:
         fail(str(error), 2)
+    # Imports torch, which takes seconds.
+    try:
+        from bridle.training import TrainingPlan, last_line, step_line
+        from bridle.training import train as train_plan
+    except ImportError as error:
+        fail(f"training needs the training extra: pip install 'bridle[train]' ({error})")
+    import httpx
+
+    from bridle.rollouts import Rollouts
+    from bridle.services import ServiceFailed
+    from bridle.stack import MODEL, stack
+    from engine.client import EngineError
+    from harnesses.client import ControlError
+    from harnesses.rollout import Job, Settings, grouped
+    from harnesses.runtimes.base import NotLaunchable
+    from store.queries import Reader
+    from store.records import RunRecord, new_id
+    from store.writer import Writer
+    from trainer.checkpoint import CheckpointError
+    from trainer.config import GrpoConfig, OptimizerConfig, PublishConfig
+    from trainer.report import StepReport
+    from trainer.swap import PublishError
+
     leave_on_sigterm()
     output.mkdir(parents=True, exist_ok=True)
     store = str(output / "bridle.db")
