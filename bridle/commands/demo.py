@@ -27,7 +27,9 @@ def demo(
     learning_rate: Annotated[float | None, typer.Option(help="Of GRPO; 0 learns nothing.")] = None,
     steps: Annotated[int | None, typer.Option(help="GRPO steps at most.")] = None,
     minutes: Annotated[float | None, typer.Option(help="The whole may take so long.")] = None,
-    eval_tasks: Annotated[int | None, typer.Option(help="Held-out questions.")] = None,
+    eval_tasks: Annotated[
+        int | None, typer.Option(help="Held-out questions; greedily at most 100.")
+    ] = None,
     engine: EngineOption = "embedded",
     json: JsonOption = False,
 ) -> None:

@@ -28,7 +28,9 @@ def reproduce(
     steps: Annotated[int | None, typer.Option(help="GRPO steps at most.")] = None,
     groups: Annotated[int | None, typer.Option(help="Tasks per step.")] = None,
     group_size: Annotated[int | None, typer.Option(help="Sessions per task.")] = None,
-    eval_tasks: Annotated[int | None, typer.Option(help="Held-out tasks.")] = None,
+    eval_tasks: Annotated[
+        int | None, typer.Option(help="Held-out tasks; greedily at most 100.")
+    ] = None,
     minutes: Annotated[float | None, typer.Option(help="The whole may take so long.")] = None,
     parallel: Annotated[int | None, typer.Option(help="Sessions at a time.")] = None,
     json: JsonOption = False,

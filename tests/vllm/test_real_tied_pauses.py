@@ -15,11 +15,16 @@ import torch
 
 from engine.vllm import VllmControl
 from engine.vllm.transfer import VllmTransfer
+from proxy.server import ProxyServer
+from proxy.settings import ProxySettings
+from reconstruct.audit import audit
+from store.queries import Reader
 from trainer.model import checkpoint_tensors, load_policy, save_policy, score_sequence
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
 
-LENGTH = 400
+LENGTH = 800
+"""Tokens: more than are sampled, as a rule, before a busy machine has seen the first 20."""
 
 
 class Reply(threading.Thread):
@@ -70,10 +75,15 @@ class Reply(threading.Thread):
             return score_sequence(model, ids).numpy()[-len(self.token_ids) :]
 
 
-def frozen_reply(control: VllmControl, *, clear_cache: bool = False) -> tuple[Reply, int]:
-    """A reply paused (``keep``) once it has begun, long before its end; and its tokens so far."""
+def frozen_reply(
+    control: VllmControl, *, base_url: str | None = None, clear_cache: bool = False
+) -> tuple[Reply, int]:
+    """A reply paused (``keep``) once it has begun, long before its end; and its tokens so far.
+
+    It is asked for at ``base_url``, else of the engine itself.
+    """
     for _ in range(5):
-        reply = Reply(control.base_url)
+        reply = Reply(base_url or control.base_url)
         reply.start()
         deadline = time.monotonic() + 60
         while len(reply.token_ids) < 20:
@@ -181,3 +191,40 @@ def test_abort_ends_a_reply_with_what_it_has(
     assert 20 <= len(reply.token_ids) < LENGTH
     assert len(reply.logprobs) == len(reply.token_ids)
     assert np.abs(np.asarray(reply.logprobs) - reply.expected(old)).mean() <= 1e-3
+
+
+def test_one_recorded_call_carries_both_versions_from_the_token_where_the_engine_changed(
+    control: VllmControl, newer: tuple[Path, torch.nn.Module, torch.nn.Module], tmp_path: Path
+) -> None:
+    directory, old, new = newer
+    settings = ProxySettings(control.base_url, str(tmp_path / "bridle.db"))
+    with ProxyServer(settings, grace_s=1) as server:
+        reply, _ = frozen_reply(control, base_url=f"{server.base_url}/s/work", clear_cache=True)
+        control.reload_weights(directory)
+        announced = httpx.put(
+            f"{server.base_url}/bridle/v1/policy", json={"version": 1}, trust_env=False
+        )
+        assert announced.is_success, announced.text
+        control.resume()
+        reply.join(120)
+    assert reply.error is None
+
+    with Reader(str(tmp_path / "bridle.db")) as store:
+        (session,) = store.sessions()
+        *_, call = store.calls(session.id)
+        assert (call.version_start, call.version_end) == (0, 1)
+        (choice,) = store.sampled(call.id)
+        assert [run.version for run in choice.versions] == [0, 1]
+        change = choice.versions[1].start
+        assert store.prompt_token_ids(call.id).tolist() == reply.prompt_ids
+        assert choice.token_ids.tolist() == reply.token_ids
+        assert len(choice.token_ids) == LENGTH
+        by_old, by_new = (
+            np.abs(np.asarray(choice.logprobs) - reply.expected(model)) for model in (old, new)
+        )
+        assert by_old[:change].max() <= 1e-3
+        assert by_new[change:].max() <= 1e-3
+        # One token to either side the other weights are plainly seen.
+        assert by_old[change:].mean() > 0.01
+        assert by_new[:change].mean() > 0.01
+        assert all(audited.clean for audited in audit(store))
