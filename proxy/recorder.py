@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -107,13 +108,22 @@ class Recorder:
         reason: str | None = None,
         error: ApiError | None = None,
     ) -> None:
-        """Returns when the call's end is durable; from then on other calls may continue it.
+        """Returns when the call's end is durable. Other calls may continue it from then on: what
+        lineage, metrics and observers do with it is the loop's next turn, before that of any
+        request that comes later, and runs while the client reads its reply.
 
         Raises ``StoreUnavailable``.
         """
         try:
             ended, turn = recording.ended(status, reason=reason, error=error)
             await self._writer.end_call(ended)
+        except BaseException:
+            self._conversations.end(recording.begun.id)
+            raise
+        asyncio.get_running_loop().call_soon(self._over, recording, ended, turn)
+
+    def _over(self, recording: Recording, ended: CallEnded, turn: Turn) -> None:
+        try:
             self._conversations.add(recording.session, turn)
         finally:
             self._conversations.end(recording.begun.id)

@@ -149,11 +149,8 @@ class Batch:
 
     def write(self) -> None:
         """Sends all rows, owners before what they own."""
-        self._many(runs)
-        self._renew(tasks, "id")
-        self._many(sessions)
-        for patch in self._patches:
-            self._patch(patch)
+        if self._rows or self._patches:
+            self._write_owners()
         hot = statements(self._connection.dialect.name)
         hot.add_bodies.run(self._connection, [row for _, row in sorted(self._new_bodies.items())])
         hot.begin_calls.run(self._connection, list(self._new_calls.values()))
@@ -165,9 +162,8 @@ class Batch:
         hot.end_running.run(self._connection, self._done)
         hot.add_templates.run(self._connection, self._new_templates)
         hot.add_spans.run(self._connection, self._new_spans)
-        self._many(rewards)
-        for table in (policies, served, metrics):
-            self._renew(table, *(column.name for column in table.primary_key))
+        if self._rows:
+            self._write_others()
 
     def settle(self) -> None:
         """After the commit: the cache may count what has grown, and make room."""
@@ -299,6 +295,18 @@ class Batch:
         statement = update(table).where(table.c.id == patch.id).values(dict(patch.fields))
         if self._connection.execute(statement).rowcount != 1:
             raise RecordRejected(f"no row {patch.id} in {patch.table}")
+
+    def _write_owners(self) -> None:
+        self._many(runs)
+        self._renew(tasks, "id")
+        self._many(sessions)
+        for patch in self._patches:
+            self._patch(patch)
+
+    def _write_others(self) -> None:
+        self._many(rewards)
+        for table in (policies, served, metrics):
+            self._renew(table, *(column.name for column in table.primary_key))
 
     def _many(self, table: Table) -> None:
         if rows := self._rows[table]:

@@ -18,10 +18,7 @@ from dataclasses import dataclass
 from hashlib import sha256
 from typing import Final
 
-import numpy as np
-
 from store.packing import DICTIONARY, RAW, pack, pack_against, unpack_against
-from store.tree import common_prefix
 
 MAX_DEPTH: Final = 1000
 """A chain this long is ended by a body stored whole, so that no read follows more links."""
@@ -150,8 +147,18 @@ def _common(
         to = min(at + window, limit)
         first, second = piece(left, at, to), piece(right, at, to)
         if first != second:
-            return at + common_prefix(
-                np.frombuffer(first, dtype=np.uint8), np.frombuffer(second, dtype=np.uint8)
-            )
+            return at + _first_difference(first, second)
         at, window = to, window * 2
     return limit
+
+
+def _first_difference(left: bytes, right: bytes) -> int:
+    """Where two pieces of one length differ first, by halves."""
+    same, end = 0, len(left)
+    while end - same > 1:
+        middle = (same + end) // 2
+        if left[same:middle] == right[same:middle]:
+            same = middle
+        else:
+            end = middle
+    return same

@@ -7,7 +7,7 @@ import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, cast
 
 import orjson
 import sqlalchemy
@@ -152,6 +152,14 @@ def migrate(url: str, revision: str = "head") -> None:
         engine.dispose()
 
 
+def driver_error(connection: Connection, sql: str, error: Exception) -> DBAPIError:
+    """What SQLAlchemy would make of an ``error`` of the driver, for statements given to it
+    directly: SQLAlchemy's way to a cursor costs more than SQLite's work on a row."""
+    dialect = connection.dialect
+    wrapped = DBAPIError.instance(sql, None, error, dialect.loaded_dbapi.Error, dialect=dialect)
+    return cast("DBAPIError", wrapped)
+
+
 def newest_revision() -> str:
     """The schema that this version of the code reads and writes."""
     return max(path.name.split("_")[0] for path in (_MIGRATIONS / "versions").glob("[0-9]*_*.py"))
@@ -257,7 +265,11 @@ def _sqlite(
     def begin(connection: Connection) -> None:
         # A transaction that reads first and writes later cannot wait for its turn in SQLite.
         immediate = connection.get_execution_options().get("immediate", False)
-        connection.exec_driver_sql("BEGIN IMMEDIATE" if immediate else "BEGIN")
+        begin = "BEGIN IMMEDIATE" if immediate else "BEGIN"
+        try:
+            connection.connection.cursor().execute(begin).close()
+        except sqlite3.Error as error:
+            raise driver_error(connection, begin, error) from error
 
     return engine
 

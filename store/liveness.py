@@ -1,10 +1,10 @@
 """Whose calls are still running? Several processes may write to one store, and any may die.
 
-Every writer has a row in ``writers`` and renews ``seen_at`` with each transaction, at least every
-third of its lease. A call that is open belongs to the writer in ``calls.writer_id``. It is
-interrupted when that writer is gone: its row is missing, its lease has run out, or its process no
-longer exists on this host. A writer that was judged too early (a long pause) loses nothing: the
-end of a call overwrites ``interrupted``.
+Every writer has a row in ``writers`` and renews ``seen_at`` every third of its lease, in a server's
+database also with each transaction. A call that is open belongs to the writer in
+``calls.writer_id``. It is interrupted when that writer is gone: its row is missing, its lease has
+run out, or its process no longer exists on this host. A writer that was judged too early (a long
+pause) loses nothing: the end of a call overwrites ``interrupted``.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ RENEW: Final = (
     .where(writers.c.id == bindparam("writer"))
     .values(seen_at=bindparam("now"), batch=bindparam("number"))
 )
-"""Renews a writer's lease and notes the transaction's number, which proves its commit."""
+"""Renews a writer's lease and notes the number of its latest transaction."""
 
 
 def interrupt_orphans(connection: Connection) -> int:

@@ -37,6 +37,36 @@ _WORTH_TRYING: Final = 48
 """Below this many bytes a zstd frame costs more than it saves."""
 
 
+def _raw_dictionary(content: bytes) -> zstandard.ZstdCompressionDict:
+    return zstandard.ZstdCompressionDict(content, dict_type=zstandard.DICT_TYPE_RAWCONTENT)
+
+
+def _compressor(dictionary: bytes, data_bits: int) -> zstandard.ZstdCompressor:
+    """For data of so many bits' length."""
+    return zstandard.ZstdCompressor(
+        dict_data=_raw_dictionary(dictionary),
+        compression_params=_parameters(data_bits, len(dictionary).bit_length()),
+    )
+
+
+@lru_cache(maxsize=256)
+def _parameters(data_bits: int, dictionary_bits: int) -> zstandard.ZstdCompressionParameters:
+    """For sizes below these powers of two."""
+    return zstandard.ZstdCompressionParameters.from_level(
+        LEVEL,
+        source_size=1 << data_bits,
+        dict_size=1 << dictionary_bits,
+        window_log=min(27, max(10, 1 + max(data_bits, dictionary_bits))),
+        # Another dictionary than this one could give other bytes, and be believed.
+        write_checksum=True,
+    )
+
+
+_KEPT: Final = 64
+"""Compressors with their dictionaries, some 80 KB each: making one asks the processor what it can
+do, which a virtual machine answers slowly, and takes ten times as long as compressing."""
+
+
 class _Codecs(threading.local):
     """zstandard's objects are fast to reuse and may not be shared between threads."""
 
@@ -48,6 +78,7 @@ class _Codecs(threading.local):
             level=LEVEL, write_checksum=True, write_content_size=True
         ).compress
         self.decompress = zstandard.ZstdDecompressor().decompress
+        self.kept = lru_cache(_KEPT)(_compressor)
 
 
 _codecs = _Codecs()
@@ -137,31 +168,22 @@ def unpack_logprobs(packed: bytes) -> Logprobs:
     return np.frombuffer(words, dtype="<f4")
 
 
-def pack_against(data: bytes, dictionary: bytes, or_else: Callable[[bytes], bytes] = pack) -> bytes:
+def pack_against(
+    data: bytes,
+    dictionary: bytes,
+    or_else: Callable[[bytes], bytes] = pack,
+    *,
+    returns: bool = False,
+) -> bytes:
     """``data`` compressed with the bytes of ``dictionary`` at hand; without them, by ``or_else``,
-    when that is smaller."""
-    compressor = zstandard.ZstdCompressor(
-        dict_data=_raw_dictionary(dictionary),
-        compression_params=_parameters(len(data).bit_length(), len(dictionary).bit_length()),
-    )
+    when that is smaller. ``returns``: the same dictionary will be given again soon."""
+    of = _codecs.kept if returns else _compressor
+    compressor = of(dictionary, len(data).bit_length())
     packed = bytes((DICTIONARY,)) + compressor.compress(data)
     if 2 * len(packed) <= len(data):
         return packed
     plain = or_else(data)
     return packed if len(packed) < len(plain) else plain
-
-
-@lru_cache(maxsize=256)
-def _parameters(data_bits: int, dictionary_bits: int) -> zstandard.ZstdCompressionParameters:
-    """For sizes below these powers of two."""
-    return zstandard.ZstdCompressionParameters.from_level(
-        LEVEL,
-        source_size=1 << data_bits,
-        dict_size=1 << dictionary_bits,
-        window_log=min(27, max(10, 1 + max(data_bits, dictionary_bits))),
-        # Another dictionary than this one could give other bytes, and be believed.
-        write_checksum=True,
-    )
 
 
 def unpack_against(packed: bytes, dictionary: bytes) -> bytes:
@@ -187,10 +209,6 @@ def checksum(*parts: bytes) -> bytes:
         digest.update(len(part).to_bytes(8, "little"))
         digest.update(part)
     return digest.digest()
-
-
-def _raw_dictionary(content: bytes) -> zstandard.ZstdCompressionDict:
-    return zstandard.ZstdCompressionDict(content, dict_type=zstandard.DICT_TYPE_RAWCONTENT)
 
 
 def _plain(value: Any) -> Any:

@@ -1,7 +1,7 @@
 """The statements of every call, compiled once and run by the driver's own ``executemany``.
 
-SQLAlchemy's way to a cursor costs more than SQLite's work on a row; the rows of ``store/rows.py``
-need none of what it does there. Its errors are kept: the writer tells by them what may pass.
+The rows of ``store/rows.py`` need none of what SQLAlchemy does on its way to a cursor. Its errors
+are kept: the writer tells by them what may pass.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from typing import Any
 from sqlalchemy import Connection, Dialect, Executable, bindparam, delete, insert, update
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.dialects.postgresql import psycopg
-from sqlalchemy.exc import DBAPIError
 
+from store.database import driver_error
 from store.liveness import RENEW
 from store.rows import END_COLUMNS
 from store.schema import bodies, calls, running, spans, templates
@@ -40,7 +40,6 @@ class Statement:
         given = [values(row) for row in rows]
         if len(self.names) == 1:
             given = [(value,) for value in given]
-        driver = connection.dialect.loaded_dbapi
         try:
             cursor = connection.connection.cursor()
             try:
@@ -48,10 +47,8 @@ class Statement:
                 return cursor.rowcount
             finally:
                 cursor.close()
-        except driver.Error as error:
-            raise DBAPIError.instance(
-                self.sql, None, error, driver.Error, dialect=connection.dialect
-            ) from error
+        except connection.dialect.loaded_dbapi.Error as error:
+            raise driver_error(connection, self.sql, error) from error
 
 
 @dataclass(frozen=True, slots=True)

@@ -140,7 +140,9 @@ def read_laid_out(data: bytes) -> Texts:
 
 def pack_texts(laid_out: bytes, context: Context, tokens: CallTokens) -> bytes:
     """``calls.texts``, for :func:`unpack_texts` with the same dictionary."""
-    return pack_against(laid_out, context.dictionary(tokens), or_else=pack_proved)
+    dictionary = context.dictionary(tokens)
+    returns = dictionary is context.wrapping
+    return pack_against(laid_out, dictionary, or_else=pack_proved, returns=returns)
 
 
 def pack_alone(laid_out: bytes) -> bytes:

@@ -104,6 +104,7 @@ class Writer:
         self.stats = WriterStats()
         self._engine = connect(url, synchronous=synchronous, page_cache_kib=8192)
         self._connection: Connection | None = None
+        self._remote = self._engine.dialect.name != "sqlite"
         self._file: tuple[int, int] | None = None
         self._patience = patience
         self._lease = lease
@@ -364,7 +365,8 @@ class Writer:
         batch: Batch | None = None
         try:
             with self._transaction() as connection:
-                self._sign(connection)
+                if self._remote:
+                    self._sign(connection)
                 batch = self._batch(connection)
                 for job in jobs:
                     for record in job.records:
@@ -391,7 +393,7 @@ class Writer:
         )
 
     def _sign(self, connection: Connection) -> None:
-        """Renews the lease and numbers the transaction, so that its commit can be proved."""
+        """Renews the lease and numbers the transaction, by which :meth:`_committed` tells."""
         renew = statements(connection.dialect.name).renew
         values = {"now": time.time(), "number": self._number}
         if renew.run(connection, [{"writer": self._writer_id, **values}]) == 0:
@@ -414,7 +416,10 @@ class Writer:
         self._connection = connection
 
     def _committed(self) -> bool:
-        """Whether the last transaction is in the database although its commit was not confirmed."""
+        """Whether the last transaction is in the database although its commit was not confirmed:
+        the answer of a server can be lost on its way."""
+        if not self._remote:
+            return False
         try:
             with self._engine.connect() as connection:
                 query = select(writers.c.batch).where(writers.c.id == self._writer_id)

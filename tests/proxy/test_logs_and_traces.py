@@ -90,6 +90,7 @@ def test_calls_are_spans_of_the_clients_trace(
     stage.play = lambda _: Refuse(500, "broken")
     body = {"model": "claude", "max_tokens": 9, "messages": [{"role": "user", "content": SECRET}]}
     http.post(f"{bench.url}/s/lamp/v1/messages", json=body)
+    http.get(f"{bench.url}/healthz")  # observers are told before a later request is looked at
     well, failed = exporter.get_finished_spans()
     call, other = bench.calls()
     assert well.name == "chat gpt-x"
@@ -117,4 +118,5 @@ def test_without_being_asked_no_span_is_made(
 ) -> None:
     exporter.clear()
     http.post(bench.url + CHAT, json=ask)
+    http.get(f"{bench.url}/healthz")
     assert exporter.get_finished_spans() == ()
