@@ -274,6 +274,7 @@ class Recording:
             reason=reason,
             error={} if error is None else _error_fields(error),
             notes=(*self.notes, *notes, *self._way.retry(), *self._way.left_out(status)),
+            compared=True,
         )
         found = contradiction(ended) if status in TRUSTED else None
         if found is None:

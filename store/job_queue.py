@@ -9,6 +9,7 @@ that comes first.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import threading
 import time
@@ -16,6 +17,7 @@ from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
+from queue import Empty, SimpleQueue
 from typing import Final
 
 from store.batch import Record
@@ -57,7 +59,9 @@ class JobQueue:
         """In the order in which they are written."""
         self._early: dict[str, tuple[float, Job]] = {}
         """Beginnings by what they begin, oldest first, and until when each may lie."""
-        self._wake = threading.Condition()
+        self._lock = threading.Lock()
+        self._bell: SimpleQueue[None] = SimpleQueue()
+        """Wakes the taker; a ring too many only has it look once more."""
         self._open = False
         self._dozing = False
         """The taker sleeps until it is woken: there is nothing to take, now or soon."""
@@ -75,9 +79,9 @@ class JobQueue:
 
     def close(self) -> bool:
         """Takes no more jobs; whether it was open. What is queued can still be taken."""
-        with self._wake:
+        with self._lock:
             was_open, self._open = self._open, False
-            self._wake.notify()
+        self._bell.put(None)
         return was_open
 
     def put_beginning(self, name: str, job: Job) -> None:
@@ -86,11 +90,11 @@ class JobQueue:
 
         Raises what :meth:`put` raises.
         """
-        with self._wake:
+        with self._lock:
             self._admit(refuse=True)
             self._early[name] = (time.monotonic() + _GATHER_S, job)
             if self._dozing:
-                self._wake.notify()
+                self._bell.put(None)
 
     def put(self, job: Job, *, refuse: bool = True, follows: tuple[str, ...] | None = None) -> None:
         """Queues a job that somebody waits for, behind the beginnings that it ``follows``, in this
@@ -99,10 +103,10 @@ class JobQueue:
         Raises :class:`StoreClosed`, and :class:`StoreBusy` when the queue is full and the job may
         be refused.
         """
-        with self._wake:
+        with self._lock:
             self._admit(refuse)
             if not self._jobs:
-                self._wake.notify()
+                self._bell.put(None)
             if follows is None:
                 self._jobs.extend(early for _, early in self._early.values())
                 self._early.clear()
@@ -115,20 +119,21 @@ class JobQueue:
     def take(self, until: float) -> list[Job]:
         """What is to be written now, as soon as there is something; empty at ``until`` (of the
         monotonic clock) or when closed."""
-        with self._wake:
-            while True:
+        while True:
+            with self._lock:
                 now = time.monotonic()
                 next_early = self._release(now)
                 if self._jobs or now >= until or not self._open:
-                    break
+                    if self._jobs:
+                        self._awake_until = now + _AWAKE_S
+                    count = min(len(self._jobs), _MAX_BATCH)
+                    return [self._jobs.popleft() for _ in range(count)]
                 if next_early is None and now < self._awake_until:
                     next_early = now + _GATHER_S
                 self._dozing = next_early is None
-                self._wake.wait(min(until, next_early or until) - now)
-                self._dozing = False
-            if self._jobs:
-                self._awake_until = now + _AWAKE_S
-            return [self._jobs.popleft() for _ in range(min(len(self._jobs), _MAX_BATCH))]
+            with contextlib.suppress(Empty):
+                self._bell.get(timeout=min(until, next_early or until) - now)
+            self._dozing = False
 
     def _admit(self, refuse: bool) -> None:
         if not self._open:

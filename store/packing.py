@@ -52,19 +52,25 @@ def _compressor(dictionary: bytes, data_bits: int) -> zstandard.ZstdCompressor:
 @lru_cache(maxsize=256)
 def _parameters(data_bits: int, dictionary_bits: int) -> zstandard.ZstdCompressionParameters:
     """For sizes below these powers of two."""
+    bits = max(data_bits, dictionary_bits)
+    # zstd's own tables for so little have four places for each of its bytes.
+    tables = {"hash_log": max(6, bits)} if bits <= _SMALL_BITS else {}
     return zstandard.ZstdCompressionParameters.from_level(
         LEVEL,
         source_size=1 << data_bits,
         dict_size=1 << dictionary_bits,
-        window_log=min(27, max(10, 1 + max(data_bits, dictionary_bits))),
+        window_log=min(27, max(10, 1 + bits)),
         # Another dictionary than this one could give other bytes, and be believed.
         write_checksum=True,
+        **tables,
     )
 
 
+_SMALL_BITS: Final = 12
+
 _KEPT: Final = 64
-"""Compressors with their dictionaries, some 80 KB each: making one asks the processor what it can
-do, which a virtual machine answers slowly, and takes ten times as long as compressing."""
+"""Compressors with their dictionaries, 50 to 100 KB each: making one asks the processor what it can
+do, which a virtual machine answers slowly, and takes ten times as long as compressing a little."""
 
 
 class _Codecs(threading.local):
@@ -177,8 +183,9 @@ def pack_against(
 ) -> bytes:
     """``data`` compressed with the bytes of ``dictionary`` at hand; without them, by ``or_else``,
     when that is smaller. ``returns``: the same dictionary will be given again soon."""
-    of = _codecs.kept if returns else _compressor
-    compressor = of(dictionary, len(data).bit_length())
+    bits = len(data).bit_length()
+    of = _codecs.kept if returns and bits <= _SMALL_BITS else _compressor
+    compressor = of(dictionary, bits)
     packed = bytes((DICTIONARY,)) + compressor.compress(data)
     if 2 * len(packed) <= len(data):
         return packed

@@ -234,6 +234,9 @@ class CallEnded:
     """Why a call failed, was cut or quarantined."""
     error: Mapping[str, Any] = field(default_factory=dict)
     notes: tuple[Note, ...] = ()
+    compared: bool = False
+    """Whether it has been looked for a contradiction (``store/integrity.py``); else the writer
+    looks."""
 
 
 @dataclass(frozen=True, slots=True)

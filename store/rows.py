@@ -88,7 +88,7 @@ def ended_row(
     status, reason = ended.status, ended.reason
     notes = [{"name": note.name, "detail": note.detail} for note in ended.notes]
     if status in (CallStatus.COMPLETE, CallStatus.PARTIAL):
-        if (found := contradiction(ended)) is not None:
+        if not ended.compared and (found := contradiction(ended)) is not None:
             status, reason = CallStatus.QUARANTINED, found
         elif (
             ended.kind is not CallKind.COUNT
