@@ -1,7 +1,8 @@
 """What the store holds, as plain values: the words every room uses for a recorded call.
 
-Identifiers are lower-case text made by :func:`new_id`; they sort by time of creation. A *call* is
-one model request and its reply, a *session* is everything recorded under one session key.
+Identifiers are lower-case text made by :func:`new_id`; those of one time begin alike, which keeps
+indexes together. A *call* is one model request and its reply, a *session* is everything recorded
+under one session key.
 """
 
 from __future__ import annotations

@@ -5,12 +5,15 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from store.packing import (
+    DICTIONARY,
     checksum,
     dump_json,
     pack,
+    pack_against,
     pack_ids,
     pack_logprobs,
     unpack,
+    unpack_against,
     unpack_ids,
     unpack_logprobs,
 )
@@ -68,3 +71,14 @@ def test_json_mappings_and_numpy_numbers_become_plain():
 
 def test_the_checksum_sees_where_parts_end():
     assert checksum(b"ab", b"c") != checksum(b"a", b"bc")
+
+
+@pytest.mark.parametrize("size", [60, 900, 3_000, 9_000])
+def test_a_compressor_that_was_kept_packs_as_a_new_one(size):
+    dictionary = b"what is said again and again, with a number at its end: " * 20
+    texts = [b"%d and a number at its end: %d " % (n, n**3) for n in range(3)]
+    for text in [(text * size)[:size] for text in texts]:
+        packed = pack_against(text, dictionary, returns=True)
+        assert packed == pack_against(text, dictionary)
+        assert packed[0] == DICTIONARY
+        assert unpack_against(packed, dictionary) == text
