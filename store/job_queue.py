@@ -61,10 +61,12 @@ class JobQueue:
         """Beginnings by what they begin, oldest first, and until when each may lie."""
         self._lock = threading.Lock()
         self._bell: SimpleQueue[None] = SimpleQueue()
-        """Wakes the taker; a ring too many only has it look once more."""
+        """Wakes the taker."""
         self._open = False
+        self._asleep = False
+        """The taker waits for the bell, or for a beginning to have lain long enough."""
         self._dozing = False
-        """The taker sleeps until it is woken: there is nothing to take, now or soon."""
+        """It waits for the bell alone: there is nothing to take, now or soon."""
         self._awake_until = 0.0
 
     def __len__(self) -> int:
@@ -81,7 +83,8 @@ class JobQueue:
         """Takes no more jobs; whether it was open. What is queued can still be taken."""
         with self._lock:
             was_open, self._open = self._open, False
-        self._bell.put(None)
+            if self._asleep:
+                self._ring()
         return was_open
 
     def put_beginning(self, name: str, job: Job) -> None:
@@ -94,7 +97,7 @@ class JobQueue:
             self._admit(refuse=True)
             self._early[name] = (time.monotonic() + _GATHER_S, job)
             if self._dozing:
-                self._bell.put(None)
+                self._ring()
 
     def put(self, job: Job, *, refuse: bool = True, follows: tuple[str, ...] | None = None) -> None:
         """Queues a job that somebody waits for, behind the beginnings that it ``follows``, in this
@@ -105,8 +108,8 @@ class JobQueue:
         """
         with self._lock:
             self._admit(refuse)
-            if not self._jobs:
-                self._bell.put(None)
+            if self._asleep:
+                self._ring()
             if follows is None:
                 self._jobs.extend(early for _, early in self._early.values())
                 self._early.clear()
@@ -121,6 +124,7 @@ class JobQueue:
         monotonic clock) or when closed."""
         while True:
             with self._lock:
+                self._asleep = self._dozing = False
                 now = time.monotonic()
                 next_early = self._release(now)
                 if self._jobs or now >= until or not self._open:
@@ -130,10 +134,14 @@ class JobQueue:
                     return [self._jobs.popleft() for _ in range(count)]
                 if next_early is None and now < self._awake_until:
                     next_early = now + _GATHER_S
-                self._dozing = next_early is None
+                self._asleep, self._dozing = True, next_early is None
             with contextlib.suppress(Empty):
                 self._bell.get(timeout=min(until, next_early or until) - now)
-            self._dozing = False
+
+    def _ring(self) -> None:
+        """Once for each sleep: rings that nobody waits for would gather while there is work."""
+        self._asleep = self._dozing = False
+        self._bell.put(None)
 
     def _admit(self, refuse: bool) -> None:
         if not self._open:

@@ -37,6 +37,14 @@ _WORTH_TRYING: Final = 48
 """Below this many bytes a zstd frame costs more than it saves."""
 
 
+_SMALL_BITS: Final = 12
+"""The length of a length: what is below 4 KB."""
+
+_KEPT: Final = 64
+"""Compressors with their dictionaries, 50 to 100 KB each: making one asks the processor what it can
+do, which a virtual machine answers slowly, and takes ten times as long as compressing a little."""
+
+
 def _raw_dictionary(content: bytes) -> zstandard.ZstdCompressionDict:
     return zstandard.ZstdCompressionDict(content, dict_type=zstandard.DICT_TYPE_RAWCONTENT)
 
@@ -64,13 +72,6 @@ def _parameters(data_bits: int, dictionary_bits: int) -> zstandard.ZstdCompressi
         write_checksum=True,
         **tables,
     )
-
-
-_SMALL_BITS: Final = 12
-
-_KEPT: Final = 64
-"""Compressors with their dictionaries, 50 to 100 KB each: making one asks the processor what it can
-do, which a virtual machine answers slowly, and takes ten times as long as compressing a little."""
 
 
 class _Codecs(threading.local):
@@ -184,9 +185,8 @@ def pack_against(
     """``data`` compressed with the bytes of ``dictionary`` at hand; without them, by ``or_else``,
     when that is smaller. ``returns``: the same dictionary will be given again soon."""
     bits = len(data).bit_length()
-    of = _codecs.kept if returns and bits <= _SMALL_BITS else _compressor
-    compressor = of(dictionary, bits)
-    packed = bytes((DICTIONARY,)) + compressor.compress(data)
+    compressor = _codecs.kept if returns and bits <= _SMALL_BITS else _compressor
+    packed = bytes((DICTIONARY,)) + compressor(dictionary, bits).compress(data)
     if 2 * len(packed) <= len(data):
         return packed
     plain = or_else(data)

@@ -130,3 +130,10 @@ def test_a_taker_that_has_just_had_work_finds_a_beginning_without_being_woken(qu
     queue.put_beginning("a", job("a begins"))
     assert names(found.result(timeout=5)) == ["a begins"]
     taker.join()
+
+
+def test_a_taker_that_never_sleeps_is_not_rung_for(queue):
+    for number in range(100):
+        queue.put(job(number))
+        assert names(queue.take(soon())) == [number]
+    assert queue._bell.empty()
