@@ -169,8 +169,10 @@ async def list_sessions(
     """The latest sessions first."""
 
     def read() -> list[SessionState]:
-        found = services.reader.sessions(run=run_id, group=group_id, limit=limit, newest_first=True)
-        return [session_state(session) for session in found]
+        reader = services.reader
+        found = list(reader.sessions(run=run_id, group=group_id, limit=limit, newest_first=True))
+        counts = reader.call_counts_of([session.id for session in found])
+        return [session_state(session, counts[session.id]) for session in found]
 
     return await asyncio.to_thread(read)
 
@@ -178,7 +180,7 @@ async def list_sessions(
 async def get_session(session: OwnSession, services: Running) -> SessionState:
     """One session and where its calls stand."""
     counts = await asyncio.to_thread(services.reader.call_counts, session.id)
-    return session_state(session, {status.value: count for status, count in counts.items()})
+    return session_state(session, counts)
 
 
 async def add_reward(new: NewReward, session: OwnSession, services: Running) -> RecordedReward:
@@ -234,7 +236,7 @@ async def seal_session(
         session = replace(session, sealed_at=time.time(), outcome=outcome)
         await services.sessions.update(session)
         await services.governor.forget_session(session.id)
-    return session_state(session)
+    return await get_session(session, services)
 
 
 async def get_policy(services: Running, _: Admin) -> PolicyState:

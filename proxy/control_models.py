@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, FiniteFloat
 
 from proxy.circuit import CircuitState
 from proxy.engine_pool import EngineState
-from store.records import CallKind, SessionRecord
+from store.records import CallKind, CallStatus, SessionRecord
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:@-]{0,255}$")]
 ShortText = Annotated[str, Field(min_length=1, max_length=128)]
@@ -64,8 +64,8 @@ class SessionState(BaseModel):
     expires_at: float | None
     sealed_at: float | None
     outcome: str | None
-    calls: dict[str, int] | None = None
-    """Calls by status."""
+    calls: dict[str, int]
+    """How many stand where: by status."""
 
 
 class NewReward(_Body):
@@ -161,7 +161,7 @@ def engine_view(state: EngineState) -> EngineView:
     return EngineView(**msgspec.structs.asdict(state))
 
 
-def session_state(session: SessionRecord, calls: Mapping[str, int] | None = None) -> SessionState:
+def session_state(session: SessionRecord, calls: Mapping[CallStatus, int]) -> SessionState:
     return SessionState(
         id=session.id,
         name=session.name,
@@ -175,5 +175,5 @@ def session_state(session: SessionRecord, calls: Mapping[str, int] | None = None
         expires_at=session.expires_at,
         sealed_at=session.sealed_at,
         outcome=session.outcome,
-        calls=None if calls is None else dict(calls),
+        calls={status.value: count for status, count in calls.items()},
     )

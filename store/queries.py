@@ -68,6 +68,11 @@ _SESSIONS: Final[BindParameter[Any]] = bindparam("sessions", expanding=True)
 _CALLS_OF: Final[Select[Any]] = CALLS.where(calls.c.session_id.in_(_SESSIONS)).order_by(
     calls.c.session_id, calls.c.started_at, calls.c.id
 )
+_COUNTS_OF: Final = (
+    select(calls.c.session_id, calls.c.status, func.count().label("number"))
+    .where(calls.c.session_id.in_(_SESSIONS))
+    .group_by(calls.c.session_id, calls.c.status)
+)
 _SPANS_OF: Final[Select[Any]] = SPANS.where(calls.c.session_id.in_(_SESSIONS))
 _REWARDS_OF: Final = (
     select(rewards)
@@ -221,9 +226,14 @@ class Reader:
 
     def call_counts(self, session_id: str) -> dict[CallStatus, int]:
         """How many calls of the session stand where."""
-        query = select(calls.c.status, func.count().label("number"))
-        query = query.where(calls.c.session_id == session_id).group_by(calls.c.status)
-        return {CallStatus(row.status): row.number for row in self._rows(query)}
+        return self.call_counts_of([session_id])[session_id]
+
+    def call_counts_of(self, session_ids: Sequence[str]) -> dict[str, dict[CallStatus, int]]:
+        """By session, how many of its calls stand where."""
+        counts: dict[str, dict[CallStatus, int]] = {session_id: {} for session_id in session_ids}
+        for row in self._rows(_COUNTS_OF, sessions=session_ids):
+            counts[row.session_id][CallStatus(row.status)] = row.number
+        return counts
 
     def spent(self, session_id: str, aside: Collection[str] = ()) -> tuple[int, int]:
         """How many calls of the session are over, those of ``aside`` not counted, and the tokens

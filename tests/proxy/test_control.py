@@ -42,7 +42,10 @@ def test_a_new_session_hands_out_what_a_harness_needs(bench: Any, control: Any, 
     assert made["base_urls"]["anthropic"] == f"{bench.url}/s/{made['id']}"
     state = control.get(f"/sessions/{made['id']}").json()
     assert state["calls"] == {"complete": 1}
-    assert [one["id"] for one in control.get("/sessions").json()] == [made["id"]]
+    other = control.post("/sessions", json={}).json()
+    listed = {one["id"]: one["calls"] for one in control.get("/sessions").json()}
+    assert listed == {made["id"]: {"complete": 1}, other["id"]: {}}
+    assert control.post(f"/sessions/{made['id']}/seal").json()["calls"] == {"complete": 1}
     assert "key" not in state
 
 
