@@ -43,6 +43,11 @@ class LogFormat(StrEnum):
     JSON = "json"
 
 
+class Synchronous(StrEnum):
+    NORMAL = "NORMAL"
+    FULL = "FULL"
+
+
 def proxy(
     engines: Annotated[
         list[str],
@@ -92,6 +97,12 @@ def proxy(
         int | None,
         typer.Option(min=1, help="MiB to remember the sessions in use by, per process; else 48."),
     ] = None,
+    synchronous: Annotated[
+        Synchronous,
+        typer.Option(
+            help="SQLite's: NORMAL keeps calls when the process dies, FULL when power is cut, too."
+        ),
+    ] = Synchronous.NORMAL,
     log_format: Annotated[
         LogFormat, typer.Option(help="Lines on standard error, with session and call ids.")
     ] = LogFormat.TEXT,
@@ -123,6 +134,7 @@ def proxy(
         upstream_url=engines[0],
         more_engines=tuple(engines[1:]),
         store_url=store,
+        synchronous=synchronous.value,
         host=host,
         port=port,
         admin_key=admin_key,
