@@ -19,8 +19,9 @@ import numpy as np
 from proxy.canonical import Message, Request
 from proxy.digests import Digester, Unit, system_digest
 from proxy.lineage_match import Match, compare
-from proxy.lineage_turn import Link, Turn, common_prefix
+from proxy.lineage_turn import Link, Turn
 from store.records import BreakReason, TokenIds
+from store.tree import common_prefix
 
 if TYPE_CHECKING:
     from engine.tokenizer import Tokenizer

@@ -65,7 +65,7 @@ class SessionState(BaseModel):
     sealed_at: float | None
     outcome: str | None
     calls: dict[str, int]
-    """How many stand where: by status."""
+    """How many calls there are, by status."""
 
 
 class NewReward(_Body):

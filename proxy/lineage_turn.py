@@ -18,6 +18,7 @@ import numpy as np
 from proxy.canonical import Message, ToolCall
 from proxy.digests import digest_of, unfolded
 from store.records import BreakReason, CallStatus, TokenIds
+from store.tree import common_prefix
 
 STATE_VERSION = 1
 
@@ -285,13 +286,6 @@ def _share(
         return 0, prompt
     shared = common_prefix(path, prompt)
     return shared, prompt[shared:].copy()
-
-
-def common_prefix(left: TokenIds, right: TokenIds) -> int:
-    """Length of the longest common prefix of two id arrays."""
-    length = min(len(left), len(right))
-    unequal = np.flatnonzero(left[:length] != right[:length])
-    return int(unequal[0]) if len(unequal) else length
 
 
 def _cut(digests: str) -> tuple[bytes, ...]:

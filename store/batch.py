@@ -149,8 +149,11 @@ class Batch:
 
     def write(self) -> None:
         """Sends all rows, owners before what they own."""
-        if self._rows or self._patches:
-            self._write_owners()
+        self._many(runs)
+        self._renew(tasks)
+        self._many(sessions)
+        for patch in self._patches:
+            self._patch(patch)
         hot = statements(self._connection.dialect.name)
         hot.add_bodies.run(self._connection, [row for _, row in sorted(self._new_bodies.items())])
         hot.begin_calls.run(self._connection, list(self._new_calls.values()))
@@ -162,8 +165,9 @@ class Batch:
         hot.end_running.run(self._connection, self._done)
         hot.add_templates.run(self._connection, self._new_templates)
         hot.add_spans.run(self._connection, self._new_spans)
-        if self._rows:
-            self._write_others()
+        self._many(rewards)
+        for table in (policies, served, metrics):
+            self._renew(table)
 
     def settle(self) -> None:
         """After the commit: the cache may count what has grown, and make room."""
@@ -296,28 +300,17 @@ class Batch:
         if self._connection.execute(statement).rowcount != 1:
             raise RecordRejected(f"no row {patch.id} in {patch.table}")
 
-    def _write_owners(self) -> None:
-        self._many(runs)
-        self._renew(tasks, "id")
-        self._many(sessions)
-        for patch in self._patches:
-            self._patch(patch)
-
-    def _write_others(self) -> None:
-        self._many(rewards)
-        for table in (policies, served, metrics):
-            self._renew(table, *(column.name for column in table.primary_key))
-
     def _many(self, table: Table) -> None:
-        if rows := self._rows[table]:
+        if rows := self._rows.get(table):
             self._connection.execute(insert(table), rows)
 
-    def _renew(self, table: Table, *keys: str) -> None:
+    def _renew(self, table: Table) -> None:
         """Adds rows, or replaces those of the same keys."""
-        if rows := _last(self._rows[table], *keys):
-            self._connection.execute(self._upsert(table, *keys), rows)
+        if rows := self._rows.get(table):
+            keys = [column.name for column in table.primary_key]
+            self._connection.execute(self._upsert(table, keys), _last(rows, keys))
 
-    def _upsert(self, table: Table, *keys: str) -> Insert:
+    def _upsert(self, table: Table, keys: Sequence[str]) -> Insert:
         postgres = self._connection.dialect.name == "postgresql"
         statement = postgresql.insert(table) if postgres else sqlite.insert(table)
         others = {c.name: c for c in statement.excluded if c.name not in keys}
@@ -329,6 +322,6 @@ def _columns(record: Any) -> dict[str, Any]:
     return {name: getattr(record, name) for name in record.__dataclass_fields__}
 
 
-def _last(rows: Sequence[dict[str, Any]], *keys: str) -> list[dict[str, Any]]:
+def _last(rows: Sequence[dict[str, Any]], keys: Sequence[str]) -> list[dict[str, Any]]:
     """The newest row of each key: PostgreSQL refuses to upsert one row twice in a statement."""
     return list({tuple(row[key] for key in keys): row for row in rows}.values())

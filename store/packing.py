@@ -36,9 +36,8 @@ LEVEL: Final = 1
 _WORTH_TRYING: Final = 48
 """Below this many bytes a zstd frame costs more than it saves."""
 
-
 _SMALL_BITS: Final = 12
-"""The length of a length: what is below 4 KB."""
+"""Lengths of so many bits are below 4 KB."""
 
 _KEPT: Final = 64
 """Compressors with their dictionaries, 50 to 100 KB each: making one asks the processor what it can

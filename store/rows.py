@@ -84,7 +84,8 @@ def ended_row(
     template: Template | None,
     texts: bytes,
 ) -> dict[str, Any]:
-    """``END_COLUMNS``; a reply that contradicts itself is quarantined here, whoever wrote it."""
+    """``END_COLUMNS``; a reply that contradicts itself is quarantined here, whoever wrote it, if it
+    has not been compared before."""
     status, reason = ended.status, ended.reason
     notes = [{"name": note.name, "detail": note.detail} for note in ended.notes]
     if status in (CallStatus.COMPLETE, CallStatus.PARTIAL):

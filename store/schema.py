@@ -48,7 +48,8 @@ writers = Table(
     Column("lease", Float(53), nullable=False),
     Column("batch", BigInteger, nullable=False),
 )
-"""The processes that write: who is alive (``store/liveness.py``), and each one's last commit."""
+"""The processes that write: who is alive (``store/liveness.py``), and in a server's database each
+one's last commit."""
 
 runs = Table(
     "runs",
