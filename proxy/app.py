@@ -12,12 +12,13 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final
 
 from proxy.canonical import ApiError
-from proxy.client import AsgiMessage, Client, ClientGone, Receive, Scope, Send
+from proxy.client import Client, Scope, Send
 from proxy.data_plane import DataPlane
 from proxy.dialects.errors import openai_error
 from proxy.dialects.registry import DIALECTS
 from proxy.http_protocol import EXTENSION
 from proxy.logs import configure
+from proxy.presence import AsgiMessage, ClientGone, Receive
 from proxy.probes import PROBES, Probe, Running
 from proxy.routes import implied_dialect, misplaced, route
 from proxy.services import Services

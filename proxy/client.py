@@ -6,73 +6,16 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
-from types import TracebackType
-from typing import Any, Final
+from typing import Any
 
 from proxy.canonical import ApiError, HttpError
 from proxy.http_protocol import EXTENSION, ShortWay
+from proxy.presence import AsgiMessage, ClientGone, Presence, Receive, Watch
 from proxy.started import Started
 
 Scope = MutableMapping[str, Any]
-AsgiMessage = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[AsgiMessage]]
 Send = Callable[[AsgiMessage], Awaitable[None]]
 Headers = tuple[tuple[str, str], ...]
-
-_UNWATCHED_S: Final = 0.05
-"""How long a call runs before it is watched whether its client is still there."""
-
-
-class ClientGone(Exception):
-    """The client closed its connection before its reply was complete."""
-
-
-class Presence:
-    """Runs a block while the client is there, and cuts it when the client has gone.
-
-    The watch begins after :data:`_UNWATCHED_S`: most replies of a fast engine are whole by then,
-    and a task for each of them would cost more than it could save. Entered and left like
-    :class:`asyncio.Timeout`: what cuts the block is a cancellation of our own, told from others' by
-    the task's count of them.
-    """
-
-    __slots__ = ("_cancelling", "_gone", "_receive", "_task", "_timer", "_watch")
-
-    def __init__(self, receive: Receive) -> None:
-        self._receive = receive
-        self._gone = False
-        self._watch: asyncio.Task[None] | None = None
-
-    async def __aenter__(self) -> None:
-        task = asyncio.current_task()
-        assert task is not None, "inside a task"  # noqa: S101 - a programming error
-        self._task = task
-        self._cancelling = task.cancelling()
-        self._timer = asyncio.get_running_loop().call_later(_UNWATCHED_S, self._begin)
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._timer.cancel()
-        if self._watch is not None:
-            self._watch.cancel()
-            self._watch = None  # its end holds a traceback that leads back here
-        if not self._gone:
-            return
-        if self._task.uncancel() <= self._cancelling and kind is asyncio.CancelledError:
-            raise ClientGone from error
-
-    def _begin(self) -> None:
-        self._watch = asyncio.ensure_future(self._disconnected())
-
-    async def _disconnected(self) -> None:
-        while (await self._receive())["type"] != "http.disconnect":
-            pass
-        self._gone = True
-        self._task.cancel()
 
 
 class Client:
@@ -143,10 +86,10 @@ class Client:
             if not message.get("more_body", False):
                 return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
-    def present(self) -> Presence:
+    def present(self, watch: Watch) -> Presence:
         """``async with``: runs the block while the client is there; else cuts it with
         :class:`ClientGone`. The body must have been read before."""
-        return Presence(self._receive)
+        return Presence(watch, self._receive)
 
     async def respond(
         self,
@@ -157,17 +100,15 @@ class Client:
     ) -> None:
         """A whole response at once."""
         self.started = True
-        await self._send(
-            {
-                "type": "http.response.start",
-                "status": status,
-                "headers": [
-                    (b"content-type", content_type.encode("latin-1")),
-                    (b"content-length", b"%d" % len(body)),
-                    *encoded(headers),
-                ],
-            }
-        )
+        fields = [
+            (b"content-type", content_type.encode("latin-1")),
+            (b"content-length", b"%d" % len(body)),
+            *encoded(headers),
+        ]
+        short = self._short_way()
+        if short is not None and short.respond(status, fields, body):
+            return
+        await self._send({"type": "http.response.start", "status": status, "headers": fields})
         await self._send({"type": "http.response.body", "body": body, "more_body": False})
 
     async def refuse(self, error: HttpError, headers: Headers = ()) -> None:
@@ -204,7 +145,7 @@ class Client:
         self._push({"type": "http.response.body", "body": body, "more_body": True})
         if short is None:
             # From the second chunk on: the first need not wait for the end of the turn.
-            self._short = self.scope.get("extensions", {}).get(EXTENSION)
+            self._short = self._short_way()
         return self._blocked
 
     async def finish(self, body: bytes) -> None:
@@ -212,6 +153,10 @@ class Client:
         self._push({"type": "http.response.body", "body": body, "more_body": False})
         if self._blocked is not None:
             await self._blocked
+
+    def _short_way(self) -> ShortWay | None:
+        way: ShortWay | None = self.scope.get("extensions", {}).get(EXTENSION)
+        return way
 
     def _push(self, message: AsgiMessage) -> None:
         """Sends without a turn of the event loop, unless the server says to wait."""

@@ -88,8 +88,8 @@ class SessionConversations:
         self._lobby_sessions: OrderedDict[str, str] = OrderedDict()
         """Call id -> session id, for the calls in the lobby."""
         self._sessions: OrderedDict[str, _Held] = OrderedDict()
-        self._in_flight: dict[str, asyncio.Event] = {}
-        """Call id -> set when the call is over."""
+        self._in_flight: dict[str, asyncio.Event | None] = {}
+        """Call id -> set when the call is over; made for who waits for it."""
 
     async def start(self) -> None:
         """Takes the latest anonymous sessions into the lobby."""
@@ -170,11 +170,20 @@ class SessionConversations:
 
     def begin(self, call_id: str) -> None:
         """The call is at the engine from now on."""
-        self._in_flight[call_id] = asyncio.Event()
+        self._in_flight[call_id] = None
 
     def end(self, call_id: str) -> None:
         """The call is over, remembered or not."""
-        self._in_flight.pop(call_id).set()
+        over = self._in_flight.pop(call_id)
+        if over is not None:
+            over.set()
+
+    async def _over(self, call_id: str) -> None:
+        if call_id in self._in_flight:
+            over = self._in_flight[call_id]
+            if over is None:
+                over = self._in_flight[call_id] = asyncio.Event()
+            await over.wait()
 
     def in_flight(self, call_ids: Iterable[str]) -> list[str]:
         """Those of the calls that are still at the engine."""
@@ -187,13 +196,13 @@ class SessionConversations:
         yet; that end is near.
         """
         link = held.find(request, agent)
-        running = [self._in_flight[call_id] for call_id in self.in_flight(link.unknown)]
+        running = self.in_flight(link.unknown)
         if not running:
             return link
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(ECHO_WAIT_S):
-                for over in running:
-                    await over.wait()
+                for call_id in running:
+                    await self._over(call_id)
         return held.find(request, agent)
 
     def add(self, session: SessionRecord, turn: Turn) -> None:

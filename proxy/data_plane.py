@@ -10,7 +10,7 @@ from typing import Final
 from urllib.parse import parse_qsl
 
 from proxy.canonical import ApiError, Request
-from proxy.client import Client, ClientGone
+from proxy.client import Client
 from proxy.dialects.registry import COUNTING, DIALECTS
 from proxy.dialects.responses import deleted
 from proxy.engine_request import EngineRequest, constraint, engine_request
@@ -19,6 +19,7 @@ from proxy.harness_identity import Identity, identify, kept_headers
 from proxy.lineage import Link
 from proxy.model_routes import Destination
 from proxy.models import asked_in, models_reply
+from proxy.presence import ClientGone
 from proxy.prompt import Prompt, tail_length
 from proxy.routes import Action, Route
 from proxy.sampling import effective

@@ -17,7 +17,6 @@ import json
 import re
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any
 
@@ -38,8 +37,7 @@ _ENCODER = msgspec.msgpack.Encoder()
 _THOUGHTS = re.compile(r"\s*<think>.*?</think>", re.DOTALL)
 
 
-@dataclass(frozen=True, slots=True)
-class Unit:
+class Unit(msgspec.Struct, frozen=True):
     """One step of a conversation."""
 
     role: Role
@@ -56,8 +54,7 @@ class Unit:
     """Call ids read from the opaque values that came with it, in order."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Known:
+class _Known(msgspec.Struct, frozen=True):
     """What has been found out about a message written in a certain way."""
 
     digest: bytes

@@ -297,6 +297,8 @@ class _Connection(asyncio.Protocol):
         self._transport: Any = None
         self._timeout_s = 0.0
         self._timer: asyncio.TimerHandle | None = None
+        """Looks for a stall. It outlives its request: one timer serves many short ones."""
+        self._looks_at = 0.0
         self._held = False
         """The follower wants no more for now."""
 
@@ -312,7 +314,7 @@ class _Connection(asyncio.Protocol):
         self._framed = self._keep = self._whole = False
         self.last_read = self.loop.time()
         self._timeout_s = timeout_s
-        self._timer = self.loop.call_later(timeout_s, self._stalled)
+        self._look_by(self.last_read + timeout_s)
         self._transport.write(request)
         return reply
 
@@ -326,9 +328,7 @@ class _Connection(asyncio.Protocol):
     def hurry(self) -> None:
         """Only the end of the reply is still awaited, and not for long."""
         self._timeout_s = min(self._timeout_s, _IDLE_S)
-        if self._timer is not None:
-            self._timer.cancel()
-        self._timer = self.loop.call_later(self._timeout_s, self._stalled)
+        self._look_by(self.loop.time() + self._timeout_s)
 
     def abandon(self) -> None:
         """Closes at once. A reply that is not whole will not become so."""
@@ -345,12 +345,23 @@ class _Connection(asyncio.Protocol):
         if not self._transport.is_closing():
             self._transport.resume_reading()
 
-    def _stalled(self) -> None:
-        left = self.last_read + self._timeout_s - self.loop.time()
-        if self._held:
-            left = self._timeout_s
-        if left > 0:
-            self._timer = self.loop.call_later(left, self._stalled)
+    def _look_by(self, time: float) -> None:
+        if self._timer is not None:
+            if self._looks_at <= time:
+                return
+            self._timer.cancel()
+        self._looks_at = time
+        self._timer = self.loop.call_at(time, self._look)
+
+    def _look(self) -> None:
+        """Whether the reply has stalled."""
+        self._timer = None
+        if self._reply is None:
+            return
+        now = self.loop.time()
+        due = (now if self._held else self.last_read) + self._timeout_s
+        if due > now:
+            self._look_by(due)
         else:
             self._fail(TimeoutError("the engine sent nothing for too long"))
 
@@ -399,8 +410,6 @@ class _Connection(asyncio.Protocol):
 
     def _finish(self, reply: EngineReplied) -> None:
         self._reply = None
-        if self._timer is not None:
-            self._timer.cancel()
         if self._keep and not self._held:
             self._pool.free(self)
         else:

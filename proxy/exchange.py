@@ -14,11 +14,12 @@ from functools import partial
 from typing import Final
 
 from proxy.canonical import ApiError, Dialect, Emitter, Event, HttpError, Minted, Request
-from proxy.client import Client, ClientGone, Headers
+from proxy.client import Client, Headers
 from proxy.engine_pool import EnginePool
 from proxy.engine_reply import EngineReply
 from proxy.engine_request import EngineRequest
 from proxy.pooled_reply import PooledReply
+from proxy.presence import ClientGone
 from proxy.recorder import Recording
 from proxy.services import Services
 from proxy.sessions import store_unavailable
@@ -119,7 +120,7 @@ class Exchange:
         the reply is whole, else how it failed."""
         keep_alives = self._services.keep_alives
         try:
-            async with self._client.present():
+            async with self._client.present(self._services.watch):
                 if self._emitter is not None:
                     self._client.touch()
                     keep_alives.add(self)

@@ -1,4 +1,5 @@
-"""uvicorn's HTTP protocol with a short way for the chunks of a stream that has begun.
+"""uvicorn's HTTP protocol with a short way for whole responses and for the chunks of a stream that
+has begun.
 
 ASGI's ``send`` is a coroutine that takes a dictionary and looks again at everything it knows of the
 response: for a chunk of 200 bytes that costs more than all that the proxy does with it. The scope
@@ -18,10 +19,15 @@ from __future__ import annotations
 
 import asyncio
 import re
+from collections.abc import Sequence
 from typing import Any, Final
 from weakref import WeakKeyDictionary
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+from uvicorn.protocols.http.httptools_impl import (
+    STATUS_LINE,
+    HttpToolsProtocol,
+    RequestResponseCycle,
+)
 from uvicorn.server import ServerState
 
 EXTENSION: Final = "bridle.short_way"
@@ -79,6 +85,25 @@ class ShortWay:
         if not cycle.chunked_encoding or cycle.flow.write_paused or cycle.disconnected:
             return False
         self._outbox.put(cycle.transport, b"%x\r\n%b\r\n" % (len(chunk), chunk))
+        return True
+
+    def respond(self, status: int, headers: Sequence[tuple[bytes, bytes]], body: bytes) -> bool:
+        """Whether the whole response goes this way: not when its client must be waited for or has
+        gone, nor when the server must look at it (it ends the connection, answers ``HEAD``, adds
+        headers of its own or logs)."""
+        cycle = self._cycle
+        if cycle.response_started or cycle.disconnected or cycle.flow.write_paused:
+            return False
+        if not cycle.keep_alive or cycle.default_headers or cycle.access_log:
+            return False
+        lines = b"".join([b"%b: %b\r\n" % header for header in headers])
+        if cycle.scope["method"] == "HEAD" or lines.count(b"\n") != len(headers):
+            return False
+        cycle.response_started = cycle.response_complete = True
+        cycle.waiting_for_100_continue = False
+        cycle.transport.write(b"%b%b\r\n%b" % (STATUS_LINE[status], lines, body))
+        cycle.message_event.set()
+        cycle.on_response()
         return True
 
 

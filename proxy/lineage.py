@@ -28,9 +28,9 @@ expected with the stored conversation put before its messages.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
+from msgspec import structs
 
 from proxy.canonical import Request
 from proxy.digests import Digester
@@ -115,7 +115,7 @@ class Conversations:
         if turn is None:
             return link
         base = None if link.seen.depth else turn
-        return replace(
+        return structs.replace(
             link, parent=turn, base=base, choice=choice if base else 0,
             rule="token_prefix", confidence=0.9,
         )  # fmt: skip

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
 from itertools import chain, groupby
 from typing import NamedTuple
+
+from msgspec import structs
 
 from proxy.canonical import Message, Request
 from proxy.digests import (
@@ -91,11 +92,11 @@ class Search:
         elif base is None:
             link = self._compacted(link)
         if link.parent is not None and not link.parent.choices:
-            link = replace(link, break_reason=BreakReason.PARENT_WITHOUT_IDS)
+            link = structs.replace(link, break_reason=BreakReason.PARENT_WITHOUT_IDS)
         earlier, dropped, unknown = self._retry(link), self._dropped(link), self._unknown()
         if earlier is None and dropped is None and not unknown:
             return link
-        return replace(
+        return structs.replace(
             link,
             retry_of=earlier.call_id if earlier is not None else None,
             retry_after=earlier.status if earlier is not None else None,
@@ -195,14 +196,14 @@ class Search:
         """Whether this very question went on from there before; under other instructions or tools
         than the place's own it was recorded from the start."""
         turn = place.turn
-        rest = replace(self.seen, units=self.digests[place.end :])
+        rest = structs.replace(self.seen, units=self.digests[place.end :])
         return bool(self.index.asked((turn.call_id, place.choice), rest)) or any(
             asked.parent_call_id == turn.call_id for asked in self.index.asked(None, self.seen)
         )
 
     def _answered_below(self, place: _Place) -> bool:
         """Whether this very question has been answered there: to an equal conversation's run."""
-        rest = replace(self.seen, units=self.digests[place.end :])
+        rest = structs.replace(self.seen, units=self.digests[place.end :])
         asked = self.index.asked((place.turn.call_id, place.choice), rest)
         return any(turn.status is CallStatus.COMPLETE for turn in asked)
 
@@ -319,7 +320,7 @@ class Search:
             return Link(seen=self.seen, tail=self.request.messages)
         end = base.end
         return Link(
-            seen=replace(self.seen, units=self.digests[end:], forms=self.seen.forms[end:]),
+            seen=structs.replace(self.seen, units=self.digests[end:], forms=self.seen.forms[end:]),
             parent=base.turn,
             base=base.turn,
             choice=base.choice,
@@ -338,7 +339,7 @@ class Search:
             return link
         reason = BreakReason.SYSTEM_CHANGED if system else BreakReason.TOOLS_CHANGED
         changed = ["system"] * system + ["tools"] * tools
-        return replace(
+        return structs.replace(
             link,
             seen=self.seen,
             base=None,
@@ -359,7 +360,7 @@ class Search:
             reason = BreakReason.COMPACTED
         else:
             reason = BreakReason.EDITED
-        return replace(
+        return structs.replace(
             link,
             parent=named.turn,
             rule="minted_id" if named.minted else "content",
@@ -372,7 +373,7 @@ class Search:
         summariser = self._summariser()
         if summariser is None:
             return link
-        return replace(
+        return structs.replace(
             link,
             parent=summariser,
             rule="content",

@@ -10,9 +10,9 @@ broke, and the break has a reason.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from proxy.canonical import Message, ToolCall
@@ -23,8 +23,7 @@ from store.tree import common_prefix
 STATE_VERSION = 1
 
 
-@dataclass(frozen=True, slots=True)
-class Seen:
+class Seen(msgspec.Struct, frozen=True):
     """What a request said, in digests."""
 
     system: bytes
@@ -43,8 +42,7 @@ class Seen:
     """The harness' own name of the (sub-)agent, when its headers tell one."""
 
 
-@dataclass(frozen=True, slots=True)
-class Sampled:
+class Sampled(msgspec.Struct, frozen=True):
     """One sampled sequence of a call."""
 
     message: Message
@@ -55,15 +53,14 @@ class Sampled:
     digest: bytes = b""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Turn:
+class Turn(msgspec.Struct, frozen=True, eq=False):
     """One recorded call: from :meth:`of` when it is over, from :meth:`from_state` at restart."""
 
     call_id: str
     parent_call_id: str | None
     status: CallStatus
     seen: Seen
-    base: Turn | None = field(repr=False, default=None)
+    base: Turn | None = None
     base_choice: int = 0
     choices: tuple[Sampled, ...] = ()
     shared: int = 0
@@ -74,6 +71,9 @@ class Turn:
     """What the harness wrote differently along this conversation, so far."""
     confidence: float = 1.0
     retry_of: str | None = None
+
+    def __repr__(self) -> str:
+        return f"Turn({self.call_id!r})"  # its bases are as many as the conversation is long
 
     @classmethod
     def of(
@@ -221,11 +221,10 @@ class Turn:
         turn = cls.of(
             call_id, link, status=status, choices=choices, prompt_token_ids=prompt_token_ids
         )
-        return replace(turn, parent_call_id=parent_call_id)
+        return msgspec.structs.replace(turn, parent_call_id=parent_call_id)
 
 
-@dataclass(frozen=True, slots=True)
-class Link:
+class Link(msgspec.Struct, frozen=True):
     """Where a request belongs in its session."""
 
     seen: Seen

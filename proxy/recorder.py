@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -135,8 +134,7 @@ class Recorder:
 Observer = Callable[["Recording", CallEnded], None]
 
 
-@dataclass(frozen=True, slots=True)
-class Way:
+class Way(msgspec.Struct, frozen=True):
     """How a call hangs together with the calls before it."""
 
     link: Link
@@ -334,7 +332,7 @@ def quarantined(ended: CallEnded, found: str) -> CallEnded:
     """``ended`` with the contradiction that was ``found`` in it."""
     word = found.partition(":")[0].partition(" ")[0]
     notes = (*ended.notes, Note(f"quarantined_{word}", found))
-    return replace(ended, status=CallStatus.QUARANTINED, reason=found, notes=notes)
+    return msgspec.structs.replace(ended, status=CallStatus.QUARANTINED, reason=found, notes=notes)
 
 
 def assistant_message(choice: ChoiceReply) -> Message:

@@ -18,6 +18,7 @@ from proxy.logs import log_call
 from proxy.metrics import Metrics
 from proxy.model_routes import ModelRoutes
 from proxy.policy_gate import PolicyGate
+from proxy.presence import Watch
 from proxy.recorder import Observer, Recorder
 from proxy.sessions import Sessions
 from proxy.settings import ProxySettings
@@ -56,6 +57,7 @@ class Services:
     stored_responses: StoredResponses
     histories: KnownHistories
     keep_alives: KeepAlives
+    watch: Watch
     free_memory: FreeMemory
     siblings: Siblings
     governor: Governor
@@ -121,6 +123,7 @@ class Services:
             stored_responses=StoredResponses(reader),
             histories=KnownHistories(settings.limits.memory_for("requests")),
             keep_alives=keep_alives,
+            watch=Watch(),
             free_memory=free_memory,
             siblings=siblings,
             governor=governor,
@@ -133,6 +136,7 @@ class Services:
         """Stops what :meth:`start` started; queued records are written first."""
         await self.siblings.close()
         await self.keep_alives.close()
+        self.watch.close()
         await self.free_memory.close()
         await self.models.close()
         await asyncio.to_thread(self.writer.close)

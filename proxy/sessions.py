@@ -13,9 +13,11 @@ import re
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Container, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from functools import partial
 from typing import Final
+
+import msgspec
 
 from proxy.canonical import ApiError
 from proxy.harness_identity import Identity
@@ -31,8 +33,7 @@ SESSION_ID_PREFIX: Final = "ses"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@-]{0,255}")
 
 
-@dataclass(frozen=True, slots=True)
-class Caller:
+class Caller(msgspec.Struct, frozen=True):
     """What a request's credentials and address allow."""
 
     admin: bool

@@ -18,6 +18,8 @@ from dataclasses import dataclass
 from hashlib import sha256
 from typing import Final
 
+import msgspec
+
 from store.packing import DICTIONARY, RAW, pack, pack_against, unpack_against
 
 MAX_DEPTH: Final = 1000
@@ -35,8 +37,7 @@ _WINDOW_AT_END: Final = 1 << 7
 """Bodies that go on share most of themselves, and mostly a few brackets after that."""
 
 
-@dataclass(frozen=True, slots=True)
-class Body:
+class Body(msgspec.Struct, frozen=True):
     """A request that later ones can be stored against."""
 
     id: str
@@ -45,8 +46,7 @@ class Body:
     """Links from here to a body that is stored whole; 0 for that one."""
 
 
-@dataclass(frozen=True, slots=True)
-class Splice:
+class Splice(msgspec.Struct, frozen=True):
     """A body as the difference to its base."""
 
     prefix: int

@@ -10,6 +10,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+import msgspec
+
 from store.bodies import Body, Splice
 from store.texts import Context
 from store.tree import TokenTree
@@ -31,8 +33,7 @@ class Template:
     """Its call's headers, sampling and usage."""
 
 
-@dataclass(frozen=True, slots=True)
-class OpenCall:
+class OpenCall(msgspec.Struct, frozen=True):
     """What the end of a call needs of its beginning."""
 
     request: Splice | None

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import os
 import time
-from base64 import b32encode
 from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Final
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -29,11 +29,16 @@ def new_id(prefix: str) -> str:
     The alphabet is lower-case base 32, so that the identifier can travel inside tool-call ids,
     headers and paths of every provider.
     """
-    stamp = int(time.time() * 1000).to_bytes(6, "big") + _random()
-    return f"{prefix}_{b32encode(stamp).decode().lower()}"
+    bits = int(time.time() * 1000) << 8 * _RANDOM_BYTES | int.from_bytes(_random(), "big")
+    pairs = [_PAIRS[bits >> shift & 0x3FF] for shift in _PAIR_SHIFTS]
+    return f"{prefix}_{''.join(pairs)}"
 
 
-_RANDOM_BYTES = 9
+_RANDOM_BYTES: Final = 9
+_ALPHABET: Final = "abcdefghijklmnopqrstuvwxyz234567"
+"""RFC 4648's base 32, in lower case."""
+_PAIRS: Final = [first + second for first in _ALPHABET for second in _ALPHABET]
+_PAIR_SHIFTS: Final = range(110, -1, -10)
 _random_stock: deque[bytes] = deque()
 """Pieces of the system's randomness, each used once: asking for every identifier costs more than
 making it."""
@@ -140,8 +145,7 @@ def is_frozen(notes: Iterable[Note]) -> bool:
     return any(note.name == FROZEN for note in notes)
 
 
-@dataclass(frozen=True, slots=True)
-class VersionRun:
+class VersionRun(msgspec.Struct, frozen=True):
     """From token ``start`` (0-based, within the sampled ids) on, ``version`` was sampling."""
 
     start: int
@@ -174,8 +178,7 @@ class SessionRecord:
     """How the rollout ended: ``completed``, ``timeout``, ``error`` …; ``None`` while open."""
 
 
-@dataclass(frozen=True, slots=True)
-class CallBegun:
+class CallBegun(msgspec.Struct, frozen=True):
     """What is known when a request has been admitted; written before the engine is asked."""
 
     id: str
@@ -189,12 +192,11 @@ class CallBegun:
     parent_call_id: str | None = None
     lineage_rule: str | None = None
     """Which rule found the parent: ``minted_id``, ``content``, ``token_prefix`` …"""
-    headers: Mapping[str, str] = field(default_factory=dict)
+    headers: Mapping[str, str] = {}
     """Identity headers of the harness only; never credentials."""
 
 
-@dataclass(frozen=True, slots=True)
-class Choice:
+class Choice(msgspec.Struct, frozen=True):
     """One sampled sequence of a call (``n`` of them when the client asked for ``n``)."""
 
     token_ids: TokenIds
@@ -205,8 +207,7 @@ class Choice:
     finish_reason: str | None
 
 
-@dataclass(frozen=True, slots=True)
-class CallEnded:
+class CallEnded(msgspec.Struct, frozen=True):
     """What is known when a call is over; committing it is what makes the reply deliverable."""
 
     id: str
@@ -220,12 +221,12 @@ class CallEnded:
     response_body: bytes = b""
     """What the client was sent, as bytes (the whole event stream when streaming)."""
     model_served: str | None = None
-    usage: Mapping[str, Any] = field(default_factory=dict)
-    sampling: Mapping[str, Any] = field(default_factory=dict)
+    usage: Mapping[str, Any] = {}
+    sampling: Mapping[str, Any] = {}
     """Effective sampling parameters, as sent to the engine."""
-    message: Mapping[str, Any] = field(default_factory=dict)
+    message: Mapping[str, Any] = {}
     """The reply as a chat message (content, reasoning, tool_calls with minted ids)."""
-    conversation: Mapping[str, Any] = field(default_factory=dict)
+    conversation: Mapping[str, Any] = {}
     """Lineage's own state for this call (digests of the request's messages), opaque here."""
     kind: CallKind = CallKind.UNKNOWN
     role: str | None = None
@@ -233,7 +234,7 @@ class CallEnded:
     break_reason: BreakReason | None = None
     reason: str | None = None
     """Why a call failed, was cut or quarantined."""
-    error: Mapping[str, Any] = field(default_factory=dict)
+    error: Mapping[str, Any] = {}
     notes: tuple[Note, ...] = ()
     compared: bool = False
     """Whether it has been looked for a contradiction (``store/integrity.py``); else the writer
@@ -254,8 +255,7 @@ class Reward:
     detail: Mapping[str, Any] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class Span:
+class Span(msgspec.Struct, frozen=True):
     """An edge of a session's token tree; append-only, never changed after its commit.
 
     A span hangs at absolute token position ``start`` of its parent's path. The parent may reach

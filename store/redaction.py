@@ -12,9 +12,9 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any, Final
 
+import msgspec
 import orjson
 
 from store.packing import dump_json
@@ -64,7 +64,7 @@ class Redactor:
         if not found:
             return begun
         self._requests[begun.id] = found
-        return replace(begun, request_body=body)
+        return msgspec.structs.replace(begun, request_body=body)
 
     def ended(self, ended: CallEnded) -> CallEnded:
         found = self._requests.pop(ended.id, Counter())
@@ -83,7 +83,7 @@ class Redactor:
         if not found:
             return ended
         detail = ", ".join(f"{count} {name}" for name, count in sorted(found.items()))
-        return replace(
+        return msgspec.structs.replace(
             ended,
             response_body=body,
             message=message,

@@ -12,6 +12,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
+import msgspec
+
 from store.bodies import Splice
 from store.events import from_columns, to_columns
 from store.packing import DICTIONARY, pack_against, pack_proved, unpack_against
@@ -26,8 +28,7 @@ _FORMS: Final = {_PLAIN: "plain", _COLUMNS: "columns"}
 _FIELDS: Final = 7
 
 
-@dataclass(frozen=True, slots=True)
-class Reply:
+class Reply(msgspec.Struct, frozen=True):
     """The bytes that a client was sent, as they are kept."""
 
     form: int
@@ -44,8 +45,7 @@ class Reply:
         return from_columns(self.kept) if self.form == _COLUMNS else self.kept
 
 
-@dataclass(frozen=True, slots=True)
-class Texts:
+class Texts(msgspec.Struct, frozen=True):
     """A call's texts as they were."""
 
     request: Splice | None
@@ -64,8 +64,7 @@ class Texts:
         return f"{request}/{reply}"
 
 
-@dataclass(frozen=True, slots=True)
-class CallTokens:
+class CallTokens(msgspec.Struct, frozen=True):
     """The tokens whose text a call's texts repeat: ``uint32[…]`` each."""
 
     before: TokenIds | None

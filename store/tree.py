@@ -13,6 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -41,16 +42,14 @@ class Node:
         return self.start + len(self.token_ids)
 
 
-@dataclass(frozen=True, slots=True)
-class Point:
+class Point(msgspec.Struct, frozen=True):
     """The path of ``node``, cut after ``position`` tokens."""
 
     node: Node
     position: int
 
 
-@dataclass(frozen=True, slots=True)
-class Growth:
+class Growth(msgspec.Struct, frozen=True):
     """What a call adds to its session's tree."""
 
     prompt_span_id: str | None
@@ -58,8 +57,7 @@ class Growth:
     spans: tuple[Span, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class _Prompt:
+class _Prompt(msgspec.Struct, frozen=True):
     """A call's whole prompt: ``tip``'s path, cut after ``len(token_ids)``."""
 
     tip: Node

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from msgspec import structs
 from sqlalchemy import event, insert, select, update
 from sqlalchemy.exc import IntegrityError
 
@@ -188,7 +189,7 @@ def test_two_versions_in_one_reply_are_in_order(reader, record):
     session.call([1], [5, 6])
     tree = SessionTree.load(reader, session.id)
     (row,) = tree.sampled()
-    object.__setattr__(row.span, "versions", (VersionRun(0, 1), VersionRun(1, 2)))
+    structs.force_setattr(row.span, "versions", (VersionRun(0, 1), VersionRun(1, 2)))
     built = build(tree, DEFAULT_POLICY)
     assert built.samples[0].versions.tolist() == [-1, 1, 2]
     assert checked(tree, built.samples) == set()

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 
 from reconstruct.audit import Findings, audit_session, check_calls, check_samples, check_spans
 from reconstruct.builders import BUILDERS, build
@@ -109,7 +110,7 @@ def test_every_duplicated_call_is_caught(recounted, story):
         assert caught(session_id, [*calls, copy], rows)
         own = [row for row in rows if row.span.call_id == call.id]
         spans = [
-            replace(row, span=replace(row.span, id=f"{row.span.id}x", call_id=copy.id))
+            replace(row, span=structs.replace(row.span, id=f"{row.span.id}x", call_id=copy.id))
             for row in own
         ]
         assert caught(session_id, [*calls, copy], [*rows, *spans])
@@ -148,7 +149,7 @@ def test_every_two_swapped_logprobs_are_caught(recounted, story, data):
         if swapped.tobytes() == row.span.logprobs.tobytes():
             continue
         damaged = [*rows]
-        damaged[index] = replace(row, span=replace(row.span, logprobs=swapped))
+        damaged[index] = replace(row, span=structs.replace(row.span, logprobs=swapped))
         assert caught(session_id, calls, damaged)
     tree = SessionTree(session_id, calls, rows)
     samples = list(build(tree, DEFAULT_POLICY).samples)

@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 
 from reconstruct.audit import audit_session
 from reconstruct.builders import BUILDERS, add_up, build
@@ -174,7 +175,7 @@ def test_a_reply_that_spans_two_policies_is_trained_by_token(reader, record):
     session.call([1], [5, 6, 7, 8])
     tree = SessionTree.load(reader, session.id)
     row = tree.rows[next(s for s in tree.rows if s.endswith(".s0"))]
-    object.__setattr__(row.span, "versions", (VersionRun(0, 1), VersionRun(3, 2)))
+    structs.force_setattr(row.span, "versions", (VersionRun(0, 1), VersionRun(3, 2)))
     built = build(tree, TrainablePolicy(oldest_version=2))
     assert trained(built.samples[0]) == [8]
     assert built.samples[0].versions.tolist() == [-1, 1, 1, 1, 2]

@@ -1,7 +1,6 @@
-from dataclasses import replace
-
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from store.integrity import MISSING_LOGPROB, contradiction
 from store.records import CallStatus, Choice, VersionRun

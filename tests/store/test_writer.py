@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from msgspec import structs
 
 from store.errors import NotFound, RecordRejected, StoreBusy, StoreClosed, StoreUnavailable
 from store.records import (
@@ -181,7 +182,7 @@ async def test_a_rejected_end_may_be_sent_again_without_its_fault(writer, reader
     writer.begin_call(begun)
     ended = calls.ended(begun, [1, 2], [3, 4])
     with pytest.raises(RecordRejected):
-        await writer.end_call(replace(ended, error={"x": object()}))
+        await writer.end_call(structs.replace(ended, error={"x": object()}))
     await writer.end_call(ended)
     assert reader.prompt_token_ids(begun.id).tolist() == [1, 2]
     assert len(reader.spans(session.id)) == 2
@@ -232,7 +233,7 @@ async def test_a_call_that_contradicts_itself_is_kept_and_quarantined(writer, re
     short = Choice(
         np.array([3, 4], np.uint32), np.zeros(1, np.float32), (VersionRun(0, 1),), "stop"
     )
-    await writer.end_call(replace(calls.ended(begun, [1, 2], [3, 4]), choices=(short,)))
+    await writer.end_call(structs.replace(calls.ended(begun, [1, 2], [3, 4]), choices=(short,)))
     row = reader.call(begun.id)
     assert row.status is CallStatus.QUARANTINED
     assert row.reason.startswith("logprobs_mismatch: 2 ids, 1 logprobs")
@@ -244,7 +245,8 @@ async def test_an_upstream_without_ids_is_noted(writer, reader, calls):
     await writer.create_session(session)
     begun = calls.begun(session)
     writer.begin_call(begun)
-    await writer.end_call(replace(calls.ended(begun, [1], [2]), prompt_token_ids=None, choices=()))
+    bare = structs.replace(calls.ended(begun, [1], [2]), prompt_token_ids=None, choices=())
+    await writer.end_call(bare)
     row = reader.call(begun.id)
     assert (row.status, row.prompt_tokens) == (CallStatus.COMPLETE, None)
     assert [note.name for note in row.notes] == ["no_token_ids"]
@@ -257,7 +259,7 @@ async def test_failed_calls_are_kept_with_their_reason(writer, reader, calls):
     begun = calls.begun(session)
     writer.begin_call(begun)
     await writer.end_call(
-        replace(
+        structs.replace(
             calls.ended(begun, [1], [2]),
             status=CallStatus.FAILED,
             prompt_token_ids=None,
