@@ -24,8 +24,9 @@ from store.records import TokenIds
 MARK: Final = "cut"
 """Stands in the JSON where the array was."""
 
-WORTH_CUTTING: Final = 16_384
-"""Bytes of JSON from which on cutting beats decoding."""
+WORTH_CUTTING: Final = 1024
+"""Bytes of an array from which on cutting beats decoding, for a prompt whose beginning was told
+before; for a new one both cost the same."""
 
 _KEY: Final = b'"prompt_token_ids":'
 _IDS_END: Final = 2**32
@@ -108,7 +109,7 @@ def cut_prompt_ids(
     if payload[start : start + 1] == b" ":
         start += 1
     end = payload.find(b"]", start)
-    if payload[start : start + 1] != b"[" or end < 0:
+    if payload[start : start + 1] != b"[" or end - start <= WORTH_CUTTING:
         return payload, None
     ids = read(payload[start + 1 : end])
     if ids is None:

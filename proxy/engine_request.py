@@ -89,7 +89,9 @@ def engine_request(
 
 def constraint(request: Request) -> tuple[Note, ...]:
     """The note on a request that has an engine shape its reply by a grammar, if it does."""
-    told = [name for name in sorted(_GRAMMARS) if request.extra.get(name) is not None]
+    told = sorted(
+        name for name in _GRAMMARS & request.extra.keys() if request.extra[name] is not None
+    )
     shape = (request.response_format or {}).get("type", "text")
     if shape != "text":
         told.append(f"response_format {shape}")
@@ -124,8 +126,5 @@ def _chat_fields(request: Request, external: bool) -> dict[str, Any]:
 
 
 def _sampling_fields(sampling: Sampling) -> dict[str, Any]:
-    return {
-        name: value
-        for name in sampling.__struct_fields__
-        if (value := getattr(sampling, name)) is not None and value != ()
-    }
+    fields: dict[str, Any] = msgspec.to_builtins(sampling)
+    return fields

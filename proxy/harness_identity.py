@@ -10,17 +10,19 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Final, NamedTuple
 
-KEPT_HEADERS: Final = (
-    "session-id",
-    "thread-id",
-    "x-codex-turn-metadata",
-    "x-claude-code-session-id",
-    "x-claude-code-agent-id",
-    "x-session-id",
-    "x-parent-session-id",
-    "x-stainless-retry-count",
-    "user-agent",
-    "traceparent",
+KEPT_HEADERS: Final = frozenset(
+    (
+        "session-id",
+        "thread-id",
+        "x-codex-turn-metadata",
+        "x-claude-code-session-id",
+        "x-claude-code-agent-id",
+        "x-session-id",
+        "x-parent-session-id",
+        "x-stainless-retry-count",
+        "user-agent",
+        "traceparent",
+    )
 )
 """Recorded with each call: evidence of the harness, its sessions, sub-agents, retries and trace."""
 _LONGEST_VALUE: Final = 4096
@@ -67,11 +69,7 @@ def identify(headers: Mapping[str, str]) -> Identity:
 
 
 def kept_headers(headers: Mapping[str, str]) -> dict[str, str]:
-    return {
-        name: value[:_LONGEST_VALUE]
-        for name in KEPT_HEADERS
-        if (value := headers.get(name)) is not None
-    }
+    return {name: value[:_LONGEST_VALUE] for name, value in headers.items() if name in KEPT_HEADERS}
 
 
 @lru_cache(maxsize=1024)

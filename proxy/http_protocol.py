@@ -120,12 +120,16 @@ class StreamingProtocol(HttpToolsProtocol):
     def _unsupported_upgrade_warning(self) -> None:
         """Nothing is wrong here: the client is told (426), and Codex asks at each start."""
 
-    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
         outbox = _OUTBOXES.get(self.server_state)
         if outbox is None:
             outbox = _OUTBOXES[self.server_state] = Outbox(self.loop)
+        self._outbox = outbox
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         scope: dict[str, Any] = cycle.scope  # type: ignore[assignment]
-        scope["extensions"] = {EXTENSION: ShortWay(cycle, outbox)}
+        scope["extensions"] = {EXTENSION: ShortWay(cycle, self._outbox)}
         super()._start_asgi_task(cycle, app)
 
 

@@ -46,15 +46,16 @@ class TurnIndex:
     def insert(self, turn: Turn) -> None:
         self.turns[turn.call_id] = turn
         self.held_tokens += self._new_tokens(turn)
-        siblings = self._children.setdefault(_below(turn), {})
+        below = _below(turn)
+        siblings = self._children.setdefault(below, {})
         siblings.setdefault(_first(turn.seen.units), []).append(turn)
-        for digest in set().union(*map(echoes, turn.choices)):
+        for digest in _echoes(turn):
             self._replies.setdefault(digest, []).append(turn)
         for opening in _openings(turn):
             self._openings.setdefault(opening, []).append(turn)
         depths = self._depths.setdefault(_speaker(turn.seen), [0, 0])
         depths[:] = depths[0] + 1, max(depths[1], turn.seen.depth)
-        self._questions.setdefault(question(_below(turn), turn.seen), []).append(turn)
+        self._questions.setdefault(question(below, turn.seen), []).append(turn)
         for used in _used(turn):
             self._echoed[used] = self._echoed.get(used, 0) + 1
             if used in self.turns:
@@ -64,11 +65,12 @@ class TurnIndex:
     def remove(self, turn: Turn) -> None:
         del self.turns[turn.call_id]
         self.held_tokens -= self._freed_tokens(turn)
-        siblings = self._children[_below(turn)]
+        below = _below(turn)
+        siblings = self._children[below]
         _discard(siblings, _first(turn.seen.units), turn)
         if not siblings:
-            del self._children[_below(turn)]
-        for digest in set().union(*map(echoes, turn.choices)):
+            del self._children[below]
+        for digest in _echoes(turn):
             _discard(self._replies, digest, turn)
         for opening in _openings(turn):
             _discard(self._openings, opening, turn)
@@ -76,7 +78,7 @@ class TurnIndex:
         depths[0] -= 1
         if not depths[0]:
             del self._depths[_speaker(turn.seen)]
-        _discard(self._questions, question(_below(turn), turn.seen), turn)
+        _discard(self._questions, question(below, turn.seen), turn)
         for used in _used(turn):
             self._echoed[used] -= 1
             if not self._echoed[used]:
@@ -161,6 +163,12 @@ def echoes(reply: Sampled) -> set[bytes]:
     return {reply.digest, digest_of(msgspec.structs.replace(reply.message, content=None))}
 
 
+def _echoes(turn: Turn) -> set[bytes]:
+    if len(turn.choices) == 1:
+        return echoes(turn.choices[0])
+    return set().union(*map(echoes, turn.choices))
+
+
 def long_replies(turn: Turn) -> list[str]:
     """What the turn's replies say, those long enough for a summary."""
     texts = (spoken_text(choice.message) for choice in turn.choices)
@@ -185,8 +193,10 @@ def _first(units: Sequence[bytes]) -> bytes:
 
 def _used(turn: Turn) -> set[str]:
     """The calls whose replies this turn's request repeats."""
-    used = {turn.parent_call_id, turn.base.call_id if turn.base is not None else None}
-    return {call_id for call_id in used if call_id is not None}
+    used = set() if turn.parent_call_id is None else {turn.parent_call_id}
+    if turn.base is not None:
+        used.add(turn.base.call_id)
+    return used
 
 
 def _sampled_tokens(turn: Turn) -> int:

@@ -28,6 +28,9 @@ COMPACTED_BELOW = 2 / 3
 
 _WHOLE = Match("whole")
 
+_NO_TOOLS = value_digest(())
+_PLAIN_ASK = value_digest([None, None])
+
 
 class _Place(NamedTuple):
     """A recorded reply and the step of the request that echoes it."""
@@ -56,7 +59,8 @@ class Search:
         self.index = index
         self.strangers = strangers
         self.request = request
-        self.previous = call_id_of(request.previous_response_id or "")
+        named = request.previous_response_id
+        self.previous = None if named is None else call_id_of(named)
         system, system_form, self.leading = digester.system(request.messages)
         history = request.history
         self.units = digester.units(
@@ -68,8 +72,8 @@ class Search:
         self.seen = Seen(
             system=system,
             system_form=system_form,
-            tools=value_digest(request.tools),
-            ask=value_digest([request.tool_choice, request.response_format]),
+            tools=value_digest(request.tools) if request.tools else _NO_TOOLS,
+            ask=_ask_digest(request),
             units=self.digests,
             forms=tuple([unit.form for unit in self.units]),
             depth=len(self.units),
@@ -443,6 +447,12 @@ class Search:
         if self.previous is not None and self.previous not in turns:
             ids.append(self.previous)
         return tuple(dict.fromkeys(ids))
+
+
+def _ask_digest(request: Request) -> bytes:
+    if request.tool_choice is None and request.response_format is None:
+        return _PLAIN_ASK
+    return value_digest([request.tool_choice, request.response_format])
 
 
 def _telling(reply: Message) -> bool:

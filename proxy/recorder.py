@@ -42,6 +42,7 @@ from store.records import (
     TokenIds,
     VersionRun,
     is_frozen,
+    token_array,
 )
 
 if TYPE_CHECKING:
@@ -239,11 +240,11 @@ class Recording:
         break_reason, notes = self._way.judged(self._request, None if frozen else ids)
         # A provider that tells no ids may tell logprobs to whom they then do not belong.
         told = ids is not None or any(choice.token_ids for choice in reply.choices)
-        prompt = None if ids is None else np.asarray(ids, dtype=np.uint32)
+        prompt = None if ids is None else token_array(ids)
         choices = tuple(
             [
                 Choice(
-                    token_ids=np.array(choice.token_ids, dtype=np.uint32),
+                    token_ids=token_array(choice.token_ids),
                     logprobs=np.array(choice.logprobs if told else (), dtype=np.float32),
                     versions=tuple(self._versions.get(index, ())),
                     finish_reason=choice.finish_reason,

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import os
 import time
+from array import array
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Final
@@ -21,6 +22,14 @@ from numpy.typing import NDArray
 
 TokenIds = NDArray[np.uint32]
 Logprobs = NDArray[np.float32]
+
+
+def token_array(ids: Sequence[int] | TokenIds) -> TokenIds:
+    """``uint32[T]``. Raises ``OverflowError`` for an id outside ``uint32``."""
+    if isinstance(ids, np.ndarray):
+        return ids.astype(np.uint32, copy=False)
+    # NumPy asks every element for its type first.
+    return np.frombuffer(array("I", ids), dtype=np.uint32)
 
 
 def new_id(prefix: str) -> str:
@@ -142,7 +151,7 @@ FROZEN: Final = "model_frozen"
 
 
 def is_frozen(notes: Iterable[Note]) -> bool:
-    return any(note.name == FROZEN for note in notes)
+    return any([note.name == FROZEN for note in notes])
 
 
 class VersionRun(msgspec.Struct, frozen=True):
