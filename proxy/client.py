@@ -59,6 +59,10 @@ class Client:
         return self._headers
 
     @property
+    def header_bytes(self) -> int:
+        return sum([len(name) + len(value) for name, value in self.scope["headers"]])
+
+    @property
     def address(self) -> str | None:
         client = self.scope.get("client")
         return client[0] if client else None

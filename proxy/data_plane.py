@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from itertools import chain
 from typing import Final
 from urllib.parse import parse_qsl
 
@@ -87,13 +86,11 @@ class DataPlane:
             told = ApiError("invalid_request", "WebSocket is not served; use HTTP", status=426)
             await self._refuse(route, client, told, ("upgrade", "HTTP/1.1"))
             return
-        allowed = route.method.split(", ")
-        if method not in allowed and not (method == "HEAD" and "GET" in allowed):
+        if method != route.method and not _allowed(method, route):
             told = ApiError("invalid_request", f"use {route.method} here, not {method}", status=405)
             await self._refuse(route, client, told, ("allow", route.method))
             return
-        sizes = map(len, chain.from_iterable(client.scope["headers"]))
-        if sum(sizes) > self._services.settings.limits.header_bytes:
+        if client.header_bytes > self._services.settings.limits.header_bytes:
             raise ApiError("too_large", "the request's headers are too large", status=431)
         match route.action:
             case Action.GENERATE:
@@ -282,6 +279,11 @@ class DataPlane:
             return prompt
         reason = link.break_reason or BreakReason.TOKENIZER_DIFFERS
         return Prompt(None, reason, notes=(Note("tokenizer_differs"),))
+
+
+def _allowed(method: str, route: Route) -> bool:
+    allowed = route.method.split(", ")
+    return method in allowed or (method == "HEAD" and "GET" in allowed)
 
 
 async def _served(to: Destination, request: Request) -> str:

@@ -42,6 +42,7 @@ from store.records import (
     TokenIds,
     VersionRun,
     is_frozen,
+    logprob_array,
     token_array,
 )
 
@@ -245,7 +246,7 @@ class Recording:
             [
                 Choice(
                     token_ids=token_array(choice.token_ids),
-                    logprobs=np.array(choice.logprobs if told else (), dtype=np.float32),
+                    logprobs=logprob_array(choice.logprobs if told else ()),
                     versions=tuple(self._versions.get(index, ())),
                     finish_reason=choice.finish_reason,
                 )

@@ -66,7 +66,7 @@ def route(path: str) -> Route | None:
     found = _EXACT.get(path) or _parametrised(path)
     if found is None or session is None:
         return found
-    return found._replace(session=session)
+    return Route(found.dialect, found.action, found.method, session, found.parameters)
 
 
 def _parametrised(path: str) -> Route | None:

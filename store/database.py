@@ -52,6 +52,11 @@ _VERSIONS: Final = Table(
 _MIGRATION_LOCK: Final = 0x62726964
 """Key of the PostgreSQL advisory lock: processes that start together migrate one by one."""
 
+# Without an adapter the driver looks for one in three ways, for every NULL and every blob that it
+# binds, and then takes them as they are: longer than it takes to store them.
+sqlite3.register_adapter(type(None), {}.get)  # type: ignore[arg-type]
+sqlite3.register_adapter(bytes, bytes)
+
 
 def connect(
     url: str,

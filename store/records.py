@@ -66,6 +66,11 @@ def _random() -> bytes:
         return fresh[:_RANDOM_BYTES]
 
 
+def logprob_array(logprobs: Sequence[float]) -> Logprobs:
+    """``float32[T]``, rounded as IEEE 754 does; what is too large becomes an infinity."""
+    return np.frombuffer(array("f", logprobs), dtype=np.float32)
+
+
 class Continuation(StrEnum):
     """How a session's prompts are made: from recorded ids, or by rendering the messages again."""
 
