@@ -178,6 +178,9 @@ class Sessions:
         return session
 
     async def _named_in_path(self, name: str, identity: Identity) -> SessionRecord:
+        known = self._cached(self._ids.get(("name", name)))
+        if known is not None:
+            return known
         if name.startswith(f"{SESSION_ID_PREFIX}_"):
             session = await self.find(name)
             if session is None:

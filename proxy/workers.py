@@ -65,7 +65,16 @@ class WorkerPool:
             log_level="warning",
         )
         self._socket.set_inheritable(True)
-        Multiprocess(config, sockets=[self._socket]).run()
+        _Supervisor(config, sockets=[self._socket]).run()
+
+
+class _Supervisor(Multiprocess):
+    def keep_subprocess_alive(self) -> None:
+        """A worker that dies while it is asked whether it lives is found at once: were its end of
+        the pipe open here, too, its answer would be waited for until the time-out."""
+        for process in self.processes:
+            process.child_conn.close()
+        super().keep_subprocess_alive()
 
 
 def _app(settings: ProxySettings, routers: Routers) -> App:

@@ -210,11 +210,8 @@ def dump_json(value: Any) -> bytes:
 
 def checksum(*parts: bytes) -> bytes:
     """8 bytes that change when any part, or the border between two parts, changes."""
-    digest = blake2b(digest_size=8)
-    for part in parts:
-        digest.update(len(part).to_bytes(8, "little"))
-        digest.update(part)
-    return digest.digest()
+    sized = [piece for part in parts for piece in (len(part).to_bytes(8, "little"), part)]
+    return blake2b(b"".join(sized), digest_size=8).digest()
 
 
 def _plain(value: Any) -> Any:

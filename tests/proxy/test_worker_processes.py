@@ -212,6 +212,17 @@ def test_all_workers_agree_on_policy_pause_and_seal_and_a_restart_forgets_nothin
         assert not [v for found in audit(reader, bodies=True) for v in found.violations]
 
 
+def test_a_worker_that_dies_while_it_is_asked_whether_it_lives_is_replaced_at_once(
+    start: Start, until: Any
+) -> None:
+    with start() as workers:
+        before = workers.pids()
+        with stopped(before[0]):
+            time.sleep(1.5)  # the supervisor asks twice a second, and waits for a minute
+            os.kill(before[0], signal.SIGKILL)
+        until(lambda: len(set(workers.pids()) - {before[0]}) == 2)
+
+
 def test_a_lone_proxy_that_restarts_knows_what_its_engine_serves(
     stage: Any, start_proxy: Any, ask: Any
 ) -> None:
