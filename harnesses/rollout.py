@@ -22,7 +22,7 @@ from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mappin
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from harnesses.adapters.base import DEFAULT_MODEL, Access, Adapter, Place
 from harnesses.client import ControlClient, ControlError, ProxyUnreachable, Session, SessionRequest
@@ -32,6 +32,9 @@ from harnesses.verifiers import Delivery, Scores, TaskUnfit, Verifier, VerifierE
 from store.records import new_id
 
 log = logging.getLogger(__name__)
+
+_CANCEL_S: Final = 5.0
+"""The longest that the end of a failed or cancelled session waits for an answer of the proxy."""
 
 
 class Outcome(StrEnum):
@@ -176,7 +179,7 @@ class Rollout:
         started = time.monotonic()
         session: Session | None = None
         try:
-            session = await self._client.create_session(self._session_request(job))
+            session = await self._new_session(job)
             return await self._in_session(job, session, attempt)
         except (ProxyUnreachable, RuntimeLost, VerifierError) as error:
             if session is not None:
@@ -198,6 +201,22 @@ class Rollout:
             if session is not None:
                 await asyncio.shield(self._seal_quietly(session, Outcome.CANCELLED))
             raise
+
+    async def _new_session(self, job: Job) -> Session:
+        """Cancelled while the proxy makes the session, it waits for what is made and seals it."""
+        making = asyncio.ensure_future(self._client.create_session(self._session_request(job)))
+        try:
+            return await asyncio.shield(making)
+        except asyncio.CancelledError:
+            await asyncio.shield(self._take_back(making))
+            raise
+
+    async def _take_back(self, making: asyncio.Future[Session]) -> None:
+        try:
+            session = await asyncio.wait_for(making, _CANCEL_S)
+        except (ProxyUnreachable, ControlError, TimeoutError):
+            return
+        await self._seal_quietly(session, Outcome.CANCELLED)
 
     async def _in_session(self, job: Job, session: Session, attempt: int) -> RolloutResult:
         with self._place_for(session) as place:
@@ -264,7 +283,7 @@ class Rollout:
     async def _seal_quietly(self, session: Session, outcome: Outcome) -> None:
         """Seals a session whose run has failed already; the first failure is the one to report."""
         try:
-            await asyncio.wait_for(self._client.seal(session.id, outcome), 5.0)
+            await asyncio.wait_for(self._client.seal(session.id, outcome), _CANCEL_S)
         except (ProxyUnreachable, ControlError, TimeoutError) as error:
             log.warning("session %s stays unsealed: %s", session.id, error)
 

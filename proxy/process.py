@@ -15,10 +15,9 @@ def devote_process() -> None:
     """To be called before a proxy is started that this whole process is for."""
     # What start-up made stays, and the many long-lived turns and few cycles of a recording proxy
     # are little work for a collector. Every stream waits while it looks: often at a few young
-    # objects, which takes milliseconds, rarely at all of them; but no more often than it takes
-    # for most calls to be over, or it finds the same running ones again and again.
+    # objects, which takes milliseconds, rarely at all of them.
     gc.freeze()
-    gc.set_threshold(5_000, 4, 250)
+    gc.set_threshold(1_000, 20, 250)
     _one_heap()
 
 

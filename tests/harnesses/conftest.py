@@ -39,6 +39,8 @@ class StandIn:
     """Session, request body and Authorization header of every chat call."""
     failing: int = 0
     """How many of the next control requests are answered with 503."""
+    create_wait_s: float = 0.0
+    """How long a session is there before whoever asked for it is told."""
     losing_rewards: int = 0
     """How many of the next rewards are."""
     reply: Reply = lambda messages: {"role": "assistant", "content": "nothing"}
@@ -50,6 +52,7 @@ class StandIn:
         number = next(self.counter)
         identifier, key = f"ses_{number}", f"key-{number}"
         self.sessions[identifier] = body
+        await asyncio.sleep(self.create_wait_s)
         base = f"{self.url}/s/{identifier}"
         return web.json_response(
             {

@@ -297,6 +297,21 @@ async def test_leaving_early_ends_what_still_runs(
     assert list(stand_in.sealed.values()) == ["cancelled"] * 3
 
 
+async def test_a_session_that_is_made_while_the_rollout_is_cancelled_is_sealed(
+    run: Runner, stand_in: Any
+) -> None:
+    stand_in.create_wait_s = 0.3
+    running = asyncio.create_task(run("echo yes"))
+    while not stand_in.sessions:  # noqa: ASYNC110 - it stands in another thread
+        await asyncio.sleep(0.01)
+
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+
+    assert stand_in.sealed == {"ses_0": "cancelled"}
+
+
 INTERRUPTED = """
 import asyncio, sys
 from pathlib import Path
