@@ -21,7 +21,7 @@ DialectName = Literal["chat", "completions", "responses", "messages", "google"]
 FinishReason = Literal["stop", "length", "tool_calls", "content_filter"]
 
 
-class ToolCall(msgspec.Struct, frozen=True):
+class ToolCall(msgspec.Struct, frozen=True, gc=False):
     """A function call of an assistant message."""
 
     id: str
@@ -30,7 +30,7 @@ class ToolCall(msgspec.Struct, frozen=True):
     """JSON text as the client sent it, or as the engine produced it."""
 
 
-class Message(msgspec.Struct, frozen=True, omit_defaults=True):
+class Message(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """One turn of the conversation in chat shape."""
 
     role: Role
@@ -67,7 +67,7 @@ class Message(msgspec.Struct, frozen=True, omit_defaults=True):
         return chat
 
 
-class Sampling(msgspec.Struct, frozen=True, omit_defaults=True):
+class Sampling(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """Sampling parameters as the client asked; ``None`` means that it did not say."""
 
     temperature: float | None = None
@@ -83,7 +83,7 @@ class Sampling(msgspec.Struct, frozen=True, omit_defaults=True):
     repetition_penalty: float | None = None
 
 
-class Wants(msgspec.Struct, frozen=True):
+class Wants(msgspec.Struct, frozen=True, gc=False):
     """What the client asked to see of what is always recorded."""
 
     logprobs: bool = False
@@ -92,7 +92,7 @@ class Wants(msgspec.Struct, frozen=True):
     stream_usage: bool = False
 
 
-class Request(msgspec.Struct, frozen=True, kw_only=True):
+class Request(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A client's request, whatever its dialect."""
 
     dialect: DialectName
@@ -134,7 +134,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
         return thinks | (self.template_kwargs or {}) | {"reasoning_effort": effort}
 
 
-class Started(msgspec.Struct, frozen=True):
+class Started(msgspec.Struct, frozen=True, gc=False):
     """The engine has accepted the request; nothing sampled is visible yet."""
 
     prompt_tokens: int | None = None
@@ -143,17 +143,17 @@ class Started(msgspec.Struct, frozen=True):
     """The ids that the engine says it used, when it says so at once; long ones as an array."""
 
 
-class TextDelta(msgspec.Struct, frozen=True):
+class TextDelta(msgspec.Struct, frozen=True, gc=False):
     text: str
     choice: int = 0
 
 
-class ReasoningDelta(msgspec.Struct, frozen=True):
+class ReasoningDelta(msgspec.Struct, frozen=True, gc=False):
     text: str
     choice: int = 0
 
 
-class ToolCallDelta(msgspec.Struct, frozen=True):
+class ToolCallDelta(msgspec.Struct, frozen=True, gc=False):
     """A piece of a function call; the first piece has ``id`` (minted by us) and ``name``."""
 
     index: int
@@ -163,7 +163,7 @@ class ToolCallDelta(msgspec.Struct, frozen=True):
     choice: int = 0
 
 
-class Tokens(msgspec.Struct, frozen=True):
+class Tokens(msgspec.Struct, frozen=True, gc=False):
     """Sampled tokens of one engine chunk, in order, before the deltas that they produced."""
 
     token_ids: Sequence[int]
@@ -173,13 +173,13 @@ class Tokens(msgspec.Struct, frozen=True):
     """The engine's ``logprobs.content`` entries, kept only when the client wants them."""
 
 
-class Finished(msgspec.Struct, frozen=True):
+class Finished(msgspec.Struct, frozen=True, gc=False):
     reason: FinishReason
     choice: int = 0
     stop_sequence: str | None = None
 
 
-class Usage(msgspec.Struct, frozen=True):
+class Usage(msgspec.Struct, frozen=True, gc=False):
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int = 0
@@ -189,7 +189,7 @@ class Usage(msgspec.Struct, frozen=True):
 Event = Started | TextDelta | ReasoningDelta | ToolCallDelta | Tokens | Finished | Usage
 
 
-class ChoiceReply(msgspec.Struct):
+class ChoiceReply(msgspec.Struct, gc=False):
     """The fold of one choice's events."""
 
     text: str = ""
@@ -202,7 +202,7 @@ class ChoiceReply(msgspec.Struct):
     stop_sequence: str | None = None
 
 
-class Reply(msgspec.Struct):
+class Reply(msgspec.Struct, gc=False):
     """The fold of a whole event stream: what a non-streaming client gets, what the record keeps."""
 
     choices: list[ChoiceReply] = []
@@ -215,7 +215,7 @@ def plain_ids(ids: Sequence[int] | TokenIds | None) -> list[int] | None:
     return None if ids is None else np.asarray(ids, dtype=np.uint32).tolist()
 
 
-class Minted(msgspec.Struct, frozen=True):
+class Minted(msgspec.Struct, frozen=True, gc=False):
     """The opaque values that one call's reply carries, all derived from its call id.
 
     A harness echoes them, and ``proxy/minting.py`` reads the call id back out of any of them.

@@ -110,7 +110,8 @@ class DataPlane:
         body = await client.body(services.settings.limits.body_bytes)
         identity = identify(client.headers)
         request = self._parsed(route, client, body, _owner(caller, route, identity))
-        request = await services.stored_responses.expand(request, body, caller.may_read)
+        if request.dialect == "responses":
+            request = await services.stored_responses.expand(request, body, caller.may_read)
         session, link = await self._admit(caller, route, identity, request)
         to = services.models.find(request.model, link.seen.agent)
         prompt = await self._prompt(session, link, request, to)

@@ -37,7 +37,7 @@ _ENCODER = msgspec.msgpack.Encoder()
 _THOUGHTS = re.compile(r"\s*<think>.*?</think>", re.DOTALL)
 
 
-class Unit(msgspec.Struct, frozen=True):
+class Unit(msgspec.Struct, frozen=True, gc=False):
     """One step of a conversation."""
 
     role: Role
@@ -54,7 +54,7 @@ class Unit(msgspec.Struct, frozen=True):
     """Call ids read from the opaque values that came with it, in order."""
 
 
-class _Known(msgspec.Struct, frozen=True):
+class _Known(msgspec.Struct, frozen=True, gc=False):
     """What has been found out about a message written in a certain way."""
 
     digest: bytes

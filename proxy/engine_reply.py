@@ -47,12 +47,12 @@ class _Function(msgspec.Struct, gc=False):
     arguments: str | None = None
 
 
-class _ToolCall(msgspec.Struct):
+class _ToolCall(msgspec.Struct, gc=False):
     index: Index | None = None
     function: _Function | None = None
 
 
-class _Text(msgspec.Struct):
+class _Text(msgspec.Struct, gc=False):
     """A streamed ``delta`` or a whole ``message``."""
 
     content: str | None = None
@@ -65,7 +65,7 @@ class _Logprob(msgspec.Struct, gc=False):
     logprob: float
 
 
-class _Logprobs(msgspec.Struct, Generic[Entry]):
+class _Logprobs(msgspec.Struct, Generic[Entry], gc=False):
     """Chat puts entries under ``content``, completions plain numbers under ``token_logprobs``."""
 
     content: list[Entry] | None = None
@@ -74,7 +74,7 @@ class _Logprobs(msgspec.Struct, Generic[Entry]):
     top_logprobs: list[dict[str, float] | None] | None = None
 
 
-class _Choice(msgspec.Struct, Generic[Entry]):
+class _Choice(msgspec.Struct, Generic[Entry], gc=False):
     index: Index = 0
     delta: _Text | None = None
     message: _Text | None = None
@@ -86,22 +86,22 @@ class _Choice(msgspec.Struct, Generic[Entry]):
     stop_reason: str | int | None = None
 
 
-class _CachedTokens(msgspec.Struct):
+class _CachedTokens(msgspec.Struct, gc=False):
     cached_tokens: Count | None = None
 
 
-class _ReasoningTokens(msgspec.Struct):
+class _ReasoningTokens(msgspec.Struct, gc=False):
     reasoning_tokens: Count | None = None
 
 
-class _Usage(msgspec.Struct):
+class _Usage(msgspec.Struct, gc=False):
     prompt_tokens: Count = 0
     completion_tokens: Count | None = None
     prompt_tokens_details: _CachedTokens | None = None
     completion_tokens_details: _ReasoningTokens | None = None
 
 
-class _Body(msgspec.Struct, Generic[Entry]):
+class _Body(msgspec.Struct, Generic[Entry], gc=False):
     choices: list[_Choice[Entry]] = []
     usage: _Usage | None = None
     prompt_token_ids: list[TokenId] | str | None = None

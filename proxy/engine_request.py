@@ -20,7 +20,7 @@ _OURS: Final = frozenset({"top_k", "min_p", "repetition_penalty"})
 """Sampling parameters that providers refuse."""
 
 
-class EngineRequest(msgspec.Struct, frozen=True):
+class EngineRequest(msgspec.Struct, frozen=True, gc=False):
     """One request, ready to be sent."""
 
     path: str

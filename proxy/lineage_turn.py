@@ -23,7 +23,7 @@ from store.tree import common_prefix
 STATE_VERSION = 1
 
 
-class Seen(msgspec.Struct, frozen=True):
+class Seen(msgspec.Struct, frozen=True, gc=False):
     """What a request said, in digests."""
 
     system: bytes
@@ -42,7 +42,7 @@ class Seen(msgspec.Struct, frozen=True):
     """The harness' own name of the (sub-)agent, when its headers tell one."""
 
 
-class Sampled(msgspec.Struct, frozen=True):
+class Sampled(msgspec.Struct, frozen=True, gc=False):
     """One sampled sequence of a call."""
 
     message: Message

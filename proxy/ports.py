@@ -15,8 +15,8 @@ class CallWriter(Protocol):
         """Queues; a failed write shows when the call's end is committed."""
         ...
 
-    async def end_call(self, ended: CallEnded) -> None:
-        """Returns once the call is committed."""
+    def end_call(self, ended: CallEnded) -> asyncio.Future[None]:
+        """Queues; the future is done once the call is committed."""
         ...
 
     async def create_session(self, session: SessionRecord) -> None: ...

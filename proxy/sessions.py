@@ -101,7 +101,9 @@ class Sessions:
                     "permission", "this key does not open the session in the path", status=403
                 )
         elif path_session is not None:
-            session = await self._named_in_path(path_session, identity)
+            session = self._cached(self._ids.get(("name", path_session)))
+            if session is None:
+                session = await self._named_in_path(path_session, identity)
         elif identity.session_name is not None:
             session = await self._named(identity.session_name, identity)
         if session is not None:
@@ -178,9 +180,6 @@ class Sessions:
         return session
 
     async def _named_in_path(self, name: str, identity: Identity) -> SessionRecord:
-        known = self._cached(self._ids.get(("name", name)))
-        if known is not None:
-            return known
         if name.startswith(f"{SESSION_ID_PREFIX}_"):
             session = await self.find(name)
             if session is None:

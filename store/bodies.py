@@ -37,7 +37,7 @@ _WINDOW_AT_END: Final = 1 << 7
 """Bodies that go on share most of themselves, and mostly a few brackets after that."""
 
 
-class Body(msgspec.Struct, frozen=True):
+class Body(msgspec.Struct, frozen=True, gc=False):
     """A request that later ones can be stored against."""
 
     id: str
@@ -46,7 +46,7 @@ class Body(msgspec.Struct, frozen=True):
     """Links from here to a body that is stored whole; 0 for that one."""
 
 
-class Splice(msgspec.Struct, frozen=True):
+class Splice(msgspec.Struct, frozen=True, gc=False):
     """A body as the difference to its base."""
 
     prefix: int

@@ -33,7 +33,7 @@ class Template:
     """Its call's headers, sampling and usage."""
 
 
-class OpenCall(msgspec.Struct, frozen=True):
+class OpenCall(msgspec.Struct, frozen=True, gc=False):
     """What the end of a call needs of its beginning."""
 
     request: Splice | None

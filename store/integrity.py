@@ -6,12 +6,13 @@ A record that contradicts itself is kept, and never trained on.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
 
 from store.packing import checksum
-from store.records import CallEnded, CallStatus, Choice, Span
+from store.records import CallEnded, CallStatus, Choice, Span, VersionRun
 
 MISSING_LOGPROB: Final = -9999.0
 """What vLLM writes for a logprob that it does not have."""
@@ -57,12 +58,17 @@ def _choice_contradiction(choice: Choice) -> str | None:
         return "logprobs_missing: the engine had no logprob for a sampled token"
     if highest > _ROUNDING:
         return f"logprobs_positive: {highest:g}"
-    starts = [run.start for run in choice.versions]
-    if not starts or starts[0] != 0:
+    runs = choice.versions
+    if not runs or runs[0].start != 0:
         return "version_missing: a sampled token has no policy version"
+    return _runs_contradiction(runs, sampled) if len(runs) > 1 else None
+
+
+def _runs_contradiction(runs: Sequence[VersionRun], sampled: int) -> str | None:
+    starts = [run.start for run in runs]
     if sorted(set(starts)) != starts or starts[-1] >= sampled:
         return "version_runs_malformed"
-    versions = [run.version for run in choice.versions]
+    versions = [run.version for run in runs]
     if sorted(versions) != versions:
         return "version_went_back"
     return None

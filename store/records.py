@@ -159,7 +159,7 @@ def is_frozen(notes: Iterable[Note]) -> bool:
     return any([note.name == FROZEN for note in notes])
 
 
-class VersionRun(msgspec.Struct, frozen=True):
+class VersionRun(msgspec.Struct, frozen=True, gc=False):
     """From token ``start`` (0-based, within the sampled ids) on, ``version`` was sampling."""
 
     start: int
@@ -192,7 +192,7 @@ class SessionRecord:
     """How the rollout ended: ``completed``, ``timeout``, ``error`` …; ``None`` while open."""
 
 
-class CallBegun(msgspec.Struct, frozen=True):
+class CallBegun(msgspec.Struct, frozen=True, gc=False):
     """What is known when a request has been admitted; written before the engine is asked."""
 
     id: str
@@ -210,7 +210,7 @@ class CallBegun(msgspec.Struct, frozen=True):
     """Identity headers of the harness only; never credentials."""
 
 
-class Choice(msgspec.Struct, frozen=True):
+class Choice(msgspec.Struct, frozen=True, gc=False):
     """One sampled sequence of a call (``n`` of them when the client asked for ``n``)."""
 
     token_ids: TokenIds
@@ -221,7 +221,7 @@ class Choice(msgspec.Struct, frozen=True):
     finish_reason: str | None
 
 
-class CallEnded(msgspec.Struct, frozen=True):
+class CallEnded(msgspec.Struct, frozen=True, gc=False):
     """What is known when a call is over; committing it is what makes the reply deliverable."""
 
     id: str
@@ -269,7 +269,7 @@ class Reward:
     detail: Mapping[str, Any] = field(default_factory=dict)
 
 
-class Span(msgspec.Struct, frozen=True):
+class Span(msgspec.Struct, frozen=True, gc=False):
     """An edge of a session's token tree; append-only, never changed after its commit.
 
     A span hangs at absolute token position ``start`` of its parent's path. The parent may reach

@@ -28,7 +28,7 @@ _FORMS: Final = {_PLAIN: "plain", _COLUMNS: "columns"}
 _FIELDS: Final = 7
 
 
-class Reply(msgspec.Struct, frozen=True):
+class Reply(msgspec.Struct, frozen=True, gc=False):
     """The bytes that a client was sent, as they are kept."""
 
     form: int
@@ -45,7 +45,7 @@ class Reply(msgspec.Struct, frozen=True):
         return from_columns(self.kept) if self.form == _COLUMNS else self.kept
 
 
-class Texts(msgspec.Struct, frozen=True):
+class Texts(msgspec.Struct, frozen=True, gc=False):
     """A call's texts as they were."""
 
     request: Splice | None
@@ -64,7 +64,7 @@ class Texts(msgspec.Struct, frozen=True):
         return f"{request}/{reply}"
 
 
-class CallTokens(msgspec.Struct, frozen=True):
+class CallTokens(msgspec.Struct, frozen=True, gc=False):
     """The tokens whose text a call's texts repeat: ``uint32[…]`` each."""
 
     before: TokenIds | None

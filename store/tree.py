@@ -42,14 +42,14 @@ class Node:
         return self.start + len(self.token_ids)
 
 
-class Point(msgspec.Struct, frozen=True):
+class Point(msgspec.Struct, frozen=True, gc=False):
     """The path of ``node``, cut after ``position`` tokens."""
 
     node: Node
     position: int
 
 
-class Growth(msgspec.Struct, frozen=True):
+class Growth(msgspec.Struct, frozen=True, gc=False):
     """What a call adds to its session's tree."""
 
     prompt_span_id: str | None

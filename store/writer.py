@@ -174,12 +174,15 @@ class Writer:
         record = self._redactor.begun(begun) if self._redactor else begun
         self._queue.put_beginning(begun.id, Job((record,)))
 
-    async def end_call(self, ended: CallEnded) -> None:
-        """Returns once the call is committed: then the client may see its terminal event.
-
-        Raises :class:`StoreUnavailable` (:class:`RecordRejected` when it is this call's fault).
+    def end_call(self, ended: CallEnded) -> asyncio.Future[None]:
+        """Queues the end of a call. The future is done once it is committed: then the client may
+        see its terminal event; or it raises :class:`StoreUnavailable` (:class:`RecordRejected` when
+        it is this call's fault).
         """
-        await self._commit(self._redacted(ended), refuse=False, follows=_beginnings(ended))
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        job = Job((self._redacted(ended),), done)
+        self._queue.put(job, refuse=False, follows=_beginnings(ended))
+        return done
 
     def end_call_sync(self, ended: CallEnded) -> None:
         """:meth:`end_call` for a thread."""
@@ -282,11 +285,9 @@ class Writer:
 
     # -- the queue -------------------------------------------------------------------------------
 
-    async def _commit(
-        self, *records: Record, refuse: bool = True, follows: tuple[str, ...] | None = None
-    ) -> None:
+    async def _commit(self, *records: Record) -> None:
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._queue.put(Job(records, done), refuse=refuse, follows=follows)
+        self._queue.put(Job(records, done))
         await done
 
     def _commit_sync(

@@ -42,12 +42,12 @@ encode = msgspec.json.encode
 _TEXT_TAIL: Final = b'},"logprobs":null,"finish_reason":null}]}\n\n'
 
 
-class _Function(msgspec.Struct):
+class _Function(msgspec.Struct, gc=False):
     name: str
     arguments: str | dict[str, Any] | None = ""
 
 
-class _ToolCall(msgspec.Struct):
+class _ToolCall(msgspec.Struct, gc=False):
     id: str
     function: _Function
 
@@ -55,7 +55,7 @@ class _ToolCall(msgspec.Struct):
 _ABSENT: Final = msgspec.Raw(b"null")
 
 
-class _Message(msgspec.Struct):
+class _Message(msgspec.Struct, gc=False):
     role: str
     content: str | list[dict[str, Any]] | None = None
     name: str | None = None
@@ -70,7 +70,7 @@ class _Message(msgspec.Struct):
     thinking_blocks: msgspec.Raw = _ABSENT
 
 
-class _Body(msgspec.Struct):
+class _Body(msgspec.Struct, gc=False):
     model: str
     messages: Annotated[list[_Message], msgspec.Meta(min_length=1)]
     tools: list[dict[str, Any]] | None = None
@@ -115,7 +115,7 @@ _ROLES: Final[Mapping[str, str]] = {
 }
 
 
-class ChatContext(msgspec.Struct, frozen=True):
+class ChatContext(msgspec.Struct, frozen=True, gc=False):
     hide_reasoning: bool = False
 
 
