@@ -21,7 +21,7 @@ from proxy.engine_pool import EngineState
 from proxy.policy_gate import PolicyGate
 from store.records import BreakReason, CallEnded, CallStatus, Note
 
-_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
+SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
 
 
 class Metrics:
@@ -112,17 +112,17 @@ class Times(Collector):
     def __init__(self, name: str, documentation: str, registry: CollectorRegistry) -> None:
         self._name = name
         self._documentation = documentation
-        self._counts = [0] * (len(_SECONDS) + 1)
+        self._counts = [0] * (len(SECONDS) + 1)
         """By the first bound that is not less, or beyond all."""
         self._sum = 0.0
         registry.register(self)
 
     def observe(self, seconds: float) -> None:
-        self._counts[bisect_left(_SECONDS, seconds)] += 1
+        self._counts[bisect_left(SECONDS, seconds)] += 1
         self._sum += seconds
 
     def collect(self) -> Iterator[Metric]:
-        bounds = [*(str(float(bound)) for bound in _SECONDS), "+Inf"]
+        bounds = [*(str(float(bound)) for bound in SECONDS), "+Inf"]
         buckets = list(zip(bounds, accumulate(self._counts), strict=True))
         family = HistogramMetricFamily(self._name, self._documentation)
         family.add_metric([], buckets, self._sum)

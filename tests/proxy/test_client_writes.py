@@ -27,7 +27,16 @@ def serving(answer: Answer, http: Any) -> Iterator[str]:
         await answer(Client(scope, receive, send))
 
     listener = socket.create_server(("127.0.0.1", 0))
-    config = uvicorn.Config(app, http=http, lifespan="off", log_level="critical", ws="none")
+    config = uvicorn.Config(
+        app,
+        http=http,
+        lifespan="off",
+        log_level="critical",
+        ws="none",
+        access_log=False,
+        server_header=False,
+        date_header=False,
+    )
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
     thread.start()
@@ -112,6 +121,47 @@ def test_a_slow_client_is_told_to_be_waited_for_and_gets_all(http: Any) -> None:
     assert waited
     assert body.endswith(b"end")
     assert len(body) == 300 * 65536 + len(waited) + 3
+
+
+@SERVERS
+def test_a_whole_reply_is_http_whatever_was_asked(http: Any) -> None:
+    """Several requests in one write, the last of which ends the connection; and none of the body of
+    what only asks for the head."""
+
+    async def answer(client: Client) -> None:
+        body = await client.body(1 << 20)
+        await client.respond(201, b"<%b>" % body, "text/plain", (("x-told", "yes"),))
+
+    def asked(method: str, body: str, *lines: str) -> str:
+        head = [f"{method} / HTTP/1.1", "host: here", f"content-length: {len(body)}", *lines]
+        return "\r\n".join([*head, "", body])
+
+    with serving(answer, http) as url:
+        port = int(url.rpartition(":")[2])
+        with socket.create_connection(("127.0.0.1", port), timeout=10) as connection:
+            last = asked("POST", "last", "connection: close")
+            connection.sendall((asked("POST", "one") + asked("HEAD", "") + last).encode())
+            reply = b"".join(iter(lambda: connection.recv(65536), b""))
+    first, head, end = reply.split(b"HTTP/1.1 201 Created\r\n")[1:]
+    assert first.endswith(b"\r\n\r\n<one>")
+    assert head.endswith(b"\r\n\r\n")
+    assert end.endswith(b"\r\n\r\n<last>")
+    assert all(b"x-told: yes\r\n" in one for one in (first, head, end))
+    assert b"connection: close\r\n" in end.lower()
+
+
+@SERVERS
+def test_no_header_can_smuggle_another_one(http: Any) -> None:
+    async def answer(client: Client) -> None:
+        await client.respond(200, b"ok", headers=(("x-told", "yes\r\nset-cookie: a=b"),))
+
+    with serving(answer, http) as url:
+        try:
+            reply = httpx.get(url, trust_env=False)
+        except httpx.RemoteProtocolError:
+            return  # h11 hangs up
+    assert reply.status_code == 500
+    assert "set-cookie" not in reply.headers
 
 
 @pytest.mark.parametrize("name", ["Upgrade", "upgrade"])

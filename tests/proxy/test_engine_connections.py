@@ -271,6 +271,24 @@ async def test_silence_is_given_up_and_time_with_bytes_is_not_silence() -> None:
         await gone(served)
 
 
+async def test_each_request_on_a_connection_has_its_own_patience() -> None:
+    """One timer looks after all of them."""
+
+    async def late(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await asyncio.sleep(0.3)
+        writer.write(OK)
+
+    async with serving(late) as served, connected(served.url) as engine:
+        for timeout_s in (0.5, 2.0):
+            assert await (await engine.request("POST", "/x", timeout_s=timeout_s)).read() == b"ok"
+            await asyncio.sleep(0.4)  # past the end of the first one's patience
+        started = asyncio.get_running_loop().time()
+        with pytest.raises(TimeoutError):
+            await engine.request("POST", "/x", timeout_s=0.1)
+        assert asyncio.get_running_loop().time() - started < 0.25
+        assert served.connections == 1
+
+
 async def test_requests_beyond_the_limit_wait_for_a_connection() -> None:
     async def answer(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await asyncio.sleep(0.02)
