@@ -103,11 +103,11 @@ class SessionConversations:
                 self._reader.sessions(sealed=False, newest_first=True, limit=_LOBBY_SESSIONS)
             )
         )
-        for session in reversed(latest):
-            if not is_anonymous(session):
-                continue
-            counts = await asyncio.to_thread(self._reader.call_counts, session.id)
-            calls = sum(counts.values())
+        anonymous = [session for session in reversed(latest) if is_anonymous(session)]
+        ids = [session.id for session in anonymous]
+        counts = await asyncio.to_thread(self._reader.call_counts_of, ids)
+        for session in anonymous:
+            calls = sum(counts[session.id].values())
             if self._lobby_counts.get(session.id) != calls:
                 await self._load(session.id, self._lobby)
             self._lobby_counts[session.id] = calls

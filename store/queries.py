@@ -73,6 +73,12 @@ _COUNTS_OF: Final = (
     .where(calls.c.session_id.in_(_SESSIONS))
     .group_by(calls.c.session_id, calls.c.status)
 )
+_TOKENS_OF: Final = (
+    select(calls.c.session_id, spans.c.choice, func.sum(spans.c.length).label("tokens"))
+    .join_from(spans, calls, spans.c.call_id == calls.c.id)
+    .where(calls.c.session_id.in_(_SESSIONS))
+    .group_by(calls.c.session_id, spans.c.choice)
+)
 _SPANS_OF: Final[Select[Any]] = SPANS.where(calls.c.session_id.in_(_SESSIONS))
 _REWARDS_OF: Final = (
     select(rewards)
@@ -233,6 +239,17 @@ class Reader:
         counts: dict[str, dict[CallStatus, int]] = {session_id: {} for session_id in session_ids}
         for row in self._rows(_COUNTS_OF, sessions=session_ids):
             counts[row.session_id][CallStatus(row.status)] = row.number
+        return counts
+
+    def token_counts_of(self, session_ids: Sequence[str]) -> dict[str, tuple[int, int]]:
+        """By session, how many tokens its tree has, each once: observed ones and sampled ones."""
+        counts = dict.fromkeys(session_ids, (0, 0))
+        for row in self._rows(_TOKENS_OF, sessions=session_ids):
+            observed, sampled = counts[row.session_id]
+            if row.choice == OBSERVED:
+                counts[row.session_id] = int(row.tokens), sampled
+            else:
+                counts[row.session_id] = observed, sampled + int(row.tokens)
         return counts
 
     def spent(self, session_id: str, aside: Collection[str] = ()) -> tuple[int, int]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import datetime
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import typer
 
@@ -11,7 +12,10 @@ from bridle.options import JsonOption, StoreOption
 from bridle.reading import reader
 from bridle.terminal import out, print_json, print_table
 from store.queries import Reader
-from store.records import SessionRecord
+from store.records import Reward, SessionRecord
+
+_ASKED_AT_ONCE: Final = 500
+"""Sessions in one query: databases bound how many values it may name."""
 
 
 def sessions(
@@ -24,7 +28,7 @@ def sessions(
     """List recorded sessions."""
     with reader(store) as source:
         found = source.sessions(run=run, harness=harness, limit=limit, newest_first=True)
-        rows = [summary(source, record) for record in found]
+        rows = summaries(source, list(found))
     if json:
         print_json(rows)
         return
@@ -54,10 +58,25 @@ def _cells(row: dict[str, Any]) -> list[str]:
     ]
 
 
-def summary(source: Reader, record: SessionRecord) -> dict[str, Any]:
-    """One session in a line: its identity, calls, tokens (each counted once) and rewards."""
-    spans = source.spans(record.id)
-    sampled = sum(len(span.token_ids) for span in spans if span.logprobs is not None)
+def summaries(source: Reader, records: Sequence[SessionRecord]) -> list[dict[str, Any]]:
+    """Each session in a line: its identity, calls, tokens (each counted once) and rewards."""
+    found: list[dict[str, Any]] = []
+    for start in range(0, len(records), _ASKED_AT_ONCE):
+        some = records[start : start + _ASKED_AT_ONCE]
+        ids = [record.id for record in some]
+        calls, tokens = source.call_counts_of(ids), source.token_counts_of(ids)
+        rewards = source.rewards_of(ids)
+        found += [
+            _summary(one, sum(calls[one.id].values()), tokens[one.id], rewards[one.id])
+            for one in some
+        ]
+    return found
+
+
+def _summary(
+    record: SessionRecord, calls: int, tokens: tuple[int, int], rewards: Sequence[Reward]
+) -> dict[str, Any]:
+    observed, sampled = tokens
     return {
         "id": record.id,
         "name": record.name,
@@ -67,8 +86,8 @@ def summary(source: Reader, record: SessionRecord) -> dict[str, Any]:
         "harness": record.harness,
         "created_at": record.created_at,
         "outcome": record.outcome,
-        "calls": sum(source.call_counts(record.id).values()),
-        "observed_tokens": sum(len(span.token_ids) for span in spans) - sampled,
+        "calls": calls,
+        "observed_tokens": observed,
         "sampled_tokens": sampled,
-        "rewards": {reward.name: reward.value for reward in source.rewards(record.id)},
+        "rewards": {reward.name: reward.value for reward in rewards},
     }

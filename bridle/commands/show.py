@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 from rich.text import Text
 
-from bridle.commands.sessions import summary
+from bridle.commands.sessions import summaries
 from bridle.options import JsonOption, StoreOption
 from bridle.reading import one_session, reader
 from bridle.terminal import out, print_json, print_table
@@ -25,7 +25,7 @@ def show(
     """Show a session's turns: lineage, tokens observed and sampled, breaks, rewards."""
     with reader(store) as source:
         record = one_session(source, session)
-        about = summary(source, record)
+        (about,) = summaries(source, [record])
         turns = _turns(source, record.id)
     if json:
         print_json({**about, "continuation": record.continuation, "turns": turns})

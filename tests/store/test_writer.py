@@ -358,6 +358,19 @@ def test_threads_without_a_loop_wait_for_the_commit(writer, reader, calls):
     assert reader.call_counts(session.id) == {CallStatus.COMPLETE: 8}
 
 
+async def test_a_sessions_tokens_are_counted_once_each(writer, reader, calls):
+    busy, idle = calls.session(), calls.session()
+    for session in (busy, idle):
+        await writer.create_session(session)
+    for prompt, sampled in (([1, 2, 3], [4, 5]), ([1, 2, 3, 4, 5, 6], [7])):
+        begun = calls.begun(busy)
+        writer.begin_call(begun)
+        await writer.end_call(calls.ended(begun, prompt, sampled))
+    assert reader.token_counts_of([busy.id, idle.id]) == {busy.id: (4, 3), idle.id: (0, 0)}
+    spans = reader.spans(busy.id)
+    assert sum(len(span.token_ids) for span in spans) == 7
+
+
 async def test_sessions_are_updated_by_column(writer, reader, calls):
     session = calls.session(labels={"a": 1})
     await writer.create_session(session)
