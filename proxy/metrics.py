@@ -22,6 +22,7 @@ from proxy.policy_gate import PolicyGate
 from store.records import BreakReason, CallEnded, CallStatus, Note
 
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
+"""Upper bounds of the buckets of times."""
 
 
 class Metrics:
