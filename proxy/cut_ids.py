@@ -26,7 +26,7 @@ MARK: Final = "cut"
 
 WORTH_CUTTING: Final = 1024
 """Bytes of an array from which on cutting beats decoding, for a prompt whose beginning was told
-before; for a new one both cost the same."""
+before; for a new one both cost about the same."""
 
 _KEY: Final = b'"prompt_token_ids":'
 _IDS_END: Final = 2**32

@@ -11,7 +11,7 @@ from functools import lru_cache
 from typing import Final, NamedTuple
 
 KEPT_HEADERS: Final = frozenset(
-    (
+    {
         "session-id",
         "thread-id",
         "x-codex-turn-metadata",
@@ -22,7 +22,7 @@ KEPT_HEADERS: Final = frozenset(
         "x-stainless-retry-count",
         "user-agent",
         "traceparent",
-    )
+    }
 )
 """Recorded with each call: evidence of the harness, its sessions, sub-agents, retries and trace."""
 _LONGEST_VALUE: Final = 4096

@@ -164,8 +164,6 @@ def echoes(reply: Sampled) -> set[bytes]:
 
 
 def _echoes(turn: Turn) -> set[bytes]:
-    if len(turn.choices) == 1:
-        return echoes(turn.choices[0])
     return set().union(*map(echoes, turn.choices))
 
 

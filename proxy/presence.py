@@ -46,8 +46,9 @@ class Watch:
         for presence in old:
             del self._young[presence]
             presence.begin()
-        again = _UNWATCHED_S / 2 if self._young else None
-        self._timer = None if again is None else loop.call_later(again, self._look, loop)
+        self._timer = None
+        if self._young:
+            self._timer = loop.call_later(_UNWATCHED_S / 2, self._look, loop)
 
 
 class Presence:

@@ -101,9 +101,7 @@ class Sessions:
                     "permission", "this key does not open the session in the path", status=403
                 )
         elif path_session is not None:
-            session = self._cached(self._ids.get(("name", path_session)))
-            if session is None:
-                session = await self._named_in_path(path_session, identity)
+            session = await self._named_in_path(path_session, identity)
         elif identity.session_name is not None:
             session = await self._named(identity.session_name, identity)
         if session is not None:
