@@ -55,6 +55,13 @@ def test_a_path_session_that_looks_like_an_id_must_exist(bench: Any, ask: Any) -
     assert httpx.post(f"{bench.url}/s/..%2Fx{CHAT}", json=ask).status_code in (400, 404)
 
 
+def test_a_session_named_by_anothers_id_does_not_take_its_calls(bench: Any) -> None:
+    first = say(bench, [user("one")], f"/s/mine{CHAT}")["session"]
+    made = httpx.post(f"{bench.url}/bridle/v1/sessions", json={"name": first}).raise_for_status()
+    say(bench, [user("two")], f"/s/{made.json()['id']}{CHAT}")
+    assert say(bench, [user("three")], f"/s/{first}{CHAT}")["session"] == first
+
+
 def test_first_uses_at_the_same_time_make_one_session(bench: Any) -> None:
     with ThreadPoolExecutor(8) as pool:
         said = list(pool.map(lambda i: say(bench, [user(str(i))], f"/s/crowd{CHAT}"), range(8)))
