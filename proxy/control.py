@@ -40,6 +40,7 @@ from proxy.sampling import check_settings
 from proxy.services import Services
 from proxy.sessions import SESSION_ID_PREFIX, Caller, store_not_read, store_unavailable
 from store.errors import NotFound, RecordRejected, StoreUnavailable
+from store.queries import Reader
 from store.records import CallKind, Continuation, Reward, SessionRecord, TaskRecord, new_id
 
 
@@ -185,6 +186,8 @@ async def get_session(session: OwnSession, services: Running) -> SessionState:
 
 async def add_reward(new: NewReward, session: OwnSession, services: Running) -> RecordedReward:
     """Scores the session, or one call or turn of it. Sealed sessions may still be scored."""
+    if new.call_id is not None or new.turn is not None:
+        new = await asyncio.to_thread(_placed, services.reader, session.id, new)
     reward = Reward(session_id=session.id, created_at=time.time(), **new.model_dump())
     try:
         await services.writer.add_reward(reward)
@@ -193,6 +196,25 @@ async def add_reward(new: NewReward, session: OwnSession, services: Running) -> 
     except StoreUnavailable as error:
         raise store_unavailable() from error
     return RecordedReward(session_id=session.id, **new.model_dump())
+
+
+def _placed(reader: Reader, session_id: str, new: NewReward) -> NewReward:
+    """The reward with the call that it scores. Raises 404 for one that the session does not have,
+    422 when ``call_id`` and ``turn`` name two."""
+    recorded = reader.call_ids(session_id)
+    if new.call_id is not None and new.call_id not in recorded:
+        told = f"session {session_id} has no call {new.call_id}"
+        raise ApiError("not_found", told, status=404, param="call_id")
+    if new.turn is None:
+        return new
+    if not 1 <= new.turn <= len(recorded):
+        has = f"turns 1 to {len(recorded)}, not {new.turn}" if recorded else "no turn yet"
+        raise ApiError("not_found", f"session {session_id} has {has}", status=404, param="turn")
+    call_id = recorded[new.turn - 1]
+    if new.call_id not in (None, call_id):
+        told = f"turn {new.turn} is call {call_id}, not {new.call_id}: name one of them"
+        raise ApiError("invalid_request", told, status=422, param="turn")
+    return new.model_copy(update={"call_id": call_id})
 
 
 async def set_kind(call_id: str, new: NewKind, session: OwnSession, services: Running) -> SetKind:

@@ -72,7 +72,10 @@ class NewReward(_Body):
     name: ShortText
     value: FiniteFloat
     call_id: str | None = None
+    """Only this call; it must be recorded in the session by now."""
     turn: int | None = None
+    """Only this turn: the session's calls in the order of their start, from 1 on, as ``bridle
+    show`` numbers them. It must have begun by now; it is kept as its ``call_id`` too."""
     source: ShortText | None = None
     detail: dict[str, Any] = {}
 

@@ -219,6 +219,11 @@ class Reader:
             found[call.session_id].append(call)
         return found
 
+    def call_ids(self, session_id: str) -> list[str]:
+        """The ids of a session's calls in the order of their start: turn 1 comes first."""
+        query = select(calls.c.id).where(calls.c.session_id == session_id)
+        return [row.id for row in self._rows(query.order_by(calls.c.started_at, calls.c.id))]
+
     def call(self, call_id: str) -> CallRow:
         row = self._first(CALLS.where(calls.c.id == call_id))
         if row is None:

@@ -32,10 +32,10 @@ def reward(
         record = one_session(source, session)
         call_id = None
         if turn is not None:
-            calls = source.calls(record.id)
+            calls = source.call_ids(record.id)
             if not 1 <= turn <= len(calls):
                 fail(f"session {record.id} has turns 1 to {len(calls)}, not {turn}")
-            call_id = calls[turn - 1].id
+            call_id = calls[turn - 1]
     with Writer(store) as writer:
         writer.add_reward_sync(
             Reward(

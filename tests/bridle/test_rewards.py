@@ -22,13 +22,12 @@ def test_late_many_and_turn_rewards_by_http_and_command_line(
     odd = 0.1 + 0.2
     with open_store(store) as opened:
         session = opened.session(recorded)
-        first = session.calls[0].id
     at = f"{proxy_url}/bridle/v1/sessions/{session.id}"
     assert httpx.post(f"{at}/seal", json={}).status_code == 200
     for new in (
         {"name": "score", "value": 0.25},
         {"name": "score", "value": odd},
-        {"name": "step", "value": 1.0, "call_id": first, "turn": 1},
+        {"name": "step", "value": 1.0, "turn": 1},
     ):
         assert httpx.post(f"{at}/rewards", json=new).status_code == 201
     assert httpx.post(f"{at}/rewards", json={"name": "score", "value": "NaN"}).status_code == 422

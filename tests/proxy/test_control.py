@@ -73,13 +73,62 @@ def test_rewards_are_kept_exactly_and_late_ones_are_welcome(bench: Any, control:
     assert control.post(f"/sessions/{made['id']}/seal", json={"outcome": "timeout"}).json()[
         "outcome"
     ] == ("timeout")
-    reward = {"name": "score", "value": value, "source": "verifier", "turn": 3}
+    reward = {"name": "score", "value": value, "source": "verifier"}
     assert control.post(f"/sessions/{made['id']}/rewards", json=reward).status_code == 201
     (kept,) = bench.reader.rewards(made["id"])
-    assert (kept.value, kept.turn, kept.source) == (value, 3, "verifier")
+    assert (kept.value, kept.turn, kept.source) == (value, None, "verifier")
     nan = control.post(f"/sessions/{made['id']}/rewards", content=b'{"name":"x","value":NaN}')
     assert nan.status_code == 422
     assert control.post("/sessions/ses_nope/rewards", json=reward).status_code == 404
+
+
+def test_a_reward_of_a_turn_is_one_of_its_call(bench: Any, control: Any, ask: Any) -> None:
+    _, at = _asked(bench, control, ask)
+    call = bench.call().id
+    for place in ({"turn": 1}, {"call_id": call}, {"turn": 1, "call_id": call}):
+        told = control.post(at, json={"name": "step", "value": 1.0} | place)
+        assert (told.status_code, told.json()["call_id"]) == (201, call)
+    kept = [(one.call_id, one.turn) for one in bench.reader.rewards(bench.call().session_id)]
+    assert kept == [(call, 1), (call, None), (call, 1)]
+
+
+def test_a_reward_of_what_the_session_does_not_have_is_refused(
+    bench: Any, control: Any, ask: Any
+) -> None:
+    empty = control.post("/sessions", json={}).json()["id"]
+    mine, at = _asked(bench, control, ask)
+    others, _ = _asked(bench, control, ask)
+    own, foreign = (bench.reader.call_ids(session)[0] for session in (mine, others))
+    for path, place, status, param, says in (
+        (at, {"turn": 2}, 404, "turn", "has turns 1 to 1, not 2"),
+        (at, {"turn": 0}, 404, "turn", "has turns 1 to 1, not 0"),
+        (at, {"turn": 2, "call_id": own}, 404, "turn", "has turns 1 to 1, not 2"),
+        (at, {"call_id": foreign}, 404, "call_id", f"has no call {foreign}"),
+        (at, {"turn": 1, "call_id": foreign}, 404, "call_id", f"has no call {foreign}"),
+        (f"/sessions/{empty}/rewards", {"turn": 1}, 404, "turn", "has no turn yet"),
+    ):
+        refused = control.post(path, json={"name": "step", "value": 1.0} | place)
+        error = refused.json()["error"]
+        assert (refused.status_code, error["param"]) == (status, param)
+        assert error["message"].endswith(says)
+    assert all(not bench.reader.rewards(session) for session in (empty, mine, others))
+
+
+def test_a_reward_that_names_two_calls_is_refused(bench: Any, control: Any, ask: Any) -> None:
+    session, at = _asked(bench, control, ask)
+    httpx.post(f"{bench.url}/s/{session}{CHAT}", json=ask).raise_for_status()
+    first, second = bench.reader.call_ids(session)
+    both = {"name": "step", "value": 1.0, "turn": 2, "call_id": first}
+    refused = control.post(at, json=both)
+    assert (refused.status_code, refused.json()["error"]["param"]) == (422, "turn")
+    assert second in refused.json()["error"]["message"]
+
+
+def _asked(bench: Any, control: Any, ask: Any) -> tuple[str, str]:
+    """A new session of one call, and where its rewards go."""
+    session = control.post("/sessions", json={}).json()["id"]
+    httpx.post(f"{bench.url}/s/{session}{CHAT}", json=ask).raise_for_status()
+    return session, f"/sessions/{session}/rewards"
 
 
 def test_a_calls_kind_is_said_and_taken_back(bench: Any, control: Any, ask: Any) -> None:
