@@ -10,6 +10,7 @@ import importlib
 import importlib.util
 import os
 import sys
+import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -107,19 +108,35 @@ def _open(source: str) -> Iterable[Task]:
 
 
 def load_module(place: str, name: str | None = None) -> ModuleType:
-    """The module at a path (``FILE.py``) or of a dotted name; else :class:`TaskError`.
+    """The module at a path (``FILE.py``) or of a dotted name.
 
-    ``name``: what a module at a path is called once loaded; the file's stem unless given.
+    ``name``: what a module at a path is called once loaded; the file's stem unless given. Raises
+    :class:`TaskError` when there is none, or with what its code raised and in which line.
     """
-    if not place.endswith(".py"):
-        try:
-            return importlib.import_module(place)
-        except ModuleNotFoundError as error:
-            raise TaskError(f"cannot import {place!r}: {error}") from error
-    spec = importlib.util.spec_from_file_location(name or Path(place).stem, place)
+    try:
+        if place.endswith(".py"):
+            return _load_file(place, name or Path(place).stem)
+        return importlib.import_module(place)
+    except TaskError:
+        raise
+    except (Exception, SystemExit) as error:
+        said = " ".join(f"{type(error).__name__}: {error}".split())
+        raise TaskError(f"cannot import {place}: {said}{_line(error)}") from error
+
+
+def _load_file(place: str, name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, place)
     if spec is None or spec.loader is None or not os.path.isfile(place):
         raise TaskError(f"module {place} does not exist")
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
     spec.loader.exec_module(module)
     return module
+
+
+def _line(error: BaseException) -> str:
+    """Where in the imported file an error came up; a syntax error tells its own place."""
+    frames = traceback.extract_tb(error.__traceback__)
+    file = next((frame.filename for frame in frames if frame.name == "<module>"), None)
+    lines = [frame.lineno for frame in frames if frame.filename == file]
+    return f" ({file}, line {lines[-1]})" if lines else ""

@@ -61,6 +61,16 @@ def test_a_verifier_that_raises_costs_its_session_and_not_the_rollout(
     assert sealed == [("infrastructure",)] * 2
 
 
+def test_a_verifier_that_cannot_be_imported_is_said_in_a_line(
+    rollout: Bridle, tmp_path: Path
+) -> None:
+    refused = rollout(f"{PLAIN}LIMIT = int('many')\n")
+    own = tmp_path / "own.py"
+    why = "ValueError: invalid literal for int() with base 10: 'many'"
+    assert refused.exit_code == 2
+    assert refused.stderr == f"bridle: cannot import {own}: {why} ({own}, line 3)\n"
+
+
 @pytest.mark.parametrize(
     ("agent", "timeout", "reason"),
     [

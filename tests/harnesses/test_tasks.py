@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
-from harnesses.tasks import Task, TaskError, read_tasks, tasks_from, write_tasks
+from harnesses.tasks import Task, TaskError, load_module, read_tasks, tasks_from, write_tasks
 
 TASK = Task(
     id="t1",
@@ -76,3 +77,43 @@ def test_a_source_is_a_file_or_a_function_and_may_be_cut_to_a_split(tmp_path: Pa
 def test_a_source_that_does_not_exist_says_so(source: str, why: str) -> None:
     with pytest.raises(TaskError, match=why):
         list(tasks_from(source))
+
+
+RAISES_DEEPER = """
+def wanted(given):
+    return given["answer"]
+
+wanted({})
+"""
+
+
+@pytest.mark.parametrize(
+    ("source", "why"),
+    [
+        (RAISES_DEEPER, r"KeyError: 'answer' \({file}, line 3\)"),
+        ("import json\njson.loads('')\n", r"JSONDecodeError: .* \({file}, line 2\)"),
+        ("import nonesuch\n", r"ModuleNotFoundError: .*'nonesuch' \({file}, line 1\)"),
+        ("import sys\nsys.exit(0)\n", r"SystemExit: 0 \({file}, line 2\)"),
+        ("raise ValueError('one\\ntwo')\n", r"ValueError: one two \({file}, line 1\)"),
+        ("x = 1\nx = = 2\n", r"SyntaxError: invalid syntax \(own\.py, line 2\)"),
+    ],
+)
+def test_a_file_that_raises_is_named_with_the_line(tmp_path: Path, source: str, why: str) -> None:
+    file = tmp_path / "own.py"
+    file.write_text(source)
+    with pytest.raises(TaskError) as refused:
+        load_module(str(file))
+    said = re.escape(f"cannot import {file}: ") + why.replace("{file}", re.escape(str(file)))
+    assert re.fullmatch(said, str(refused.value))
+
+
+def test_a_module_that_raises_is_named_with_the_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "raising_checks.py"
+    file.write_text("\n1 / 0\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(TaskError) as refused:
+        load_module("raising_checks")
+    why = f"cannot import raising_checks: ZeroDivisionError: division by zero ({file}, line 2)"
+    assert str(refused.value) == why
