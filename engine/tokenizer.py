@@ -46,10 +46,11 @@ class Tokenizer:
             json.loads(config_path.read_text()) if config_path.exists() else {}
         )
 
-    def encode(self, text: str) -> list[int]:
-        """Token ids of ``text``; special tokens in the text are recognised, none are added."""
+    def encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
+        """Token ids of ``text``; special tokens in the text are recognised. ``add_special_tokens``
+        adds those, if any, that the tokenizer itself puts around a bare text."""
         # Unlike encode, this neither finds offsets nor keeps other threads waiting.
-        (found,) = self.backend.encode_batch_fast([text], add_special_tokens=False)
+        (found,) = self.backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         return found.ids
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:

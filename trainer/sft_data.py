@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import pyarrow.parquet as parquet
@@ -27,6 +27,9 @@ class SftExample:
     """``uint32[T]``"""
     mask: NDArray[np.bool_]
     """``bool[T]``: token ``t`` is learned, predicted from ``token_ids[:t]``."""
+
+
+_READABLE: Final = "exports as tokens, chat, trl and trl-prompt-completion can be learned from"
 
 
 class SftDataError(ValueError):
@@ -69,6 +72,12 @@ def examples_from_episodes(episodes: Iterable[Episode]) -> list[SftExample]:
     ]
 
 
+def is_parquet(path: Path) -> bool:
+    """Whether the file begins as Parquet does, whatever it is called."""
+    with path.open("rb") as file:
+        return file.read(4) == b"PAR1"
+
+
 def examples_from_parquet(
     path: Path, *, ids_column: str = "token_ids", mask_column: str = "mask"
 ) -> list[SftExample]:
@@ -91,33 +100,76 @@ def examples_from_parquet(
     return [example for example in examples if example.mask.any()]
 
 
-def examples_from_chat_jsonl(
+def examples_from_jsonl(
     path: Path, tokenizer: Tokenizer, left_out: Counter[str]
 ) -> list[SftExample]:
-    """Examples of a chat JSONL file: ``{"messages": […], "tools": […]}`` per line, as OpenAI takes
-    it, or with ``tools`` as JSON text, as TRL does.
+    """Examples of a file of JSON lines. A line holds a conversation, ``{"messages": […]}``, or a
+    prompt with its completion, both of them messages or both text.
 
-    Lines with tool arguments that no template can render are counted in ``left_out``, by reason.
+    ``tools`` beside messages are a list, as OpenAI takes them, or JSON text, as TRL does. Lines
+    with tool arguments that no template can render are counted in ``left_out``, by reason.
     """
     examples: list[SftExample] = []
-    with path.open(encoding="utf-8") as lines:
+    with path.open("rb") as lines:
         for number, line in enumerate(lines, start=1):
             if not line.strip():
                 continue
             try:
-                record = json.loads(line)
-                messages = record["messages"]
-            except (ValueError, KeyError, TypeError) as error:
-                raise SftDataError(f"{path}:{number}: not a chat record: {error!r}") from error
-            if not isinstance(messages, list) or not all(isinstance(m, dict) for m in messages):
-                raise SftDataError(f"{path}:{number}: its messages are no list of objects")
-            try:
-                examples += [*examples_from_chat(messages, _tools(record), tokenizer)]
+                examples += _examples(_record(line), tokenizer)
             except ArgumentsNotJson:
                 left_out["tool_arguments_not_json"] += 1
             except (SftDataError, TemplateError) as error:
                 raise SftDataError(f"{path}:{number}: {error}") from error
     return examples
+
+
+def _record(line: bytes) -> Mapping[str, Any]:
+    try:
+        record = json.loads(line)
+    except ValueError as error:
+        raise SftDataError(f"neither Parquet nor JSON ({error}); {_READABLE}") from error
+    if not isinstance(record, dict):
+        raise SftDataError(f"not an object; {_READABLE}")
+    return record
+
+
+def _examples(record: Mapping[str, Any], tokenizer: Tokenizer) -> Iterator[SftExample]:
+    prompt, completion = record.get("prompt"), record.get("completion")
+    if "messages" in record:
+        messages = _messages(record, "messages")
+    elif prompt is None or completion is None:
+        raise SftDataError(f"neither messages nor a prompt with its completion; {_READABLE}")
+    elif isinstance(prompt, str) and isinstance(completion, str):
+        yield example_from_text(prompt, completion, tokenizer)
+        return
+    elif isinstance(prompt, str) or isinstance(completion, str):
+        raise SftDataError("of its prompt and its completion only one is text")
+    else:
+        context = ({**message, "weight": 0} for message in _messages(record, "prompt"))
+        messages = [*context, *_messages(record, "completion")]
+    yield from examples_from_chat(messages, _tools(record), tokenizer)
+
+
+def _messages(record: Mapping[str, Any], name: str) -> list[Mapping[str, Any]]:
+    found = record[name]
+    if not isinstance(found, list) or not all(isinstance(message, dict) for message in found):
+        raise SftDataError(f"{name}: no list of objects")
+    return found
+
+
+def example_from_text(prompt: str, completion: str, tokenizer: Tokenizer) -> SftExample:
+    """A completed prompt; learned is the completion, to its end as the tokenizer says it.
+
+    The prompt begins as vLLM and TRL let a bare text begin: with the special tokens, if there are
+    any, that the tokenizer puts before one.
+    """
+    end = tokenizer.special_tokens.get("eos_token", "")
+    context = tokenizer.encode(prompt, add_special_tokens=True)
+    learned = tokenizer.encode(completion.removesuffix(end) + end)
+    mask = [False] * len(context) + [True] * len(learned)
+    return SftExample(
+        np.asarray(context + learned, dtype=np.uint32), np.asarray(mask, dtype=np.bool_)
+    )
 
 
 def _tools(record: Mapping[str, Any]) -> list[Any] | None:

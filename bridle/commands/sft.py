@@ -28,7 +28,7 @@ def sft(
         typer.Option(
             exists=True,
             dir_okay=False,
-            help="A tokens, chat or trl export; default: sessions of the store.",
+            help="An export as tokens, chat, trl or trl-prompt-completion; default: the store.",
         ),
     ] = None,
     run: Annotated[str | None, typer.Option(help="Only this run's sessions.")] = None,
@@ -83,15 +83,16 @@ def _examples(
     from reconstruct.episodes import build_episode
     from reconstruct.exports.selection import ExportReport, Selection, select
     from trainer.sft_data import (
-        examples_from_chat_jsonl,
         examples_from_episodes,
+        examples_from_jsonl,
         examples_from_parquet,
+        is_parquet,
     )
 
     if data is not None:
-        if data.suffix == ".jsonl":
-            return examples_from_chat_jsonl(data, Tokenizer(policy), left_out)
-        return examples_from_parquet(data)
+        if is_parquet(data):
+            return examples_from_parquet(data)
+        return examples_from_jsonl(data, Tokenizer(policy), left_out)
     with reader(store) as source:
         chosen = select(source, Selection(run=run, min_reward=min_reward), ExportReport(Path()))
         return examples_from_episodes(build_episode(source, session.id) for session, _ in chosen)

@@ -1,4 +1,4 @@
-"""``bridle sft`` learns from the store and from either export of it."""
+"""``bridle sft`` learns from the store and from exports of it."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import numpy as np
 import pytest
 from click.testing import Result
 
@@ -17,11 +18,14 @@ from engine.scripted import Reply, ScriptedCall, ScriptedEngine, ScriptedRequest
 from engine.tokenizer import Tokenizer
 from proxy.server import ProxyServer
 from proxy.settings import ProxySettings
+from reconstruct.exports.formats import Format
 from trainer.model import load_policy, vocabulary_size
-from trainer.sft_data import examples_from_chat_jsonl, examples_from_parquet
+from trainer.sft_data import examples_from_jsonl, examples_from_parquet
 from trainer.tiny import TinyShape, make_policy
 
 Bridle = Callable[..., Result]
+
+READABLE = ("tokens", "chat", "trl", "trl-prompt-completion")
 
 ADD = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
 
@@ -35,13 +39,13 @@ def policy(model_dir: Path, tmp_path: Path) -> Path:
     return directory
 
 
-@pytest.mark.parametrize("source", ["store", "tokens", "chat", "trl"])
+@pytest.mark.parametrize("source", ["store", *READABLE])
 def test_what_was_recorded_is_learned_from_any_source(
     bridle: Bridle, recorded: str, store: str, policy: Path, tmp_path: Path, source: str
 ) -> None:
     chosen: list[object] = ["--store", store]
     if source != "store":
-        data = tmp_path / ("lamps.parquet" if source == "tokens" else "lamps.jsonl")
+        data = tmp_path / "lamps.of.any.name"
         assert bridle("export", data, "--format", source, "--store", store).exit_code == 0
         chosen += ["--data", data]
     out = tmp_path / "tuned"
@@ -54,6 +58,20 @@ def test_what_was_recorded_is_learned_from_any_source(
     assert vocabulary_size(load_policy(out)) == 1024
     assert Tokenizer(out).encode("The answer") == Tokenizer(policy).encode("The answer")
     assert [path.name for path in out.parent.glob(".*.tmp")] == []
+
+
+@pytest.mark.parametrize("form", [form for form in Format if form not in READABLE])
+def test_an_export_that_is_not_learned_from_is_refused_in_a_line(
+    bridle: Bridle, recorded: str, store: str, policy: Path, tmp_path: Path, form: Format
+) -> None:
+    data = tmp_path / "lamps.jsonl"
+    assert bridle("export", data, "--format", form, "--store", store).exit_code == 0
+    done = bridle("sft", "--policy", policy, "--out", tmp_path / "tuned", "--data", data)
+    assert done.exit_code == 1
+    assert done.stderr == (
+        f"bridle: {data}:1: neither messages nor a prompt with its completion; "
+        f"exports as {', '.join(READABLE[:-1])} and {READABLE[-1]} can be learned from\n"
+    )
 
 
 @pytest.mark.parametrize("kind", ["policy", "file"])
@@ -118,7 +136,7 @@ def thinks(request: ScriptedRequest) -> Reply:
     return Reply("Adding.", reasoning="2 plus 3?", tool_calls=(ScriptedCall("add", {"a": 2}),))
 
 
-@pytest.mark.parametrize("form", ["chat", "trl"])
+@pytest.mark.parametrize("form", ["chat", "trl", "trl-prompt-completion"])
 def test_a_thinking_session_is_rendered_to_the_ids_that_were_sampled(
     bridle: Bridle, model_dir: Path, store: str, tmp_path: Path, form: str
 ) -> None:
@@ -137,6 +155,23 @@ def test_a_thinking_session_is_rendered_to_the_ids_that_were_sampled(
     assert bridle("export", tokens, "--store", store).exit_code == 0
     assert bridle("export", text, "--format", form, "--store", store).exit_code == 0
     (sampled,) = examples_from_parquet(tokens)
-    (rendered,) = examples_from_chat_jsonl(text, Tokenizer(model_dir), Counter())
-    assert rendered.token_ids.tolist() == sampled.token_ids.tolist()
-    assert rendered.mask.tolist() == sampled.mask.tolist()
+    rendered = examples_from_jsonl(text, Tokenizer(model_dir), Counter())
+    assert len(rendered) == (2 if form == "trl-prompt-completion" else 1)
+    assert rendered[-1].token_ids.tolist() == sampled.token_ids.tolist()
+    learned = np.concatenate([np.flatnonzero(example.mask) for example in rendered])
+    assert learned.tolist() == np.flatnonzero(sampled.mask).tolist()
+
+
+def test_a_completed_prompt_is_tokenised_to_the_ids_that_were_sampled(
+    bridle: Bridle, proxy_url: str, model_dir: Path, store: str, tmp_path: Path
+) -> None:
+    asked = {"model": "m", "prompt": "What is 2 plus 3?"}
+    httpx.post(f"{proxy_url}/s/sums/v1/completions", json=asked, timeout=60).raise_for_status()
+    tokens, text = tmp_path / "sums.parquet", tmp_path / "sums.jsonl"
+    assert bridle("export", tokens, "--store", store).exit_code == 0
+    form = ("--format", "trl-prompt-completion")
+    assert bridle("export", text, *form, "--store", store).exit_code == 0
+    (sampled,) = examples_from_parquet(tokens)
+    (told,) = examples_from_jsonl(text, Tokenizer(model_dir), Counter())
+    assert told.token_ids.tolist() == sampled.token_ids.tolist()
+    assert told.mask.tolist() == sampled.mask.tolist()

@@ -7,6 +7,7 @@ import pyarrow as pa
 import pyarrow.parquet
 import pytest
 from rich.console import Console
+from tokenizers.processors import TemplateProcessing
 
 from engine.tokenizer import CHAT_TEMPLATE_FILE, Tokenizer
 from trainer.config import OptimizerConfig, PackingConfig, SftConfig
@@ -15,9 +16,10 @@ from trainer.sft import steps_of, train_sft
 from trainer.sft_data import (
     SftDataError,
     SftExample,
+    example_from_text,
     examples_from_chat,
-    examples_from_chat_jsonl,
     examples_from_episodes,
+    examples_from_jsonl,
     examples_from_parquet,
     with_context,
     without_shared,
@@ -99,26 +101,74 @@ def test_jsonl_lines_become_examples_and_a_bad_line_is_named(tokenizer, tmp_path
     path = tmp_path / "chat.jsonl"
     line = json.dumps({"messages": CONVERSATION, "tools": TOOLS})
     path.write_text(f"{line}\n\n{line}\n")
-    assert len(examples_from_chat_jsonl(path, tokenizer, Counter())) == 2
-    path.write_text(f'{line}\n{{"prompt": 1}}\n')
-    with pytest.raises(SftDataError, match=r"chat\.jsonl:2: not a chat record"):
-        examples_from_chat_jsonl(path, tokenizer, Counter())
-    for messages in ("What?", ["What?"]):
-        path.write_text(json.dumps({"messages": messages}))
-        with pytest.raises(SftDataError, match=r"chat\.jsonl:1: its messages are no list"):
-            examples_from_chat_jsonl(path, tokenizer, Counter())
+    assert len(examples_from_jsonl(path, tokenizer, Counter())) == 2
+    for bad, why in (
+        (b'{"prompt": 1}', "neither messages nor a prompt with its completion; exports as tokens"),
+        (b"[]", "not an object; exports as tokens, chat, trl and trl-prompt-completion can be"),
+        (b"{", "neither Parquet nor JSON .*; exports as tokens"),
+        (b"\xff", "neither Parquet nor JSON .*; exports as tokens"),
+        (b'{"messages": "What?"}', "messages: no list of objects"),
+        (b'{"messages": ["What?"]}', "messages: no list of objects"),
+        (b'{"prompt": [], "completion": [1]}', "completion: no list of objects"),
+        (b'{"prompt": 1, "completion": []}', "prompt: no list of objects"),
+        (b'{"prompt": "What?", "completion": []}', "only one is text"),
+    ):
+        path.write_bytes(line.encode() + b"\n" + bad + b"\n")
+        with pytest.raises(SftDataError, match=rf"chat\.jsonl:2: .*{why}"):
+            examples_from_jsonl(path, tokenizer, Counter())
+
+
+def test_of_a_prompt_and_its_completion_only_the_completion_is_learned(tokenizer, tmp_path):
+    path = tmp_path / "trl.jsonl"
+    rows = [
+        {"prompt": CONVERSATION[:end], "completion": CONVERSATION[end : end + 1], "tools": TOOLS}
+        for end in (2, 4)
+    ]
+    path.write_text("\n".join(map(json.dumps, rows)))
+    first, second = examples_from_jsonl(path, tokenizer, Counter())
+    (whole,) = examples_from_chat(CONVERSATION, TOOLS, tokenizer)
+    assert second.token_ids.tolist() == whole.token_ids.tolist()
+    assert first.token_ids.tolist() == whole.token_ids[: len(first.token_ids)].tolist()
+    learned = np.zeros(len(whole.mask), dtype=bool)
+    for example in (first, second):
+        assert not learned[: len(example.mask)][example.mask].any()
+        learned[: len(example.mask)] |= example.mask
+    assert learned.tolist() == whole.mask.tolist()
+
+
+def test_a_completed_text_is_learned_to_its_end(tokenizer, tmp_path):
+    path = tmp_path / "trl.jsonl"
+    end = tokenizer.special_tokens["eos_token"]
+    rows = [{"prompt": "Norway?", "completion": said} for said in (" Oslo.", f" Oslo.{end}")]
+    path.write_text("\n".join(map(json.dumps, rows)))
+    for example in examples_from_jsonl(path, tokenizer, Counter()):
+        assert learned_texts(example, tokenizer) == [f" Oslo.{end}"]
+        assert tokenizer.decode(example.token_ids.tolist()) == f"Norway? Oslo.{end}"
+
+
+def test_a_completed_text_begins_as_the_tokenizer_lets_a_text_begin(chat_directory, tmp_path):
+    shutil.copytree(chat_directory, tmp_path, dirs_exist_ok=True)
+    tokenizer = Tokenizer(tmp_path)
+    beginning = tokenizer.token_id("<|im_start|>")
+    tokenizer.backend.post_processor = TemplateProcessing(
+        single="<|im_start|> $A", special_tokens=[("<|im_start|>", beginning)]
+    )
+    example = example_from_text("Norway?", " Oslo.", tokenizer)
+    assert example.token_ids[0] == beginning
+    assert example.token_ids.tolist().count(beginning) == 1
+    assert not example.mask[0]
 
 
 def test_tools_told_as_text_are_those_told_as_a_list(tokenizer, tmp_path):
     path = tmp_path / "trl.jsonl"
     path.write_text(json.dumps({"messages": CONVERSATION, "tools": json.dumps(TOOLS)}))
-    (found,) = examples_from_chat_jsonl(path, tokenizer, Counter())
+    (found,) = examples_from_jsonl(path, tokenizer, Counter())
     (expected,) = examples_from_chat(CONVERSATION, TOOLS, tokenizer)
     assert found.token_ids.tolist() == expected.token_ids.tolist()
     for tools in ("[", '{"name": "lookup"}', {"name": "lookup"}):
         path.write_text(json.dumps({"messages": CONVERSATION, "tools": tools}))
         with pytest.raises(SftDataError, match=r"trl\.jsonl:1: its tools are no list"):
-            examples_from_chat_jsonl(path, tokenizer, Counter())
+            examples_from_jsonl(path, tokenizer, Counter())
 
 
 def test_a_line_whose_tool_arguments_are_no_json_is_left_out_and_counted(tokenizer, tmp_path):
@@ -128,7 +178,7 @@ def test_a_line_whose_tool_arguments_are_no_json_is_left_out_and_counted(tokeniz
     bad = [*CONVERSATION, CONVERSATION[1], broken]
     path.write_text("\n".join(json.dumps({"messages": said}) for said in (bad, CONVERSATION)))
     left_out = Counter()
-    assert len(examples_from_chat_jsonl(path, tokenizer, left_out)) == 1
+    assert len(examples_from_jsonl(path, tokenizer, left_out)) == 1
     assert left_out == {"tool_arguments_not_json": 1}
 
 
