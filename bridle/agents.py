@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from bridle.terminal import fail
 from harnesses.adapters.base import Adapter
 from harnesses.adapters.claude_code import ClaudeCode
 from harnesses.adapters.codex import Codex
@@ -108,3 +109,14 @@ def shuffled_tasks(source: str, split: str | None, seed: int) -> list[Task]:
     pool = first_tasks(source, split)
     random.Random(seed).shuffle(pool)
     return pool
+
+
+def training_work(
+    named: str, verify: str, tasks: str, split: str | None, seed: int
+) -> tuple[Adapter, Runtime, Verifier, list[Task]]:
+    """What a command that trains is told to run, in the order of :func:`shuffled_tasks`; ends the
+    command when something of it is not there."""
+    try:
+        return *agent(named), verifier(verify), shuffled_tasks(tasks, split, seed)
+    except (UnknownAgent, TaskError) as error:
+        fail(str(error), 2)

@@ -50,17 +50,11 @@ def train(
     transfer_backend: TransferBackendOption = "gloo",
 ) -> None:
     """Train a policy inside an agent. Run again to go on from the last checkpoint."""
-    from bridle.agents import UnknownAgent, agent, shuffled_tasks, verifier
-    from harnesses.tasks import TaskError
+    from bridle.agents import training_work
 
     if publish_through == "transfer" and engine != "vllm":
         fail("weights are transferred to a vLLM only: add --engine vllm", 2)
-    try:
-        adapter, runtime = agent(named)
-        check = verifier(verify)
-        pool = shuffled_tasks(tasks, split, seed)
-    except (UnknownAgent, TaskError) as error:
-        fail(str(error), 2)
+    adapter, runtime, check, pool = training_work(named, verify, tasks, split, seed)
     # Imports torch, which takes seconds.
     try:
         from bridle.training import TrainingPlan, last_line, step_line

@@ -38,21 +38,15 @@ def worker(
     json: JsonOption = False,
 ) -> None:
     """Serve a harness and its tasks to `bridle trainer`, which says when and how many."""
-    from bridle.agents import UnknownAgent, agent, shuffled_tasks, verifier
+    from bridle.agents import training_work
     from bridle.worker import Duties, serve
     from harnesses.rollout import Settings
-    from harnesses.tasks import TaskError
     from proxy.settings import is_loopback
 
     key = os.environ.get(ADMIN_KEY_VARIABLE)
     if key is None and not is_loopback(host):
         fail(f"{host} is reachable by others: set {ADMIN_KEY_VARIABLE} to the proxy's key", 2)
-    try:
-        adapter, runtime = agent(named)
-        check = verifier(verify)
-        pool = shuffled_tasks(tasks, split, seed)
-    except (UnknownAgent, TaskError) as error:
-        fail(str(error), 2)
+    adapter, runtime, check, pool = training_work(named, verify, tasks, split, seed)
     settings = Settings(directory=directory, parallel=parallel, timeout_s=timeout, model=model)
     duties = Duties(proxy, adapter, runtime, check, pool, settings, key)
     family = socket.AF_INET6 if ":" in host else socket.AF_INET

@@ -8,11 +8,12 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import httpx
 import pytest
+from click.testing import Result
 
 from bridle.remote import RemoteWorkers, WorkerFailed
 from bridle.services import Service
@@ -164,6 +165,18 @@ def test_told_to_end_it_leaves_no_agent_and_no_open_session(
             with Reader(store) as reader:
                 until(lambda: all(each.outcome for each in reader.sessions(run=run_id)))
                 assert {each.outcome for each in reader.sessions(run=run_id)} == {"cancelled"}
+
+
+def test_what_it_cannot_serve_is_said_before_it_listens(
+    bridle: Callable[..., Result],
+) -> None:
+    command = ["worker", "--agent", "echo {prompt}", "--proxy", "http://127.0.0.1:9"]
+    for verifier, tasks, why in (
+        ("nothing.py:check", "tasks.jsonl", "module nothing.py does not exist"),
+        ("exact", "nothing.jsonl", "task file nothing.jsonl does not exist"),
+    ):
+        refused = bridle(*command, "--verifier", verifier, "--tasks", tasks)
+        assert (refused.exit_code, refused.stderr) == (2, f"bridle: {why}\n")
 
 
 def test_what_is_no_round_is_refused(serving: Service) -> None:
