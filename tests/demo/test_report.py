@@ -1,0 +1,56 @@
+"""The demo's report, from stores made by hand."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from sqlalchemy import event
+
+from bridle.demo.report import make_report
+from store.database import migrate
+from store.queries import Reader
+from store.records import CallBegun, Reward, RunRecord, SessionRecord
+from store.writer import Writer
+
+STAGES = ("before", "greedy_before", "train", "after", "greedy_after")
+
+
+@pytest.fixture
+def reader(tmp_path: Path) -> Iterator[Reader]:
+    """A run per stage, each of three sessions of two calls."""
+    path = str(tmp_path / "bridle.db")
+    migrate(path)
+    now = time.time()
+    with Writer(path) as writer:
+        for stage in STAGES:
+            writer.create_run(RunRecord(stage, "eval", now))
+            for number in range(3):
+                session = f"{stage}-{number}"
+                writer.create_session_sync(
+                    SessionRecord(session, now, run_id=stage, sealed_at=now, outcome="completed")
+                )
+                writer.add_reward_sync(Reward(session, "reward", number % 2, now))
+                for call in range(2):
+                    writer.begin_call(
+                        CallBegun(f"{session}-{call}", session, "chat", now, b"{}", False, "m")
+                    )
+    with Reader(path) as opened:
+        yield opened
+
+
+def test_calls_are_counted_in_one_query_for_many_sessions(
+    reader: Reader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("bridle.demo.report._ASKED_AT_ONCE", 10)
+    asked: list[str] = []
+
+    def note(_connection: object, _cursor: object, statement: str, *_: object) -> None:
+        asked.append(statement)
+
+    event.listen(reader.engine, "before_cursor_execute", note)
+    report = make_report(reader, {stage: stage for stage in STAGES}, 60.0)
+    assert (report["sessions"], report["calls"]) == (15, 30)
+    assert sum("count(*)" in statement for statement in asked) == 2
