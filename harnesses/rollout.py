@@ -212,11 +212,14 @@ class Rollout:
             raise
 
     async def _take_back(self, making: asyncio.Future[Session]) -> None:
-        try:
-            session = await asyncio.wait_for(making, _CANCEL_S)
-        except (ProxyUnreachable, ControlError, TimeoutError):
-            return
-        await self._seal_quietly(session, Outcome.CANCELLED)
+        """Whatever comes of ``making``, it is the cancellation that is told."""
+        await asyncio.wait([making], timeout=_CANCEL_S)
+        if making.cancel() or making.cancelled():
+            log.warning("a session may stay unsealed: it was not there in %g s", _CANCEL_S)
+        elif error := making.exception():
+            log.warning("a session may stay unsealed: %s", error)
+        else:
+            await self._seal_quietly(making.result(), Outcome.CANCELLED)
 
     async def _in_session(self, job: Job, session: Session, attempt: int) -> RolloutResult:
         with self._place_for(session) as place:

@@ -41,6 +41,8 @@ class StandIn:
     """How many of the next control requests are answered with 503."""
     create_wait_s: float = 0.0
     """How long a session is there before whoever asked for it is told."""
+    garbling: bool = False
+    """Whether who asks for a session is told something that is none."""
     losing_rewards: int = 0
     """How many of the next rewards are."""
     reply: Reply = lambda messages: {"role": "assistant", "content": "nothing"}
@@ -53,6 +55,8 @@ class StandIn:
         identifier, key = f"ses_{number}", f"key-{number}"
         self.sessions[identifier] = body
         await asyncio.sleep(self.create_wait_s)
+        if self.garbling:
+            return web.Response(text="<html>", status=201)
         base = f"{self.url}/s/{identifier}"
         return web.json_response(
             {

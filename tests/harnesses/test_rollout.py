@@ -312,6 +312,23 @@ async def test_a_session_that_is_made_while_the_rollout_is_cancelled_is_sealed(
     assert stand_in.sealed == {"ses_0": "cancelled"}
 
 
+async def test_a_cancellation_is_told_whatever_the_proxy_answers_meanwhile(
+    run: Runner, stand_in: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    stand_in.create_wait_s, stand_in.garbling = 0.3, True
+    running = asyncio.create_task(run("echo yes"))
+    while not stand_in.sessions:  # noqa: ASYNC110 - it stands in another thread
+        await asyncio.sleep(0.01)
+    (session,) = (task for task in asyncio.all_tasks() if "_with_retries" in repr(task))
+
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+
+    assert session.cancelled()
+    assert "a session may stay unsealed: JSON is malformed" in caplog.text
+
+
 INTERRUPTED = """
 import asyncio, sys
 from pathlib import Path
