@@ -32,6 +32,7 @@ from proxy.control_models import (
     engine_view,
     session_state,
 )
+from proxy.control_page import control_page
 from proxy.dialects.errors import openai_error
 from proxy.keys import hash_key, new_session_key
 from proxy.links import base_urls, environment
@@ -50,6 +51,7 @@ def control_api(running: Callable[[], Services], routers: Sequence[APIRouter] = 
         title="Bridle",
         description=description,
         version="1",
+        docs_url=None,
         redoc_url=None,
         responses={"4XX": {"model": ErrorReply}, "5XX": {"model": ErrorReply}},
     )
@@ -61,7 +63,12 @@ def control_api(running: Callable[[], Services], routers: Sequence[APIRouter] = 
         api.add_api_route(path, endpoint, methods=[method], status_code=status)
     for router in routers:
         api.include_router(router)
+    api.add_route("/docs", _page, include_in_schema=False)
     return api
+
+
+async def _page(request: Request) -> Response:
+    return control_page(request.app.openapi())
 
 
 async def _told(_: Request, error: Exception) -> Response:

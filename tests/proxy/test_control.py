@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from typing import Any
@@ -11,6 +12,7 @@ import openai
 import pytest
 
 from engine.scripted import Reply, Stall
+from proxy.control_page import control_page
 
 CHAT = "/v1/chat/completions"
 
@@ -263,3 +265,50 @@ def test_metrics_count_calls_tokens_and_named_events(bench: Any, ask: Any) -> No
 def test_the_api_describes_itself(bench: Any) -> None:
     paths = httpx.get(bench.url + "/openapi.json").json()["paths"]
     assert "/bridle/v1/sessions/{session_id}/rewards" in paths
+
+
+def test_the_page_of_the_api_names_all_of_it_and_needs_nobody_else(
+    stage: Any, start_proxy: Any
+) -> None:
+    host = "0.0.0.0"  # noqa: S104
+    bench = start_proxy(stage.engine.base_url, admin_key="an-admin-key-0123456789", host=host)
+    told = httpx.get(bench.url + "/openapi.json").json()
+    page = httpx.get(bench.url + "/docs")
+    assert page.status_code == 200
+    assert page.headers["content-security-policy"].startswith("default-src 'none'; style-src")
+    assert not re.search("<script|<link|<img|src=|url\\(|@import|https?://", page.text)
+    routes = re.findall("<h3><b>([A-Z]+)</b> <code>([^<]+)</code></h3>", page.text)
+    assert routes == [
+        (method.upper(), path) for path, methods in told["paths"].items() for method in methods
+    ]
+    anchors = re.findall('<h3 id="([^"]+)">', page.text)
+    assert anchors == list(told["components"]["schemas"])
+    assert set(re.findall('href="#([^"]+)"', page.text)) <= set(anchors)
+    for name, schema in told["components"]["schemas"].items():
+        (shown,) = re.findall(f'<h3 id="{name}">.*?(?=<h3|$)', page.text, re.DOTALL)
+        for field in schema.get("properties", ()):
+            assert f"<code>{field}</code>" in shown
+
+
+def test_the_page_shows_what_a_field_takes_and_no_markup_of_others() -> None:
+    schema = {
+        "type": "object",
+        "description": "Not <b>bold</b>, but ``code``.",
+        "required": ["items"],
+        "properties": {
+            "items": {"type": "array", "items": {"$ref": "#/components/schemas/Made"}},
+            "mode": {"enum": ["a", "<b>"], "default": "a"},
+            "any": {"anyOf": [{"type": "integer"}, {"type": "null"}]},
+            "free": {},
+        },
+    }
+    openapi = {"info": {}, "paths": {}, "components": {"schemas": {"Made": schema}}}
+    shown = bytes(control_page(openapi).body).decode()
+    assert "Not &lt;b&gt;bold&lt;/b&gt;, but <code>code</code>." in shown
+    cells = re.findall("<td>(.*?)</td>", shown)
+    assert cells == [
+        *("<code>items</code>", 'list of <a href="#Made">Made</a>', "required", ""),
+        *("<code>mode</code>", "&#34;a&#34; or &#34;&lt;b&gt;&#34;", "= &#34;a&#34;", ""),
+        *("<code>any</code>", "integer or null", "", ""),
+        *("<code>free</code>", "anything", "", ""),
+    ]
