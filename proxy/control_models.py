@@ -16,7 +16,13 @@ Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:@-]{0,255}$")]
 ShortText = Annotated[str, Field(min_length=1, max_length=128)]
 
 
-class _Body(BaseModel):
+class _Told(BaseModel):
+    """What is said of a field below it is in the OpenAPI."""
+
+    model_config = ConfigDict(use_attribute_docstrings=True)
+
+
+class _Body(_Told):
     model_config = ConfigDict(extra="forbid")
 
 
@@ -43,7 +49,7 @@ class NewSession(_Body):
     ttl_s: Annotated[float, Field(gt=0)] | None = None
 
 
-class OpenedSession(BaseModel):
+class OpenedSession(_Told):
     id: str
     key: str
     base_urls: dict[str, str]
@@ -51,7 +57,7 @@ class OpenedSession(BaseModel):
     """Set these and start the harness."""
 
 
-class SessionState(BaseModel):
+class SessionState(_Told):
     id: str
     name: str | None
     run_id: str | None
@@ -91,7 +97,7 @@ class NewKind(_Body):
     """Who says so."""
 
 
-class SetKind(BaseModel):
+class SetKind(_Told):
     call_id: str
     kind: CallKind | None
     role: str | None
@@ -102,7 +108,7 @@ class Seal(_Body):
     outcome: Annotated[str, Field(min_length=1, max_length=32)] = "completed"
 
 
-class EngineView(BaseModel):
+class EngineView(_Told):
     name: str
     url: str
     circuit: CircuitState
@@ -125,7 +131,7 @@ class NewEngine(_Body):
     """What it serves; while that is not the pool's version it gets no calls."""
 
 
-class PolicyState(BaseModel):
+class PolicyState(_Told):
     version: int
     model: str | None
     paused: bool
@@ -149,14 +155,14 @@ class Pause(_Body):
     timeout_s: Annotated[float, Field(ge=0, le=3600)] = 600.0
 
 
-class ErrorDetail(BaseModel):
+class ErrorDetail(_Told):
     message: str
     type: str
     param: str | None
     code: str | None
 
 
-class ErrorReply(BaseModel):
+class ErrorReply(_Told):
     error: ErrorDetail
 
 

@@ -267,6 +267,13 @@ def test_the_api_describes_itself(bench: Any) -> None:
     assert "/bridle/v1/sessions/{session_id}/rewards" in paths
 
 
+def test_the_api_says_what_its_fields_are(bench: Any) -> None:
+    told = httpx.get(bench.url + "/openapi.json").json()["components"]["schemas"]
+    assert "from 1 on" in told["NewReward"]["properties"]["turn"]["description"]
+    assert told["EngineView"]["properties"]["changes"]["description"]
+    assert "description" not in told["OpenedSession"]
+
+
 def test_the_page_of_the_api_names_all_of_it_and_needs_nobody_else(
     stage: Any, start_proxy: Any
 ) -> None:
