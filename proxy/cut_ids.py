@@ -14,9 +14,9 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Final
 
+import msgspec
 import numpy as np
 
 from store.records import TokenIds
@@ -28,6 +28,7 @@ WORTH_CUTTING: Final = 1024
 """Bytes of an array from which on cutting beats decoding, for a prompt whose beginning was told
 before; for a new one both cost about the same."""
 
+_MARKED: Final = b'"%b"' % MARK.encode()
 _KEY: Final = b'"prompt_token_ids":'
 _IDS_END: Final = 2**32
 
@@ -45,8 +46,7 @@ def read_ids(text: bytes) -> TokenIds | None:
     return ids.astype(np.uint32)
 
 
-@dataclass(frozen=True, slots=True)
-class _Told:
+class _Told(msgspec.Struct, frozen=True, gc=False):
     text: bytes
     ids: TokenIds
 
@@ -68,6 +68,9 @@ class PromptIds:
         """What :func:`read_ids` makes of ``text``, read-only."""
         before = self._told.pop(session_id, None)
         if before is not None:
+            if text == before.text:
+                self._told[session_id] = before
+                return before.ids
             self._size -= before.size
         ids = _continued(before, text) if before is not None else read_ids(text)
         if ids is None:
@@ -85,8 +88,6 @@ def _continued(before: _Told, text: bytes) -> TokenIds | None:
     if not text.startswith(before.text):
         return read_ids(text)
     rest = text[len(before.text) :]
-    if not rest:
-        return before.ids
     if not rest.startswith(b","):  # a number goes on where the earlier text ended
         return read_ids(text)
     new = read_ids(rest[1:])
@@ -103,15 +104,15 @@ def cut_prompt_ids(
     if len(payload) < WORTH_CUTTING:
         return payload, None
     key = payload.find(_KEY)
-    if key < 0 or (key and payload[key - 1 : key] == b"\\"):
+    if key < 1 or payload.startswith(b"\\", key - 1):
         return payload, None
     start = key + len(_KEY)
-    if payload[start : start + 1] == b" ":
+    if payload.startswith(b" ", start):
         start += 1
     end = payload.find(b"]", start)
-    if payload[start : start + 1] != b"[" or end - start <= WORTH_CUTTING:
+    if not payload.startswith(b"[", start) or end - start <= WORTH_CUTTING:
         return payload, None
     ids = read(payload[start + 1 : end])
     if ids is None:
         return payload, None
-    return b'%b"%b"%b' % (payload[:start], MARK.encode(), payload[end + 1 :]), ids
+    return b"".join((payload[:start], _MARKED, payload[end + 1 :])), ids

@@ -56,9 +56,10 @@ class EngineReplied:
         self._end: asyncio.Future[None] | None = None
 
     async def read(self) -> bytes:
-        """The whole body. Raises :class:`ConnectionBroke` and ``TimeoutError``."""
+        """The whole body, once. Raises :class:`ConnectionBroke` and ``TimeoutError``."""
         await self._ended()
-        return b"".join(self._pieces)
+        pieces, self._pieces = self._pieces, []  # whoever reads it may let it go before this
+        return b"".join(pieces)
 
     async def follow(self, follower: Follower) -> None:
         """Gives the body to ``follower``, read by read, and returns when it is whole.

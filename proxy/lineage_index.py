@@ -44,7 +44,6 @@ class TurnIndex:
         deepest there has been."""
 
     def insert(self, turn: Turn) -> None:
-        self.turns[turn.call_id] = turn
         self.held_tokens += self._new_tokens(turn)
         below = _below(turn)
         siblings = self._children.setdefault(below, {})
@@ -60,7 +59,7 @@ class TurnIndex:
             self._echoed[used] = self._echoed.get(used, 0) + 1
             if used in self.turns:
                 self.turns.move_to_end(used)
-        self.turns.move_to_end(turn.call_id)
+        self.turns[turn.call_id] = turn
 
     def remove(self, turn: Turn) -> None:
         del self.turns[turn.call_id]

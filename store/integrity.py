@@ -25,7 +25,7 @@ _ROUNDING: Final = 1e-6
 
 def has_ids(ended: CallEnded) -> bool:
     """Whether the engine told any token ids. Without them there is nothing to check or train."""
-    return ended.prompt_token_ids is not None or any(len(c.token_ids) for c in ended.choices)
+    return ended.prompt_token_ids is not None or any([len(c.token_ids) for c in ended.choices])
 
 
 def contradiction(ended: CallEnded) -> str | None:
@@ -75,7 +75,7 @@ def _runs_contradiction(runs: Sequence[VersionRun], sampled: int) -> str | None:
 
 
 def _usage_contradiction(ended: CallEnded) -> str | None:
-    sampled = sum(len(choice.token_ids) for choice in ended.choices)
+    sampled = sum([len(choice.token_ids) for choice in ended.choices])
     reported = ended.usage.get("completion_tokens")
     if reported is None:
         return "usage_missing"
