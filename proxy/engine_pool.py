@@ -66,10 +66,11 @@ class PooledEngine:
         if not self.running:
             self._idle.set()
 
-    async def idle(self) -> None:
-        """Returns when no call runs there."""
+    async def retired(self) -> None:
+        """Closes its connections when no call runs there any more."""
         while self.running:
             await self._idle.wait()
+        await self.upstream.close()
 
 
 class EngineState(msgspec.Struct, frozen=True):
@@ -296,16 +297,20 @@ class EnginePool:
         return engine
 
     async def remove(self, name: str) -> None:
-        """No further call goes to the engine; running ones end. Raises ``KeyError`` for an unknown
-        name and ``ValueError`` for the last engine."""
+        """No further call goes to the engine; returns when the running ones have ended. Raises as
+        :meth:`take_out` does."""
+        await self.take_out(name).retired()
+
+    def take_out(self, name: str) -> PooledEngine:
+        """No further call goes to the engine. Raises ``KeyError`` for an unknown name and
+        ``ValueError`` for the last engine."""
         engine = self._named(name)
         if len(self._engines) == 1:
             raise ValueError("the last engine cannot be removed")
         del self._engines[engine.upstream.base]
         for session_id in [key for key, home in self._homes.items() if home is engine]:
             del self._homes[session_id]
-        await engine.idle()
-        await engine.upstream.close()
+        return engine
 
     def _made(self, url: str, version: int) -> PooledEngine:
         upstream = Upstream(self._settings, _base(url), self._api_key)

@@ -1,15 +1,18 @@
 """What the control API changes for the whole proxy, in every worker process of it.
 
 A change is applied here, told to the siblings and, when it must outlive the process, kept in the
-store before the caller is answered.
+store before the caller is answered. Each worker keeps the last change of every thing as it was
+told, for the workers that start later: they heard nothing of it and begin with the settings.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
+import logging
 import time
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
@@ -24,7 +27,10 @@ from store.queries import Reader
 from store.records import ServedPolicy
 from store.writer import Writer
 
-_DRAIN_ANSWER_S = 10.0
+log = logging.getLogger("bridle.proxy")
+
+_ANSWER_S: Final = 10.0
+_DRAIN_ANSWER_S: Final = 10.0
 """How much later than its own time-out a sibling may answer."""
 
 
@@ -58,11 +64,14 @@ class Governor:
         self._writer = writer
         self._reader = reader
         self._siblings = siblings
+        self._changes: dict[str, Message] = {}
+        """The last change of each thing in the life of this proxy, by :func:`_about`."""
         self._ready = asyncio.Event()
         """Where the proxy was is known; changes that siblings tell come after that."""
 
     async def start(self) -> None:
-        """Takes up where the proxy was: versions from the store, a pause from the siblings."""
+        """Takes up where the proxy was: versions from the store, and from the siblings what they
+        know to have been changed since. One that is just starting, too, may know of nothing."""
         await self._siblings.start(self._handle)
         served = await asyncio.to_thread(self._reader.served)
         known = [served[state.url] for state in self._engines.states() if state.url in served]
@@ -71,9 +80,9 @@ class Governor:
             self._gate.publish(Policy(newest.version, newest.model), back=True)
             for one in known:
                 self._engines.published(one.version, one.engine, {one.engine: one.mark})
-        for other in await self._siblings.ask({"do": "state"}):
-            if other["paused"]:
-                self._gate.pause()
+        told = await self._siblings.ask({"do": "changes"})
+        for change in sorted(itertools.chain.from_iterable(told), key=_turn):
+            await self._change(change)
         self._ready.set()
 
     async def publish(self, policy: Policy, engine: str | None, *, back: bool) -> None:
@@ -81,9 +90,9 @@ class Governor:
         if engine is None or policy.version > self._gate.version:
             self._gate.publish(policy, back=back)
         self._engines.published(policy.version, engine)
+        change = {"version": policy.version, "model": policy.model, "engine": engine, "at": _now()}
         marks = await self._engines.learn_marks(engine)
-        change = {"version": policy.version, "model": policy.model, "engine": engine, "back": back}
-        await self._tell({"do": "publish", **change, "marks": marks})
+        await self._announce({"do": "publish", **change, "marks": marks})
         now = time.time()
         records = [
             ServedPolicy(url, policy.version, policy.model, now, mark)
@@ -102,7 +111,7 @@ class Governor:
         before = self._gate.paused
         self._gate.pause()
         try:
-            await self._tell({"do": "pause"})
+            await self._announce({"do": "pause", "at": _now()})
             if drain_s is not None:
                 patience = drain_s + _DRAIN_ANSWER_S
                 others = self._tell({"do": "drain", "timeout_s": drain_s}, patience_s=patience)
@@ -116,18 +125,23 @@ class Governor:
 
     async def resume(self) -> None:
         self._gate.resume()
-        await self._tell({"do": "resume"})
+        await self._announce({"do": "resume", "at": _now()})
 
     async def add_engine(self, url: str, version: int) -> None:
+        """An engine that is known stays as it is. Raises ``ValueError`` as :meth:`EnginePool.add`
+        does."""
         added = await self._engines.add(url, version)
-        mark = None if added is None else await added.serves.learn()
-        await self._tell({"do": "add_engine", "url": url, "version": version, "mark": mark})
+        if added is None:
+            return
+        change = {"url": added.upstream.base, "version": version, "at": _now()}
+        await self._announce({"do": "add_engine", **change, "mark": await added.serves.learn()})
 
     async def remove_engine(self, name: str) -> None:
-        """Raises ``KeyError`` and ``ValueError`` as :meth:`EnginePool.remove` does."""
+        """Raises ``KeyError`` and ``ValueError`` as :meth:`EnginePool.take_out` does."""
+        engine = self._engines.take_out(name)
+        change = {"do": "remove_engine", "url": engine.upstream.base, "at": _now()}
         # Others answer when their running calls are over; the supervisor ends those that hang.
-        others = self._tell({"do": "remove_engine", "name": name}, patience_s=None)
-        await asyncio.gather(self._engines.remove(name), others)
+        await asyncio.gather(engine.retired(), self._announce(change, patience_s=None))
 
     async def forget_session(self, session_id: str) -> None:
         """The session has changed in the store: other workers must read it again."""
@@ -165,7 +179,13 @@ class Governor:
             gate.policy.version, gate.policy.model, gate.paused, gate.running, gate.waiting
         )
 
-    async def _tell(self, message: Message, *, patience_s: float | None = 10.0) -> list[Any]:
+    async def _announce(self, change: Message, *, patience_s: float | None = _ANSWER_S) -> None:
+        """Tells a change that was made here. Nothing is awaited between keeping it and looking who
+        listens: a worker that does not yet will ask for it."""
+        self._keep(change)
+        await self._tell(change, patience_s=patience_s)
+
+    async def _tell(self, message: Message, *, patience_s: float | None = _ANSWER_S) -> list[Any]:
         try:
             return await self._siblings.ask(message, patience_s=patience_s)
         except SiblingSilent as error:
@@ -180,12 +200,23 @@ class Governor:
                 return msgspec.to_builtins(self._engines.states())
             case {"do": "metrics"}:
                 return self._metrics.exposition().decode()
+            case {"do": "changes"}:
+                return list(self._changes.values())
         await self._ready.wait()
-        return await self._change(message)
-
-    async def _change(self, message: Message) -> bool:
-        """What a sibling has changed; whether it is so here, too."""
         match message:
+            case {"do": "drain", "timeout_s": timeout_s}:
+                return await self._gate.drained(timeout_s)
+            case {"do": "forget_session", "id": session_id}:
+                self._sessions.forget(session_id)
+            case _:
+                await self._change(message)
+        return True
+
+    async def _change(self, change: Message) -> None:
+        """Makes a sibling's change here, too, unless it or a later one of the same is known."""
+        if not self._keep(change):
+            return
+        match change:
             case {
                 "do": "publish",
                 "version": version,
@@ -195,20 +226,54 @@ class Governor:
             }:
                 if engine is None or version > self._gate.version:
                     self._gate.publish(Policy(version, model), back=True)
-                self._engines.published(version, engine, marks)
+                with contextlib.suppress(KeyError):  # It has been removed since.
+                    self._engines.published(version, engine, marks)
             case {"do": "pause"}:
                 self._gate.pause()
-            case {"do": "drain", "timeout_s": timeout_s}:
-                return await self._gate.drained(timeout_s)
             case {"do": "resume"}:
                 self._gate.resume()
             case {"do": "add_engine", "url": url, "version": version, "mark": mark}:
-                await self._engines.add(url, version, mark)
-            case {"do": "remove_engine", "name": name}:
-                await self._engines.remove(name)
-            case {"do": "forget_session", "id": session_id}:
-                self._sessions.forget(session_id)
+                if await self._engines.add(url, version, mark) is None:
+                    self._engines.published(version, url, {url: mark})
+            case {"do": "remove_engine", "url": url}:
+                await self._remove(url)
+
+    async def _remove(self, url: str) -> None:
+        try:
+            await self._engines.remove(url)
+        except KeyError:
+            pass  # It was added and removed before this worker knew of it.
+        except ValueError as error:
+            log.warning("engine_kept", extra={"error": str(error)})
+
+    def _keep(self, change: Message) -> bool:
+        """Keeps ``change`` for those who start later; whether it is the latest of its thing."""
+        known = self._changes.get(_about(change))
+        if known is not None and known["at"] >= change["at"]:
+            return False
+        self._changes[_about(change)] = change
         return True
+
+
+def _now() -> float:
+    """Orders changes by when they were made; one clock for all processes of a machine."""
+    return time.monotonic()
+
+
+def _about(change: Message) -> str:
+    """The thing that ``change`` is the last word on until there is a later one."""
+    match change:
+        case {"do": "publish", "engine": engine}:
+            return f"version of {engine or 'all'}"
+        case {"do": "add_engine" | "remove_engine", "url": url}:
+            return f"membership of {url}"
+    return "pause"
+
+
+def _turn(change: Message) -> tuple[bool, float]:
+    """Where ``change`` stands among those that a worker makes up for at its start: an engine of the
+    settings may be removed only when those that were added instead are there."""
+    return change["do"] == "remove_engine", change["at"]
 
 
 def _sum(state: EngineState, other: Any) -> EngineState:

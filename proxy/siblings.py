@@ -3,7 +3,7 @@
 Each worker listens on a Unix socket in a directory that only this user can open. What changes the
 state of all (a policy version, a pause, a sealed session) is told to every other worker before the
 client is answered; what one alone cannot tell (calls that run, metrics) is asked of all. A worker
-that was started anew asks the others whether they are paused.
+that was started anew asks the others what has been changed before it listened.
 """
 
 from __future__ import annotations

@@ -15,11 +15,12 @@ from proxy import siblings
 from proxy.canonical import ApiError
 from proxy.engine_pool import EnginePool
 from proxy.governor import Governor
-from proxy.policy_gate import PolicyGate
+from proxy.policy_gate import Policy, PolicyGate
+from proxy.served_weights import ServedWeights
 from proxy.settings import Limits, ProxySettings
 from proxy.siblings import Siblings
 
-FIRST, SECOND = "http://127.0.0.1:9", "http://127.0.0.1:10"
+FIRST, SECOND, THIRD, FOURTH = (f"http://127.0.0.1:{port}" for port in (9, 10, 11, 12))
 Answer = Callable[[dict[str, Any]], Awaitable[Any]]
 
 
@@ -30,13 +31,30 @@ class NothingServed:
         return {}
 
 
-def worker(folder: Path) -> tuple[PolicyGate, EnginePool, Governor]:
+class NothingKept:
+    """A store that takes every record."""
+
+    async def record_served(self, *_: Any) -> None:
+        pass
+
+
+def worker(folder: Path, name: str | None = None) -> tuple[PolicyGate, EnginePool, Governor]:
+    """``name`` stands for the id of a process of its own."""
     gate = PolicyGate()
     limits = Limits(health_check_s=0)
     settings = ProxySettings(FIRST, "unused", more_engines=(SECOND,), limits=limits)
     pool = EnginePool(settings, gate, settings.engine_urls)
-    unused, reader = cast(Any, None), cast(Any, NothingServed())
-    return gate, pool, Governor(gate, pool, unused, unused, unused, reader, Siblings(folder))
+    unused, reader, writer = cast(Any, None), cast(Any, NothingServed()), cast(Any, NothingKept())
+    among = Siblings(folder)
+    if name is not None:
+        among._own = folder / f"{name}.sock"
+    return gate, pool, Governor(gate, pool, unused, unused, writer, reader, among)
+
+
+def members(pool: EnginePool) -> dict[str, tuple[int, str | None]]:
+    """Version and mark of each engine."""
+    serves = {url: engine.serves for url, engine in pool._engines.items()}
+    return {url: (one.version, one.mark) for url, one in serves.items()}
 
 
 async def sibling(folder: Path, name: str, answer: Answer) -> asyncio.Server:
@@ -64,18 +82,18 @@ async def test_a_worker_that_starts_in_the_end_of_a_pause_is_not_left_paused(
 
     async def still_paused(_: dict[str, Any]) -> Any:
         asked.set()
-        return {"paused": True}
+        return [{"do": "pause", "at": 1.0}]
 
     async def slow(_: dict[str, Any]) -> Any:
         await resumed.wait()
-        return {"paused": False}
+        return []
 
     await sibling(tmp_path, "paused", still_paused)
     await sibling(tmp_path, "slow", slow)
     gate, _, governor = worker(tmp_path)
     starting = asyncio.create_task(governor.start())
     await asked.wait()
-    await tell(tmp_path, {"do": "resume"})
+    await tell(tmp_path, {"do": "resume", "at": 2.0})
     await asyncio.sleep(0.1)
     resumed.set()
     await starting
@@ -133,3 +151,127 @@ async def test_a_pause_that_a_worker_does_not_hear_of_is_taken_back(
         await governor.pause(None)
     assert gate.paused is paused
     assert heard == (["pause"] if paused else ["pause", "resume"])
+
+
+async def test_workers_that_are_replaced_at_once_take_up_what_was_changed_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def mark(engine: ServedWeights) -> str:
+        engine.mark = f"weights {engine.version}"
+        return engine.mark
+
+    monkeypatch.setattr(ServedWeights, "learn", mark)
+    old_gate, old, knows = worker(tmp_path, "old")
+    await knows.start()
+    await knows.add_engine(THIRD + "/v1", 1)
+    await knows.remove_engine(FIRST)
+    await knows.add_engine(FOURTH, 3)
+    await knows.remove_engine(SECOND)
+    await knows.publish(Policy(3, "tuned"), FOURTH, back=False)
+    await knows.remove_engine(FOURTH)
+    await knows.add_engine(FIRST, 3)
+    await knows.publish(Policy(3, "tuned"), THIRD, back=False)
+    await knows.pause(None)
+    replaced = [worker(tmp_path, name) for name in ("new", "newer")]
+    await asyncio.gather(*(governor.start() for _, _, governor in replaced))
+    assert members(old) == {THIRD: (3, "weights 3"), FIRST: (3, "weights 3")}
+    for gate, pool, _ in replaced:
+        assert members(pool) == members(old)
+        assert (gate.policy, gate.paused) == (old_gate.policy, True)
+
+
+async def test_none_of_the_settings_engines_is_kept_when_all_were_exchanged(tmp_path: Path) -> None:
+    _, old, knows = worker(tmp_path, "old")
+    await knows.start()
+    await knows.add_engine(THIRD, 0)
+    await knows.remove_engine(FIRST)
+    await knows.remove_engine(SECOND)
+    await knows.add_engine(FOURTH, 0)
+    await knows.remove_engine(THIRD)
+    await knows.add_engine(THIRD, 0)
+    _, new, governor = worker(tmp_path, "new")
+    await governor.start()
+    assert set(members(new)) == set(members(old)) == {THIRD, FOURTH}
+
+
+async def test_a_sibling_that_hears_of_a_change_late_does_not_take_it_back(tmp_path: Path) -> None:
+    removed = {"do": "remove_engine", "url": SECOND, "at": 2.0}
+    added = {"do": "add_engine", "url": SECOND, "version": 0, "mark": None}
+
+    async def before(_: dict[str, Any]) -> Any:
+        return [{**added, "at": 1.0}]
+
+    async def after(_: dict[str, Any]) -> Any:
+        return [removed]
+
+    await sibling(tmp_path, "before", before)
+    await sibling(tmp_path, "after", after)
+    _, pool, governor = worker(tmp_path)
+    await governor.start()
+    assert set(members(pool)) == {FIRST}
+    await governor._handle({**added, "at": 1.5})
+    assert set(members(pool)) == {FIRST}
+    await governor._handle({**added, "at": 2.5})
+    assert set(members(pool)) == {FIRST, SECOND}
+
+
+@pytest.mark.parametrize("heard", [False, True])
+async def test_an_engine_that_comes_or_goes_while_a_worker_starts_is_known_to_it(
+    tmp_path: Path, heard: bool
+) -> None:
+    """``heard``: the sibling that is asked already answers with the change that it tells."""
+    changes = [
+        {"do": "add_engine", "url": THIRD, "version": 2, "mark": "third", "at": 1.0},
+        {"do": "remove_engine", "url": SECOND, "at": 2.0},
+    ]
+    asked, told = asyncio.Event(), asyncio.Event()
+
+    async def slow(_: dict[str, Any]) -> Any:
+        asked.set()
+        await told.wait()
+        return changes if heard else []
+
+    await sibling(tmp_path, "slow", slow)
+    _, pool, governor = worker(tmp_path)
+    starting = asyncio.create_task(governor.start())
+    await asked.wait()
+    for change in changes:
+        await tell(tmp_path, change)
+    await asyncio.sleep(0.1)
+    told.set()
+    await starting
+    await asyncio.sleep(0.1)
+    assert members(pool) == {FIRST: (0, None), THIRD: (2, "third")}
+
+
+async def test_of_two_workers_that_each_take_out_another_engine_none_is_left_without(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def both(_: dict[str, Any]) -> Any:
+        return [
+            {"do": "remove_engine", "url": url, "at": float(number)}
+            for number, url in enumerate((FIRST, SECOND), start=1)
+        ]
+
+    await sibling(tmp_path, "both", both)
+    _, pool, governor = worker(tmp_path)
+    await governor.start()
+    assert set(members(pool)) == {SECOND}
+    assert caplog.messages == ["engine_kept"]
+
+
+async def test_the_last_engine_is_removed_nowhere(tmp_path: Path) -> None:
+    told: list[str] = []
+
+    async def hears(message: dict[str, Any]) -> Any:
+        told.append(message["do"])
+        return [] if message["do"] == "changes" else True
+
+    await sibling(tmp_path, "hears", hears)
+    _, pool, governor = worker(tmp_path)
+    await governor.start()
+    await governor.remove_engine(SECOND)
+    with pytest.raises(ValueError, match="last"):
+        await governor.remove_engine(FIRST)
+    assert told == ["changes", "remove_engine"]
+    assert set(members(pool)) == {FIRST}

@@ -19,7 +19,7 @@ from typing import Any
 import httpx
 import pytest
 
-from engine.scripted import Reply, ScriptedCall, Stall
+from engine.scripted import Reply, ScriptedCall, ScriptedEngine, Stall
 from reconstruct.audit import audit
 from reconstruct.episodes import build_episode
 from store.queries import Reader
@@ -210,6 +210,35 @@ def test_all_workers_agree_on_policy_pause_and_seal_and_a_restart_forgets_nothin
         assert len(calls) == 8 + 2 + 8 + 1
         assert {call.version_start for call in calls} == {7}
         assert not [v for found in audit(reader, bodies=True) for v in found.violations]
+
+
+def test_a_worker_that_is_replaced_knows_the_engines_of_the_moment(
+    stage: Any, start: Start, model_dir: Path, until: Any
+) -> None:
+    hello = [{"role": "user", "content": "hi"}]
+    with (
+        ScriptedEngine(
+            model_dir, lambda _: Reply("The answer is four."), served_model_name="tiny-policy"
+        ) as added,
+        start() as workers,
+    ):
+        control = httpx.Client(base_url=f"{workers.url}/bridle/v1", timeout=60, trust_env=False)
+        control.post("/engines", json={"url": added.base_url + "/v1"}).raise_for_status()
+        first = stage.engine.base_url.removeprefix("http://")
+        control.delete(f"/engines/{first}").raise_for_status()
+        control.put("/policy", json={"version": 3}).raise_for_status()
+        before = workers.pids()
+        for pid in before:
+            os.kill(pid, signal.SIGKILL)
+            until(lambda pid=pid: len(set(workers.pids()) - {pid}) == 2)
+            until(lambda: len(workers.up()) == 2)
+        assert not set(before) & set(workers.pids())
+        for number in range(2):
+            with stopped(workers.pids()[number]):
+                assert ask(workers.url, f"s{number}", hello).status_code == 200
+        (state,) = control.get("/engines").json()
+        assert (state["url"], state["policy_version"]) == (added.base_url, 3)
+    assert (len(stage.requests), len(added.requests)) == (0, 2)
 
 
 def test_a_worker_that_dies_while_it_is_asked_whether_it_lives_is_replaced_at_once(
