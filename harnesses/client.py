@@ -22,7 +22,7 @@ class ControlError(Exception):
 
 
 class ProxyUnreachable(ConnectionError):
-    """No answer from the proxy, or a 5xx one: trying again may help."""
+    """No answer from the proxy, one that cannot be read, or a 5xx one: trying again may help."""
 
 
 class Session(msgspec.Struct, frozen=True):
@@ -135,6 +135,9 @@ class ControlClient:
     ) -> httpx.Response:
         try:
             reply = await self._http.request(method, path, json=body)
+        except httpx.DecodingError as error:
+            base = self._http.base_url
+            raise ProxyUnreachable(f"what {base} answered cannot be read: {error}") from error
         except httpx.TransportError as error:
             raise ProxyUnreachable(
                 f"no answer from {self._http.base_url}: {error or type(error).__name__}"

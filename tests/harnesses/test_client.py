@@ -63,6 +63,13 @@ async def test_a_server_error_may_be_tried_again(stand_in: Any) -> None:
         await client.create_session(SessionRequest())
 
 
+async def test_an_answer_that_cannot_be_read_is_said_with_who_gave_it(stand_in: Any) -> None:
+    stand_in.misencoding_seals = True
+    async with ControlClient(stand_in.url) as client:
+        with pytest.raises(ProxyUnreachable, match=f"{stand_in.url}.* cannot be read"):
+            await client.seal("ses_0", "completed")
+
+
 async def test_no_proxy_there_is_said_with_its_address() -> None:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))

@@ -254,6 +254,18 @@ async def test_a_verifier_without_a_verdict_is_infrastructure(run: Runner, stand
     assert stand_in.sealed == {result.session_id: "infrastructure"}
 
 
+async def test_a_seal_whose_answer_cannot_be_read_leaves_the_first_failure_to_tell(
+    run: Runner, stand_in: Any
+) -> None:
+    def undecided(delivery: Delivery) -> float:
+        raise VerifierError("the grader is down")
+
+    stand_in.misencoding_seals = True
+    (result,) = await run("echo yes", verifier=FunctionVerifier(undecided), retries=0)
+
+    assert (result.outcome, result.error) == (Outcome.INFRASTRUCTURE, "the grader is down")
+
+
 async def test_a_task_without_what_its_verifier_needs_is_not_tried_again(
     run: Runner, stand_in: Any
 ) -> None:
