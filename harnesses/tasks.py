@@ -21,7 +21,7 @@ import msgspec
 
 
 class TaskError(ValueError):
-    """A task source does not exist, or holds something that is not a task."""
+    """A task source does not exist, raises, or holds something that is not a task."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,8 @@ def tasks_from(source: str, split: str | None = None) -> Iterator[Task]:
     """Tasks of ``source``, only those of ``split`` when one is named.
 
     ``source`` is ``FILE.jsonl``, ``FILE.py:FUNCTION`` or ``package.module:FUNCTION``; the function
-    takes no argument and returns an iterable of tasks.
+    takes no argument and returns an iterable of tasks. Raises :class:`TaskError`, in the middle of
+    the tasks when that is where the function fails.
     """
     for task in _open(source):
         if split is None or task.split == split:
@@ -104,7 +105,19 @@ def _open(source: str) -> Iterable[Task]:
     function: Callable[[], Iterable[Task]] | None = getattr(load_module(place), name, None)
     if function is None:
         raise TaskError(f"{place} has no function {name!r}")
-    return function()
+    return _made(source, function)
+
+
+def _made(source: str, function: Callable[[], Iterable[Task]]) -> Iterator[Task]:
+    try:
+        yield from function()
+    except TaskError:
+        raise
+    except (Exception, SystemExit) as error:
+        # Below this frame is what it called: the function, or what it gave and is read now.
+        called = [frame.filename for frame in traceback.extract_tb(error.__traceback__)][1:]
+        said = _said(error, called[0] if called else None)
+        raise TaskError(f"cannot get tasks from {source}: {said}") from error
 
 
 def load_module(place: str, name: str | None = None) -> ModuleType:
@@ -120,8 +133,9 @@ def load_module(place: str, name: str | None = None) -> ModuleType:
     except TaskError:
         raise
     except (Exception, SystemExit) as error:
-        said = " ".join(f"{type(error).__name__}: {error}".split())
-        raise TaskError(f"cannot import {place}: {said}{_line(error)}") from error
+        frames = traceback.extract_tb(error.__traceback__)
+        file = next((frame.filename for frame in frames if frame.name == "<module>"), None)
+        raise TaskError(f"cannot import {place}: {_said(error, file)}") from error
 
 
 def _load_file(place: str, name: str) -> ModuleType:
@@ -134,9 +148,9 @@ def _load_file(place: str, name: str) -> ModuleType:
     return module
 
 
-def _line(error: BaseException) -> str:
-    """Where in the imported file an error came up; a syntax error tells its own place."""
+def _said(error: BaseException, file: str | None) -> str:
+    """The error in a line, with where in ``file`` it came up; a syntax error says that itself."""
     frames = traceback.extract_tb(error.__traceback__)
-    file = next((frame.filename for frame in frames if frame.name == "<module>"), None)
     lines = [frame.lineno for frame in frames if frame.filename == file]
-    return f" ({file}, line {lines[-1]})" if lines else ""
+    said = " ".join(f"{type(error).__name__}: {error}".split())
+    return f"{said} ({file}, line {lines[-1]})" if lines else said

@@ -61,6 +61,21 @@ def test_a_verifier_that_raises_costs_its_session_and_not_the_rollout(
     assert sealed == [("infrastructure",)] * 2
 
 
+@pytest.mark.parametrize("command", ["rollout", "train", "worker"])
+def test_a_tasks_function_that_raises_is_said_in_a_line(
+    bridle: Bridle, tmp_path: Path, command: str
+) -> None:
+    own = tmp_path / "own.py"
+    own.write_text("def tasks():\n    yield {}['id']\n")
+    asked = ["--agent", "echo {prompt}", "--verifier", "exact", "--tasks", f"{own}:tasks"]
+    where = ["--proxy", "http://127.0.0.1:9"]
+    if command == "train":
+        where = ["--policy", str(tmp_path), "--out", str(tmp_path / "out")]
+    refused = bridle(command, *asked, *where)
+    said = f"bridle: cannot get tasks from {own}:tasks: KeyError: 'id' ({own}, line 2)\n"
+    assert (refused.exit_code, refused.stderr) == (2, said)
+
+
 def test_a_verifier_that_cannot_be_imported_is_said_in_a_line(
     rollout: Bridle, tmp_path: Path
 ) -> None:

@@ -117,3 +117,64 @@ def test_a_module_that_raises_is_named_with_the_line(
         load_module("raising_checks")
     why = f"cannot import raising_checks: ZeroDivisionError: division by zero ({file}, line 2)"
     assert str(refused.value) == why
+
+
+RAISING_FUNCTIONS = """
+from harnesses.tasks import Task
+
+ALL = [Task("a", "p")]
+
+def named(given):
+    return given["name"]
+
+def at_once():
+    return [Task("a", named({}))]
+
+def later():
+    yield Task("a", "p")
+    yield Task("b", named({}))
+
+def mapped():
+    return map(named, [{}])
+
+def nothing():
+    return None
+
+def ending():
+    raise SystemExit(0)
+
+def unfit():
+    return [Task("", "p")]
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("at_once", "KeyError: 'name' ({file}, line 7)"),
+        ("later", "KeyError: 'name' ({file}, line 7)"),
+        ("mapped", "KeyError: 'name' ({file}, line 7)"),
+        ("ending", "SystemExit: 0 ({file}, line 23)"),
+        ("nothing", "TypeError: 'NoneType' object is not iterable"),
+        ("ALL", "TypeError: 'list' object is not callable"),
+    ],
+)
+def test_a_function_that_raises_is_named_with_the_line(tmp_path: Path, name: str, why: str) -> None:
+    file = tmp_path / "own.py"
+    file.write_text(RAISING_FUNCTIONS)
+    with pytest.raises(TaskError) as refused:
+        list(tasks_from(f"{file}:{name}"))
+    assert str(refused.value) == f"cannot get tasks from {file}:{name}: {why.format(file=file)}"
+
+
+def test_a_function_whose_tasks_are_none_says_what_is_wrong_with_them(tmp_path: Path) -> None:
+    file = tmp_path / "own.py"
+    file.write_text(RAISING_FUNCTIONS)
+    with pytest.raises(TaskError, match=r"^a task needs an id$"):
+        list(tasks_from(f"{file}:unfit"))
+
+
+def test_tasks_before_the_one_that_raises_can_be_had(tmp_path: Path) -> None:
+    file = tmp_path / "own.py"
+    file.write_text(RAISING_FUNCTIONS)
+    assert next(tasks_from(f"{file}:later")).id == "a"
