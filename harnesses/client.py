@@ -5,16 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import httpx
 import msgspec
 
 from harnesses.tasks import Task
 
+Answer = TypeVar("Answer")
+
 
 class ControlError(Exception):
-    """The proxy refused a control request; the message holds its status and its words."""
+    """The proxy refused a control request, or is none; the message holds its status and words."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(f"the proxy answered {status}: {message}")
@@ -98,8 +100,7 @@ class ControlClient:
         await self._http.aclose()
 
     async def create_session(self, request: SessionRequest) -> Session:
-        reply = await self._send("POST", "/sessions", request.body())
-        return msgspec.json.decode(reply.content, type=Session)
+        return _read(await self._send("POST", "/sessions", request.body()), Session)
 
     async def reward(
         self,
@@ -122,13 +123,11 @@ class ControlClient:
 
     async def session(self, session_id: str) -> dict[str, Any]:
         """What the proxy says of a session; ``calls`` counts its calls by status."""
-        answer: dict[str, Any] = (await self._send("GET", f"/sessions/{session_id}")).json()
-        return answer
+        return _read(await self._send("GET", f"/sessions/{session_id}"), dict[str, Any])
 
     async def policy(self) -> dict[str, Any]:
         """What the proxy says of the policy behind it, its ``version`` among it."""
-        answer: dict[str, Any] = (await self._send("GET", "/policy")).json()
-        return answer
+        return _read(await self._send("GET", "/policy"), dict[str, Any])
 
     async def _send(
         self, method: str, path: str, body: Mapping[str, Any] | None = None
@@ -144,6 +143,15 @@ class ControlClient:
             ) from error
         if reply.status_code >= 500:
             raise ProxyUnreachable(f"the proxy answered {reply.status_code}: {reply.text[:300]}")
-        if reply.status_code >= 400:
+        if not reply.is_success:
             raise ControlError(reply.status_code, reply.text[:300])
         return reply
+
+
+def _read(reply: httpx.Response, kind: type[Answer]) -> Answer:
+    """What the proxy says. Raises :class:`ControlError` for what no proxy of ours does: whoever is
+    asked for a session may be another web server."""
+    try:
+        return msgspec.json.decode(reply.content, type=kind)
+    except msgspec.DecodeError as error:
+        raise ControlError(reply.status_code, f"not as Bridle does ({error})") from error

@@ -73,7 +73,10 @@ async def _seal(proxy: str, key: str | None, session: Session, code: int | None)
         problem = await seal_session(client, session, code)
         if problem:
             return f"bridle: session {session.id} could not be sealed: {problem}"
-        recorded = await client.session(session.id)
+        try:
+            recorded = await client.session(session.id)
+        except (ProxyUnreachable, ControlError) as error:
+            return f"bridle: recorded session {session.id}; its calls cannot be counted: {error}"
     calls = ", ".join(f"{count} {status}" for status, count in recorded["calls"].items())
     return (
         f"bridle: recorded session {session.id}; calls: {calls or NO_CALLS}. "

@@ -6,8 +6,12 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import ClassVar
 
 from click.testing import Result
 
@@ -96,3 +100,55 @@ def test_without_a_proxy_nothing_runs() -> None:
 
 def test_no_command_is_an_error(proxy_url: str) -> None:
     assert run(proxy_url).returncode == 2
+
+
+class _Server(BaseHTTPRequestHandler):
+    """Any web server; with ``opens`` one that can open and seal a session, and no more."""
+
+    opens: ClassVar[bool] = False
+
+    def do_POST(self) -> None:
+        self._say({"id": "ses_x", "key": "k", "base_urls": {}} if self.opens else "welcome")
+
+    def do_GET(self) -> None:
+        self._say("welcome")
+
+    def _say(self, told: object) -> None:
+        body = json.dumps(told).encode()
+        self.rfile.read(int(self.headers.get("content-length", 0)))
+        self.send_response(200)
+        self.send_header("content-length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+class _Opening(_Server):
+    opens = True
+
+
+@contextmanager
+def serving(handler: type[BaseHTTPRequestHandler]) -> Iterator[str]:
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
+
+
+def test_a_web_server_that_is_no_proxy_is_said_in_a_line() -> None:
+    with serving(_Server) as url:
+        done = run(url, "sh", "-c", "true")
+    assert done.returncode == 1
+    assert done.stderr.startswith("bridle: the proxy answered 200: not as Bridle does")
+    assert done.stderr.count("\n") == 1
+
+
+def test_a_count_that_fails_does_not_replace_the_commands_exit_code() -> None:
+    with serving(_Opening) as url:
+        done = run(url, "sh", "-c", "exit 7")
+    assert done.returncode == 7
+    assert "recorded session ses_x; its calls cannot be counted" in done.stderr

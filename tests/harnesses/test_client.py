@@ -70,6 +70,13 @@ async def test_an_answer_that_cannot_be_read_is_said_with_who_gave_it(stand_in: 
             await client.seal("ses_0", "completed")
 
 
+async def test_a_web_server_that_is_no_proxy_is_found_out(stand_in: Any) -> None:
+    stand_in.garbling = True
+    async with ControlClient(stand_in.url) as client:
+        with pytest.raises(ControlError, match="answered 201: not as Bridle does"):
+            await client.create_session(SessionRequest())
+
+
 async def test_no_proxy_there_is_said_with_its_address() -> None:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))

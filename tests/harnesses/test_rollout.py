@@ -338,7 +338,7 @@ async def test_a_cancellation_is_told_whatever_the_proxy_answers_meanwhile(
         await running
 
     assert session.cancelled()
-    assert "a session may stay unsealed: JSON is malformed" in caplog.text
+    assert "a session may stay unsealed: the proxy answered 201" in caplog.text
 
 
 INTERRUPTED = """
