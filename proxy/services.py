@@ -20,6 +20,7 @@ from proxy.model_routes import ModelRoutes
 from proxy.policy_gate import PolicyGate
 from proxy.presence import Watch
 from proxy.recorder import Observer, Recorder
+from proxy.seal_watch import SealWatch
 from proxy.sessions import Sessions
 from proxy.settings import ProxySettings
 from proxy.siblings import Siblings
@@ -59,6 +60,7 @@ class Services:
     keep_alives: KeepAlives
     watch: Watch
     free_memory: FreeMemory
+    seal_watch: SealWatch
     siblings: Siblings
     governor: Governor
     tracing: Tracing | None
@@ -96,6 +98,8 @@ class Services:
         tracing = await asyncio.to_thread(_tracing) if settings.tracing else None
         free_names = FreeNames(reader.engine) if settings.alone else None
         sessions = Sessions(settings, writer, reader, conversations.opened, free_names or ())
+        seal_watch = SealWatch(sessions, reader)
+        seal_watch.start()
         siblings = Siblings(settings.siblings)
         governor = Governor(gate, models.policy, sessions, metrics, writer, reader, siblings)
         await governor.start()
@@ -125,6 +129,7 @@ class Services:
             keep_alives=keep_alives,
             watch=Watch(),
             free_memory=free_memory,
+            seal_watch=seal_watch,
             siblings=siblings,
             governor=governor,
             tracing=tracing,
@@ -138,6 +143,7 @@ class Services:
         await self.keep_alives.close()
         self.watch.close()
         await self.free_memory.close()
+        await self.seal_watch.close()
         await self.models.close()
         await asyncio.to_thread(self.writer.close)
         if self.free_names is not None:

@@ -15,6 +15,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Container, Mapping
 from dataclasses import fields
 from functools import partial
+from itertools import islice
 from typing import Final
 
 import msgspec
@@ -124,6 +125,11 @@ class Sessions:
             if found is not None:
                 self._remember(found)
         return found
+
+    def latest_open(self, limit: int) -> list[str]:
+        """Ids of the sessions in memory that are not known to be sealed, latest used first."""
+        latest = islice(reversed(self._by_id.values()), limit)
+        return [session.id for session in latest if session.sealed_at is None]
 
     def forget(self, session_id: str) -> None:
         """The session changed elsewhere: the store is asked for it again."""

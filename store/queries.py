@@ -68,6 +68,9 @@ _SESSIONS: Final[BindParameter[Any]] = bindparam("sessions", expanding=True)
 _CALLS_OF: Final[Select[Any]] = CALLS.where(calls.c.session_id.in_(_SESSIONS)).order_by(
     calls.c.session_id, calls.c.started_at, calls.c.id
 )
+_SEALED_AMONG: Final = select(sessions.c.id).where(
+    sessions.c.id.in_(_SESSIONS), sessions.c.sealed_at.is_not(None)
+)
 _COUNTS_OF: Final = (
     select(calls.c.session_id, calls.c.status, func.count().label("number"))
     .where(calls.c.session_id.in_(_SESSIONS))
@@ -234,6 +237,10 @@ class Reader:
         """The processes that write to the store, or did until a moment ago."""
         with self.engine.connect() as connection:
             return frozenset(connection.execute(select(writers.c.id)).scalars())
+
+    def sealed_among(self, session_ids: Sequence[str]) -> set[str]:
+        """Those of the sessions that are sealed."""
+        return {row.id for row in self._rows(_SEALED_AMONG, sessions=session_ids)}
 
     def call_counts(self, session_id: str) -> dict[CallStatus, int]:
         """How many calls of the session stand where."""
