@@ -139,7 +139,7 @@ class ControlClient:
             raise ProxyUnreachable(f"what {base} answered cannot be read: {error}") from error
         except httpx.TransportError as error:
             raise ProxyUnreachable(
-                f"no answer from {self._http.base_url}: {error or type(error).__name__}"
+                f"no answer from {self._http.base_url}: {str(error) or type(error).__name__}"
             ) from error
         if reply.status_code >= 500:
             raise ProxyUnreachable(f"the proxy answered {reply.status_code}: {reply.text[:300]}")
