@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 import shlex
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -60,6 +61,9 @@ def agent(named: str) -> tuple[Adapter, Runtime]:
         return PythonAgent(Path(named)), WarmRuntime()
     if "{prompt}" in named:
         argv = shlex.split(named)
+        # What has a slash or a placeholder in it may come with the session's workspace.
+        if not set("/{") & set(argv[0]) and shutil.which(argv[0]) is None:
+            raise UnknownAgent(f"cannot start {argv[0]}: there is no such command")
         return Command(tuple(argv), name=Path(argv[0]).name), LocalRuntime()
     raise UnknownAgent(
         f"{named!r} is neither a Python script, nor a command with {{prompt}} in it, nor one of "

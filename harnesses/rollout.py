@@ -18,7 +18,7 @@ import itertools
 import logging
 import shutil
 import time
-from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -140,6 +140,7 @@ class Rollout:
                     job = next(waiting, None)
                     if job is None:
                         break
+                    self._require_launchable(job)
                     running.add(asyncio.create_task(self._with_retries(job)))
                 if not running:
                     return
@@ -150,6 +151,16 @@ class Rollout:
             for task in running:
                 task.cancel()
             await asyncio.gather(*running, return_exceptions=True)
+
+    def _require_launchable(self, job: Job) -> None:
+        """Raises what the adapter knows before there is a session, such as ``NotLaunchable``."""
+        urls = dict.fromkeys(("openai", "anthropic", "google"), "")
+        nobody = Session(id="", key="", base_urls=urls)
+        self._adapter.plan(
+            job.task,
+            Access(nobody, self._settings.model),
+            Place(self._settings.directory.absolute() / "place"),
+        )
 
     async def collect(
         self,
@@ -199,7 +210,7 @@ class Rollout:
         except BaseException:
             # Cancelled, or a fault of ours: what was recorded must not pass for a finished run.
             if session is not None:
-                await asyncio.shield(self._seal_quietly(session, Outcome.CANCELLED))
+                await _to_its_end(self._seal_quietly(session, Outcome.CANCELLED))
             raise
 
     async def _new_session(self, job: Job) -> Session:
@@ -208,7 +219,7 @@ class Rollout:
         try:
             return await asyncio.shield(making)
         except asyncio.CancelledError:
-            await asyncio.shield(self._take_back(making))
+            await _to_its_end(self._take_back(making))
             raise
 
     async def _take_back(self, making: asyncio.Future[Session]) -> None:
@@ -300,6 +311,18 @@ class Rollout:
             settings=self._settings.session_settings or None,
             labels=self._settings.labels or None,
         )
+
+
+async def _to_its_end(ending: Coroutine[Any, Any, None]) -> None:
+    """Waits for ``ending`` however often it is cancelled: the client is closed right after.
+
+    Only for what is to be told already, as a cancellation that comes meanwhile is forgotten.
+    """
+    task = asyncio.ensure_future(ending)
+    while not task.done():
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.wait([task])
+    task.result()
 
 
 def _outcome(finished: Finished) -> Outcome:

@@ -82,7 +82,11 @@ class Adapter(Protocol):
         """The harness, as it is recorded with the session."""
 
     def plan(self, task: Task, access: Access, place: Place) -> Plan:
-        """What to start for ``task``. Raises ``NotLaunchable`` when it is not installed."""
+        """What to start for ``task``. Raises ``NotLaunchable`` when it is not installed.
+
+        Asked twice: before the session is opened, with one whose id, key and URLs are empty, only
+        for what it raises; then with the session, for what to start.
+        """
 
     def answer(self, finished: Finished, place: Place) -> str:
         """The final answer of a run that exited with 0, ``""`` when it gave none."""

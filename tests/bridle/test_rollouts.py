@@ -102,6 +102,16 @@ def test_a_rollout_of_which_nothing_completed_fails_and_says_why_once(
     assert rollout(PLAIN, "--timeout", timeout, "--json", agent=agent).exit_code == 1
 
 
+def test_a_command_that_is_not_there_is_said_and_opens_no_session(
+    rollout: Bridle, store: str
+) -> None:
+    refused = rollout(PLAIN, agent="no-such-program {prompt}")
+    said = "bridle: cannot start no-such-program: there is no such command\n"
+    assert (refused.exit_code, refused.stderr) == (2, said)
+    with Reader(store) as reader:
+        assert not list(reader.sessions())
+
+
 def test_a_task_that_its_verifier_cannot_judge_is_run_once_and_the_reason_said_once(
     rollout: Bridle, store: str
 ) -> None:

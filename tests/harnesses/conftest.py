@@ -43,6 +43,8 @@ class StandIn:
     """How long a session is there before whoever asked for it is told."""
     garbling: bool = False
     """Whether who asks for a session is told something that is none."""
+    seal_wait_s: float = 0.0
+    """How long a session is sealed before whoever asked for it is told."""
     misencoding_seals: bool = False
     """Whether the answer to a seal is in another encoding than it says."""
     losing_rewards: int = 0
@@ -81,6 +83,7 @@ class StandIn:
     async def seal(self, request: web.Request) -> web.Response:
         self._fail_if_asked()
         self.sealed[request.match_info["id"]] = (await request.json())["outcome"]
+        await asyncio.sleep(self.seal_wait_s)
         if self.misencoding_seals:
             return web.Response(body=b"plain", headers={"content-encoding": "gzip"})
         return web.json_response({})

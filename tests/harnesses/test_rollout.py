@@ -289,6 +289,31 @@ async def test_what_no_retry_can_mend_ends_the_rollout(run: Runner, stand_in: An
         await run("echo yes")
 
 
+async def test_what_the_adapter_cannot_launch_opens_no_session(run: Runner, stand_in: Any) -> None:
+    with pytest.raises(NotLaunchable):
+        await run("echo {nothing}")
+    assert not stand_in.sessions
+
+
+async def test_a_session_that_is_being_sealed_when_the_rollout_ends_is_waited_for(
+    run: Runner, stand_in: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Missing(LocalRuntime):
+        wait_s = 0.0
+
+        async def run(self, launch: Launch) -> Finished:
+            self.wait_s += 0.1
+            await asyncio.sleep(self.wait_s)
+            raise NotLaunchable("not installed")
+
+    stand_in.seal_wait_s = 0.3
+    with pytest.raises(NotLaunchable):
+        await run("echo yes", [Job(TASK)] * 2, runtime=Missing())
+    assert asyncio.all_tasks() == {asyncio.current_task()}, "no seal outlives its client"
+    assert list(stand_in.sealed.values()) == ["cancelled"] * 2
+    assert not caplog.records
+
+
 async def test_leaving_early_ends_what_still_runs(
     run: Runner,
     stand_in: Any,
