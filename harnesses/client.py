@@ -27,6 +27,10 @@ class ProxyUnreachable(ConnectionError):
     """No answer from the proxy, one that cannot be read, or a 5xx one: trying again may help."""
 
 
+class ProxySilent(ProxyUnreachable):
+    """Not even an answer: there may be no proxy at that address."""
+
+
 class Session(msgspec.Struct, frozen=True):
     """A recorded session as the proxy hands it out. The key is shown once, here."""
 
@@ -129,6 +133,10 @@ class ControlClient:
         """What the proxy says of the policy behind it, its ``version`` among it."""
         return _read(await self._send("GET", "/policy"), dict[str, Any])
 
+    async def engines(self) -> list[dict[str, Any]]:
+        """What the proxy says of each engine of the policy."""
+        return _read(await self._send("GET", "/engines"), list[dict[str, Any]])
+
     async def _send(
         self, method: str, path: str, body: Mapping[str, Any] | None = None
     ) -> httpx.Response:
@@ -138,7 +146,7 @@ class ControlClient:
             base = self._http.base_url
             raise ProxyUnreachable(f"what {base} answered cannot be read: {error}") from error
         except httpx.TransportError as error:
-            raise ProxyUnreachable(
+            raise ProxySilent(
                 f"no answer from {self._http.base_url}: {str(error) or type(error).__name__}"
             ) from error
         if reply.status_code >= 500:

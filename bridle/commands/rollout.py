@@ -11,6 +11,7 @@ import typer
 from rich.progress import Progress
 
 from bridle.agents import UnknownAgent, agent, first_tasks, verifier
+from bridle.control import end_with
 from bridle.options import JsonOption, ProxyOption
 from bridle.rollouts import Rollouts
 from bridle.terminal import err, fail, out, print_json
@@ -52,14 +53,19 @@ def rollout(
         fail(str(error), 2)
     settings = Settings(directory=directory, parallel=parallel, timeout_s=timeout, model=model)
     jobs = list(grouped(chosen, group_size))
-    with Progress(console=err) as progress, Rollouts(proxy, runtime, check, key=key) as rollouts:
-        bar = progress.add_task(adapter.name, total=len(jobs))
-        try:
+    try:
+        with (
+            Progress(console=err) as progress,
+            Rollouts(proxy, runtime, check, key=key) as rollouts,
+        ):
+            bar = progress.add_task(adapter.name, total=len(jobs))
             results = rollouts.collect(
                 adapter, jobs, settings, lambda _result: progress.advance(bar)
             )
-        except (NotLaunchable, ControlError) as error:
-            fail(str(error))
+    except NotLaunchable as error:
+        fail(str(error))
+    except ControlError as error:
+        end_with(error)
     if json:
         print_json([_as_data(result) for result in results])
     else:

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from bridle.control import end_with
 from bridle.options import BudgetCalls, BudgetSeconds, BudgetTokens, ProxyOption
 from bridle.terminal import err, fail
 from harnesses.client import ControlClient, ControlError, ProxyUnreachable, Session, SessionRequest
@@ -52,7 +53,7 @@ def run(
     try:
         session = asyncio.run(_create(proxy, key, request))
     except (ProxyUnreachable, ControlError) as error:
-        fail(f"{error}. Is `bridle proxy` running?")
+        end_with(error)
     try:
         code = run_command(argv, session_variables(session))
     except NotLaunchable as error:

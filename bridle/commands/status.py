@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Annotated, Any
 
-import httpx
 import typer
 
+from bridle.control import end_with
 from bridle.options import JsonOption, ProxyOption
-from bridle.terminal import fail, out, print_json, print_table
+from bridle.terminal import out, print_json, print_table
+from harnesses.client import ControlClient, ControlError, ProxyUnreachable
 
 
 def status(
@@ -19,7 +21,10 @@ def status(
     json: JsonOption = False,
 ) -> None:
     """Show a running proxy's policy version, its gate and its engines."""
-    found = {name: _get(proxy, key, name) for name in ("policy", "engines")}
+    try:
+        found = asyncio.run(_ask(proxy, key))
+    except (ProxyUnreachable, ControlError) as error:
+        end_with(error)
     if json:
         print_json(found)
         return
@@ -44,11 +49,6 @@ def status(
     print_table(list(shown), rows, shrinks="engine", spare=("retries",))
 
 
-def _get(proxy: str, key: str | None, name: str) -> Any:
-    headers = {"authorization": f"Bearer {key}"} if key else {}
-    try:
-        reply = httpx.get(f"{proxy}/bridle/v1/{name}", headers=headers, trust_env=False)
-        reply.raise_for_status()
-    except httpx.HTTPError as error:
-        fail(f"{proxy}: {error}. Is `bridle proxy` running?")
-    return reply.json()
+async def _ask(proxy: str, key: str | None) -> dict[str, Any]:
+    async with ControlClient(proxy, key) as client:
+        return {"policy": await client.policy(), "engines": await client.engines()}

@@ -144,6 +144,7 @@ def test_a_web_server_that_is_no_proxy_is_said_in_a_line() -> None:
         done = run(url, "sh", "-c", "true")
     assert done.returncode == 1
     assert done.stderr.startswith("bridle: the proxy answered 200: not as Bridle does")
+    assert "running?" not in done.stderr
     assert done.stderr.count("\n") == 1
 
 
