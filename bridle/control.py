@@ -1,11 +1,16 @@
-"""What a command says when the proxy refuses what it is asked, or does not answer."""
+"""What a command says when the proxy refuses, does not answer, or is never called by an agent."""
 
 from __future__ import annotations
 
-from typing import NoReturn
+from typing import Final, NoReturn
 
 from bridle.terminal import fail
 from harnesses.client import ControlError, ProxySilent, ProxyUnreachable
+
+READS_NO_URL: Final = (
+    "does the program read OPENAI_BASE_URL, ANTHROPIC_BASE_URL or GOOGLE_GEMINI_BASE_URL?"
+)
+"""What to look at when an agent ran and nothing was recorded."""
 
 
 def end_with(error: ControlError | ProxyUnreachable) -> NoReturn:

@@ -16,6 +16,7 @@ from typing import Any
 
 from torch import nn
 
+from bridle.control import READS_NO_URL
 from bridle.stack import Stack
 from engine.client import EngineRefused
 from engine.vllm.transfer import Route, VllmTransfer
@@ -101,7 +102,12 @@ def train(
             if plan.config.max_staleness == 0:
                 # Nothing else moves meanwhile, so that a restart of engine or proxy shows.
                 _hold(publisher, stack, model, version)
-            return [build_episode(reader, session_id) for session_id in sessions(step)]
+            collected = sessions(step)
+            if collected and not any(reader.call_counts_of(collected).values()):
+                log.warning(
+                    "step %d trains nothing: no session has a call (%s)", step + 1, READS_NO_URL
+                )
+            return [build_episode(reader, session_id) for session_id in collected]
 
         sinks = SinkGroup([TensorBoardSink(plan.directory / "tensorboard")])
         loop = GrpoLoop(

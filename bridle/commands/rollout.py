@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,11 +12,11 @@ import typer
 from rich.progress import Progress
 
 from bridle.agents import UnknownAgent, agent, first_tasks, verifier
-from bridle.control import end_with
+from bridle.control import READS_NO_URL, end_with
 from bridle.options import JsonOption, ProxyOption
 from bridle.rollouts import Rollouts
 from bridle.terminal import err, fail, out, print_json
-from harnesses.client import ControlError
+from harnesses.client import ControlClient, ControlError, ProxyUnreachable
 from harnesses.rollout import Outcome, RolloutResult, Settings, grouped
 from harnesses.runtimes.base import NotLaunchable
 from harnesses.tasks import TaskError
@@ -70,11 +71,28 @@ def rollout(
         print_json([_as_data(result) for result in results])
     else:
         _print(results)
+    ran = [
+        r.session_id for r in results if r.session_id and r.outcome is not Outcome.INFRASTRUCTURE
+    ]
+    if ran and (hint := asyncio.run(_hint_at_calls(proxy, key, ran))):
+        err.print(hint, highlight=False, soft_wrap=True)
     reasons = Counter(_reason(result, settings) for result in results if not _completed(result))
     for reason, count in reasons.most_common():
         err.print(f"{count} {reason}", highlight=False, soft_wrap=True)
     if not any(map(_completed, results)):
         fail("no session completed")
+
+
+async def _hint_at_calls(proxy: str, key: str | None, sessions: Sequence[str]) -> str:
+    """What to say when none of ``sessions`` has a call; stops at the first that has."""
+    async with ControlClient(proxy, key) as client:
+        try:
+            for session in sessions:
+                if (await client.session(session))["calls"]:
+                    return ""
+        except (ProxyUnreachable, ControlError) as error:
+            return f"the sessions' calls cannot be counted: {error}"
+    return f"no session has a call ({READS_NO_URL})"
 
 
 def _print(results: Sequence[RolloutResult]) -> None:

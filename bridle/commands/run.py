@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from bridle.control import end_with
+from bridle.control import READS_NO_URL, end_with
 from bridle.options import BudgetCalls, BudgetSeconds, BudgetTokens, ProxyOption
 from bridle.terminal import err, fail
 from harnesses.client import ControlClient, ControlError, ProxyUnreachable, Session, SessionRequest
@@ -18,9 +18,6 @@ from harnesses.runtimes.base import NotLaunchable
 CONTEXT = {"allow_extra_args": True, "ignore_unknown_options": True}
 NOT_FOUND = 127
 """What a shell exits with when it cannot start a command."""
-NO_CALLS = (
-    "none (does the program read OPENAI_BASE_URL, ANTHROPIC_BASE_URL or GOOGLE_GEMINI_BASE_URL?)"
-)
 
 
 def run(
@@ -78,8 +75,9 @@ async def _seal(proxy: str, key: str | None, session: Session, code: int | None)
             recorded = await client.session(session.id)
         except (ProxyUnreachable, ControlError) as error:
             return f"bridle: recorded session {session.id}; its calls cannot be counted: {error}"
-    calls = ", ".join(f"{count} {status}" for status, count in recorded["calls"].items())
+    counts = (f"{count} {status}" for status, count in recorded["calls"].items())
+    calls = ", ".join(counts) or f"none ({READS_NO_URL})"
     return (
-        f"bridle: recorded session {session.id}; calls: {calls or NO_CALLS}. "
+        f"bridle: recorded session {session.id}; calls: {calls}. "
         f"See it with `bridle show {session.id}`"
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
+import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -120,6 +121,25 @@ def test_a_task_that_its_verifier_cannot_judge_is_run_once_and_the_reason_said_o
     assert "2 infrastructure: the task has no 'answer' in its payload" in done.stderr
     with sqlite3.connect(store) as database:
         assert database.execute("SELECT count(*) FROM sessions").fetchone() == (2,)
+
+
+CALLS = """
+import openai, sys
+messages = [{"role": "user", "content": sys.argv[1]}]
+openai.OpenAI().chat.completions.create(model="policy", messages=messages)
+"""
+
+
+def test_an_agent_that_calls_nothing_is_told_of_the_variables_once(
+    rollout: Bridle, tmp_path: Path
+) -> None:
+    silent = rollout(PLAIN)
+    assert silent.exit_code == 0
+    assert silent.stderr.count("no session has a call (does the program read OPENAI_BASE") == 1
+    (tmp_path / "calls.py").write_text(CALLS)
+    calling = rollout(PLAIN, agent=f"{sys.executable} {tmp_path}/calls.py {{prompt}}")
+    assert calling.exit_code == 0, calling.output
+    assert "no session has a call" not in calling.stderr
 
 
 def test_a_rollout_without_a_task_is_refused(rollout: Bridle) -> None:

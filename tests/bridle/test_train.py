@@ -65,6 +65,7 @@ def test_it_trains_publishes_and_goes_on_where_it_ended(
     first = bridle(*arguments, "--steps", "1")
     assert first.returncode == 0, first.stdout + first.stderr
     assert "step 1: reward 0." in first.stdout
+    assert "no session has a call" not in first.stderr
     again = bridle(*arguments, "--steps", "2")
     assert again.returncode == 0, again.stdout + again.stderr
     assert "step 1:" not in again.stdout
@@ -78,6 +79,15 @@ def test_it_trains_publishes_and_goes_on_where_it_ended(
     assert len(sessions) == len(calls) == 2 * 2 * 6
     assert {call.version_start for call in calls} == {0, 1}
     assert bridle("audit", "--store", store).returncode == 0
+
+
+def test_a_step_whose_agent_called_nothing_says_where_to_look(
+    arguments: list[str], tmp_path: Path
+) -> None:
+    (tmp_path / "agent.py").write_text("print('no call')")
+    done = bridle(*arguments, "--steps", "1")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "step 1 trains nothing: no session has a call (does the program read" in done.stderr
 
 
 def test_it_ends_when_its_time_is_over_and_not_before_the_first_step(
