@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import sqlalchemy
 
-from engine.tokenizer import TemplateError, Tokenizer
+from engine.tokenizer import TemplateError, Tokenizer, TokenizerNotRead
 from engine.vllm import Expectation, check_engine
 
 
@@ -23,13 +23,8 @@ def examine_template(directory: Path) -> dict[str, Any]:
         tokenizer = Tokenizer(directory)
         _ = tokenizer.chat_template_source  # raises when there is none
         report = Continuer(tokenizer).report
-    except TemplateError as error:
+    except (TokenizerNotRead, TemplateError) as error:
         return {"model": str(directory), "broken": str(error)}
-    except Exception as error:
-        # The tokenizers library raises bare exceptions for files that it cannot read.
-        if type(error) is not Exception and not isinstance(error, OSError):
-            raise
-        return {"model": str(directory), "broken": f"no tokenizer in {directory}: {error}"}
     words = report.reasons
     found: dict[str, Any] = {"model": str(directory), **asdict(report), "reasons": list(words)}
     found["end_of_turn_ids"] = sorted(report.end_of_turn_ids)

@@ -27,6 +27,10 @@ CHAT_TEMPLATE_FILE = "chat_template.jinja"
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 
+class TokenizerNotRead(ValueError):
+    """A directory holds no tokenizer that can be read; the message names it."""
+
+
 class TemplateError(ValueError):
     """The model's chat template is missing, or refused these messages."""
 
@@ -36,15 +40,22 @@ class ArgumentsNotJson(TemplateError):
 
 
 class Tokenizer:
-    """The tokenizer and chat template of one model directory."""
+    """The tokenizer and chat template of one model directory.
+
+    Raises :class:`TokenizerNotRead` when there is none.
+    """
 
     def __init__(self, model_dir: str | Path) -> None:
         self.directory = Path(model_dir)
-        self.backend = BackendTokenizer.from_file(str(self.directory / "tokenizer.json"))
         config_path = self.directory / "tokenizer_config.json"
-        self.config: dict[str, Any] = (
-            json.loads(config_path.read_text()) if config_path.exists() else {}
-        )
+        try:
+            self.backend = BackendTokenizer.from_file(str(self.directory / "tokenizer.json"))
+            self.config: dict[str, Any] = (
+                json.loads(config_path.read_text()) if config_path.exists() else {}
+            )
+        except Exception as error:
+            # The tokenizers library raises bare exceptions for files that it cannot read.
+            raise TokenizerNotRead(f"no tokenizer in {self.directory}: {error}") from error
 
     def encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
         """Token ids of ``text``; special tokens in the text are recognised. ``add_special_tokens``

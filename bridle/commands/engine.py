@@ -10,7 +10,7 @@ import typer
 
 from bridle.commands import engine_vllm
 from bridle.options import JsonOption
-from bridle.serving import announce, wait_for_signal
+from bridle.serving import announce, told_when_taken, wait_for_signal
 from bridle.terminal import fail
 
 app = typer.Typer(help="Serve a policy.", no_args_is_help=True)
@@ -41,24 +41,29 @@ def embedded(
 ) -> None:
     """Serve a local Transformers model on this machine's CPU."""
     try:
-        from engine.embedded import EmbeddedEngine, EmbeddedSettings
+        from engine.embedded import EmbeddedEngine, EmbeddedSettings, UnservableModel
     except ImportError:
         fail("the embedded engine needs torch: pip install 'bridle[train]'")
+    from engine.tokenizer import TokenizerNotRead
     from proxy.settings import is_loopback
 
     api_key = os.environ.get(API_KEY_VARIABLE)
     if api_key is None and not is_loopback(host):
         fail(f"{host} is reachable by others: set {API_KEY_VARIABLE} to the key they must send")
     settings = EmbeddedSettings(threads=threads, max_model_len=max_model_len)
-    serving = EmbeddedEngine(
-        model,
-        served_model_name=served_model_name,
-        settings=settings,
-        parse_thinking=parse_thinking,
-        api_key=api_key,
-        host=host,
-        port=port,
-    )
-    with serving:
-        announce(serving.base_url, json, f"Engine serving {model} on {serving.base_url}")
-        wait_for_signal()
+    try:
+        with told_when_taken(host, port):
+            serving = EmbeddedEngine(
+                model,
+                served_model_name=served_model_name,
+                settings=settings,
+                parse_thinking=parse_thinking,
+                api_key=api_key,
+                host=host,
+                port=port,
+            )
+        with serving:
+            announce(serving.base_url, json, f"Engine serving {model} on {serving.base_url}")
+            wait_for_signal()
+    except (TokenizerNotRead, UnservableModel) as error:
+        fail(str(error))
