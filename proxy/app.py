@@ -21,7 +21,7 @@ from proxy.logs import configure
 from proxy.presence import AsgiMessage, ClientGone, Receive
 from proxy.probes import PROBES, Probe, Running
 from proxy.routes import implied_dialect, misplaced, route
-from proxy.services import Services
+from proxy.services import CannotStart, Services
 from proxy.sessions import store_not_read
 from proxy.settings import ProxySettings
 from store.errors import StoreUnavailable
@@ -44,6 +44,8 @@ class App:
     def __init__(self, settings: ProxySettings, routers: Routers = ()) -> None:
         self.settings = settings
         self.services: Services | None = None
+        self.refusal: str | None = None
+        """Why it did not start, where that is for the user to put right."""
         self._data_plane: DataPlane | None = None
         self._routers = routers
         self._control: asyncio.Future[FastAPI] | None = None
@@ -125,6 +127,10 @@ class App:
         await receive()
         try:
             await self.start()
+        except CannotStart as error:
+            self.refusal = str(error)
+            await send({"type": "lifespan.startup.failed", "message": self.refusal})
+            return
         except Exception as error:
             log.exception("start_failed")
             await send({"type": "lifespan.startup.failed", "message": str(error)})

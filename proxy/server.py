@@ -19,7 +19,7 @@ _START_S = 30.0
 
 
 class ProxyStartFailed(RuntimeError):
-    """The proxy did not come up; the log says why."""
+    """The proxy did not come up; the message, or else the log, says why."""
 
 
 BACKLOG: Final = 4096
@@ -63,8 +63,8 @@ class ProxyServer:
     def __init__(self, settings: ProxySettings, *, routers: Routers = (), grace_s: int = 5) -> None:
         """``routers`` make what extends the control API. ``grace_s``: how long :meth:`stop` lets
         running calls go on before it cuts them."""
-        app = create_app(settings, routers)
-        config = config_for(app, timeout_graceful_shutdown=grace_s, log_level="warning")
+        self._app = create_app(settings, routers)
+        config = config_for(self._app, timeout_graceful_shutdown=grace_s, log_level="warning")
         self.settings = settings
         self._server = uvicorn.Server(config)
         self._socket = listening(settings.host, settings.port)
@@ -101,7 +101,7 @@ class ProxyServer:
             if not self._thread.is_alive():
                 break
             deadline.wait(0.01)
-        raise ProxyStartFailed("the proxy did not start; see the log")
+        raise ProxyStartFailed(self._app.refusal or "the proxy did not start; see the log")
 
     def stop(self) -> None:
         """Returns when running calls are finished or cut and everything queued is written."""

@@ -38,6 +38,10 @@ if TYPE_CHECKING:
     from proxy.tracing import Tracing
 
 
+class CannotStart(RuntimeError):
+    """What the settings ask for is not to be had here; the message says what."""
+
+
 @dataclass(frozen=True, slots=True)
 class Services:
     """Made by :meth:`start` inside the event loop that serves; given back by :meth:`close`."""
@@ -75,8 +79,12 @@ class Services:
 
     @classmethod
     async def start(cls, settings: ProxySettings) -> Services:
-        """Opens the store (creating or migrating it) and the engine's connections."""
+        """Opens the store (creating or migrating it) and the engine's connections.
+
+        Raises :class:`CannotStart`, before anything is opened.
+        """
         continuer = await asyncio.to_thread(_continuer, settings)
+        tracing = await asyncio.to_thread(_tracing) if settings.tracing else None
         writer = await asyncio.to_thread(_open_store, settings, continuer)
         reader = Reader(settings.store_url)
         gate = PolicyGate()
@@ -95,7 +103,6 @@ class Services:
         keep_alives.start()
         free_memory = FreeMemory()
         free_memory.start()
-        tracing = await asyncio.to_thread(_tracing) if settings.tracing else None
         free_names = FreeNames(reader.engine) if settings.alone else None
         sessions = Sessions(settings, writer, reader, conversations.opened, free_names or ())
         seal_watch = SealWatch(sessions, reader)
@@ -155,8 +162,11 @@ class Services:
 
 def _tracing() -> Tracing:
     """Imported here: the packages are an extra."""
-    from proxy.tracing import Tracing
-
+    try:
+        from proxy.tracing import Tracing
+    except ImportError as error:
+        told = f"traces need the extra otel: pip install 'bridle[otel]' ({error})"
+        raise CannotStart(told) from error
     return Tracing()
 
 
@@ -191,7 +201,10 @@ def _continuer(settings: ProxySettings) -> Continuer | None:
     nothing itself needs neither the tokenizers nor the template engine."""
     if settings.tokenizer_dir is None:
         return None
-    from engine.tokenizer import Tokenizer
+    from engine.tokenizer import Tokenizer, TokenizerNotRead
     from proxy.continuation import Continuer
 
-    return Continuer(Tokenizer(settings.tokenizer_dir))
+    try:
+        return Continuer(Tokenizer(settings.tokenizer_dir))
+    except TokenizerNotRead as error:
+        raise CannotStart(str(error)) from error

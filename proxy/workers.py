@@ -13,11 +13,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
+from uvicorn.config import STARTUP_FAILURE
 from uvicorn.supervisors import Multiprocess
 
 from proxy.app import App, Routers
 from proxy.process import devote_process
-from proxy.server import BACKLOG, config_for, listening, local_url
+from proxy.server import BACKLOG, ProxyStartFailed, config_for, listening, local_url
 from proxy.settings import ProxySettings
 
 _HUNG_S: Final = 60
@@ -54,7 +55,8 @@ class WorkerPool:
         self._folder.cleanup()
 
     def serve(self) -> None:
-        """Blocks; call it from the main thread, whose signals end it."""
+        """Blocks; call it from the main thread, whose signals end it. Raises
+        :class:`ProxyStartFailed` when a worker does not come up."""
         settings = replace(self._settings, siblings=Path(self._folder.name))
         config = config_for(
             partial(_app, settings, self._routers),
@@ -65,7 +67,10 @@ class WorkerPool:
             log_level="warning",
         )
         self._socket.set_inheritable(True)
-        _Supervisor(config, sockets=[self._socket]).run()
+        supervisor = _Supervisor(config, sockets=[self._socket])
+        supervisor.run()
+        if any(process.exitcode == STARTUP_FAILURE for process in supervisor.processes):
+            raise ProxyStartFailed("the proxy's workers did not start; see the log")
 
 
 class _Supervisor(Multiprocess):

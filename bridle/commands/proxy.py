@@ -151,17 +151,17 @@ def proxy(
         log_level=log_level.value,
         tracing=otel,
     )
-    if workers > 1:
-        with told_when_taken(host, port):
-            several = WorkerPool(settings, workers, routers=[_feed])
-        with several as pool:
-            _announce(pool.base_url, json, store, engines)
-            pool.serve()
-        return
-    devote_process()
-    with told_when_taken(host, port):
-        single = ProxyServer(settings, routers=[_feed])
     try:
+        if workers > 1:
+            with told_when_taken(host, port):
+                several = WorkerPool(settings, workers, routers=[_feed])
+            with several as pool:
+                _announce(pool.base_url, json, store, engines)
+                pool.serve()
+            return
+        devote_process()
+        with told_when_taken(host, port):
+            single = ProxyServer(settings, routers=[_feed])
         with single as server:
             _announce(server.base_url, json, store, engines)
             wait_for_signal()

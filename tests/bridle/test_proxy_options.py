@@ -1,7 +1,9 @@
-"""What ``bridle proxy`` is told reaches the writer."""
+"""What ``bridle proxy`` is told reaches the writer; what it cannot do it says in a line."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -39,3 +41,39 @@ def test_a_commit_waits_for_the_disk_when_that_is_asked(
     done = bridle("proxy", *argv, *given)
     assert done.exit_code == 0, done.output
     assert seen[1] == level
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_tokenizer_that_is_not_there_is_named(tmp_path: Path, workers: int) -> None:
+    argv = ("--tokenizer", str(tmp_path), "--workers", str(workers))
+    done = not_starting(tmp_path, *argv)
+    assert f"no tokenizer in {tmp_path}: No such file" in done.stderr
+    last = done.stderr.splitlines()[-1]
+    if workers == 1:
+        assert last.startswith(f"bridle: no tokenizer in {tmp_path}: ")
+    else:
+        assert last == "bridle: the proxy's workers did not start; see the log"
+
+
+def test_traces_without_their_extra_name_it(tmp_path: Path) -> None:
+    done = not_starting(tmp_path, "--otel", without="opentelemetry")
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith("bridle: traces need the extra otel: pip install 'bridle[otel]' (")
+
+
+def not_starting(
+    tmp_path: Path, *options: str, without: str = "nothing"
+) -> subprocess.CompletedProcess[str]:
+    """``bridle proxy`` that ends by itself, where the package ``without`` is not installed."""
+    run = f"import sys; sys.modules[{without!r}] = None; from bridle.cli import app; app()"
+    argv = ("--engine", "http://127.0.0.1:9", "--store", str(tmp_path / "s.db"), "--port", "0")
+    done = subprocess.run(
+        [sys.executable, "-c", run, "proxy", *argv, *options],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 1, done.stderr
+    assert "Traceback" not in done.stderr
+    return done
