@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
@@ -30,6 +31,8 @@ def harnesses(
         cases = chosen(only or ())
     except KeyError as error:
         fail(f"no harness is called {error}")
+    if find_spec("torch") is None:
+        fail("this bench makes a small tokenizer with the trainer: pip install 'bridle[train]'")
     try:
         report = asyncio.run(
             bench_harnesses(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
@@ -28,6 +29,8 @@ def vllm(
     from bridle.bench.vllm import Plan, measure
     from bridle.services import ServiceFailed
 
+    if (model is None or publishes) and find_spec("torch") is None:
+        fail("this bench makes and publishes a small policy: pip install 'bridle[train]'")
     plan = Plan(
         concurrency=concurrency, rounds=rounds, calls=calls, tokens=tokens, publishes=publishes
     )

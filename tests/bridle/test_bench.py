@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,6 +12,17 @@ from click.testing import Result
 
 from bridle.bench import continuation, store, vllm
 from trainer.tiny import TinyShape, make_policy, train_tokenizer
+
+
+@pytest.mark.parametrize("name", ["continuation", "harnesses", "vllm"])
+def test_a_bench_that_needs_torch_says_how_to_get_it(
+    bridle: Callable[..., Result], monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)
+    done = bridle("bench", name)
+    assert done.exit_code == 1
+    assert done.stderr.startswith("bridle: this bench ")
+    assert done.stderr.endswith(": pip install 'bridle[train]'\n")
 
 
 def test_the_continuation_bench_measures_both_ways(
