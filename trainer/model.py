@@ -15,7 +15,7 @@ import torch
 from safetensors import safe_open
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.core_model_loading import revert_weight_conversion
 from transformers.modeling_utils import remove_tied_weights_from_state_dict
 from transformers.utils import logging as transformers_logging
@@ -40,7 +40,8 @@ LOGIT_ELEMENTS: Final = 1 << 25
 
 
 class UnsupportedModel(ValueError):
-    """The model computes its logits in a way that this trainer does not reproduce."""
+    """There is no model that can be loaded, or it computes its logits in a way that this trainer
+    does not reproduce."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,17 +54,29 @@ class TokenScores:
     """``float[M]``, nats, of the distribution the target was predicted from; no gradient."""
 
 
+def check_policy(directory: Path) -> None:
+    """Raises :class:`UnsupportedModel` where ``directory`` is no model's; reads no weights."""
+    try:
+        AutoConfig.from_pretrained(directory, local_files_only=True)
+    except (OSError, ValueError) as error:
+        raise UnsupportedModel(f"no loadable causal LM in {directory}: {error}") from error
+
+
 def load_policy(
     directory: str | Path, *, dtype: DType = "float32", device: str = "cpu"
 ) -> nn.Module:
     """The causal LM in ``directory``, ready for tree attention, in evaluation mode (no dropout).
 
-    Raises :class:`UnsupportedModel` for families that post-process their logits.
+    Raises :class:`UnsupportedModel` when there is none, and for families that post-process their
+    logits.
     """
-    with _without_progress_bars():
-        model = AutoModelForCausalLM.from_pretrained(
-            directory, dtype=getattr(torch, dtype), attn_implementation=TREE_ATTENTION
-        )
+    try:
+        with _without_progress_bars():
+            model = AutoModelForCausalLM.from_pretrained(
+                directory, dtype=getattr(torch, dtype), attn_implementation=TREE_ATTENTION
+            )
+    except (OSError, ValueError, RuntimeError, KeyError) as error:
+        raise UnsupportedModel(f"no loadable causal LM in {directory}: {error}") from error
     for name in ("final_logit_softcapping", "logits_scaling", "logit_scale"):
         if getattr(model.config, name, None) not in (None, 1, 1.0):
             raise UnsupportedModel(f"{directory}: {name} is not supported by the trainer")

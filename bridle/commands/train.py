@@ -67,6 +67,7 @@ def train(
     from bridle.services import ServiceFailed
     from bridle.stack import MODEL, stack
     from engine.client import EngineError
+    from engine.tokenizer import Tokenizer, TokenizerNotRead
     from harnesses.client import ControlError
     from harnesses.rollout import Job, Settings, grouped
     from harnesses.runtimes.base import NotLaunchable
@@ -75,11 +76,20 @@ def train(
     from store.writer import Writer
     from trainer.checkpoint import CheckpointError
     from trainer.config import GrpoConfig, OptimizerConfig, PublishConfig
+    from trainer.model import UnsupportedModel, check_policy
     from trainer.report import StepReport
     from trainer.swap import PublishError
 
     leave_on_sigterm()
-    output.mkdir(parents=True, exist_ok=True)
+    try:
+        check_policy(policy)
+        Tokenizer(policy)
+    except (UnsupportedModel, TokenizerNotRead) as error:
+        fail(str(error))
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        fail(f"--out {output} cannot be made: {error.strerror}", 2)
     store = str(output / "bridle.db")
     migrated(store)
     with Reader(store) as reader:
@@ -129,7 +139,7 @@ def train(
                 lambda step: rollouts.sessions(adapter, jobs(step), settings),
                 on_step=on_step,
             )
-    except (ServiceFailed, NotLaunchable, CheckpointError) as error:
+    except (ServiceFailed, NotLaunchable, CheckpointError, UnsupportedModel) as error:
         fail(str(error))
     except (ControlError, EngineError, PublishError, httpx.HTTPError) as error:
         fail(f"{error}; the same command goes on from the last step")

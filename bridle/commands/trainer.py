@@ -73,6 +73,7 @@ def trainer(
     from store.writer import Writer
     from trainer.checkpoint import CheckpointError
     from trainer.config import GrpoConfig, OptimizerConfig, PublishConfig
+    from trainer.model import UnsupportedModel
     from trainer.report import StepReport
     from trainer.swap import PublishError
 
@@ -123,7 +124,7 @@ def trainer(
             admin_key=admin_key,
         )
         loop = train(plan, stack, workers.sessions, on_step=on_step)
-    except CheckpointError as error:
+    except (CheckpointError, UnsupportedModel) as error:
         fail(str(error))
     except (WorkerFailed, EngineError, PublishError, httpx.HTTPError) as error:
         fail(f"{error}; the same command goes on from the last step")

@@ -129,3 +129,24 @@ def test_a_source_without_tasks_is_said_before_anything_starts(
     assert refused.returncode == 2
     assert "gives no task of split 'held_out'" in " ".join(refused.stderr.split())
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("lacks", ["a model", "a tokenizer"])
+def test_a_policy_that_is_none_is_said_before_anything_starts(
+    arguments: list[str], tmp_path: Path, lacks: str
+) -> None:
+    policy = tmp_path / "policy"
+    (policy / ("config.json" if lacks == "a model" else "tokenizer.json")).unlink()
+    refused = bridle(*arguments)
+    assert refused.returncode == 1
+    kind = "loadable causal LM" if lacks == "a model" else "tokenizer"
+    assert refused.stderr.startswith(f"bridle: no {kind} in {policy}: ")
+    assert refused.stderr.count("\n") == 1
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_folder_that_cannot_be_made_is_named(arguments: list[str], tmp_path: Path) -> None:
+    out = tmp_path / "tasks.jsonl" / "out"
+    refused = bridle(*arguments, "--out", str(out))
+    assert refused.returncode == 2
+    assert refused.stderr == f"bridle: --out {out} cannot be made: Not a directory\n"

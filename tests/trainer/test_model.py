@@ -91,5 +91,11 @@ def test_models_that_change_their_logits_are_refused(policy_directory, tmp_path,
         load_policy(tmp_path)
 
 
+def test_a_folder_without_weights_is_named(tmp_path, policy):
+    policy.config.save_pretrained(tmp_path)
+    with pytest.raises(UnsupportedModel, match=f"no loadable causal LM in {tmp_path}: "):
+        load_policy(tmp_path)
+
+
 def test_a_sequences_scores_skip_its_first_token(policy):
     assert score_sequence(policy, np.asarray([1, 2, 3])).shape == (2,)
