@@ -52,6 +52,11 @@ ProxyOption = Annotated[
     ),
 ]
 
+RunOption = Annotated[str | None, typer.Option("--run", help="Only this run's sessions.")]
+HarnessOption = Annotated[
+    str | None, typer.Option("--harness", help="Only this harness's sessions.")
+]
+
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 
 BudgetCalls = Annotated[

@@ -5,12 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Final
 
 from bridle.terminal import fail
 from store.database import database_url, migrate
-from store.errors import StoreUnavailable
+from store.errors import NotFound, StoreUnavailable
 from store.queries import Reader
 from store.records import SessionRecord
+
+_NO_SESSION_YET: Final = "the store holds no session yet"
+_RUNS_NAMED: Final = 5
+"""Of the runs there are, where an unknown one is asked for."""
 
 
 @contextmanager
@@ -34,12 +39,30 @@ def migrated(store: str) -> None:
         fail(str(error))
 
 
+def require_run(source: Reader, run: str | None) -> None:
+    """Ends the command when ``run`` is named and the store has no such run."""
+    if run is None:
+        return
+    try:
+        source.run(run)
+    except NotFound:
+        newest = ", ".join(known.id for known in source.runs()[-_RUNS_NAMED:])
+        fail(f"no run {run!r} in this store; " + (f"newest: {newest}" if newest else "it has none"))
+
+
+def nothing_found(source: Reader) -> str:
+    """Why a search for sessions found none."""
+    if next(source.sessions(limit=1), None) is not None:
+        return "no session matches"
+    return _NO_SESSION_YET
+
+
 def one_session(source: Reader, wanted: str) -> SessionRecord:
     """The session with this id, name, or unambiguous beginning of an id; ``last`` is the newest."""
     if wanted == "last":
         newest = next(iter(source.sessions(limit=1, newest_first=True)), None)
         if newest is None:
-            fail("the store holds no session yet")
+            fail(_NO_SESSION_YET)
         return newest
     if named := source.session_by_name(wanted):
         return named

@@ -8,8 +8,8 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from bridle.options import JsonOption, StoreOption
-from bridle.reading import reader
+from bridle.options import HarnessOption, JsonOption, RunOption, StoreOption
+from bridle.reading import nothing_found, reader, require_run
 from bridle.terminal import fail, out, print_json
 from reconstruct.ablation import ablate as count
 
@@ -25,9 +25,9 @@ _COLUMNS = (
 
 def ablate(
     store: StoreOption,
-    run: Annotated[str | None, typer.Option(help="Only this run's sessions.")] = None,
-    harness: Annotated[str | None, typer.Option(help="Only this harness's.")] = None,
-    limit: Annotated[int | None, typer.Option(help="At most this many sessions.")] = None,
+    run: RunOption = None,
+    harness: HarnessOption = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="At most this many sessions.")] = None,
     batch_rows: Annotated[
         int, typer.Option(min=1, help="Rows padded to a common length, where rows are padded.")
     ] = 8,
@@ -42,6 +42,7 @@ def ablate(
 ) -> None:
     """Compare the builders tree, merged and per_call on recorded sessions."""
     with reader(store) as source:
+        require_run(source, run)
         result = count(
             source,
             batch_rows=batch_rows,
@@ -50,10 +51,12 @@ def ablate(
             harness=harness,
             limit=limit,
         )
+        if not result.sessions and not result.left_out:
+            fail(nothing_found(source))
     data = result.as_data(parameters)
     if plot is not None:
         if not result.sessions:
-            fail("there is nothing to plot: no recorded session matches")
+            fail("there is nothing to plot: every session contradicts itself (`bridle audit`)")
         _plot(data, plot)
     if json:
         print_json(data | {"plot": None if plot is None else str(plot)})

@@ -10,8 +10,8 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from bridle.options import JsonOption, StoreOption
-from bridle.reading import one_session, reader
+from bridle.options import JsonOption, RunOption, StoreOption
+from bridle.reading import nothing_found, one_session, reader, require_run
 from bridle.terminal import out, print_json
 from reconstruct.audit import SessionAudit, audit_session
 from reconstruct.audit import audit as audit_sessions
@@ -21,17 +21,21 @@ from store.queries import Reader
 def audit(
     store: StoreOption,
     session: Annotated[str | None, typer.Argument(help="Only this session.")] = None,
-    run: Annotated[str | None, typer.Option(help="Only this run's sessions.")] = None,
+    run: RunOption = None,
     bodies: Annotated[bool, typer.Option(help="Prove every recorded body as well.")] = False,
     json: JsonOption = False,
 ) -> None:
     """Print the conservation table; exit with 1 when anything does not add up."""
     with reader(store) as source:
+        require_run(source, run)
         total = _Total()
         for audited in _audited(source, session, run, bodies):
             total.add(audited)
+        none = None if total.sessions else nothing_found(source)
     if json:
         print_json(total.as_data())
+    elif none is not None:
+        out.print(f"{none.capitalize()}.")
     else:
         total.print()
     if total.violations:

@@ -9,15 +9,15 @@ from typing import Annotated, Any
 
 import typer
 
-from bridle.options import JsonOption, StoreOption
-from bridle.reading import reader
+from bridle.options import HarnessOption, JsonOption, RunOption, StoreOption
+from bridle.reading import nothing_found, reader, require_run
 from bridle.terminal import fail, out, print_json
 from reconstruct.builders import BUILDERS
 from reconstruct.exports.card import write_card
 from reconstruct.exports.conditions import BadCondition, Condition
 from reconstruct.exports.formats import Format
 from reconstruct.exports.formats import export as write
-from reconstruct.exports.selection import ExportReport, Selection
+from reconstruct.exports.selection import ExportReport, Selection, select
 from store.queries import Reader
 
 
@@ -28,8 +28,8 @@ def export(
         Format | None,
         typer.Option("--format", help="Default: tokens for .parquet, chat for .jsonl."),
     ] = None,
-    run: Annotated[str | None, typer.Option(help="Only this run's sessions.")] = None,
-    harness: Annotated[str | None, typer.Option(help="Only this harness's.")] = None,
+    run: RunOption = None,
+    harness: HarnessOption = None,
     split: Annotated[str | None, typer.Option(help="Only tasks of this split.")] = None,
     outcome: Annotated[str | None, typer.Option(help="Only sessions that ended so.")] = None,
     reward: Annotated[str, typer.Option(help="Name of the reward that is compared.")] = "reward",
@@ -69,6 +69,8 @@ def export(
     )
     chosen = _format(path, form)
     with reader(store) as source:
+        require_run(source, run)
+        _require_sessions(source, selection)
         written = [
             _write(source, file, chosen, part, builder)
             for file, part in _parts(path, selection, eval_share)
@@ -80,6 +82,15 @@ def export(
         out.print(f"{told['path']}: {told['rows']} rows of {told['sessions']} sessions")
         for reason, count in told["left_out"].items():
             out.print(f"  left out: {count} {reason}", highlight=False)
+
+
+def _require_sessions(source: Reader, selection: Selection) -> None:
+    """Ends the command before any file is made when the selection takes no session."""
+    report = ExportReport(Path())
+    if next(select(source, selection, report), None) is not None:
+        return
+    reasons = ", ".join(f"{count} {reason}" for reason, count in report.left_out.items())
+    fail(nothing_found(source) + (f"; left out: {reasons}" if reasons else ""))
 
 
 def _parts(

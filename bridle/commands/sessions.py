@@ -8,8 +8,8 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from bridle.options import JsonOption, StoreOption
-from bridle.reading import reader
+from bridle.options import HarnessOption, JsonOption, RunOption, StoreOption
+from bridle.reading import nothing_found, reader, require_run
 from bridle.terminal import out, print_json, print_table
 from store.queries import Reader
 from store.records import Reward, SessionRecord
@@ -20,20 +20,22 @@ _ASKED_AT_ONCE: Final = 500
 
 def sessions(
     store: StoreOption,
-    limit: Annotated[int, typer.Option(help="How many, newest first.")] = 20,
-    run: Annotated[str | None, typer.Option(help="Only this run's.")] = None,
-    harness: Annotated[str | None, typer.Option(help="Only this harness's.")] = None,
+    limit: Annotated[int, typer.Option(min=1, help="How many, newest first.")] = 20,
+    run: RunOption = None,
+    harness: HarnessOption = None,
     json: JsonOption = False,
 ) -> None:
     """List recorded sessions."""
     with reader(store) as source:
+        require_run(source, run)
         found = source.sessions(run=run, harness=harness, limit=limit, newest_first=True)
         rows = summaries(source, list(found))
+        none = None if rows else nothing_found(source)
     if json:
         print_json(rows)
         return
-    if not rows:
-        out.print("No sessions yet.")
+    if none is not None:
+        out.print(f"{none.capitalize()}.")
         return
     counts = ("calls", "observed", "sampled")
     print_table(

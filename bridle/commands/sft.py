@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from bridle.options import StoreOption
-from bridle.reading import reader
+from bridle.options import RunOption, StoreOption
+from bridle.reading import reader, require_run
 from bridle.terminal import fail, out
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ def sft(
             help="An export as tokens, chat, trl or trl-prompt-completion; default: the store.",
         ),
     ] = None,
-    run: Annotated[str | None, typer.Option(help="Only this run's sessions.")] = None,
+    run: RunOption = None,
     min_reward: Annotated[float | None, typer.Option(help="Only from this reward up.")] = None,
     epochs: Annotated[int, typer.Option(min=1, help="Passes over the data.")] = 1,
     batch_size: Annotated[int, typer.Option(min=1, help="Examples per update.")] = 32,
@@ -94,5 +94,6 @@ def _examples(
             return examples_from_parquet(data)
         return examples_from_jsonl(data, Tokenizer(policy), left_out)
     with reader(store) as source:
+        require_run(source, run)
         chosen = select(source, Selection(run=run, min_reward=min_reward), ExportReport(Path()))
         return examples_from_episodes(build_episode(source, session.id) for session, _ in chosen)

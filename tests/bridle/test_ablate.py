@@ -33,7 +33,11 @@ def test_ablate_prints_a_table_with_compute(bridle: Bridle, store: str, recorded
     assert "1.00×" in result.stdout
 
 
-def test_there_is_no_plot_of_nothing(bridle: Bridle, store: str, tmp_path: Path) -> None:
-    result = bridle("ablate", "--store", store, "--plot", tmp_path / "x.png")
+def test_there_is_no_table_and_no_plot_of_nothing(
+    bridle: Bridle, store: str, tmp_path: Path
+) -> None:
+    plot = tmp_path / "x.png"
+    result = bridle("ablate", "--store", store, "--plot", plot)
     assert result.exit_code == 1
-    assert "nothing to plot" in result.stderr
+    assert (result.stdout, result.stderr) == ("", "bridle: the store holds no session yet\n")
+    assert not plot.exists()

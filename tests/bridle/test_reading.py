@@ -13,6 +13,8 @@ import pytest
 from click.testing import Result
 
 from bridle.terminal import out
+from store.records import RunRecord
+from store.writer import Writer
 
 Bridle = Callable[..., Result]
 
@@ -111,6 +113,61 @@ def test_a_session_that_is_not_there_is_named_in_the_error(
     result = bridle("show", "nonesuch", "--store", store)
     assert result.exit_code == 1
     assert "nonesuch" in result.stderr
+
+
+@pytest.mark.parametrize("command", ["sessions", "audit", "ablate", "export", "sft"])
+def test_a_run_that_the_store_does_not_have_is_refused_in_a_line(
+    bridle: Bridle, store: str, recorded: str, tmp_path: Path, command: str
+) -> None:
+    with Writer(store) as writer:
+        writer.create_run(RunRecord("run_1", "train", 1.0))
+    path = tmp_path / "x.jsonl"
+    own = {"export": [path], "sft": ["--policy", tmp_path, "--out", tmp_path / "tuned"]}
+    refused = bridle(command, *own.get(command, []), "--run", "nope", "--store", store)
+    assert refused.exit_code == 1
+    assert refused.stdout == ""
+    assert refused.stderr == "bridle: no run 'nope' in this store; newest: run_1\n"
+    assert not path.exists()
+
+
+def test_a_filter_that_fits_no_session_says_so(
+    bridle: Bridle, store: str, recorded: str, tmp_path: Path
+) -> None:
+    with Writer(store) as writer:
+        writer.create_run(RunRecord("run_1", "train", 1.0))
+    for command in (("sessions", "--run", "run_1"), ("audit", "--run", "run_1")):
+        told = bridle(*command, "--store", store)
+        assert (told.exit_code, told.stdout) == (0, "No session matches.\n"), command
+    path = tmp_path / "x.jsonl"
+    for filters in (
+        ("--run", "run_1"),
+        ("--harness", "zz"),
+        ("--eval-share", "0.5", "--run=run_1"),
+    ):
+        refused = bridle("export", path, *filters, "--store", store)
+        assert (refused.exit_code, refused.stderr) == (1, "bridle: no session matches\n"), filters
+    poor = bridle("export", path, "--min-reward", "1", "--store", store)
+    said = "bridle: no session matches; left out: 1 session_without_reward\n"
+    assert (poor.exit_code, poor.stderr) == (1, said)
+    assert not [file for file in tmp_path.iterdir() if file.name.startswith("x.")]
+    none = bridle("ablate", "--harness", "zz", "--store", store)
+    assert (none.exit_code, none.stderr) == (1, "bridle: no session matches\n")
+
+
+def test_a_store_without_a_session_says_so(bridle: Bridle, store: str) -> None:
+    for command in ("sessions", "audit"):
+        assert bridle(command, "--store", store).stdout == "The store holds no session yet.\n"
+    assert json.loads(bridle("sessions", "--store", store, "--json").stdout) == []
+
+
+@pytest.mark.parametrize("command", ["sessions", "ablate"])
+@pytest.mark.parametrize("limit", [0, -1])
+def test_at_least_one_session_is_asked_for(
+    bridle: Bridle, store: str, recorded: str, command: str, limit: int
+) -> None:
+    refused = bridle(command, "--limit", limit, "--store", store)
+    assert refused.exit_code == 2
+    assert "Invalid value for '--limit'" in refused.stderr
 
 
 def test_a_store_that_is_not_there_is_not_made_by_looking(bridle: Bridle, tmp_path: Path) -> None:
