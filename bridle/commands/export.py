@@ -31,7 +31,9 @@ def export(
     run: RunOption = None,
     harness: HarnessOption = None,
     split: Annotated[str | None, typer.Option(help="Only tasks of this split.")] = None,
-    outcome: Annotated[str | None, typer.Option(help="Only sessions that ended so.")] = None,
+    outcome: Annotated[
+        str | None, typer.Option(help="Only sessions that ended so, or open ones.")
+    ] = None,
     reward: Annotated[str, typer.Option(help="Name of the reward that is compared.")] = "reward",
     min_reward: Annotated[float | None, typer.Option(help="Only from this reward up.")] = None,
     max_reward: Annotated[float | None, typer.Option(help="Only up to this reward.")] = None,

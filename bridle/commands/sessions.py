@@ -11,6 +11,7 @@ import typer
 from bridle.options import HarnessOption, JsonOption, RunOption, StoreOption
 from bridle.reading import nothing_found, reader, require_run
 from bridle.terminal import out, print_json, print_table
+from reconstruct.exports.selection import OPEN
 from store.queries import Reader
 from store.records import Reward, SessionRecord
 
@@ -52,7 +53,7 @@ def _cells(row: dict[str, Any]) -> list[str]:
         row["name"] or row["id"],
         datetime.fromtimestamp(row["created_at"]).strftime("%m-%d %H:%M:%S"),
         row["harness"] or "–",
-        row["outcome"] or "open",
+        row["outcome"] or OPEN,
         str(row["calls"]),
         str(row["observed_tokens"]),
         str(row["sampled_tokens"]),

@@ -12,6 +12,7 @@ from bridle.commands.sessions import summaries
 from bridle.options import JsonOption, StoreOption
 from bridle.reading import one_session, reader
 from bridle.terminal import out, print_json, print_table
+from reconstruct.exports.selection import OPEN
 from reconstruct.kinds import classify
 from store.queries import CallRow, Reader
 from store.records import CallKind
@@ -32,7 +33,7 @@ def show(
         return
     out.print(Text.assemble((record.id, "bold"), f"  ({record.name})" if record.name else ""))
     out.print(
-        f"{about['harness'] or 'unknown harness'} · {about['outcome'] or 'open'} · "
+        f"{about['harness'] or 'unknown harness'} · {about['outcome'] or OPEN} · "
         f"{about['calls']} calls · {about['observed_tokens']} tokens observed, "
         f"{about['sampled_tokens']} sampled"
     )

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from reconstruct.exports.conditions import Condition, call_meets, session_meets
 from reconstruct.policy import DEFAULT_POLICY, TrainablePolicy
@@ -17,6 +17,9 @@ from store.queries import CallRow, Reader
 from store.records import Reward, SessionRecord, TaskRecord
 
 Part = Literal["train", "eval"]
+
+OPEN: Final = "open"
+"""What a session that is not sealed has for an outcome, which the store holds as none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +33,7 @@ class Selection:
     split: str | None = None
     """Of the session's task."""
     outcome: str | None = None
+    """:data:`OPEN` for the sessions that are not sealed."""
     since: float | None = None
     until: float | None = None
     limit: int | None = None
@@ -125,7 +129,8 @@ def select(
         task=selection.task,
         harness=selection.harness,
         split=selection.split,
-        outcome=selection.outcome,
+        outcome=None if selection.outcome == OPEN else selection.outcome,
+        sealed=False if selection.outcome == OPEN else None,
         since=selection.since,
         until=selection.until,
         limit=selection.limit,

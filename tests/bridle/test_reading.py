@@ -247,6 +247,20 @@ def test_a_completed_prompt_is_no_conversation(
         assert left_out == {"prompt_not_text": 1}
 
 
+def test_open_is_the_outcome_of_sessions_that_are_not_sealed(
+    bridle: Bridle, store: str, recorded: str, proxy_url: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "x.jsonl"
+
+    def taken(outcome: str) -> int:
+        asked = ("export", path, "--outcome", outcome, "--store", store, "--json")
+        return int(json.loads(bridle(*asked).stdout or '{"sessions": 0}')["sessions"])
+
+    assert (taken("open"), taken("completed")) == (1, 0)
+    httpx.post(f"{proxy_url}/bridle/v1/sessions/{recorded}/seal", json={}).raise_for_status()
+    assert (taken("open"), taken("completed")) == (0, 1)
+
+
 def test_an_export_without_a_format_is_refused(bridle: Bridle, store: str, recorded: str) -> None:
     assert bridle("export", "out.csv", "--store", store).exit_code == 2
 
