@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
@@ -14,6 +14,8 @@ from bridle.terminal import fail, out
 from store.records import Reward
 from store.writer import Writer
 
+LONGEST_NAME: Final = 128
+"""Characters, as the control API has it."""
 CONTEXT = {"ignore_unknown_options": True}
 """A negative score looks like an option; one that is none is no score either."""
 
@@ -28,6 +30,8 @@ def reward(
     """Add a named reward to a session, or to one turn of it."""
     if not math.isfinite(value):
         fail(f"a reward is a finite number, not {value}", 2)
+    if not 1 <= len(name) <= LONGEST_NAME:
+        fail(f"a reward's name has 1 to {LONGEST_NAME} characters, not {len(name)}", 2)
     with reader(store) as source:
         record = one_session(source, session)
         call_id = None

@@ -64,6 +64,18 @@ def test_a_reward_that_is_not_finite_is_refused_in_a_line(
     assert refused.stderr == f"bridle: a reward is a finite number, not {value}\n"
 
 
+@pytest.mark.parametrize("length", [0, 129])
+def test_a_reward_is_named_in_1_to_128_characters(
+    bridle: Bridle, store: str, recorded: str, length: int
+) -> None:
+    refused = bridle("reward", recorded, 1, "--name", "x" * length, "--store", store)
+    assert refused.exit_code == 2
+    assert refused.stderr == f"bridle: a reward's name has 1 to 128 characters, not {length}\n"
+    assert bridle("reward", recorded, 1, "--name", "x" * 128, "--store", store).exit_code == 0
+    with open_store(store) as opened:
+        assert opened.session(recorded).rewards == {"x" * 128: 1.0}
+
+
 @pytest.mark.parametrize("given", [("1", "--nmae", "x"), ("--nope", "1"), ("-x",)])
 def test_an_option_that_reward_does_not_have_is_refused(
     bridle: Bridle, store: str, recorded: str, given: tuple[str, ...]
