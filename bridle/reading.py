@@ -50,6 +50,14 @@ def require_run(source: Reader, run: str | None) -> None:
         fail(f"no run {run!r} in this store; " + (f"newest: {newest}" if newest else "it has none"))
 
 
+def require_turn(record: SessionRecord, turn: int, turns: int) -> None:
+    """Ends the command when a session of so many turns does not have this one."""
+    if not turns:
+        fail(f"session {record.id} has no turns yet")
+    if not 1 <= turn <= turns:
+        fail(f"session {record.id} has turns 1 to {turns}, not {turn}")
+
+
 def nothing_found(source: Reader) -> str:
     """Why a search for sessions found none."""
     if next(source.sessions(limit=1), None) is not None:

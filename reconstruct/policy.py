@@ -7,7 +7,7 @@ applies in the order of :func:`untrainable`.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, Final
 
 import orjson
@@ -67,8 +67,12 @@ class TrainablePolicy:
 
     @classmethod
     def from_data(cls, data: Mapping[str, Any]) -> TrainablePolicy:
-        """The policy of :meth:`as_data`. Raises ``TypeError`` for unknown settings."""
+        """The policy of :meth:`as_data`. Raises ``TypeError`` for unknown fields."""
         values = dict(data)
+        known = [field.name for field in fields(cls)]
+        for name in values:
+            if name not in known:
+                raise TypeError(f"a policy has no field {name!r}; there are {', '.join(known)}")
         if "kinds" in values:
             values["kinds"] = frozenset(CallKind(kind) for kind in values["kinds"])
         if values.get("models") is not None:

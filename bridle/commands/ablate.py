@@ -62,6 +62,8 @@ def ablate(
         print_json(data | {"plot": None if plot is None else str(plot)})
     else:
         _print(data)
+        if plot is not None:
+            out.print(f"{plot}: tokens by builder, and breaks", highlight=False, soft_wrap=True)
 
 
 def _print(data: dict[str, Any]) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from bridle.commands.proxy import UPSTREAM_KEY_VARIABLE
-from bridle.options import JsonOption
+from bridle.options import JsonOption, base_urls
 from bridle.serving import announce, leave_on_sigterm, wait_for_signal
 from bridle.terminal import err, fail, out, print_json
 
@@ -27,7 +27,10 @@ def vllm(
     model: Annotated[
         Path | None, typer.Option(help="Directory of the model and its tokenizer.")
     ] = None,
-    url: Annotated[str | None, typer.Option(help="Check this running vLLM and start none.")] = None,
+    url: Annotated[
+        str | None,
+        typer.Option(callback=base_urls, help="Check this running vLLM and start none."),
+    ] = None,
     served_model_name: Annotated[str, typer.Option(help="What requests call it.")] = "policy",
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 8000,

@@ -129,7 +129,7 @@ def _format(path: Path, wanted: Format | None) -> Format:
     named = known.get(path.suffix)
     chosen = wanted or named
     if chosen is None:
-        fail(f"{path.name} says no format: name it .jsonl or .parquet, or give --format", 2)
+        fail(f"{path} says no format: name it .jsonl or .parquet, or give --format", 2)
     ending = ".parquet" if chosen is Format.TOKENS else ".jsonl"
     if named is not None and path.suffix != ending:
         fail(f"{path.name} is no name for {chosen}, which is written as {ending}", 2)

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from bridle.options import JsonOption, StoreOption
-from bridle.reading import one_session, reader
+from bridle.reading import one_session, reader, require_turn
 from bridle.terminal import fail, out, print_json
 from reconstruct.derived import derive_again
 from reconstruct.kinds import classify
@@ -36,8 +36,7 @@ def kind(
     with reader(store) as source:
         record = one_session(source, session)
         calls = source.calls(record.id)
-        if turn > len(calls):
-            fail(f"session {record.id} has turns 1 to {len(calls)}, not {turn}")
+        require_turn(record, turn, len(calls))
         chosen = {calls[turn - 1].id}
         for call in calls if line else ():
             if call.parent_call_id in chosen:

@@ -9,7 +9,7 @@ from typing import Annotated, Final
 import typer
 
 from bridle.options import StoreOption
-from bridle.reading import one_session, reader
+from bridle.reading import one_session, reader, require_turn
 from bridle.terminal import fail, out
 from store.records import Reward
 from store.writer import Writer
@@ -37,8 +37,7 @@ def reward(
         call_id = None
         if turn is not None:
             calls = source.call_ids(record.id)
-            if not 1 <= turn <= len(calls):
-                fail(f"session {record.id} has turns 1 to {len(calls)}, not {turn}")
+            require_turn(record, turn, len(calls))
             call_id = calls[turn - 1]
     with Writer(store) as writer:
         writer.add_reward_sync(

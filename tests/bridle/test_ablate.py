@@ -41,3 +41,12 @@ def test_there_is_no_table_and_no_plot_of_nothing(
     assert result.exit_code == 1
     assert (result.stdout, result.stderr) == ("", "bridle: the store holds no session yet\n")
     assert not plot.exists()
+
+
+def test_the_plot_that_was_written_is_named(
+    bridle: Bridle, store: str, recorded: str, tmp_path: Path
+) -> None:
+    plot = tmp_path / "x.png"
+    result = bridle("ablate", "--store", store, "--plot", plot)
+    assert result.stdout.splitlines()[-1].startswith(f"{plot}: ")
+    assert plot.exists()

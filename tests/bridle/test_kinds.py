@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+import httpx
 import pytest
 from click.testing import Result
 
@@ -56,6 +57,26 @@ def test_a_wrong_turn_or_kind_is_refused(
     bridle: Callable[..., Result], recorded: str, store: str, wrong: tuple[str, str]
 ) -> None:
     assert bridle("kind", recorded, *wrong, "--store", store).exit_code != 0
+
+
+def test_a_session_without_a_call_has_no_turns_yet(
+    bridle: Callable[..., Result], proxy_url: str, store: str
+) -> None:
+    made = httpx.post(f"{proxy_url}/bridle/v1/sessions", json={}).json()["id"]
+    for command in (("kind", made, "1", "side"), ("reward", made, "1", "--turn", "1")):
+        refused = bridle(*command, "--store", store)
+        assert refused.exit_code == 1
+        assert refused.stderr == f"bridle: session {made} has no turns yet\n"
+
+
+def test_a_field_that_a_policy_does_not_have_is_named_with_those_it_has(
+    bridle: Callable[..., Result], store: str
+) -> None:
+    refused = bridle("samples", "--policy", '{"nope": 1}', "--store", store)
+    assert refused.exit_code == 2
+    said = "bridle: --policy: a policy has no field 'nope'; there are kinds, partial, "
+    assert refused.stderr.startswith(said)
+    assert refused.stderr.count("\n") == 1
 
 
 def test_samples_are_kept_under_a_policy_from_text_or_file(

@@ -62,6 +62,7 @@ def test_a_value_out_of_range_is_refused(
         (("proxy", "--engine", "http://e"), "--other-model"),
         (("doctor",), "--upstream"),
         (("status",), "--proxy"),
+        (("engine", "vllm"), "--url"),
         (TRAINER, "--engine"),
         (TRAINER, "--worker"),
     ],
@@ -71,7 +72,7 @@ def test_an_address_that_is_no_url_is_refused_in_a_line(
 ) -> None:
     given = f"judge={url}" if option == "--other-model" else url
     more = ["--out", tmp_path] if command == TRAINER else []
-    where = [] if command[0] == "status" else ["--store", tmp_path / "bridle.db"]
+    where = [] if command[0] in ("status", "engine") else ["--store", tmp_path / "bridle.db"]
     refused = bridle(*command, option, given, *where, *more)
     assert refused.exit_code == 2
     assert refused.stderr.startswith(f"bridle: {option}")

@@ -262,7 +262,10 @@ def test_open_is_the_outcome_of_sessions_that_are_not_sealed(
 
 
 def test_an_export_without_a_format_is_refused(bridle: Bridle, store: str, recorded: str) -> None:
-    assert bridle("export", "out.csv", "--store", store).exit_code == 2
+    for name in ("out.csv", "."):
+        refused = bridle("export", name, "--store", store)
+        assert refused.exit_code == 2
+        assert refused.stderr.startswith(f"bridle: {name} says no format")
 
 
 @pytest.mark.parametrize(("name", "form"), [("x.jsonl", "tokens"), ("x.parquet", "chat")])
