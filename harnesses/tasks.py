@@ -49,16 +49,19 @@ class Task:
 def read_tasks(path: str | Path) -> Iterator[Task]:
     """Tasks of a JSON-lines file, one object per line; blank lines are skipped.
 
-    Raises :class:`TaskError` with the line number when a line is not a task.
+    Raises :class:`TaskError` with the line number when a line is not a task, or its id has been.
     """
+    known: set[tuple[str, str]] = set()
     with Path(path).open("rb") as lines:
         for number, line in enumerate(lines, start=1):
             if not line.strip():
                 continue
             try:
-                yield _task(msgspec.json.decode(line))
+                task = _task(msgspec.json.decode(line))
+                _remember(known, task.suite, task.id)
             except (msgspec.DecodeError, TaskError) as error:
                 raise TaskError(f"{path}, line {number}: {error}") from error
+            yield task
 
 
 def _task(given: Any) -> Task:
@@ -68,6 +71,13 @@ def _task(given: Any) -> Task:
         if name not in known:
             raise TaskError(f"a task has no field {name!r}: what its verifier needs is its payload")
     return task
+
+
+def _remember(known: set[tuple[str, str]], suite: str, task_id: str) -> None:
+    """Adds a task to the ``known`` ones; raises :class:`TaskError` when it is among them."""
+    if (suite, task_id) in known:
+        raise TaskError(f"suite {suite!r} has a task {task_id!r} already: ids are unique in it")
+    known.add((suite, task_id))
 
 
 def write_tasks(path: str | Path, tasks: Iterable[Task]) -> int:
@@ -109,8 +119,11 @@ def _open(source: str) -> Iterable[Task]:
 
 
 def _made(source: str, function: Callable[[], Iterable[Task]]) -> Iterator[Task]:
+    known: set[tuple[str, str]] = set()
     try:
-        yield from function()
+        for task in function():
+            _remember(known, task.suite, task.id)
+            yield task
     except TaskError:
         raise
     except (Exception, SystemExit) as error:

@@ -43,6 +43,17 @@ def test_a_field_that_tasks_do_not_have_is_refused_by_its_name(tmp_path: Path) -
         list(read_tasks(path))
 
 
+def test_an_id_that_comes_again_in_its_suite_is_refused_with_its_line(tmp_path: Path) -> None:
+    path = tmp_path / "tasks.jsonl"
+    other = Task("a", "p", suite="other")
+    write_tasks(path, [Task("a", "p"), other, Task("a", "q", split="held_out")])
+    tasks = read_tasks(path)
+    assert [next(tasks), next(tasks)] == [Task("a", "p"), other]
+    why = f"{path}, line 3: suite 'default' has a task 'a' already: ids are unique in it"
+    with pytest.raises(TaskError, match=f"^{re.escape(why)}$"):
+        next(tasks)
+
+
 @pytest.mark.parametrize("name", ["/etc/passwd", "../escape", "a/../../escape"])
 def test_a_task_cannot_write_outside_its_workspace(name: str) -> None:
     with pytest.raises(TaskError, match="outside"):
@@ -143,6 +154,11 @@ def nothing():
 def ending():
     raise SystemExit(0)
 
+def again():
+    yield from ALL
+    yield from ALL
+    raise KeyError("too far")
+
 def unfit():
     return [Task("", "p")]
 """
@@ -172,6 +188,13 @@ def test_a_function_whose_tasks_are_none_says_what_is_wrong_with_them(tmp_path: 
     file.write_text(RAISING_FUNCTIONS)
     with pytest.raises(TaskError, match=r"^a task needs an id$"):
         list(tasks_from(f"{file}:unfit"))
+
+
+def test_an_id_that_a_function_gives_again_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "own.py"
+    file.write_text(RAISING_FUNCTIONS)
+    with pytest.raises(TaskError, match=r"^suite 'default' has a task 'a' already"):
+        list(tasks_from(f"{file}:again"))
 
 
 def test_tasks_before_the_one_that_raises_can_be_had(tmp_path: Path) -> None:
