@@ -25,10 +25,10 @@ def demo(
     ] = None,
     seed: Annotated[int, typer.Option(help="Of the policy, the questions and their order.")] = 0,
     learning_rate: Annotated[float | None, typer.Option(help="Of GRPO; 0 learns nothing.")] = None,
-    steps: Annotated[int | None, typer.Option(help="GRPO steps at most.")] = None,
+    steps: Annotated[int | None, typer.Option(min=1, help="GRPO steps at most.")] = None,
     minutes: Annotated[float | None, typer.Option(help="The whole may take so long.")] = None,
     eval_tasks: Annotated[
-        int | None, typer.Option(help="Held-out questions; greedily at most 100.")
+        int | None, typer.Option(min=1, help="Held-out questions; greedily at most 100.")
     ] = None,
     engine: EngineOption = "embedded",
     json: JsonOption = False,

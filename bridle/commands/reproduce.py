@@ -24,15 +24,15 @@ def reproduce(
     fresh: Annotated[bool, typer.Option(help="Start afresh instead of going on.")] = False,
     engine: EngineOption = "vllm",
     seed: Annotated[int, typer.Option(help="Of the policy, the tasks and their order.")] = 0,
-    teacher_sessions: Annotated[int | None, typer.Option(help="Demonstrations.")] = None,
-    steps: Annotated[int | None, typer.Option(help="GRPO steps at most.")] = None,
-    groups: Annotated[int | None, typer.Option(help="Tasks per step.")] = None,
-    group_size: Annotated[int | None, typer.Option(help="Sessions per task.")] = None,
+    teacher_sessions: Annotated[int | None, typer.Option(min=1, help="Demonstrations.")] = None,
+    steps: Annotated[int | None, typer.Option(min=1, help="GRPO steps at most.")] = None,
+    groups: Annotated[int | None, typer.Option(min=1, help="Tasks per step.")] = None,
+    group_size: Annotated[int | None, typer.Option(min=1, help="Sessions per task.")] = None,
     eval_tasks: Annotated[
-        int | None, typer.Option(help="Held-out tasks; greedily at most 100.")
+        int | None, typer.Option(min=1, help="Held-out tasks; greedily at most 100.")
     ] = None,
     minutes: Annotated[float | None, typer.Option(help="The whole may take so long.")] = None,
-    parallel: Annotated[int | None, typer.Option(help="Sessions at a time.")] = None,
+    parallel: Annotated[int | None, typer.Option(min=1, help="Sessions at a time.")] = None,
     json: JsonOption = False,
 ) -> None:
     """Warm-start a tiny policy on recorded demonstrations of a real coding agent, then GRPO."""

@@ -37,6 +37,10 @@ SFT = ("sft", "--policy", ".")
         *((ROLLOUT, name, value) for name, value in (("--parallel", 0), ("--limit", 0))),
         *((WORKER, name, value) for name, value in (("--parallel", 0), ("--port", 70_000))),
         *((SFT, name, 0) for name in ("--epochs", "--batch-size")),
+        *((("demo",), name, -1) for name in ("--steps", "--eval-tasks")),
+        *((("reproduce",), name, 0) for name in ("--steps", "--groups", "--group-size")),
+        *((("reproduce",), name, 0) for name in ("--teacher-sessions", "--eval-tasks")),
+        (("reproduce",), "--parallel", 0),
         (SFT, "--data", "nowhere.parquet"),
         (("proxy", "--upstream", "http://e"), "--port", 70_000),
     ],
@@ -46,7 +50,7 @@ def test_a_value_out_of_range_is_refused(
 ) -> None:
     out = tmp_path / "out"
     asked = [*command, option, value]
-    if command[0] in ("train", "trainer", "sft"):
+    if command[0] in ("train", "trainer", "sft", "demo", "reproduce"):
         asked += ["--out", out]
     refused = bridle(*asked)
     assert refused.exit_code == 2
