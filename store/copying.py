@@ -49,11 +49,15 @@ def copy_store(source: str, target: str) -> dict[str, int]:
 def backup(source: str, target: Path) -> int:
     """Writes ``source`` as one SQLite file, complete or not there at all; returns its bytes.
 
-    Writers go on meanwhile. Raises ``FileExistsError``, and :class:`StoreUnavailable` when the
-    copy does not prove sound.
+    Writers go on meanwhile. Missing folders on the way are made. Raises ``FileExistsError``, and
+    :class:`StoreUnavailable` when the copy cannot be written or does not prove sound.
     """
     if target.exists():
         raise FileExistsError(f"{target} exists already")
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise StoreUnavailable(f"{target} cannot be written: {error.strerror}") from error
     part = target.with_name(f"{target.name}.part")
     for leftover in _files(part):
         leftover.unlink(missing_ok=True)
@@ -90,10 +94,14 @@ def _copy(reading: Connection, writing: Connection, table: Table) -> int:
 def _sqlite_backup(source: Path, target: Path) -> None:
     if not source.exists():
         raise StoreUnavailable(f"there is no store at {source}")
-    with _opened(source) as origin, _opened(target) as destination:
-        # All pages in one step: a backup in several starts over whenever another process writes.
-        origin.backup(destination, pages=-1)
-        destination.execute("PRAGMA journal_mode=DELETE")
+    try:
+        with _opened(source) as origin, _opened(target) as destination:
+            # All pages in one step: one in several starts over whenever another process writes.
+            origin.backup(destination, pages=-1)
+            destination.execute("PRAGMA journal_mode=DELETE")
+    except sqlite3.Error as error:
+        told = f"{source} cannot be copied to {target}: {error}"
+        raise StoreUnavailable(told) from error
 
 
 def _prove(path: Path) -> None:

@@ -29,6 +29,26 @@ def test_a_backup_is_a_store_of_its_own(
     assert "exists already" in again.stderr
 
 
+def test_a_backup_makes_the_folders_on_its_way(bridle: Bridle, store: str, tmp_path: Path) -> None:
+    file = tmp_path / "of" / "today" / "backup.db"
+    assert bridle("backup", file, "--store", store).exit_code == 0
+    assert sessions(bridle, file) == []
+
+
+def test_a_backup_that_cannot_be_written_is_said_in_a_line(
+    bridle: Bridle, store: str, tmp_path: Path
+) -> None:
+    (tmp_path / "notes").write_text("mine")
+    file = tmp_path / "notes" / "of" / "backup.db"
+    refused = bridle("backup", file, "--store", store)
+    assert refused.exit_code == 1
+    assert refused.stderr == f"bridle: {file} cannot be written: Not a directory\n"
+    unwritable = bridle("backup", "/proc/backup.db", "--store", store)
+    assert unwritable.exit_code == 1
+    told = f"bridle: {store} cannot be copied to /proc/backup.db.part: unable to open"
+    assert unwritable.stderr.startswith(told)
+
+
 def test_a_store_is_exported_and_imported_whole(
     bridle: Bridle, store: str, recorded: str, tmp_path: Path
 ) -> None:

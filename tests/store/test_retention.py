@@ -199,7 +199,7 @@ def test_a_backup_never_replaces_a_file(url, tmp_path):
 @pytest.mark.damages_store
 def test_a_backup_that_fails_leaves_nothing(tmp_path):
     (tmp_path / "no.db").write_bytes(b"no database at all" * 100)
-    with pytest.raises(sqlite3.DatabaseError):
+    with pytest.raises(StoreUnavailable, match="file is not a database"):
         backup(str(tmp_path / "no.db"), tmp_path / "b.db")
     assert [file.name for file in tmp_path.iterdir()] == ["no.db"]
     with pytest.raises(StoreUnavailable):
