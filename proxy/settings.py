@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from functools import lru_cache
 from pathlib import Path
 from typing import Final, Literal
@@ -86,7 +87,11 @@ class OtherModel:
 
 @dataclass(frozen=True, slots=True)
 class ProxySettings:
-    """One proxy process: where the engine is, where the record goes, who may come in."""
+    """One proxy process: where the engine is, where the record goes, who may come in.
+
+    Raises ``ValueError`` when ``role_models`` has a name that ``other_models`` has not: that
+    role's calls would go to the policy and be trained on.
+    """
 
     upstream_url: str
     """Base URL of the (first) engine without ``/v1``; a trailing ``/v1`` is taken off."""
@@ -112,7 +117,8 @@ class ProxySettings:
     other_models: Mapping[str, OtherModel] = field(default_factory=dict)
     """By the model's name as the client says it, or a pattern of names such as ``*-haiku-*``."""
     role_models: Mapping[str, str] = field(default_factory=dict)
-    """Role of a (sub-)agent, or ``subagent`` for all of them -> a name in ``other_models``."""
+    """Role of a (sub-)agent, or ``subagent`` for all of them -> a name that ``other_models``
+    has, or has a pattern for."""
     budget: Budget = field(default_factory=Budget)
     """Of every session, unless its own settings say otherwise."""
     tokenizer_dir: Path | None = None
@@ -135,6 +141,11 @@ class ProxySettings:
     when_store_is_down: Literal["fail", "forward"] = "fail"
     """``forward`` answers unrecorded and counts it in ``bridle_unrecorded_calls_total``."""
     limits: Limits = Limits()
+
+    def __post_init__(self) -> None:
+        for role, name in self.role_models.items():
+            if not any(name == other or fnmatchcase(name, other) for other in self.other_models):
+                raise ValueError(f"{role}={name}: there is no other model {name}")
 
     @property
     def open_on_loopback(self) -> bool:

@@ -129,28 +129,31 @@ def proxy(
     admin_key = os.environ.get(ADMIN_KEY_VARIABLE)
     if admin_key is None and not is_loopback(host):
         fail(f"{host} is reachable by others: set {ADMIN_KEY_VARIABLE} to a key of your own")
+    try:
+        settings = ProxySettings(
+            upstream_url=engines[0],
+            more_engines=tuple(engines[1:]),
+            store_url=store,
+            synchronous=synchronous.value,
+            host=host,
+            port=port,
+            admin_key=admin_key,
+            upstream_api_key=os.environ.get(UPSTREAM_KEY_VARIABLE),
+            model=model,
+            tokenizer_dir=tokenizer,
+            continuation=continuation,
+            other_models=dict(other_model(text) for text in other_models or ()),
+            role_models=dict(pair(text, "--role-model") for text in role_models or ()),
+            budget=Budget(budget_calls, budget_tokens, budget_seconds),
+            limits=Limits() if memory is None else Limits(memory_bytes=memory << 20),
+            redact=redact,
+            log_format=log_format.value,
+            log_level=log_level.value,
+            tracing=otel,
+        )
+    except ValueError as error:
+        fail(f"--role-model {error}", 2)
     migrated(store)
-    settings = ProxySettings(
-        upstream_url=engines[0],
-        more_engines=tuple(engines[1:]),
-        store_url=store,
-        synchronous=synchronous.value,
-        host=host,
-        port=port,
-        admin_key=admin_key,
-        upstream_api_key=os.environ.get(UPSTREAM_KEY_VARIABLE),
-        model=model,
-        tokenizer_dir=tokenizer,
-        continuation=continuation,
-        other_models=dict(other_model(text) for text in other_models or ()),
-        role_models=dict(pair(text, "--role-model") for text in role_models or ()),
-        budget=Budget(budget_calls, budget_tokens, budget_seconds),
-        limits=Limits() if memory is None else Limits(memory_bytes=memory << 20),
-        redact=redact,
-        log_format=log_format.value,
-        log_level=log_level.value,
-        tracing=otel,
-    )
     try:
         if workers > 1:
             with told_when_taken(host, port):

@@ -77,3 +77,13 @@ def not_starting(
     assert done.returncode == 1, done.stderr
     assert "Traceback" not in done.stderr
     return done
+
+
+def test_a_role_is_sent_only_to_a_model_that_is_named(
+    bridle: Callable[..., Result], tmp_path: Path
+) -> None:
+    argv = ["--engine", "http://127.0.0.1:9", "--store", str(tmp_path / "s.db"), "--port", "0"]
+    argv += ["--other-model", "judge-*=http://127.0.0.1:8", "--role-model", "subagent=jugde-1"]
+    done = bridle("proxy", *argv)
+    assert done.exit_code == 2
+    assert "--role-model subagent=jugde-1: there is no other model jugde-1" in done.output

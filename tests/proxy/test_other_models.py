@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import openai
 import pytest
 
 from engine.scripted import Reply, ScriptedEngine
-from proxy.settings import OtherModel
+from proxy.settings import OtherModel, ProxySettings
 from reconstruct.audit import audit
 from reconstruct.episodes import build_episode
 from store.records import BreakReason, CallStatus
@@ -92,6 +93,15 @@ def test_sub_agents_can_be_sent_to_another_model(stage: Any, start_proxy: Any, f
     sub, main = bench.calls()
     assert (sub.role, "model_frozen" in note_names(sub)) == ("explorer-1", True)
     assert "model_frozen" not in note_names(main)
+
+
+def test_a_role_may_be_sent_to_no_model_that_is_not_there() -> None:
+    """Its calls would go to the policy."""
+    others = {"judge-*": OtherModel(("http://127.0.0.1:8",))}
+    here = partial(ProxySettings, "http://127.0.0.1:9", "s.db", other_models=others)
+    here(role_models={"subagent": "judge-1"})
+    with pytest.raises(ValueError, match="subagent=jugde-1: there is no other model jugde-1"):
+        here(role_models={"subagent": "jugde-1"})
 
 
 def test_the_policy_does_not_continue_a_frozen_models_ids(
