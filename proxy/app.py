@@ -20,7 +20,7 @@ from proxy.http_protocol import EXTENSION
 from proxy.logs import configure
 from proxy.presence import AsgiMessage, ClientGone, Receive
 from proxy.probes import PROBES, Probe, Running
-from proxy.routes import implied_dialect, misplaced, route
+from proxy.routes import implied_dialect, nothing_at, route
 from proxy.services import CannotStart, Services
 from proxy.sessions import store_not_read
 from proxy.settings import ProxySettings
@@ -79,9 +79,7 @@ class App:
         if data_plane is None:
             error = ApiError("overloaded", "the proxy is starting or stopping", status=503)
         else:
-            why = misplaced(path)
-            told = f"nothing is served at {path}" + (f": {why}" if why else "")
-            error = ApiError("not_found", told, status=404)
+            error = nothing_at(path)
         await client.refuse(DIALECTS[implied_dialect(path)].error(error))
 
     async def _probe(self, probe: Probe, client: Client) -> None:

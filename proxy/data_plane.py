@@ -20,7 +20,7 @@ from proxy.model_routes import Destination
 from proxy.models import asked_in, models_reply
 from proxy.presence import ClientGone
 from proxy.prompt import Prompt, tail_length
-from proxy.routes import Action, Route
+from proxy.routes import Action, Route, calls_method, nothing_at
 from proxy.sampling import effective
 from proxy.services import Services
 from proxy.sessions import Caller, store_not_read, store_unavailable
@@ -87,6 +87,10 @@ class DataPlane:
             await self._refuse(route, client, told, ("upgrade", "HTTP/1.1"))
             return
         if method != route.method and not _allowed(method, route):
+            path = client.scope["path"]
+            if method == "POST" and route.action is Action.MODELS and calls_method(path):
+                await self._refuse(route._replace(dialect="google"), client, nothing_at(path))
+                return
             told = ApiError("invalid_request", f"use {route.method} here, not {method}", status=405)
             await self._refuse(route, client, told, ("allow", route.method))
             return

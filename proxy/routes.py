@@ -7,7 +7,7 @@ from enum import Enum, auto
 from typing import Final, NamedTuple
 from urllib.parse import unquote
 
-from proxy.canonical import DialectName
+from proxy.canonical import ApiError, DialectName
 
 
 class Action(Enum):
@@ -48,7 +48,8 @@ _GOOGLE_ACTIONS: Final = {
     "streamGenerateContent": Action.GENERATE,
     "countTokens": Action.COUNT,
 }
-_STORED: Final = re.compile(r"/v1/responses/(?P<response>[^/]+)")
+_STORED: Final = re.compile(r"/v1/responses/(?!(?:compact|input_tokens)$)(?P<response>[^/]+)")
+"""What is left out are OpenAI's own routes, not ids of responses; they are not served."""
 _MODEL: Final = re.compile(r"/(?P<version>v1|v1beta|v1alpha)/models/(?P<model>.+)")
 _GOOGLE_METHOD: Final = re.compile(r"[a-z]+(?:[A-Z][a-z]+)+")
 """What Google calls its methods (``embedContent``); no tag of a model (``qwen3:8b``) looks so."""
@@ -88,7 +89,20 @@ def _parametrised(path: str) -> Route | None:
     return None
 
 
-def misplaced(path: str) -> str | None:
+def nothing_at(path: str) -> ApiError:
+    """What is told of a path that is no route."""
+    why = _misplaced(path)
+    told = f"nothing is served at {path}" + (f": {why}" if why else "")
+    return ApiError("not_found", told, status=404)
+
+
+def calls_method(path: str) -> bool:
+    """Whether ``path`` calls a method of a model, as Google has them, when it is posted to; when it
+    is read, the same may be a model with a tag."""
+    return _GOOGLE.search(path) is not None
+
+
+def _misplaced(path: str) -> str | None:
     """What is wrong with the base URL of a client that asks for ``path``, if adding or leaving out
     ``/v1`` makes a route of it."""
     session, rest = "", path

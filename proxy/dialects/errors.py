@@ -61,7 +61,6 @@ _GOOGLE: Final[Mapping[int, str]] = {
     401: "UNAUTHENTICATED",
     403: "PERMISSION_DENIED",
     404: "NOT_FOUND",
-    413: "INVALID_ARGUMENT",
     429: "RESOURCE_EXHAUSTED",
     499: "CANCELLED",
     500: "INTERNAL",
@@ -107,10 +106,11 @@ def google_error_object(error: ApiError) -> dict[str, Any]:
     message = error.message
     if error.kind == "context_overflow":
         message = _google_overflow(error.message)
+    otherwise = "INVALID_ARGUMENT" if error.status < 500 else "INTERNAL"
     shown: dict[str, Any] = {
         "code": error.status,
         "message": message,
-        "status": _GOOGLE.get(error.status, "INTERNAL"),
+        "status": _GOOGLE.get(error.status, otherwise),
     }
     if error.kind == "authentication":
         shown["status"] = "UNAUTHENTICATED"

@@ -356,6 +356,29 @@ def test_websocket_upgrade_of_responses_is_a_426(bench: Any) -> None:
 
 
 @pytest.mark.parametrize(
+    "path",
+    [
+        "/v1beta/models/policy:bogus",
+        "/s/lamp/v1/models/policy:bogus",
+        "/v1/responses/compact",
+        "/v1/responses/input_tokens",
+    ],
+)
+def test_a_route_of_a_provider_that_is_not_served_is_a_404(bench: Any, path: str) -> None:
+    response = httpx.post(bench.url + path, json={})
+    assert response.status_code == 404
+    error = response.json()["error"]
+    assert error["message"] == f"nothing is served at {path}"
+    assert error.get("status") == ("NOT_FOUND" if "models" in path else None)
+
+
+def test_a_wrong_method_is_the_clients_fault_in_googles_words(bench: Any) -> None:
+    response = httpx.get(bench.url + "/v1beta/models/policy:generateContent")
+    assert (response.status_code, response.headers["allow"]) == (405, "POST")
+    assert response.json()["error"]["status"] == "INVALID_ARGUMENT"
+
+
+@pytest.mark.parametrize(
     ("path", "told"),
     [
         ("/chat/completions", "end the base URL in /v1"),
