@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import msgspec
 from fastapi import APIRouter, Depends, FastAPI, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
 
 from proxy import __doc__ as description
 from proxy.canonical import ApiError
@@ -37,6 +38,7 @@ from proxy.dialects.errors import openai_error
 from proxy.keys import hash_key, new_session_key
 from proxy.links import base_urls, environment
 from proxy.policy_gate import Policy, StaleVersion
+from proxy.routes import nothing_at
 from proxy.sampling import check_settings
 from proxy.services import Services
 from proxy.sessions import SESSION_ID_PREFIX, Caller, store_not_read, store_unavailable
@@ -59,6 +61,7 @@ def control_api(running: Callable[[], Services], routers: Sequence[APIRouter] = 
     api.add_exception_handler(ApiError, _told)
     api.add_exception_handler(RequestValidationError, _invalid)
     api.add_exception_handler(StoreUnavailable, _unreadable)
+    api.add_exception_handler(HTTPException, _unrouted)
     for method, path, endpoint, status in _ROUTES:
         api.add_api_route(path, endpoint, methods=[method], status_code=status)
     for router in routers:
@@ -85,8 +88,27 @@ async def _unreadable(_: Request, error: Exception) -> Response:
 async def _invalid(_: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)  # noqa: S101 - registered for nothing else
     first = error.errors()[0]
+    if first["type"] == "json_invalid":
+        told = f"the body is not JSON: {first['ctx']['error']}"
+        return await _told(_, ApiError("invalid_request", told, status=422))
     where = ".".join(str(part) for part in first["loc"][1:])
-    return await _told(_, ApiError("invalid_request", first["msg"], status=422, param=where))
+    return await _told(
+        _, ApiError("invalid_request", first["msg"], status=422, param=where or None)
+    )
+
+
+async def _unrouted(request: Request, error: Exception) -> Response:
+    """What the framework says itself: that there is no such route, or not for the method."""
+    assert isinstance(error, HTTPException)  # noqa: S101 - registered for nothing else
+    path = request.url.path
+    if error.status_code == 404:
+        return await _told(request, nothing_at(path))
+    told = str(error.detail)
+    if error.status_code == 405:
+        told = f"{request.method} is not served at {path}"
+    reply = await _told(request, ApiError("invalid_request", told, status=error.status_code))
+    reply.headers.update(error.headers or {})
+    return reply
 
 
 def _services(request: Request) -> Services:

@@ -262,6 +262,30 @@ def test_metrics_count_calls_tokens_and_named_events(bench: Any, ask: Any) -> No
     assert "bridle_sampled_tokens_total 6.0" in text
 
 
+@pytest.mark.parametrize(
+    ("method", "path", "status", "told"),
+    [
+        ("GET", "/bridle/v1/nope", 404, "nothing is served at /bridle/v1/nope"),
+        ("PUT", "/bridle/v1/pause", 405, "PUT is not served at /bridle/v1/pause"),
+    ],
+)
+def test_what_the_control_api_does_not_serve_is_told_in_its_own_shape(
+    bench: Any, method: str, path: str, status: int, told: str
+) -> None:
+    response = httpx.request(method, bench.url + path)
+    assert response.status_code == status
+    assert response.json()["error"]["message"] == told
+    assert response.headers.get("allow") == ("POST" if status == 405 else None)
+
+
+def test_a_body_that_is_no_json_is_told_so_and_not_its_offset(bench: Any) -> None:
+    said = {"content-type": "application/json"}
+    response = httpx.post(bench.url + "/bridle/v1/sessions", content=b'{"name":', headers=said)
+    error = response.json()["error"]
+    assert (response.status_code, error["param"]) == (422, None)
+    assert error["message"].startswith("the body is not JSON: ")
+
+
 def test_the_api_describes_itself(bench: Any) -> None:
     paths = httpx.get(bench.url + "/openapi.json").json()["paths"]
     assert "/bridle/v1/sessions/{session_id}/rewards" in paths
