@@ -1,6 +1,5 @@
 """Forgetting sessions, and copies of the store."""
 
-import sqlite3
 import threading
 import time
 
