@@ -119,6 +119,10 @@ def parse(body: bytes, items: Mapping[str, Mapping[str, Any]] | None = None) -> 
     )
 
 
+PARAMETERS: Final[Mapping[str, str]] = {"max_tokens": "max_output_tokens", "messages": "input"}
+"""What this dialect calls the engine's parameters, where it is another name."""
+
+
 def own_messages(request: Request) -> tuple[Message, ...]:
     """The request's messages as a later ``previous_response_id`` inherits them: all but the
     ``instructions``."""
@@ -141,6 +145,8 @@ def _add_input(
     """Files the input; the ids that it refers to and that are not ``known``."""
     given = fields.raw("input")
     if isinstance(given, list):
+        if not given and not any(map(fields.raw, ("instructions", "previous_response_id"))):
+            raise invalid("input", "must be a non-empty list, or a string")
         return add_items(fields.objects("input"), transcript, tools, known)
     if isinstance(given, str):
         transcript.user(given)

@@ -132,6 +132,18 @@ def test_what_was_not_found_is_called_so(param: str, code: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("engines", "clients"),
+    [("max_tokens", "max_output_tokens"), ("messages", "input"), ("temperature", "temperature")],
+)
+def test_a_parameter_that_the_engine_refuses_has_the_name_that_the_client_gave_it(
+    engines: str, clients: str
+) -> None:
+    error = failing("invalid_request", 400, param=engines)
+
+    assert orjson.loads(ResponsesDialect().error(error).body)["error"]["param"] == clients
+
+
+@pytest.mark.parametrize(
     ("message", "openai_words", "anthropic_words", "google_words"),
     [
         (

@@ -440,3 +440,12 @@ def test_json_too_deep_to_be_written_is_the_clients_error() -> None:
         ResponsesDialect().parse(body % deep, {}, {})
 
     assert caught.value.param == "tools[0].parameters"
+
+
+def test_an_empty_input_with_nothing_before_it_is_refused_by_its_own_name() -> None:
+    body = {"model": "m", "input": []}
+    with pytest.raises(ApiError) as caught:
+        responses_request.parse(orjson.dumps(body))
+    assert caught.value.param == "input"
+    responses_request.parse(orjson.dumps({**body, "instructions": "go"}))
+    responses_request.parse(orjson.dumps({**body, "previous_response_id": "resp_1"}))
