@@ -21,6 +21,10 @@ VLLM_START_S = 900.0
 """vLLM starts in a minute on an idle machine; it may be given a busy one."""
 
 
+class StackError(RuntimeError):
+    """Engine or proxy gave no answer, or refused; the message names which, and where."""
+
+
 @dataclass(frozen=True, slots=True)
 class Stack:
     """Where to reach what is running, and with which keys."""
@@ -56,17 +60,27 @@ class Stack:
         return int(self._policy("GET").json()["version"])
 
     def _policy(self, method: str, **body: Any) -> httpx.Response:
-        headers = {"authorization": f"Bearer {self.admin_key}"} if self.admin_key else {}
         url = f"{self.proxy_url}/bridle/v1/policy"
-        reply = httpx.request(method, url, headers=headers, trust_env=False, **body)
-        return reply.raise_for_status()
+        return _asked("proxy", method, url, self.admin_key, **body)
 
 
 def kind_of(engine_url: str, key: str | None = None) -> EngineKind:
     """What runs at ``engine_url``; our own engines count the policies that they were given."""
+    reply = _asked("engine", "GET", f"{engine_url}{contract.VERSION}", key)
+    return "embedded" if "policy_version" in reply.json() else "vllm"
+
+
+def _asked(service: str, method: str, url: str, key: str | None, **body: Any) -> httpx.Response:
+    """What ``service`` answers; raises :class:`StackError`."""
     headers = {"authorization": f"Bearer {key}"} if key else {}
-    reply = httpx.get(f"{engine_url}{contract.VERSION}", headers=headers, trust_env=False)
-    return "embedded" if "policy_version" in reply.raise_for_status().json() else "vllm"
+    try:
+        reply = httpx.request(method, url, headers=headers, trust_env=False, **body)
+    except httpx.HTTPError as error:
+        raise StackError(f"the {service} does not answer at {url}: {error}") from error
+    if reply.is_error:
+        told = f"the {service} answered {reply.status_code} at {url}: {reply.text[:300]}"
+        raise StackError(told)
+    return reply
 
 
 @contextmanager

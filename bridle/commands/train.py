@@ -61,11 +61,9 @@ def train(
         from bridle.training import train as train_plan
     except ImportError as error:
         fail(f"training needs the training extra: pip install 'bridle[train]' ({error})")
-    import httpx
-
     from bridle.rollouts import Rollouts
     from bridle.services import ServiceFailed
-    from bridle.stack import MODEL, stack
+    from bridle.stack import MODEL, StackError, stack
     from engine.client import EngineError
     from engine.tokenizer import Tokenizer, TokenizerNotRead
     from harnesses.client import ControlError
@@ -141,6 +139,6 @@ def train(
             )
     except (ServiceFailed, NotLaunchable, CheckpointError, UnsupportedModel) as error:
         fail(str(error))
-    except (ControlError, EngineError, PublishError, httpx.HTTPError) as error:
+    except (ControlError, EngineError, PublishError, StackError) as error:
         fail(f"{error}; the same command goes on from the last step")
     out.print(last_line(plan, loop), highlight=False, soft_wrap=True)

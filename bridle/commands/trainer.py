@@ -63,10 +63,8 @@ def trainer(
         from bridle.training import TrainingPlan, last_line, step_line, train
     except ImportError as error:
         fail(f"training needs the training extra: pip install 'bridle[train]' ({error})")
-    import httpx
-
     from bridle.remote import RemoteWorkers, WorkerFailed
-    from bridle.stack import Stack, kind_of
+    from bridle.stack import Stack, StackError, kind_of
     from engine.client import EngineError
     from store.errors import NotFound
     from store.records import RunRecord
@@ -126,7 +124,7 @@ def trainer(
         loop = train(plan, stack, workers.sessions, on_step=on_step)
     except (CheckpointError, UnsupportedModel) as error:
         fail(str(error))
-    except (WorkerFailed, EngineError, PublishError, httpx.HTTPError) as error:
+    except (WorkerFailed, EngineError, PublishError, StackError) as error:
         fail(f"{error}; the same command goes on from the last step")
     if not json:
         out.print(last_line(plan, loop), highlight=False, soft_wrap=True)

@@ -16,6 +16,7 @@ from bridle.services import ServiceFailed
 from harnesses.runtimes.base import NotLaunchable
 from trainer.checkpoint import CheckpointError
 from trainer.swap import PublishError
+from trainer.tiny import TinyShape, make_policy, train_tokenizer
 
 Bridle = Callable[..., Result]
 
@@ -99,9 +100,12 @@ def test_why_training_ended_is_said_in_a_line(
         raise error
 
     monkeypatch.setattr("bridle.stack.stack", ended)
+    policy = tmp_path / "policy"
+    size = train_tokenizer(policy, ["What is asked here?"] * 4, vocab_size=320)
+    make_policy(policy, TinyShape(), vocab_size=size, seed=0)
     tasks = tmp_path / "t.jsonl"
     tasks.write_text('{"id": "1", "prompt": "What?", "payload": {}}\n')
-    asked = ["--policy", tmp_path, "--agent", "echo {prompt}", "--tasks", tasks]
+    asked = ["--policy", policy, "--agent", "echo {prompt}", "--tasks", tasks]
     done = bridle("train", *asked, "--verifier", "exact", "--out", tmp_path / "out")
     assert done.exit_code == 1
     assert isinstance(done.exception, SystemExit)
@@ -148,4 +152,4 @@ def test_a_proxy_that_cannot_start_says_so_in_a_line(tmp_path: Path) -> None:
     assert missing.returncode == 2
     assert "Invalid value for '--tokenizer'" in missing.stderr
     assert empty.returncode == 1
-    assert empty.stderr.endswith("the proxy did not start; see the log\n")
+    assert f"bridle: no tokenizer in {tmp_path / 'model'}: " in empty.stderr

@@ -12,6 +12,7 @@ import pytest
 from bridle.stack import Stack
 from bridle.training import TrainingPlan, train
 from engine.client import EngineRefused
+from engine.embedded import EmbeddedEngine
 from store.database import migrate
 from store.queries import Reader
 from trainer.config import GrpoConfig, PublishConfig
@@ -150,3 +151,22 @@ def test_a_folder_that_cannot_be_made_is_named(arguments: list[str], tmp_path: P
     refused = bridle(*arguments, "--out", str(out))
     assert refused.returncode == 2
     assert refused.stderr == f"bridle: --out {out} cannot be made: Not a directory\n"
+
+
+@pytest.mark.parametrize("down", ["proxy", "engine"])
+def test_a_trainer_names_the_service_that_is_down(
+    arguments: list[str], tmp_path: Path, down: str
+) -> None:
+    policy, store = tmp_path / "policy", str(tmp_path / "bridle.db")
+    migrate(store)
+    nowhere = "http://127.0.0.1:9"
+    with EmbeddedEngine(policy) as engine:
+        serving = nowhere if down == "engine" else engine.base_url
+        done = bridle(
+            *("trainer", "--policy", str(policy), "--out", str(tmp_path / "out")),
+            *("--engine", serving, "--proxy", nowhere, "--worker", nowhere, "--store", store),
+        )
+    assert done.returncode == 1
+    assert done.stderr.startswith(f"bridle: the {down} does not answer at {nowhere}/")
+    assert "the same command goes on from the last step" in done.stderr
+    assert done.stderr.count("\n") == 1
