@@ -22,6 +22,7 @@ import msgspec
 
 from proxy.canonical import ApiError, Request
 from proxy.circuit import Circuit, CircuitState
+from proxy.periodic import Periodic
 from proxy.policy_gate import PolicyGate
 from proxy.served_weights import ServedWeights, other_weights
 from proxy.settings import ProxySettings
@@ -114,19 +115,16 @@ class EnginePool:
             self._engines[engine.upstream.base] = engine
         self._homes: OrderedDict[str, PooledEngine] = OrderedDict()
         """Session id -> the engine that it stays with."""
-        self._checks: asyncio.Task[None] | None = None
+        self._checks = Periodic("engine-health", settings.limits.health_check_s, self.check)
 
     async def start(self) -> None:
         for engine in self._engines.values():
             await engine.upstream.start()
         if self._checked and self._settings.limits.health_check_s > 0:
-            self._checks = asyncio.create_task(self._check_forever(), name="engine-health")
+            self._checks.start()
 
     async def close(self) -> None:
-        if self._checks is not None:
-            self._checks.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._checks
+        await self._checks.close()
         for engine in self._engines.values():
             await engine.upstream.close()
 
@@ -276,11 +274,6 @@ class EnginePool:
         engine.circuit.checked(well)
         report(engine, before)
         return well and self.usable(engine)
-
-    async def _check_forever(self) -> None:
-        while True:
-            await asyncio.sleep(self._settings.limits.health_check_s)
-            await self.check()
 
     # -- membership ------------------------------------------------------------------------------
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
-from collections.abc import Callable
 from typing import Final
+
+from proxy.periodic import Periodic
 
 EVERY_S: Final = 10.0
 """Often enough for a burst not to last, rarely enough to cost nothing."""
@@ -19,21 +20,13 @@ class FreeMemory:
     """Gives it back every ``every_s`` seconds, in a thread."""
 
     def __init__(self, every_s: float = EVERY_S) -> None:
-        self._every_s = every_s
-        self._task: asyncio.Task[None] | None = None
+        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+        self._trims = trim and Periodic("free-memory", every_s, lambda: asyncio.to_thread(trim, 0))
 
     def start(self) -> None:
-        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-        if trim is not None:
-            self._task = asyncio.create_task(self._run(trim), name="free-memory")
+        if self._trims is not None:
+            self._trims.start()
 
     async def close(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.wait([self._task])
-            self._task = None
-
-    async def _run(self, trim: Callable[[int], int]) -> None:
-        while True:
-            await asyncio.sleep(self._every_s)
-            await asyncio.to_thread(trim, 0)
+        if self._trims is not None:
+            await self._trims.close()

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from typing import Protocol
+
+from proxy.periodic import Periodic
 
 
 class SilentStream(Protocol):
@@ -22,7 +23,7 @@ class KeepAlives:
     def __init__(self, after_s: float) -> None:
         self._after_s = after_s
         self._streams: set[SilentStream] = set()
-        self._task: asyncio.Task[None] | None = None
+        self._sweeps = Periodic("keep-alive", after_s / 4, self._sweep)
 
     def add(self, stream: SilentStream) -> None:
         self._streams.add(stream)
@@ -31,17 +32,12 @@ class KeepAlives:
         self._streams.discard(stream)
 
     def start(self) -> None:
-        self._task = asyncio.create_task(self._run(), name="keep-alive")
+        self._sweeps.start()
 
     async def close(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.wait([self._task])
-            self._task = None
+        await self._sweeps.close()
 
-    async def _run(self) -> None:
-        while True:
-            await asyncio.sleep(self._after_s / 4)
-            limit = time.monotonic() - self._after_s
-            for stream in [one for one in self._streams if one.silent_since <= limit]:
-                stream.keep_alive()
+    async def _sweep(self) -> None:
+        limit = time.monotonic() - self._after_s
+        for stream in [one for one in self._streams if one.silent_since <= limit]:
+            stream.keep_alive()

@@ -11,6 +11,7 @@ import asyncio
 import logging
 from typing import Final
 
+from proxy.periodic import Periodic
 from proxy.sessions import Sessions
 from store.errors import StoreUnavailable
 from store.queries import Reader
@@ -28,31 +29,25 @@ class SealWatch:
     def __init__(self, sessions: Sessions, reader: Reader, every_s: float = EVERY_S) -> None:
         self._sessions = sessions
         self._reader = reader
-        self._every_s = every_s
-        self._task: asyncio.Task[None] | None = None
+        self._looks = Periodic("seal-watch", every_s, self._look)
 
     def start(self) -> None:
-        self._task = asyncio.create_task(self._run(), name="seal-watch")
+        self._looks.start()
 
     async def close(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.wait([self._task])
-            self._task = None
+        await self._looks.close()
 
-    async def _run(self) -> None:
-        while True:
-            await asyncio.sleep(self._every_s)
-            latest = self._sessions.latest_open(_AT_ONCE)
-            if not latest:
-                continue
-            try:
-                sealed = await asyncio.to_thread(self._sealed, latest)
-            except StoreUnavailable as error:
-                log.warning("seals_not_read", extra={"error": str(error)})
-                continue
-            for session_id in sealed:
-                self._sessions.forget(session_id)
+    async def _look(self) -> None:
+        latest = self._sessions.latest_open(_AT_ONCE)
+        if not latest:
+            return
+        try:
+            sealed = await asyncio.to_thread(self._sealed, latest)
+        except StoreUnavailable as error:
+            log.warning("seals_not_read", extra={"error": str(error)})
+            return
+        for session_id in sealed:
+            self._sessions.forget(session_id)
 
     def _sealed(self, session_ids: list[str]) -> set[str]:
         if len(self._reader.writer_ids()) < 2:

@@ -1,0 +1,40 @@
+"""What the proxy does again and again beside its calls."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+
+log = logging.getLogger("bridle.proxy")
+
+
+class Periodic:
+    """Awaits ``action`` every ``every_s`` seconds until it is closed.
+
+    One time that raises is logged, and does not end the next ones.
+    """
+
+    def __init__(self, name: str, every_s: float, action: Callable[[], Awaitable[object]]) -> None:
+        self._name = name
+        self._every_s = every_s
+        self._action = action
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        self._task = asyncio.create_task(self._run(), name=self._name)
+
+    async def close(self) -> None:
+        """Returns when a time that is under way has been cancelled."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task])
+            self._task = None
+
+    async def _run(self) -> None:
+        while True:
+            await asyncio.sleep(self._every_s)
+            try:
+                await self._action()
+            except Exception:
+                log.exception("periodic_failed", extra={"task": self._name})
