@@ -10,10 +10,10 @@ from pydantic import BaseModel, ConfigDict, Field, FiniteFloat
 
 from proxy.circuit import CircuitState
 from proxy.engine_pool import EngineState
-from store.records import CallKind, CallStatus, SessionRecord
+from store.records import SHORT_TEXT, CallKind, CallStatus, SessionRecord
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:@-]{0,255}$")]
-ShortText = Annotated[str, Field(min_length=1, max_length=128)]
+ShortText = Annotated[str, Field(min_length=1, max_length=SHORT_TEXT)]
 
 
 class _Told(BaseModel):

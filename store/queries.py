@@ -62,6 +62,8 @@ from store.schema import (
 from store.text_reader import TextReader
 
 _PAGE: Final = 200
+_AT_ONCE: Final = 500
+"""Sessions in one query: databases bound how many values it may name."""
 
 # Built once: a statement that is built anew costs more than most reads.
 _SESSIONS: Final[BindParameter[Any]] = bindparam("sessions", expanding=True)
@@ -199,7 +201,7 @@ class Reader:
     def rewards_of(self, session_ids: Sequence[str]) -> dict[str, list[Reward]]:
         """Several sessions' rewards by session, each one's oldest first."""
         found: dict[str, list[Reward]] = {session_id: [] for session_id in session_ids}
-        for row in self._rows(_REWARDS_OF, sessions=session_ids):
+        for row in self._rows_of(_REWARDS_OF, session_ids):
             found[row.session_id].append(_reward(row))
         return found
 
@@ -217,7 +219,7 @@ class Reader:
     def calls_of(self, session_ids: Sequence[str]) -> dict[str, list[CallRow]]:
         """Several sessions' calls by session, each one's in the order of their start."""
         found: dict[str, list[CallRow]] = {session_id: [] for session_id in session_ids}
-        rows = self._rows(_CALLS_OF, sessions=session_ids)
+        rows = self._rows_of(_CALLS_OF, session_ids)
         for call in read_calls(rows, self.engine, self._texts):
             found[call.session_id].append(call)
         return found
@@ -240,7 +242,7 @@ class Reader:
 
     def sealed_among(self, session_ids: Sequence[str]) -> set[str]:
         """Those of the sessions that are sealed."""
-        return {row.id for row in self._rows(_SEALED_AMONG, sessions=session_ids)}
+        return {row.id for row in self._rows_of(_SEALED_AMONG, session_ids)}
 
     def call_counts(self, session_id: str) -> dict[CallStatus, int]:
         """How many calls of the session stand where."""
@@ -249,14 +251,14 @@ class Reader:
     def call_counts_of(self, session_ids: Sequence[str]) -> dict[str, dict[CallStatus, int]]:
         """By session, how many of its calls stand where."""
         counts: dict[str, dict[CallStatus, int]] = {session_id: {} for session_id in session_ids}
-        for row in self._rows(_COUNTS_OF, sessions=session_ids):
+        for row in self._rows_of(_COUNTS_OF, session_ids):
             counts[row.session_id][CallStatus(row.status)] = row.number
         return counts
 
     def token_counts_of(self, session_ids: Sequence[str]) -> dict[str, tuple[int, int]]:
         """By session, how many tokens its tree has, each once: observed ones and sampled ones."""
         counts = dict.fromkeys(session_ids, (0, 0))
-        for row in self._rows(_TOKENS_OF, sessions=session_ids):
+        for row in self._rows_of(_TOKENS_OF, session_ids):
             observed, sampled = counts[row.session_id]
             if row.choice == OBSERVED:
                 counts[row.session_id] = int(row.tokens), sampled
@@ -313,7 +315,7 @@ class Reader:
     def span_rows_of(self, session_ids: Sequence[str]) -> dict[str, list[SpanRow]]:
         """Several sessions' spans by session."""
         found: dict[str, list[SpanRow]] = {session_id: [] for session_id in session_ids}
-        for row in self._rows(_SPANS_OF, sessions=session_ids):
+        for row in self._rows_of(_SPANS_OF, session_ids):
             span = read_span_row(row)
             found[span.span.session_id].append(span)
         return found
@@ -439,6 +441,14 @@ class Reader:
     def _rows(self, query: Select[Any], **values: Any) -> Sequence[Row[Any]]:
         with self.engine.connect() as connection:
             return connection.execute(query, values).all()
+
+    def _rows_of(self, query: Select[Any], session_ids: Sequence[str]) -> Sequence[Row[Any]]:
+        found: list[Row[Any]] = []
+        with self.engine.connect() as connection:
+            for start in range(0, len(session_ids), _AT_ONCE):
+                some = session_ids[start : start + _AT_ONCE]
+                found += connection.execute(query, {"sessions": some}).all()
+        return found
 
     def _first(self, query: Select[Any], **values: Any) -> Row[Any] | None:
         with self.engine.connect() as connection:

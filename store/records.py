@@ -24,6 +24,9 @@ from numpy.typing import NDArray
 TokenIds = NDArray[np.uint32]
 Logprobs = NDArray[np.float32]
 
+SHORT_TEXT: Final = 128
+"""Characters at most of a name that a person or program chooses: of a task, a harness, a reward."""
+
 
 def token_array(ids: Sequence[int] | TokenIds) -> TokenIds:
     """``uint32[T]``. Raises ``OverflowError`` for an id outside ``uint32``."""

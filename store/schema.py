@@ -26,6 +26,7 @@ from sqlalchemy import (
 )
 
 from store.columns import Digest
+from store.records import SHORT_TEXT
 
 metadata = MetaData(
     naming_convention={
@@ -66,8 +67,8 @@ runs = Table(
 tasks = Table(
     "tasks",
     metadata,
-    Column("id", String(128), primary_key=True),
-    Column("suite", String(128), nullable=False),
+    Column("id", String(SHORT_TEXT), primary_key=True),
+    Column("suite", String(SHORT_TEXT), nullable=False),
     Column("split", String(32), nullable=False),
     Column("payload", JSON, nullable=False),
     Column("created_at", Float(53), nullable=False),
@@ -78,9 +79,9 @@ sessions = Table(
     metadata,
     Column("id", String(64), primary_key=True),
     Column("run_id", String(64), ForeignKey("runs.id")),
-    Column("task_id", String(128), ForeignKey("tasks.id")),
-    Column("group_id", String(128)),
-    Column("harness", String(128)),
+    Column("task_id", String(SHORT_TEXT), ForeignKey("tasks.id")),
+    Column("group_id", String(SHORT_TEXT)),
+    Column("harness", String(SHORT_TEXT)),
     Column("name", String(256), unique=True),
     Column("key_hash", String(64), unique=True),
     Column("expires_at", Float(53)),
@@ -222,9 +223,9 @@ rewards = Table(
     Column("session_id", String(64), ForeignKey("sessions.id"), nullable=False),
     Column("call_id", String(64)),
     Column("turn", Integer),
-    Column("name", String(128), nullable=False),
+    Column("name", String(SHORT_TEXT), nullable=False),
     Column("value", Float(53), nullable=False),
-    Column("source", String(128)),
+    Column("source", String(SHORT_TEXT)),
     Column("detail", JSON, nullable=False),
     Column("created_at", Float(53), nullable=False),
     Index(None, "session_id"),
@@ -285,7 +286,7 @@ metrics = Table(
     metadata,
     Column("run_id", String(64), ForeignKey("runs.id"), primary_key=True),
     Column("step", Integer, primary_key=True),
-    Column("name", String(128), primary_key=True),
+    Column("name", String(SHORT_TEXT), primary_key=True),
     Column("value", Float(53)),
     Column("at", Float(53), nullable=False),
 )

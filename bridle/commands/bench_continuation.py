@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from importlib.util import find_spec
-
 from rich.table import Table
 
+from bridle.extras import needs
 from bridle.options import JsonOption
-from bridle.terminal import fail, out, print_json
+from bridle.terminal import out, print_json
 
 
 def continuation(json: JsonOption = False) -> None:
     """Time to prompt ids and to the first token of long sessions, exact against rendered."""
-    if find_spec("torch") is None:
-        fail("this bench serves a small policy on torch: pip install 'bridle[train]'")
+    needs("torch", "train", "this bench serves a small policy on torch")
     from bridle.bench.continuation import measure
 
     found = measure()

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from bridle.extras import needs
 from bridle.options import JsonOption
 from bridle.terminal import err, fail, out, print_json
 
@@ -31,8 +31,7 @@ def harnesses(
         cases = chosen(only or ())
     except KeyError as error:
         fail(f"no harness is called {error}")
-    if find_spec("torch") is None:
-        fail("this bench makes a small tokenizer with the trainer: pip install 'bridle[train]'")
+    needs("torch", "train", "this bench makes a small tokenizer with the trainer")
     try:
         report = asyncio.run(
             bench_harnesses(

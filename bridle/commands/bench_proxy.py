@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from importlib.util import find_spec
 from typing import Annotated, Any
 
 import typer
 from rich.table import Table
 
+from bridle.extras import needs
 from bridle.figures import flat
 from bridle.options import JsonOption
 from bridle.terminal import err, fail, out, print_json
@@ -26,8 +26,7 @@ def proxy(
     """Recorded calls a second, added latency, streams and memory of the proxy."""
     from bridle.bench.proxy import CASES, measure
 
-    if find_spec("aiohttp") is None:
-        fail("the floor is a pass-through on aiohttp: pip install 'bridle[bench]'")
+    needs("aiohttp", "bench", "the floor is a pass-through on aiohttp")
     known = [one.name for one in CASES]
     if unknown := [name for name in case or () if name not in known]:
         fail(f"there is no case {unknown[0]}; there are {', '.join(known)}")

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from bridle.extras import needs
 from bridle.options import JsonOption
 from bridle.terminal import err, fail, out, print_json
 
@@ -29,8 +29,8 @@ def vllm(
     from bridle.bench.vllm import Plan, measure
     from bridle.services import ServiceFailed
 
-    if (model is None or publishes) and find_spec("torch") is None:
-        fail("this bench makes and publishes a small policy: pip install 'bridle[train]'")
+    if model is None or publishes:
+        needs("torch", "train", "this bench makes and publishes a small policy")
     plan = Plan(
         concurrency=concurrency, rounds=rounds, calls=calls, tokens=tokens, publishes=publishes
     )

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import math
 import time
-from typing import Annotated, Final
+from typing import Annotated
 
 import typer
 
 from bridle.options import StoreOption
 from bridle.reading import one_session, reader, require_turn
 from bridle.terminal import fail, out
-from store.records import Reward
+from store.records import SHORT_TEXT, Reward
 from store.writer import Writer
 
-LONGEST_NAME: Final = 128
-"""Characters, as the control API has it."""
 CONTEXT = {"ignore_unknown_options": True}
 """A negative score looks like an option; one that is none is no score either."""
 
@@ -30,8 +28,8 @@ def reward(
     """Add a named reward to a session, or to one turn of it."""
     if not math.isfinite(value):
         fail(f"a reward is a finite number, not {value}", 2)
-    if not 1 <= len(name) <= LONGEST_NAME:
-        fail(f"a reward's name has 1 to {LONGEST_NAME} characters, not {len(name)}", 2)
+    if not 1 <= len(name) <= SHORT_TEXT:
+        fail(f"a reward's name has 1 to {SHORT_TEXT} characters, not {len(name)}", 2)
     with reader(store) as source:
         record = one_session(source, session)
         call_id = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime
-from typing import Annotated, Any, Final
+from typing import Annotated, Any
 
 import typer
 
@@ -14,9 +14,6 @@ from bridle.terminal import out, print_json, print_table
 from reconstruct.exports.selection import OPEN
 from store.queries import Reader
 from store.records import Reward, SessionRecord
-
-_ASKED_AT_ONCE: Final = 500
-"""Sessions in one query: databases bound how many values it may name."""
 
 
 def sessions(
@@ -63,17 +60,13 @@ def _cells(row: dict[str, Any]) -> list[str]:
 
 def summaries(source: Reader, records: Sequence[SessionRecord]) -> list[dict[str, Any]]:
     """Each session in a line: its identity, calls, tokens (each counted once) and rewards."""
-    found: list[dict[str, Any]] = []
-    for start in range(0, len(records), _ASKED_AT_ONCE):
-        some = records[start : start + _ASKED_AT_ONCE]
-        ids = [record.id for record in some]
-        calls, tokens = source.call_counts_of(ids), source.token_counts_of(ids)
-        rewards = source.rewards_of(ids)
-        found += [
-            _summary(one, sum(calls[one.id].values()), tokens[one.id], rewards[one.id])
-            for one in some
-        ]
-    return found
+    ids = [record.id for record in records]
+    calls, tokens = source.call_counts_of(ids), source.token_counts_of(ids)
+    rewards = source.rewards_of(ids)
+    return [
+        _summary(one, sum(calls[one.id].values()), tokens[one.id], rewards[one.id])
+        for one in records
+    ]
 
 
 def _summary(

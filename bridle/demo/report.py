@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from itertools import islice
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import matplotlib as mpl
 from rich.table import Table
@@ -18,9 +17,6 @@ mpl.use("Agg")
 
 from matplotlib import pyplot
 from matplotlib.ticker import MaxNLocator
-
-_ASKED_AT_ONCE: Final = 500
-"""Sessions in one query; a database takes only so many parameters."""
 
 PHASES = ("before", "greedy_before", "after", "greedy_after")
 
@@ -64,12 +60,9 @@ def wilson(successes: float, trials: int, z: float = 1.96) -> tuple[float, float
 
 
 def _counts(reader: Reader) -> dict[str, int]:
-    sessions = calls = 0
-    found = reader.sessions()
-    while ids := [session.id for session in islice(found, _ASKED_AT_ONCE)]:
-        sessions += len(ids)
-        calls += sum(sum(counts.values()) for counts in reader.call_counts_of(ids).values())
-    return {"sessions": sessions, "calls": calls}
+    ids = [session.id for session in reader.sessions()]
+    calls = sum(sum(counts.values()) for counts in reader.call_counts_of(ids).values())
+    return {"sessions": len(ids), "calls": calls}
 
 
 def _training(reader: Reader, run_id: str) -> dict[str, Any]:
