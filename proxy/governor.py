@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import itertools
 import logging
+import os
 import time
 from typing import Any, Final
 
@@ -80,7 +81,8 @@ class Governor:
             self._gate.publish(Policy(newest.version, newest.model), back=True)
             for one in known:
                 self._engines.published(one.version, one.engine, {one.engine: one.mark})
-        told = await self._siblings.ask({"do": "changes"})
+        # One that hangs is ended by the supervisor; a start that fails would end all workers.
+        told = await self._siblings.ask({"do": "changes"}, patience_s=None)
         for change in sorted(itertools.chain.from_iterable(told), key=_turn):
             await self._change(change)
         self._ready.set()
@@ -168,10 +170,22 @@ class Governor:
         return states
 
     async def metrics(self) -> bytes:
-        """Every worker's metrics; with several each sample says whose it is."""
+        """Every worker's metrics; where there are several, each sample says whose it is."""
         own = self._metrics.exposition()
+        if self._siblings.alone:
+            return own
         others = await self._tell({"do": "metrics"})
-        return merged([own.decode(), *others]) if others else own
+        return merged({os.getpid(): own.decode(), **dict(others)})
+
+    def _own(self, asked: str) -> Any:
+        """This worker's part of what is asked of all."""
+        match asked:
+            case "state":
+                return msgspec.to_builtins(self._own_state())
+            case "engines":
+                return msgspec.to_builtins(self._engines.states())
+            case _:
+                return os.getpid(), self._metrics.exposition().decode()
 
     def _own_state(self) -> GateState:
         gate = self._gate
@@ -192,16 +206,13 @@ class Governor:
             raise ApiError("overloaded", str(error), status=503, retry_after=1.0) from error
 
     async def _handle(self, message: Message) -> Any:
-        """A sibling's message."""
+        """A sibling's message. Who has yet to learn where the proxy is has no part in what is asked
+        of all, and makes changes afterwards."""
         match message:
-            case {"do": "state"}:
-                return msgspec.to_builtins(self._own_state())
-            case {"do": "engines"}:
-                return msgspec.to_builtins(self._engines.states())
-            case {"do": "metrics"}:
-                return self._metrics.exposition().decode()
             case {"do": "changes"}:
                 return list(self._changes.values())
+            case {"do": "state" | "engines" | "metrics" as asked}:
+                return self._own(asked) if self._ready.is_set() else None
         await self._ready.wait()
         match message:
             case {"do": "drain", "timeout_s": timeout_s}:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import accumulate
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
@@ -172,10 +172,11 @@ class _Engines(Collector):
         yield from (circuit, usable, running, version, retries, ejections, changes)
 
 
-def merged(expositions: Sequence[str]) -> bytes:
-    """The metrics of several processes as one: each sample labelled with its ``worker``."""
+def merged(expositions: Mapping[int, str]) -> bytes:
+    """The metrics of several processes, by their ids, as one: each sample says of which ``worker``
+    it is, whoever is asked."""
     families: dict[str, Metric] = {}
-    for worker, text in enumerate(expositions):
+    for worker, text in expositions.items():
         for family in text_string_to_metric_families(text):
             known = families.setdefault(
                 family.name, Metric(family.name, family.documentation, family.type)

@@ -38,6 +38,11 @@ class Siblings:
         self._own = None if directory is None else directory / f"{os.getpid()}.sock"
         self._server: asyncio.Server | None = None
 
+    @property
+    def alone(self) -> bool:
+        """Whether this proxy is one process, with no others to come."""
+        return self._directory is None
+
     async def start(self, handle: Handler) -> None:
         """Answers the others with what ``handle`` makes of their messages."""
 

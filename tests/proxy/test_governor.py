@@ -101,26 +101,72 @@ async def test_a_worker_that_starts_in_the_end_of_a_pause_is_not_left_paused(
     assert not gate.paused
 
 
-async def test_a_removed_engine_may_run_another_workers_calls_for_long(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    patience: list[float | None] = []
+async def test_a_worker_that_starts_has_no_part_in_what_is_asked_of_all(tmp_path: Path) -> None:
+    asked, answers = asyncio.Event(), asyncio.Event()
+
+    async def slow(_: dict[str, Any]) -> Any:
+        asked.set()
+        await answers.wait()
+        return []
+
+    slow_one = await sibling(tmp_path, "slow", slow)
+    _, _, governor = worker(tmp_path)
+    start = asyncio.create_task(governor.start())
+    await asked.wait()
+    slow_one.close()
+    (tmp_path / "slow.sock").unlink()
+    others = Siblings(tmp_path)
+    others._own = None
+    assert await others.ask({"do": "state"}) == []
+    assert await others.ask({"do": "engines"}) == []
+    answers.set()
+    await start
+    assert [state["version"] for state in await others.ask({"do": "state"})] == [0]
+    assert [len(engines) for engines in await others.ask({"do": "engines"})] == [2]
+
+
+@pytest.fixture
+def patience(monkeypatch: pytest.MonkeyPatch) -> list[float | None]:
+    """For how long each sibling that was asked was waited for at most."""
+    waited: list[float | None] = []
     ask = siblings._ask
 
     async def watched(path: Path, message: Any, patience_s: float | None) -> Any:
-        patience.append(patience_s)
+        waited.append(patience_s)
         return await ask(path, message, patience_s)
 
+    monkeypatch.setattr(siblings, "_ask", watched)
+    return waited
+
+
+async def test_a_removed_engine_may_run_another_workers_calls_for_long(
+    tmp_path: Path, patience: list[float | None]
+) -> None:
     async def slow(_: dict[str, Any]) -> Any:
         await asyncio.sleep(0.1)
         return True
 
-    monkeypatch.setattr(siblings, "_ask", watched)
     await sibling(tmp_path, "slow", slow)
     _, pool, governor = worker(tmp_path)
     await pool.start()
     await governor.remove_engine(SECOND)
     assert [state.url for state in pool.states()] == [FIRST]
+    assert patience == [None]
+
+
+async def test_a_worker_that_starts_waits_for_one_that_hangs(
+    tmp_path: Path, patience: list[float | None]
+) -> None:
+    """Until the supervisor has ended that one: were the start to fail, it would end all."""
+
+    async def slow(_: dict[str, Any]) -> Any:
+        await asyncio.sleep(0.1)
+        return [{"do": "pause", "at": 1.0}]
+
+    await sibling(tmp_path, "slow", slow)
+    gate, _, governor = worker(tmp_path)
+    await governor.start()
+    assert gate.paused
     assert patience == [None]
 
 

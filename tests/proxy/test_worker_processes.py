@@ -47,10 +47,10 @@ class Workers:
         pattern = r'bridle_calls_total\{.*worker="(\d+)".*\} (\S+)'
         return {worker: float(count) for worker, count in re.findall(pattern, text)}
 
-    def up(self) -> set[str]:
-        """The workers that answer."""
+    def up(self) -> set[int]:
+        """The process ids of the workers that have started."""
         text = httpx.get(self.url + "/metrics", trust_env=False, timeout=60).text
-        return set(re.findall(r'bridle_policy_version\{worker="(\d+)"\}', text))
+        return {int(pid) for pid in re.findall(r'bridle_policy_version\{worker="(\d+)"\}', text)}
 
 
 def cmdline(pid: int) -> bytes:
@@ -189,7 +189,7 @@ def test_all_workers_agree_on_policy_pause_and_seal_and_a_restart_forgets_nothin
         before = workers.pids()
         os.kill(before[0], signal.SIGKILL)
         until(lambda: len(set(workers.pids()) - {before[0]}) == 2)
-        until(lambda: len(workers.up()) == 2)
+        until(lambda: workers.up() == set(workers.pids()))
         waiting = [
             threading.Thread(target=ask, args=(workers.url, f"w{n}", hello)) for n in range(8)
         ]
@@ -231,7 +231,7 @@ def test_a_worker_that_is_replaced_knows_the_engines_of_the_moment(
         for pid in before:
             os.kill(pid, signal.SIGKILL)
             until(lambda pid=pid: len(set(workers.pids()) - {pid}) == 2)
-            until(lambda: len(workers.up()) == 2)
+            until(lambda: workers.up() == set(workers.pids()))
         assert not set(before) & set(workers.pids())
         for number in range(2):
             with stopped(workers.pids()[number]):
@@ -239,6 +239,16 @@ def test_a_worker_that_is_replaced_knows_the_engines_of_the_moment(
         (state,) = control.get("/engines").json()
         assert (state["url"], state["policy_version"]) == (added.base_url, 3)
     assert (len(stage.requests), len(added.requests)) == (0, 2)
+
+
+def test_a_workers_metrics_are_its_own_whoever_is_asked_for_them(start: Start) -> None:
+    with start() as workers:
+        idle, busy = workers.pids()
+        with stopped(idle):
+            assert ask(workers.url, "one", [{"role": "user", "content": "hi"}]).is_success
+        for _ in range(20):
+            assert workers.served() == {str(busy): 1.0}
+            assert workers.up() == {idle, busy}
 
 
 def test_a_worker_that_dies_while_it_is_asked_whether_it_lives_is_replaced_at_once(
