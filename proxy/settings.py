@@ -145,7 +145,7 @@ class ProxySettings:
     def __post_init__(self) -> None:
         for role, name in self.role_models.items():
             if not any(name == other or fnmatchcase(name, other) for other in self.other_models):
-                raise ValueError(f"{role}={name}: there is no other model {name}")
+                raise ValueError(f"role model {role}={name}: there is no other model {name}")
 
     @property
     def open_on_loopback(self) -> bool:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import socket
 from enum import StrEnum
+from itertools import filterfalse
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Final
+from urllib.parse import urlsplit
 
 import typer
 
@@ -20,7 +23,7 @@ from bridle.options import (
 )
 from bridle.reading import migrated
 from bridle.serving import announce, told_when_taken, wait_for_signal
-from bridle.terminal import fail
+from bridle.terminal import err, fail
 from store.database import shown
 from store.records import Continuation
 
@@ -29,6 +32,7 @@ if TYPE_CHECKING:
 
 ADMIN_KEY_VARIABLE = "BRIDLE_ADMIN_KEY"
 UPSTREAM_KEY_VARIABLE = "BRIDLE_UPSTREAM_API_KEY"
+_PATIENCE_S: Final = 2.0
 
 
 class LogLevel(StrEnum):
@@ -152,7 +156,7 @@ def proxy(
             tracing=otel,
         )
     except ValueError as error:
-        fail(f"--role-model {error}", 2)
+        fail(str(error), 2)
     migrated(store)
     try:
         if workers > 1:
@@ -180,6 +184,12 @@ def _feed() -> APIRouter:
 
 
 def _announce(url: str, json: bool, store: str, engines: list[str]) -> None:
+    for silent in filterfalse(_listens, engines):
+        err.print(
+            f"bridle: nothing listens at {silent} yet: calls fail until it does",
+            highlight=False,
+            soft_wrap=True,
+        )
     announce(
         url,
         json,
@@ -188,3 +198,14 @@ def _announce(url: str, json: bool, store: str, engines: list[str]) -> None:
         f"  Anthropic   ANTHROPIC_BASE_URL={url}",
         f"  Gemini      GOOGLE_GEMINI_BASE_URL={url}",
     )
+
+
+def _listens(engine: str) -> bool:
+    """Whether anything does: a wrong port is found out before an agent fails."""
+    url = urlsplit(engine)
+    port = url.port or (443 if url.scheme == "https" else 80)
+    try:
+        socket.create_connection((url.hostname, port), timeout=_PATIENCE_S).close()
+    except OSError:
+        return False
+    return True

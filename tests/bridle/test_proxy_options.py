@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -41,6 +42,20 @@ def test_a_commit_waits_for_the_disk_when_that_is_asked(
     done = bridle("proxy", *argv, *given)
     assert done.exit_code == 0, done.output
     assert seen[1] == level
+
+
+def test_an_engine_that_is_not_there_is_told_at_the_start(
+    bridle: Callable[..., Result], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("bridle.commands.proxy.wait_for_signal", lambda: None)
+    with socket.create_server(("127.0.0.1", 0)) as there:
+        listening = f"http://127.0.0.1:{there.getsockname()[1]}/v1"
+        argv = ("--engine", listening, "--engine", "http://127.0.0.1:9/v1")
+        done = bridle("proxy", *argv, "--store", str(tmp_path / "s.db"), "--port", "0")
+    assert done.exit_code == 0, done.output
+    assert done.stderr == (
+        "bridle: nothing listens at http://127.0.0.1:9/v1 yet: calls fail until it does\n"
+    )
 
 
 @pytest.mark.parametrize("workers", [1, 2])
@@ -86,4 +101,4 @@ def test_a_role_is_sent_only_to_a_model_that_is_named(
     argv += ["--other-model", "judge-*=http://127.0.0.1:8", "--role-model", "subagent=jugde-1"]
     done = bridle("proxy", *argv)
     assert done.exit_code == 2
-    assert "--role-model subagent=jugde-1: there is no other model jugde-1" in done.output
+    assert "role model subagent=jugde-1: there is no other model jugde-1" in done.output
