@@ -136,6 +136,8 @@ def trajectory(episode: Episode) -> dict[str, Any]:
     return {
         "session_id": session.id,
         "run_id": session.run_id,
+        "task_suite": session.task_suite,
+        "task_split": session.task_split,
         "task_id": session.task_id,
         "group_id": session.group_id,
         "harness": session.harness,

@@ -26,7 +26,7 @@ class TaskError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """One thing to do. Its id is unique within its suite."""
+    """One thing to do. Its id is unique within its suite and split."""
 
     id: str
     prompt: str
@@ -51,14 +51,14 @@ def read_tasks(path: str | Path) -> Iterator[Task]:
 
     Raises :class:`TaskError` with the line number when a line is not a task, or its id has been.
     """
-    known: set[tuple[str, str]] = set()
+    known: set[tuple[str, str, str]] = set()
     with Path(path).open("rb") as lines:
         for number, line in enumerate(lines, start=1):
             if not line.strip():
                 continue
             try:
                 task = _task(msgspec.json.decode(line))
-                _remember(known, task.suite, task.id)
+                _remember(known, task)
             except (msgspec.DecodeError, TaskError) as error:
                 raise TaskError(f"{path}, line {number}: {error}") from error
             yield task
@@ -73,11 +73,12 @@ def _task(given: Any) -> Task:
     return task
 
 
-def _remember(known: set[tuple[str, str]], suite: str, task_id: str) -> None:
+def _remember(known: set[tuple[str, str, str]], task: Task) -> None:
     """Adds a task to the ``known`` ones; raises :class:`TaskError` when it is among them."""
-    if (suite, task_id) in known:
-        raise TaskError(f"suite {suite!r} has a task {task_id!r} already: ids are unique in it")
-    known.add((suite, task_id))
+    key = task.suite, task.split, task.id
+    if key in known:
+        raise TaskError(f"suite {task.suite!r} has a {task.split} task {task.id!r} already")
+    known.add(key)
 
 
 def write_tasks(path: str | Path, tasks: Iterable[Task]) -> int:
@@ -119,10 +120,10 @@ def _open(source: str) -> Iterable[Task]:
 
 
 def _made(source: str, function: Callable[[], Iterable[Task]]) -> Iterator[Task]:
-    known: set[tuple[str, str]] = set()
+    known: set[tuple[str, str, str]] = set()
     try:
         for task in function():
-            _remember(known, task.suite, task.id)
+            _remember(known, task)
             yield task
     except TaskError:
         raise

@@ -173,6 +173,8 @@ async def create_session(
             id=new_id(SESSION_ID_PREFIX),
             created_at=now,
             run_id=new.run_id,
+            task_suite=new.task.suite if new.task else None,
+            task_split=new.task.split if new.task else None,
             task_id=new.task.id if new.task else None,
             group_id=new.group_id,
             harness=new.harness,

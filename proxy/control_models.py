@@ -27,7 +27,7 @@ class _Body(_Told):
 
 
 class Task(_Body):
-    """What the session is asked to do; renewed when the id is known already."""
+    """What the session is asked to do; renewed when its suite and split know the id already."""
 
     id: ShortText
     suite: ShortText
@@ -61,6 +61,8 @@ class SessionState(_Told):
     id: str
     name: str | None
     run_id: str | None
+    task_suite: str | None
+    task_split: str | None
     task_id: str | None
     group_id: str | None
     harness: str | None
@@ -175,6 +177,8 @@ def session_state(session: SessionRecord, calls: Mapping[CallStatus, int]) -> Se
         id=session.id,
         name=session.name,
         run_id=session.run_id,
+        task_suite=session.task_suite,
+        task_split=session.task_split,
         task_id=session.task_id,
         group_id=session.group_id,
         harness=session.harness,

@@ -16,6 +16,8 @@ from store.records import SessionRecord
 SAMPLE_COLUMNS: Final = (
     ("session_id", pa.string()),
     ("run_id", pa.string()),
+    ("task_suite", pa.string()),
+    ("task_split", pa.string()),
     ("task_id", pa.string()),
     ("group_id", pa.string()),
     ("harness", pa.string()),
@@ -45,6 +47,8 @@ def sample_row(
     return {
         "session_id": session.id,
         "run_id": session.run_id,
+        "task_suite": session.task_suite,
+        "task_split": session.task_split,
         "task_id": session.task_id,
         "group_id": session.group_id,
         "harness": session.harness,

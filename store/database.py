@@ -139,6 +139,9 @@ def migrate(url: str, revision: str = "head") -> None:
     without the way there. Raises :class:`StoreUnavailable`.
     """
     engine = connect(url, create=True)
+    if engine.dialect.name == "sqlite":
+        # A table is changed by making it anew, while what belongs to it stays.
+        event.listen(engine, "connect", _without_foreign_keys)
     try:
         with transaction(engine) as connection:
             if connection.dialect.name == "postgresql":
@@ -183,6 +186,10 @@ def revision(url: str) -> str | None:
         engine.dispose()
 
 
+def _without_foreign_keys(connection: sqlite3.Connection, _: object) -> None:
+    connection.execute("PRAGMA foreign_keys=OFF")
+
+
 def _step(connection: Connection, revision: str) -> None:
     """Runs the migrations between the database's revision and this one."""
     # A proxy that has nothing to migrate need not hold Alembic and what comes with it in memory.
@@ -196,6 +203,10 @@ def _step(connection: Connection, revision: str) -> None:
         command.downgrade(config, revision)
     else:
         command.upgrade(config, revision)
+    if connection.dialect.name == "sqlite":
+        parted = connection.exec_driver_sql("PRAGMA foreign_key_check").all()
+        if parted:
+            raise StoreUnavailable(f"rows of {parted[0][0]} lost what they belong to: not migrated")
 
 
 def _empty(connection: Connection) -> bool:

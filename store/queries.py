@@ -161,8 +161,7 @@ class Reader:
             if value is not None:
                 query = query.where(sessions.c[column] == value)
         if split is not None:
-            query = query.join(tasks, tasks.c.id == sessions.c.task_id)
-            query = query.where(tasks.c.split == split)
+            query = query.where(sessions.c.task_split == split)
         if sealed is not None:
             query = query.where(sessions.c.sealed_at.is_not(None) == sealed)
         if since is not None:
@@ -400,15 +399,16 @@ class Reader:
             query = query.where(runs.c.kind == kind)
         return [RunRecord(**row._mapping) for row in self._rows(query)]
 
-    def task(self, task_id: str) -> TaskRecord:
-        row = self._first(select(tasks).where(tasks.c.id == task_id))
-        if row is None:
-            raise NotFound(f"no task {task_id}")
-        return TaskRecord(**row._mapping)
+    def task_of(self, session: SessionRecord) -> TaskRecord | None:
+        """What the session was asked to do, if that was a task."""
+        key = (tasks.c.suite, session.task_suite), (tasks.c.split, session.task_split)
+        query = select(tasks).where(tasks.c.id == session.task_id)
+        row = self._first(query.where(*(column == value for column, value in key)))
+        return None if row is None else TaskRecord(**row._mapping)
 
     def tasks(self, suite: str | None = None, split: str | None = None) -> list[TaskRecord]:
-        """Tasks by suite and split, in the order of their identifiers."""
-        query = select(tasks).order_by(tasks.c.id)
+        """Tasks by suite and split, in the order of these and their identifiers."""
+        query = select(tasks).order_by(*tasks.primary_key)
         if suite is not None:
             query = query.where(tasks.c.suite == suite)
         if split is not None:

@@ -182,7 +182,10 @@ class SessionRecord:
     created_at: float
     """Seconds since the epoch, like every time in the store."""
     run_id: str | None = None
+    task_suite: str | None = None
+    task_split: str | None = None
     task_id: str | None = None
+    """Its own within the suite and split."""
     group_id: str | None = None
     """Sessions of one group are compared with each other by the trainer."""
     harness: str | None = None
@@ -198,6 +201,11 @@ class SessionRecord:
     sealed_at: float | None = None
     outcome: str | None = None
     """How the rollout ended: ``completed``, ``timeout``, ``error`` …; ``None`` while open."""
+
+    def __post_init__(self) -> None:
+        known = [part is not None for part in (self.task_suite, self.task_split, self.task_id)]
+        if any(known) and not all(known):
+            raise ValueError(f"session {self.id}: a task is named by its suite, split and id")
 
 
 class CallBegun(msgspec.Struct, frozen=True, gc=False):
@@ -322,6 +330,7 @@ class TaskRecord:
     """What a session is asked to do."""
 
     id: str
+    """Its own within the suite and split."""
     suite: str
     split: str
     """``train``, ``eval`` …: tasks of one split are never used as another."""

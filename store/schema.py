@@ -15,6 +15,7 @@ from sqlalchemy import (
     Column,
     Float,
     ForeignKey,
+    ForeignKeyConstraint,
     Index,
     Integer,
     LargeBinary,
@@ -67,9 +68,9 @@ runs = Table(
 tasks = Table(
     "tasks",
     metadata,
+    Column("suite", String(SHORT_TEXT), primary_key=True),
+    Column("split", String(32), primary_key=True),
     Column("id", String(SHORT_TEXT), primary_key=True),
-    Column("suite", String(SHORT_TEXT), nullable=False),
-    Column("split", String(32), nullable=False),
     Column("payload", JSON, nullable=False),
     Column("created_at", Float(53), nullable=False),
 )
@@ -79,7 +80,9 @@ sessions = Table(
     metadata,
     Column("id", String(64), primary_key=True),
     Column("run_id", String(64), ForeignKey("runs.id")),
-    Column("task_id", String(SHORT_TEXT), ForeignKey("tasks.id")),
+    Column("task_suite", String(SHORT_TEXT)),
+    Column("task_split", String(32)),
+    Column("task_id", String(SHORT_TEXT)),
     Column("group_id", String(SHORT_TEXT)),
     Column("harness", String(SHORT_TEXT)),
     Column("name", String(256), unique=True),
@@ -91,6 +94,9 @@ sessions = Table(
     Column("created_at", Float(53), nullable=False),
     Column("sealed_at", Float(53)),
     Column("outcome", String(32)),
+    ForeignKeyConstraint(
+        ["task_suite", "task_split", "task_id"], ["tasks.suite", "tasks.split", "tasks.id"]
+    ),
     Index(None, "run_id"),
     Index(None, "group_id"),
     Index(None, "created_at"),

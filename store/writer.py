@@ -267,7 +267,7 @@ class Writer:
         self._commit_sync(Patch("runs", run_id, fields))
 
     def upsert_task(self, *tasks: TaskRecord) -> None:
-        """Adds tasks, or renews those of the same id, in one transaction."""
+        """Adds tasks, or renews those of the same suite, split and id, in one transaction."""
         self._commit_sync(*tasks)
 
     def record_policy(self, policy: PolicyRecord) -> None:

@@ -96,7 +96,10 @@ def prepare(episodes: Sequence[Episode], version: int, config: GrpoConfig) -> Pr
 
 def group_of(episode: Episode) -> Hashable:
     """What a session is compared within: its group, else its task, else itself alone."""
-    return episode.session.group_id or episode.session.task_id or episode.session.id
+    session = episode.session
+    if session.task_id is None or session.group_id is not None:
+        return session.group_id or session.id
+    return session.task_suite, session.task_split, session.task_id
 
 
 def _items(

@@ -12,9 +12,8 @@ from typing import Any, Final, Literal
 from reconstruct.exports.conditions import Condition, call_meets, session_meets
 from reconstruct.policy import DEFAULT_POLICY, TrainablePolicy
 from reconstruct.rewards import session_rewards, turn_rewards
-from store.errors import NotFound
 from store.queries import CallRow, Reader
-from store.records import Reward, SessionRecord, TaskRecord
+from store.records import Reward, SessionRecord
 
 Part = Literal["train", "eval"]
 
@@ -177,16 +176,9 @@ def _refused(
         return "session_without_reward"
     if value is not None and not _within(value, selection):
         return "session_reward_out_of_bounds"
-    task = _task(reader, session) if any(c.of == "task" for c in selection.where) else None
+    task = reader.task_of(session) if any(c.of == "task" for c in selection.where) else None
     met = session_meets(selection.where, session, task, rewards)
     return None if met else "session_condition"
-
-
-def _task(reader: Reader, session: SessionRecord) -> TaskRecord | None:
-    try:
-        return None if session.task_id is None else reader.task(session.task_id)
-    except NotFound:
-        return None
 
 
 def _within(value: float, selection: Selection) -> bool:

@@ -43,13 +43,15 @@ def test_a_field_that_tasks_do_not_have_is_refused_by_its_name(tmp_path: Path) -
         list(read_tasks(path))
 
 
-def test_an_id_that_comes_again_in_its_suite_is_refused_with_its_line(tmp_path: Path) -> None:
+def test_an_id_that_comes_again_in_its_suite_and_split_is_refused_with_its_line(
+    tmp_path: Path,
+) -> None:
     path = tmp_path / "tasks.jsonl"
-    other = Task("a", "p", suite="other")
-    write_tasks(path, [Task("a", "p"), other, Task("a", "q", split="held_out")])
+    apart = [Task("a", "p"), Task("a", "p", suite="other"), Task("a", "p", split="held_out")]
+    write_tasks(path, [*apart, Task("a", "q")])
     tasks = read_tasks(path)
-    assert [next(tasks), next(tasks)] == [Task("a", "p"), other]
-    why = f"{path}, line 3: suite 'default' has a task 'a' already: ids are unique in it"
+    assert [next(tasks) for _ in apart] == apart
+    why = f"{path}, line 4: suite 'default' has a train task 'a' already"
     with pytest.raises(TaskError, match=f"^{re.escape(why)}$"):
         next(tasks)
 
@@ -193,7 +195,7 @@ def test_a_function_whose_tasks_are_none_says_what_is_wrong_with_them(tmp_path: 
 def test_an_id_that_a_function_gives_again_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "own.py"
     file.write_text(RAISING_FUNCTIONS)
-    with pytest.raises(TaskError, match=r"^suite 'default' has a task 'a' already"):
+    with pytest.raises(TaskError, match=r"^suite 'default' has a train task 'a' already"):
         list(tasks_from(f"{file}:again"))
 
 

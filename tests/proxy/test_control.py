@@ -39,7 +39,7 @@ def test_a_new_session_hands_out_what_a_harness_needs(bench: Any, control: Any, 
     assert client.chat.completions.create(**ask).choices[0].message.content
     session = bench.reader.session(made["id"])
     assert (session.task_id, session.group_id, session.harness) == ("t1", "g1", "langchain")
-    assert bench.reader.task("t1").payload == {"question": "1+1"}
+    assert bench.reader.task_of(session).payload == {"question": "1+1"}
     assert bench.call().session_id == made["id"]
     assert made["base_urls"]["anthropic"] == f"{bench.url}/s/{made['id']}"
     state = control.get(f"/sessions/{made['id']}").json()

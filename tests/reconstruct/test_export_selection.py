@@ -20,13 +20,17 @@ def state(text, base=None):
     return {"tail": tail, "lineage": {"base": base, "choice": 0}}
 
 
+def of(task):
+    return {"task_suite": "shop", "task_split": "train", "task_id": task}
+
+
 @pytest.fixture
 def sessions(record, writer):
     """Four sessions of two turns; the tasks, labels and rewards differ."""
     writer.upsert_task(*(TaskRecord(f"t{n}", "shop", "train", {"level": n}, 1.0) for n in range(4)))
     made = []
     for n in range(4):
-        session = record(task_id=f"t{n}", harness=f"h{n % 2}", labels={"seed": n, "hard": n > 1})
+        session = record(**of(f"t{n}"), harness=f"h{n % 2}", labels={"seed": n, "hard": n > 1})
         first = session.call([1, 2], [5, 6], conversation=state("q"), model_served=f"m{n % 2}")
         second = session.call(
             [1, 2, 5, 6, 7], [8], parent=first, conversation=state("r", first), model_served="m9"
@@ -125,7 +129,7 @@ def test_conversations_that_differ_only_in_minted_ids_are_the_same(reader, recor
 
 
 def test_the_split_by_task_is_a_partition_that_stays(reader, sessions, record, tmp_path):
-    again = [record(task_id=f"t{n}") for n in range(4)]
+    again = [record(**of(f"t{n}")) for n in range(4)]
     for session in again:
         session.call([1], [5], conversation=state("q"))
     parts = {}
@@ -186,7 +190,7 @@ def _samples(reader, path, selection):
 
 
 def _of_task(session, task):
-    return replace(session, task_id=task)
+    return replace(session, **of(task))
 
 
 def test_masks_of_kept_calls_sum_to_a_weight_of_one(reader, agent, tmp_path):

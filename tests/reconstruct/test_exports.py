@@ -177,7 +177,8 @@ def rewarded(record, writer):
     made = []
     for number in range(4):
         harness = "pi" if number > 2 else "codex"
-        session = record(task_id=f"t{number % 2}", group_id="g", harness=harness)
+        task = {"task_suite": "shop", "task_split": "eval" if number % 2 else "train"}
+        session = record(**task, task_id=f"t{number % 2}", group_id="g", harness=harness)
         first = session.call([1, 2], [5, 6], conversation=state([user("q")]))
         session.call([1, 2, 5, 6, number], [8], parent=first, conversation=state([], base=first))
         if number < 3:

@@ -3,9 +3,11 @@ import gzip
 import json
 import os
 import re
+import sqlite3
 import subprocess
 import sys
 import threading
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,8 +26,9 @@ from store.database import (
     transaction,
 )
 from store.deliveries import Deliveries
+from store.errors import StoreUnavailable
 from store.queries import Reader
-from store.records import ServedPolicy
+from store.records import ServedPolicy, TaskRecord
 from store.schema import metadata
 from store.vocabulary import Vocabulary
 from store.writer import Writer
@@ -311,6 +314,46 @@ def test_what_engines_serve_outlives_the_column_for_their_marks(url):
     migrate(url)
     with Reader(url) as reader:
         assert reader.served() == {told.engine: replace(told, mark=None)}
+
+
+def test_tasks_of_one_id_are_apart_and_the_last_is_left_to_an_older_version(url, calls):
+    tasks = [
+        TaskRecord("1", "shop", "train", {"n": 1}, 1.0),
+        TaskRecord("1", "maths", "train", {"n": 2}, 3.0),
+        TaskRecord("1", "shop", "eval", {"n": 3}, 2.0),
+        TaskRecord("2", "shop", "train", {"n": 4}, 1.0),
+    ]
+    with Writer(url) as writer:
+        writer.upsert_task(*tasks)
+        for task in tasks:
+            named = {"task_suite": task.suite, "task_split": task.split, "task_id": task.id}
+            writer.create_session_sync(calls.session(**named, created_at=task.created_at))
+        writer.create_session_sync(calls.session(created_at=4.0))
+
+    def asked():
+        with Reader(url) as reader:
+            found = [reader.task_of(session) for session in reader.sessions()]
+        return sorted(task.payload["n"] for task in found if task), found.count(None)
+
+    assert asked() == ([1, 2, 3, 4], 1)
+    back_to(url, 5)
+    migrate(url)
+    assert asked() == ([2, 2, 2, 4], 1)
+
+
+def test_a_store_whose_rows_have_lost_their_owner_is_not_migrated(tmp_path):
+    url = str(tmp_path / "s.db")
+    migrate(url)
+    back_to(url, 5)
+    with closing(sqlite3.connect(url)) as database, database:
+        database.execute("INSERT INTO rewards VALUES ('r', 'gone', NULL, 1, 'x', 1, NULL, '{}', 1)")
+    with pytest.raises(StoreUnavailable, match=r"^rows of rewards lost what they belong to"):
+        migrate(url)
+    assert revision(url) == "0005"
+    with closing(sqlite3.connect(url)) as database, database:
+        database.execute("DELETE FROM rewards")
+    migrate(url)
+    assert revision(url) == newest_revision()
 
 
 def test_an_address_is_shown_without_its_password():

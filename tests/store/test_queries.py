@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 from sqlalchemy import text
 from sqlalchemy.exc import DBAPIError
@@ -14,13 +16,18 @@ from store.schema import spans
 def filled(writer, calls):
     writer.create_run(RunRecord("run_a", "rollout", 1.0))
     writer.upsert_task(
-        TaskRecord("t1", "shop", "train", {}, 1.0), TaskRecord("t2", "shop", "eval", {}, 1.0)
+        TaskRecord("t1", "shop", "train", {"n": 1}, 1.0),
+        TaskRecord("t2", "shop", "eval", {"n": 2}, 1.0),
+        TaskRecord("t1", "shop", "eval", {"n": 3}, 1.0),
+        TaskRecord("t1", "maths", "train", {"n": 4}, 1.0),
     )
     made = []
     for number in range(10):
         session = calls.session(
             created_at=float(number // 2),
             run_id="run_a" if number % 2 else None,
+            task_suite="shop",
+            task_split="eval" if number % 2 else "train",
             task_id=f"t{1 + number % 2}",
             group_id=f"g{number % 3}",
             harness="codex" if number < 5 else "pi",
@@ -30,6 +37,14 @@ def filled(writer, calls):
         writer.create_session_sync(session)
         made.append(session)
     return made
+
+
+def test_a_task_is_its_suites_and_splits_own(filled, reader):
+    assert [reader.task_of(session).payload["n"] for session in filled[:2]] == [1, 2]
+    elsewhere = replace(filled[0], task_suite="maths")
+    assert reader.task_of(elsewhere).payload["n"] == 4
+    assert reader.task_of(replace(filled[0], task_split="test")) is None
+    assert [task.payload["n"] for task in reader.tasks("shop", "eval")] == [3, 2]
 
 
 @pytest.mark.parametrize(
@@ -75,7 +90,7 @@ def test_a_session_is_found_by_name_and_key(writer, reader, calls):
 
 
 def test_what_is_not_there_is_said_to_be_missing(reader):
-    for ask in (reader.session, reader.call, reader.run, reader.task, reader.request_body):
+    for ask in (reader.session, reader.call, reader.run, reader.request_body):
         with pytest.raises(NotFound):
             ask("nothing")
 

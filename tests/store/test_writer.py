@@ -448,7 +448,7 @@ def test_runs_tasks_policies_and_metrics(writer, reader):
     renewed = replace(tasks[1], payload={"q": "new"})
     writer.upsert_task(tasks[1], renewed)
     assert reader.tasks("shop", "train") == [renewed, tasks[2]]
-    assert reader.task("t0") == tasks[0]
+    assert reader.tasks("shop", "eval") == [tasks[0]]
 
     policy = PolicyRecord("run_1", 2**40, 3.0, path="/ckpt", digest="d")
     writer.record_policy(policy)

@@ -44,6 +44,24 @@ def test_the_baseline_is_the_whole_group_before_anything_is_dropped(session):
     assert prepared.sessions_dropped == {"empty": 1, "infrastructure": 1, "stale": 1}
 
 
+def test_sessions_without_a_group_are_compared_within_their_suites_and_splits_task(session):
+    def of_task(name, reward, suite, split):
+        episode = session(name, reward, group=None)
+        task = {"task_suite": suite, "task_split": split, "task_id": "1"}
+        return dataclasses.replace(episode, session=dataclasses.replace(episode.session, **task))
+
+    episodes = [
+        of_task("a", 1.0, "shop", "train"),
+        of_task("b", 0.0, "shop", "train"),
+        of_task("c", 4.0, "maths", "train"),
+        of_task("d", 2.0, "maths", "train"),
+        of_task("e", 9.0, "maths", "eval"),
+        of_task("f", 3.0, "maths", "eval"),
+    ]
+    found = advantages(prepare(episodes, 5, PLAIN))
+    assert found == {"a": 0.5, "b": -0.5, "c": 1.0, "d": -1.0, "e": 3.0, "f": -3.0}
+
+
 def test_an_excluded_outcome_does_not_touch_the_baseline(session):
     episodes = [
         session("a", 1.0),
