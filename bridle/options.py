@@ -83,7 +83,7 @@ ScheduleOption = Annotated[
 
 MinutesOption = Annotated[
     float | None,
-    typer.Option("--minutes", help="The run ends after so long, and its schedule with it."),
+    typer.Option("--minutes", min=0, help="The run ends after so long, and its schedule with it."),
 ]
 
 PublishThroughOption = Annotated[

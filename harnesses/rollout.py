@@ -110,6 +110,13 @@ def grouped(tasks: Iterable[Task], size: int) -> Iterator[Job]:
             yield Job(task, group_id)
 
 
+def require_launchable(adapter: Adapter, task: Task, settings: Settings) -> None:
+    """Raises what the adapter knows before there is a session, such as ``NotLaunchable``."""
+    nobody = Session(id="", key="", base_urls=dict.fromkeys(("openai", "anthropic", "google"), ""))
+    place = Place(settings.directory.absolute() / "place")
+    adapter.plan(task, Access(nobody, settings.model), place)
+
+
 class Rollout:
     """Runs jobs of one harness against one proxy."""
 
@@ -140,7 +147,7 @@ class Rollout:
                     job = next(waiting, None)
                     if job is None:
                         break
-                    self._require_launchable(job)
+                    require_launchable(self._adapter, job.task, self._settings)
                     running.add(asyncio.create_task(self._with_retries(job)))
                 if not running:
                     return
@@ -151,16 +158,6 @@ class Rollout:
             for task in running:
                 task.cancel()
             await asyncio.gather(*running, return_exceptions=True)
-
-    def _require_launchable(self, job: Job) -> None:
-        """Raises what the adapter knows before there is a session, such as ``NotLaunchable``."""
-        urls = dict.fromkeys(("openai", "anthropic", "google"), "")
-        nobody = Session(id="", key="", base_urls=urls)
-        self._adapter.plan(
-            job.task,
-            Access(nobody, self._settings.model),
-            Place(self._settings.directory.absolute() / "place"),
-        )
 
     async def collect(
         self,

@@ -24,9 +24,13 @@ def demo(
         Path | None, typer.Option(help="Take over the warm-started policy of this demo run.")
     ] = None,
     seed: Annotated[int, typer.Option(help="Of the policy, the questions and their order.")] = 0,
-    learning_rate: Annotated[float | None, typer.Option(help="Of GRPO; 0 learns nothing.")] = None,
+    learning_rate: Annotated[
+        float | None, typer.Option(min=0, help="Of GRPO; 0 learns nothing.")
+    ] = None,
     steps: Annotated[int | None, typer.Option(min=1, help="GRPO steps at most.")] = None,
-    minutes: Annotated[float | None, typer.Option(help="The whole may take so long.")] = None,
+    minutes: Annotated[
+        float | None, typer.Option(min=0, help="The whole may take so long.")
+    ] = None,
     eval_tasks: Annotated[
         int | None, typer.Option(min=1, help="Held-out questions; greedily at most 100.")
     ] = None,

@@ -31,7 +31,9 @@ def reproduce(
     eval_tasks: Annotated[
         int | None, typer.Option(min=1, help="Held-out tasks; greedily at most 100.")
     ] = None,
-    minutes: Annotated[float | None, typer.Option(help="The whole may take so long.")] = None,
+    minutes: Annotated[
+        float | None, typer.Option(min=0, help="The whole may take so long.")
+    ] = None,
     parallel: Annotated[int | None, typer.Option(min=1, help="Sessions at a time.")] = None,
     json: JsonOption = False,
 ) -> None:

@@ -35,7 +35,7 @@ def sft(
     min_reward: Annotated[float | None, typer.Option(help="Only from this reward up.")] = None,
     epochs: Annotated[int, typer.Option(min=1, help="Passes over the data.")] = 1,
     batch_size: Annotated[int, typer.Option(min=1, help="Examples per update.")] = 32,
-    learning_rate: Annotated[float, typer.Option(help="Peak learning rate.")] = 1e-5,
+    learning_rate: Annotated[float, typer.Option(min=0, help="Peak learning rate.")] = 1e-5,
     seed: Annotated[int, typer.Option(min=0, help="Decides the order.")] = 0,
 ) -> None:
     """Fine-tune a policy on recorded trajectories."""

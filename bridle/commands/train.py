@@ -40,7 +40,7 @@ def train(
     group_size: Annotated[int, typer.Option(min=1, help="Sessions per task.")] = 8,
     parallel: Annotated[int, typer.Option(min=1, help="Sessions at a time.")] = 16,
     timeout: Annotated[float, typer.Option(help="Seconds for one session.")] = 600.0,
-    learning_rate: Annotated[float, typer.Option(help="Of AdamW.")] = 1e-6,
+    learning_rate: Annotated[float, typer.Option(min=0, help="Of AdamW.")] = 1e-6,
     schedule: ScheduleOption = "constant",
     minibatches: Annotated[int, typer.Option(min=1, help="Updates per step.")] = 1,
     max_staleness: Annotated[int, typer.Option(min=0, help="0: on-policy.")] = 0,
@@ -67,7 +67,7 @@ def train(
     from engine.client import EngineError
     from engine.tokenizer import Tokenizer, TokenizerNotRead
     from harnesses.client import ControlError
-    from harnesses.rollout import Job, Settings, grouped
+    from harnesses.rollout import Job, Settings, grouped, require_launchable
     from harnesses.runtimes.base import NotLaunchable
     from store.queries import Reader
     from store.records import RunRecord, new_id
@@ -82,7 +82,8 @@ def train(
     try:
         check_policy(policy)
         Tokenizer(policy)
-    except (UnsupportedModel, TokenizerNotRead) as error:
+        require_launchable(adapter, pool[0], Settings(directory=output / "sessions"))
+    except (UnsupportedModel, TokenizerNotRead, NotLaunchable) as error:
         fail(str(error))
     try:
         output.mkdir(parents=True, exist_ok=True)

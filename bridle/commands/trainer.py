@@ -46,7 +46,7 @@ def trainer(
     minutes: MinutesOption = None,
     groups: Annotated[int, typer.Option(min=1, help="Tasks per step.")] = 8,
     group_size: Annotated[int, typer.Option(min=1, help="Sessions per task.")] = 8,
-    learning_rate: Annotated[float, typer.Option(help="Of AdamW.")] = 1e-6,
+    learning_rate: Annotated[float, typer.Option(min=0, help="Of AdamW.")] = 1e-6,
     schedule: ScheduleOption = "constant",
     minibatches: Annotated[int, typer.Option(min=1, help="Updates per step.")] = 1,
     max_staleness: Annotated[int, typer.Option(min=0, help="0: on-policy.")] = 0,

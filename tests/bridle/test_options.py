@@ -41,6 +41,8 @@ SFT = ("sft", "--policy", ".")
         *((("demo",), name, -1) for name in ("--steps", "--eval-tasks")),
         *((("reproduce",), name, 0) for name in ("--steps", "--groups", "--group-size")),
         *((("reproduce",), name, 0) for name in ("--teacher-sessions", "--eval-tasks")),
+        *((command, "--learning-rate", -1) for command in (TRAIN, TRAINER, SFT, ("demo",))),
+        *((command, "--minutes", -1) for command in (TRAIN, TRAINER, ("demo",), ("reproduce",))),
         (("reproduce",), "--parallel", 0),
         (SFT, "--data", "nowhere.parquet"),
         (("proxy", "--upstream", "http://e"), "--port", 70_000),

@@ -146,6 +146,16 @@ def test_a_policy_that_is_none_is_said_before_anything_starts(
     assert not (tmp_path / "out").exists()
 
 
+def test_an_agent_that_cannot_be_started_is_said_before_anything_starts(
+    arguments: list[str], tmp_path: Path
+) -> None:
+    agent = f"{sys.executable} {{prompt}} {{promt}}"
+    refused = bridle(*arguments, "--agent", agent)
+    assert refused.returncode == 1
+    assert refused.stderr.startswith("bridle: '{promt}': unknown placeholder 'promt'; ")
+    assert not (tmp_path / "out").exists()
+
+
 def test_a_folder_that_cannot_be_made_is_named(arguments: list[str], tmp_path: Path) -> None:
     out = tmp_path / "tasks.jsonl" / "out"
     refused = bridle(*arguments, "--out", str(out))
