@@ -77,6 +77,8 @@ def _summary(
         "id": record.id,
         "name": record.name,
         "run_id": record.run_id,
+        "task_suite": record.task_suite,
+        "task_split": record.task_split,
         "task_id": record.task_id,
         "group_id": record.group_id,
         "harness": record.harness,
