@@ -137,6 +137,8 @@ def _transformers_attention(
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
     """The signature that Transformers calls; returns ``[batch, tokens, heads, dim]``."""
+    if kwargs.get("softcap") or kwargs.get("s_aux") is not None:
+        raise ValueError("attention with soft caps or sinks is not supported by the trainer")
     if tree_blocks is None:
         output: tuple[Tensor, None] = sdpa_attention_forward(
             module, query, key, value, attention_mask, scaling=scaling, **kwargs

@@ -42,8 +42,8 @@ class PackingConfig:
 
     layout: Layout = "tree"
     """``tree``: every prefix once, over all samples of a pack. ``flat``: samples one after another
-    without sharing. ``padded``: one row per sample, padded on the right; for models whose
-    attention cannot be replaced."""
+    without sharing. ``padded``: one row per sample, padded on the right; also taken, with a
+    warning, for models that the others do not compute exactly (recurrent layers, windows)."""
     max_tokens: int = 8_192
     """Most tokens computed in one forward pass. A session larger than that gets its own, in which
     a tree also takes others that share its prefix, up to twice the tokens."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
@@ -26,6 +27,7 @@ from trainer.checkpoint import (
 from trainer.collector import Collect, Collector
 from trainer.config import GrpoConfig
 from trainer.metrics import MetricSink
+from trainer.model import exact_packing
 from trainer.optimizer import learning_rate, make_optimizer, set_learning_rate
 from trainer.prepare import prepare
 from trainer.report import StepReport
@@ -63,7 +65,7 @@ class GrpoLoop:
     ) -> None:
         if (config.loss.kl_coefficient != 0) != (reference is not None):
             raise ValueError("a KL penalty needs a reference model, and a reference model one")
-        self.config = config
+        self.config = replace(config, packing=exact_packing(model, config.packing))
         self.model = model
         self.optimizer = make_optimizer(model, config.optimizer)
         self.step = 0

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final, Literal
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from safetensors import safe_open
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
@@ -20,8 +22,12 @@ from transformers.core_model_loading import revert_weight_conversion
 from transformers.modeling_utils import remove_tied_weights_from_state_dict
 from transformers.utils import logging as transformers_logging
 
+from store.records import TokenIds
 from trainer.attention import TREE_ATTENTION, plan_blocks
-from trainer.packing import Index, Pack
+from trainer.config import PackingConfig
+from trainer.packing import Index, Pack, make_packs
+
+log = logging.getLogger(__name__)
 
 DType = Literal["float32", "float64", "bfloat16"]
 
@@ -37,6 +43,10 @@ TOKENIZER_FILES: Final = (
 )
 LOGIT_ELEMENTS: Final = 1 << 25
 """Most logits held at once (128 MiB in float32); more targets go in recomputed chunks."""
+
+PROBE_TOLERANCE: Final = 5e-3
+"""Largest difference of a logprob, relative to the largest, between packed tokens and lone ones:
+numerical noise of float32 is far below, layers that mix what is packed together far above."""
 
 
 class UnsupportedModel(ValueError):
@@ -129,6 +139,60 @@ def restore_policy(model: nn.Module, directory: Path) -> None:
             directory, dtype=next(model.parameters()).dtype
         )
     model.load_state_dict(other.state_dict())
+
+
+@dataclass(frozen=True, slots=True)
+class _Probe:
+    """A sequence of which every token but the first is scored."""
+
+    token_ids: TokenIds
+    mask: NDArray[np.bool_]
+
+
+def exact_packing(model: nn.Module, packing: PackingConfig) -> PackingConfig:
+    """``packing``, or a row for each sample where tokens packed so are not scored as alone.
+
+    Only attention can be told which tokens are ancestors: recurrent layers (Mamba, Qwen 3.5, LFM2)
+    take in whatever stands before a token. Raises :class:`UnsupportedModel` when rows do not give
+    the model's own scores either.
+    """
+    wrong = _why_inexact(model, packing)
+    if wrong is None:
+        return packing
+    rows = replace(packing, layout="padded")
+    name = type(model).__name__
+    wrong_rows = wrong if packing == rows else _why_inexact(model, rows)
+    if wrong_rows is not None:
+        raise UnsupportedModel(f"{name} cannot be trained exactly: {wrong_rows}")
+    log.warning(
+        "%s is trained in padded rows, which share no prefix; packed as %s: %s",
+        name,
+        packing.layout,
+        wrong,
+    )
+    return rows
+
+
+@torch.no_grad()
+def _why_inexact(model: nn.Module, packing: PackingConfig) -> str | None:
+    """Holds two branches of a tree, packed, against the same two alone."""
+    known = vocabulary_size(model)
+    probes = [
+        _Probe(np.asarray([*range(8), *tail], np.uint32) % known, np.arange(24) > 0)
+        for tail in (range(8, 24), range(24, 40))
+    ]
+    whole = replace(packing, max_tokens=1024)
+    try:
+        alone = [score_sequence(model, probe.token_ids.astype(np.int64)) for probe in probes]
+        (pack,) = make_packs(probes, [[0], [1]], whole)
+        found = score_pack(model, pack, block_tokens=packing.block_tokens).logprobs
+    except (TypeError, ValueError, AttributeError) as error:
+        return str(error)
+    expected = torch.stack(alone)[pack.samples, pack.offsets - 1].to(found)
+    gap = float((found - expected).abs().max() / expected.abs().max())
+    if gap <= PROBE_TOLERANCE * (10 if next(model.parameters()).dtype == torch.bfloat16 else 1):
+        return None
+    return f"its logprobs differ by {gap:.2g} of the largest from those of a token sequence alone"
 
 
 def score_pack(model: nn.Module, pack: Pack, *, block_tokens: int = 256) -> TokenScores:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from rich.console import Console
@@ -19,7 +19,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from trainer.config import SftConfig
-from trainer.model import score_pack, vocabulary_size
+from trainer.model import exact_packing, score_pack, vocabulary_size
 from trainer.optimizer import clip_and_step, learning_rate, make_optimizer, set_learning_rate
 from trainer.packing import make_packs
 from trainer.sft_data import SftExample
@@ -72,6 +72,7 @@ def train_sft(
             f"token id {largest} is beyond the {known} of the model's vocabulary: "
             "was this recorded with another model?"
         )
+    config = replace(config, packing=exact_packing(model, config.packing))
     optimizer = make_optimizer(model, config.optimizer)
     total = steps_of(len(learnable), config.epochs, config.batch_size)
     history: list[SftStep] = []

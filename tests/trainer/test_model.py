@@ -1,11 +1,27 @@
 import numpy as np
 import pytest
 import torch
+from transformers import (
+    AutoModelForCausalLM,
+    GptOssConfig,
+    Lfm2Config,
+    MistralConfig,
+    Qwen3_5TextConfig,
+)
 
 from trainer import model as model_module
-from trainer.config import PackingConfig
-from trainer.model import UnsupportedModel, load_policy, save_policy, score_pack, score_sequence
+from trainer.config import GrpoConfig, PackingConfig, SftConfig
+from trainer.loop import GrpoLoop
+from trainer.model import (
+    UnsupportedModel,
+    exact_packing,
+    load_policy,
+    save_policy,
+    score_pack,
+    score_sequence,
+)
 from trainer.packing import make_packs
+from trainer.sft import train_sft
 from trainer.sft_data import SftExample
 
 
@@ -71,8 +87,6 @@ def test_a_saved_policy_loads_with_the_same_weights_and_its_tokenizer(chat_direc
 
 
 def test_a_policy_generates_as_with_plain_attention(policy, policy_directory):
-    from transformers import AutoModelForCausalLM
-
     plain = AutoModelForCausalLM.from_pretrained(policy_directory, attn_implementation="sdpa")
     prompts = torch.randint(3, 64, (2, 9))
     prompts[0, :3] = 0
@@ -99,3 +113,98 @@ def test_a_folder_without_weights_is_named(tmp_path, policy):
 
 def test_a_sequences_scores_skip_its_first_token(policy):
     assert score_sequence(policy, np.asarray([1, 2, 3])).shape == (2,)
+
+
+def small_model(config_class, **settings):
+    """A random policy of two layers, loaded as the trainer loads it, whose layers do something."""
+    config = config_class(
+        vocab_size=64,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=256,
+        initializer_range=0.3,
+        **settings,
+    )
+    torch.manual_seed(3)
+    return AutoModelForCausalLM.from_config(config)
+
+
+@pytest.mark.parametrize(
+    ("config_class", "settings"),
+    [
+        (Lfm2Config, {"layer_types": ["conv", "full_attention"]}),
+        (
+            Qwen3_5TextConfig,
+            {
+                "layer_types": ["linear_attention", "full_attention"],
+                "head_dim": 8,
+                "linear_num_key_heads": 2,
+                "linear_num_value_heads": 4,
+                "linear_key_head_dim": 8,
+                "linear_value_head_dim": 8,
+            },
+        ),
+        (MistralConfig, {"sliding_window": 64}),
+    ],
+)
+def test_layers_that_mix_what_is_packed_together_are_trained_in_rows(
+    config_class, settings, tmp_path, caplog
+):
+    model = small_model(config_class, **settings)
+    model.save_pretrained(tmp_path)
+    policy = load_policy(tmp_path)
+    packing = exact_packing(policy, PackingConfig())
+    assert packing.layout == "padded"
+    assert "padded rows" in caplog.text
+    generator = np.random.default_rng(0)
+    start = generator.integers(0, 64, 10)
+    made = [
+        SftExample(
+            np.concatenate([start, generator.integers(0, 64, 14)]).astype(np.uint32),
+            np.arange(24) >= 10,
+        )
+        for _ in range(3)
+    ]
+    for pack in make_packs(made, [[0], [1], [2]], packing):
+        scores = score_pack(policy, pack).logprobs.detach()
+        for number in np.unique(pack.samples):
+            here = pack.samples == number
+            ids = torch.from_numpy(made[number].token_ids.astype(np.int64))
+            own = model.eval()(input_ids=ids[None]).logits[0].log_softmax(-1)
+            offsets = pack.offsets[here]
+            expected = own[offsets - 1, ids[offsets]].detach()
+            torch.testing.assert_close(scores[here], expected, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("layout", ["tree", "flat", "padded"])
+def test_plain_attention_is_packed_as_asked(policy, layout, caplog):
+    packing = PackingConfig(layout=layout, max_tokens=16)
+    assert exact_packing(policy, packing) == packing
+    assert not caplog.text
+
+
+def test_a_model_that_no_layout_computes_exactly_is_refused(tmp_path):
+    settings = {"num_local_experts": 2, "num_experts_per_tok": 1, "head_dim": 8}
+    model = small_model(GptOssConfig, layer_types=["full_attention"] * 2, **settings)
+    model.save_pretrained(tmp_path)
+    with pytest.raises(UnsupportedModel, match=r"GptOssForCausalLM.*sinks"):
+        exact_packing(load_policy(tmp_path), PackingConfig())
+
+
+def test_both_kinds_of_training_ask_for_exact_packing(tmp_path):
+    model = small_model(Lfm2Config, layer_types=["conv", "full_attention"])
+    model.save_pretrained(tmp_path)
+    policy = load_policy(tmp_path)
+    loop = GrpoLoop(GrpoConfig(), policy, lambda step, version: [], directory=tmp_path)
+    assert loop.config.packing.layout == "padded"
+    ids = np.arange(24, dtype=np.uint32)
+    examples = [SftExample((ids + 7 * n) % 64, ids >= 10) for n in range(2)]
+    examples += [SftExample(example.token_ids[:17], example.mask[:17]) for example in examples]
+    alone = [
+        -score_sequence(policy, e.token_ids.astype(np.int64))[e.mask[1:]].detach() for e in examples
+    ]
+    (step,) = train_sft(policy, examples, SftConfig())
+    assert step.loss == pytest.approx(float(torch.cat(alone).mean()), rel=1e-3)
