@@ -10,7 +10,8 @@ Data routes::
                                 max_tokens | max_completion_tokens, temperature, top_p, top_k, seed,
                                 stop, n, logprobs, top_logprobs, prompt_logprobs,
                                 return_token_ids, kv_transfer_params.prompt_token_ids
-    POST /v1/completions        prompt as text or as token ids, echo-free; the same sampling fields
+    POST /v1/completions        prompt as text (add_special_tokens, by default true) or as token
+                                ids, echo-free; the same sampling fields
     POST /tokenize              {messages, tools, add_generation_prompt} or {prompt}
                                 -> {tokens, count, max_model_len}
     GET  /v1/models             {data: [{id, max_model_len, root}]}

@@ -109,7 +109,11 @@ def plan_completion(
     """One plan per prompt and choice; choice indices count through the prompts."""
     plans = []
     for position, source in enumerate(prompts):
-        ids = backend.tokenizer.encode(source) if isinstance(source, str) else source
+        if isinstance(source, str):
+            special = body.add_special_tokens
+            ids = backend.tokenizer.encode(source, add_special_tokens=special)
+        else:
+            ids = source
         if not ids:
             raise RequestRefused("The prompt must not be empty.", param="prompt")
         prompt = Prompt(ids, response_format=body.response_format)

@@ -97,6 +97,8 @@ class CompletionBody(SamplingFields, frozen=True, kw_only=True):
     """``POST /v1/completions``."""
 
     prompt: str | list[Any]
+    add_special_tokens: bool = True
+    """Whether a prompt that is text begins as the tokenizer lets a text begin, with BOS, say."""
     max_tokens: int | None = 16
     logprobs: int | None = None
     echo: bool | None = None
@@ -109,6 +111,8 @@ class TokenizeBody(msgspec.Struct, frozen=True, kw_only=True):
     prompt: str | None = None
     messages: list[dict[str, Any]] | None = None
     tools: list[dict[str, Any]] | None = None
+    add_special_tokens: bool | None = None
+    """As for a completion; default: to a prompt, not to messages, whose template writes them."""
     add_generation_prompt: bool = True
     chat_template_kwargs: dict[str, Any] | None = None
 

@@ -132,7 +132,10 @@ class EngineFace:
             text = body.prompt
         else:
             raise RequestRefused("`prompt` or `messages` must be given.", param="prompt")
-        tokens = self._backend.tokenizer.encode(text)
+        special = body.messages is None
+        if body.add_special_tokens is not None:
+            special = body.add_special_tokens
+        tokens = self._backend.tokenizer.encode(text, add_special_tokens=special)
         return JsonResponse(
             {
                 "count": len(tokens),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 import time
@@ -14,6 +15,8 @@ from typing import Any
 
 import httpx
 import pytest
+from tokenizers import Tokenizer as BackendTokenizer
+from tokenizers.processors import TemplateProcessing
 
 from engine.contract import MISSING_LOGPROB
 from engine.scripted import (
@@ -197,3 +200,37 @@ def test_it_needs_no_torch() -> None:
     code = "import engine.scripted, sys; assert not {'torch', 'transformers'} & sys.modules.keys()"
     root = Path(__file__).parents[2]
     subprocess.run([sys.executable, "-c", code], check=True, cwd=root, timeout=60)
+
+
+def test_a_text_prompt_begins_as_the_tokenizer_lets_a_text_begin(
+    tiny_dir: Path, tmp_path: Path
+) -> None:
+    """As at vLLM: Llama and Gemma have never seen a text without BOS."""
+    shutil.copytree(tiny_dir, tmp_path, dirs_exist_ok=True)
+    path = tmp_path / "tokenizer.json"
+    backend = BackendTokenizer.from_file(str(path))
+    beginning = backend.token_to_id("<|im_start|>")
+    backend.post_processor = TemplateProcessing(
+        single="<|im_start|> $A", special_tokens=[("<|im_start|>", beginning)]
+    )
+    backend.save(str(path))
+    plain = backend.encode("look up", add_special_tokens=False).ids
+    with ScriptedEngine(tmp_path, lambda _: "so", served_model_name="teacher") as engine:
+
+        def prompt_ids(**extra: Any) -> list[list[int]]:
+            asked = {"prompt": "look up", "return_token_ids": True, **extra}
+            reply = httpx.post(engine.base_url + "/v1/completions", json=asked, timeout=20)
+            return [choice["prompt_token_ids"] for choice in reply.json()["choices"]]
+
+        def tokens(**asked: Any) -> list[int]:
+            reply = httpx.post(engine.base_url + "/tokenize", json=asked, timeout=20)
+            return list(reply.json()["tokens"])
+
+        assert prompt_ids() == [[beginning, *plain]]
+        assert prompt_ids(prompt=["look up", "look up"]) == [[beginning, *plain]] * 2
+        assert prompt_ids(add_special_tokens=False) == prompt_ids(prompt=plain) == [plain]
+        assert tokens(prompt="look up") == [beginning, *plain]
+        assert tokens(prompt="look up", add_special_tokens=False) == plain
+        chat = ask(engine).json()["prompt_token_ids"]
+        assert tokens(messages=[{"role": "user", "content": "hi"}]) == chat
+        assert chat.count(beginning) == 2
