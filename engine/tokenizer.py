@@ -13,6 +13,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from functools import cached_property
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -63,6 +64,13 @@ class Tokenizer:
         # Unlike encode, this neither finds offsets nor keeps other threads waiting.
         (found,) = self.backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         return found.ids
+
+    @cached_property
+    def beginning(self) -> list[int]:
+        """Ids of the special tokens, if any, that the tokenizer itself puts before a bare text."""
+        (found,) = self.backend.encode_batch_fast(["a"], add_special_tokens=True)
+        marked = zip(found.ids, found.special_tokens_mask, strict=True)
+        return [token_id for token_id, _ in takewhile(lambda pair: pair[1], marked)]
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
         """Text of ``token_ids``; bytes that are not yet a character come out as U+FFFD."""

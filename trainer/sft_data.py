@@ -164,7 +164,7 @@ def example_from_text(prompt: str, completion: str, tokenizer: Tokenizer) -> Sft
     any, that the tokenizer puts before one.
     """
     end = tokenizer.special_tokens.get("eos_token", "")
-    context = tokenizer.encode(prompt, add_special_tokens=True)
+    context = [*tokenizer.beginning, *tokenizer.encode(prompt)]
     learned = tokenizer.encode(completion.removesuffix(end) + end)
     mask = [False] * len(context) + [True] * len(learned)
     return SftExample(

@@ -146,14 +146,20 @@ def test_a_completed_text_is_learned_to_its_end(tokenizer, tmp_path):
         assert tokenizer.decode(example.token_ids.tolist()) == f"Norway? Oslo.{end}"
 
 
-def test_a_completed_text_begins_as_the_tokenizer_lets_a_text_begin(chat_directory, tmp_path):
+@pytest.mark.parametrize("template", ["<|im_start|> $A", "<|im_start|> $A <|im_end|>"])
+def test_a_completed_text_begins_as_the_tokenizer_lets_a_text_begin(
+    chat_directory, tmp_path, template
+):
     shutil.copytree(chat_directory, tmp_path, dirs_exist_ok=True)
     tokenizer = Tokenizer(tmp_path)
     beginning = tokenizer.token_id("<|im_start|>")
+    end = tokenizer.token_id("<|im_end|>")
     tokenizer.backend.post_processor = TemplateProcessing(
-        single="<|im_start|> $A", special_tokens=[("<|im_start|>", beginning)]
+        single=template, special_tokens=[("<|im_start|>", beginning), ("<|im_end|>", end)]
     )
     example = example_from_text("Norway?", " Oslo.", tokenizer)
+    assert example.token_ids.tolist().count(end) == 1
+    assert example.token_ids[-1] == end
     assert example.token_ids[0] == beginning
     assert example.token_ids.tolist().count(beginning) == 1
     assert not example.mask[0]
