@@ -14,7 +14,7 @@ from typing import Any, Final, Literal
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from transformers import AutoConfig, AutoModelForCausalLM
@@ -85,7 +85,7 @@ def load_policy(
             model = AutoModelForCausalLM.from_pretrained(
                 directory, dtype=getattr(torch, dtype), attn_implementation=TREE_ATTENTION
             )
-    except (OSError, ValueError, RuntimeError, KeyError) as error:
+    except (OSError, ValueError, RuntimeError, KeyError, SafetensorError) as error:
         raise UnsupportedModel(f"no loadable causal LM in {directory}: {error}") from error
     for name in ("final_logit_softcapping", "logits_scaling", "logit_scale"):
         if getattr(model.config, name, None) not in (None, 1, 1.0):

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import torch
+from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM
 from transformers.utils import logging as transformers_logging
 
@@ -156,7 +157,7 @@ def load_model(directory: str | Path, dtype: torch.dtype) -> Any:
             model = AutoModelForCausalLM.from_pretrained(
                 str(directory), dtype=dtype, local_files_only=True
             )
-    except (OSError, ValueError, RuntimeError, KeyError) as error:
+    except (OSError, ValueError, RuntimeError, KeyError, SafetensorError) as error:
         raise UnservableModel(f"no loadable causal LM in {directory}: {error}") from error
     finally:
         if shows_bars:

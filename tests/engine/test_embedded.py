@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -175,6 +176,20 @@ def test_weights_of_another_shape_are_refused_and_the_old_ones_are_served(
             control.reload_weights(tmp_path)
         np.testing.assert_allclose(control.score(random_ids(1, 20)), before, atol=1e-5)
     assert engine.policy_version == 0
+
+
+def test_weights_that_are_not_there_whole_are_refused_and_the_old_ones_are_served(
+    engine: EmbeddedEngine, other_dir: Path, tmp_path: Path, random_ids: Ids
+) -> None:
+    shutil.copytree(other_dir, tmp_path, dirs_exist_ok=True)
+    weights = tmp_path / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-8])
+    with EngineClient(engine.base_url) as control:
+        before = control.score(random_ids(1, 20))
+        with pytest.raises(EngineRefused, match="no loadable causal LM") as refusal:
+            control.reload_weights(tmp_path)
+        assert refusal.value.status == 400
+        np.testing.assert_allclose(control.score(random_ids(1, 20)), before, atol=1e-5)
 
 
 def test_a_paused_engine_can_be_told_to_wait_after_it_was_frozen(

@@ -111,6 +111,15 @@ def test_a_folder_without_weights_is_named(tmp_path, policy):
         load_policy(tmp_path)
 
 
+@pytest.mark.parametrize("content", [b"version https://git-lfs.github.com/spec/v1\n", None])
+def test_weights_that_were_not_fetched_whole_are_named(content, policy_directory, tmp_path, policy):
+    save_policy(policy, tmp_path)
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(content or path.read_bytes()[:-8])
+    with pytest.raises(UnsupportedModel, match=f"no loadable causal LM in {tmp_path}: "):
+        load_policy(tmp_path)
+
+
 def test_a_sequences_scores_skip_its_first_token(policy):
     assert score_sequence(policy, np.asarray([1, 2, 3])).shape == (2,)
 
