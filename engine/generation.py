@@ -13,7 +13,13 @@ from engine.backend import Backend, Prompt, PromptLogprob, Sampling, Step
 from engine.choices import ChoiceReader, Piece
 from engine.detokenizer import Vocabulary
 from engine.errors import RequestRefused
-from engine.requests import ChatBody, CompletionBody, SamplingFields, sampling_of
+from engine.requests import (
+    ChatBody,
+    CompletionBody,
+    SamplingFields,
+    TokenizeBody,
+    sampling_of,
+)
 from engine.stopping import StopScanner
 from engine.tokenizer import TemplateError, Tokenizer
 
@@ -44,28 +50,26 @@ def chat_prompt(body: ChatBody, tokenizer: Tokenizer) -> Prompt:
     given = body.kv_transfer_params and body.kv_transfer_params.prompt_token_ids
     if given:
         return Prompt(given, body.messages, tools, body.response_format)
-    text = render(
-        tokenizer,
-        body.messages,
-        body.tools,
-        body.add_generation_prompt,
-        body.chat_template_kwargs,
-    )
+    text = render(tokenizer, body, body.messages)
     return Prompt(tokenizer.encode(text), body.messages, tools, body.response_format)
 
 
 def render(
-    tokenizer: Tokenizer,
-    messages: Sequence[dict[str, Any]],
-    tools: Sequence[dict[str, Any]] | None,
-    add_generation_prompt: bool,
-    template_kwargs: dict[str, Any] | None,
+    tokenizer: Tokenizer, body: ChatBody | TokenizeBody, messages: Sequence[dict[str, Any]]
 ) -> str:
+    """``messages``, which are the body's, in the model's template as the body wants them."""
+    if body.add_generation_prompt and body.continue_final_message:
+        raise RequestRefused(
+            "Cannot set both `continue_final_message` and `add_generation_prompt` to True.",
+            param="continue_final_message",
+        )
+    setting = {
+        "add_generation_prompt": body.add_generation_prompt,
+        "continue_final_message": body.continue_final_message,
+    }
     try:
         return tokenizer.render(
-            messages,
-            tools,
-            **({"add_generation_prompt": add_generation_prompt} | (template_kwargs or {})),
+            messages, body.tools, **(setting | (body.chat_template_kwargs or {}))
         )
     except TemplateError as error:
         raise RequestRefused(str(error), param="messages") from error

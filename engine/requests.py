@@ -79,6 +79,7 @@ class ChatBody(SamplingFields, frozen=True, kw_only=True):
     kv_transfer_params: KvTransferParams | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool = True
+    continue_final_message: bool = False
 
     @property
     def output_limit(self) -> int | None:
@@ -114,6 +115,7 @@ class TokenizeBody(msgspec.Struct, frozen=True, kw_only=True):
     add_special_tokens: bool | None = None
     """As for a completion; default: to a prompt, not to messages, whose template writes them."""
     add_generation_prompt: bool = True
+    continue_final_message: bool = False
     chat_template_kwargs: dict[str, Any] | None = None
 
 

@@ -121,13 +121,7 @@ class EngineFace:
         body = read_body(TokenizeBody, await request.body())
         self._check_model(body.model)
         if body.messages is not None:
-            text = render(
-                self._backend.tokenizer,
-                body.messages,
-                body.tools,
-                body.add_generation_prompt,
-                body.chat_template_kwargs,
-            )
+            text = render(self._backend.tokenizer, body, body.messages)
         elif body.prompt is not None:
             text = body.prompt
         else:

@@ -134,15 +134,20 @@ class Tokenizer:
         tools: Sequence[Mapping[str, Any]] | None = None,
         *,
         add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
         **template_kwargs: Any,
     ) -> str:
-        """The prompt text of ``messages`` (chat shape, as clients send them).
+        """The prompt text of ``messages`` (chat shape, as clients send them);
+        ``continue_final_message`` ends it with the last one's text, whose turn stays open.
 
         Raises :class:`TemplateError` when the template refuses or cannot render them.
         """
         try:
-            return self._compiled.render(
-                messages=[template_message(message) for message in messages],
+            shaped = [template_message(message) for message in messages]
+            if continue_final_message:
+                shaped[-1] = _marked(shaped[-1])
+            text = self._compiled.render(
+                messages=shaped,
                 tools=list(tools) if tools else None,
                 documents=None,
                 add_generation_prompt=add_generation_prompt,
@@ -155,6 +160,7 @@ class Tokenizer:
         except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as error:
             # The template did something with a value of these messages that does not work on it.
             raise TemplateError(f"the chat template cannot render this: {error!r}") from error
+        return _up_to_mark(text) if continue_final_message else text
 
 
 _BYTE_PIECE = re.compile("<0x([0-9A-F]{2})>")
@@ -194,6 +200,30 @@ def _byte_alphabet() -> dict[str, int]:
     others = (byte for byte in range(0x100) if byte not in set(printable))
     alphabet.update({chr(0x100 + index): byte for index, byte in enumerate(others)})
     return alphabet
+
+
+_MARK = "CONTINUE_FINAL_MESSAGE_TAG "
+"""As transformers has it. The space at its end is missing where a template strips the text."""
+
+
+def _marked(message: Mapping[str, Any]) -> dict[str, Any]:
+    """``message`` with the mark at the end of its text."""
+    content = message["content"]
+    if isinstance(content, str):
+        return {**message, "content": content + _MARK}
+    parts = [dict(part) for part in content]
+    text = next((part for part in reversed(parts) if isinstance(part.get("text"), str)), None)
+    if text is None:
+        raise TemplateError("the final message has no text to continue")
+    text["text"] += _MARK
+    return {**message, "content": parts}
+
+
+def _up_to_mark(text: str) -> str:
+    before, mark, after = text.rpartition(_MARK.strip())
+    if not mark:
+        raise TemplateError("the chat template does not show the final message to continue")
+    return before if after.startswith(" ") else before.rstrip()
 
 
 def template_message(message: Mapping[str, Any]) -> dict[str, Any]:

@@ -56,6 +56,18 @@ def test_tokenize_gives_the_ids_that_a_chat_uses(api: Any) -> None:
         assert tokenized["max_model_len"] == 1024
 
 
+def test_a_final_message_is_continued_when_asked(api: Any) -> None:
+    messages = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "text"}]
+    going_on = {"add_generation_prompt": False, "continue_final_message": True}
+    ids = api.chat("text", messages=messages, **going_on)["prompt_token_ids"]
+    said = api.tokenize("text")
+    assert ids[-len(said) :] == said
+    counted = api.post("/tokenize", model=api.model, messages=messages, **going_on).json()
+    assert counted["tokens"] == ids
+    both = api.ask("text", messages=messages, **(going_on | {"add_generation_prompt": True}))
+    assert "Cannot set both" in api.error("/v1/chat/completions", **both)["message"]
+
+
 @pytest.mark.parametrize("asked", ["text", "count", "unicode", "call", "calls"])
 def test_the_stream_folds_to_the_unstreamed_reply(api: Any, asked: str) -> None:
     chunks = api.stream(asked)

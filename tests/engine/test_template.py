@@ -111,6 +111,35 @@ def test_rendering_equals_transformers(
         assert ours == expected
 
 
+@pytest.mark.parametrize("said", ["The", "The ", " The"])
+@pytest.mark.parametrize("template", TEMPLATES)
+def test_a_final_message_to_continue_ends_the_prompt_as_in_transformers(
+    tiny_dir: Path, tmp_path: Path, template: str, said: str
+) -> None:
+    from transformers import PreTrainedTokenizerFast
+
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (tmp_path / name).write_text((tiny_dir / name).read_text())
+    (tmp_path / "chat_template.jinja").write_text(TEMPLATES[template])
+    messages = [USER, {"role": "assistant", "content": said}]
+    expected = PreTrainedTokenizerFast.from_pretrained(tmp_path).apply_chat_template(
+        messages, tokenize=False, continue_final_message=True
+    )
+    ours = Tokenizer(tmp_path).render(
+        messages, add_generation_prompt=False, continue_final_message=True
+    )
+    assert ours == expected
+    assert ours.endswith((said, said.strip()))
+
+
+def test_a_final_message_that_cannot_be_continued_is_refused(tiny_dir: Path) -> None:
+    image = {"role": "assistant", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}
+    with pytest.raises(TemplateError, match="no text to continue"):
+        Tokenizer(tiny_dir).render(
+            [USER, image], add_generation_prompt=False, continue_final_message=True
+        )
+
+
 def test_encoding_equals_transformers(tiny_dir: Path) -> None:
     from transformers import PreTrainedTokenizerFast
 

@@ -246,6 +246,25 @@ def test_a_count_is_of_the_prompt_that_the_engine_makes(
         assert counted == reply.usage.input_tokens == bench.call().prompt_tokens
 
 
+@pytest.mark.parametrize("stream", [True, False])
+def test_an_assistant_message_at_the_end_is_gone_on_with(
+    stage: Any, claude: anthropic.Anthropic, stream: bool
+) -> None:
+    stage.play = lambda _: " four."
+    asked: Any = {
+        "model": "m",
+        "max_tokens": 64,
+        "messages": [*SAID, {"role": "assistant", "content": "The answer is"}],
+    }
+    if stream:
+        with claude.messages.stream(**asked) as events:
+            reply = events.get_final_message()
+    else:
+        reply = claude.messages.create(**asked)
+    assert reply.content[0].text == " four."  # type: ignore[union-attr]
+    assert stage.requests[0].prompt_text.endswith("<|im_start|>assistant\nThe answer is")
+
+
 def test_each_client_raises_its_own_errors(
     bench: Any, stage: Any, chat: openai.OpenAI, claude: anthropic.Anthropic
 ) -> None:
