@@ -26,7 +26,7 @@ from typing import Any, Final
 
 from harnesses.adapters.base import DEFAULT_MODEL, Access, Adapter, Place
 from harnesses.client import ControlClient, ControlError, ProxyUnreachable, Session, SessionRequest
-from harnesses.runtimes.base import Finished, Launch, Runtime, RuntimeLost
+from harnesses.runtimes.base import Finished, Launch, LaunchRefused, Runtime, RuntimeLost
 from harnesses.tasks import Task
 from harnesses.verifiers import Delivery, Scores, TaskUnfit, Verifier, VerifierError
 from store.records import new_id
@@ -189,7 +189,7 @@ class Rollout:
         try:
             session = await self._new_session(job)
             return await self._in_session(job, session, attempt)
-        except (ProxyUnreachable, RuntimeLost, VerifierError) as error:
+        except (ProxyUnreachable, RuntimeLost, LaunchRefused, VerifierError) as error:
             if session is not None:
                 await self._seal_quietly(session, Outcome.INFRASTRUCTURE)
             return RolloutResult(
@@ -202,7 +202,7 @@ class Rollout:
                 exit_code=None,
                 error=str(error),
                 attempts=attempt,
-                final=isinstance(error, TaskUnfit),
+                final=isinstance(error, TaskUnfit | LaunchRefused),
             )
         except BaseException:
             # Cancelled, or a fault of ours: what was recorded must not pass for a finished run.

@@ -4,7 +4,15 @@
 imported their libraries once. Both kill everything a session started when its time is up.
 """
 
-from harnesses.runtimes.base import Captured, Finished, Launch, NotLaunchable, Runtime, RuntimeLost
+from harnesses.runtimes.base import (
+    Captured,
+    Finished,
+    Launch,
+    LaunchRefused,
+    NotLaunchable,
+    Runtime,
+    RuntimeLost,
+)
 from harnesses.runtimes.local import LocalRuntime
 from harnesses.runtimes.warm import WarmRuntime
 
@@ -12,6 +20,7 @@ __all__ = [
     "Captured",
     "Finished",
     "Launch",
+    "LaunchRefused",
     "LocalRuntime",
     "NotLaunchable",
     "Runtime",

@@ -22,6 +22,11 @@ class NotLaunchable(RuntimeError):
     """The command cannot be started (not installed, not executable): trying again is no use."""
 
 
+class LaunchRefused(RuntimeError):
+    """No process takes what this launch hands it (a prompt that is too long for an argument, or
+    has a NUL in it): trying again is no use, but others may start."""
+
+
 @dataclass(frozen=True, slots=True)
 class Launch:
     """One harness process: what to start, where, and for how long."""
@@ -80,8 +85,8 @@ class Finished:
 class Runtime(Protocol):
     """Runs launches, any number at a time.
 
-    ``run`` leaves no process behind, also when it is cancelled. Raises :class:`RuntimeLost` or
-    :class:`NotLaunchable`.
+    ``run`` leaves no process behind, also when it is cancelled. Raises :class:`RuntimeLost`,
+    :class:`LaunchRefused` or :class:`NotLaunchable`.
     """
 
     async def run(self, launch: Launch) -> Finished: ...

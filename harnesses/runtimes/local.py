@@ -4,18 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import os
 import time
+from typing import Final
 
 from harnesses.runtimes.base import (
     Captured,
     Finished,
     Launch,
+    LaunchRefused,
     NotLaunchable,
+    RuntimeLost,
     environment_of,
     prepare,
 )
 from harnesses.runtimes.supervise import new_mark, supervise
+
+_NO_COMMAND: Final = frozenset(
+    {errno.ENOENT, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.ENOEXEC}
+)
 
 
 class LocalRuntime:
@@ -37,14 +45,21 @@ class LocalRuntime:
                     stderr=err,
                     start_new_session=True,
                 )
-            except (FileNotFoundError, PermissionError) as error:
-                raise NotLaunchable(f"cannot start {launch.argv[0]}: {error}") from error
+            except (OSError, ValueError) as error:
+                raise _not_started(launch, error) from error
         code = await supervise(_Process(process), mark, launch.timeout_s, launch.grace_s)
         seconds = time.monotonic() - started
         return Finished(code, seconds, Captured.of(stdout), Captured.of(stderr))
 
     async def close(self) -> None:
         """Nothing outlives a run."""
+
+
+def _not_started(launch: Launch, error: OSError | ValueError) -> Exception:
+    told = f"cannot start {launch.argv[0]}: {error}"
+    if isinstance(error, ValueError) or error.errno == errno.E2BIG:
+        return LaunchRefused(told)
+    return NotLaunchable(told) if error.errno in _NO_COMMAND else RuntimeLost(told)
 
 
 class _Process:

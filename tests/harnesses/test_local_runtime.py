@@ -145,6 +145,16 @@ async def test_cancelling_kills_the_process(
     await assert_gone(pid)
 
 
+async def test_a_file_that_is_no_program_is_not_launchable(
+    make_launch: MakeLaunch, tmp_path: Path
+) -> None:
+    script = tmp_path / "agent"
+    script.write_text("echo no first line\n")
+    script.chmod(0o755)
+    with pytest.raises(NotLaunchable, match="Exec format error"):
+        await LocalRuntime().run(make_launch(str(script)))
+
+
 async def test_a_command_that_does_not_exist_is_not_launchable(make_launch: MakeLaunch) -> None:
     with pytest.raises(NotLaunchable, match="no-such-command"):
         await LocalRuntime().run(make_launch("no-such-command"))

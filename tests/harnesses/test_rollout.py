@@ -266,6 +266,28 @@ async def test_a_seal_whose_answer_cannot_be_read_leaves_the_first_failure_to_te
     assert (result.outcome, result.error) == (Outcome.INFRASTRUCTURE, "the grader is down")
 
 
+@pytest.mark.parametrize("prompt", ["x" * 200_000, "a\0b"], ids=["too long", "with a NUL"])
+async def test_a_prompt_that_no_process_takes_fails_its_own_task_at_once(
+    stand_in: Any, tmp_path: Path, prompt: str
+) -> None:
+    tasks = [Task("unfit", prompt, payload={"answer": "x"}), TASK]
+    async with ControlClient(stand_in.url) as client:
+        rollout = Rollout(
+            client,
+            Command(("sh", "-c", "echo yes", "{prompt}")),
+            LocalRuntime(),
+            ExactAnswer(),
+            Settings(tmp_path / "sessions", timeout_s=20),
+        )
+        results = await rollout.collect(grouped(tasks, 1))
+
+    unfit, other = sorted(results, key=lambda result: result.task_id == TASK.id)
+    assert (unfit.outcome, unfit.attempts) == (Outcome.INFRASTRUCTURE, 1)
+    assert unfit.error.startswith("cannot start sh: ")
+    assert stand_in.sealed[unfit.session_id] == "infrastructure"
+    assert other.outcome is Outcome.COMPLETED
+
+
 async def test_a_task_without_what_its_verifier_needs_is_not_tried_again(
     run: Runner, stand_in: Any
 ) -> None:
