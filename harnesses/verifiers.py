@@ -162,12 +162,16 @@ class FunctionVerifier:
         return scores
 
 
-_NUMBER = re.compile(r"-?\d{1,3}(?:,\d{3})+(?:\.\d+)?|-?\d+(?:\.\d+)?")
+_MINUS = "\N{MINUS SIGN}"
+_NUMBER = re.compile(
+    rf"[-{_MINUS}]?(?:\d{{1,3}}(?:,\d{{3}})+(?:\.\d+)?|\d+(?:\.\d+)?|(?<![\w.])\.\d+)"
+)
 
 
 def numbers_in(text: str) -> list[float]:
     """Every number of ``text``, in order."""
-    return [float(found.replace(",", "")) for found in _NUMBER.findall(text)]
+    found = (number.replace(",", "").replace(_MINUS, "-") for number in _NUMBER.findall(text))
+    return [float(number) for number in found]
 
 
 def _folded(text: str) -> str:

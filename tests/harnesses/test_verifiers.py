@@ -52,6 +52,21 @@ async def test_thousands_may_be_separated() -> None:
     assert await reward(NumberAnswer(), delivered("It is 1,250 now", {"answer": 1250})) == 1.0
 
 
+@pytest.mark.parametrize(
+    ("answer", "number"),
+    [
+        ("It is .5", 0.5),
+        ("$-.50", -0.5),
+        ("Nr.5", 5),
+        ("it is...5", 5),
+        ("\N{MINUS SIGN}42", -42),
+        ("x=\N{MINUS SIGN}1,250.5", -1250.5),
+    ],
+)
+async def test_a_number_is_read_with_its_sign_and_its_point(answer: str, number: float) -> None:
+    assert await reward(NumberAnswer(), delivered(answer, {"answer": number})) == 1.0
+
+
 async def test_an_exact_answer_ignores_case_and_space_only() -> None:
     payload = {"answer": "apple pie"}
 
