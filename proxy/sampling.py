@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
 from proxy.budgets import Budget
 from proxy.canonical import Sampling
 from store.records import Note
+
+_UNSAID: Final[Mapping[str, float]] = {
+    "temperature": 1.0,
+    "top_p": 1.0,
+    "min_p": 0.0,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+    "repetition_penalty": 1.0,
+}
+"""What engines take where nobody says; the other parameters are without bound then."""
 
 
 def effective(asked: Sampling, settings: Mapping[str, Any]) -> tuple[Sampling, tuple[Note, ...]]:
@@ -25,10 +35,11 @@ def effective(asked: Sampling, settings: Mapping[str, Any]) -> tuple[Sampling, t
             changes[name] = value
     for name, value in settings.get("cap", {}).items():
         given = changes.get(name, getattr(asked, name))
-        if given is None or given > value:
+        if given is None:
+            changes[name] = min(value, _UNSAID.get(name, value))
+        elif given > value or (name == "top_k" and given < 1):  # less than 1 stands for all
             changes[name] = value
-            if given is not None:
-                notes.append(Note("sampling_capped", name))
+            notes.append(Note("sampling_capped", name))
     for name, value in settings.get("pin", {}).items():
         given = getattr(asked, name)
         changes[name] = value

@@ -13,6 +13,8 @@ import httpx
 import pytest
 
 from engine.scripted import Reply, ScriptedCall
+from proxy.canonical import Sampling
+from proxy.sampling import effective
 from proxy.sessions import Sessions
 from proxy.settings import ProxySettings
 from store.database import migrate
@@ -284,6 +286,28 @@ def test_session_settings_pin_and_cap_what_is_sampled(bench: Any, stage: Any) ->
     assert call.sampling == {"temperature": 1.0, "max_tokens": 2}
     assert call.sampled_tokens == 2
     assert {note.name for note in call.notes} == {"sampling_pinned", "sampling_capped"}
+
+
+@pytest.mark.parametrize(
+    ("name", "cap", "asked", "sent"),
+    [
+        ("max_tokens", 512, None, 512),
+        ("temperature", 1.5, None, 1.0),
+        ("temperature", 0.7, None, 0.7),
+        ("temperature", 1.5, 1.2, 1.2),
+        ("presence_penalty", 0.5, None, 0.0),
+        ("repetition_penalty", 1.3, None, 1.0),
+        ("top_k", 50, None, 50),
+        ("top_k", 50, -1, 50),
+        ("top_k", 50, 20, 20),
+    ],
+)
+def test_a_cap_bounds_what_is_sampled_and_raises_nothing(
+    name: str, cap: float, asked: float | None, sent: float
+) -> None:
+    given, notes = effective(Sampling(**{name: asked}), {"cap": {name: cap}})
+    assert getattr(given, name) == sent
+    assert bool(notes) == (asked is not None and asked != sent)
 
 
 async def test_a_session_that_changed_elsewhere_leaves_nothing_behind(tmp_path: Path) -> None:
