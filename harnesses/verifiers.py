@@ -12,10 +12,12 @@ import math
 import os
 import re
 import signal
+import threading
 from collections.abc import Awaitable, Callable, Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from harnesses.environment import scrubbed
 from harnesses.tasks import Task
@@ -23,6 +25,8 @@ from harnesses.tasks import Task
 Scores = Mapping[str, float]
 Judgement = float | Scores
 """What a function may return; a number is the reward."""
+
+Returned = TypeVar("Returned")
 
 REWARD = "reward"
 """The name under which the built-in verifiers report their score; what the trainer reads."""
@@ -139,7 +143,8 @@ class CommandVerifier:
 
 @dataclass(frozen=True, slots=True)
 class FunctionVerifier:
-    """Any function from a delivery to a number or to named scores; a plain one runs in a thread.
+    """Any function from a delivery to a number or to named scores; a plain one runs in a thread,
+    which cannot be stopped: one that still runs when it is cancelled is left behind.
 
     Whatever it raises is a :class:`VerifierError`, and so is a score that is not finite.
     """
@@ -148,7 +153,7 @@ class FunctionVerifier:
 
     async def __call__(self, delivery: Delivery) -> Scores:
         try:
-            given = await asyncio.to_thread(self.function, delivery)
+            given = await _in_thread(self.function, delivery)
             judged = await given if isinstance(given, Awaitable) else given
             named = judged if isinstance(judged, Mapping) else {REWARD: judged}
             scores = {name: float(value) for name, value in named.items()}
@@ -160,6 +165,22 @@ class FunctionVerifier:
             if not math.isfinite(value):
                 raise VerifierError(f"the verifier's {name} is {value}")
         return scores
+
+
+async def _in_thread(function: Callable[[Delivery], Returned], delivery: Delivery) -> Returned:
+    """Not ``asyncio.to_thread``, whose threads a program waits for at its end: one that hangs
+    would let no Ctrl-C through."""
+    judged: Future[Returned] = Future()
+    judged.set_running_or_notify_cancel()
+
+    def judge() -> None:
+        try:
+            judged.set_result(function(delivery))
+        except BaseException as error:  # noqa: BLE001 - raised again where it is awaited
+            judged.set_exception(error)
+
+    threading.Thread(target=judge, name="verifier", daemon=True).start()
+    return await asyncio.wrap_future(judged)
 
 
 _MINUS = "\N{MINUS SIGN}"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -115,6 +117,20 @@ async def test_a_function_may_be_async() -> None:
         return float(delivery.answer == "abc")
 
     assert await FunctionVerifier(judged)(delivered("abc", {})) == {"reward": 1.0}
+
+
+def test_a_function_that_hangs_does_not_keep_a_cancelled_program() -> None:
+    over = threading.Event()
+
+    async def out_of_time() -> None:
+        hanging = FunctionVerifier(lambda _: over.wait(20))
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(hanging(delivered("", {})), 0.05)
+
+    started = time.monotonic()
+    asyncio.run(out_of_time())
+    assert time.monotonic() - started < 10
+    over.set()
 
 
 def raises(delivery: Delivery) -> float:
