@@ -20,6 +20,8 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from harnesses.environment import scrubbed
+from harnesses.runtimes.base import MARK
+from harnesses.runtimes.supervise import kill_marked, new_mark
 from harnesses.tasks import Task
 
 Scores = Mapping[str, float]
@@ -122,10 +124,11 @@ class CommandVerifier:
         command = self.command or str(_expected(delivery.task, "verify"))
         if not delivery.workspace.is_dir():
             return {REWARD: 0.0}
+        mark = new_mark()
         process = await asyncio.create_subprocess_shell(
             command,
             cwd=delivery.workspace,
-            env=scrubbed(os.environ),
+            env={**scrubbed(os.environ), MARK: mark},
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.DEVNULL,
             stderr=asyncio.subprocess.DEVNULL,
@@ -138,6 +141,7 @@ class CommandVerifier:
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
+            kill_marked(mark)
         return {REWARD: float(code == 0)}
 
 

@@ -98,10 +98,18 @@ async def test_a_command_sees_no_provider_key(
     assert await reward(verifier, delivered("", {}, tmp_path)) == 1.0
 
 
-async def test_a_command_that_hangs_scores_zero_and_is_killed(tmp_path: Path) -> None:
-    verifier = CommandVerifier("(sleep 0.6; touch late) & sleep 60", timeout_s=0.2)
+@pytest.mark.parametrize(
+    "started", ["(sleep 0.6; touch late)", "setsid sh -c 'sleep 0.6; touch late'"]
+)
+@pytest.mark.parametrize(
+    ("then", "timeout_s", "score"), [("sleep 60", 0.2, 0.0), ("sleep 0.1", 20, 1.0)]
+)
+async def test_what_a_command_started_is_killed_when_it_ends_or_hangs(
+    tmp_path: Path, started: str, then: str, timeout_s: float, score: float
+) -> None:
+    verifier = CommandVerifier(f"{started} & {then}", timeout_s=timeout_s)
 
-    assert await reward(verifier, delivered("", {}, tmp_path)) == 0.0
+    assert await reward(verifier, delivered("", {}, tmp_path)) == score
     time.sleep(0.8)  # noqa: ASYNC251 - the killed child must not get to write
     assert not (tmp_path / "late").exists()
 
