@@ -125,11 +125,11 @@ def tell(
         fresh = frozenset(held & allowed - trained)
         leaf = by_id[reply.call_id]
         prompt = (leaf.request_body_id or "") if completes_prompt(leaf) else ""
+        trained |= held
         content = _content(conversation, fresh)
         if selection.deduplicate and report.repeats(content, prompt.encode()):
             report.leave_out("duplicate")
             continue
-        trained |= held
         turns, tools = conversation.turns, conversation.tools
         yield Told(session, rewards, reply, turns, tools, fresh, by_id)
 

@@ -128,6 +128,20 @@ def test_conversations_that_differ_only_in_minted_ids_are_the_same(reader, recor
     assert (report.rows, report.left_out) == (2, {"duplicate": 1})
 
 
+@pytest.mark.parametrize("form", list(Format))
+def test_a_repeated_session_is_left_out_whole_with_its_branches(reader, record, tmp_path, form):
+    reports = []
+    for _ in range(2):
+        session = record()
+        first = session.call([1], [5], conversation=state("q"))
+        for token in (2, 3):
+            later = state(f"then {token}", first)
+            session.call([1, 5, token], [6], parent=first, conversation=later)
+        reports.append(export(reader, tmp_path / "x", form, Selection(deduplicate=True)))
+    once, twice = reports
+    assert (twice.sessions, twice.rows, twice.tokens) == (2, once.rows, once.tokens)
+
+
 def test_the_split_by_task_is_a_partition_that_stays(reader, sessions, record, tmp_path):
     again = [record(**of(f"t{n}")) for n in range(4)]
     for session in again:
