@@ -1,21 +1,20 @@
 """Conversations as lines of JSON: what every conversational format writes, and in which order.
 
 A line ends with a reply that no other exported call continues. A reply is trained in the first line
-that holds it and is context in later ones; what the harness wrote itself, and what the policy or
-the selection excludes, is context everywhere.
+that holds it and that the format can say, and is context in later ones; what the harness wrote
+itself, and what the policy or the selection excludes, is context everywhere.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import orjson
 
 from reconstruct.exports.conversation import (
-    Conversation,
     Conversations,
     IncompleteConversation,
     Reply,
@@ -78,11 +77,17 @@ def export_lines(
             calls, given = with_kinds(reader.calls(session.id)), reader.rewards(session.id)
             if not calls:
                 report.leave_out("session_without_calls")
-            for told in tell(session, calls, rewards, given, selection, report):
+            before: set[Reply] = set()
+            for whole in tell(session, calls, rewards, given, selection, report):
+                told = replace(whole, trained=whole.trained - before)
                 try:
                     lines = list(rows(told, reader))
                 except Inexpressible as reason:
                     report.leave_out(str(reason))
+                    continue
+                before |= told.trained
+                if selection.deduplicate and report.repeats(*_content(told)):
+                    report.leave_out("duplicate")
                     continue
                 for line in lines:
                     file.write(orjson.dumps(line) + b"\n")
@@ -101,7 +106,8 @@ def tell(
     selection: Selection,
     report: ExportReport,
 ) -> Iterator[Told]:
-    """The conversations of one session, in the order in which their last calls began."""
+    """The conversations of one session, in the order in which their last calls began, each with all
+    of its replies that may be trained."""
     conversations = Conversations(calls)
     allowed: set[Reply] = set()
     for call in calls:
@@ -114,7 +120,6 @@ def tell(
     continued = {conversations.base(call) for call in calls if Reply(call.id, 0) in allowed}
     by_id = {call.id: call for call in calls}
     order = {call.id: index for index, call in enumerate(calls)}
-    trained: set[Reply] = set()
     for reply in sorted(allowed - continued, key=lambda r: (order[r.call_id], r.choice)):
         try:
             conversation = conversations.fold(reply)
@@ -122,16 +127,9 @@ def tell(
             report.leave_out("conversation_incomplete")
             continue
         held = {turn.reply for turn in conversation.turns if turn.reply is not None}
-        fresh = frozenset(held & allowed - trained)
-        leaf = by_id[reply.call_id]
-        prompt = (leaf.request_body_id or "") if completes_prompt(leaf) else ""
-        trained |= held
-        content = _content(conversation, fresh)
-        if selection.deduplicate and report.repeats(content, prompt.encode()):
-            report.leave_out("duplicate")
-            continue
+        trained = frozenset(held & allowed)
         turns, tools = conversation.turns, conversation.tools
-        yield Told(session, rewards, reply, turns, tools, fresh, by_id)
+        yield Told(session, rewards, reply, turns, tools, trained, by_id)
 
 
 def left_out(call: CallRow, policy: TrainablePolicy) -> str | None:
@@ -158,12 +156,15 @@ def _sampled(call: CallRow, reply: Reply, reader: Reader) -> int:
     return len(reader.sampled(call.id)[reply.choice].token_ids)
 
 
-def _content(conversation: Conversation, trained: frozenset[Reply]) -> bytes:
+def _content(told: Told) -> tuple[bytes, bytes]:
     """What is said and what of it is trained; equal for equal conversations, although the ids of
     their tool calls, minted for each, differ."""
     names: dict[str, int] = {}
-    said = [[_unnamed(turn.message, names), turn.reply in trained] for turn in conversation.turns]
-    return orjson.dumps([said, list(conversation.tools)], option=orjson.OPT_SORT_KEYS)
+    said = [[_unnamed(turn.message, names), told.is_trained(turn)] for turn in told.turns]
+    leaf = told.calls[told.leaf.call_id]
+    prompt = (leaf.request_body_id or "") if completes_prompt(leaf) else ""
+    whole = [said, list(told.tools)]
+    return orjson.dumps(whole, option=orjson.OPT_SORT_KEYS), prompt.encode()
 
 
 def _unnamed(message: Mapping[str, Any], names: dict[str, int]) -> dict[str, Any]:

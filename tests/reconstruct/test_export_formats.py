@@ -387,3 +387,17 @@ def test_what_a_format_cannot_say_is_left_out_and_counted(
         lines, report = written(form)
         assert (lines, report.left_out) == ([], {reason: 1})
     assert len(written(Format.CHAT)[0]) == 1
+
+
+@pytest.mark.parametrize("form", LINES)
+def test_a_reply_whose_first_line_cannot_be_written_is_trained_in_the_next(record, written, form):
+    session = record()
+    first = session.call([1], [5, 6], conversation=tail(user("q")), message=said("well"))
+    for token, reply in ((2, calling("a", arguments="{")), (3, said("yes"))):
+        later = tail(user(f"then {token}"), base=first)
+        session.call([1, 5, 6, token], [7], parent=first, conversation=later, message=reply)
+    _, report = written(form)
+    if form is Format.CHAT:
+        assert (report.rows, report.tokens, report.left_out) == (2, 4, {})
+    else:
+        assert (report.tokens, report.left_out) == (3, {"tool_arguments_not_json": 1})
