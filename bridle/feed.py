@@ -111,7 +111,7 @@ def feed() -> APIRouter:
         run: str | None = None,
     ) -> Response:
         """The sessions sealed after ``cursor``; the next cursor is in ``x-bridle-cursor``."""
-        after = None if cursor is None else _read_cursor(cursor)
+        after = _read_cursor(cursor) if cursor else None
 
         def work() -> Response:
             until = time.time() - SETTLE_S

@@ -183,6 +183,17 @@ def test_a_cursor_pages_through_everything_and_keeps_no_account(api: Api) -> Non
     assert api.get("/bridle/v1/trajectories", params={"cursor": "%%"}).status_code == 422
 
 
+def test_the_cursor_of_a_feed_that_has_nothing_yet_pages_from_the_beginning(api: Api) -> None:
+    cursor = None
+    for _ in range(2):
+        page = api.get("/bridle/v1/trajectories", params={"cursor": cursor})
+        assert page.status_code == 204, page.text
+        cursor = page.headers["x-bridle-cursor"]
+    made = api.sealed()
+    page = api.get("/bridle/v1/trajectories", params={"cursor": cursor})
+    assert json.loads(page.text)["session_id"] == made
+
+
 def test_the_feed_is_not_for_a_sessions_own_key(settings: ProxySettings) -> None:
     closed = replace(settings, admin_key="secret")
     with ProxyServer(closed, routers=[feed]) as proxy, Api(base_url=proxy.base_url) as api:
