@@ -7,7 +7,7 @@ samples back.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -21,7 +21,7 @@ from reconstruct.samples import Sample, only_calls
 from reconstruct.tables import SAMPLE_COLUMNS, sample_row, sample_schema
 from reconstruct.tree import BrokenTree, SessionTree
 from store.packing import dump_json
-from store.queries import Reader
+from store.queries import CallRow, Reader
 from store.records import CallKind
 
 _ROWS_PER_GROUP: Final = 64
@@ -53,8 +53,11 @@ def export_parquet(
                 continue
             if not tree.calls:
                 report.leave_out("session_without_calls")
-            samples = build(tree, selection.policy, builder).samples
-            for sample in only_calls(samples, _taken(reader, tree, selection, report)):
+            built = build(tree, selection.policy, builder).samples
+            samples = only_calls(built, _allowed(reader, tree, selection, report))
+            for call in _trained(tree, samples):
+                report.take_call(call)
+            for sample in samples:
                 content = (sample.token_ids.tobytes(), sample.mask.tobytes())
                 if selection.deduplicate and report.repeats(*content):
                     report.leave_out("duplicate")
@@ -79,20 +82,29 @@ def read_samples(path: str | Path) -> Iterator[Sample]:
                 yield _sample({name: column[index] for name, column in columns.items()})
 
 
-def _taken(
+def _allowed(
     reader: Reader, tree: SessionTree, selection: Selection, report: ExportReport
 ) -> set[str]:
     """The calls that the selection trains, as far as the policy allows."""
-    taken: set[str] = set()
+    allowed: set[str] = set()
     given = reader.rewards(tree.session_id)
     for call in tree.calls.values():
         reason = call_refused(call, selection, given)
         if reason is not None:
             report.leave_out(reason)
         else:
-            report.take_call(call)
-            taken.add(call.id)
-    return taken
+            allowed.add(call.id)
+    return allowed
+
+
+def _trained(tree: SessionTree, samples: Sequence[Sample]) -> list[CallRow]:
+    """The calls of which a sample trains a token, in the order of their start."""
+    found = {
+        sample.call_ids[index]
+        for sample in samples
+        for index in np.unique(sample.calls[sample.mask])
+    }
+    return [call for call in tree.calls.values() if call.id in found]
 
 
 def _sample(row: dict[str, Any]) -> Sample:

@@ -12,7 +12,7 @@ from reconstruct.exports.conditions import BadCondition, Condition
 from reconstruct.exports.formats import Format, export
 from reconstruct.exports.parquet import export_parquet, read_samples
 from reconstruct.exports.selection import Selection, part_of
-from store.records import Reward, TaskRecord
+from store.records import CallKind, CallStatus, Reward, TaskRecord
 
 
 def state(text, base=None):
@@ -181,6 +181,17 @@ def test_the_card_tells_the_counts_the_sources_and_the_hash(reader, sessions, tm
     assert card["rewards"]["score"] == {"count": 2, "mean": 0.5, "min": 0.25, "max": 0.75}
     ids = "\n".join(sorted([sessions[1].id, sessions[3].id]))
     assert source["sessions_sha256"] == hashlib.sha256(ids.encode()).hexdigest()
+
+
+@pytest.mark.parametrize("form", [Format.TOKENS, Format.CHAT])
+def test_the_card_names_no_model_of_which_nothing_is_trained(reader, record, tmp_path, form):
+    session = record()
+    session.call([1], [5], conversation=state("q"), model_served="m1")
+    session.call([2], [6], conversation=state("t"), model_served="small", kind=CallKind.SIDE)
+    session.call([3], conversation=state("u"), model_served="away", status=CallStatus.FAILED)
+    report = export(reader, tmp_path / "x", form)
+    assert report.taken["model"] == {"m1": 1}
+    assert report.taken["policy_version"] == {"1": 1}
 
 
 def test_every_format_counts_the_tokens_that_it_trains(reader, sessions, record, tmp_path):
