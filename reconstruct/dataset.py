@@ -45,8 +45,9 @@ class RecordedSession:
 
     @cached_property
     def tree(self) -> SessionTree:
-        """The token tree. Raises :class:`reconstruct.tree.BrokenTree`."""
-        return SessionTree(self.id, self.calls, self._reader.span_rows(self.id))
+        """The token tree, with the calls of its own moment: a session that goes on may have had
+        fewer when :attr:`calls` was read. Raises :class:`reconstruct.tree.BrokenTree`."""
+        return SessionTree.load(self._reader, self.id)
 
     @cached_property
     def all_rewards(self) -> list[Reward]:

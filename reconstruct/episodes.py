@@ -47,11 +47,7 @@ def episodes(
     sessions = reader.sessions(**filters)
     while batch := list(islice(sessions, AT_ONCE)):
         ids = [session.id for session in batch]
-        calls, rows, rewards = (
-            reader.calls_of(ids),
-            reader.span_rows_of(ids),
-            reader.rewards_of(ids),
-        )
+        (calls, rows), rewards = reader.recorded_of(ids), reader.rewards_of(ids)
         for session in batch:
             key = session.id
             tree = SessionTree(key, with_kinds(calls.pop(key)), rows.pop(key))

@@ -14,6 +14,7 @@ from typing import Any, Final
 import numpy as np
 from sqlalchemy import (
     BindParameter,
+    Connection,
     Engine,
     ExceptionContext,
     Row,
@@ -217,11 +218,7 @@ class Reader:
 
     def calls_of(self, session_ids: Sequence[str]) -> dict[str, list[CallRow]]:
         """Several sessions' calls by session, each one's in the order of their start."""
-        found: dict[str, list[CallRow]] = {session_id: [] for session_id in session_ids}
-        rows = self._rows_of(_CALLS_OF, session_ids)
-        for call in read_calls(rows, self.engine, self._texts):
-            found[call.session_id].append(call)
-        return found
+        return self._by_session(session_ids, self._rows_of(_CALLS_OF, session_ids))
 
     def call_ids(self, session_id: str) -> list[str]:
         """The ids of a session's calls in the order of their start: turn 1 comes first."""
@@ -313,11 +310,7 @@ class Reader:
 
     def span_rows_of(self, session_ids: Sequence[str]) -> dict[str, list[SpanRow]]:
         """Several sessions' spans by session."""
-        found: dict[str, list[SpanRow]] = {session_id: [] for session_id in session_ids}
-        for row in self._rows_of(_SPANS_OF, session_ids):
-            span = read_span_row(row)
-            found[span.span.session_id].append(span)
-        return found
+        return _spans_by_session(session_ids, self._rows_of(_SPANS_OF, session_ids))
 
     def prompt_token_ids(self, call_id: str) -> TokenIds | None:
         """``uint32[P]`` of a call's prompt; ``None`` when the engine did not tell it.
@@ -378,11 +371,17 @@ class Reader:
 
         Raises ``ValueError`` when a stored span is damaged.
         """
-        wanted = {"sessions": [session_id]}
+        calls, rows = self.recorded_of([session_id])
+        return calls[session_id], rows[session_id]
+
+    def recorded_of(
+        self, session_ids: Sequence[str]
+    ) -> tuple[dict[str, list[CallRow]], dict[str, list[SpanRow]]]:
+        """Several sessions' calls and spans by session, all of one moment."""
         with snapshot(self.engine) as connection:
-            found = connection.execute(_CALLS_OF, wanted).all()
-            tokens = connection.execute(_SPANS_OF, wanted).all()
-        return read_calls(found, self.engine, self._texts), [read_span_row(row) for row in tokens]
+            found = _in_pieces(connection, _CALLS_OF, session_ids)
+            tokens = _in_pieces(connection, _SPANS_OF, session_ids)
+        return self._by_session(session_ids, found), _spans_by_session(session_ids, tokens)
 
     # -- runs and training -----------------------------------------------------------------------
 
@@ -443,11 +442,15 @@ class Reader:
             return connection.execute(query, values).all()
 
     def _rows_of(self, query: Select[Any], session_ids: Sequence[str]) -> Sequence[Row[Any]]:
-        found: list[Row[Any]] = []
         with self.engine.connect() as connection:
-            for start in range(0, len(session_ids), _AT_ONCE):
-                some = session_ids[start : start + _AT_ONCE]
-                found += connection.execute(query, {"sessions": some}).all()
+            return _in_pieces(connection, query, session_ids)
+
+    def _by_session(
+        self, session_ids: Sequence[str], rows: Sequence[Row[Any]]
+    ) -> dict[str, list[CallRow]]:
+        found: dict[str, list[CallRow]] = {session_id: [] for session_id in session_ids}
+        for call in read_calls(rows, self.engine, self._texts):
+            found[call.session_id].append(call)
         return found
 
     def _first(self, query: Select[Any], **values: Any) -> Row[Any] | None:
@@ -476,6 +479,26 @@ class Reader:
                 return
             left = None if left is None else left - size
             last = rows[-1]
+
+
+def _in_pieces(
+    connection: Connection, query: Select[Any], session_ids: Sequence[str]
+) -> list[Row[Any]]:
+    found: list[Row[Any]] = []
+    for start in range(0, len(session_ids), _AT_ONCE):
+        some = session_ids[start : start + _AT_ONCE]
+        found += connection.execute(query, {"sessions": some}).all()
+    return found
+
+
+def _spans_by_session(
+    session_ids: Sequence[str], rows: Sequence[Row[Any]]
+) -> dict[str, list[SpanRow]]:
+    found: dict[str, list[SpanRow]] = {session_id: [] for session_id in session_ids}
+    for row in rows:
+        span = read_span_row(row)
+        found[span.span.session_id].append(span)
+    return found
 
 
 def _after(last: Row[Any], newest_first: bool) -> Any:

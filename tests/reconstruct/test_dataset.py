@@ -39,6 +39,18 @@ def test_sessions_are_typed_objects_down_to_their_tokens(opened, agent, reader):
         opened.session("nonesuch")
 
 
+def test_a_session_that_goes_on_after_its_calls_were_read_gives_every_token(url, record):
+    recording = record()
+    first = recording.call([1], [5, 6])
+    with open_store(url) as store:
+        session = store.session(recording.id)
+        assert len(session.calls) == 1
+        recording.call([1, 5, 6, 2], [7], parent=first)
+        built = session.build()
+    assert [sample.token_ids[sample.mask].tolist() for sample in built.samples] == [[5, 6, 7]]
+    assert built.conservation.dropped == {}
+
+
 def test_tables_hold_what_the_objects_hold(opened):
     sessions = opened.sessions_table().to_pydict()
     assert sessions["reward.reward"] == [0.1 + 0.2, None]

@@ -1,4 +1,5 @@
 import pytest
+from sqlalchemy import event
 
 from reconstruct.episodes import build_episode, episodes
 from reconstruct.rewards import session_rewards
@@ -28,9 +29,9 @@ def test_episodes_are_streamed_by_filter(reader, record):
 def test_sessions_are_read_some_at_a_time_and_each_as_alone(reader, record, monkeypatch):
     monkeypatch.setattr("reconstruct.episodes.AT_ONCE", 2)
     asked = []
-    real = Reader.span_rows_of
+    real = Reader.recorded_of
     monkeypatch.setattr(
-        Reader, "span_rows_of", lambda self, ids: asked.append(len(ids)) or real(self, ids)
+        Reader, "recorded_of", lambda self, ids: asked.append(len(ids)) or real(self, ids)
     )
     for number in range(5):
         session = record()
@@ -47,6 +48,23 @@ def test_sessions_are_read_some_at_a_time_and_each_as_alone(reader, record, monk
         (left,), (right,) = alone.samples, episode.samples
         assert left.token_ids.tolist() == right.token_ids.tolist()
         assert left.logprobs.tobytes() == right.logprobs.tobytes()
+
+
+def test_a_call_that_ends_while_its_session_is_read_takes_no_token_away(reader, record):
+    """It begins and ends after the calls were read and before the spans are."""
+    session = record()
+    first = session.call([1], [5, 6])
+    late = []
+
+    def go_on(connection, cursor, statement, *_):
+        if "FROM spans" in statement and not late:
+            late.append(session.call([1, 5, 6, 2], [7], parent=first))
+
+    event.listen(reader.engine, "before_cursor_execute", go_on)
+    (episode,) = episodes(reader)
+    assert late
+    assert (episode.conservation.trained, episode.conservation.dropped) == (2, {})
+    assert [sample.token_ids.tolist() for sample in episode.samples] == [[1, 5, 6]]
 
 
 def test_an_unknown_session_is_an_error(reader):
