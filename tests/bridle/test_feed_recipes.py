@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 from collections.abc import Iterator
@@ -87,3 +88,29 @@ def test_verl_gets_its_tensors(proxy: str, store: str) -> None:
     assert tensors["response_mask"][0].bool().tolist() == learned.tolist()
     scored = sample.logprobs[sample.mask]
     assert tensors["rollout_log_probs"][0].numpy().tobytes() == scored.tobytes()
+
+
+def test_verl_compares_what_the_trainer_compares(proxy: str) -> None:
+    """Two suites may count their tasks from one, and a session may have neither task nor group."""
+    names: dict[str, Any] = {"proxy": proxy}
+    (block,) = recipe("verl")
+    exec(block, names)  # noqa: S102 - the page's own code
+    sample = {"token_ids": [1, 2], "mask": [False, True], "logprobs": [0.0, -0.5]}
+    task = {"task_suite": None, "task_split": None, "task_id": None}
+    lines = [
+        json.dumps(
+            {"session_id": name, "group_id": None, "rewards": {}, "samples": [sample], **told}
+        )
+        for name, told in (
+            ("a", {"task_suite": "shop", "task_split": "train", "task_id": "1"}),
+            ("b", {"task_suite": "shop", "task_split": "train", "task_id": "1"}),
+            ("c", {"task_suite": "lamp", "task_split": "train", "task_id": "1"}),
+            ("d", task),
+            ("e", task),
+        )
+    ]
+    _, extra = names["verl_batch"](lines)
+    first, second, *others = extra["uid"]
+    assert first == second
+    assert len({first, *others}) == 4
+    assert all(isinstance(uid, str) for uid in extra["uid"])
