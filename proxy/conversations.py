@@ -79,7 +79,7 @@ class SessionConversations:
         self._writers: frozenset[str] = frozenset()
         """Who wrote to the store when the lobby was last read from it."""
         self._lobby_counts: dict[str, int] = {}
-        """Calls of the anonymous sessions when they were last read."""
+        """Calls of the anonymous sessions that were over when they were last read."""
         self._capacity = capacity
         self._limit = limit
         self._size = 0
@@ -107,7 +107,7 @@ class SessionConversations:
         ids = [session.id for session in anonymous]
         counts = await asyncio.to_thread(self._reader.call_counts_of, ids)
         for session in anonymous:
-            calls = sum(counts[session.id].values())
+            calls = _ended(counts[session.id])
             if self._lobby_counts.get(session.id) != calls:
                 await self._load(session.id, self._lobby)
             self._lobby_counts[session.id] = calls
@@ -241,7 +241,7 @@ class SessionConversations:
     async def _grown(self, session_id: str, held: _Held) -> bool:
         """Whether the store has calls of the session that were not made here."""
         counts = await asyncio.to_thread(self._reader.call_counts, session_id)
-        return sum(counts.values()) - counts.get(CallStatus.OPEN, 0) > len(held.calls)
+        return _ended(counts) > len(held.calls)
 
     async def _load(self, session_id: str, held: _Held) -> None:
         """Adds the session's recorded calls that ``held`` does not know."""
@@ -258,6 +258,11 @@ class SessionConversations:
     def _read(self, session_id: str) -> tuple[list[CallRow], dict[str, Span]]:
         rows = self._reader.calls(session_id)
         return rows, {span.id: span for span in self._reader.spans(session_id)}
+
+
+def _ended(counts: Mapping[CallStatus, int]) -> int:
+    """How many of the counted calls have ended: of one that runs there is nothing to read yet."""
+    return sum(counts.values()) - counts.get(CallStatus.OPEN, 0)
 
 
 def _unexplained(link: Link) -> bool:

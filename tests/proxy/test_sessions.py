@@ -192,6 +192,24 @@ def test_an_anonymous_conversation_goes_on_at_another_proxy_of_the_same_store(
     assert say(bench, history)["session"] == first["session"]
 
 
+def test_an_anonymous_call_that_another_proxy_saw_running_is_continued_there(
+    bench: Any, stage: Any, start_proxy: Any
+) -> None:
+    other = start_proxy(stage.engine.base_url)
+    stage.play = lambda request: Reply(
+        "The answer is four.", delay=0.1 if request.messages == [user("one")] else 0.0
+    )
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(say, bench, [user("one")])
+        while not bench.calls():
+            time.sleep(0.01)
+        # Nothing here explains its history: the other proxy asks the store.
+        say(other, [user("two"), {"role": "assistant", "content": "2"}, user("three")])
+        first = running.result()
+    history = [user("one"), {"role": "assistant", "content": first["content"]}, user("two")]
+    assert say(other, history)["session"] == first["session"]
+
+
 def test_an_echoed_tool_call_finds_its_session_also_after_a_restart(
     stage: Any, start_proxy: Any
 ) -> None:
