@@ -100,13 +100,14 @@ class SessionConversations:
         self._writers = await asyncio.to_thread(self._reader.writer_ids)
         latest = await asyncio.to_thread(
             lambda: list(
-                self._reader.sessions(sealed=False, newest_first=True, limit=_LOBBY_SESSIONS)
+                self._reader.sessions(
+                    sealed=False, anonymous=True, newest_first=True, limit=_LOBBY_SESSIONS
+                )
             )
         )
-        anonymous = [session for session in reversed(latest) if is_anonymous(session)]
-        ids = [session.id for session in anonymous]
+        ids = [session.id for session in latest]
         counts = await asyncio.to_thread(self._reader.call_counts_of, ids)
-        for session in anonymous:
+        for session in reversed(latest):
             calls = _ended(counts[session.id])
             if self._lobby_counts.get(session.id) != calls:
                 await self._load(session.id, self._lobby)

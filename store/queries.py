@@ -147,6 +147,7 @@ class Reader:
         split: str | None = None,
         outcome: str | None = None,
         sealed: bool | None = None,
+        anonymous: bool = False,
         since: float | None = None,
         until: float | None = None,
         limit: int | None = None,
@@ -155,6 +156,7 @@ class Reader:
         """Sessions in the order of their creation, read page by page.
 
         ``split`` is the task's; ``since`` and ``until`` bound ``created_at`` (until is exclusive).
+        ``anonymous``: only those with neither name nor key.
         """
         query = select(sessions)
         wanted = {"run_id": run, "group_id": group, "task_id": task, "harness": harness}
@@ -165,6 +167,8 @@ class Reader:
             query = query.where(sessions.c.task_split == split)
         if sealed is not None:
             query = query.where(sessions.c.sealed_at.is_not(None) == sealed)
+        if anonymous:
+            query = query.where(sessions.c.name.is_(None), sessions.c.key_hash.is_(None))
         if since is not None:
             query = query.where(sessions.c.created_at >= since)
         if until is not None:

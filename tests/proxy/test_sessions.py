@@ -247,6 +247,19 @@ def test_a_restarted_proxy_continues_a_named_session(stage: Any, start_proxy: An
     assert again.calls()[-1].parent_call_id == again.calls()[0].id
 
 
+def test_a_restarted_proxy_continues_an_anonymous_conversation_older_than_many_named_sessions(
+    stage: Any, start_proxy: Any
+) -> None:
+    bench = start_proxy(stage.engine.base_url)
+    first = say(bench, [user("one")])
+    for number in range(80):
+        say(bench, [user("one")], f"/s/run-{number}{CHAT}")
+    bench.server.stop()
+    again = start_proxy(stage.engine.base_url)
+    history = [user("one"), {"role": "assistant", "content": first["content"]}, user("two")]
+    assert say(again, history)["session"] == first["session"]
+
+
 def test_two_proxies_on_one_store_continue_each_others_sessions(
     stage: Any, start_proxy: Any
 ) -> None:
