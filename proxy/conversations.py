@@ -159,6 +159,10 @@ class SessionConversations:
         continued = link.parent.call_id if link.parent is not None else None
         return link, self._lobby_sessions.get(continued or "")
 
+    def find_first(self, request: Request) -> Link:
+        """Where ``request`` belongs in a session that it is the first call of."""
+        return _Held().find(request, None)
+
     async def _others_wrote(self) -> bool:
         """Whether an anonymous conversation that goes on here may have been begun elsewhere."""
         writers = await asyncio.to_thread(self._reader.writer_ids)

@@ -176,6 +176,9 @@ class DataPlane:
             return session, await services.conversations.find(session.id, request, identity.role)
         link, session_id = await services.conversations.find_anonymous(request)
         session = await services.sessions.anonymous(session_id, identity)
+        if link.parent is not None and session.id != session_id:
+            # The session that it goes on from takes no more: what it says is all new here.
+            link = services.conversations.find_first(request)
         return session, link
 
     async def _count(self, route: Route, client: Client) -> None:

@@ -210,6 +210,29 @@ def test_an_anonymous_call_that_another_proxy_saw_running_is_continued_there(
     assert say(other, history)["session"] == first["session"]
 
 
+def test_a_conversation_that_goes_on_after_its_seal_is_whole_in_its_new_session(
+    stage: Any, start_proxy: Any, model_dir: Path
+) -> None:
+    bench = start_proxy(stage.engine.base_url, tokenizer_dir=model_dir)
+    first = say(bench, [user("one")])
+    httpx.post(f"{bench.url}/bridle/v1/sessions/{first['session']}/seal").raise_for_status()
+    history = [user("one"), {"role": "assistant", "content": first["content"]}, user("two")]
+    second = say(bench, history)
+    history += [{"role": "assistant", "content": second["content"]}, user("three")]
+    bench.server.stop()
+
+    again = start_proxy(stage.engine.base_url, tokenizer_dir=model_dir)
+    third = say(again, history)
+    assert first["session"] != second["session"] == third["session"]
+    begun, continued = again.reader.calls(second["session"])
+    assert (begun.parent_call_id, continued.parent_call_id) == (None, begun.id)
+    assert [message["content"] for message in begun.conversation["tail"]] == [
+        "one",
+        first["content"],
+        "two",
+    ]
+
+
 def test_an_echoed_tool_call_finds_its_session_also_after_a_restart(
     stage: Any, start_proxy: Any
 ) -> None:
