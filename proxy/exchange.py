@@ -23,7 +23,7 @@ from proxy.presence import ClientGone
 from proxy.recorder import Recording
 from proxy.services import Services
 from proxy.sessions import store_unavailable
-from store.errors import StoreUnavailable
+from store.errors import RecordRejected, StoreUnavailable
 from store.records import CallStatus, Note
 
 log = logging.getLogger("bridle.proxy")
@@ -184,8 +184,7 @@ class Exchange:
         try:
             await self._commit(CallStatus.COMPLETE)
         except StoreUnavailable as error:
-            self._services.metrics.unrecorded.inc()
-            log.error("call_not_recorded", extra={**self._ids(), "error": str(error)})
+            self._unrecorded(error)
             if self._services.settings.when_store_is_down == "fail":
                 await self._tell(self._error_bytes(store_unavailable()))
                 return
@@ -205,10 +204,16 @@ class Exchange:
             sampled = self._recording.fold.sampled
             await self._commit(CallStatus.PARTIAL if sampled else CallStatus.FAILED, failure)
         except StoreUnavailable as lost:
-            self._services.metrics.unrecorded.inc()
-            log.error("call_not_recorded", extra={**self._ids(), "error": str(lost)})
+            self._unrecorded(lost)
         if told is not None:
             await self._tell(told)
+
+    def _unrecorded(self, error: StoreUnavailable) -> None:
+        self._services.metrics.unrecorded.inc()
+        log.error("call_not_recorded", extra={**self._ids(), "error": str(error)})
+        if isinstance(error, RecordRejected):
+            # Its session may have been deleted: the next call asks the store.
+            self._services.sessions.forget(self._recording.begun.session_id)
 
     def _ids(self) -> dict[str, str]:
         begun = self._recording.begun

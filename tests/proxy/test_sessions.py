@@ -23,6 +23,7 @@ from store.free_names import FreeNames
 from store.job_queue import Job, Outcome
 from store.queries import Reader
 from store.records import BreakReason, CallKind, CallStatus, SessionRecord
+from store.retention import forget
 from store.writer import Writer
 
 CHAT = "/v1/chat/completions"
@@ -231,6 +232,25 @@ def test_a_conversation_that_goes_on_after_its_seal_is_whole_in_its_new_session(
         first["content"],
         "two",
     ]
+
+
+@pytest.mark.parametrize("path", [CHAT, f"/s/daily{CHAT}"])
+def test_a_session_that_was_deleted_costs_one_call_and_is_opened_anew(
+    bench: Any, path: str
+) -> None:
+    """As ``bridle forget`` does while the proxy runs."""
+    first = say(bench, [user("one")], path)
+    forget(bench.reader.engine, [first["session"]])
+    history = [user("one"), {"role": "assistant", "content": first["content"]}, user("two")]
+    lost = httpx.post(bench.url + path, json={"model": "m", "messages": history})
+    assert lost.status_code == 503
+    second = say(bench, history, path)
+    assert second["session"] != first["session"]
+    history += [{"role": "assistant", "content": second["content"]}, user("three")]
+    assert say(bench, history, path)["session"] == second["session"]
+    begun, continued = bench.calls()
+    assert (begun.parent_call_id, continued.parent_call_id) == (None, begun.id)
+    assert len(begun.conversation["tail"]) == 3
 
 
 def test_an_echoed_tool_call_finds_its_session_also_after_a_restart(
