@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Annotated, Any
 
 import msgspec
@@ -137,11 +136,16 @@ Admin = Annotated[Caller, Depends(_admin)]
 
 async def _session(session_id: str, caller: Authenticated, services: Running) -> SessionRecord:
     """The session in the path, for the admin key or the session's own."""
+    session = await _found(session_id, services)
+    if not caller.admin and (caller.session is None or caller.session.id != session.id):
+        raise ApiError("permission", "this key does not open that session", status=403)
+    return session
+
+
+async def _found(session_id: str, services: Services) -> SessionRecord:
     session = await services.sessions.find(session_id)
     if session is None:
         raise ApiError("not_found", f"there is no session {session_id}", status=404)
-    if not caller.admin and (caller.session is None or caller.session.id != session.id):
-        raise ApiError("permission", "this key does not open that session", status=403)
     return session
 
 
@@ -285,10 +289,9 @@ async def seal_session(
 ) -> SessionState:
     """Ends the session: no further call is admitted. Sealing twice keeps the first outcome."""
     if session.sealed_at is None:
-        outcome = (seal or Seal()).outcome
-        session = replace(session, sealed_at=time.time(), outcome=outcome)
-        await services.sessions.update(session)
+        await services.sessions.seal(session.id, (seal or Seal()).outcome)
         await services.governor.forget_session(session.id)
+        session = await _found(session.id, services)
     return await get_session(session, services)
 
 

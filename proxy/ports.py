@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any, Protocol
+from typing import Protocol
 
 from store.records import CallBegun, CallEnded, Reward, SessionRecord
 
@@ -24,7 +24,7 @@ class CallWriter(Protocol):
         """Queues; the future tells of the commit, which comes before that of its calls."""
         ...
 
-    async def update_session(self, session_id: str, **fields: Any) -> None: ...
+    async def seal_session(self, session_id: str, outcome: str, at: float) -> None: ...
     async def add_reward(self, reward: Reward) -> None: ...
 
 

@@ -13,7 +13,6 @@ import re
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Container, Mapping
-from dataclasses import fields
 from functools import partial
 from itertools import islice
 from typing import Final
@@ -155,19 +154,13 @@ class Sessions:
         self._on_created(record)
         return record
 
-    async def update(self, record: SessionRecord) -> None:
-        """Writes the columns by which ``record`` differs from what is known. Raises 503."""
-        before = await self.find(record.id)
-        changed = {
-            field.name: getattr(record, field.name)
-            for field in fields(record)
-            if before is None or getattr(record, field.name) != getattr(before, field.name)
-        }
+    async def seal(self, session_id: str, outcome: str) -> None:
+        """Ends the session; the first seal counts, wherever it was made. Raises 503."""
         try:
-            await self._writer.update_session(record.id, **changed)
+            await self._writer.seal_session(session_id, outcome, time.time())
         except StoreUnavailable as error:
             raise store_unavailable() from error
-        self._remember(record)
+        self.forget(session_id)
 
     async def _by_key(self, key: str) -> SessionRecord:
         digest = hash_key(key)

@@ -66,6 +66,8 @@ class Patch:
     table: str
     id: str
     fields: Mapping[str, Any]
+    once: str | None = None
+    """A column; when it has a value already, nothing is changed."""
 
 
 Record = (
@@ -297,7 +299,9 @@ class Batch:
     def _patch(self, patch: Patch) -> None:
         table = _TABLES[patch.table]
         statement = update(table).where(table.c.id == patch.id).values(dict(patch.fields))
-        if self._connection.execute(statement).rowcount != 1:
+        if patch.once is not None:
+            statement = statement.where(table.c[patch.once].is_(None))
+        if self._connection.execute(statement).rowcount != 1 and patch.once is None:
             raise RecordRejected(f"no row {patch.id} in {patch.table}")
 
     def _many(self, table: Table) -> None:

@@ -28,6 +28,19 @@ def test_a_seal_is_found_out_by_another_proxy_on_the_store(
     assert state["outcome"] == "done"
 
 
+def test_a_seal_at_another_proxy_on_the_store_stays_the_first(
+    stage: Any, start_proxy: Any, ask: Any
+) -> None:
+    here, there = (start_proxy(stage.engine.base_url) for _ in range(2))
+    session = httpx.post(here.url + CHAT, json=ask).headers["x-bridle-session"]
+    path = f"/bridle/v1/sessions/{session}"
+    assert httpx.get(there.url + path).json()["sealed_at"] is None
+
+    sealed = httpx.post(f"{here.url}{path}/seal", json={"outcome": "done"}).json()
+    assert httpx.post(f"{there.url}{path}/seal", json={"outcome": "late"}).json() == sealed
+    assert here.reader.session(session).outcome == "done"
+
+
 class _Store:
     """One that cannot be read at first; others write to it when ``shared``."""
 
