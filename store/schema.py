@@ -101,6 +101,13 @@ sessions = Table(
     Index(None, "group_id"),
     Index(None, "created_at"),
     Index(None, "sealed_at"),
+    Index(
+        "ix_sessions_anonymous",
+        # With the last two alone SQLite takes another index and sorts.
+        *("key_hash", "name", "created_at", "id"),
+        sqlite_where=text("name IS NULL AND key_hash IS NULL"),
+        postgresql_where=text("name IS NULL AND key_hash IS NULL"),
+    ),
 )
 
 calls = Table(

@@ -1,7 +1,7 @@
 from dataclasses import replace
 
 import pytest
-from sqlalchemy import text
+from sqlalchemy import event, text
 from sqlalchemy.exc import DBAPIError
 
 from store.database import connect, transaction
@@ -45,6 +45,27 @@ def test_a_task_is_its_suites_and_splits_own(filled, reader):
     assert reader.task_of(elsewhere).payload["n"] == 4
     assert reader.task_of(replace(filled[0], task_split="test")) is None
     assert [task.payload["n"] for task in reader.tasks("shop", "eval")] == [3, 2]
+
+
+def test_anonymous_sessions_are_found_without_looking_through_the_others(
+    writer, reader, calls, tmp_path
+):
+    for number in range(6):
+        named = {"name": f"n{number}"} if number % 3 else {}
+        keyed = {"key_hash": f"k{number}"} if number == 3 else {}
+        session = calls.session(**named, **keyed, created_at=float(number), sealed_at=None)
+        writer.create_session_sync(session)
+    plans = []
+
+    def explain(connection, cursor, statement, parameters, *_):
+        if connection.dialect.name == "sqlite" and not statement.startswith("EXPLAIN"):
+            cursor.execute(f"EXPLAIN QUERY PLAN {statement}", parameters)
+            plans.extend(row[-1] for row in cursor.fetchall())
+
+    event.listen(reader.engine, "before_cursor_execute", explain)
+    (found,) = reader.sessions(sealed=False, anonymous=True, newest_first=True, limit=64)
+    assert found.created_at == 0.0
+    assert [plan for plan in plans if "USING INDEX ix_sessions_anonymous" not in plan] == []
 
 
 @pytest.mark.parametrize(
