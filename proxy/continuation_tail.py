@@ -81,7 +81,8 @@ class TailRenderer:
         key = orjson.dumps(
             [
                 _shape(reply),
-                [message.to_chat() for message in (*setting.head, *messages)],
+                [message.to_chat() for message in setting.head],
+                [message.to_chat() for message in messages],
                 setting.tools,
                 setting.template_kwargs,
             ]

@@ -246,6 +246,20 @@ def test_a_word_like_the_marker_in_a_message_does_no_harm(policy, tokenizers) ->
     assert text.endswith("user\nXbridleX and XbridleXX<|im_end|>\n<|im_start|>assistant\n")
 
 
+def test_a_late_system_message_is_not_taken_for_another_conversations_first(
+    policy, tokenizers
+) -> None:
+    rule, question = Message("system", "Answer in French."), Message("user", "Go on.")
+    early = policy(tokenizers["chatml_kept"])
+    early.reply("Yes.", new=[rule, Message("user", "Is it?")])
+    early.ask(question)
+    late = policy(tokenizers["chatml_kept"])
+    late.continuer = early.continuer
+    late.reply("Yes.", new=[Message("user", "Is it?")])
+    _, _, prompt = late.ask(rule, question)
+    assert tokenizers["chatml_kept"].decode(prompt.token_ids.tolist()) == late.rendered()
+
+
 def test_an_edited_history_keeps_the_ids_above_the_edit(policy, tokenizers) -> None:
     tokenizer = tokenizers["qwen3"]
     session = policy(tokenizer, tools=TOOLS)
