@@ -31,8 +31,7 @@ class TokenizerCheck:
     """One tokenizer against the engines of one pool, asked until they agree."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
-        self._ids = tokenizer.encode(tokenizer.render(PROBE))
-        self._directory = tokenizer.directory
+        self._tokenizer = tokenizer
         self.agreed = False
         self._differs = False
         self._asked_at = float("-inf")
@@ -49,9 +48,11 @@ class TokenizerCheck:
 
     def _compare(self, ids: list[int] | None, model: str) -> None:
         self._asked_at = time.monotonic()
-        before, self._differs = self._differs, ids is not None and ids != self._ids
+        # Rendered anew each time: a template may tell the day.
+        ours = self._tokenizer.encode(self._tokenizer.render(PROBE))
+        before, self._differs = self._differs, ids is not None and ids != ours
         self.agreed = not self._differs
-        extra = {"tokenizer": str(self._directory), "model": model}
+        extra = {"tokenizer": str(self._tokenizer.directory), "model": model}
         if ids is None:
             log.warning("tokenizer_unchecked", extra=extra)
         elif self._differs and not before:

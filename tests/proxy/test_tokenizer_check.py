@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import shutil
+from datetime import datetime, timedelta, tzinfo
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import httpx
 import pytest
@@ -18,6 +19,12 @@ from trainer.tiny import train_tokenizer
 
 DIFFERS = Note("tokenizer_differs")
 CHAT = "/s/lamp/v1/chat/completions"
+
+
+class Yesterday(datetime):
+    @classmethod
+    def now(cls, tz: tzinfo | None = None) -> Self:
+        return super().now(tz) - timedelta(days=1)
 
 
 def turns(bench: Any, count: int) -> list[Any]:
@@ -99,3 +106,20 @@ def test_an_engine_that_disagreed_is_asked_again(
     assert DIFFERS in turns(mistaken, 2)[-1].notes, "not at once"
     monkeypatch.setattr("proxy.tokenizer_check._AGAIN_S", 0.0)
     assert DIFFERS not in turns(mistaken, 2)[-1].notes
+
+
+def test_a_template_that_tells_the_date_agrees_on_a_later_day_too(
+    stage: Any, start_proxy: Any, tmp_path: Path, model_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    today = "<|im_start|>system\n{{ strftime_now('%d %b %Y') }}<|im_end|>\n"
+    shutil.copytree(model_dir, tmp_path / "dated")
+    template = tmp_path / "dated" / CHAT_TEMPLATE_FILE
+    template.write_text(today + template.read_text())
+    with monkeypatch.context() as before:
+        before.setattr("engine.tokenizer.datetime", Yesterday)
+        bench = start_proxy(stage.engine.base_url, tokenizer_dir=tmp_path / "dated")
+    served = stage.engine.backend.tokenizer
+    monkeypatch.setitem(served.__dict__, "_compiled", compile_chat_template(template.read_text()))
+    calls = turns(bench, 3)
+    assert [call.notes for call in calls] == [()] * 3
+    assert {call.break_reason for call in calls} == {None}
