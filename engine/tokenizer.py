@@ -23,6 +23,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer as BackendTokenizer
 
 CHAT_TEMPLATE_FILE = "chat_template.jinja"
+CHAT_TEMPLATES_DIRECTORY = "additional_chat_templates"
 
 # Texts come one at a time: a thread pool would gain nothing, and not survive a fork.
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -110,14 +111,8 @@ class Tokenizer:
 
     @cached_property
     def chat_template_source(self) -> str:
-        path = self.directory / CHAT_TEMPLATE_FILE
-        if path.exists():
-            return path.read_text()
-        source = self.config.get("chat_template")
-        if isinstance(source, list):
-            named = {entry["name"]: entry["template"] for entry in source}
-            source = named.get("default")
-        if not isinstance(source, str):
+        source = self._template_sources.get("default")
+        if source is None:
             raise TemplateError(
                 f"{self.directory} has no chat template: add {CHAT_TEMPLATE_FILE} "
                 "or chat_template in tokenizer_config.json"
@@ -125,8 +120,31 @@ class Tokenizer:
         return source
 
     @cached_property
+    def tools_template_source(self) -> str:
+        """The template of conversations with tools; some models have one of its own for them."""
+        return self._template_sources.get("tool_use") or self.chat_template_source
+
+    @cached_property
+    def _template_sources(self) -> dict[str, str]:
+        """By name, from the places where transformers looks for them."""
+        path = self.directory / CHAT_TEMPLATE_FILE
+        if path.exists():
+            others = (self.directory / CHAT_TEMPLATES_DIRECTORY).glob("*.jinja")
+            return {"default": path.read_text()} | {one.stem: one.read_text() for one in others}
+        source = self.config.get("chat_template")
+        if isinstance(source, list):
+            return {entry["name"]: entry["template"] for entry in source}
+        return {"default": source} if isinstance(source, str) else {}
+
+    @cached_property
     def _compiled(self) -> jinja2.Template:
         return compile_chat_template(self.chat_template_source)
+
+    @cached_property
+    def _compiled_for_tools(self) -> jinja2.Template:
+        if self.tools_template_source == self.chat_template_source:
+            return self._compiled
+        return compile_chat_template(self.tools_template_source)
 
     def render(
         self,
@@ -146,7 +164,8 @@ class Tokenizer:
             shaped = [template_message(message) for message in messages]
             if continue_final_message:
                 shaped[-1] = _marked(shaped[-1])
-            text = self._compiled.render(
+            template = self._compiled_for_tools if tools else self._compiled
+            text = template.render(
                 messages=shaped,
                 tools=list(tools) if tools else None,
                 documents=None,

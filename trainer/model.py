@@ -22,6 +22,7 @@ from transformers.core_model_loading import revert_weight_conversion
 from transformers.modeling_utils import remove_tied_weights_from_state_dict
 from transformers.utils import logging as transformers_logging
 
+from engine.tokenizer import CHAT_TEMPLATES_DIRECTORY
 from store.records import TokenIds
 from trainer.attention import TREE_ATTENTION, plan_blocks
 from trainer.config import PackingConfig
@@ -122,6 +123,9 @@ def save_policy(
         for name in TOKENIZER_FILES:
             if (tokenizer_from / name).exists():
                 shutil.copyfile(tokenizer_from / name, directory / name)
+        templates = tokenizer_from / CHAT_TEMPLATES_DIRECTORY
+        if templates.is_dir():
+            shutil.copytree(templates, directory / templates.name, dirs_exist_ok=True)
 
 
 def restore_policy(model: nn.Module, directory: Path) -> None:

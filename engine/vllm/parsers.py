@@ -32,7 +32,7 @@ def choose_parsers(model_dir: Path) -> Parsers:
         return Parsers(tool=None, reasoning=None)
     family = _family(model_dir)
     return Parsers(
-        tool=_tool_parser(template, family),
+        tool=_tool_parser(tokenizer.tools_template_source, family),
         reasoning=_reasoning_parser(template, family, tokenizer),
     )
 

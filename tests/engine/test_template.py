@@ -190,3 +190,36 @@ def test_a_template_in_the_tokenizers_configuration_is_found(
     }
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
     assert Tokenizer(tmp_path).render([USER]) == "<s>!"
+
+
+TOOL_USE = "{{ tools | length }}{% for message in messages %} {{ message.role }}{% endfor %}"
+DEFAULT = "{% for message in messages %}{{ message.role }} {% endfor %}"
+
+
+def named_in_the_configuration(directory: Path) -> None:
+    config = json.loads((directory / "tokenizer_config.json").read_text())
+    named = {"default": DEFAULT, "tool_use": TOOL_USE}
+    config["chat_template"] = [{"name": name, "template": text} for name, text in named.items()]
+    (directory / "tokenizer_config.json").write_text(json.dumps(config))
+
+
+def named_by_files(directory: Path) -> None:
+    (directory / "chat_template.jinja").write_text(DEFAULT)
+    (directory / "additional_chat_templates").mkdir()
+    (directory / "additional_chat_templates" / "tool_use.jinja").write_text(TOOL_USE)
+
+
+@pytest.mark.parametrize("write", [named_in_the_configuration, named_by_files])
+@pytest.mark.parametrize("tools", [None, TOOLS], ids=["no tools", "tools"])
+def test_a_template_of_its_own_for_tools_is_used_as_in_transformers(
+    tiny_dir: Path, tmp_path: Path, write: Any, tools: Any
+) -> None:
+    from transformers import PreTrainedTokenizerFast
+
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (tmp_path / name).write_text((tiny_dir / name).read_text())
+    write(tmp_path)
+    expected = PreTrainedTokenizerFast.from_pretrained(tmp_path).apply_chat_template(
+        [USER], tools=tools, tokenize=False
+    )
+    assert Tokenizer(tmp_path).render([USER], tools, add_generation_prompt=False) == expected

@@ -1,3 +1,5 @@
+import shutil
+
 import numpy as np
 import pytest
 import torch
@@ -84,6 +86,16 @@ def test_a_saved_policy_loads_with_the_same_weights_and_its_tokenizer(chat_direc
         chat_directory / "tokenizer.json"
     ).read_bytes()
     assert (tmp_path / "chat_template.jinja").exists()
+
+
+def test_a_saved_policy_keeps_the_template_for_tools(chat_directory, tmp_path):
+    model = tmp_path / "model"
+    shutil.copytree(chat_directory, model)
+    (model / "additional_chat_templates").mkdir()
+    (model / "additional_chat_templates" / "tool_use.jinja").write_text("{{ tools }}")
+    save_policy(load_policy(chat_directory), tmp_path / "saved", tokenizer_from=model)
+    saved = tmp_path / "saved" / "additional_chat_templates" / "tool_use.jinja"
+    assert saved.read_text() == "{{ tools }}"
 
 
 def test_a_policy_generates_as_with_plain_attention(policy, policy_directory):

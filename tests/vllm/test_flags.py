@@ -48,6 +48,13 @@ def test_parsers_follow_the_template_and_then_the_family(
     assert template(model_dir, source, family) == Parsers(tool, reasoning)
 
 
+def test_the_tool_parser_follows_the_template_for_tools(model_dir: Path) -> None:
+    (model_dir / "additional_chat_templates").mkdir()
+    told = model_dir / "additional_chat_templates" / "tool_use.jinja"
+    told.write_text("{{ tools }} <tool_call>")
+    assert template(model_dir, "{{ messages }}", "llama") == Parsers("hermes", None)
+
+
 def test_a_model_without_a_template_gets_no_parsers(model_dir: Path) -> None:
     assert choose_parsers(model_dir) == Parsers(None, None)
     assert "--tool-call-parser" not in command(CPU, model_dir, VllmOptions(), 1)
