@@ -348,11 +348,11 @@ class Writer:
 
         Raises :class:`RecordRejected` when a record is at fault, else :class:`StoreUnavailable`.
         """
-        deadline, pause = time.monotonic() + self._patience, 0.01
+        deadline, pause, again = time.monotonic() + self._patience, 0.01, False
         self._number += 1
         while True:
             try:
-                self._write_once(jobs)
+                self._write_once(jobs, again)
                 return
             except (OperationalError, InterfaceError) as error:
                 if self._committed():
@@ -360,10 +360,13 @@ class Writer:
                 if not _may_pass(error) or time.monotonic() > deadline:
                     raise StoreUnavailable(f"the store cannot be written: {error.orig}") from error
                 self.stats.retries += 1
+                again = True
                 time.sleep(pause)
                 pause = min(1.0, pause * 2)
 
-    def _write_once(self, jobs: Sequence[Job]) -> None:
+    def _write_once(self, jobs: Sequence[Job], again: bool) -> None:
+        """``again``: an earlier attempt may have been committed when the server could not be asked
+        for it."""
         if file_id(self._engine) != self._file:
             file = self._engine.url.database
             told = f"the store's file was moved or replaced; what is not in it yet is in {file}-wal"
@@ -372,6 +375,8 @@ class Writer:
         try:
             with self._transaction() as connection:
                 if self._remote:
+                    if again and self._is_noted(connection):
+                        return
                     self._sign(connection)
                 batch = self._batch(connection)
                 for job in jobs:
@@ -428,10 +433,15 @@ class Writer:
             return False
         try:
             with self._engine.connect() as connection:
-                query = select(writers.c.batch).where(writers.c.id == self._writer_id)
-                return connection.execute(query).scalar() == self._number
+                return self._is_noted(connection)
         except DBAPIError:
             return False
+
+    def _is_noted(self, connection: Connection) -> bool:
+        """Whether the server has committed the transaction of the latest number; one that is being
+        committed is waited for."""
+        query = select(writers.c.batch).where(writers.c.id == self._writer_id).with_for_update()
+        return connection.execute(query).scalar() == self._number
 
 
 def _beginnings(ended: CallEnded) -> tuple[str, ...]:

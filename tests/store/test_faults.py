@@ -13,7 +13,7 @@ from sqlalchemy import Engine, event
 from store.database import connect, migrate
 from store.errors import StoreUnavailable
 from store.queries import Reader
-from store.records import CallStatus
+from store.records import CallStatus, Reward
 from store.writer import Writer
 
 
@@ -239,3 +239,43 @@ async def test_a_commit_that_was_not_confirmed_is_not_written_twice(postgres, ca
         assert writer.stats.rejected == 0
     with Reader(url) as reader:
         assert reader.call_counts(session.id) == {CallStatus.COMPLETE: 1}
+
+
+@pytest.mark.postgres
+@pytest.mark.parametrize("what", ["reward", "call"])
+async def test_a_commit_whose_server_went_down_with_the_answer_is_not_written_twice(
+    postgres, calls, what
+):
+    url = postgres.empty_database()
+    migrate(url)
+    with Writer(url) as writer:
+        session = calls.session()
+        await writer.create_session(session)
+        threads = []
+
+        def start_later():
+            time.sleep(0.5)
+            postgres.start()
+
+        def lose_the_answer(connection):
+            if not threads:
+                connection.connection.commit()
+                connection.connection.dbapi_connection.close()
+                postgres.stop()
+                threads.append(threading.Thread(target=start_later))
+                threads[0].start()
+
+        event.listen(writer._engine, "commit", lose_the_answer)
+        try:
+            if what == "reward":
+                await writer.add_reward(Reward(session.id, "tests", 1.0, created_at=1.0))
+            else:
+                await recorded(writer, session, calls)
+        finally:
+            await asyncio.to_thread(threads[0].join)
+        assert writer.stats.retries
+        assert writer.stats.rejected == 0
+        await recorded(writer, session, calls)
+    with Reader(url) as reader:
+        assert len(reader.rewards(session.id)) == (what == "reward")
+        assert reader.call_counts(session.id) == {CallStatus.COMPLETE: 1 + (what == "call")}
