@@ -17,7 +17,8 @@ from typing import Final
 import numpy as np
 import zstandard
 from numpy.typing import NDArray
-from sqlalchemy import Connection, insert, select
+from sqlalchemy import Connection, select
+from sqlalchemy.dialects import postgresql, sqlite
 
 from store.records import TokenIds
 from store.schema import vocabularies
@@ -94,10 +95,12 @@ class Vocabulary:
 
 
 def keep_vocabulary(connection: Connection, vocabulary: Vocabulary) -> None:
-    """Adds it to the store, unless it is there."""
+    """Adds it to the store, unless it is there, or another process adds it meanwhile."""
     this = vocabularies.c.id == vocabulary.id
     if connection.execute(select(vocabularies.c.id).where(this)).first() is None:
-        connection.execute(insert(vocabularies).values(id=vocabulary.id, data=vocabulary.packed()))
+        insert = postgresql.insert if connection.dialect.name == "postgresql" else sqlite.insert
+        row = insert(vocabularies).values(id=vocabulary.id, data=vocabulary.packed())
+        connection.execute(row.on_conflict_do_nothing())
 
 
 def _escape(found: re.Match[bytes]) -> bytes:

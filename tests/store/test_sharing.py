@@ -1,6 +1,7 @@
 """Several writers on one store, and one session that moves between them."""
 
 import asyncio
+import contextlib
 import threading
 
 from store.queries import Reader
@@ -163,3 +164,30 @@ def test_calls_that_say_the_same_under_another_vocabulary_are_kept(url, reader, 
         assert writer.stats.rejected == 0
     for call_id in made:
         assert reader.response_body(call_id) == b'{"error":"overloaded"}'
+
+
+def test_writers_that_start_at_once_with_one_tokenizer_all_start(url, monkeypatch):
+    vocabulary = Vocabulary([b"one", b"two"])
+    looked = threading.Barrier(2)
+    packed = vocabulary.packed()
+
+    def packed_together(_):
+        with contextlib.suppress(threading.BrokenBarrierError):
+            looked.wait(0.5)  # on SQLite one of them waits for the other's commit
+        return packed
+
+    monkeypatch.setattr(Vocabulary, "packed", packed_together)
+    errors = []
+
+    def start():
+        try:
+            Writer(url, vocabulary=vocabulary).start().close()
+        except Exception as error:  # noqa: BLE001 - shown by the assertion
+            errors.append(error)
+
+    threads = [threading.Thread(target=start) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert errors == []
