@@ -10,6 +10,7 @@ why.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
@@ -20,7 +21,7 @@ from proxy.canonical import Request
 from proxy.continuation_breaks import explain
 from proxy.continuation_probe import Prober
 from proxy.continuation_report import TemplateReport
-from proxy.continuation_tail import SeamError, Setting, Tail, TailRenderer
+from proxy.continuation_tail import MARKER, SeamError, Setting, Tail, TailRenderer
 from proxy.lineage_turn import Link
 from proxy.prompt import Prompt
 from store.records import BreakReason, TokenIds
@@ -56,6 +57,8 @@ class Continuer:
         tail = self._tail(link, request)
         if tail is None:
             return Prompt(None, link.break_reason or BreakReason.TAIL_NOT_LOCAL)
+        if self._other_beginning(base.seen.arguments, link, request):
+            return Prompt(None, link.break_reason or BreakReason.TEMPLATE_REWROTE_HISTORY)
         new = self._new_ids(int(path[-1][-1]), tail)
         return Prompt(np.concatenate([*path, new]), link.break_reason, len(new))
 
@@ -65,6 +68,27 @@ class Continuer:
         """What exactness would have saved: why the engine's own rendering of ``request`` does not
         begin with its parent's ids. Empty when it does, or when there is no parent."""
         return explain(self.tokenizer, link, request, rendered)
+
+    def _other_beginning(self, before: str | None, link: Link, request: Request) -> bool:
+        """Whether the template, which was given the arguments ``before``, says something else
+        before the first user turn with those of ``request``: a reasoning effort, for one."""
+        now = link.seen.arguments
+        if before == now:
+            return False
+        head = [message.to_chat() for message in request.messages[: _leading(request)]]
+        try:
+            one, other = (
+                self.tokenizer.render(
+                    [*head, {"role": "user", "content": MARKER}],
+                    request.tools,
+                    add_generation_prompt=False,
+                    **json.loads(arguments or "{}"),
+                ).rpartition(MARKER)[0]
+                for arguments in (before, now)
+            )
+        except (TemplateError, TypeError):
+            return True
+        return one != other
 
     def _tail(self, link: Link, request: Request) -> Tail | None:
         """The rendered tail, or ``None`` when it cannot be rendered on its own."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 from itertools import chain, groupby
 from typing import NamedTuple
@@ -78,6 +79,7 @@ class Search:
             forms=tuple([unit.form for unit in self.units]),
             depth=len(self.units),
             agent=agent,
+            arguments=_arguments(request),
         )
         self.cut: list[_Place] = []
         """Replies of which the request echoes only a part, their history standing unchanged."""
@@ -453,6 +455,11 @@ def _ask_digest(request: Request) -> bytes:
     if request.tool_choice is None and request.response_format is None:
         return _PLAIN_ASK
     return value_digest([request.tool_choice, request.response_format])
+
+
+def _arguments(request: Request) -> str | None:
+    arguments = request.template_arguments
+    return json.dumps(arguments, sort_keys=True) if arguments else None
 
 
 def _telling(reply: Message) -> bool:

@@ -40,6 +40,8 @@ class Seen(msgspec.Struct, frozen=True, gc=False):
     """How many steps the whole request had, those before the base's reply included."""
     agent: str | None = None
     """The harness' own name of the (sub-)agent, when its headers tell one."""
+    arguments: str | None = None
+    """What the chat template was given beside messages and tools, as JSON; ``None``: nothing."""
 
 
 class Sampled(msgspec.Struct, frozen=True, gc=False):
@@ -174,6 +176,7 @@ class Turn(msgspec.Struct, frozen=True, eq=False):
             "forms": b"".join(seen.forms).hex(),
             "depth": seen.depth,
             "agent": seen.agent,
+            "arguments": seen.arguments,
             "differs": list(self.differs),
             "confidence": self.confidence,
             "retry_of": self.retry_of,
@@ -209,6 +212,7 @@ class Turn(msgspec.Struct, frozen=True, eq=False):
             forms=_cut(state["forms"]),
             depth=state["depth"],
             agent=state["agent"],
+            arguments=state.get("arguments"),
         )
         link = Link(
             seen=seen,

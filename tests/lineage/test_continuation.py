@@ -238,6 +238,28 @@ def test_a_reasoning_effort_has_the_tail_opened_for_thought(policy, tokenizers, 
     assert text.endswith("Sure?<|im_end|>\n<|im_start|>assistant\n")
 
 
+def test_arguments_that_change_the_beginning_have_all_rendered_anew(
+    policy, tokenizers, tmp_path
+) -> None:
+    source = tokenizers["harmony"].chat_template_source.replace(
+        "Reasoning: medium<|end|>'", "Reasoning: ' + reasoning_effort|default('medium') + '<|end|>'"
+    )
+    tokenizer = with_template(tokenizers["harmony"], tmp_path, source)
+    session = policy(tokenizer)
+    low, high = {"extra": {"reasoning_effort": "low"}}, {"extra": {"reasoning_effort": "high"}}
+    first = session.reply("Yes.", new=[Message("user", "Is it?")], **low)
+    _, _, same = session.ask(Message("user", "Sure?"), **low)
+    link, _, other = session.ask(**high)
+    assert same.token_ids is not None
+    assert link.base is first
+    assert other.token_ids is None
+    assert other.break_reason is BreakReason.TEMPLATE_REWROTE_HISTORY
+    session.reply("Yes!", **high)
+    _, _, again = session.ask(Message("user", "Really?"), **high)
+    assert again.token_ids is not None
+    assert again.break_reason is None
+
+
 def test_a_word_like_the_marker_in_a_message_does_no_harm(policy, tokenizers) -> None:
     session = policy(tokenizers["qwen3"])
     session.reply("Yes.", new=[Message("user", "Is it?")])
