@@ -152,7 +152,10 @@ def migrate(url: str, revision: str = "head") -> None:
                 metadata.create_all(connection)
                 _VERSIONS.create(connection, checkfirst=True)
                 connection.execute(insert(_VERSIONS).values(version_num=newest_revision()))
-            elif _current(connection) != newest_revision():
+            elif (found := _current(connection)) != (newest := newest_revision()):
+                if found is not None and found > newest:
+                    told = f"its schema is {found}, and this one knows {newest}"
+                    raise StoreUnavailable(f"the store is a newer Bridle's: {told}")
                 _step(connection, revision)
     except DBAPIError as error:
         raise StoreUnavailable(f"the store cannot be opened: {error.orig}") from error

@@ -356,6 +356,16 @@ def test_a_store_whose_rows_have_lost_their_owner_is_not_migrated(tmp_path):
     assert revision(url) == newest_revision()
 
 
+def test_a_store_of_a_newer_version_is_left_as_it_is(url):
+    engine = connect(url)
+    with transaction(engine) as connection:
+        connection.exec_driver_sql("UPDATE alembic_version SET version_num = '9999'")
+    engine.dispose()
+    with pytest.raises(StoreUnavailable, match=r"a newer Bridle's: its schema is 9999"):
+        migrate(url)
+    assert revision(url) == "9999"
+
+
 def test_an_address_is_shown_without_its_password():
     assert shown("postgresql://u:secret@h/d") == "postgresql+psycopg://u:***@h/d"
     assert shown("/data/a b.db") == "/data/a b.db"
