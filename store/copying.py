@@ -15,8 +15,18 @@ from pathlib import Path
 from typing import Final
 
 from sqlalchemy import Connection, Table, func, insert, select
+from sqlalchemy.exc import DBAPIError
 
-from store.database import connect, database_url, migrate, shown, snapshot, transaction
+from store.database import (
+    connect,
+    database_url,
+    migrate,
+    newest_revision,
+    revision,
+    shown,
+    snapshot,
+    transaction,
+)
 from store.errors import StoreUnavailable
 from store.schema import metadata, writers
 
@@ -30,8 +40,17 @@ class NotEmpty(ValueError):
 def copy_store(source: str, target: str) -> dict[str, int]:
     """Copies every row of ``source`` into ``target``, which is made when it is not there.
 
-    Returns rows by table. All or nothing; raises :class:`NotEmpty` when the target holds a row.
+    Returns rows by table. All or nothing; raises :class:`NotEmpty` when the target holds a row, and
+    :class:`StoreUnavailable` when the source has another schema, or one of the two fails.
     """
+    try:
+        found = revision(source)
+    except DBAPIError as error:
+        raise StoreUnavailable(f"{shown(source)} cannot be read: {error.orig}") from error
+    if found != newest_revision():
+        # Columns that only one of the two has would be missed, or lost without a word.
+        told = f"its schema is {found or 'not ours'}, not {newest_revision()}"
+        raise StoreUnavailable(f"{shown(source)} cannot be copied: {told}")
     migrate(target)
     origin, destination = connect(source), connect(target, synchronous="FULL")
     try:
@@ -41,6 +60,8 @@ def copy_store(source: str, target: str) -> dict[str, int]:
                     told = f"{shown(target)} already holds {table.name}: give an empty store"
                     raise NotEmpty(told)
             return {str(table.name): _copy(reading, writing, table) for table in _tables()}
+    except DBAPIError as error:
+        raise StoreUnavailable(f"{shown(source)} cannot be copied: {error.orig}") from error
     finally:
         origin.dispose()
         destination.dispose()

@@ -4,10 +4,10 @@ import threading
 import time
 
 import pytest
-from sqlalchemy import func, select
+from sqlalchemy import func, select, text
 
 from store.copying import NotEmpty, backup, copy_store
-from store.database import connect, migrate
+from store.database import connect, migrate, transaction
 from store.errors import NotFound, StoreUnavailable
 from store.queries import Reader
 from store.records import CallStatus, Reward, TaskRecord
@@ -203,3 +203,16 @@ def test_a_backup_that_fails_leaves_nothing(tmp_path):
     assert [file.name for file in tmp_path.iterdir()] == ["no.db"]
     with pytest.raises(StoreUnavailable):
         backup(str(tmp_path / "missing.db"), tmp_path / "b.db")
+
+
+@pytest.mark.parametrize("schema", ["0005", "9999"])
+def test_a_store_of_another_version_is_not_copied(url, tmp_path, schema):
+    """Its columns are not those that are read: the copy would lose some, or never be made."""
+    engine = connect(url)
+    with transaction(engine) as connection:
+        connection.execute(text("UPDATE alembic_version SET version_num = :v"), {"v": schema})
+    engine.dispose()
+    target = tmp_path / "copy.db"
+    with pytest.raises(StoreUnavailable, match=f"its schema is {schema}, not "):
+        copy_store(url, str(target))
+    assert not target.exists()
