@@ -1,4 +1,4 @@
-"""Secrets scrubbed from what is stored as text: bodies, messages, lineage's state.
+"""Secrets scrubbed from what is stored as text: bodies, headers, messages, lineage's state.
 
 Off unless asked for: the bodies are then not byte for byte what was sent. Token ids stay as they
 are, for a changed token would be a lie; a secret that the model itself read or wrote is still in
@@ -61,10 +61,11 @@ class Redactor:
     def begun(self, begun: CallBegun) -> CallBegun:
         found: Counter[str] = Counter()
         body = self._scrub(begun.request_body, found)
+        headers = self._scrub_json(begun.headers, found)
         if not found:
             return begun
         self._requests[begun.id] = found
-        return msgspec.structs.replace(begun, request_body=body)
+        return msgspec.structs.replace(begun, request_body=body, headers=headers)
 
     def ended(self, ended: CallEnded) -> CallEnded:
         found = self._requests.pop(ended.id, Counter())

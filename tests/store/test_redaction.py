@@ -108,6 +108,18 @@ def test_two_halves_of_a_key_in_two_strings_leave_the_message_whole(url, reader,
     assert reader.call(found).message == message
 
 
+@pytest.mark.parametrize("name", SECRETS.keys() - {"private_key"})
+def test_a_secret_in_a_header_is_scrubbed(url, reader, calls, name):
+    """Codex tells the addresses of git remotes, some with the token that opens them."""
+    origin = f"https://git:{SECRETS[name]}@example.org/a.git"
+    told = json.dumps({"workspaces": {"/w": {"associated_remote_urls": {"origin": origin}}}})
+    headers = {"user-agent": "codex", "x-codex-turn-metadata": told}
+    row = reader.call(recorded(url, calls, Redactor(), {"headers": headers}))
+    scrubbed = told.replace(SECRETS[name], f"[redacted:{name}]")
+    assert row.headers == headers | {"x-codex-turn-metadata": scrubbed}
+    assert [note.detail for note in row.notes if note.name == "redacted"] == [f"1 {name}"]
+
+
 def test_bodies_without_a_secret_stay_byte_for_byte(url, reader, calls):
     body = b'{"messages": [ {"content":"task-sk-1, AKIA, xoxo" } ]}'
     row = reader.call(recorded(url, calls, Redactor(), {"request_body": body}))
