@@ -38,16 +38,20 @@ class Service:
         *,
         threads: int = 1,
         start_timeout_s: float = START_TIMEOUT_S,
+        without: Sequence[str] = (),
     ) -> None:
+        """``without``: environment variables of ours that it does not get."""
         self._arguments = tuple(arguments)
         self._log = log
         self._threads = threads
         self._start_timeout_s = start_timeout_s
+        self._without = frozenset(without)
         self._process: subprocess.Popen[bytes] | None = None
         self.url = ""
 
     def __enter__(self) -> Self:
         self._log.parent.mkdir(parents=True, exist_ok=True)
+        inherited = {n: value for n, value in os.environ.items() if n not in self._without}
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "bridle", *self._arguments, "--json"],
@@ -55,7 +59,7 @@ class Service:
                 stdout=subprocess.PIPE,
                 stderr=log,
                 start_new_session=True,
-                env={**os.environ, "OMP_NUM_THREADS": str(self._threads)},
+                env={**inherited, "OMP_NUM_THREADS": str(self._threads)},
             )
         try:
             self.url = str(orjson.loads(self._first_line())["url"])

@@ -10,6 +10,7 @@ from typing import Any
 
 import httpx
 
+from bridle.commands.engine import API_KEY_VARIABLE
 from bridle.options import EngineKind
 from bridle.services import Service
 from engine import contract
@@ -117,13 +118,13 @@ def serve_instead(engine_url: str, policy: Path) -> None:
 
 
 def engine_service(kind: EngineKind, policy: Path, logs: Path) -> Service:
-    """``bridle engine KIND`` for ``policy``, on a port of its own."""
+    """``bridle engine KIND`` for ``policy``, on a port of its own, which asks for no key."""
     arguments = ["engine", kind, "--model", str(policy), "--served-model-name", MODEL]
     arguments += ["--port", "0"]
     if kind == "vllm":
         arguments += ["--run-dir", str(logs / "vllm")]
         return Service(arguments, logs / "engine.log", start_timeout_s=VLLM_START_S)
-    return Service(arguments, logs / "engine.log")
+    return Service(arguments, logs / "engine.log", without=[API_KEY_VARIABLE])
 
 
 @contextmanager

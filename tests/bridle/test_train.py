@@ -180,3 +180,12 @@ def test_a_trainer_names_the_service_that_is_down(
     assert done.stderr.startswith(f"bridle: the {down} does not answer at {nowhere}/")
     assert "the same command goes on from the last step" in done.stderr
     assert done.stderr.count("\n") == 1
+
+
+def test_keys_for_services_elsewhere_do_not_shut_it_out_of_its_own(
+    arguments: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("BRIDLE_ENGINE_API_KEY", "BRIDLE_UPSTREAM_API_KEY", "BRIDLE_ADMIN_KEY"):
+        monkeypatch.setenv(name, "a-key")
+    done = bridle(*arguments, "--steps", "1")
+    assert done.returncode == 0, done.stderr
