@@ -26,7 +26,13 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from sqlalchemy import Connection, select
-from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError, StatementError
+from sqlalchemy.exc import (
+    DBAPIError,
+    InterfaceError,
+    InternalError,
+    OperationalError,
+    StatementError,
+)
 
 from store import liveness
 from store.batch import Batch, Patch, Record
@@ -57,6 +63,10 @@ log = logging.getLogger("bridle.store")
 
 _DISK_FULL = "53100"
 """PostgreSQL's SQLSTATE."""
+
+_DATABASES_FAULT = (OperationalError, InterfaceError, InternalError)
+"""What no record is to blame for. A PostgreSQL server that may only be read has internal errors,
+as one is to which a failover has not come yet."""
 
 
 @dataclass(slots=True)
@@ -354,7 +364,7 @@ class Writer:
             try:
                 self._write_once(jobs, again)
                 return
-            except (OperationalError, InterfaceError) as error:
+            except _DATABASES_FAULT as error:
                 if self._committed():
                     return
                 if not _may_pass(error) or time.monotonic() > deadline:
@@ -383,7 +393,7 @@ class Writer:
                     for record in job.records:
                         batch.add(record)
                 batch.write()
-        except (OperationalError, InterfaceError):
+        except _DATABASES_FAULT:
             if batch is not None:
                 batch.undo()
             raise

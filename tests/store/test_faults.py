@@ -279,3 +279,36 @@ async def test_a_commit_whose_server_went_down_with_the_answer_is_not_written_tw
     with Reader(url) as reader:
         assert len(reader.rewards(session.id)) == (what == "reward")
         assert reader.call_counts(session.id) == {CallStatus.COMPLETE: 1 + (what == "call")}
+
+
+@pytest.mark.postgres
+async def test_a_server_that_may_only_be_read_is_waited_for(postgres, calls):
+    """As one is to which a failover has not come yet."""
+    url = postgres.empty_database()
+    migrate(url)
+
+    def read_only(setting):
+        with psycopg.connect(url, autocommit=True) as connection:
+            connection.execute("SET default_transaction_read_only = off")
+            connection.execute(
+                f"ALTER DATABASE postgres SET default_transaction_read_only = {setting}"
+            )
+            connection.execute(
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+                "WHERE datname = current_database() AND pid <> pg_backend_pid()"
+            )
+
+    with Writer(url) as writer:
+        session = calls.session()
+        await writer.create_session(session)
+        await asyncio.to_thread(read_only, "on")
+        try:
+            wait = asyncio.ensure_future(recorded(writer, session, calls))
+            await asyncio.sleep(0.3)
+            assert not wait.done()
+        finally:
+            await asyncio.to_thread(read_only, "off")
+        await asyncio.wait_for(wait, 20)
+        assert writer.stats.rejected == 0
+    with Reader(url) as reader:
+        assert reader.call_counts(session.id) == {CallStatus.COMPLETE: 1}
