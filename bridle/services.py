@@ -15,6 +15,8 @@ from typing import IO, Self
 
 import orjson
 
+from bridle.serving import LAUNCHER_VARIABLE
+
 START_TIMEOUT_S = 180.0
 STOP_TIMEOUT_S = 20.0
 
@@ -28,7 +30,8 @@ class Service:
 
     The command must print one JSON line with its ``url`` once it serves (``--json``). It runs in a
     process group of its own, so that Ctrl-C at the terminal reaches us alone and we end it in
-    order. What it prints besides goes to ``log``.
+    order; an engine or a proxy ends by itself when we are killed. What it prints besides goes to
+    ``log``.
     """
 
     def __init__(
@@ -59,7 +62,11 @@ class Service:
                 stdout=subprocess.PIPE,
                 stderr=log,
                 start_new_session=True,
-                env={**inherited, "OMP_NUM_THREADS": str(self._threads)},
+                env={
+                    **inherited,
+                    "OMP_NUM_THREADS": str(self._threads),
+                    LAUNCHER_VARIABLE: str(os.getpid()),
+                },
             )
         try:
             self.url = str(orjson.loads(self._first_line())["url"])

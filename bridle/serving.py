@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -11,6 +12,8 @@ from typing import Any
 from bridle.terminal import fail, out, print_json
 
 POLL_S = 0.5
+LAUNCHER_VARIABLE = "BRIDLE_LAUNCHER"
+"""The process id of the command whose service this is."""
 
 
 @contextmanager
@@ -32,13 +35,20 @@ def announce(url: str, json: bool, *lines: str, **more: Any) -> None:
 
 
 def wait_for_signal(ended: Callable[[], bool] | None = None) -> None:
-    """Returns on SIGINT or SIGTERM, and when ``ended`` says that there is nothing to wait for."""
+    """Returns on SIGINT or SIGTERM, and when ``ended`` says that there is nothing to wait for.
+
+    So it does when the process is gone that runs this one for itself, as ``LAUNCHER_VARIABLE``
+    says: killed, it ended nothing.
+    """
+    launcher = os.environ.get(LAUNCHER_VARIABLE)
     stop = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stop.set())
     # Python's handler of a signal that comes just before a wait runs only after it.
     while not stop.wait(POLL_S):
         if ended is not None and ended():
+            return
+        if launcher is not None and os.getppid() != int(launcher):
             return
 
 

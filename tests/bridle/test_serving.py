@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
+import time
+from pathlib import Path
 
+import httpx
 import pytest
+
+from trainer.tiny import TinyShape, make_policy, train_tokenizer
 
 LEAVES = """
 import asyncio, sys, time
@@ -41,3 +47,48 @@ def test_sigterm_ends_it_as_ctrl_c_does(inside: str, started: str) -> None:
             assert process.communicate(timeout=20)[0] == "left\n"
         finally:
             process.kill()
+
+
+LAUNCHES = """
+import sys, time
+from pathlib import Path
+from bridle.services import Service
+
+kind, model, folder = sys.argv[1:]
+arguments = {
+    "engine": ["engine", "embedded", "--model", model],
+    "proxy": ["proxy", "--upstream", "http://127.0.0.1:9", "--store", f"{folder}/bridle.db"],
+}
+with Service([*arguments[kind], "--port", "0"], Path(folder) / "log") as service:
+    print(service.pid, service.url, flush=True)
+    time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize("kind", ["engine", "proxy"])
+def test_a_service_does_not_outlive_a_command_that_is_killed(kind: str, tmp_path: Path) -> None:
+    policy = tmp_path / "policy"
+    size = train_tokenizer(policy, ["a command that is killed"] * 4, vocab_size=320)
+    shape = TinyShape(hidden=32, layers=1, heads=1, kv_heads=1, intermediate=64, context=512)
+    make_policy(policy, shape, vocab_size=size, seed=3)
+    argv = [sys.executable, "-c", LAUNCHES, kind, str(policy), str(tmp_path)]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        pid, url = process.stdout.readline().split()
+        process.kill()
+    deadline = time.monotonic() + 20
+    while listens(url):
+        if time.monotonic() > deadline:
+            os.kill(int(pid), signal.SIGKILL)
+            pytest.fail("the service went on")
+        time.sleep(0.1)
+
+
+def listens(url: str) -> bool:
+    try:
+        httpx.get(url, trust_env=False)
+    except httpx.ConnectError:
+        return False
+    except httpx.HTTPError:
+        return True
+    return True
