@@ -322,7 +322,7 @@ class Writer:
             jobs = self._queue.take(beat)
             if jobs:
                 deliver(self._write(jobs))
-            elif not self._queue.is_open:
+            elif not self._queue.is_open and not len(self._queue):  # in this order
                 return
             if time.monotonic() >= beat:
                 self._renew()

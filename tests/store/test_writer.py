@@ -1,6 +1,7 @@
 import asyncio
 import math
 import threading
+import time
 from dataclasses import replace
 
 import numpy as np
@@ -306,6 +307,31 @@ async def test_a_wait_that_is_given_up_does_not_take_the_record_back(writer, rea
         end.cancel()
     await writer.update_session(session.id, outcome="completed")
     assert reader.call(begun.id).status is CallStatus.COMPLETE
+
+
+def test_what_is_queued_between_a_beat_and_the_close_is_written(url, reader, calls):
+    writer, session = Writer(url).start(), calls.session()
+    creating = threading.Thread(target=writer.create_session_sync, args=[session], daemon=True)
+    closing = threading.Thread(target=writer.close, daemon=True)
+    take, over = writer._queue.take, threading.Event()
+
+    def nothing_until_the_beat(_):
+        writer._queue.take = take
+        creating.start()
+        while not len(writer._queue):
+            time.sleep(0.001)
+        closing.start()
+        while writer._queue.is_open:
+            time.sleep(0.001)
+        over.set()
+        return []
+
+    writer._queue.take = nothing_until_the_beat
+    writer.create_session_sync(calls.session())  # ends the take that was under way
+    assert over.wait(10)
+    for thread in (creating, closing):
+        thread.join(10)
+    assert reader.session(session.id) == session
 
 
 async def test_closing_writes_what_is_queued(url, reader, calls):
