@@ -53,9 +53,14 @@ def wait_for_signal(ended: Callable[[], bool] | None = None) -> None:
 
 
 def leave_on_sigterm() -> None:
-    """SIGTERM ends the process as Ctrl-C does: through every ``finally`` on the way out."""
+    """SIGTERM ends the process as Ctrl-C does: through every ``finally`` on the way out.
+
+    So does the end of its terminal, unless ``nohup`` has it ignored.
+    """
     # A shell starts its background jobs with SIGINT ignored, and Python then leaves it so.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     # Raised again as SIGINT, for which asyncio has a handler of its own while a loop runs.
     signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, lambda *_: signal.raise_signal(signal.SIGINT))

@@ -170,7 +170,7 @@ class _Lines(Response):
 
 
 def serve(duties: Duties, listener: socket.socket, told: Callable[[str], None]) -> None:
-    """Serves on ``listener`` until SIGINT or SIGTERM; running rounds are cancelled then."""
+    """Serves on ``listener`` until SIGINT, SIGTERM or SIGHUP; running rounds are cancelled then."""
     asyncio.run(_serve(duties, listener, told))
 
 
@@ -183,8 +183,9 @@ async def _serve(duties: Duties, listener: socket.socket, told: Callable[[str], 
         timeout_keep_alive=75,
     )
     server = _Server(config)
-    for number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(number, server.end)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
+            asyncio.get_running_loop().add_signal_handler(number, server.end)
     try:
         await server.serve(sockets=[listener])
     finally:

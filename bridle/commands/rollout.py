@@ -15,6 +15,7 @@ from bridle.agents import UnknownAgent, agent, first_tasks, verifier
 from bridle.control import READS_NO_URL, end_with
 from bridle.options import JsonOption, ProxyOption
 from bridle.rollouts import Rollouts
+from bridle.serving import leave_on_sigterm
 from bridle.terminal import err, fail, out, print_json
 from harnesses.client import ControlClient, ControlError, ProxyUnreachable
 from harnesses.rollout import Outcome, RolloutResult, Settings, grouped
@@ -52,6 +53,7 @@ def rollout(
         chosen = first_tasks(tasks, split, limit)
     except (UnknownAgent, TaskError) as error:
         fail(str(error), 2)
+    leave_on_sigterm()
     settings = Settings(directory=directory, parallel=parallel, timeout_s=timeout, model=model)
     jobs = list(grouped(chosen, group_size))
     try:

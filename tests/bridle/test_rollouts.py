@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import signal
 import sqlite3
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -171,3 +173,23 @@ def test_a_collection_that_runs_ahead_is_cancelled_and_sealed_at_the_end(
     assert time.monotonic() - began < 30
     with Reader(store) as reader:
         assert [session.outcome for session in reader.sessions()] == ["completed", "cancelled"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_rollout_that_is_ended_leaves_no_open_session(
+    proxy_url: str, tmp_path: Path, store: str, number: signal.Signals
+) -> None:
+    tasks = tmp_path / "tasks.jsonl"
+    tasks.write_text('{"id": "t1", "prompt": "one", "payload": {"answer": "1"}}\n')
+    argv = [sys.executable, "-m", "bridle", "rollout", "--agent", "sh -c 'sleep 60' {prompt}"]
+    argv += ["--verifier", "exact", "--tasks", str(tasks), "--proxy", proxy_url]
+    with (
+        Reader(store) as reader,
+        subprocess.Popen([*argv, "--directory", str(tmp_path / "sessions")]) as process,
+    ):
+        deadline = time.monotonic() + 30
+        while not list(reader.sessions()) and time.monotonic() < deadline:
+            time.sleep(0.1)
+        process.send_signal(number)
+        assert process.wait(20) == 130
+        assert [session.outcome for session in reader.sessions()] == ["cancelled"]

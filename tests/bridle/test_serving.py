@@ -35,18 +35,30 @@ except KeyboardInterrupt:
 
 @pytest.mark.parametrize("inside", ["asyncio", "a plain call"])
 @pytest.mark.parametrize("started", ["plainly", "as a shell's background job"])
-def test_sigterm_ends_it_as_ctrl_c_does(inside: str, started: str) -> None:
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_it_is_ended_as_ctrl_c_does(inside: str, started: str, number: signal.Signals) -> None:
     argv = [sys.executable, "-c", LEAVES, inside]
     if started != "plainly":
         argv = ["sh", "-c", 'trap "" INT; exec "$@"', "sh", *argv]
     with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
-        process.send_signal(signal.SIGTERM)
+        process.send_signal(number)
         try:
             assert process.communicate(timeout=20)[0] == "left\n"
         finally:
             process.kill()
+
+
+def test_under_nohup_it_outlives_its_terminal() -> None:
+    argv = ["sh", "-c", 'trap "" HUP; exec "$@"', "sh", sys.executable, "-c", LEAVES, "plainly"]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        process.send_signal(signal.SIGHUP)
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(0.5)
+        process.kill()
 
 
 LAUNCHES = """

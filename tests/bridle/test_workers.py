@@ -153,15 +153,22 @@ def test_a_worker_that_dies_in_a_round_is_told_from_one_that_is_done(
         assert serving.url in str(failed[0])
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_told_to_end_it_leaves_no_agent_and_no_open_session(
-    proxy_url: str, agent: Path, tasks: Path, tmp_path: Path, store: str, run_id: str
+    proxy_url: str,
+    agent: Path,
+    tasks: Path,
+    tmp_path: Path,
+    store: str,
+    run_id: str,
+    number: signal.Signals,
 ) -> None:
     with worker(proxy_url, agent, tasks, tmp_path, wait=60) as serving:
         body = {"run_id": run_id, "first": 0, "groups": 1, "group_size": 1}
         with httpx.stream("POST", f"{serving.url}/rounds", json=body, trust_env=False):
             with Reader(store) as reader:
                 until(lambda: len(list(reader.sessions(run=run_id))) == 1)
-            os.kill(serving.pid, signal.SIGTERM)
+            os.kill(serving.pid, number)
             with Reader(store) as reader:
                 until(lambda: all(each.outcome for each in reader.sessions(run=run_id)))
                 assert {each.outcome for each in reader.sessions(run=run_id)} == {"cancelled"}
