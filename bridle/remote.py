@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import threading
+import asyncio
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Final
+from types import TracebackType
+from typing import Any, Final, Self
 
 import httpx
 import orjson
@@ -21,7 +21,10 @@ class WorkerFailed(RuntimeError):
 
 
 class RemoteWorkers:
-    """Asks workers for a step's sessions, each for its share of the groups."""
+    """Asks workers for a step's sessions, each for its share of the groups.
+
+    A trainer that collects ahead does so in a thread of its own: leaving the context ends that.
+    """
 
     def __init__(
         self,
@@ -37,17 +40,45 @@ class RemoteWorkers:
         self._run_id, self._groups, self._group_size = run_id, groups, group_size
         self._headers = {"authorization": f"Bearer {key}"} if key else {}
         self._on_session = on_session
-        self._heard = threading.Lock()
+        self._running: asyncio.Task[object] | None = None
+        self._closing = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._closing = True
+        if (running := self._running) is not None:
+            running.get_loop().call_soon_threadsafe(running.cancel)
 
     def sessions(self, step: int) -> list[str]:
-        """The ids of the step's sessions; raises :class:`WorkerFailed`."""
-        with ThreadPoolExecutor(len(self._urls), "worker") as pool:
-            asked = [
-                pool.submit(self._round, url, first, groups)
-                for url, (first, groups) in zip(self._urls, self._shares(step), strict=True)
-                if groups
-            ]
-            return [session for future in asked for session in future.result()]
+        """The ids of the step's sessions; raises :class:`WorkerFailed`.
+
+        A round that fails ends the others, and so do Ctrl-C and leaving the context.
+        """
+        return asyncio.run(self._sessions(step))
+
+    async def _sessions(self, step: int) -> list[str]:
+        self._running = asyncio.current_task()
+        try:
+            if self._closing:
+                raise asyncio.CancelledError
+            async with asyncio.TaskGroup() as rounds:
+                asked = [
+                    rounds.create_task(self._round(url, first, groups))
+                    for url, (first, groups) in zip(self._urls, self._shares(step), strict=True)
+                    if groups
+                ]
+        except ExceptionGroup as failed:
+            raise failed.exceptions[0] from None
+        finally:
+            self._running = None
+        return [session for task in asked for session in task.result()]
 
     def _shares(self, step: int) -> list[tuple[int, int]]:
         """First group and number of groups of each worker; they differ by at most one."""
@@ -58,7 +89,7 @@ class RemoteWorkers:
             first += groups
         return shares
 
-    def _round(self, url: str, first: int, groups: int) -> list[str]:
+    async def _round(self, url: str, first: int, groups: int) -> list[str]:
         body = {
             "run_id": self._run_id,
             "first": first,
@@ -68,18 +99,16 @@ class RemoteWorkers:
         found: list[str] = []
         timeout = httpx.Timeout(SILENCE_S)
         try:
-            with httpx.stream(
-                "POST",
-                f"{url}{ROUNDS}",
-                json=body,
-                headers=self._headers,
-                timeout=timeout,
-                trust_env=False,
-            ) as reply:
+            async with (
+                httpx.AsyncClient(
+                    headers=self._headers, timeout=timeout, trust_env=False
+                ) as client,
+                client.stream("POST", f"{url}{ROUNDS}", json=body) as reply,
+            ):
                 if reply.is_error:
-                    reply.read()
+                    await reply.aread()
                     raise WorkerFailed(f"{url} answered {reply.status_code}: {reply.text[:300]}")
-                for line in reply.iter_lines():
+                async for line in reply.aiter_lines():
                     if not line:
                         continue
                     said = orjson.loads(line)
@@ -87,8 +116,7 @@ class RemoteWorkers:
                         return found
                     if "session_id" not in said:
                         raise WorkerFailed(f"{url}: {said.get('error')}")
-                    with self._heard:
-                        self._on_session(said)
+                    self._on_session(said)
                     if said["session_id"]:
                         found.append(said["session_id"])
         except httpx.HTTPError as error:

@@ -121,7 +121,8 @@ def trainer(
             engine_key=engine_key,
             admin_key=admin_key,
         )
-        loop = train(plan, stack, workers.sessions, on_step=on_step)
+        with workers:
+            loop = train(plan, stack, workers.sessions, on_step=on_step)
     except (CheckpointError, UnsupportedModel) as error:
         fail(str(error))
     except (WorkerFailed, EngineError, PublishError, StackError) as error:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -151,6 +153,50 @@ def test_a_worker_that_dies_in_a_round_is_told_from_one_that_is_done(
         asking.join(20)
         assert len(failed) == 1
         assert serving.url in str(failed[0])
+
+
+def test_a_worker_that_fails_ends_the_round_of_the_others(
+    proxy_url: str, agent: Path, tasks: Path, tmp_path: Path, store: str, run_id: str
+) -> None:
+    with worker(proxy_url, agent, tasks, tmp_path, wait=60) as serving:
+        urls = [serving.url, "http://127.0.0.1:9"]
+        began = time.monotonic()
+        with pytest.raises(WorkerFailed, match=re.escape(urls[1])):
+            RemoteWorkers(urls, run_id=run_id, groups=2, group_size=1).sessions(0)
+        assert time.monotonic() - began < 20
+
+
+INTERRUPTED = """
+import sys
+from bridle.remote import RemoteWorkers
+from trainer.collector import Collector
+
+url, ahead = sys.argv[1:]
+with RemoteWorkers([url], run_id="run-1", groups=1, group_size=1) as workers:
+    collector = Collector(
+        lambda step, _: workers.sessions(step), ahead=int(ahead), steps=2, version=lambda: 0
+    )
+    try:
+        collector.take(0)
+    finally:
+        collector.close()
+"""
+
+
+@pytest.mark.parametrize("ahead", [0, 1])
+def test_ctrl_c_ends_a_trainer_and_its_round(
+    proxy_url: str, agent: Path, tasks: Path, tmp_path: Path, store: str, run_id: str, ahead: int
+) -> None:
+    with worker(proxy_url, agent, tasks, tmp_path, wait=60) as serving, Reader(store) as reader:
+        argv = [sys.executable, "-c", INTERRUPTED, serving.url, str(ahead)]
+        with subprocess.Popen(argv, stderr=subprocess.DEVNULL) as process:
+            until(lambda: len(list(reader.sessions(run=run_id))) == 1)
+            process.send_signal(signal.SIGINT)
+            try:
+                process.wait(20)
+            finally:
+                process.kill()
+        until(lambda: [each.outcome for each in reader.sessions(run=run_id)] == ["cancelled"])
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
