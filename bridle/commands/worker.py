@@ -41,6 +41,7 @@ def worker(
     from bridle.agents import training_work
     from bridle.worker import Duties, serve
     from harnesses.rollout import Settings
+    from proxy.server import local_url
     from proxy.settings import is_loopback
 
     key = os.environ.get(ADMIN_KEY_VARIABLE)
@@ -53,6 +54,6 @@ def worker(
     with told_when_taken(host, port):
         listening = socket.create_server((host, port), family=family)
     with listening as listener:
-        url = f"http://{host}:{listener.getsockname()[1]}"
+        url = local_url(host, listener.getsockname()[1])
         announce(url, json, f"Worker for {adapter.name} on {url}, {len(pool)} tasks")
         serve(duties, listener, lambda line: err.print(line, highlight=False))

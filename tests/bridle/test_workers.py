@@ -17,6 +17,7 @@ import httpx
 import pytest
 from click.testing import Result
 
+from bridle.options import is_base_url
 from bridle.remote import RemoteWorkers, WorkerFailed
 from bridle.services import Service
 from store.queries import Reader
@@ -230,6 +231,14 @@ def test_what_it_cannot_serve_is_said_before_it_listens(
     ):
         refused = bridle(*command, "--verifier", verifier, "--tasks", tasks)
         assert (refused.exit_code, refused.stderr) == (2, f"bridle: {why}\n")
+
+
+def test_its_url_on_an_ipv6_address_is_one(
+    proxy_url: str, agent: Path, tasks: Path, tmp_path: Path
+) -> None:
+    with worker(proxy_url, agent, tasks, tmp_path, "--host", "::1") as serving:
+        assert is_base_url(serving.url)
+        assert httpx.get(f"{serving.url}/healthz", trust_env=False).is_success
 
 
 def test_what_is_no_round_is_refused(serving: Service) -> None:
