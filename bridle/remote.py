@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any, Final, Self
@@ -54,7 +55,8 @@ class RemoteWorkers:
     ) -> None:
         self._closing = True
         if (running := self._running) is not None:
-            running.get_loop().call_soon_threadsafe(running.cancel)
+            with contextlib.suppress(RuntimeError):  # it has ended meanwhile, and its loop with it
+                running.get_loop().call_soon_threadsafe(running.cancel)
 
     def sessions(self, step: int) -> list[str]:
         """The ids of the step's sessions; raises :class:`WorkerFailed`.
