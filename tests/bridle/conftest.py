@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,13 @@ TOOL = {
         },
     },
 }
+
+
+@pytest.fixture(scope="session", autouse=True)
+def hang_ups_are_heard() -> None:
+    """Under ``nohup`` commands would inherit that they ignore them; a handler is not inherited."""
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, lambda *_: None)
 
 
 def adds_then_answers(request: ScriptedRequest) -> Reply:
