@@ -6,6 +6,8 @@ import os
 from pathlib import Path
 
 DEFAULT_PORT = 8484
+API_KEY_VARIABLE = "BRIDLE_ENGINE_API_KEY"
+"""The key that our embedded engine asks for, where it asks for one."""
 
 
 def data_home() -> Path:

@@ -10,7 +10,7 @@ from typing import Any
 
 import httpx
 
-from bridle.commands.engine import API_KEY_VARIABLE
+from bridle.config import API_KEY_VARIABLE
 from bridle.options import EngineKind
 from bridle.services import Service
 from engine import contract

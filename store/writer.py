@@ -239,17 +239,13 @@ class Writer:
         """:meth:`create_session` for a thread."""
         self._commit_sync(session)
 
-    async def update_session(self, session_id: str, **fields: Any) -> None:
-        """Sets columns of a session, such as ``sealed_at`` and ``outcome``."""
-        await self._commit(_session_patch(session_id, fields))
-
     async def seal_session(self, session_id: str, outcome: str, at: float) -> None:
         """Ends a session; one that is sealed already stays as it is, whoever sealed it."""
         fields = {"sealed_at": at, "outcome": outcome}
         await self._commit(Patch("sessions", session_id, fields, once="sealed_at"))
 
     def update_session_sync(self, session_id: str, **fields: Any) -> None:
-        """:meth:`update_session` for a thread."""
+        """Sets columns of a session, such as ``labels``; for a thread."""
         self._commit_sync(_session_patch(session_id, fields))
 
     async def add_reward(self, reward: Reward) -> None:

@@ -9,13 +9,12 @@ from typing import Annotated
 import typer
 
 from bridle.commands import engine_vllm
+from bridle.config import API_KEY_VARIABLE
 from bridle.options import JsonOption
 from bridle.serving import announce, told_when_taken, wait_for_signal
 from bridle.terminal import fail
 
 app = typer.Typer(help="Serve a policy.", no_args_is_help=True)
-
-API_KEY_VARIABLE = "BRIDLE_ENGINE_API_KEY"
 
 
 @app.callback()

@@ -9,8 +9,8 @@ from typing import Annotated
 
 import typer
 
-from bridle.commands.engine import API_KEY_VARIABLE
 from bridle.commands.proxy import ADMIN_KEY_VARIABLE
+from bridle.config import API_KEY_VARIABLE
 from bridle.options import (
     JsonOption,
     MinutesOption,

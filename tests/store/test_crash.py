@@ -109,7 +109,7 @@ async def open_call(writer, calls):
     await writer.create_session(session)
     begun = calls.begun(session)
     writer.begin_call(begun)
-    await writer.update_session(session.id, outcome=None)
+    writer.update_session_sync(session.id, outcome=None)
     return begun
 
 

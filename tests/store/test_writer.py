@@ -305,7 +305,7 @@ async def test_a_wait_that_is_given_up_does_not_take_the_record_back(writer, rea
         end = asyncio.ensure_future(writer.end_call(calls.ended(begun, [1], [2])))
         await asyncio.sleep(0)
         end.cancel()
-    await writer.update_session(session.id, outcome="completed")
+    writer.update_session_sync(session.id, outcome="completed")
     assert reader.call(begun.id).status is CallStatus.COMPLETE
 
 
@@ -406,13 +406,13 @@ async def test_a_sessions_tokens_are_counted_once_each(writer, reader, calls):
 async def test_sessions_are_updated_by_column(writer, reader, calls):
     session = calls.session(labels={"a": 1})
     await writer.create_session(session)
-    await writer.update_session(session.id, sealed_at=5.0, outcome="timeout", labels={"b": [2]})
+    writer.update_session_sync(session.id, sealed_at=5.0, outcome="timeout", labels={"b": [2]})
     changed = replace(session, sealed_at=5.0, outcome="timeout", labels={"b": [2]})
     assert reader.session(session.id) == changed
     with pytest.raises(TypeError, match="no colour"):
-        await writer.update_session(session.id, colour="red")
+        writer.update_session_sync(session.id, colour="red")
     with pytest.raises(RecordRejected):
-        await writer.update_session("session_none", outcome="completed")
+        writer.update_session_sync("session_none", outcome="completed")
 
 
 async def test_a_kind_may_be_set_by_hand(writer, reader, calls):
@@ -444,7 +444,7 @@ async def test_a_kind_set_by_hand_outlives_the_end_of_the_call(writer, reader, c
 async def test_rewards_keep_float64_and_come_late(writer, reader, calls):
     session = calls.session()
     await writer.create_session(session)
-    await writer.update_session(session.id, sealed_at=1.0)
+    writer.update_session_sync(session.id, sealed_at=1.0)
     first = Reward(session.id, "reward", 0.1 + 0.2, 10.0, source="test", detail={"why": "x"})
     second = Reward(session.id, "reward", -1e-300, 11.0, call_id="call_x", turn=3)
     await writer.add_reward(second)
