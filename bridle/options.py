@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Literal, TypeVar
 from urllib.parse import urlsplit
 
@@ -81,10 +82,21 @@ ScheduleOption = Annotated[
     typer.Option("--schedule", help="Of the learning rate; cosine: down to a tenth at the end."),
 ]
 
+
+def _in_seconds(minutes: float | None) -> float | None:
+    return None if minutes is None else 60 * minutes
+
+
 MinutesOption = Annotated[
     float | None,
-    typer.Option("--minutes", min=0, help="The run ends after so long, and its schedule with it."),
+    typer.Option(
+        "--minutes",
+        min=0,
+        callback=_in_seconds,
+        help="The run ends after so long, and its schedule with it.",
+    ),
 ]
+"""Comes as seconds."""
 
 PublishThroughOption = Annotated[
     Literal["directory", "transfer"],
@@ -94,4 +106,27 @@ PublishThroughOption = Annotated[
 TransferBackendOption = Annotated[
     Literal["gloo", "nccl"],
     typer.Option("--transfer-backend", help="gloo: host memory; nccl: between different GPUs."),
+]
+
+SettingsOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--settings",
+        exists=True,
+        dir_okay=False,
+        help="TOML with settings that have no option (docs/training.md); options win over it.",
+    ),
+]
+
+DeviceOption = Annotated[
+    str, typer.Option("--device", help="auto: an accelerator if there is one; cpu, cuda:1 …")
+]
+
+PrecisionOption = Annotated[
+    Literal["auto", "float32", "bfloat16"],
+    typer.Option("--precision", help="Of forward passes; auto: bfloat16 except on a CPU."),
+]
+
+RecomputeOption = Annotated[
+    bool, typer.Option("--recompute", help="Less memory, a third more time: keep no activations.")
 ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -86,11 +86,17 @@ def _asked(service: str, method: str, url: str, key: str | None, **body: Any) ->
 
 @contextmanager
 def stack(
-    policy: Path, store: str, logs: Path, *, version: int = 0, engine: EngineKind = "embedded"
+    policy: Path,
+    store: str,
+    logs: Path,
+    *,
+    version: int = 0,
+    engine: EngineKind = "embedded",
+    engine_arguments: Sequence[str] = (),
 ) -> Iterator[Stack]:
     """An engine serving ``policy`` as ``version``, and a proxy recording to ``store``."""
     with (
-        engine_service(engine, policy, logs) as serving,
+        engine_service(engine, policy, logs, engine_arguments) as serving,
         recording(serving.url, engine, policy, store, logs, version=version) as running,
     ):
         yield running
@@ -117,10 +123,15 @@ def serve_instead(engine_url: str, policy: Path) -> None:
             engine.resume()
 
 
-def engine_service(kind: EngineKind, policy: Path, logs: Path) -> Service:
-    """``bridle engine KIND`` for ``policy``, on a port of its own, which asks for no key."""
+def engine_service(
+    kind: EngineKind, policy: Path, logs: Path, further: Sequence[str] = ()
+) -> Service:
+    """``bridle engine KIND`` for ``policy``, on a port of its own, which asks for no key.
+
+    ``further``: options of that command.
+    """
     arguments = ["engine", kind, "--model", str(policy), "--served-model-name", MODEL]
-    arguments += ["--port", "0"]
+    arguments += ["--port", "0", *further]
     if kind == "vllm":
         arguments += ["--run-dir", str(logs / "vllm")]
         return Service(arguments, logs / "engine.log", start_timeout_s=VLLM_START_S)

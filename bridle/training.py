@@ -10,7 +10,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,7 @@ from store.queries import Reader
 from store.records import PolicyRecord
 from store.writer import Writer
 from trainer.checkpoint import POLICY_DIRECTORY, checkpoints
-from trainer.config import GrpoConfig, PublishConfig
+from trainer.config import GrpoConfig
 from trainer.loop import GrpoLoop
 from trainer.metrics import SinkGroup, StoreSink, TensorBoardSink
 from trainer.model import load_policy, vocabulary_size
@@ -58,7 +58,6 @@ class TrainingPlan:
     run_id: str
     """The run in the store under which sessions, metrics and policies are kept."""
     config: GrpoConfig
-    publish: PublishConfig = field(default_factory=PublishConfig)
 
 
 def stated(config: GrpoConfig) -> dict[str, Any]:
@@ -89,7 +88,8 @@ def train(
     resumed run publishes its own weights first. ``on_step`` may return true to stop. Interrupting
     leaves a checkpoint of the last whole step.
     """
-    model = load_policy(plan.policy)
+    model = load_policy(plan.policy, compute=plan.config.compute)
+    reference = _reference(plan)
     loop_directory = plan.directory / CHECKPOINTS
     with (
         Reader(plan.store) as reader,
@@ -117,11 +117,12 @@ def train(
             directory=loop_directory,
             publish=publisher.publish,
             metrics=SinkGroup([sinks, StoreSink(writer, plan.run_id)]),
+            reference=reference,
             tokenizer_from=plan.policy,
         )
 
         def after_step(report: StepReport) -> bool | None:
-            if plan.config.max_staleness and plan.publish.through == "transfer":
+            if plan.config.max_staleness and plan.config.publish.through == "transfer":
                 # A vLLM that dies before a version's directory is there comes back with the one
                 # before. Without calls there would be nothing to train on, and so no next publish.
                 _hold(publisher, stack, model, loop.version)
@@ -149,6 +150,14 @@ def train(
     return loop
 
 
+def _reference(plan: TrainingPlan) -> nn.Module | None:
+    """The policy that a KL penalty holds on to: version 0."""
+    if plan.config.loss.kl_coefficient == 0:
+        return None
+    reference = load_policy(plan.policy, compute=replace(plan.config.compute, recompute=False))
+    return reference.requires_grad_(False)
+
+
 def last_line(plan: TrainingPlan, loop: GrpoLoop) -> str:
     """What a terminal says at the end: how far it came, and where the policy is."""
     newest = checkpoints(plan.directory / CHECKPOINTS)[-1]
@@ -167,7 +176,7 @@ def _publisher(
     plan: TrainingPlan, stack: Stack, model: nn.Module, writer: Writer
 ) -> Iterator[AnyPublisher]:
     """Publishes to the stack's engine, or to all of them as to one."""
-    if plan.publish.through == "transfer":
+    if plan.config.publish.through == "transfer":
         with _transferring(plan, stack, model, writer) as transferring:
             yield transferring
         return
@@ -181,7 +190,7 @@ def _publisher(
                 served=plan.policy,
                 served_version=0,
                 probes=probes,
-                config=plan.publish,
+                config=plan.config.publish,
                 announce=stack.announce,
                 record=writer.record_policy,
             )
@@ -194,7 +203,7 @@ def _publisher(
             served=plan.policy,
             served_version=0,
             probes=probes,
-            config=plan.publish,
+            config=plan.config.publish,
             announce=stack.announce,
             retract=stack.retract,
             record=writer.record_policy,
@@ -208,7 +217,8 @@ def _transferring(
     """Sends what is published to the stack's engines, once each is known to take it."""
     if stack.kind != "vllm":
         raise EngineRefused(f"{stack.engine_url} is not a vLLM: publish through directories")
-    route = Route(address=plan.publish.transfer_address, backend=plan.publish.transfer_backend)
+    config = plan.config.publish
+    route = Route(address=config.transfer_address, backend=config.transfer_backend)
     alone = not stack.more_engines
     with ExitStack() as opened:
         engines = {}
@@ -223,7 +233,7 @@ def _transferring(
             served=plan.policy,
             served_version=0,
             probes=default_probes(vocabulary_size(model)),
-            config=plan.publish,
+            config=config,
             announce=lambda version, url: stack.announce(version, None if alone else url),
             retract=stack.retract,
             record=writer.record_policy,

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Annotated, Literal
+
+from msgspec import Meta
 
 from reconstruct.rewards import Over
 
@@ -16,23 +18,45 @@ OutcomePolicy = Literal["train", "drop", "exclude"]
 Schedule = Literal["constant", "cosine"]
 Through = Literal["directory", "transfer"]
 TransferBackend = Literal["gloo", "nccl"]
+Precision = Literal["auto", "float32", "bfloat16"]
+Count = Annotated[int, Meta(ge=1)]
+Natural = Annotated[int, Meta(ge=0)]
+AtLeastZero = Annotated[float, Meta(ge=0)]
+AboveZero = Annotated[float, Meta(gt=0)]
+Share = Annotated[float, Meta(ge=0, le=1)]
+
+
+@dataclass(frozen=True, slots=True)
+class ComputeConfig:
+    """Where a policy is trained, and in how many bits."""
+
+    device: str = "auto"
+    """``auto``: this machine's accelerator, else its CPU; or PyTorch's name of a device, such as
+    ``cuda:1``."""
+    precision: Precision = "auto"
+    """What forward passes compute in; weights, gradients and the optimizer's state are float32 in
+    any case. ``auto``: bfloat16 on an accelerator, as vLLM serves there, and float32 on a CPU."""
+    recompute: bool = False
+    """Compute a layer's activations again for its gradients instead of keeping them: a third more
+    time, for a fraction of the memory (gradient checkpointing, Chen et al. 2016,
+    arXiv 1604.06174)."""
 
 
 @dataclass(frozen=True, slots=True)
 class OptimizerConfig:
     """AdamW (Loshchilov & Hutter 2019, arXiv 1711.05101) and its learning rate over time."""
 
-    learning_rate: float = 1e-3
+    learning_rate: AtLeastZero = 1e-3
     """Peak learning rate. 0 leaves the weights exactly as they are."""
-    betas: tuple[float, float] = (0.9, 0.95)
-    eps: float = 1e-8
-    weight_decay: float = 0.0
-    grad_clip: float = 1.0
+    betas: tuple[Share, Share] = (0.9, 0.95)
+    eps: AboveZero = 1e-8
+    weight_decay: AtLeastZero = 0.0
+    grad_clip: AboveZero = 1.0
     """Largest global gradient norm; longer gradients are scaled down to it."""
-    warmup_steps: int = 0
+    warmup_steps: Natural = 0
     """Optimizer steps (SFT) or loop steps (GRPO) of linear rise from 0 to the peak."""
     schedule: Schedule = "constant"
-    final_fraction: float = 0.1
+    final_fraction: Share = 0.1
     """Where ``cosine`` ends, as a fraction of the peak."""
 
 
@@ -44,10 +68,10 @@ class PackingConfig:
     """``tree``: every prefix once, over all samples of a pack. ``flat``: samples one after another
     without sharing. ``padded``: one row per sample, padded on the right; also taken, with a
     warning, for models that the others do not compute exactly (recurrent layers, windows)."""
-    max_tokens: int = 8_192
+    max_tokens: Count = 8_192
     """Most tokens computed in one forward pass. A session larger than that gets its own, in which
     a tree also takes others that share its prefix, up to twice the tokens."""
-    block_tokens: int = 256
+    block_tokens: Count = 256
     """Queries per attention call. Small blocks waste less, large ones call less often."""
 
 
@@ -88,64 +112,26 @@ class LossConfig:
     """The policy-gradient loss. Formulas stand in :mod:`trainer.losses`."""
 
     name: LossName = "clip"
-    clip_low: float = 0.2
+    clip_low: Share = 0.2
     """ε below 1: ratios under ``1 - clip_low`` give no gradient for bad tokens. 3e-4 for GSPO."""
-    clip_high: float = 0.28
+    clip_high: AtLeastZero = 0.28
     """ε above 1, larger than ``clip_low`` in DAPO (clip-higher). 4e-4 for GSPO."""
     weighting: Weighting = "session"
     """How tokens are weighed against each other; see :mod:`trainer.weighting`."""
-    constant_tokens: int = 1024
+    constant_tokens: Count = 1024
     """Normaliser L of ``weighting="constant"`` (Dr. GRPO): tokens per session."""
-    importance_cap: float | None = 2.0
+    importance_cap: AboveZero | None = 2.0
     """Cap C of truncated importance sampling against the engine's logprobs; ``None``: off."""
-    kl_coefficient: float = 0.0
+    kl_coefficient: AtLeastZero = 0.0
     """β of the KL penalty to the reference policy; needs a reference model when not 0."""
 
 
 @dataclass(frozen=True, slots=True)
 class CheckpointConfig:
-    every: int = 1
+    every: Count = 1
     """Steps between checkpoints."""
-    keep: int = 2
+    keep: Count = 2
     """Newest checkpoints that are kept."""
-
-
-@dataclass(frozen=True, slots=True)
-class GrpoConfig:
-    """One GRPO run."""
-
-    steps: int = 100
-    seconds: float | None = None
-    """The run ends when it has taken so long, if its steps do not end first. Its learning rate then
-    follows the time: it is at its end when the run is. ``None``: no limit."""
-    minibatches: int = 1
-    """Optimizer updates per pass over a step's sessions; whole groups are dealt out to them."""
-    epochs: int = 1
-    """Passes over a step's sessions."""
-    max_staleness: int = 0
-    """Most policy versions a trained token may lag behind. 0: collect, train, publish, in turn.
-    n: up to n collections run ahead of training; what lags more is dropped and counted."""
-    seed: int = 0
-    """Decides which groups share a minibatch."""
-    optimizer: OptimizerConfig = OptimizerConfig()
-    packing: PackingConfig = PackingConfig()
-    advantages: AdvantageConfig = AdvantageConfig()
-    filters: FilterConfig = field(default_factory=FilterConfig)
-    loss: LossConfig = LossConfig()
-    checkpoints: CheckpointConfig = CheckpointConfig()
-
-
-@dataclass(frozen=True, slots=True)
-class SftConfig:
-    """Supervised fine-tuning on masked tokens."""
-
-    epochs: int = 1
-    batch_size: int = 32
-    """Examples per optimizer update."""
-    seed: int = 0
-    """Decides the order of examples."""
-    optimizer: OptimizerConfig = OptimizerConfig(schedule="cosine", warmup_steps=10)
-    packing: PackingConfig = PackingConfig()
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,9 +143,51 @@ class PublishConfig:
     """Where the trainer listens while it sends: loopback, or its address in a private network."""
     transfer_backend: TransferBackend = "gloo"
     """``gloo``: through the hosts' memory. ``nccl``: between different GPUs."""
-    tolerance: float = 1e-3
-    """Largest mean |engine logprob − trainer logprob| over the probes; suits float32."""
-    keep: int = 2
+    tolerance: float | None = None
+    """Largest mean |engine logprob − trainer logprob| over the probes, nats. ``None``: 1e-3, or 0.1
+    where the trainer computes in bfloat16."""
+    keep: Count = 2
     """Newest published weights that stay on disk; at least the one being served."""
     pause_mode: Literal["keep", "wait", "abort"] = "wait"
     """What happens to replies in flight: frozen and continued, finished first, or cut."""
+
+
+@dataclass(frozen=True, slots=True)
+class GrpoConfig:
+    """One GRPO run."""
+
+    steps: Count = 100
+    seconds: AtLeastZero | None = None
+    """The run ends when it has taken so long, if its steps do not end first. Its learning rate then
+    follows the time: it is at its end when the run is. ``None``: no limit."""
+    minibatches: Count = 1
+    """Optimizer updates per pass over a step's sessions; whole groups are dealt out to them."""
+    epochs: Count = 1
+    """Passes over a step's sessions."""
+    max_staleness: Natural = 0
+    """Most policy versions a trained token may lag behind. 0: collect, train, publish, in turn.
+    n: up to n collections run ahead of training; what lags more is dropped and counted."""
+    seed: Natural = 0
+    """Decides which groups share a minibatch."""
+    optimizer: OptimizerConfig = OptimizerConfig()
+    compute: ComputeConfig = ComputeConfig()
+    packing: PackingConfig = PackingConfig()
+    advantages: AdvantageConfig = AdvantageConfig()
+    filters: FilterConfig = field(default_factory=FilterConfig)
+    loss: LossConfig = LossConfig()
+    checkpoints: CheckpointConfig = CheckpointConfig()
+    publish: PublishConfig = PublishConfig()
+
+
+@dataclass(frozen=True, slots=True)
+class SftConfig:
+    """Supervised fine-tuning on masked tokens."""
+
+    epochs: Count = 1
+    batch_size: Count = 32
+    """Examples per optimizer update."""
+    seed: Natural = 0
+    """Decides the order of examples."""
+    optimizer: OptimizerConfig = OptimizerConfig(schedule="cosine", warmup_steps=10)
+    compute: ComputeConfig = ComputeConfig()
+    packing: PackingConfig = PackingConfig()

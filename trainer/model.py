@@ -25,7 +25,8 @@ from transformers.utils import logging as transformers_logging
 from engine.tokenizer import CHAT_TEMPLATES_DIRECTORY
 from store.records import TokenIds
 from trainer.attention import TREE_ATTENTION, plan_blocks
-from trainer.config import PackingConfig
+from trainer.compute import computing, is_rounded, place
+from trainer.config import ComputeConfig, PackingConfig
 from trainer.packing import Index, Pack, make_packs
 
 log = logging.getLogger(__name__)
@@ -45,6 +46,7 @@ TOKENIZER_FILES: Final = (
 LOGIT_ELEMENTS: Final = 1 << 25
 """Most logits held at once (128 MiB in float32); more targets go in recomputed chunks."""
 
+ON_CPU: Final = ComputeConfig(device="cpu")
 PROBE_TOLERANCE: Final = 5e-3
 """Largest difference of a logprob, relative to the largest, between packed tokens and lone ones:
 numerical noise of float32 is far below, layers that mix what is packed together far above."""
@@ -74,12 +76,13 @@ def check_policy(directory: Path) -> None:
 
 
 def load_policy(
-    directory: str | Path, *, dtype: DType = "float32", device: str = "cpu"
+    directory: str | Path, *, dtype: DType = "float32", compute: ComputeConfig = ON_CPU
 ) -> nn.Module:
     """The causal LM in ``directory``, ready for tree attention, in evaluation mode (no dropout).
 
-    Raises :class:`UnsupportedModel` when there is none, and for families that post-process their
-    logits.
+    ``dtype`` is its weights', whatever ``compute`` says of forward passes. Raises
+    :class:`UnsupportedModel` when there is none, and for families that post-process their logits;
+    :class:`trainer.compute.UnsupportedCompute`.
     """
     try:
         with _without_progress_bars():
@@ -91,8 +94,7 @@ def load_policy(
     for name in ("final_logit_softcapping", "logits_scaling", "logit_scale"):
         if getattr(model.config, name, None) not in (None, 1, 1.0):
             raise UnsupportedModel(f"{directory}: {name} is not supported by the trainer")
-    policy: nn.Module = model.to(device).eval()
-    return policy
+    return place(model, compute)
 
 
 def checkpoint_tensors(model: nn.Module) -> dict[str, Tensor]:
@@ -194,7 +196,7 @@ def _why_inexact(model: nn.Module, packing: PackingConfig) -> str | None:
         return str(error)
     expected = torch.stack(alone)[pack.samples, pack.offsets - 1].to(found)
     gap = float((found - expected).abs().max() / expected.abs().max())
-    if gap <= PROBE_TOLERANCE * (10 if next(model.parameters()).dtype == torch.bfloat16 else 1):
+    if gap <= PROBE_TOLERANCE * (10 if is_rounded(model) else 1):
         return None
     return f"its logprobs differ by {gap:.2g} of the largest from those of a token sequence alone"
 
@@ -204,22 +206,24 @@ def score_pack(model: nn.Module, pack: Pack, *, block_tokens: int = 256) -> Toke
     device = next(model.parameters()).device
     sources = torch.from_numpy(pack.sources).to(device)
     targets = torch.from_numpy(pack.targets).to(device)
-    if pack.layout == "padded":
-        hidden = _padded_hidden_states(model, pack, device)
-    else:
-        hidden = _tree_hidden_states(model, pack, block_tokens, device)
     head: nn.Module = _transformers(model).get_output_embeddings()
-    return _score_targets(hidden, head, sources, targets)
+    with computing(model):
+        if pack.layout == "padded":
+            hidden = _padded_hidden_states(model, pack, device)
+        else:
+            hidden = _tree_hidden_states(model, pack, block_tokens, device)
+        return _score_targets(hidden, head, sources, targets)
 
 
 def score_sequence(model: nn.Module, token_ids: Index) -> Tensor:
     """Logprob of each of ``T`` ids given its predecessors, alone and unpacked: ``float[T-1]``."""
     device = next(model.parameters()).device
     ids = torch.from_numpy(np.asarray(token_ids, dtype=np.int64)).to(device)
-    output = _backbone(model)(input_ids=ids[None, :-1], use_cache=False)
     head: nn.Module = _transformers(model).get_output_embeddings()
-    logits: Tensor = head(output.last_hidden_state[0])
-    return torch.log_softmax(logits, dim=-1).gather(1, ids[1:, None]).squeeze(1)
+    with computing(model):
+        output = _backbone(model)(input_ids=ids[None, :-1], use_cache=False)
+        logits: Tensor = head(output.last_hidden_state[0])
+    return _log_softmax(logits).gather(1, ids[1:, None]).squeeze(1)
 
 
 def _tree_hidden_states(
@@ -283,14 +287,16 @@ def _score_targets(
 def _score_chunk(
     head: nn.Module, states: Tensor, rows: Tensor, targets: Tensor
 ) -> tuple[Tensor, Tensor]:
-    logits: Tensor = head(states)
-    # Softmax in at least float32, as the engine does.
-    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-    log_probabilities = torch.log_softmax(logits, dim=-1)
+    log_probabilities = _log_softmax(head(states))
     with torch.no_grad():
         detached = log_probabilities.detach()
         entropies = -(detached.exp() * detached).sum(dim=-1)[rows]
     return log_probabilities[rows, targets], entropies
+
+
+def _log_softmax(logits: Tensor) -> Tensor:
+    """In at least float32, as the engine does."""
+    return torch.log_softmax(logits.to(torch.promote_types(logits.dtype, torch.float32)), dim=-1)
 
 
 def vocabulary_size(model: nn.Module) -> int:

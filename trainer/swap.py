@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Final, Literal, Protocol
 
 import numpy as np
 import torch
@@ -19,12 +19,17 @@ from numpy.typing import NDArray
 from torch import nn
 
 from engine.client import EngineError
+from trainer.compute import is_rounded
 from trainer.config import PublishConfig
 from trainer.model import score_sequence
 
 log = logging.getLogger(__name__)
 
 Scores = list[NDArray[np.float32]]
+
+TOLERANCE: Final = 1e-3
+TOLERANCE_IN_BFLOAT16: Final = 0.1
+"""Logits from 16 up are an eighth apart in bfloat16, on either side."""
 
 
 class EngineControl(Protocol):
@@ -84,7 +89,7 @@ class VerifiedSwap:
 
     def serves(self, model: nn.Module) -> bool:
         """Whether the engine answers, and scores the probes as ``model`` does."""
-        return not self._engine.is_paused() and self._gap(model) <= self._config.tolerance
+        return not self._engine.is_paused() and self._gap(model) <= self._tolerance(model)
 
     def run(
         self,
@@ -102,6 +107,7 @@ class VerifiedSwap:
         ``before`` is what :meth:`scores_before` said of the latter. Raises :class:`PublishError`.
         """
         gap: float | None = None
+        tolerance = self._tolerance(model)
         try:
             self._swap(load, version)
             gap = self._gap(model)
@@ -110,19 +116,25 @@ class VerifiedSwap:
         except BaseException as error:
             # Interrupted, or the version could not be announced: tokens must not be sampled from
             # weights that they are not stamped with.
-            error.add_note(self._go_back(restore, previous, before))
+            error.add_note(self._go_back(restore, previous, before, tolerance))
             raise
         else:
-            if gap <= self._config.tolerance:
+            if gap <= tolerance:
                 return gap
             what = (
                 f"version {version}: mean |engine - trainer| logprob is {gap:.2e}, more than "
-                f"{self._config.tolerance:.0e}"
+                f"{tolerance:.0e}"
             )
-        outcome = self._go_back(restore, previous, before)
+        outcome = self._go_back(restore, previous, before, tolerance)
         raise PublishError(f"{what}; {outcome}", gap=gap)
 
-    def _go_back(self, restore: Callable[[], None], previous: int, before: Scores | None) -> str:
+    def _go_back(
+        self,
+        restore: Callable[[], None],
+        previous: int,
+        before: Scores | None,
+        tolerance: float,
+    ) -> str:
         """Put the previous weights back; says how that went."""
         try:
             self._swap(restore, previous)
@@ -137,12 +149,17 @@ class VerifiedSwap:
                 f"version {previous} was put back into an engine that had been left paused, and "
                 "nothing tells how it should score: restart the engine before going on"
             )
-        if not mean_gap(after, before) <= self._config.tolerance:
+        if not mean_gap(after, before) <= tolerance:
             return (
                 f"version {previous} was put back, but the engine does not score as it did before: "
                 "restart the engine before going on"
             )
         return f"the engine serves version {previous} again"
+
+    def _tolerance(self, model: nn.Module) -> float:
+        if self._config.tolerance is not None:
+            return self._config.tolerance
+        return TOLERANCE_IN_BFLOAT16 if is_rounded(model) else TOLERANCE
 
     def _engine_scores(self) -> Scores:
         return [self._engine.score(probe.tolist()) for probe in self._probes]

@@ -8,8 +8,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from bridle.options import RunOption, StoreOption
+from bridle.options import (
+    DeviceOption,
+    PrecisionOption,
+    RecomputeOption,
+    RunOption,
+    SettingsOption,
+    StoreOption,
+)
 from bridle.reading import reader, require_run
+from bridle.settings_file import SFT, SettingsError, chosen
 from bridle.terminal import fail, out
 
 if TYPE_CHECKING:
@@ -17,6 +25,7 @@ if TYPE_CHECKING:
 
 
 def sft(
+    context: typer.Context,
     policy: Annotated[
         Path,
         typer.Option(exists=True, file_okay=False, help="Model directory to begin with."),
@@ -37,12 +46,16 @@ def sft(
     batch_size: Annotated[int, typer.Option(min=1, help="Examples per update.")] = 32,
     learning_rate: Annotated[float, typer.Option(min=0, help="Peak learning rate.")] = 1e-5,
     seed: Annotated[int, typer.Option(min=0, help="Decides the order.")] = 0,
+    device: DeviceOption = "auto",
+    precision: PrecisionOption = "auto",
+    recompute: RecomputeOption = False,
+    settings_file: SettingsOption = None,
 ) -> None:
     """Fine-tune a policy on recorded trajectories."""
     if output.exists() and (not output.is_dir() or any(output.iterdir())):
         fail(f"{output} is there already and not empty: name another --out", 2)
     try:
-        from trainer.config import OptimizerConfig, SftConfig
+        from trainer.config import SftConfig
         from trainer.durable import atomic_directory
         from trainer.model import load_policy, save_policy
         from trainer.sft import train_sft
@@ -50,18 +63,16 @@ def sft(
         fail(f"training needs the training extra: pip install 'bridle[train]' ({error})")
     from trainer.sft_data import SftDataError
 
-    config = SftConfig(
-        epochs=epochs,
-        batch_size=batch_size,
-        seed=seed,
-        optimizer=OptimizerConfig(learning_rate=learning_rate, schedule="cosine", warmup_steps=10),
-    )
+    try:
+        config = chosen(context, SftConfig, SFT, settings_file)
+    except SettingsError as error:
+        fail(str(error), 2)
     try:
         left_out: Counter[str] = Counter()
         examples = _examples(data, policy, store, run, min_reward, left_out)
         for reason, count in left_out.items():
             out.print(f"left out: {count} {reason}", highlight=False)
-        model = load_policy(policy)
+        model = load_policy(policy, compute=config.compute)
         history = train_sft(model, examples, config, console=out)
     except (SftDataError, ValueError) as error:
         fail(str(error))

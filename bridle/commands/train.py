@@ -9,18 +9,24 @@ from typing import Annotated
 import typer
 
 from bridle.options import (
+    DeviceOption,
     EngineOption,
     MinutesOption,
+    PrecisionOption,
     PublishThroughOption,
+    RecomputeOption,
     ScheduleOption,
+    SettingsOption,
     TransferBackendOption,
 )
 from bridle.reading import migrated
 from bridle.serving import leave_on_sigterm
+from bridle.settings_file import GRPO, SettingsError, chosen
 from bridle.terminal import fail, out
 
 
 def train(
+    context: typer.Context,
     policy: Annotated[
         Path, typer.Option(exists=True, file_okay=False, help="Model directory of version 0.")
     ],
@@ -35,7 +41,7 @@ def train(
     output: Annotated[Path, typer.Option("--out", help="Store, checkpoints, weights, logs.")],
     split: Annotated[str | None, typer.Option(help="Only tasks of this split.")] = None,
     steps: Annotated[int, typer.Option(min=1, help="GRPO steps.")] = 100,
-    minutes: MinutesOption = None,
+    seconds: MinutesOption = None,
     groups: Annotated[int, typer.Option(min=1, help="Tasks per step.")] = 8,
     group_size: Annotated[int, typer.Option(min=1, help="Sessions per task.")] = 8,
     parallel: Annotated[int, typer.Option(min=1, help="Sessions at a time.")] = 16,
@@ -45,16 +51,29 @@ def train(
     minibatches: Annotated[int, typer.Option(min=1, help="Updates per step.")] = 1,
     max_staleness: Annotated[int, typer.Option(min=0, help="0: on-policy.")] = 0,
     seed: Annotated[int, typer.Option(min=0, help="Order of tasks and minibatches.")] = 0,
+    device: DeviceOption = "auto",
+    precision: PrecisionOption = "auto",
+    recompute: RecomputeOption = False,
     engine: EngineOption = "embedded",
+    engine_arguments: Annotated[
+        list[str] | None,
+        typer.Option("--engine-arg", help="Of `bridle engine`, as --max-model-len=N. Repeatable."),
+    ] = None,
     publish_through: PublishThroughOption = "directory",
     transfer_backend: TransferBackendOption = "gloo",
+    settings_file: SettingsOption = None,
 ) -> None:
     """Train a policy inside an agent. Run again to go on from the last checkpoint."""
     from bridle.agents import training_work
+    from trainer.config import GrpoConfig
 
-    if publish_through == "transfer" and engine != "vllm":
+    try:
+        config = chosen(context, GrpoConfig, GRPO, settings_file)
+    except SettingsError as error:
+        fail(str(error), 2)
+    if config.publish.through == "transfer" and engine != "vllm":
         fail("weights are transferred to a vLLM only: add --engine vllm", 2)
-    adapter, runtime, check, pool = training_work(named, verify, tasks, split, seed)
+    adapter, runtime, check, pool = training_work(named, verify, tasks, split, config.seed)
     # Imports torch, which takes seconds.
     try:
         from bridle.training import TrainingPlan, last_line, step_line
@@ -73,7 +92,7 @@ def train(
     from store.records import RunRecord, new_id
     from store.writer import Writer
     from trainer.checkpoint import CheckpointError
-    from trainer.config import GrpoConfig, OptimizerConfig, PublishConfig
+    from trainer.compute import UnsupportedCompute, choose_device
     from trainer.model import UnsupportedModel, check_policy
     from trainer.report import StepReport
     from trainer.swap import PublishError
@@ -81,9 +100,10 @@ def train(
     leave_on_sigterm()
     try:
         check_policy(policy)
+        choose_device(config.compute.device)
         Tokenizer(policy)
         require_launchable(adapter, pool[0], Settings(directory=output / "sessions"))
-    except (UnsupportedModel, TokenizerNotRead, NotLaunchable) as error:
+    except (UnsupportedModel, UnsupportedCompute, TokenizerNotRead, NotLaunchable) as error:
         fail(str(error))
     try:
         output.mkdir(parents=True, exist_ok=True)
@@ -110,15 +130,7 @@ def train(
         directory=output,
         store=store,
         run_id=run_id,
-        config=GrpoConfig(
-            steps=steps,
-            seconds=None if minutes is None else 60 * minutes,
-            minibatches=minibatches,
-            max_staleness=max_staleness,
-            seed=seed,
-            optimizer=OptimizerConfig(learning_rate=learning_rate, schedule=schedule),
-        ),
-        publish=PublishConfig(through=publish_through, transfer_backend=transfer_backend),
+        config=config,
     )
     settings = Settings(
         directory=output / "sessions",
@@ -129,7 +141,13 @@ def train(
     )
     try:
         with (
-            stack(policy, store, output / "logs", engine=engine) as running,
+            stack(
+                policy,
+                store,
+                output / "logs",
+                engine=engine,
+                engine_arguments=engine_arguments or (),
+            ) as running,
             Rollouts(running.proxy_url, runtime, check) as rollouts,
         ):
             loop = train_plan(
@@ -138,7 +156,13 @@ def train(
                 lambda step: rollouts.sessions(adapter, jobs(step), settings),
                 on_step=on_step,
             )
-    except (ServiceFailed, NotLaunchable, CheckpointError, UnsupportedModel) as error:
+    except (
+        ServiceFailed,
+        NotLaunchable,
+        CheckpointError,
+        UnsupportedModel,
+        UnsupportedCompute,
+    ) as error:
         fail(str(error))
     except (ControlError, EngineError, PublishError, StackError) as error:
         fail(f"{error}; the same command goes on from the last step")

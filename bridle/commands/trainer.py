@@ -12,20 +12,26 @@ import typer
 from bridle.commands.proxy import ADMIN_KEY_VARIABLE
 from bridle.config import API_KEY_VARIABLE
 from bridle.options import (
+    DeviceOption,
     JsonOption,
     MinutesOption,
+    PrecisionOption,
     ProxyOption,
     PublishThroughOption,
+    RecomputeOption,
     ScheduleOption,
+    SettingsOption,
     StoreOption,
     TransferBackendOption,
     base_urls,
 )
 from bridle.reading import reader
+from bridle.settings_file import GRPO, SettingsError, chosen
 from bridle.terminal import fail, out, print_json
 
 
 def trainer(
+    context: typer.Context,
     policy: Annotated[
         Path, typer.Option(exists=True, file_okay=False, help="Model directory of version 0.")
     ],
@@ -43,7 +49,7 @@ def trainer(
     output: Annotated[Path, typer.Option("--out", help="Checkpoints, weights, logs.")],
     run: Annotated[str, typer.Option(help="Name of the run; the same goes on with it.")] = "train",
     steps: Annotated[int, typer.Option(min=1, help="GRPO steps.")] = 100,
-    minutes: MinutesOption = None,
+    seconds: MinutesOption = None,
     groups: Annotated[int, typer.Option(min=1, help="Tasks per step.")] = 8,
     group_size: Annotated[int, typer.Option(min=1, help="Sessions per task.")] = 8,
     learning_rate: Annotated[float, typer.Option(min=0, help="Of AdamW.")] = 1e-6,
@@ -51,11 +57,15 @@ def trainer(
     minibatches: Annotated[int, typer.Option(min=1, help="Updates per step.")] = 1,
     max_staleness: Annotated[int, typer.Option(min=0, help="0: on-policy.")] = 0,
     seed: Annotated[int, typer.Option(min=0, help="Order of minibatches.")] = 0,
+    device: DeviceOption = "auto",
+    precision: PrecisionOption = "auto",
+    recompute: RecomputeOption = False,
     publish_through: PublishThroughOption = "directory",
     transfer_address: Annotated[
         str, typer.Option(help="This machine's, as the engines reach it: loopback or private.")
     ] = "127.0.0.1",
     transfer_backend: TransferBackendOption = "gloo",
+    settings_file: SettingsOption = None,
     json: JsonOption = False,
 ) -> None:
     """Train with workers, proxy and engine as services. Run again to go on where it ended."""
@@ -70,11 +80,16 @@ def trainer(
     from store.records import RunRecord
     from store.writer import Writer
     from trainer.checkpoint import CheckpointError
-    from trainer.config import GrpoConfig, OptimizerConfig, PublishConfig
+    from trainer.compute import UnsupportedCompute
+    from trainer.config import GrpoConfig
     from trainer.model import UnsupportedModel
     from trainer.report import StepReport
     from trainer.swap import PublishError
 
+    try:
+        config = chosen(context, GrpoConfig, GRPO, settings_file)
+    except SettingsError as error:
+        fail(str(error), 2)
     admin_key, engine_key = os.environ.get(ADMIN_KEY_VARIABLE), os.environ.get(API_KEY_VARIABLE)
     run_id = f"train:{run}"
     with reader(store) as source:
@@ -95,19 +110,7 @@ def trainer(
         directory=output,
         store=store,
         run_id=run_id,
-        config=GrpoConfig(
-            steps=steps,
-            seconds=None if minutes is None else 60 * minutes,
-            minibatches=minibatches,
-            max_staleness=max_staleness,
-            seed=seed,
-            optimizer=OptimizerConfig(learning_rate=learning_rate, schedule=schedule),
-        ),
-        publish=PublishConfig(
-            through=publish_through,
-            transfer_address=transfer_address,
-            transfer_backend=transfer_backend,
-        ),
+        config=config,
     )
     workers = RemoteWorkers(
         worker, run_id=run_id, groups=groups, group_size=group_size, key=admin_key
@@ -123,7 +126,7 @@ def trainer(
         )
         with workers:
             loop = train(plan, stack, workers.sessions, on_step=on_step)
-    except (CheckpointError, UnsupportedModel) as error:
+    except (CheckpointError, UnsupportedModel, UnsupportedCompute) as error:
         fail(str(error))
     except (WorkerFailed, EngineError, PublishError, StackError) as error:
         fail(f"{error}; the same command goes on from the last step")

@@ -36,7 +36,13 @@ from store.database import migrate
 from store.queries import Reader
 from store.records import RunRecord, new_id
 from store.writer import Writer
-from trainer.config import CheckpointConfig, FilterConfig, GrpoConfig, OptimizerConfig
+from trainer.config import (
+    CheckpointConfig,
+    ComputeConfig,
+    FilterConfig,
+    GrpoConfig,
+    OptimizerConfig,
+)
 from trainer.model import save_policy
 from trainer.report import StepReport
 from trainer.sft import SftStep
@@ -299,6 +305,7 @@ def grpo_config(settings: DemoSettings, seconds: float) -> GrpoConfig:
             schedule="cosine",
             final_fraction=settings.final_fraction,
         ),
+        compute=ComputeConfig(device="cpu"),
         checkpoints=CheckpointConfig(every=1, keep=2),
         filters=FilterConfig(),
     )

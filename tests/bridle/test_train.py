@@ -104,6 +104,58 @@ def test_it_ends_when_its_time_is_over_and_not_before_the_first_step(
     assert settings["optimizer"]["schedule"] == "cosine"
 
 
+SETTINGS = """
+steps = 1
+[compute]
+precision = "bfloat16"
+recompute = true
+[loss]
+name = "cispo"
+kl_coefficient = 0.1
+"""
+
+
+def test_a_settings_file_reaches_the_model_the_loss_and_the_store(
+    arguments: list[str], tmp_path: Path
+) -> None:
+    (tmp_path / "settings.toml").write_text(SETTINGS)
+    done = bridle(
+        *arguments,
+        *("--settings", str(tmp_path / "settings.toml"), "--minibatches", "2"),
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "after 1 of 1 steps" in done.stdout
+    with Reader(str(tmp_path / "out" / "bridle.db")) as reader:
+        (run,) = reader.runs("train")
+        metrics = {metric.name: metric.value for metric in reader.metrics(run.id)}
+        (policy,) = [each for each in reader.policies(run.id) if each.version == 1]
+    settings = run.config["settings"]
+    assert settings["loss"]["name"] == "cispo"
+    assert settings["compute"] == {"device": "auto", "precision": "bfloat16", "recompute": True}
+    # Of the second minibatch: the first begins at the reference.
+    assert metrics["update/kl_reference"] > 0
+    assert policy.verified
+    # The engine computes in float32, the trainer did not.
+    assert policy.logprob_gap is not None
+    assert policy.logprob_gap > 1e-5
+
+
+def test_the_engine_gets_the_options_meant_for_it(arguments: list[str]) -> None:
+    refused = bridle(*arguments, "--engine-arg=--max-model-len=4", "--engine-arg=--nonsense")
+    assert refused.returncode == 1
+    assert "--max-model-len=4 --nonsense` did not start" in refused.stderr
+    assert "No such option: --nonsense" in refused.stderr
+
+
+def test_a_device_that_is_not_here_ends_it_before_anything_starts(
+    arguments: list[str], tmp_path: Path
+) -> None:
+    refused = bridle(*arguments, "--device", "cuda:77")
+    assert refused.returncode == 1
+    assert "no device 'cuda:77'" in refused.stderr
+    assert not (tmp_path / "out").exists()
+
+
 def test_weights_are_transferred_to_a_vllm_only(arguments: list[str], tmp_path: Path) -> None:
     refused = bridle(*arguments, "--publish-through", "transfer")
     assert refused.returncode == 2
@@ -115,8 +167,7 @@ def test_weights_are_transferred_to_a_vllm_only(arguments: list[str], tmp_path: 
         directory=tmp_path / "out",
         store=str(tmp_path / "bridle.db"),
         run_id="run",
-        config=GrpoConfig(),
-        publish=PublishConfig(through="transfer"),
+        config=GrpoConfig(publish=PublishConfig(through="transfer")),
     )
     migrate(plan.store)
     with pytest.raises(EngineRefused, match="http://engine is not a vLLM"):

@@ -143,8 +143,7 @@ def test_a_run_that_publishes_by_transfer_reaches_engine_proxy_and_store(
         directory=tmp_path,
         store=store,
         run_id="run",
-        config=GrpoConfig(),
-        publish=PublishConfig(through="transfer"),
+        config=GrpoConfig(publish=PublishConfig(through="transfer")),
     )
     stack = Stack(policy.server.base_url, proxy.base_url, kind="vllm")
     version = (engine.policy_version() or 0) + 1

@@ -1,0 +1,131 @@
+"""A run's settings: from a file, over it the options that were named, and what cannot be."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Callable
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from bridle.cli import app
+from bridle.commands.sft import sft
+from bridle.commands.train import train
+from bridle.settings_file import GRPO, SFT, SettingsError, chosen
+from trainer.config import GrpoConfig, SftConfig
+
+PAGE = (Path(__file__).parents[2] / "docs" / "training.md").read_text()
+TRAIN = ("--policy .", "--agent a", "--tasks t", "--verifier number", "--out o")
+
+
+@pytest.fixture
+def settled(tmp_path: Path) -> Callable[..., Any]:
+    """What a command's options and a file's text come to."""
+
+    def settle(text: str | None, *options: str, command: Any = train) -> Any:
+        kind, names = (SftConfig, SFT) if command is sft else (GrpoConfig, GRPO)
+        arguments = [word for option in options for word in option.split()]
+        if text is not None:
+            file = tmp_path / "settings.toml"
+            file.write_text(text)
+            arguments += ["--settings", str(file)]
+        needed = ["--policy .", "--out o"] if command is sft else TRAIN
+        arguments += [word for option in needed for word in option.split()]
+        of_one = typer.Typer()
+        of_one.command()(command)
+        parsed = typer.main.get_command(of_one)
+        context = parsed.make_context("command", arguments)
+        return chosen(context, kind, names, context.params["settings_file"])
+
+    return settle
+
+
+def test_without_a_file_the_options_defaults_hold(settled: Callable[..., Any]) -> None:
+    assert settled(None).optimizer.learning_rate == 1e-6
+    assert settled(None, "--minutes 2").seconds == 120
+    tuned = settled(None, command=sft)
+    assert (tuned.optimizer.learning_rate, tuned.optimizer.schedule) == (1e-5, "cosine")
+    assert tuned.optimizer.warmup_steps == SftConfig().optimizer.warmup_steps
+
+
+def test_a_file_wins_over_defaults_and_a_named_option_over_the_file(
+    settled: Callable[..., Any],
+) -> None:
+    text = "steps = 7\nseconds = 30\n[optimizer]\nlearning_rate = 1e-4\nwarmup_steps = 3\n"
+    text += '[loss]\nname = "gspo"\nkl_coefficient = 0.01\n[filters.outcomes]\ntimeout = "train"\n'
+    found = settled(text)
+    assert (found.steps, found.seconds) == (7, 30)
+    assert (found.optimizer.learning_rate, found.optimizer.warmup_steps) == (1e-4, 3)
+    assert (found.loss.name, found.loss.kl_coefficient) == ("gspo", 0.01)
+    assert found.loss.clip_high == GrpoConfig().loss.clip_high
+    assert found.filters.outcomes["timeout"] == "train"
+    assert found.filters.outcomes["infrastructure"] == "exclude"
+    over = settled(text, "--steps 100", "--learning-rate 1e-6", "--minutes 1", "--device cpu")
+    assert (over.steps, over.seconds, over.optimizer.learning_rate) == (100, 60, 1e-6)
+    assert (over.optimizer.warmup_steps, over.compute.device) == (3, "cpu")
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("stepz = 1", "no setting 'stepz', but steps, seconds"),
+        ("[loss]\nclip = 0.1", r"\[loss\]: there is no setting 'clip', but name, clip_low"),
+        ("[loss]\nclip_low = -0.1", r">= 0.0 - at `\$.loss.clip_low`"),
+        ('[loss]\nname = "ppo2"', "Invalid enum value 'ppo2'"),
+        ("minibatches = 0", r">= 1 - at `\$.minibatches`"),
+        ("loss = 3", r"Expected `object`, got `int` - at `\$.loss`"),
+        ('compute = {precision = "float16"}', "Invalid enum value 'float16'"),
+        ("steps = ", "Invalid value"),
+    ],
+)
+def test_what_is_no_setting_is_named(settled: Callable[..., Any], text: str, told: str) -> None:
+    with pytest.raises(SettingsError, match=f"settings.toml.*{told}"):
+        settled(text)
+
+
+@pytest.mark.parametrize("command", ["train", "trainer", "sft"])
+def test_a_command_ends_with_a_line_before_anything_starts(command: str, tmp_path: Path) -> None:
+    (tmp_path / "settings.toml").write_text("stepz = 1")
+    out, url = str(tmp_path / "out"), "http://127.0.0.1:9"
+    options = ["--policy", str(tmp_path), "--out", out, "--settings", f"{tmp_path}/settings.toml"]
+    options += {
+        "train": ["--agent", "a", "--tasks", "t", "--verifier", "number"],
+        "trainer": ["--engine", url, "--worker", url],
+        "sft": [],
+    }[command]
+    done = CliRunner().invoke(app, [command, *options])
+    assert done.exit_code == 2
+    assert "there is no setting 'stepz'" in " ".join(done.stderr.split())
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_page_shows_every_setting_with_what_holds_without_a_file(
+    settled: Callable[..., Any],
+) -> None:
+    (text,) = re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)
+    assert settled(text) == settled(None)
+    lines = [line[2:] if re.match(r"# \w+ = ", line) else line for line in text.splitlines()]
+    shown = tomllib.loads("\n".join(lines))
+    assert names(shown) == settings(GrpoConfig())
+
+
+def names(table: dict[str, Any]) -> set[str]:
+    found = set()
+    for name, value in table.items():
+        inner = name not in ("outcomes", "reward_weights") and isinstance(value, dict)
+        found |= {f"{name}.{each}" for each in names(value)} if inner else {name}
+    return found
+
+
+def settings(config: Any) -> set[str]:
+    found = set()
+    for each in fields(config):
+        value = getattr(config, each.name)
+        inner = settings(value) if is_dataclass(value) else {""}
+        found |= {f"{each.name}.{name}".rstrip(".") for name in inner}
+    return found

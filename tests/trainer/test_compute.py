@@ -1,0 +1,141 @@
+"""Where a policy is trained and in how many bits: another device, bfloat16, recomputed layers."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from trainer.compute import UnsupportedCompute, choose_device, place
+from trainer.config import ComputeConfig, PackingConfig, PublishConfig, SftConfig
+from trainer.model import exact_packing, load_policy, score_pack, score_sequence
+from trainer.packing import make_packs
+from trainer.sft import train_sft
+from trainer.sft_data import SftExample
+from trainer.swap import TOLERANCE, TOLERANCE_IN_BFLOAT16, VerifiedSwap
+
+IDS = np.arange(5, 60)
+IN_BFLOAT16 = ComputeConfig(device="cpu", precision="bfloat16")
+RECOMPUTED = ComputeConfig(device="cpu", recompute=True)
+
+
+def gradients(model):
+    (-score_sequence(model, IDS).sum()).backward()
+    return {name: each.grad for name, each in model.named_parameters()}
+
+
+def test_another_device_trains_the_same_and_no_step_mixes_devices(tmp_path):
+    script = Path(__file__).parent / "second_device.py"
+    done = subprocess.run(
+        [sys.executable, script, tmp_path], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout.splitlines()[-1])
+    assert told["device"] == "second"
+    assert told["mixed"] is False
+    assert told["moved"] > 1e-3
+    assert told["apart"] < 1e-5
+
+
+def test_without_an_accelerator_auto_is_the_cpu_in_float32(policy_directory):
+    if torch.accelerator.is_available():
+        pytest.skip("this machine has one")
+    assert choose_device("auto") == torch.device("cpu")
+    model = load_policy(policy_directory, compute=ComputeConfig())
+    plain = load_policy(policy_directory)
+    assert score_sequence(model, IDS).tolist() == score_sequence(plain, IDS).tolist()
+
+
+@pytest.mark.parametrize("name", ["cuda:77", "nonsense", "meta:x"])
+def test_a_device_that_is_not_here_is_named(name):
+    with pytest.raises(UnsupportedCompute, match=f"no device '{name}'"):
+        choose_device(name)
+
+
+def test_bfloat16_rounds_what_is_multiplied_and_not_the_weights(policy_directory):
+    exact = load_policy(policy_directory)
+    rounded = load_policy(policy_directory, compute=IN_BFLOAT16)
+    assert {each.dtype for each in rounded.parameters()} == {torch.float32}
+    gap = (score_sequence(rounded, IDS) - score_sequence(exact, IDS)).detach().abs()
+    assert 0 < float(gap.mean()) < 0.01
+    assert score_sequence(rounded, IDS).dtype == torch.float32
+    assert {each.dtype for each in gradients(rounded).values()} == {torch.float32}
+
+
+@pytest.mark.parametrize("layout", ["tree", "flat", "padded"])
+def test_in_bfloat16_packs_are_scored_as_lone_sequences_are(policy_directory, layout):
+    model = load_policy(policy_directory, compute=IN_BFLOAT16)
+    packing = PackingConfig(layout=layout)
+    assert exact_packing(model, packing) == packing
+    example = SftExample(IDS, np.arange(len(IDS)) > 0)
+    (pack,) = make_packs([example], [[0]], packing)
+    gap = score_pack(model, pack).logprobs - score_sequence(model, IDS)[pack.offsets - 1]
+    assert float(gap.detach().abs().max()) < 0.05
+
+
+def test_small_updates_are_not_rounded_away(policy_directory):
+    """Of a weight around one, bfloat16 does not hold a change by a thousandth."""
+    model = load_policy(policy_directory, compute=IN_BFLOAT16)
+    norm = dict(model.named_parameters())["model.norm.weight"]
+    before = norm.detach().clone()
+    example = SftExample(IDS, np.arange(len(IDS)) > 0)
+    train_sft(model, [example], SftConfig(epochs=3))
+    change = (norm.detach() - before).abs()
+    assert 0 < float(change.max()) < 2**-9
+    assert torch.equal(norm.detach().bfloat16(), before.bfloat16())
+
+
+def test_recomputed_layers_give_the_same_gradients_for_a_second_pass(policy_directory):
+    kept = load_policy(policy_directory)
+    recomputed = load_policy(policy_directory, compute=RECOMPUTED)
+    passes = []
+    recomputed.model.layers[0].mlp.register_forward_pre_hook(lambda *_: passes.append(1))
+    expected, found = gradients(kept), gradients(recomputed)
+    assert len(passes) == 2
+    torch.testing.assert_close(found, expected, rtol=0, atol=0)
+
+
+def test_a_recomputed_policy_still_drops_nothing_out(policy_directory, tmp_path):
+    config = AutoConfig.from_pretrained(policy_directory)
+    config.attention_dropout = 0.9
+    model = AutoModelForCausalLM.from_config(config, attn_implementation="bridle_tree").train()
+    placed = place(model, RECOMPUTED)
+    once, again = (score_sequence(placed, IDS) for _ in range(2))
+    assert torch.equal(once, again)
+
+
+def test_a_model_without_layers_to_recompute_is_refused():
+    with pytest.raises(UnsupportedCompute, match="Linear has no layers"):
+        place(torch.nn.Linear(2, 2), RECOMPUTED)
+
+
+@pytest.mark.parametrize(
+    ("compute", "tolerance"),
+    [(ComputeConfig(device="cpu"), TOLERANCE), (IN_BFLOAT16, TOLERANCE_IN_BFLOAT16)],
+)
+def test_engines_may_differ_by_the_rounding_of_what_computes(policy_directory, compute, tolerance):
+    class Engine:
+        gap = 0.0
+
+        def is_paused(self):
+            return False
+
+        def score(self, token_ids):
+            scores = score_sequence(model, np.asarray(token_ids)).detach().numpy()
+            return scores + np.float32(self.gap)
+
+    model = load_policy(policy_directory, compute=compute)
+    engine = Engine()
+    swap = VerifiedSwap(engine, [IDS], PublishConfig(), lambda _version: None)
+    engine.gap = tolerance * 0.9
+    assert swap.serves(model)
+    engine.gap = tolerance * 1.2
+    assert not swap.serves(model)
+    strict = VerifiedSwap(engine, [IDS], PublishConfig(tolerance=1.0), lambda _version: None)
+    assert strict.serves(model)
