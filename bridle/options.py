@@ -130,3 +130,7 @@ PrecisionOption = Annotated[
 RecomputeOption = Annotated[
     bool, typer.Option("--recompute", help="Less memory, a third more time: keep no activations.")
 ]
+
+LoraRankOption = Annotated[
+    int, typer.Option("--lora-rank", min=0, help="Train adapters of this rank; 0: all weights.")
+]

@@ -25,6 +25,7 @@ GRPO: Final = {
     "publish_through": "publish.through",
     "transfer_address": "publish.transfer_address",
     "transfer_backend": "publish.transfer_backend",
+    "lora_rank": "lora.rank",
     **COMPUTE,
 }
 SFT: Final = {
@@ -32,6 +33,7 @@ SFT: Final = {
     "batch_size": "batch_size",
     "seed": "seed",
     "learning_rate": "optimizer.learning_rate",
+    "lora_rank": "lora.rank",
     **COMPUTE,
 }
 """The settings that are options too, by the options' names."""

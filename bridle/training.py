@@ -32,7 +32,7 @@ from trainer.checkpoint import POLICY_DIRECTORY, checkpoints
 from trainer.config import GrpoConfig
 from trainer.loop import GrpoLoop
 from trainer.metrics import SinkGroup, StoreSink, TensorBoardSink
-from trainer.model import load_policy, vocabulary_size
+from trainer.model import load_policy, trainable_policy, vocabulary_size
 from trainer.publish import Publisher, default_probes
 from trainer.replicas import ReplicaPublisher
 from trainer.report import StepReport
@@ -88,7 +88,8 @@ def train(
     resumed run publishes its own weights first. ``on_step`` may return true to stop. Interrupting
     leaves a checkpoint of the last whole step.
     """
-    model = load_policy(plan.policy, compute=plan.config.compute)
+    config = plan.config
+    model = trainable_policy(plan.policy, config.compute, config.lora, config.seed)
     reference = _reference(plan)
     loop_directory = plan.directory / CHECKPOINTS
     with (

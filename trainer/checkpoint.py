@@ -1,8 +1,8 @@
 """Checkpoints from which training goes on exactly as if it had not stopped.
 
 ``DIRECTORY/step-00000012/`` holds ``policy/`` (a model directory like any other) and
-``trainer.pt`` (optimizer, random number generators, step and version). A checkpoint appears by one
-rename after its files have reached the disk, so one that is there is whole.
+``trainer.pt`` (adapters, optimizer, random number generators, step and version). A checkpoint
+appears by one rename after its files have reached the disk, so one that is there is whole.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from trainer.adapters import adapters, load_adapters
 from trainer.durable import atomic_directory
 from trainer.model import restore_policy, save_policy
 
@@ -59,6 +60,7 @@ def save_checkpoint(
         save_policy(model, scratch / POLICY_DIRECTORY, tokenizer_from)
         torch.save(
             {
+                "adapters": dict(adapters(model)),
                 "optimizer": optimizer.state_dict(),
                 "random": _random_state(),
                 "step": progress.step,
@@ -87,8 +89,11 @@ def load_checkpoint(path: Path, model: nn.Module, optimizer: Optimizer) -> Progr
     if not (path / STATE_FILE).exists():
         raise CheckpointError(f"{path} is not a checkpoint: it has no {STATE_FILE}")
     try:
-        restore_policy(model, path / POLICY_DIRECTORY)
         state = torch.load(path / STATE_FILE, map_location="cpu", weights_only=True)
+        if adapters(model) or state.get("adapters"):
+            load_adapters(model, state.get("adapters", {}))
+        else:
+            restore_policy(model, path / POLICY_DIRECTORY)
         optimizer.load_state_dict(state["optimizer"])
     except (RuntimeError, ValueError, OSError) as error:
         raise CheckpointError(f"{path} does not fit this model: {error}") from error

@@ -47,7 +47,7 @@ def place(model: nn.Module, compute: ComputeConfig) -> nn.Module:
     """
     device = choose_device(compute.device)
     placed = model.to(device).eval()
-    if _in_bfloat16(device, compute):
+    if in_bfloat16(device, compute):
         setattr(placed, _AUTOCAST, torch.bfloat16)
     if compute.recompute:
         _recompute_layers(placed)
@@ -68,7 +68,8 @@ def is_rounded(model: nn.Module) -> bool:
     return torch.bfloat16 in (stored, getattr(model, _AUTOCAST, None))
 
 
-def _in_bfloat16(device: torch.device, compute: ComputeConfig) -> bool:
+def in_bfloat16(device: torch.device, compute: ComputeConfig) -> bool:
+    """Whether forward passes on ``device`` are to compute in it."""
     if compute.precision == "auto":
         return device.type != "cpu"
     return compute.precision == "bfloat16"

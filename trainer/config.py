@@ -43,6 +43,16 @@ class ComputeConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class LoraConfig:
+    """Adapters of low rank, trained instead of the weights (:mod:`trainer.adapters`)."""
+
+    rank: Natural = 0
+    """0: none, all weights are trained."""
+    alpha: AboveZero = 32
+    """Adapters count ``alpha / rank`` times."""
+
+
+@dataclass(frozen=True, slots=True)
 class OptimizerConfig:
     """AdamW (Loshchilov & Hutter 2019, arXiv 1711.05101) and its learning rate over time."""
 
@@ -170,6 +180,7 @@ class GrpoConfig:
     seed: Natural = 0
     """Decides which groups share a minibatch."""
     optimizer: OptimizerConfig = OptimizerConfig()
+    lora: LoraConfig = LoraConfig()
     compute: ComputeConfig = ComputeConfig()
     packing: PackingConfig = PackingConfig()
     advantages: AdvantageConfig = AdvantageConfig()
@@ -189,5 +200,6 @@ class SftConfig:
     seed: Natural = 0
     """Decides the order of examples."""
     optimizer: OptimizerConfig = OptimizerConfig(schedule="cosine", warmup_steps=10)
+    lora: LoraConfig = LoraConfig()
     compute: ComputeConfig = ComputeConfig()
     packing: PackingConfig = PackingConfig()

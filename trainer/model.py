@@ -24,9 +24,10 @@ from transformers.utils import logging as transformers_logging
 
 from engine.tokenizer import CHAT_TEMPLATES_DIRECTORY
 from store.records import TokenIds
+from trainer.adapters import adapters, add_adapters, merged_state
 from trainer.attention import TREE_ATTENTION, plan_blocks
-from trainer.compute import computing, is_rounded, place
-from trainer.config import ComputeConfig, PackingConfig
+from trainer.compute import choose_device, computing, in_bfloat16, is_rounded, place
+from trainer.config import ComputeConfig, LoraConfig, PackingConfig
 from trainer.packing import Index, Pack, make_packs
 
 log = logging.getLogger(__name__)
@@ -97,11 +98,25 @@ def load_policy(
     return place(model, compute)
 
 
+def trainable_policy(
+    directory: str | Path, compute: ComputeConfig, lora: LoraConfig, seed: int = 0
+) -> nn.Module:
+    """As :func:`load_policy`; with adapters where ``lora`` has a rank.
+
+    The weights below adapters are not trained, so they are kept in what they are computed in.
+    """
+    rounded = lora.rank > 0 and in_bfloat16(choose_device(compute.device), compute)
+    model = load_policy(directory, dtype="bfloat16" if rounded else "float32", compute=compute)
+    if lora.rank:
+        add_adapters(model, lora, seed)
+    return model
+
+
 def checkpoint_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """The weights under the names that a checkpoint has, tied ones once; they are the model's own,
-    not copies."""
+    """The weights under the names that a checkpoint has, tied ones once, adapters merged in;
+    otherwise they are the model's own, not copies."""
     policy = _transformers(model)
-    tensors = remove_tied_weights_from_state_dict(policy.state_dict(), policy)
+    tensors = remove_tied_weights_from_state_dict(merged_state(policy), policy)
     tensors = revert_weight_conversion(policy, tensors)
     return dict(tensors)
 
@@ -117,6 +132,8 @@ def save_policy(
     ``tensors`` are written for its own weights, as :func:`checkpoint_tensors` had them.
     """
     chosen: dict[str, Any] = {}
+    if tensors is None and adapters(model):
+        tensors = checkpoint_tensors(model)
     if tensors is not None:
         chosen = {"state_dict": dict(tensors), "save_original_format": False}
     with _without_progress_bars():

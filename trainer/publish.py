@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from engine.client import EngineRefused
 from engine.embedded.model import WeightsMismatch
 from store.records import PolicyRecord
+from trainer.adapters import merged_state
 from trainer.config import PublishConfig
 from trainer.durable import atomic_directory
 from trainer.model import save_policy
@@ -157,7 +158,7 @@ class MemoryPublisher:
 
 def _copy_of(model: nn.Module) -> dict[str, Tensor]:
     """The weights as they are now; training goes on changing the model's own."""
-    return {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
+    return {name: tensor.detach().clone() for name, tensor in merged_state(model).items()}
 
 
 def write_version(

@@ -10,6 +10,7 @@ import typer
 
 from bridle.options import (
     DeviceOption,
+    LoraRankOption,
     PrecisionOption,
     RecomputeOption,
     RunOption,
@@ -49,6 +50,7 @@ def sft(
     device: DeviceOption = "auto",
     precision: PrecisionOption = "auto",
     recompute: RecomputeOption = False,
+    lora_rank: LoraRankOption = 0,
     settings_file: SettingsOption = None,
 ) -> None:
     """Fine-tune a policy on recorded trajectories."""
@@ -57,7 +59,7 @@ def sft(
     try:
         from trainer.config import SftConfig
         from trainer.durable import atomic_directory
-        from trainer.model import load_policy, save_policy
+        from trainer.model import save_policy, trainable_policy
         from trainer.sft import train_sft
     except ImportError as error:
         fail(f"training needs the training extra: pip install 'bridle[train]' ({error})")
@@ -72,7 +74,7 @@ def sft(
         examples = _examples(data, policy, store, run, min_reward, left_out)
         for reason, count in left_out.items():
             out.print(f"left out: {count} {reason}", highlight=False)
-        model = load_policy(policy, compute=config.compute)
+        model = trainable_policy(policy, config.compute, config.lora, config.seed)
         history = train_sft(model, examples, config, console=out)
     except (SftDataError, ValueError) as error:
         fail(str(error))

@@ -11,6 +11,7 @@ import typer
 from bridle.options import (
     DeviceOption,
     EngineOption,
+    LoraRankOption,
     MinutesOption,
     PrecisionOption,
     PublishThroughOption,
@@ -54,6 +55,7 @@ def train(
     device: DeviceOption = "auto",
     precision: PrecisionOption = "auto",
     recompute: RecomputeOption = False,
+    lora_rank: LoraRankOption = 0,
     engine: EngineOption = "embedded",
     engine_arguments: Annotated[
         list[str] | None,

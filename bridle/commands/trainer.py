@@ -14,6 +14,7 @@ from bridle.config import API_KEY_VARIABLE
 from bridle.options import (
     DeviceOption,
     JsonOption,
+    LoraRankOption,
     MinutesOption,
     PrecisionOption,
     ProxyOption,
@@ -60,6 +61,7 @@ def trainer(
     device: DeviceOption = "auto",
     precision: PrecisionOption = "auto",
     recompute: RecomputeOption = False,
+    lora_rank: LoraRankOption = 0,
     publish_through: PublishThroughOption = "directory",
     transfer_address: Annotated[
         str, typer.Option(help="This machine's, as the engines reach it: loopback or private.")

@@ -122,6 +122,7 @@ def test_a_settings_file_reaches_the_model_the_loss_and_the_store(
     done = bridle(
         *arguments,
         *("--settings", str(tmp_path / "settings.toml"), "--minibatches", "2"),
+        *("--lora-rank", "4"),
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "after 1 of 1 steps" in done.stdout
@@ -131,6 +132,7 @@ def test_a_settings_file_reaches_the_model_the_loss_and_the_store(
         (policy,) = [each for each in reader.policies(run.id) if each.version == 1]
     settings = run.config["settings"]
     assert settings["loss"]["name"] == "cispo"
+    assert settings["lora"]["rank"] == 4
     assert settings["compute"] == {"device": "auto", "precision": "bfloat16", "recompute": True}
     # Of the second minibatch: the first begins at the reference.
     assert metrics["update/kl_reference"] > 0

@@ -29,13 +29,20 @@ from trainer.compute import choose_device
 from trainer.config import (
     ComputeConfig,
     GrpoConfig,
+    LoraConfig,
     LossConfig,
     OptimizerConfig,
     PackingConfig,
     SftConfig,
 )
 from trainer.loop import GrpoLoop
-from trainer.model import ON_CPU, checkpoint_tensors, load_policy, score_sequence
+from trainer.model import (
+    ON_CPU,
+    checkpoint_tensors,
+    load_policy,
+    score_sequence,
+    trainable_policy,
+)
 from trainer.sft import train_sft
 from trainer.sft_data import SftExample
 from trainer.tiny import TinyShape, make_policy
@@ -156,7 +163,7 @@ def collect(step: int, version: int) -> Sequence[Episode]:
 
 
 def trained(policy: Path, out: Path, compute: ComputeConfig) -> dict[str, Any]:
-    """The weights after GRPO, stopped and resumed, and after SFT, brought to the CPU."""
+    """The weights on the CPU after GRPO, stopped and resumed, and after SFT of adapters."""
     config = GrpoConfig(
         steps=3,
         minibatches=2,
@@ -176,7 +183,7 @@ def trained(policy: Path, out: Path, compute: ComputeConfig) -> dict[str, Any]:
         if steps == 3:
             loop.resume()
         loop.run()
-    tuned = load_policy(policy, compute=compute)
+    tuned = trainable_policy(policy, compute, LoraConfig(rank=2))
     ids = np.arange(5, 30)
     train_sft(
         tuned,

@@ -21,6 +21,7 @@ from trainer.config import (
     CheckpointConfig,
     FilterConfig,
     GrpoConfig,
+    LoraConfig,
     LossConfig,
     OptimizerConfig,
     PackingConfig,
@@ -28,7 +29,7 @@ from trainer.config import (
 from trainer.filters import DropReason
 from trainer.loop import GrpoLoop
 from trainer.metrics import SinkGroup, StoreSink, TensorBoardSink
-from trainer.model import load_policy
+from trainer.model import ON_CPU, load_policy, trainable_policy
 
 PROMPTS = ([5, 9, 12], [5, 9, 30, 31])
 SAMPLED = 2
@@ -99,7 +100,7 @@ CONFIG = GrpoConfig(
 @pytest.fixture
 def bandit_loop(policy_directory, make_sample, make_episode, tmp_path):
     def make(config=CONFIG, **arguments):
-        model = load_policy(policy_directory)
+        model = trainable_policy(policy_directory, ON_CPU, config.lora)
         bandit = Bandit(model, make_sample, make_episode)
         arguments.setdefault("directory", tmp_path / "checkpoints")
         loop = GrpoLoop(config, model, arguments.pop("collect", None) or bandit, **arguments)
@@ -134,6 +135,22 @@ def test_the_reward_rises_with_every_algorithm(bandit_loop, change):
     reports = run(loop)
     assert reports[0].reward_mean < 0.75
     assert reports[-1].reward_mean > 0.9
+
+
+def test_the_reward_rises_with_adapters_alone(bandit_loop):
+    optimizer = OptimizerConfig(learning_rate=2e-2)
+    loop, _ = bandit_loop(
+        dataclasses.replace(CONFIG, steps=30, lora=LoraConfig(rank=4), optimizer=optimizer)
+    )
+    # A random output head, which stays as it is, hardly tells one token from another.
+    head = loop.model.get_output_embeddings().weight
+    with torch.no_grad():
+        head.mul_(16)
+    before = head.clone()
+    reports = run(loop)
+    assert reports[0].reward_mean < 0.75
+    assert reports[-1].reward_mean > 0.9
+    assert torch.equal(head, before)
 
 
 def test_a_learning_rate_of_zero_learns_nothing_and_changes_no_bit(bandit_loop):

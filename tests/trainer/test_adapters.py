@@ -1,0 +1,155 @@
+"""LoRA: adapters are trained, the policy below them is not, and what leaves is one merged model."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+
+from engine.client import EngineClient
+from engine.embedded import EmbeddedEngine
+from trainer.adapters import adapters, merged_state
+from trainer.checkpoint import CheckpointError, Progress, load_checkpoint, save_checkpoint
+from trainer.config import ComputeConfig, LoraConfig, OptimizerConfig, SftConfig
+from trainer.model import (
+    ON_CPU,
+    checkpoint_tensors,
+    load_policy,
+    save_policy,
+    score_sequence,
+    trainable_policy,
+    vocabulary_size,
+)
+from trainer.optimizer import make_optimizer
+from trainer.publish import MemoryPublisher, Publisher, default_probes
+from trainer.sft import train_sft
+from trainer.sft_data import SftExample
+
+IDS = np.arange(5, 40)
+LORA = LoraConfig(rank=4, alpha=8)
+
+
+@pytest.fixture
+def adapted(policy_directory):
+    return trainable_policy(policy_directory, ON_CPU, LORA)
+
+
+def tuned(model, epochs=3):
+    config = SftConfig(epochs=epochs, optimizer=OptimizerConfig(learning_rate=1e-2))
+    train_sft(model, [SftExample(IDS, np.arange(len(IDS)) > 0)], config)
+    return model
+
+
+def scores(model):
+    return score_sequence(model, IDS).detach()
+
+
+def test_it_begins_as_the_policy_and_trains_every_linear_layer_but_the_head(
+    adapted, policy_directory
+):
+    torch.testing.assert_close(scores(adapted), scores(load_policy(policy_directory)))
+    trained = {name for name, each in adapted.named_parameters() if each.requires_grad}
+    assert trained == set(adapters(adapted))
+    layers = {name.split(".lora_")[0].split("layers.")[1] for name in trained}
+    projections = ["self_attn.q", "self_attn.k", "self_attn.v", "self_attn.o"]
+    projections += ["mlp.gate", "mlp.up", "mlp.down"]
+    assert layers == {f"{n}.{each}_proj" for n in range(2) for each in projections}
+
+
+def test_the_weights_below_stay_and_the_merged_model_scores_the_same(
+    adapted, policy_directory, tmp_path
+):
+    before = load_policy(policy_directory)
+    tuned(adapted)
+    below = {n: each for n, each in adapted.state_dict().items() if "lora_" not in n}
+    for name, tensor in before.state_dict().items():
+        layer = name.removesuffix("weight") + "base_layer.weight"
+        assert torch.equal(below[layer if layer in below else name], tensor)
+    assert float((scores(adapted) - scores(before)).abs().mean()) > 0.1
+    save_policy(adapted, tmp_path / "merged")
+    again = load_policy(tmp_path / "merged")
+    assert again.state_dict().keys() == before.state_dict().keys()
+    torch.testing.assert_close(scores(again), scores(adapted), rtol=1e-4, atol=1e-4)
+    assert checkpoint_tensors(adapted).keys() == checkpoint_tensors(before).keys()
+
+
+def test_adapters_begin_as_the_seed_says_and_draw_nothing_from_torchs_generator(policy_directory):
+    state = torch.get_rng_state()
+    one, same, other = (
+        adapters(trainable_policy(policy_directory, ON_CPU, LORA, seed)) for seed in (1, 1, 2)
+    )
+    assert torch.equal(torch.get_rng_state(), state)
+    torch.testing.assert_close(one, same, rtol=0, atol=0)
+    assert any(not torch.equal(one[name], other[name]) for name in one)
+
+
+def test_in_bfloat16_the_weights_below_are_kept_in_it_and_adapters_are_not(policy_directory):
+    compute = ComputeConfig(device="cpu", precision="bfloat16", recompute=True)
+    model = trainable_policy(policy_directory, compute, LORA)
+    kept = {each.dtype for each in model.parameters() if not each.requires_grad}
+    assert kept == {torch.bfloat16}
+    assert {each.dtype for each in adapters(model).values()} == {torch.float32}
+    before = scores(model)
+    tuned(model)
+    assert float((scores(model) - before).mean()) > 0.1
+    assert {each.dtype for each in merged_state(model).values()} == {torch.bfloat16}
+
+
+def test_resuming_equals_never_having_stopped(policy_directory, tmp_path):
+    def step(model, optimizer):
+        (-score_sequence(model, IDS).sum()).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    def fresh(seed):
+        model = trainable_policy(policy_directory, ON_CPU, LORA, seed)
+        return model, make_optimizer(model, OptimizerConfig(learning_rate=1e-2))
+
+    straight, optimizer = fresh(1)
+    for number in range(4):
+        step(straight, optimizer)
+        if number == 1:
+            path = save_checkpoint(tmp_path, straight, optimizer, Progress(2, 2))
+    resumed, optimizer = fresh(2)
+    assert load_checkpoint(path, resumed, optimizer) == Progress(2, 2)
+    for _ in range(2):
+        step(resumed, optimizer)
+    torch.testing.assert_close(resumed.state_dict(), straight.state_dict(), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("lora", [LoraConfig(), LoraConfig(rank=2)], ids=["none", "rank 2"])
+@pytest.mark.parametrize("way", ["there", "back"])
+def test_a_checkpoint_with_other_adapters_is_refused(policy_directory, tmp_path, lora, way):
+    saved, asked = (LORA, lora) if way == "there" else (lora, LORA)
+    model = trainable_policy(policy_directory, ON_CPU, saved)
+    optimizer = make_optimizer(model, OptimizerConfig())
+    path = save_checkpoint(tmp_path, model, optimizer, Progress(1, 1))
+    model = trainable_policy(policy_directory, ON_CPU, asked)
+    with pytest.raises(CheckpointError, match="other adapters"):
+        load_checkpoint(path, model, make_optimizer(model, OptimizerConfig()))
+
+
+@pytest.mark.parametrize("through", ["directory", "memory"])
+def test_an_engine_serves_it_merged(chat_directory, tmp_path, through):
+    model = trainable_policy(chat_directory, ON_CPU, LORA)
+    probes = default_probes(vocabulary_size(model))
+    common = {"run_id": "run", "served_version": 0, "probes": probes}
+    with EmbeddedEngine(chat_directory) as engine, EngineClient(engine.base_url) as client:
+        if through == "directory":
+            publisher = Publisher(client, tmp_path, served=chat_directory, **common)
+        else:
+            publisher = MemoryPublisher(engine, client, served=model, **common)
+        tuned(model)
+        record = publisher.publish(model, 1)
+        assert record.verified
+        assert record.logprob_gap < 1e-5
+        engine_scores = client.score(IDS.tolist())
+    np.testing.assert_allclose(engine_scores, scores(model).numpy(), atol=1e-4)
+
+
+def test_a_rank_of_zero_trains_all_weights(policy_directory):
+    model = trainable_policy(policy_directory, ON_CPU, dataclasses.replace(LORA, rank=0))
+    assert not adapters(model)
+    assert all(each.requires_grad for each in model.parameters())

@@ -1,0 +1,71 @@
+"""LoRA (Hu et al. 2021, arXiv 2106.09685): training small adapters on a policy that stays as it is.
+
+The adapters are PEFT's. What is published, and what a checkpoint's ``policy/`` holds, is the policy
+with its adapters merged in: a model like any other, which every engine serves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+import torch
+from peft import LoraConfig as PeftConfig
+from peft import inject_adapter_in_model
+from peft.tuners.lora import LoraLayer
+from torch import Tensor, nn
+
+from trainer.config import LoraConfig
+
+_NAME: Final = "default"
+
+
+def add_adapters(model: nn.Module, config: LoraConfig, seed: int) -> None:
+    """Give every linear layer but the output head an adapter, in float32, and freeze the rest.
+
+    They change nothing yet. ``seed`` decides where they begin to learn from.
+    """
+    chosen = PeftConfig(r=config.rank, lora_alpha=config.alpha, target_modules="all-linear")
+    # PEFT draws them on the CPU, and then brings them to the device.
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
+        inject_adapter_in_model(chosen, model, _NAME)
+    model.eval()
+    for adapter in adapters(model).values():
+        adapter.data = adapter.data.float()
+
+
+def adapters(model: nn.Module) -> dict[str, nn.Parameter]:
+    """What is trained of a model with adapters; nothing of one without."""
+    return {name: each for name, each in model.named_parameters() if ".lora_" in name}
+
+
+def load_adapters(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+    """Raises ``ValueError`` when they are not those of ``model``."""
+    own = adapters(model)
+    if {name: each.shape for name, each in own.items()} != {
+        name: each.shape for name, each in tensors.items()
+    }:
+        raise ValueError("it has other adapters")
+    with torch.no_grad():
+        for name, adapter in own.items():
+            adapter.copy_(tensors[name])
+
+
+@torch.no_grad()
+def merged_state(model: nn.Module) -> dict[str, Tensor]:
+    """The state of ``model`` with its adapters merged in, under the names it has without them.
+
+    What has no adapter is the model's own, not a copy.
+    """
+    state = {
+        name.replace(".base_layer.", "."): each
+        for name, each in model.state_dict().items()
+        if ".lora_" not in name
+    }
+    for name, layer in model.named_modules():
+        if isinstance(layer, LoraLayer):
+            weight = layer.get_base_layer().weight
+            change = layer.get_delta_weight(_NAME)
+            state[f"{name}.weight"] = (weight.float() + change).to(weight.dtype)
+    return state
