@@ -107,9 +107,25 @@ def test_services_start_after_what_they_need_and_all_that_serve_are_asked_for_th
 ) -> None:
     assert project("cpu", **NEEDED).order() == ["proxy", "engine", "worker", "trainer"]
     gpu = project("gpu", **NEEDED)
-    assert gpu.order() == ["proxy", "vllm", "worker", "trainer"]
+    assert gpu.order() == ["proxy", "vllm", "worker", "trainer-gpu"]
     for services in (project("cpu", **NEEDED).services, gpu.services):
-        assert {name for name, each in services.items() if "healthcheck" not in each} == {"trainer"}
+        (trainer,) = (name for name, each in services.items() if "healthcheck" not in each)
+        assert "trainer" in services[trainer]["command"]
         for service in services.values():
             for how in service.get("depends_on", {}).values():
                 assert how["condition"] == "service_healthy"
+
+
+def test_engine_and_trainer_each_get_a_gpu(project: Any) -> None:
+    def gpus(**variables: str) -> dict[str, list[str]]:
+        reserved = {}
+        for name, service in project("gpu", **NEEDED, **variables).services.items():
+            resources = service.get("deploy", {}).get("resources", {})
+            for device in resources.get("reservations", {}).get("devices", ()):
+                assert (device["driver"], device["capabilities"]) == ("nvidia", ["gpu"])
+                reserved[name] = device["device_ids"]
+        return reserved
+
+    assert gpus() == {"vllm": ["0"], "trainer-gpu": ["1"]}
+    assert gpus(BRIDLE_TRAINER_GPU="0") == {"vllm": ["0"], "trainer-gpu": ["0"]}
+    assert not any("deploy" in each for each in project("cpu", **NEEDED).services.values())
