@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from bridle.terminal import fail
-from store.database import database_url, migrate
+from store.database import database_url, migrate, refuse_newer
 from store.errors import NotFound, StoreUnavailable
 from store.queries import Reader
 from store.records import SessionRecord
@@ -20,15 +20,25 @@ _RUNS_NAMED: Final = 5
 
 @contextmanager
 def reader(store: str) -> Iterator[Reader]:
-    """A reader of ``store``; ends the command when there is no such store, or it cannot be read."""
+    """A reader of ``store``; ends the command when there is no such store, it is a newer Bridle's,
+    or it cannot be read."""
+    require_store(store)
     try:
-        parsed = database_url(store)
-        if parsed.get_backend_name() == "sqlite" and not Path(str(parsed.database)).exists():
-            fail(f"there is no store at {store}: start `bridle proxy`, or name one with --store")
         with Reader(store) as opened:
+            refuse_newer(opened.engine)
             yield opened
     except StoreUnavailable as error:
         fail(str(error))
+
+
+def require_store(store: str) -> None:
+    """Ends the command when ``store`` is a file that is not there, or no store's URL."""
+    try:
+        parsed = database_url(store)
+    except StoreUnavailable as error:
+        fail(str(error))
+    if parsed.get_backend_name() == "sqlite" and not Path(str(parsed.database)).exists():
+        fail(f"there is no store at {store}: start `bridle proxy`, or name one with --store")
 
 
 def migrated(store: str) -> None:

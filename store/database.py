@@ -152,10 +152,8 @@ def migrate(url: str, revision: str = "head") -> None:
                 metadata.create_all(connection)
                 _VERSIONS.create(connection, checkfirst=True)
                 connection.execute(insert(_VERSIONS).values(version_num=newest_revision()))
-            elif (found := _current(connection)) != (newest := newest_revision()):
-                if found is not None and found > newest:
-                    told = f"its schema is {found}, and this one knows {newest}"
-                    raise StoreUnavailable(f"the store is a newer Bridle's: {told}")
+            elif (found := _current(connection)) != newest_revision():
+                _refuse_newer(found)
                 _step(connection, revision)
     except DBAPIError as error:
         raise StoreUnavailable(f"the store cannot be opened: {error.orig}") from error
@@ -187,6 +185,21 @@ def revision(url: str) -> str | None:
             return _current(connection)
     finally:
         engine.dispose()
+
+
+def refuse_newer(engine: Engine) -> None:
+    """Raises :class:`StoreUnavailable` for a store that a newer Bridle has migrated: what it keeps
+    where this one does not look would be left out of what is shown, and behind by what is deleted.
+    """
+    with engine.connect() as connection:
+        _refuse_newer(_current(connection))
+
+
+def _refuse_newer(found: str | None) -> None:
+    newest = newest_revision()
+    if found is not None and found > newest:
+        told = f"its schema is {found}, and this one knows {newest}"
+        raise StoreUnavailable(f"the store is a newer Bridle's: {told}")
 
 
 def _without_foreign_keys(connection: sqlite3.Connection, _: object) -> None:

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from bridle.options import JsonOption, StoreOption
-from bridle.reading import reader
+from bridle.reading import require_store
 from bridle.terminal import fail, out, print_json
 from store.copying import NotEmpty, copy_store
 from store.copying import backup as write_backup
@@ -21,8 +21,7 @@ def backup(
     json: JsonOption = False,
 ) -> None:
     """Write the store as it is at this moment into one SQLite file, while it is being written."""
-    with reader(store):
-        pass
+    require_store(store)
     try:
         size = write_backup(store, file)
     except (FileExistsError, StoreUnavailable) as error:
@@ -52,8 +51,7 @@ def import_db(
 
 
 def _copy(source: str, target: str, json: bool) -> None:
-    with reader(source):
-        pass
+    require_store(source)
     try:
         rows = copy_store(source, target)
     except (NotEmpty, StoreUnavailable) as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import datasets
@@ -13,7 +14,9 @@ import pytest
 from click.testing import Result
 
 from bridle.terminal import out
-from store.records import RunRecord
+from store.database import migrate
+from store.queries import Reader
+from store.records import RunRecord, SessionRecord
 from store.writer import Writer
 
 Bridle = Callable[..., Result]
@@ -25,6 +28,39 @@ def test_sessions_lists_what_was_recorded(bridle: Bridle, store: str, recorded: 
     assert row["name"] == recorded
     assert row["calls"] == 2
     assert row["observed_tokens"] > row["sampled_tokens"] > 0
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("sessions",),
+        ("show", "last"),
+        ("reward", "last", "1"),
+        ("kind", "last", "1", "side"),
+        ("samples",),
+        ("audit",),
+        ("export", "rows.jsonl"),
+        ("forget", "last", "--yes"),
+    ],
+    ids=lambda arguments: arguments[0],
+)
+@pytest.mark.damages_store
+def test_a_store_that_a_newer_bridle_migrated_is_refused_in_a_line(
+    bridle: Bridle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    store = str(tmp_path / "newer.db")
+    migrate(store)
+    with Writer(store) as writer:
+        writer.create_session_sync(SessionRecord(id="ses_newer", created_at=1.0))
+    with closing(sqlite3.connect(store)) as database, database:
+        database.execute("UPDATE alembic_version SET version_num = '9999'")
+    refused = bridle(*arguments, "--store", store)
+    assert refused.exit_code == 1
+    assert refused.stderr.startswith("bridle: the store is a newer Bridle's: its schema is 9999")
+    with Reader(store) as reader:
+        assert reader.session("ses_newer").outcome is None
+        assert reader.rewards("ses_newer") == []
 
 
 def test_show_tells_every_turn_and_what_it_continues(
