@@ -1,4 +1,5 @@
-"""Secrets scrubbed from what is stored as text: bodies, headers, messages, lineage's state.
+"""Secrets scrubbed from what is stored as text of a call: bodies, headers, messages, lineage's
+state, and what its columns quote of them.
 
 Off unless asked for: the bodies are then not byte for byte what was sent. Token ids stay as they
 are, for a changed token would be a lie; a secret that the model itself read or wrote is still in
@@ -62,10 +63,13 @@ class Redactor:
         found: Counter[str] = Counter()
         body = self._scrub(begun.request_body, found)
         headers = self._scrub_json(begun.headers, found)
+        model = self._scrub_text(begun.model_requested, found)
         if not found:
             return begun
         self._requests[begun.id] = found
-        return msgspec.structs.replace(begun, request_body=body, headers=headers)
+        return msgspec.structs.replace(
+            begun, request_body=body, headers=headers, model_requested=model
+        )
 
     def ended(self, ended: CallEnded) -> CallEnded:
         found = self._requests.pop(ended.id, Counter())
@@ -80,6 +84,9 @@ class Redactor:
             body = b"[redacted: the reply spells a secret across its events]"
         conversation = self._scrub_json(ended.conversation, found)
         error = self._scrub_json(ended.error, found)
+        sampling = self._scrub_json(ended.sampling, found)
+        role = None if ended.role is None else self._scrub_text(ended.role, found)
+        notes = [Note(note.name, self._scrub_text(note.detail, found)) for note in ended.notes]
         found = found | said | shown
         if not found:
             return ended
@@ -90,7 +97,9 @@ class Redactor:
             message=message,
             conversation=conversation,
             error=error,
-            notes=(*ended.notes, Note("redacted", detail)),
+            sampling=sampling,
+            role=role,
+            notes=(*notes, Note("redacted", detail)),
         )
 
     def _scrub(self, data: bytes, found: Counter[str]) -> bytes:
@@ -99,6 +108,9 @@ class Redactor:
             if count:
                 found[name] += count
         return data
+
+    def _scrub_text(self, text: str, found: Counter[str]) -> str:
+        return self._scrub(text.encode(), found).decode()
 
     def _scrub_json(self, value: Mapping[str, Any], found: Counter[str]) -> Mapping[str, Any]:
         data = dump_json(value)

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from store.packing import dump_json
-from store.records import CallStatus
+from store.records import CallStatus, Note
 from store.redaction import PATTERNS, Redactor
 from store.writer import Writer
 
@@ -118,6 +118,25 @@ def test_a_secret_in_a_header_is_scrubbed(url, reader, calls, name):
     scrubbed = told.replace(SECRETS[name], f"[redacted:{name}]")
     assert row.headers == headers | {"x-codex-turn-metadata": scrubbed}
     assert [note.detail for note in row.notes if note.name == "redacted"] == [f"1 {name}"]
+
+
+def test_a_secret_in_what_a_calls_columns_quote_of_its_request_is_scrubbed(url, reader, calls):
+    secret = SECRETS["api_key"]
+    quoted = {
+        "sampling": {"stop": [f"KEY={secret}"], "temperature": 0.5},
+        "role": f"agent-{secret}",
+        "notes": (Note("field_dropped", secret), Note("retry", "call_1 failed")),
+    }
+    found = recorded(url, calls, Redactor(), {"model_requested": secret}, **quoted)
+    row = reader.call(found)
+    assert row.model_requested == "[redacted:api_key]"
+    assert row.sampling == {"stop": ["KEY=[redacted:api_key]"], "temperature": 0.5}
+    assert row.role == "agent-[redacted:api_key]"
+    assert row.notes == (
+        Note("field_dropped", "[redacted:api_key]"),
+        Note("retry", "call_1 failed"),
+        Note("redacted", "4 api_key"),
+    )
 
 
 def test_bodies_without_a_secret_stay_byte_for_byte(url, reader, calls):
