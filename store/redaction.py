@@ -34,7 +34,10 @@ PATTERNS: Final[Mapping[str, str]] = {
     "private_key": r'-----BEGIN [A-Z ]*PRIVATE KEY-----[^"]*?-----END [A-Z ]*PRIVATE KEY-----',
     "aws_access_key": _word("A") + r"(?:KIA|SIA)[0-9A-Z]{16}\b",
     "github_token": _word("g") + r"(?:h[pousr]_[A-Za-z0-9]{36,}|ithub_pat_[A-Za-z0-9_]{50,})",
+    "gitlab_token": _word("glpat-") + r"[A-Za-z0-9_-]{20,}",
     "google_api_key": _word("AIza") + r"[0-9A-Za-z_-]{35}",
+    "hugging_face_token": _word("hf_") + r"[A-Za-z0-9]{30,}",
+    "session_key": _word("brk_") + r"[A-Za-z0-9_-]{43}",
     "slack_token": _word("xox") + r"[abprs]-[A-Za-z0-9-]{10,}",
     "api_key": _word("sk-") + r"[A-Za-z0-9_-]{20,}",
     "json_web_token": (

@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from proxy.keys import new_session_key
 from store.packing import dump_json
 from store.records import CallStatus, Note
 from store.redaction import PATTERNS, Redactor
@@ -13,7 +14,10 @@ SECRETS = {
     "private_key": "-----BEGIN RSA PRIVATE KEY-----\\nMIIEow\\n-----END RSA PRIVATE KEY-----",
     "aws_access_key": "AKIA" + "IOSFODNN7EXAMPLE",
     "github_token": "ghp_" + "a1B2" * 9,
+    "gitlab_token": "glpat-" + "a1B2c3D4e5" * 2,
     "google_api_key": "AIza" + "SyA-1234567" * 3 + "ab",
+    "hugging_face_token": "hf_" + "aBcD1" * 7,
+    "session_key": new_session_key(),
     "slack_token": "xoxb-" + "123456789012-abcdef",
     "api_key": "sk-" + "proj-abcdefghij0123456789",
     "json_web_token": "eyJhbGciOiJIUzI1.eyJzdWIiOiIxMjM0.SflKxwRJSMeKK",
