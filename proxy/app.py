@@ -84,9 +84,11 @@ class App:
 
     async def _probe(self, probe: Probe, client: Client) -> None:
         try:
-            if client.scope["method"] not in ("GET", "HEAD"):
-                raise ApiError("invalid_request", "use GET here", status=405)
-            await probe(client, self._running)
+            if client.scope["method"] in ("GET", "HEAD"):
+                await probe(client, self._running)
+                return
+            told = ApiError("invalid_request", "use GET here", status=405)
+            await client.refuse(openai_error(told), (("allow", "GET, HEAD"),))
         except ApiError as error:
             await client.refuse(openai_error(error))
 

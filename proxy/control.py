@@ -11,6 +11,7 @@ import msgspec
 from fastapi import APIRouter, Depends, FastAPI, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
+from starlette.routing import Match
 
 from proxy import __doc__ as description
 from proxy.canonical import ApiError
@@ -103,11 +104,19 @@ async def _unrouted(request: Request, error: Exception) -> Response:
     if error.status_code == 404:
         return await _told(request, nothing_at(path))
     told = str(error.detail)
+    headers = dict(error.headers or {})
     if error.status_code == 405:
         told = f"{request.method} is not served at {path}"
+        headers = {"allow": ", ".join(_methods(request))}
     reply = await _told(request, ApiError("invalid_request", told, status=error.status_code))
-    reply.headers.update(error.headers or {})
+    reply.headers.update(headers)
     return reply
+
+
+def _methods(request: Request) -> list[str]:
+    """Those that the path takes; the framework tells only those of its first route."""
+    routes = [r for r in request.app.routes if r.matches(request.scope)[0] is not Match.NONE]
+    return sorted({method for route in routes for method in route.methods})
 
 
 def _services(request: Request) -> Services:

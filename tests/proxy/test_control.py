@@ -263,19 +263,28 @@ def test_metrics_count_calls_tokens_and_named_events(bench: Any, ask: Any) -> No
 
 
 @pytest.mark.parametrize(
-    ("method", "path", "status", "told"),
+    ("method", "path", "status", "told", "allow"),
     [
-        ("GET", "/bridle/v1/nope", 404, "nothing is served at /bridle/v1/nope"),
-        ("PUT", "/bridle/v1/pause", 405, "PUT is not served at /bridle/v1/pause"),
+        ("GET", "/bridle/v1/nope", 404, "nothing is served at /bridle/v1/nope", None),
+        ("PUT", "/bridle/v1/pause", 405, "PUT is not served at /bridle/v1/pause", "POST"),
+        (
+            "PUT",
+            "/bridle/v1/sessions",
+            405,
+            "PUT is not served at /bridle/v1/sessions",
+            "GET, POST",
+        ),
+        ("POST", "/bridle/v1/policy", 405, "POST is not served at /bridle/v1/policy", "GET, PUT"),
+        ("POST", "/healthz", 405, "use GET here", "GET, HEAD"),
     ],
 )
 def test_what_the_control_api_does_not_serve_is_told_in_its_own_shape(
-    bench: Any, method: str, path: str, status: int, told: str
+    bench: Any, method: str, path: str, status: int, told: str, allow: str | None
 ) -> None:
     response = httpx.request(method, bench.url + path)
     assert response.status_code == status
     assert response.json()["error"]["message"] == told
-    assert response.headers.get("allow") == ("POST" if status == 405 else None)
+    assert response.headers.get("allow") == allow
 
 
 def test_a_body_that_is_no_json_is_told_so_and_not_its_offset(bench: Any) -> None:
