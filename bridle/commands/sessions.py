@@ -11,7 +11,7 @@ import typer
 from bridle.options import HarnessOption, JsonOption, RunOption, StoreOption
 from bridle.reading import nothing_found, reader, require_run
 from bridle.terminal import out, print_json, print_table
-from reconstruct.exports.selection import OPEN
+from reconstruct.exports.conditions import OPEN
 from store.queries import Reader
 from store.records import Reward, SessionRecord
 

@@ -12,7 +12,7 @@ from bridle.commands.sessions import summaries
 from bridle.options import JsonOption, StoreOption
 from bridle.reading import one_session, reader
 from bridle.terminal import out, print_json, print_table
-from reconstruct.exports.selection import OPEN
+from reconstruct.exports.conditions import OPEN
 from reconstruct.kinds import classify
 from store.queries import CallRow, Reader
 from store.records import CallKind

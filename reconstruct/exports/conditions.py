@@ -17,6 +17,9 @@ from typing import Any, Final
 from store.queries import CallRow
 from store.records import SessionRecord, TaskRecord
 
+OPEN: Final = "open"
+"""What a session that is not sealed has for an outcome, which the store holds as none."""
+
 _FORM: Final = re.compile(r"\s*([A-Za-z_][\w.:-]*?)\s*(!=|>=|<=|=|>|<)\s*(.*?)\s*", re.DOTALL)
 _ORDER: Final[Mapping[str, Callable[[Any, Any], bool]]] = {
     ">": operator.gt,
@@ -61,6 +64,8 @@ class Condition:
             raise BadCondition(f"a {of} has no column {rest!r}; there are {known}")
         if sign in _ORDER and _number(value) is None:
             raise BadCondition(f"{text!r} needs a number")
+        if (of, rest, value) == ("session", "outcome", OPEN):
+            value = "null"
         return cls(of, rest, sign, value)
 
     def holds(self, actual: Any) -> bool:

@@ -7,18 +7,15 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Literal
 
-from reconstruct.exports.conditions import Condition, call_meets, session_meets
+from reconstruct.exports.conditions import OPEN, Condition, call_meets, session_meets
 from reconstruct.policy import DEFAULT_POLICY, TrainablePolicy
 from reconstruct.rewards import session_rewards, turn_rewards
 from store.queries import CallRow, Reader
 from store.records import Reward, SessionRecord
 
 Part = Literal["train", "eval"]
-
-OPEN: Final = "open"
-"""What a session that is not sealed has for an outcome, which the store holds as none."""
 
 
 @dataclass(frozen=True, slots=True)

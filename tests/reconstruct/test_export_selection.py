@@ -60,6 +60,8 @@ def taken(reader, path, *texts, **fields):
         (["label.none=null", "reward.score>0.3"], [2, 3]),
         (["reward.none>0"], []),
         (["outcome=null", "harness = h0"], [0, 2]),
+        (["outcome=open", "harness = h0"], [0, 2]),
+        (["outcome!=open"], []),
     ],
 )
 def test_any_column_filters_sessions(reader, sessions, tmp_path, texts, numbers):
