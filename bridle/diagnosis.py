@@ -52,12 +52,12 @@ def examine_engine(
 
 
 def _is_proxy(root: str) -> bool:
-    """Whether our own readiness probe answers there; engines have none that tells of engines."""
+    """Whether our own readiness probe answers there; engines have none that tells of circuits."""
     try:
         told = httpx.get(f"{root}/readyz", trust_env=False).json()
     except (httpx.HTTPError, ValueError):
         return False
-    return isinstance(told, dict) and {"status", "engines"} <= told.keys()
+    return isinstance(told, dict) and {"status", "circuits"} <= told.keys()
 
 
 def examine_tokenizer(directory: Path, url: str, *, api_key: str | None = None) -> dict[str, Any]:

@@ -26,12 +26,12 @@ async def health(client: Client, _: Running) -> None:
 
 
 async def ready(client: Client, running: Running) -> None:
-    """503 while no engine can be used; ``engines`` are their circuits."""
+    """503 while no engine can be used; ``circuits`` are those of the engines."""
     engines = running().engines
     well = await engines.check()
     circuits = [state.circuit for state in engines.states()]
     status = "ready" if well else "engine_unreachable"
-    body = orjson.dumps({"status": status, "engines": circuits})
+    body = orjson.dumps({"status": status, "circuits": circuits})
     await client.respond(200 if well else 503, body)
 
 

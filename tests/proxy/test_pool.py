@@ -195,7 +195,7 @@ def test_a_dead_engine_is_ejected_by_its_checks_and_readmitted_when_it_is_back(
     until(lambda: states(bench)[pair[0].name]["circuit"] == "open")
     metrics = http.get(bench.url + "/metrics").text
     assert f'bridle_engine_circuit{{engine="{pair[0].name}",state="open"}} 1.0' in metrics
-    assert http.get(bench.url + "/readyz").json()["engines"] == ["open", "closed"]
+    assert http.get(bench.url + "/readyz").json()["circuits"] == ["open", "closed"]
     for number in range(4):
         assert ask(bench.url, f"s{number}").status_code == 200
     assert notes(bench) == [], "nobody had to find out"
