@@ -134,7 +134,8 @@ def engine_service(
     arguments += ["--port", "0", *further]
     if kind == "vllm":
         arguments += ["--run-dir", str(logs / "vllm")]
-        return Service(arguments, logs / "engine.log", start_timeout_s=VLLM_START_S)
+        log = logs / "engine.log"
+        return Service(arguments, log, start_timeout_s=VLLM_START_S, without=["VLLM_API_KEY"])
     return Service(arguments, logs / "engine.log", without=[API_KEY_VARIABLE])
 
 

@@ -14,6 +14,8 @@ from pathlib import Path
 import httpx
 import pytest
 
+from bridle.services import ServiceFailed
+from bridle.stack import engine_service
 from engine.vllm import VllmControl, VllmError, VllmOptions, VllmServer, find_installation
 from proxy.server import ProxyServer
 from proxy.settings import ProxySettings
@@ -72,6 +74,24 @@ def test_a_model_directory_that_cannot_be_read_is_said_and_not_waited_for(
     (model_dir / "config.json").write_text("{")
     with pytest.raises(VllmError, match="was not started: Expecting property name"):
         make().start()
+
+
+def test_the_vllm_of_a_command_of_ours_asks_for_no_key_that_is_set_for_another(
+    fake_vllm: Path, model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told, telling = tmp_path / "told", tmp_path / "telling"
+    telling.write_text(
+        f'#!/bin/sh\ncase "$1" in *bridle_start.py) env >"{told}"; exit 1;; esac\n'
+        f'exec "{fake_vllm}" "$@"\n'
+    )
+    telling.chmod(0o755)
+    monkeypatch.setenv("BRIDLE_VLLM_PYTHON", str(telling))
+    monkeypatch.setenv("VLLM_API_KEY", "a-key")
+    with pytest.raises(ServiceFailed), engine_service("vllm", model_dir, tmp_path):
+        pass
+    seen = told.read_text()
+    assert "VLLM_SERVER_DEV_MODE=1" in seen
+    assert "a-key" not in seen
 
 
 def test_a_free_port_is_found_on_an_ipv6_address(make: Callable[..., VllmServer]) -> None:
