@@ -8,13 +8,16 @@ A non-streaming reply is the fold of the same events (``proxy/fold.py``), so the
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, Protocol
+from typing import Any, Final, Literal, Protocol
 
 import msgspec
 import numpy as np
 
 from store.records import Note, TokenIds
+
+_IDENTIFIER: Final = re.compile(r"\b[a-z]+(?:_[a-z]+)+\b")
 
 Role = Literal["system", "user", "assistant", "tool"]
 DialectName = Literal["chat", "completions", "responses", "messages", "google"]
@@ -117,6 +120,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Responses only: the stored response whose conversation comes before ``messages``."""
     context: Any = None
     """The dialect's own: what its emitter must echo. Opaque to everyone else."""
+    names: Mapping[str, str] = {}
+    """What the client calls the engine's parameters, where it is another name."""
     notes: tuple[Note, ...] = ()
     """What was converted or dropped in translation; each is counted."""
     history: Any = None
@@ -266,6 +271,17 @@ class ApiError(Exception):
         self.status = status
         self.param = param
         self.retry_after = retry_after
+
+    def renamed(self, names: Mapping[str, str]) -> ApiError:
+        """The error in the client's ``names`` of the engine's parameters; those that are English
+        words stay in the message."""
+        if not names or self.kind != "invalid_request":
+            return self
+        message = _IDENTIFIER.sub(lambda found: names.get(found[0], found[0]), self.message)
+        param = None if self.param is None else names.get(self.param, self.param)
+        return ApiError(
+            self.kind, message, status=self.status, param=param, retry_after=self.retry_after
+        )
 
 
 class HttpError(msgspec.Struct, frozen=True):

@@ -134,7 +134,7 @@ class Exchange:
         except ClientGone:
             return CLIENT_GONE
         except ApiError as error:
-            return Failure(error.kind, error)
+            return Failure(error.kind, error.renamed(self._request.names))
         except asyncio.CancelledError:
             stream.close()
             await asyncio.shield(self._fail(PROXY_STOPPED))

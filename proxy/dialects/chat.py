@@ -105,6 +105,7 @@ _NOT_SENT_ON: Final = ("audio", "function_call", "reasoning_details", "refusal",
 _SAYS_NOTHING: Final = frozenset({b"null", b"[]", b'""'})
 _NESTED: Final = ("tools", "tool_choice", "response_format", "chat_template_kwargs")
 """Fields that hold any JSON, whose depth and numbers may be beyond what can be sent on."""
+_LATER_NAMES: Final[Mapping[str, str]] = {"max_tokens": "max_completion_tokens"}
 _ROLES: Final[Mapping[str, str]] = {
     "system": "system",
     "developer": "system",
@@ -298,6 +299,7 @@ def _request(
         template_kwargs=wire.chat_template_kwargs,
         extra=extra,
         context=ChatContext(hide_reasoning=wire.include_reasoning is False),
+        names={} if wire.max_completion_tokens is None else _LATER_NAMES,
         notes=tuple(noted),
         history=history,
     )

@@ -72,12 +72,8 @@ _GOOGLE: Final[Mapping[int, str]] = {
 _GOOGLE_RPC: Final = "type.googleapis.com/google.rpc"
 
 
-def openai_error(error: ApiError, parameters: Mapping[str, str] = {}) -> HttpError:
-    """``parameters``: what the dialect calls the engine's, where it is another name."""
-    shown = openai_error_object(error)
-    if error.param is not None:
-        shown["param"] = parameters.get(error.param, error.param)
-    return _http(error, {"error": shown})
+def openai_error(error: ApiError) -> HttpError:
+    return _http(error, {"error": openai_error_object(error)})
 
 
 def openai_error_object(error: ApiError) -> dict[str, Any]:

@@ -28,6 +28,13 @@ _READ_CONFIG: Final = frozenset(
     | {"responseSchema", "responseJsonSchema", "seed", "thinkingConfig", "candidateCount"}
     | {"presencePenalty", "frequencyPenalty", "responseLogprobs", "logprobs"}
 )
+_NAMES: Final[Mapping[str, str]] = {
+    "max_tokens": "maxOutputTokens",
+    "top_p": "topP",
+    "top_k": "topK",
+    "presence_penalty": "presencePenalty",
+    "frequency_penalty": "frequencyPenalty",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +82,7 @@ def parse(body: bytes, path: Mapping[str, str], query: Mapping[str, str]) -> Req
         template_kwargs=template_kwargs,
         extra=extra,
         context=GoogleContext(sse=query.get("alt") == "sse", thoughts=thoughts),
+        names=_NAMES,
         notes=transcript.notes,
     )
 

@@ -27,7 +27,7 @@ from proxy.dialects.responses_items import (
     output_text,
     reasoning_item,
 )
-from proxy.dialects.responses_request import PARAMETERS, ResponsesContext
+from proxy.dialects.responses_request import ResponsesContext
 from proxy.dialects.responses_stream import ResponsesEmitter, response_object, status_of
 
 
@@ -60,7 +60,7 @@ class ResponsesDialect:
         )
 
     def error(self, error: ApiError) -> HttpError:
-        return openai_error(error, PARAMETERS)
+        return openai_error(error)
 
 
 def deleted(response_id: str) -> bytes:

@@ -115,12 +115,9 @@ def parse(body: bytes, items: Mapping[str, Mapping[str, Any]] | None = None) -> 
             client_metadata=metadata.data if (metadata := fields.child("client_metadata")) else {},
             references=references,
         ),
+        names={"max_tokens": "max_output_tokens", "messages": "input"},
         notes=transcript.notes,
     )
-
-
-PARAMETERS: Final[Mapping[str, str]] = {"max_tokens": "max_output_tokens", "messages": "input"}
-"""What this dialect calls the engine's parameters, where it is another name."""
 
 
 def own_messages(request: Request) -> tuple[Message, ...]:

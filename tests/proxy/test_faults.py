@@ -394,3 +394,32 @@ def test_a_compressed_body_is_refused_in_words_that_say_so(
     assert response.status_code == 415
     assert "Content-Encoding gzip" in response.json()["error"]["message"]
     assert not stage.requests
+
+
+@pytest.mark.parametrize(
+    ("path", "asked", "told"),
+    [
+        (CHAT, {"max_completion_tokens": 10**6}, "max_completion_tokens=1000000 cannot be"),
+        (CHAT, {"max_tokens": 10**6}, "max_tokens=1000000 cannot be greater"),
+        ("/v1/responses", {"max_output_tokens": 0}, "max_output_tokens must be at least 1"),
+        (
+            "/v1beta/models/m:generateContent",
+            {"generationConfig": {"maxOutputTokens": 10**6}},
+            "maxOutputTokens=1000000 cannot be greater",
+        ),
+        ("/v1beta/models/m:generateContent", {"generationConfig": {"topP": 3}}, "topP must be in"),
+    ],
+)
+def test_what_the_engine_refuses_is_told_and_recorded_by_the_name_that_the_client_gave_it(
+    bench: Any, path: str, asked: dict[str, Any], told: str
+) -> None:
+    said = {
+        CHAT: {"model": "m", "messages": [{"role": "user", "content": "hi"}]},
+        "/v1/responses": {"model": "m", "input": "hi"},
+    }.get(path, {"contents": [{"role": "user", "parts": [{"text": "hi"}]}]})
+    refused = httpx.post(bench.url + path, json=said | asked)
+    assert refused.status_code == 400
+    error = refused.json()["error"]
+    assert error["message"].startswith(told)
+    assert error.get("param") in (None, *asked)
+    assert bench.call().error["message"] == error["message"]
