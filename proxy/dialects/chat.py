@@ -33,7 +33,7 @@ from proxy.canonical import (
 from proxy.dialects import openai
 from proxy.dialects.chat_history import ParsedHistory, parsed, spans
 from proxy.dialects.errors import openai_error, openai_error_object
-from proxy.dialects.fields import writable
+from proxy.dialects.fields import Fields, writable
 from proxy.dialects.openai import Count, Int64, StreamOptions
 from store.records import Note
 
@@ -279,13 +279,14 @@ def _request(
     for name in _NESTED:
         if (value := getattr(wire, name)) is not None:
             writable(value, name)
+    tools, tool_choice = _tool_choice(wire.tool_choice, tools, noted)
     noted += dict.fromkeys(chain.from_iterable(notes))
     return Request(
         dialect="chat",
         model=wire.model,
         messages=messages,
         tools=tools,
-        tool_choice=_tool_choice(wire.tool_choice, noted),
+        tool_choice=tool_choice,
         parallel_tool_calls=wire.parallel_tool_calls,
         response_format=wire.response_format,
         sampling=_sampling(wire),
@@ -423,11 +424,33 @@ def _tools(wire: list[dict[str, Any]] | tuple[()], notes: list[Note]) -> tuple[d
     return tuple(kept)
 
 
-def _tool_choice(wire: str | dict[str, Any] | None, notes: list[Note]) -> Any:
+def _tool_choice(
+    wire: str | dict[str, Any] | None, tools: tuple[dict[str, Any], ...], notes: list[Note]
+) -> tuple[tuple[dict[str, Any], ...], Any]:
+    """The tools that may be called, and what engines know as ``tool_choice``."""
+    if isinstance(wire, dict) and wire.get("type") == "allowed_tools":
+        return _allowed(Fields(wire, "tool_choice"), tools, notes)
     if isinstance(wire, dict) and wire.get("type") != "function":
         notes.append(Note("tool_choice_dropped", str(wire.get("type"))))
-        return None
-    return wire
+        return tools, None
+    return tools, wire
+
+
+def _allowed(
+    wire: Fields, tools: tuple[dict[str, Any], ...], notes: list[Note]
+) -> tuple[tuple[dict[str, Any], ...], Any]:
+    allowed = Fields.of(wire.raw("allowed_tools"), wire.path("allowed_tools"))
+    functions = [tool.child("function") for tool in allowed.objects("tools")]
+    names = {function.string("name") for function in functions if function is not None}
+    tools = tuple(tool for tool in tools if tool["function"]["name"] in names)
+    mode = allowed.need_string("mode")
+    if mode not in ("auto", "required"):
+        raise openai.invalid("allowed tools are 'auto' or 'required'", allowed.path("mode"))
+    if not tools:
+        if mode == "required":
+            notes.append(Note("tool_choice_dropped", "required without usable tools"))
+        return tools, None
+    return tools, mode
 
 
 def _sampling(wire: _Body) -> Sampling:

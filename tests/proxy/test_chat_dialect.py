@@ -125,9 +125,37 @@ def test_developer_messages_are_system_messages_in_their_place() -> None:
 
 
 def test_tools_that_are_not_functions_are_dropped_with_a_note() -> None:
-    request = parse(tools=[{"type": "web_search"}], tool_choice={"type": "allowed_tools"})
+    request = parse(tools=[{"type": "web_search"}], tool_choice={"type": "custom"})
     assert request.tools == ()
     assert [note.name for note in request.notes] == ["tool_dropped", "tool_choice_dropped"]
+
+
+@pytest.mark.parametrize("mode", ["auto", "required"])
+def test_of_allowed_tools_the_engine_gets_no_others(mode: str) -> None:
+    tools = [{"type": "function", "function": {"name": name}} for name in ("look", "buy", "sell")]
+    allowed = {"mode": mode, "tools": [tools[1], tools[0]]}
+    choice = {"type": "allowed_tools", "allowed_tools": allowed}
+    request = parse(tools=tools, tool_choice=choice)
+    assert request.tools == (tools[0], tools[1])
+    assert request.tool_choice == mode
+    assert request.notes == ()
+    nothing = parse(tools=tools[2:], tool_choice=choice)
+    assert (nothing.tools, nothing.tool_choice) == ((), None)
+
+
+@pytest.mark.parametrize(
+    ("allowed", "param"),
+    [
+        (None, "tool_choice.allowed_tools"),
+        ({"tools": []}, "tool_choice.allowed_tools.mode"),
+        ({"mode": "none", "tools": []}, "tool_choice.allowed_tools.mode"),
+        ({"mode": "auto", "tools": ["look"]}, "tool_choice.allowed_tools.tools[0]"),
+    ],
+)
+def test_allowed_tools_that_cannot_be_read_are_refused_by_name(allowed: Any, param: str) -> None:
+    with pytest.raises(ApiError) as caught:
+        parse(tool_choice={"type": "allowed_tools", "allowed_tools": allowed})
+    assert caught.value.param == param
 
 
 def test_arguments_and_reasoning_are_read_in_either_form() -> None:
