@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import Annotated
 
@@ -60,7 +61,7 @@ def samples(
         )
         return
     out.print(f"{made} samples of {len(tables)} sessions, {total.trained} tokens trained")
-    for reason, count in sorted({**total.dropped, **total.masked}.items()):
+    for reason, count in sorted((Counter(total.dropped) + Counter(total.masked)).items()):
         out.print(f"  not trained: {count} {reason}", highlight=False)
     if broken:
         out.print(f"  {broken} sessions contradict themselves: `bridle audit` says where")

@@ -92,3 +92,25 @@ def test_samples_are_kept_under_a_policy_from_text_or_file(
         assert (told["trained_tokens"], told["policy"]["kinds"]) == (0, ["compaction"])
     for wrong in ('{"colour": 1}', str(tmp_path / "none.json"), "{"):
         assert bridle("samples", "--policy", wrong, "--store", store).exit_code == 2
+
+
+def test_what_one_session_masks_and_another_drops_for_a_reason_adds_up(
+    bridle: Callable[..., Result], proxy_url: str, store: str
+) -> None:
+    chat = f"{proxy_url}/s/{{}}/v1/chat/completions"
+
+    def say(session: str, *messages: dict[str, str]) -> dict[str, str]:
+        asked = {"model": "m", "messages": messages}
+        reply = httpx.post(chat.format(session), json=asked, timeout=60).raise_for_status()
+        return reply.json()["choices"][0]["message"]  # type: ignore[no-any-return]
+
+    user = {"role": "user", "content": "hi"}
+    say("old", user)
+    first = say("mixed", user)
+    httpx.put(f"{proxy_url}/bridle/v1/policy", json={"version": 1}).raise_for_status()
+    say("mixed", user, first, user)
+    captured = json.loads(bridle("audit", "--json", "--store", store).stdout)["captured"]
+    policy = '{"oldest_version": 1}'
+    told = bridle("samples", "--policy", policy, "--store", store).stdout
+    trained = json.loads(bridle("samples", "--policy", policy, "--json", "--store", store).stdout)
+    assert f"not trained: {captured - trained['trained_tokens']} version_stale" in told
