@@ -12,6 +12,7 @@ from bridle.options import HarnessOption, JsonOption, RunOption, StoreOption
 from bridle.reading import nothing_found, reader, require_run
 from bridle.terminal import out, print_json, print_table
 from reconstruct.exports.conditions import OPEN
+from reconstruct.rewards import session_rewards
 from store.queries import Reader
 from store.records import Reward, SessionRecord
 
@@ -59,7 +60,7 @@ def _cells(row: dict[str, Any]) -> list[str]:
 
 
 def summaries(source: Reader, records: Sequence[SessionRecord]) -> list[dict[str, Any]]:
-    """Each session in a line: its identity, calls, tokens (each counted once) and rewards."""
+    """Each session in a line: its identity, calls, tokens (each counted once) and own rewards."""
     ids = [record.id for record in records]
     calls, tokens = source.call_counts_of(ids), source.token_counts_of(ids)
     rewards = source.rewards_of(ids)
@@ -87,5 +88,5 @@ def _summary(
         "calls": calls,
         "observed_tokens": observed,
         "sampled_tokens": sampled,
-        "rewards": {reward.name: reward.value for reward in rewards},
+        "rewards": session_rewards(rewards),
     }

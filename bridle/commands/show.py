@@ -14,6 +14,7 @@ from bridle.reading import one_session, reader
 from bridle.terminal import out, print_json, print_table
 from reconstruct.exports.conditions import OPEN
 from reconstruct.kinds import classify
+from reconstruct.rewards import turn_rewards
 from store.queries import CallRow, Reader
 from store.records import CallKind
 
@@ -50,12 +51,17 @@ def show(
         out.print(f"breaks on ({record.continuation} mode): {counted}", highlight=False)
     for name, value in about["rewards"].items():
         out.print(f"reward {name} = {value:g}")
+    for turn in turns:
+        for name, value in turn["rewards"].items():
+            out.print(f"reward {name} = {value:g} (turn {turn['turn']})")
 
 
 def _turns(source: Reader, session_id: str) -> list[dict[str, Any]]:
     calls = source.calls(session_id)
     verdicts = classify(calls)
     numbers = {call.id: number for number, call in enumerate(calls, start=1)}
+    rewards = source.rewards(session_id)
+    given = {reward.name: turn_rewards(rewards, reward.name) for reward in rewards}
     observed: dict[str, int] = {}
     for span in source.spans(session_id):
         if span.logprobs is None:
@@ -80,6 +86,7 @@ def _turns(source: Reader, session_id: str) -> list[dict[str, Any]]:
             "break_reasons": call.break_reasons,
             "constrained": call.constrained,
             "notes": [note.name for note in call.notes],
+            "rewards": {name: of[call.id] for name, of in given.items() if call.id in of},
             "reply": dict(call.message),
             "said": _said(call),
         }

@@ -103,6 +103,24 @@ def test_show_and_metrics_tell_breaks_by_reason_and_replies_under_a_grammar(
     assert 'bridle_events_total{name="constrained_by_grammar"} 1.0' in metrics
 
 
+def test_rewards_of_turns_are_told_beside_the_session_s_own(
+    bridle: Bridle, store: str, recorded: str
+) -> None:
+    for given in (("1.0",), ("0", "--turn", "1"), ("0.5", "--turn", "2"), ("0.25", "--turn", "2")):
+        assert bridle("reward", recorded, *given, "--store", store).exit_code == 0
+    (row,) = json.loads(bridle("sessions", "--store", store, "--json").stdout)
+    assert row["rewards"] == {"reward": 1.0}
+    told = bridle("show", recorded, "--store", store).stdout.splitlines()[-3:]
+    assert told == [
+        "reward reward = 1",
+        "reward reward = 0 (turn 1)",
+        "reward reward = 0.25 (turn 2)",
+    ]
+    shown = json.loads(bridle("show", recorded, "--store", store, "--json").stdout)
+    assert shown["rewards"] == {"reward": 1.0}
+    assert [turn["rewards"] for turn in shown["turns"]] == [{"reward": 0.0}, {"reward": 0.25}]
+
+
 def test_only_the_reply_and_the_rewards_are_cut_at_80_columns(
     bridle: Bridle, store: str, recorded: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
