@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import accumulate
@@ -89,12 +90,13 @@ class Metrics:
             self.events.labels(note.name).inc()
 
     def count_call(self, dialect: str, started_at: float, ended: CallEnded) -> None:
+        """To be called right after the commit."""
         ending = (dialect, ended.status)
         calls = self._endings.get(ending)
         if calls is None:
             calls = self._endings[ending] = self.calls.labels(dialect, ended.status.value)
         calls.inc()
-        self.call_s.observe(ended.ended_at - started_at)
+        self.call_s.observe(time.time() - started_at)
         if ended.first_token_at is not None:
             self.first_token_s.observe(ended.first_token_at - started_at)
         self.sampled_tokens.inc(sum([len(choice.token_ids) for choice in ended.choices]))

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+import sqlite3
 import threading
 import time
+from contextlib import closing
 from typing import Any
 
 import httpx
@@ -260,6 +262,23 @@ def test_metrics_count_calls_tokens_and_named_events(bench: Any, ask: Any) -> No
     assert 'bridle_events_total{name="field_dropped"} 1.0' in text
     assert 'bridle_refused_requests_total{dialect="chat",kind="invalid_request"} 1.0' in text
     assert "bridle_sampled_tokens_total 6.0" in text
+
+
+def test_the_time_of_a_call_lasts_until_its_record_is_committed(bench: Any, ask: Any) -> None:
+    chat = f"{bench.url}/s/known{CHAT}"
+    httpx.post(chat, json=ask)
+    with closing(sqlite3.connect(bench.store_path, isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        thread = threading.Thread(target=httpx.post, args=(chat,), kwargs={"json": ask})
+        thread.start()
+        thread.join(1.0)
+        other.execute("ROLLBACK")
+        thread.join(10)
+    text = httpx.get(bench.url + "/metrics").text
+    assert "bridle_call_seconds_count 2.0" in text
+    taken = re.search(r"bridle_call_seconds_sum (\S+)", text)
+    assert taken is not None
+    assert float(taken[1]) > 0.5
 
 
 @pytest.mark.parametrize(
