@@ -117,10 +117,11 @@ class DataPlane:
         if request.dialect == "responses":
             request = await services.stored_responses.expand(request, body, caller.may_read)
         session, link = await self._admit(caller, route, identity, request)
+        started_at = time.time()
         to = services.models.find(request.model, link.seen.agent)
         prompt = await self._prompt(session, link, request, to)
         ask, notes = await self._asked(session, request, prompt, to)
-        begun = _begun(session, request, body, client, time.time(), link)
+        begun = _begun(session, request, body, client, started_at, link)
         refusal = await services.budgets.refusal(session)
         try:
             recording = services.recorder.begin(begun, session, request, link, prompt)

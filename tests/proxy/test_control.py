@@ -7,6 +7,7 @@ import sqlite3
 import threading
 import time
 from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -14,6 +15,7 @@ import openai
 import pytest
 
 from engine.scripted import Reply, Stall
+from proxy.continuation import Continuer
 from proxy.control_page import control_page
 
 CHAT = "/v1/chat/completions"
@@ -279,6 +281,24 @@ def test_the_time_of_a_call_lasts_until_its_record_is_committed(bench: Any, ask:
     taken = re.search(r"bridle_call_seconds_sum (\S+)", text)
     assert taken is not None
     assert float(taken[1]) > 0.5
+
+
+def test_a_call_has_begun_when_its_prompt_is_made(
+    stage: Any, start_proxy: Any, model_dir: Path, ask: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[float] = []
+    make = Continuer.prompt
+
+    def slowly(*asked: Any) -> Any:
+        prompt = make(*asked)
+        time.sleep(0.2)
+        made.append(time.time())
+        return prompt
+
+    monkeypatch.setattr(Continuer, "prompt", slowly)
+    bench = start_proxy(stage.engine.base_url, tokenizer_dir=model_dir)
+    httpx.post(bench.url + CHAT, json=ask)
+    assert made[-1] - bench.call().started_at >= 0.2
 
 
 @pytest.mark.parametrize(
