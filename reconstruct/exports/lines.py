@@ -78,6 +78,7 @@ def export_lines(
             if not calls:
                 report.leave_out("session_without_calls")
             before: set[Reply] = set()
+            count, written = 0, set[str]()
             for whole in tell(session, calls, rewards, given, selection, report):
                 told = replace(whole, trained=whole.trained - before)
                 try:
@@ -91,10 +92,12 @@ def export_lines(
                     continue
                 for line in lines:
                     file.write(orjson.dumps(line) + b"\n")
-                report.rows += len(lines)
+                count += len(lines)
                 report.tokens += sum(
                     _sampled(told.calls[reply.call_id], reply, reader) for reply in told.trained
                 )
+                written |= {reply.call_id for reply in told.trained}
+            report.take_rows(count, rewards, [call for call in calls if call.id in written])
     return report
 
 
@@ -115,7 +118,6 @@ def tell(
         if reason is not None:
             report.leave_out(reason)
         else:
-            report.take_call(call)
             allowed.update(Reply(call.id, index) for index in range(len(replies(call))))
     continued = {conversations.base(call) for call in calls if Reply(call.id, 0) in allowed}
     by_id = {call.id: call for call in calls}

@@ -51,20 +51,21 @@ def export_parquet(
             except BrokenTree:
                 report.leave_out("session_broken")
                 continue
-            if not tree.calls:
-                report.leave_out("session_without_calls")
             built = build(tree, selection.policy, builder).samples
             samples = only_calls(built, _allowed(reader, tree, selection, report))
-            for call in _trained(tree, samples):
-                report.take_call(call)
+            if not built:
+                without = "trained_tokens" if tree.calls else "calls"
+                report.leave_out(f"session_without_{without}")
+            written = []
             for sample in samples:
                 content = (sample.token_ids.tobytes(), sample.mask.tobytes())
                 if selection.deduplicate and report.repeats(*content):
                     report.leave_out("duplicate")
                     continue
                 waiting.append(sample_row(session, sample, names, rewards))
-                report.rows += 1
+                written.append(sample)
                 report.tokens += int(np.count_nonzero(sample.mask))
+            report.take_rows(len(written), rewards, _trained(tree, written))
             if len(waiting) >= _ROWS_PER_GROUP:
                 file.write_table(pa.Table.from_pylist(waiting, schema))
                 waiting.clear()

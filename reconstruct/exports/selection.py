@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -81,14 +81,14 @@ class ExportReport:
     taken: dict[str, Counter[str]] = field(default_factory=dict)
     """The taken sessions by run, task, harness and outcome; their calls by model and version."""
     rewards: dict[str, list[float]] = field(default_factory=dict)
-    """Of the taken sessions, by name."""
+    """Of the sessions that have a row, by name."""
     session_ids: list[str] = field(default_factory=list)
     _digests: set[bytes] = field(default_factory=set)
 
     def leave_out(self, reason: str, count: int = 1) -> None:
         self.left_out[reason] = self.left_out.get(reason, 0) + count
 
-    def take(self, session: SessionRecord, rewards: dict[str, float]) -> None:
+    def take(self, session: SessionRecord) -> None:
         """Counts a session that is exported."""
         self.sessions += 1
         self.session_ids.append(session.id)
@@ -96,14 +96,21 @@ class ExportReport:
             value = getattr(session, name)
             if value is not None:
                 self.taken.setdefault(name, Counter())[value] += 1
+
+    def take_rows(
+        self, count: int, rewards: Mapping[str, float], trained: Iterable[CallRow]
+    ) -> None:
+        """Counts a session's rows, if it has any: what it earned, and whose replies they train."""
+        if not count:
+            return
+        self.rows += count
         for name, reward in rewards.items():
             self.rewards.setdefault(name, []).append(reward)
-
-    def take_call(self, call: CallRow) -> None:
-        """Counts a call whose reply is trained."""
-        self.taken.setdefault("model", Counter())[call.model_served or call.model_requested] += 1
-        if call.version_start is not None:
-            self.taken.setdefault("policy_version", Counter())[str(call.version_start)] += 1
+        for call in trained:
+            model = call.model_served or call.model_requested
+            self.taken.setdefault("model", Counter())[model] += 1
+            if call.version_start is not None:
+                self.taken.setdefault("policy_version", Counter())[str(call.version_start)] += 1
 
     def repeats(self, *content: bytes) -> bool:
         """Whether an earlier row had this content."""
@@ -139,7 +146,7 @@ def select(
         if reason is not None:
             report.leave_out(reason)
             continue
-        report.take(session, rewards)
+        report.take(session)
         yield session, rewards
 
 

@@ -211,6 +211,24 @@ def test_a_session_without_a_call_is_counted(reader, sessions, record, tmp_path,
     assert report.left_out == {"session_without_calls": 1}
 
 
+@pytest.mark.parametrize("form", [Format.TOKENS, Format.CHAT])
+def test_the_card_tells_of_rewards_and_replies_that_are_in_the_file(
+    reader, record, writer, tmp_path, form
+):
+    """Not of a session that failed, of one without a call, or of a repeated one."""
+    first, again, _empty, failed = made = [record() for _ in range(4)]
+    for session, reward in zip(made, (1.0, 0.5, 0.0, 0.0), strict=True):
+        writer.add_reward_sync(Reward(session.id, "score", reward, 1.0))
+    for session in (first, again):
+        session.call([1], [5], conversation=state("q"))
+    failed.call([2], conversation=state("q"), status=CallStatus.FAILED)
+    report = export(reader, tmp_path / "x", form, Selection(deduplicate=True))
+    assert report.rewards == {"score": [1.0]}
+    assert report.taken["policy_version"] == {"1": 1}
+    reason = {Format.TOKENS: "session_without_trained_tokens", Format.CHAT: "call_failed"}[form]
+    assert report.left_out == {"duplicate": 1, "session_without_calls": 1, reason: 1}
+
+
 def _samples(reader, path, selection):
     export_parquet(reader, path, selection)
     return read_samples(path)
