@@ -52,11 +52,12 @@ def make_report(reader: Reader, runs: Mapping[str, str], seconds: float) -> dict
 
 
 def wilson(successes: float, trials: int, z: float = 1.96) -> tuple[float, float]:
-    """95% interval of a share (Wilson, 1927)."""
+    """95% interval of a share (Wilson, 1927); it holds the share, and ends at 0 and 1."""
     share, spread = successes / trials, z * z / trials
     middle = (share + spread / 2) / (1 + spread)
     half = z / (1 + spread) * math.sqrt(share * (1 - share) / trials + spread / (4 * trials))
-    return middle - half, middle + half
+    # Of none or all, one end is the share itself but for rounding.
+    return max(0.0, min(share, middle - half)), min(1.0, max(share, middle + half))
 
 
 def _counts(reader: Reader) -> dict[str, int]:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy import event
 
-from bridle.demo.report import make_report
+from bridle.demo.report import make_report, plot, wilson
 from store.database import migrate
 from store.queries import Reader
 from store.records import CallBegun, Reward, RunRecord, SessionRecord
@@ -54,3 +54,23 @@ def test_calls_are_counted_in_one_query_for_many_sessions(
     report = make_report(reader, {stage: stage for stage in STAGES}, 60.0)
     assert (report["sessions"], report["calls"]) == (15, 30)
     assert sum("count(*)" in statement for statement in asked) == 2
+
+
+@pytest.mark.parametrize("trials", [6, 8, 11, 20, 100])
+def test_an_interval_holds_the_share_and_ends_at_0_and_1(trials: int) -> None:
+    (none, above), (below, all_) = wilson(0, trials), wilson(trials, trials)
+    assert (none, all_) == (0.0, 1.0)
+    assert 0 < above < 1
+    assert 0 < below < 1
+    for right in range(1, trials):
+        low, high = wilson(right, trials)
+        assert 0 < low < right / trials < high < 1
+
+
+def test_a_policy_that_answers_everything_right_is_plotted(tmp_path: Path) -> None:
+    """``--eval-tasks 100``: the interval's rounded end lay below the share."""
+    report = {"reward_by_step": [0.5], "greedy_before": 0.5, "greedy_after": 1.0}
+    for phase, right in (("before", 50), ("after", 100)):
+        report |= {f"reward_{phase}": right / 100, f"reward_{phase}_interval": wilson(right, 100)}
+    plot(report, tmp_path / "reward.png")
+    assert (tmp_path / "reward.png").stat().st_size
