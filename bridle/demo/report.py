@@ -74,15 +74,16 @@ def _training(reader: Reader, run_id: str) -> dict[str, Any]:
         name: int(sum(values.get(f"tokens/{name}", 0) for values in steps.values()))
         for name in ("captured", "trained", "masked", "dropped")
     }
-    gaps = [values["update/logprob_gap"] for values in steps.values() if "update/loss" in values]
+    measured = [values.get("update/logprob_gap") for values in steps.values()]
+    gaps = [gap for gap in measured if gap is not None]
     rows = [
         sum(bool(sample.mask.any()) for sample in episode.samples)
         for episode in episodes(reader, run=run_id, sealed=True)
     ]
     return {
         **{f"tokens_{name}": value for name, value in total.items()},
-        "rows_per_session": sum(rows) / len(rows) if rows else math.nan,
-        "logprob_gap": max(gaps) if gaps else math.nan,
+        "rows_per_session": sum(rows) / len(rows) if rows else None,
+        "logprob_gap": max(gaps, default=None),
         "steps": len(steps),
         "versions": sum(policy.verified for policy in reader.policies(run_id)),
         "reward_by_step": [steps[step].get("reward/mean") for step in sorted(steps)],

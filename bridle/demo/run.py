@@ -214,8 +214,8 @@ class Demo:
             f"{report['minutes']:.1f} minutes; of {report['tokens_captured']} tokens sampled in "
             f"training {report['tokens_trained']} were trained, {report['tokens_masked']} masked, "
             f"{report['tokens_dropped']} dropped; "
-            f"{report['rows_per_session']:.2f} rows per session; "
-            f"engine and trainer differ by {report['logprob_gap']:.1e} nats per token.\n"
+            f"{_figure(report['rows_per_session'], '.2f')} rows per session; engine and trainer "
+            f"differ by {_figure(report['logprob_gap'], '.1e')} nats per token.\n"
             f"Plot: {root / 'reward.png'}   figures: {root / 'report.json'}   "
             f"store: {self.places.store}",
             soft_wrap=True,
@@ -283,8 +283,13 @@ class Demo:
         self._console.print(text, highlight=False)
 
 
+def _figure(value: float | None, form: str) -> str:
+    """A figure, or that nothing was measured."""
+    return "–" if value is None else format(value, form)
+
+
 def _step_line(report: StepReport) -> str:
-    gap = "–" if report.logprob_gap is None else f"{report.logprob_gap:.1e}"
+    gap = _figure(report.logprob_gap, ".1e")
     return (
         f"step {report.step + 1}: reward {report.reward_mean:.2f}, logprob gap {gap}, "
         f"collect {report.seconds['collect']:.0f} s, update {report.seconds.get('update', 0):.0f} s"

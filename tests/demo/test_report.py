@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from io import StringIO
 from pathlib import Path
 
+import orjson
 import pytest
+from rich.console import Console
 from sqlalchemy import event
 
 from bridle.demo.report import make_report, plot, wilson
+from bridle.demo.run import Demo
+from bridle.demo.settings import DemoSettings
 from store.database import migrate
 from store.queries import Reader
 from store.records import CallBegun, Reward, RunRecord, SessionRecord
@@ -65,6 +70,16 @@ def test_an_interval_holds_the_share_and_ends_at_0_and_1(trials: int) -> None:
     for right in range(1, trials):
         low, high = wilson(right, trials)
         assert 0 < low < right / trials < high < 1
+
+
+def test_a_run_that_trained_nothing_is_shown_again(reader: Reader, tmp_path: Path) -> None:
+    """All rewards of every group were equal."""
+    report = make_report(reader, {stage: stage for stage in STAGES}, 60.0)
+    told = StringIO()
+    demo = Demo(tmp_path / "demo", DemoSettings(), Console(file=told, width=400))
+    for shown in (report, orjson.loads(orjson.dumps(report))):
+        demo.show(shown)
+    assert told.getvalue().count("engine and trainer differ by – nats per token") == 2
 
 
 def test_a_policy_that_answers_everything_right_is_plotted(tmp_path: Path) -> None:
