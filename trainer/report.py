@@ -97,7 +97,6 @@ class StepReport:
             "update/clip_fraction": loss.mean("clipped"),
             "update/ratio": loss.mean("ratio"),
             "update/kl_old": loss.mean("kl_old"),
-            "update/kl_reference": loss.mean("kl_reference"),
             "update/importance": loss.mean("importance"),
             "update/importance_capped": loss.mean("importance_capped"),
             "update/entropy": update.entropy / loss.tokens,
@@ -105,6 +104,8 @@ class StepReport:
             "packing/unshared_tokens": float(update.unshared_tokens),
             "packing/packs": float(update.packs),
         }
+        if update.referenced:
+            metrics["update/kl_reference"] = loss.mean("kl_reference")
         if update.gap.mean is not None:
             metrics["update/logprob_gap"] = update.gap.mean
             metrics["update/logprob_gap_max"] = update.gap.largest

@@ -63,6 +63,8 @@ class UpdateStats:
     unshared_tokens: int = 0
     """What they would have been without sharing prefixes."""
     packs: int = 0
+    referenced: bool = False
+    """Whether there was a reference policy to measure a KL to."""
     scoring_seconds: float = 0.0
     """Spent on the old and reference policies' logprobs, before the first update."""
 
@@ -107,6 +109,7 @@ def update_policy(
         computed_tokens=sum(len(pack.pack.token_ids) for pack in packs),
         unshared_tokens=sum(pack.pack.unshared_tokens for pack in packs),
         packs=len(packs),
+        referenced=reference is not None,
         scoring_seconds=time.perf_counter() - started,
     )
     for epoch in range(config.epochs):

@@ -414,6 +414,14 @@ def test_the_kl_penalty_holds_the_policy_near_the_reference(bandit_loop, policy_
     assert reports[0.01][0].update.loss.mean("kl_reference") == pytest.approx(0, abs=1e-6)
     free, held = (reports[c][-1].update.loss.mean("kl_reference") for c in (0.01, 3.0))
     assert held < free / 3
+    assert reports[3.0][-1].metrics()["update/kl_reference"] == held
+
+
+def test_no_kl_to_a_reference_is_told_where_there_is_none(bandit_loop):
+    loop, _ = bandit_loop(dataclasses.replace(CONFIG, steps=1))
+    (report,) = run(loop)
+    assert "update/kl_old" in report.metrics()
+    assert "update/kl_reference" not in report.metrics()
 
 
 def test_a_kl_penalty_without_a_reference_is_an_error(bandit_loop):
