@@ -24,7 +24,8 @@ from reconstruct.builders import BUILDER_VERSION
 from reconstruct.episodes import build_episode
 from reconstruct.policy import DEFAULT_POLICY
 from reconstruct.rewards import Aggregation
-from reconstruct.samples import Episode
+from reconstruct.samples import Conservation, Episode
+from reconstruct.tree import BrokenTree
 from store.queries import Reader
 from store.records import PolicyRecord
 from store.writer import Writer
@@ -108,7 +109,7 @@ def train(
                 log.warning(
                     "step %d trains nothing: no session has a call (%s)", step + 1, READS_NO_URL
                 )
-            return [build_episode(reader, session_id) for session_id in collected]
+            return [_episode(reader, session_id) for session_id in collected]
 
         sinks = SinkGroup([TensorBoardSink(plan.directory / "tensorboard")])
         loop = GrpoLoop(
@@ -157,6 +158,22 @@ def _reference(plan: TrainingPlan) -> nn.Module | None:
         return None
     reference = load_policy(plan.policy, compute=replace(plan.config.compute, recompute=False))
     return reference.requires_grad_(False)
+
+
+def _episode(reader: Reader, session_id: str) -> Episode:
+    """The session, without samples when its record contradicts itself: its tokens are dropped as
+    ``tree_broken``."""
+    try:
+        return build_episode(reader, session_id)
+    except BrokenTree as error:
+        log.warning(
+            "session %s contradicts itself and is not trained on: %s; `bridle audit` says where",
+            session_id,
+            error,
+        )
+    captured = sum(call.sampled_tokens or 0 for call in reader.calls(session_id))
+    table = Conservation(captured, 0, dropped={"tree_broken": captured})
+    return Episode(reader.session(session_id), (), tuple(reader.rewards(session_id)), table)
 
 
 def last_line(plan: TrainingPlan, loop: GrpoLoop) -> str:

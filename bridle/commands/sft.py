@@ -95,6 +95,7 @@ def _examples(
     from engine.tokenizer import Tokenizer
     from reconstruct.episodes import build_episode
     from reconstruct.exports.selection import ExportReport, Selection, select
+    from reconstruct.tree import BrokenTree
     from trainer.sft_data import (
         examples_from_episodes,
         examples_from_jsonl,
@@ -108,5 +109,12 @@ def _examples(
         return examples_from_jsonl(data, Tokenizer(policy), left_out)
     with reader(store) as source:
         require_run(source, run)
-        chosen = select(source, Selection(run=run, min_reward=min_reward), ExportReport(Path()))
-        return examples_from_episodes(build_episode(source, session.id) for session, _ in chosen)
+        report = ExportReport(Path())
+        found: list[SftExample] = []
+        for session, _ in select(source, Selection(run=run, min_reward=min_reward), report):
+            try:
+                found += examples_from_episodes([build_episode(source, session.id)])
+            except BrokenTree:
+                report.leave_out("session_broken")
+        left_out.update(report.left_out)
+        return found

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
+import sqlite3
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -127,6 +128,21 @@ def test_what_cannot_be_learned_of_an_export_is_said_and_the_rest_is_learned(
     done = bridle("sft", "--policy", policy, "--out", tmp_path / "tuned", "--data", data)
     assert done.exit_code == 0, done.output
     assert "left out: 1 tool_arguments_not_json" in done.stdout
+
+
+@pytest.mark.damages_store
+def test_a_session_that_contradicts_itself_is_left_out_and_counted(
+    bridle: Bridle, recorded: str, proxy_url: str, store: str, policy: Path, tmp_path: Path
+) -> None:
+    asked = {"model": "m", "messages": [{"role": "user", "content": "What is 3 plus 3?"}]}
+    chat = f"{proxy_url}/s/other/v1/chat/completions"
+    httpx.post(chat, json=asked, timeout=60).raise_for_status()
+    with sqlite3.connect(store) as database:
+        (first,) = database.execute("SELECT id FROM calls ORDER BY started_at").fetchone()
+        database.execute("DELETE FROM spans WHERE call_id = ? AND choice = -1", (first,))
+    done = bridle("sft", "--policy", policy, "--out", tmp_path / "tuned", "--store", store)
+    assert done.exit_code == 0, done.output
+    assert "left out: 1 session_broken" in done.stdout
 
 
 def thinks(request: ScriptedRequest) -> Reply:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sqlite3
 import subprocess
 import sys
 from pathlib import Path
@@ -242,3 +243,38 @@ def test_keys_for_services_elsewhere_do_not_shut_it_out_of_its_own(
         monkeypatch.setenv(name, "a-key")
     done = bridle(*arguments, "--steps", "1")
     assert done.returncode == 0, done.stderr
+
+
+DAMAGING_VERIFIER = """
+import sqlite3
+
+damaged = []
+
+async def check(delivery):
+    if not damaged:
+        with sqlite3.connect("STORE", timeout=30) as database:
+            damaged.append(database.execute("SELECT call_id FROM spans LIMIT 1").fetchone()[0])
+            database.execute("DELETE FROM spans WHERE call_id = ? AND choice = -1", damaged)
+    return {"reward": float(sum(map(ord, delivery.answer)) % 2)}
+"""
+
+
+@pytest.mark.damages_store
+def test_a_session_that_contradicts_itself_is_left_out_counted_and_named(
+    arguments: list[str], tmp_path: Path
+) -> None:
+    store = str(tmp_path / "out" / "bridle.db")
+    (tmp_path / "verifier.py").write_text(DAMAGING_VERIFIER.replace("STORE", store))
+    done = bridle(*arguments, "--steps", "1")
+    assert done.returncode == 0, done.stderr
+    with sqlite3.connect(store) as database:
+        broken, tokens = database.execute(
+            "SELECT session_id, sampled_tokens FROM calls"
+            " WHERE id NOT IN (SELECT call_id FROM spans WHERE choice = -1)"
+        ).fetchone()
+    assert done.stderr.count(f"session {broken} contradicts itself and is not trained on: ") == 1
+    with Reader(store) as reader:
+        (run,) = reader.runs("train")
+        told = {metric.name: metric.value for metric in reader.metrics(run.id)}
+    assert told["tokens/dropped/tree_broken"] == tokens
+    assert told["sessions/collected"] == 12
