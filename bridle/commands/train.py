@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from bridle.holding import LOCK, hold
 from bridle.options import (
     DeviceOption,
     EngineOption,
@@ -111,6 +112,7 @@ def train(
         output.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         fail(f"--out {output} cannot be made: {error.strerror}", 2)
+    hold(context, output, output / LOCK)
     store = str(output / "bridle.db")
     migrated(store)
     with Reader(store) as reader:

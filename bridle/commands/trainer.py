@@ -11,6 +11,7 @@ import typer
 
 from bridle.commands.proxy import ADMIN_KEY_VARIABLE
 from bridle.config import API_KEY_VARIABLE
+from bridle.holding import LOCK, hold
 from bridle.options import (
     DeviceOption,
     JsonOption,
@@ -92,6 +93,11 @@ def trainer(
         config = chosen(context, GrpoConfig, GRPO, settings_file)
     except SettingsError as error:
         fail(str(error), 2)
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        fail(f"--out {output} cannot be made: {error.strerror}", 2)
+    hold(context, output, output / LOCK)
     admin_key, engine_key = os.environ.get(ADMIN_KEY_VARIABLE), os.environ.get(API_KEY_VARIABLE)
     run_id = f"train:{run}"
     with reader(store) as source:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import re
 import shutil
 import sqlite3
@@ -87,6 +88,22 @@ def test_what_is_there_already_is_not_written_over(
     assert done.exit_code == 2
     assert "name another --out" in " ".join(done.output.split())
     assert before == ({path: path.read_bytes() for path in out.rglob("*")} or out.read_bytes())
+
+
+def test_a_model_is_made_by_one_command_at_a_time(
+    bridle: Bridle, recorded: str, store: str, policy: Path, tmp_path: Path
+) -> None:
+    making = ("sft", "--policy", policy, "--out", tmp_path / "models" / "tuned", "--store", store)
+    lock = tmp_path / "models" / ".tuned.lock"
+    lock.parent.mkdir()
+    with lock.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        refused = bridle(*making)
+    assert refused.exit_code == 1
+    assert "another command is writing to" in refused.stderr
+    done = bridle(*making)
+    assert done.exit_code == 0, done.output
+    assert [path.name for path in lock.parent.iterdir()] == ["tuned"]
 
 
 @pytest.mark.parametrize("source", ["store", "parquet"])

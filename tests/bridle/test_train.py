@@ -6,6 +6,7 @@ import json
 import sqlite3
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -215,6 +216,35 @@ def test_a_folder_that_cannot_be_made_is_named(arguments: list[str], tmp_path: P
     refused = bridle(*arguments, "--out", str(out))
     assert refused.returncode == 2
     assert refused.stderr == f"bridle: --out {out} cannot be made: Not a directory\n"
+
+
+def test_a_folder_is_trained_in_by_one_command_at_a_time(
+    arguments: list[str], tmp_path: Path
+) -> None:
+    out, verifier = tmp_path / "out", tmp_path / "verifier.py"
+    verifier.write_text(
+        "import time\n" + VERIFIER.replace("    return", "    time.sleep(300)\n    return")
+    )
+    first = subprocess.Popen([sys.executable, "-m", "bridle", *arguments], start_new_session=True)
+    try:
+        while not (out / "sessions").exists():
+            assert first.poll() is None
+            time.sleep(0.1)
+        services = ("--engine", "http://127.0.0.1:9", "--worker", "http://127.0.0.1:9")
+        elsewhere = ("--policy", str(tmp_path / "policy"), "--store", str(out / "bridle.db"))
+        for other in (arguments, ["trainer", *elsewhere, *services, "--out", str(out)]):
+            refused = bridle(*other)
+            assert refused.returncode == 1
+            assert refused.stderr == (
+                f"bridle: another command is writing to {out}: let it end, or name another --out\n"
+            )
+    finally:
+        first.kill()
+        first.wait()
+    verifier.write_text(VERIFIER)
+    again = bridle(*arguments, "--steps", "1")
+    assert again.returncode == 0, again.stderr
+    assert not (out / ".lock").exists()
 
 
 @pytest.mark.parametrize("down", ["proxy", "engine"])
