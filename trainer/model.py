@@ -14,7 +14,7 @@ from typing import Any, Final, Literal
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from transformers import AutoConfig, AutoModelForCausalLM
@@ -22,6 +22,7 @@ from transformers.core_model_loading import revert_weight_conversion
 from transformers.modeling_utils import remove_tied_weights_from_state_dict
 from transformers.utils import logging as transformers_logging
 
+from engine.embedded.model import not_loadable
 from engine.tokenizer import CHAT_TEMPLATES_DIRECTORY
 from store.records import TokenIds
 from trainer.adapters import adapters, add_adapters, merged_state
@@ -72,8 +73,8 @@ def check_policy(directory: Path) -> None:
     """Raises :class:`UnsupportedModel` where ``directory`` is no model's; reads no weights."""
     try:
         AutoConfig.from_pretrained(directory, local_files_only=True)
-    except (OSError, ValueError) as error:
-        raise UnsupportedModel(f"no loadable causal LM in {directory}: {error}") from error
+    except Exception as error:
+        raise UnsupportedModel(not_loadable(directory, error)) from error
 
 
 def load_policy(
@@ -90,8 +91,8 @@ def load_policy(
             model = AutoModelForCausalLM.from_pretrained(
                 directory, dtype=getattr(torch, dtype), attn_implementation=TREE_ATTENTION
             )
-    except (OSError, ValueError, RuntimeError, KeyError, SafetensorError) as error:
-        raise UnsupportedModel(f"no loadable causal LM in {directory}: {error}") from error
+    except Exception as error:
+        raise UnsupportedModel(not_loadable(directory, error)) from error
     for name in ("final_logit_softcapping", "logits_scaling", "logit_scale"):
         if getattr(model.config, name, None) not in (None, 1, 1.0):
             raise UnsupportedModel(f"{directory}: {name} is not supported by the trainer")

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, Final
 
 import torch
-from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM
 from transformers.utils import logging as transformers_logging
 
@@ -157,12 +156,19 @@ def load_model(directory: str | Path, dtype: torch.dtype) -> Any:
             model = AutoModelForCausalLM.from_pretrained(
                 str(directory), dtype=dtype, local_files_only=True
             )
-    except (OSError, ValueError, RuntimeError, KeyError, SafetensorError) as error:
-        raise UnservableModel(f"no loadable causal LM in {directory}: {error}") from error
+    except Exception as error:
+        raise UnservableModel(not_loadable(directory, error)) from error
     finally:
         if shows_bars:
             transformers_logging.enable_progress_bar()
     return model.eval().requires_grad_(False)
+
+
+def not_loadable(directory: str | Path, error: Exception) -> str:
+    """``error`` in a line: transformers raises whatever comes of the values in a ``config.json``,
+    some over several."""
+    told = " ".join(str(error).split()) or type(error).__name__
+    return f"no loadable causal LM in {directory}: {told}"
 
 
 def load_state(directory: str | Path, dtype: torch.dtype) -> Mapping[str, torch.Tensor]:

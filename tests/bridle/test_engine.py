@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import socket
 from collections.abc import Callable
@@ -9,6 +10,8 @@ from pathlib import Path
 
 import pytest
 from click.testing import Result
+
+from trainer.tiny import TinyShape, make_policy
 
 Bridle = Callable[..., Result]
 
@@ -33,6 +36,26 @@ def test_a_folder_without_weights_is_named(bridle: Bridle, model_dir: Path, tmp_
     assert done.exit_code == 1
     assert done.stderr.startswith(f"bridle: no loadable causal LM in {folder}: ")
     assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("config", [{"hidden_size": "32"}, {"num_attention_heads": 0}, None])
+def test_a_configuration_that_no_model_can_have_is_told_in_a_line(
+    bridle: Bridle, model_dir: Path, tmp_path: Path, config: dict[str, object] | None
+) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(model_dir, folder)
+    make_policy(folder, TinyShape(hidden=32, layers=1, heads=1, kv_heads=1), vocab_size=600)
+    path = folder / "config.json"
+    path.write_text(json.dumps(config and json.loads(path.read_text()) | config))
+    for command in (
+        ("engine", "embedded", "--model", folder, "--port", 0),
+        ("sft", "--policy", folder, "--out", tmp_path / "tuned", "--data", tmp_path / "data.jsonl"),
+    ):
+        (tmp_path / "data.jsonl").write_text('{"prompt": "two", "completion": "three"}')
+        done = bridle(*command)
+        assert done.exit_code == 1
+        assert done.stderr.startswith(f"bridle: no loadable causal LM in {folder}: ")
+        assert done.stderr.count("\n") == 1
 
 
 def test_a_taken_port_is_named(bridle: Bridle, model_dir: Path) -> None:

@@ -187,15 +187,19 @@ def test_a_source_without_tasks_is_said_before_anything_starts(
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize("lacks", ["a model", "a tokenizer"])
+@pytest.mark.parametrize("lacks", ["a model", "a sound configuration", "a tokenizer"])
 def test_a_policy_that_is_none_is_said_before_anything_starts(
     arguments: list[str], tmp_path: Path, lacks: str
 ) -> None:
     policy = tmp_path / "policy"
-    (policy / ("config.json" if lacks == "a model" else "tokenizer.json")).unlink()
+    if lacks == "a sound configuration":
+        config = json.loads((policy / "config.json").read_text())
+        (policy / "config.json").write_text(json.dumps(config | {"hidden_size": "32"}))
+    else:
+        (policy / ("config.json" if lacks == "a model" else "tokenizer.json")).unlink()
     refused = bridle(*arguments)
     assert refused.returncode == 1
-    kind = "loadable causal LM" if lacks == "a model" else "tokenizer"
+    kind = "tokenizer" if lacks == "a tokenizer" else "loadable causal LM"
     assert refused.stderr.startswith(f"bridle: no {kind} in {policy}: ")
     assert refused.stderr.count("\n") == 1
     assert not (tmp_path / "out").exists()
