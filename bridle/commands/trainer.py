@@ -28,6 +28,7 @@ from bridle.options import (
     base_urls,
 )
 from bridle.reading import reader
+from bridle.serving import leave_on_sigterm
 from bridle.settings_file import GRPO, SettingsError, chosen
 from bridle.terminal import fail, out, print_json
 
@@ -89,6 +90,7 @@ def trainer(
     from trainer.report import StepReport
     from trainer.swap import PublishError
 
+    leave_on_sigterm()
     try:
         config = chosen(context, GrpoConfig, GRPO, settings_file)
     except SettingsError as error:

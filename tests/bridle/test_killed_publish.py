@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 
 from bridle.stack import Stack
 from bridle.training import TrainingPlan, train
+from engine.client import EngineClient
 from engine.embedded import EmbeddedEngine
 from proxy.server import ProxyServer
 from proxy.settings import ProxySettings
@@ -114,6 +118,61 @@ def test_the_next_trainer_replaces_what_nobody_knows_and_resumes_the_engine(
         assert engine.score(probe) == pytest.approx(own, abs=1e-6)
     with Reader(store) as reader:
         assert reader.policies("run")[-1].verified
+
+
+class _HangingProxy(BaseHTTPRequestHandler):
+    """Serves version 1, and does not answer the first that publishes another."""
+
+    told = threading.Event()
+    over = threading.Event()
+
+    def do_GET(self) -> None:
+        self._answer(b'{"version": 1}')
+
+    def do_PUT(self) -> None:
+        self.rfile.read(int(self.headers["content-length"]))
+        if not self.told.is_set():
+            self.told.set()
+            self.over.wait(60)
+        self._answer(b"{}")
+
+    def _answer(self, body: bytes) -> None:
+        self.send_response(200)
+        self.send_header("content-length", str(len(body)))
+        self.end_headers()
+        with contextlib.suppress(BrokenPipeError):
+            self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+def test_a_trainer_told_to_end_in_mid_publish_leaves_the_engine_serving(
+    policy: Path, store: str, tmp_path: Path
+) -> None:
+    proxy = ThreadingHTTPServer(("127.0.0.1", 0), _HangingProxy)
+    threading.Thread(target=proxy.serve_forever, daemon=True).start()
+    nowhere, proxy_url = "http://127.0.0.1:9", f"http://127.0.0.1:{proxy.server_port}"
+    with EmbeddedEngine(policy) as serving, EngineClient(serving.base_url) as engine:
+        trainer = subprocess.Popen(
+            [
+                *(sys.executable, "-m", "bridle", "trainer", "--policy", str(policy)),
+                *("--engine", serving.base_url, "--proxy", proxy_url, "--worker", nowhere),
+                *("--store", store, "--out", str(tmp_path / "out")),
+            ],
+        )
+        try:
+            assert _HangingProxy.told.wait(120)
+            assert engine.is_paused()
+            trainer.send_signal(signal.SIGTERM)
+            trainer.wait(60)
+            assert not engine.is_paused()
+        finally:
+            trainer.kill()
+            trainer.wait()
+            _HangingProxy.over.set()
+            proxy.shutdown()
+            proxy.server_close()
 
 
 def test_a_version_that_engine_and_proxy_have_forgotten_is_not_used_again(
