@@ -99,15 +99,21 @@ class Tokenizer:
 
     @cached_property
     def eos_token_ids(self) -> frozenset[int]:
-        """Ids that end a reply: ``generation_config.json``'s, else the tokenizer's."""
-        path = self.directory / "generation_config.json"
-        if path.exists():
-            eos = json.loads(path.read_text()).get("eos_token_id")
-            if eos is not None:
-                return frozenset(eos if isinstance(eos, list) else [eos])
+        """Ids that end a reply, as for vLLM: the tokenizer's, and those that
+        ``generation_config.json`` names; where that file is missing, those that ``config.json``
+        does."""
         token = self.special_tokens.get("eos_token")
-        token_id = self.token_id(token) if token else None
-        return frozenset() if token_id is None else frozenset([token_id])
+        found = {self.token_id(token)} if token else set()
+        for name in ("generation_config.json", "config.json"):
+            path = self.directory / name
+            if path.exists():
+                config = json.loads(path.read_text())
+                eos = config.get("eos_token_id")
+                if eos is None:
+                    eos = (config.get("text_config") or {}).get("eos_token_id")
+                found.update(eos if isinstance(eos, list) else [eos])
+                break
+        return frozenset(token_id for token_id in found if token_id is not None)
 
     @cached_property
     def chat_template_source(self) -> str:

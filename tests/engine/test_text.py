@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from itertools import pairwise
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -158,3 +162,33 @@ def test_pieces_of_a_sentencepiece_vocabulary_are_told_from_byte_level_ones():
     backend = BackendTokenizer(models.BPE({"\u2581the": 0, "<0x0A>": 1, "日": 2}, []))
     backend.add_special_tokens(["<eos>"])
     assert token_bytes(backend) == [b" the", b"\n", "日".encode(), b"<eos>"]
+
+
+@pytest.mark.parametrize(
+    ("generation", "config", "others"),
+    [
+        (None, {}, []),
+        (None, {"eos_token_id": None}, []),
+        (None, {"eos_token_id": 5}, [5]),
+        (None, {"eos_token_id": [2, 5, 6]}, [5, 6]),
+        (None, {"text_config": {"eos_token_id": 7}}, [7]),
+        ({"eos_token_id": 0}, {"eos_token_id": 5}, [0]),
+        ({"eos_token_id": [0, 2]}, {"eos_token_id": 5}, [0]),
+        ({"temperature": 0.6}, {"eos_token_id": 5}, []),
+    ],
+)
+def test_what_ends_a_reply_is_told_as_vllm_has_it(
+    tiny_dir: Path,
+    tmp_path: Path,
+    generation: dict[str, Any] | None,
+    config: dict[str, Any],
+    others: list[int],
+) -> None:
+    """The tokenizer's own end always does; the rest is transformers' generation configuration."""
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copyfile(tiny_dir / name, tmp_path / name)
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    if generation is not None:
+        (tmp_path / "generation_config.json").write_text(json.dumps(generation))
+    tokenizer = Tokenizer(tmp_path)
+    assert tokenizer.eos_token_ids == {tokenizer.token_id("<|im_end|>"), *others}

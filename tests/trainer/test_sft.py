@@ -136,6 +136,21 @@ def test_of_a_prompt_and_its_completion_only_the_completion_is_learned(tokenizer
     assert learned.tolist() == whole.mask.tolist()
 
 
+def test_a_reply_is_learned_to_its_end_where_the_model_is_configured_with_another(
+    chat_directory, tmp_path
+):
+    """As a base model is whose tokenizer was given a chat template and its end of turn."""
+    shutil.copytree(chat_directory, tmp_path, dirs_exist_ok=True)
+    (tmp_path / "generation_config.json").write_text('{"eos_token_id": 0}')
+    tokenizer = Tokenizer(tmp_path)
+    (example,) = examples_from_chat(
+        [{"role": "user", "content": "Norway?"}, {"role": "assistant", "content": "Oslo."}],
+        None,
+        tokenizer,
+    )
+    assert learned_texts(example, tokenizer) == ["Oslo.<|im_end|>"]
+
+
 def test_a_completed_text_is_learned_to_its_end(tokenizer, tmp_path):
     path = tmp_path / "trl.jsonl"
     end = tokenizer.special_tokens["eos_token"]
