@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Final, Protocol
 
 MARK = "BRIDLE_PROCESS_MARK"
 """Variable by which everything a launch started is found again."""
 
 TAIL_BYTES = 64 * 1024
 """How much of an output is handed on in memory; the file holds all of it."""
+
+_NO_FILE: Final = frozenset(
+    {errno.ENAMETOOLONG, errno.EISDIR, errno.ENOTDIR, errno.EEXIST, errno.EINVAL, errno.EILSEQ}
+)
+"""What a file's name has of itself, or of the other names beside it."""
 
 
 class RuntimeLost(RuntimeError):
@@ -24,7 +30,7 @@ class NotLaunchable(RuntimeError):
 
 class LaunchRefused(RuntimeError):
     """No process takes what this launch hands it (a prompt that is too long for an argument, or
-    has a NUL in it): trying again is no use, but others may start."""
+    has a NUL in it), or no folder takes its files: trying again is no use, but others may start."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,12 +101,23 @@ class Runtime(Protocol):
 
 
 def prepare(launch: Launch) -> None:
-    """Makes the directories and files of a launch."""
+    """Makes the directories and files of a launch.
+
+    Raises :class:`LaunchRefused` for a file that cannot be, by its name or its text, and
+    :class:`RuntimeLost` when the machine takes none now.
+    """
     launch.workspace.mkdir(parents=True, exist_ok=True)
     launch.logs.mkdir(parents=True, exist_ok=True)
     for path, text in launch.files.items():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8")
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+        except (OSError, ValueError) as error:
+            why = error.strerror if isinstance(error, OSError) else error
+            told = f"cannot write the file {str(path)!r}: {why}"
+            if isinstance(error, ValueError) or error.errno in _NO_FILE:
+                raise LaunchRefused(told) from error
+            raise RuntimeLost(told) from error
 
 
 def environment_of(launch: Launch, mark: str) -> dict[str, str]:

@@ -15,9 +15,18 @@ from typing import Any
 import pytest
 
 from harnesses.adapters import Command
+from harnesses.adapters.python_agent import PythonAgent
 from harnesses.client import ControlClient, ControlError
 from harnesses.rollout import Job, Outcome, Rollout, RolloutResult, Settings, grouped
-from harnesses.runtimes import Finished, Launch, LocalRuntime, NotLaunchable, RuntimeLost
+from harnesses.runtimes import (
+    Finished,
+    Launch,
+    LocalRuntime,
+    NotLaunchable,
+    Runtime,
+    RuntimeLost,
+    WarmRuntime,
+)
 from harnesses.tasks import Task
 from harnesses.verifiers import (
     CommandVerifier,
@@ -288,6 +297,45 @@ async def test_a_prompt_that_no_process_takes_fails_its_own_task_at_once(
     assert other.outcome is Outcome.COMPLETED
 
 
+@pytest.mark.parametrize(
+    "files",
+    [
+        {"x" * 300: "long"},
+        {"/".join(["deep" * 40] * 40): "long in all"},
+        {"a\0b": "NUL"},
+        {".": "the workspace"},
+        {"a": "file", "a/b": "below a file"},
+        {"a/b": "file", "a": "its folder"},
+        {"a": "half a \ud800 character"},
+    ],
+    ids=lambda files: next(iter(files.values())),
+)
+@pytest.mark.parametrize("runtime", [LocalRuntime, WarmRuntime])
+async def test_a_file_that_no_folder_takes_fails_its_own_task_at_once(
+    stand_in: Any, tmp_path: Path, files: dict[str, str], runtime: Callable[[], Runtime]
+) -> None:
+    script = tmp_path / "agent.py"
+    script.write_text("print('yes')")
+    tasks = [Task("unfit", "p", payload={"answer": "x"}, files=files), TASK]
+    running = runtime()
+    async with ControlClient(stand_in.url) as client:
+        rollout = Rollout(
+            client,
+            PythonAgent(script),
+            running,
+            ExactAnswer(),
+            Settings(tmp_path / "sessions", timeout_s=20),
+        )
+        results = await rollout.collect(grouped(tasks, 1))
+    await running.close()
+
+    unfit, other = sorted(results, key=lambda result: result.task_id == TASK.id)
+    assert (unfit.outcome, unfit.attempts) == (Outcome.INFRASTRUCTURE, 1)
+    assert unfit.error.startswith("cannot write the file ")
+    assert stand_in.sealed[unfit.session_id] == "infrastructure"
+    assert other.outcome is Outcome.COMPLETED
+
+
 async def test_a_task_without_what_its_verifier_needs_is_not_tried_again(
     run: Runner, stand_in: Any
 ) -> None:
@@ -392,6 +440,7 @@ INTERRUPTED = """
 import asyncio, sys
 from pathlib import Path
 from harnesses.adapters import Command
+from harnesses.adapters.python_agent import PythonAgent
 from harnesses.client import ControlClient
 from harnesses.rollout import Job, Rollout, Settings
 from harnesses.runtimes import LocalRuntime
