@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import shutil
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -43,6 +44,10 @@ def demo(
     except ImportError as error:
         fail(f"the demo needs the training extra: pip install 'bridle[train]' ({error})")
     from bridle.demo.settings import VLLM_MINUTES, DemoSettings
+    from bridle.demo.stages import NothingRecorded
+
+    if any(find_spec(name) is None for name in ("langchain", "langchain_openai")):
+        fail("the demo's agent is a LangChain app: pip install langchain langchain-openai")
 
     if engine == "vllm" and minutes is None:
         minutes = VLLM_MINUTES
@@ -70,6 +75,8 @@ def demo(
     else:
         try:
             report = run.run()
+        except NothingRecorded as error:
+            fail(str(error))
         except KeyboardInterrupt:
             err.print(f"\nStopped. The same command goes on from here; the store is in {out_dir}.")
             raise typer.Exit(130) from None

@@ -42,6 +42,7 @@ def reproduce(
         from bridle.demo.run import Demo
     except ImportError as error:
         fail(f"this needs the training extra: pip install 'bridle[train]' ({error})")
+    from bridle.demo.stages import NothingRecorded
     from bridle.reproduce.course import HARNESSES, Editing, settings_for
     from harnesses.runtimes.base import NotLaunchable
 
@@ -73,7 +74,7 @@ def reproduce(
     else:
         try:
             report = run.run()
-        except NotLaunchable as error:
+        except (NotLaunchable, NothingRecorded) as error:
             fail(str(error))
         except KeyboardInterrupt:
             err.print("\nStopped. The same command goes on from here.")

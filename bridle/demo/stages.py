@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +29,10 @@ from trainer.sft_data import examples_from_parquet, with_context, without_shared
 from trainer.tiny import make_policy, train_tokenizer
 
 Progress = Callable[[RolloutResult], None]
+
+
+class NothingRecorded(RuntimeError):
+    """The agent failed in every session: there is nothing to learn from."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,9 +125,16 @@ def record(
         proxy(engine.base_url, tokenizer, places.store, places.logs) as proxy_url,
         course.rollouts(proxy_url) as rollouts,
     ):
-        jobs = [Job(task) for task in left_over(tasks, places, run_id)]
-        rollouts.collect(
+        jobs = [Job(task) for task in left_over(tasks, places, run_id, {Outcome.COMPLETED})]
+        results = rollouts.collect(
             course.agent(1.0), jobs, rollout_settings(course, places, settings, run_id), progress
+        )
+    if len(results) == len(tasks) and all(r.outcome is not Outcome.COMPLETED for r in results):
+        last = results[-1]
+        why = last.error or f"exit code {last.exit_code}"
+        raise NothingRecorded(
+            f"no session of {len(results)} completed; the last one: {last.outcome}, {why}. "
+            f"What their agents said is in {places.sessions}"
         )
 
 
@@ -192,18 +203,20 @@ def evaluate(
     """Asks those of ``count`` held-out questions that ``run_id`` has not asked yet; rewards go to
     the store."""
     tasks = course.tasks("held_out", count, settings.seed)
+    measured = {Outcome.COMPLETED, Outcome.AGENT_ERROR, Outcome.TIMEOUT}
     with course.rollouts(stack.proxy_url) as rollouts:
         rollouts.collect(
             course.agent(temperature),
-            [Job(task) for task in left_over(tasks, places, run_id)],
+            [Job(task) for task in left_over(tasks, places, run_id, measured)],
             rollout_settings(course, places, settings, run_id, temperature),
             progress,
         )
 
 
-def left_over(tasks: Sequence[Task], places: Places, run_id: str) -> list[Task]:
-    """The tasks that ``run_id`` has not brought to an end; all of them in a new run."""
-    ended = {Outcome.COMPLETED, Outcome.AGENT_ERROR, Outcome.TIMEOUT}
+def left_over(
+    tasks: Sequence[Task], places: Places, run_id: str, ended: Collection[Outcome]
+) -> list[Task]:
+    """The tasks of which ``run_id`` has no session that ended so; all of them in a new run."""
     with Reader(places.store) as reader:
         done = {s.task_id for s in reader.sessions(run=run_id, sealed=True) if s.outcome in ended}
     return [task for task in tasks if task.id not in done]
