@@ -110,7 +110,8 @@ def file_id(engine: Engine) -> tuple[int, int] | None:
 def database_url(url: str) -> sqlalchemy.URL:
     """``url`` as SQLAlchemy wants it: a bare path means SQLite, PostgreSQL goes through psycopg.
 
-    Raises :class:`StoreUnavailable` for any other database, and for what is no URL.
+    Raises :class:`StoreUnavailable` for any other database, for what is no URL, and for SQLite's
+    without a file.
     """
     if "://" not in url:
         return sqlalchemy.URL.create("sqlite", database=str(Path(url).expanduser().absolute()))
@@ -121,9 +122,13 @@ def database_url(url: str) -> sqlalchemy.URL:
         told = f"a store is an SQLite file or in PostgreSQL (postgresql://…), not {scheme}://"
         raise StoreUnavailable(told)
     try:
-        return make_url(f"{scheme}://{rest}")
+        parsed = make_url(f"{scheme}://{rest}")
     except (ArgumentError, ValueError) as error:  # ValueError: a port that is no number
         raise StoreUnavailable("the store's URL cannot be read") from error
+    if scheme == "sqlite" and (parsed.host or parsed.database in (None, "", ":memory:")):
+        told = "an SQLite store's URL names a file: sqlite:///from/here.db, sqlite:////from/root.db"
+        raise StoreUnavailable(told)
+    return parsed
 
 
 def shown(url: str) -> str:
