@@ -6,7 +6,10 @@ never loads torch and ``bridle --help`` answers at once.
 
 from __future__ import annotations
 
+from typing import Any
+
 import typer
+from typer.core import TyperGroup
 
 from bridle.commands import (
     ablate,
@@ -33,9 +36,26 @@ from bridle.commands import (
     trainer,
     worker,
 )
+from bridle.terminal import fail
+
+
+class Commands(TyperGroup):
+    """A file or folder that cannot be had, or a full disk, ends any command in a line."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except ConnectionError:  # a closed pipe among them, which click ends quietly
+            raise
+        except OSError as error:
+            if error.errno is None:
+                raise
+            fail(f"{error.filename}: {error.strerror}" if error.filename else str(error))
+
 
 app = typer.Typer(
     name="bridle",
+    cls=Commands,
     help="Train the model inside an agent you did not write.",
     no_args_is_help=True,
     pretty_exceptions_show_locals=False,

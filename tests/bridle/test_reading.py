@@ -394,6 +394,18 @@ def test_a_store_that_cannot_be_made_is_told_without_a_traceback_or_its_password
         assert "hunter2" not in refused.output
 
 
+@pytest.mark.parametrize("name", ["out.jsonl", "out.parquet"])
+def test_a_file_that_cannot_be_written_costs_one_line(
+    bridle: Bridle, recorded: str, store: str, tmp_path: Path, name: str
+) -> None:
+    (tmp_path / name).mkdir()
+    refused = bridle("export", tmp_path / name, "--store", store)
+    assert refused.exit_code == 1
+    assert refused.stderr.startswith("bridle: ")
+    assert str(tmp_path / name) in refused.stderr
+    assert refused.stderr.count("\n") == 1
+
+
 def test_brackets_in_names_and_errors_are_no_markup(
     bridle: Bridle, store: str, proxy_url: str, tmp_path: Path
 ) -> None:
