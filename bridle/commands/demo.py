@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import shutil
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any
@@ -45,6 +44,7 @@ def demo(
         fail(f"the demo needs the training extra: pip install 'bridle[train]' ({error})")
     from bridle.demo.settings import VLLM_MINUTES, DemoSettings
     from bridle.demo.stages import NothingRecorded
+    from bridle.demo.state import start_afresh
 
     if any(find_spec(name) is None for name in ("langchain", "langchain_openai")):
         fail("the demo's agent is a LangChain app: pip install langchain langchain-openai")
@@ -52,8 +52,8 @@ def demo(
     if engine == "vllm" and minutes is None:
         minutes = VLLM_MINUTES
     leave_on_sigterm()
-    if fresh and out_dir.exists():
-        shutil.rmtree(out_dir)
+    if fresh:
+        start_afresh(out_dir)
     asked: dict[str, Any] = {
         "seed": seed,
         "engine": engine,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import shutil
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -43,6 +42,7 @@ def reproduce(
     except ImportError as error:
         fail(f"this needs the training extra: pip install 'bridle[train]' ({error})")
     from bridle.demo.stages import NothingRecorded
+    from bridle.demo.state import start_afresh
     from bridle.reproduce.course import HARNESSES, Editing, settings_for
     from harnesses.runtimes.base import NotLaunchable
 
@@ -50,8 +50,8 @@ def reproduce(
     if chosen not in HARNESSES:
         fail(f"there is {' and '.join(HARNESSES)}, not {chosen!r}", 2)
     directory = out_dir or Path("runs") / chosen
-    if fresh and directory.exists():
-        shutil.rmtree(directory)
+    if fresh:
+        start_afresh(directory)
     asked: dict[str, Any] = {
         "engine": engine,
         "seed": seed,

@@ -2,17 +2,30 @@
 
 from __future__ import annotations
 
+import errno
+import shutil
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import orjson
+
+STATE_FILE: Final = "state.json"
+
+
+def start_afresh(root: Path) -> None:
+    """Deletes the run in ``root``. Raises ``OSError`` when anything else is there."""
+    if not (root / STATE_FILE).exists():
+        if root.exists() and any(root.iterdir()):
+            raise OSError(errno.ENOTEMPTY, "no run to start afresh, but other files", str(root))
+        return
+    shutil.rmtree(root)
 
 
 class DemoState:
     """``state.json``: finished stages, and what each took; written after each."""
 
     def __init__(self, root: Path) -> None:
-        self._path = root / "state.json"
+        self._path = root / STATE_FILE
         self.values: dict[str, Any] = {"done": [], "runs": {}, "seconds": {}}
         if self._path.exists():
             self.values = orjson.loads(self._path.read_bytes())
