@@ -40,6 +40,9 @@ _FULL: Final = 1 << 18
 _OFFER: Final = re.compile(rb"(?<=\r\n)upgrade:[ \t]*h2c[ \t]*\r\n", re.IGNORECASE)
 _HEADERS_REACH: Final = 1 << 14
 """Bytes of a read in which an offer is looked for."""
+_WITHOUT_END: Final = 1 << 20
+"""Bytes of a head, or of a trailer, after which its sender is left: the parser keeps them all, and
+copies what it has with each read, before anybody is asked who that is."""
 
 
 class Outbox:
@@ -110,12 +113,28 @@ class ShortWay:
 class StreamingProtocol(HttpToolsProtocol):
     """See the module."""
 
+    _unfinished = 0
+    """Bytes read since the last that ended a head or belonged to a body."""
+
     def data_received(self, data: bytes) -> None:
+        self._unfinished += len(data)
         begins = self.cycle is None or not self.cycle.more_body
         if begins and data.find(b"h2c", 0, _HEADERS_REACH) >= 0:
             headers, end, rest = data.partition(b"\r\n\r\n")
             data = _OFFER.sub(b"", headers + end[:2]) + end[2:] + rest
         super().data_received(data)
+        if self._unfinished > _WITHOUT_END and not self.transport.is_closing():
+            if begins:
+                self.transport.write(STATUS_LINE[431] + b"connection: close\r\n\r\n")
+            self.transport.close()
+
+    def on_headers_complete(self) -> None:
+        self._unfinished = 0
+        super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        self._unfinished = 0
+        super().on_body(body)
 
     def _unsupported_upgrade_warning(self) -> None:
         """Nothing is wrong here: the client is told (426), and Codex asks at each start."""

@@ -242,6 +242,32 @@ def test_the_control_api_reads_no_strangers_body_and_none_beyond_the_limit(
     assert httpx.post(url, json={}, headers={"x-api-key": ADMIN}).status_code == 201
 
 
+@pytest.mark.parametrize(
+    ("begins", "goes_on"),
+    [
+        (b"GET /healthz HTTP/1.1\r\nhost: a\r\nendless: ", b"a" * 65536),
+        (b"GET /healthz HTTP/1.1\r\nhost: a\r\n", b"x: y\r\n" * 10000),
+        (b"GET /", b"a" * 65536),
+        (
+            b"POST /v1/chat/completions HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\n\r\n"
+            b"1\r\na\r\n0\r\n",
+            b"x: y\r\n" * 10000,
+        ),
+    ],
+    ids=["value", "fields", "path", "trailer"],
+)
+def test_a_stranger_whose_head_never_ends_is_left(
+    stage: Any, start_proxy: Any, begins: bytes, goes_on: bytes
+) -> None:
+    host = "0.0.0.0"  # noqa: S104
+    bench = start_proxy(stage.engine.base_url, admin_key="an-admin-key-0123456789", host=host)
+    with socket.create_connection(("127.0.0.1", bench.server.port), timeout=10) as stranger:
+        stranger.sendall(begins)
+        with pytest.raises(ConnectionError):
+            stranger.sendall(goes_on * 500)
+    assert httpx.get(bench.url + "/healthz").status_code == 200
+
+
 def test_headers_beyond_the_limit_are_a_431(stage: Any, start_proxy: Any, ask: Any) -> None:
     bench = start_proxy(stage.engine.base_url, limits=Limits(header_bytes=2000))
     response = httpx.post(
