@@ -185,6 +185,10 @@ class EnginePool:
         for one in self._meant(engine):
             one.serves.published(version, marks.get(one.upstream.base))
 
+    def publishes(self) -> dict[str, int]:
+        """How often each engine was published to, by base URL."""
+        return {url: one.serves.publishes for url, one in self._engines.items()}
+
     async def learn_marks(self, engine: str | None = None) -> Marks:
         """What ``engine`` (all when ``None``) says of the weights that were just published, by base
         URL. Raises ``KeyError``."""

@@ -92,13 +92,15 @@ class Governor:
         if engine is None or policy.version > self._gate.version:
             self._gate.publish(policy, back=back)
         self._engines.published(policy.version, engine)
+        publishes = self._engines.publishes()
         change = {"version": policy.version, "model": policy.model, "engine": engine, "at": _now()}
         marks = await self._engines.learn_marks(engine)
         await self._announce({"do": "publish", **change, "marks": marks})
-        now = time.time()
+        now, latest = time.time(), self._engines.publishes()
         records = [
             ServedPolicy(url, policy.version, policy.model, now, mark)
             for url, mark in marks.items()
+            if latest.get(url) == publishes[url]
         ]
         try:
             await self._writer.record_served(*records)

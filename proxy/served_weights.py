@@ -41,7 +41,8 @@ class ServedWeights:
         self._name = name
         self._before: str | None = None
         """The mark before the version was published once more."""
-        self._publishes = 0
+        self.publishes = 0
+        """Tells the last of them from those that it has overtaken."""
         self._proven = 0
         """The spell of connections in which the engine told the mark."""
 
@@ -56,20 +57,20 @@ class ServedWeights:
         self._before = self.mark if version == self.version else None
         self.version, self.mark = version, mark
         self.changed = False
-        self._publishes += 1
+        self.publishes += 1
         self._proven = 0
 
     async def learn(self) -> str | None:
         """The mark of what was just published, from the engine. When that cannot be asked, the mark
         of the same version is kept, and another version has none."""
-        publishes = self._publishes
+        publishes = self.publishes
         try:
             mark, proven = await self._told(_PUBLISHING_S)
         except ApiError as error:
             extra = {"engine": self._name, "version": self.version, "error": error.message}
             log.warning("engine_mark_unread", extra=extra)
             mark, proven = self._before, 0
-        if publishes == self._publishes:
+        if publishes == self.publishes:
             self.mark, self._proven = mark, proven
         return mark
 
@@ -80,9 +81,9 @@ class ServedWeights:
         """
         if self.mark is None:
             return
-        publishes = self._publishes
+        publishes = self.publishes
         mark, proven = await self._told(_CHECKING_S)
-        if publishes != self._publishes:
+        if publishes != self.publishes:
             return  # What was told is of the weights before.
         changed = mark != self.mark
         self._proven = 0 if changed else proven

@@ -195,6 +195,28 @@ def test_a_publish_that_is_overtaken_does_not_bring_its_mark(talker: Talker) -> 
         run(race)
 
 
+def test_a_publish_that_is_overtaken_is_not_what_a_restarted_proxy_begins_with(
+    talker: Talker, start_proxy: Any
+) -> None:
+    bench = start_proxy(talker.base_url, model="m", limits=UNCHECKED)
+
+    def publish(version: int) -> None:
+        policy = {"version": version, "back": True}
+        http.put(f"{bench.url}/bridle/v1/policy", json=policy).raise_for_status()
+
+    talker.told, talker.held = "2", threading.Event()
+    slow = threading.Thread(target=publish, args=(2,))
+    slow.start()
+    talker.reached.wait(30)
+    held, talker.held = talker.held, None
+    talker.told = "1"
+    publish(1)
+    held.set()
+    slow.join()
+    (served,) = bench.reader.served().values()
+    assert (served.version, served.mark) == (1, "1")
+
+
 def test_a_change_before_its_publish_arrives_is_undone_by_it(talker: Talker) -> None:
     with started(talker) as run:
         talker.told = "2"
