@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import sys
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final, NoReturn
 
@@ -23,11 +25,13 @@ out = Console(markup=False)
 err = Console(stderr=True, markup=False)
 if not out.is_terminal:
     out.width = max(out.width, PIPED_WIDTH)
+if isinstance(sys.stdout, io.TextIOWrapper):
+    sys.stdout.reconfigure(errors="replace")  # a terminal that is not UTF-8 lacks some characters
 
 
 def print_json(value: Any) -> None:
-    """``value`` as one line of JSON on standard output, untouched by terminal width."""
-    typer.echo(orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY).decode())
+    """``value`` as one line of JSON on standard output: UTF-8, whatever the terminal is."""
+    typer.echo(orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY))
 
 
 def print_table(

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import sqlite3
+import subprocess
+import sys
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
@@ -392,6 +395,25 @@ def test_a_store_that_cannot_be_made_is_told_without_a_traceback_or_its_password
         assert told in refused.stderr
         assert "Traceback" not in refused.stderr
         assert "hunter2" not in refused.output
+
+
+def test_a_terminal_that_is_not_utf_8_is_told_what_it_can_show_and_programs_get_json(
+    recorded: str, store: str
+) -> None:
+    def said(*arguments: str) -> bytes:
+        return subprocess.run(
+            [sys.executable, "-m", "bridle", *arguments, "--store", store],
+            env={**os.environ, "PYTHONIOENCODING": "ascii"},
+            stdout=subprocess.PIPE,
+            check=True,
+        ).stdout
+
+    rename = "UPDATE sessions SET harness = 'Füchslein' WHERE name = ?"
+    with sqlite3.connect(store) as database:
+        database.execute(rename, (recorded,))
+    assert b"F?chslein" in said("sessions")
+    assert b"F?chslein" in said("show", recorded)
+    assert "Füchslein" in {row["harness"] for row in json.loads(said("sessions", "--json"))}
 
 
 @pytest.mark.parametrize("name", ["out.jsonl", "out.parquet"])
