@@ -26,3 +26,8 @@ def default_store() -> str:
 def default_proxy() -> str:
     """``$BRIDLE_PROXY``, else the address that ``bridle proxy`` listens on by default."""
     return os.environ.get("BRIDLE_PROXY") or f"http://127.0.0.1:{DEFAULT_PORT}"
+
+
+def key_in(variable: str) -> str | None:
+    """The key that an environment variable holds; an empty one is none, and opens nothing."""
+    return os.environ.get(variable) or None

@@ -33,7 +33,7 @@ def main() -> None:
             host=given.host,
             port=given.port,
             model=given.model,
-            admin_key=os.environ.get("BRIDLE_ADMIN_KEY"),
+            admin_key=os.environ.get("BRIDLE_ADMIN_KEY") or None,
         )
     )
 

@@ -3,13 +3,13 @@ template do to a conversation?"""
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Annotated, Any, Final
 
 import typer
 
 from bridle.commands.proxy import UPSTREAM_KEY_VARIABLE
+from bridle.config import key_in
 from bridle.options import JsonOption, StoreOption, base_urls
 from bridle.terminal import out, print_json
 
@@ -36,12 +36,12 @@ def doctor(
     if upstream is not None:
         found["engine"] = examine_engine(
             upstream,
-            api_key=os.environ.get(UPSTREAM_KEY_VARIABLE),
+            api_key=key_in(UPSTREAM_KEY_VARIABLE),
             private_network=private_network,
         )
     sound = not any(verdict["broken"] for verdict in found.values())
     if model is not None and upstream is not None and sound:
-        key = os.environ.get(UPSTREAM_KEY_VARIABLE)
+        key = key_in(UPSTREAM_KEY_VARIABLE)
         found["tokenizer"] = examine_tokenizer(model, upstream, api_key=key)
     found["store"] = examine_store(store)
     found["broken"] = [part for part, verdict in found.items() if verdict["broken"]]

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from bridle.commands import engine_vllm
-from bridle.config import API_KEY_VARIABLE
+from bridle.config import API_KEY_VARIABLE, key_in
 from bridle.options import JsonOption
 from bridle.serving import announce, told_when_taken, wait_for_signal
 from bridle.terminal import fail
@@ -46,7 +45,7 @@ def embedded(
     from engine.tokenizer import TokenizerNotRead
     from proxy.settings import is_loopback
 
-    api_key = os.environ.get(API_KEY_VARIABLE)
+    api_key = key_in(API_KEY_VARIABLE)
     if api_key is None and not is_loopback(host):
         fail(f"{host} is reachable by others: set {API_KEY_VARIABLE} to the key they must send")
     settings = EmbeddedSettings(threads=threads, max_model_len=max_model_len)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from bridle.commands.proxy import UPSTREAM_KEY_VARIABLE
+from bridle.config import key_in
 from bridle.options import JsonOption, base_urls
 from bridle.serving import announce, leave_on_sigterm, wait_for_signal
 from bridle.terminal import err, fail, out, print_json
@@ -141,7 +141,7 @@ def _examined(url: str, expect: Expectation, json: bool) -> list[Check]:
     """The engine's checks, each said in a line; ends the command when one failed."""
     from engine.vllm import check_engine, failures
 
-    checks = check_engine(url, expect=expect, api_key=os.environ.get(UPSTREAM_KEY_VARIABLE))
+    checks = check_engine(url, expect=expect, api_key=key_in(UPSTREAM_KEY_VARIABLE))
     failed = failures(checks)
     for check in failed if json else checks:
         (err if json else out).print(check.line, highlight=False, soft_wrap=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import socket
 from enum import StrEnum
 from itertools import filterfalse
@@ -12,7 +11,7 @@ from urllib.parse import urlsplit
 
 import typer
 
-from bridle.config import DEFAULT_PORT
+from bridle.config import DEFAULT_PORT, key_in
 from bridle.options import (
     BudgetCalls,
     BudgetSeconds,
@@ -130,7 +129,7 @@ def proxy(
     from proxy.settings import Limits, ProxySettings, is_loopback
     from proxy.workers import WorkerPool
 
-    admin_key = os.environ.get(ADMIN_KEY_VARIABLE)
+    admin_key = key_in(ADMIN_KEY_VARIABLE)
     if admin_key is None and not is_loopback(host):
         fail(f"{host} is reachable by others: set {ADMIN_KEY_VARIABLE} to a key of your own")
     try:
@@ -142,7 +141,7 @@ def proxy(
             host=host,
             port=port,
             admin_key=admin_key,
-            upstream_api_key=os.environ.get(UPSTREAM_KEY_VARIABLE),
+            upstream_api_key=key_in(UPSTREAM_KEY_VARIABLE),
             model=model,
             tokenizer_dir=tokenizer,
             continuation=continuation,

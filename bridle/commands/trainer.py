@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from pathlib import Path
 from typing import Annotated
@@ -10,7 +9,7 @@ from typing import Annotated
 import typer
 
 from bridle.commands.proxy import ADMIN_KEY_VARIABLE
-from bridle.config import API_KEY_VARIABLE
+from bridle.config import API_KEY_VARIABLE, key_in
 from bridle.holding import LOCK, hold
 from bridle.options import (
     DeviceOption,
@@ -100,7 +99,7 @@ def trainer(
     except OSError as error:
         fail(f"--out {output} cannot be made: {error.strerror}", 2)
     hold(context, output, output / LOCK)
-    admin_key, engine_key = os.environ.get(ADMIN_KEY_VARIABLE), os.environ.get(API_KEY_VARIABLE)
+    admin_key, engine_key = key_in(ADMIN_KEY_VARIABLE), key_in(API_KEY_VARIABLE)
     run_id = f"train:{run}"
     with reader(store) as source:
         try:

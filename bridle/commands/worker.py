@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import socket
 from pathlib import Path
 from typing import Annotated
@@ -10,6 +9,7 @@ from typing import Annotated
 import typer
 
 from bridle.commands.proxy import ADMIN_KEY_VARIABLE
+from bridle.config import key_in
 from bridle.options import JsonOption, ProxyOption
 from bridle.serving import announce, told_when_taken
 from bridle.terminal import err, fail
@@ -44,7 +44,7 @@ def worker(
     from proxy.server import local_url
     from proxy.settings import is_loopback
 
-    key = os.environ.get(ADMIN_KEY_VARIABLE)
+    key = key_in(ADMIN_KEY_VARIABLE)
     if key is None and not is_loopback(host):
         fail(f"{host} is reachable by others: set {ADMIN_KEY_VARIABLE} to the proxy's key", 2)
     adapter, runtime, check, pool = training_work(named, verify, tasks, split, seed)

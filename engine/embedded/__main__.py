@@ -17,7 +17,7 @@ API_KEY_VARIABLE = "BRIDLE_ENGINE_API_KEY"
 
 def main() -> None:
     arguments = _parser().parse_args()
-    api_key = os.environ.get(API_KEY_VARIABLE)
+    api_key = os.environ.get(API_KEY_VARIABLE) or None
     if api_key is None and not _is_loopback(arguments.host):
         raise SystemExit(
             f"{arguments.host} is not a loopback address: set {API_KEY_VARIABLE} to the key that "

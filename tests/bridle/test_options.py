@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import subprocess
 import sys
@@ -155,3 +156,28 @@ def test_a_proxy_that_cannot_start_says_so_in_a_line(tmp_path: Path) -> None:
     assert "Invalid value for '--tokenizer'" in missing.stderr
     assert empty.returncode == 1
     assert f"bridle: no tokenizer in {tmp_path / 'model'}: " in empty.stderr
+
+
+@pytest.mark.parametrize(
+    ("command", "variable"),
+    [
+        (("proxy", "--upstream", "http://127.0.0.1:1"), "BRIDLE_ADMIN_KEY"),
+        (WORKER, "BRIDLE_ADMIN_KEY"),
+        (("engine", "embedded", "--model", "."), "BRIDLE_ENGINE_API_KEY"),
+    ],
+)
+def test_an_empty_key_is_none_where_others_reach_the_address(
+    tmp_path: Path, command: tuple[str, ...], variable: str
+) -> None:
+    # As `export KEY=$(openssl rand -hex 32)` leaves it where there is no openssl.
+    ended = subprocess.run(
+        [sys.executable, "-m", "bridle", *command, "--host", "0.0.0.0", "--port", "0"],  # noqa: S104
+        env={**os.environ, variable: "", "BRIDLE_STORE": str(tmp_path / "bridle.db")},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert ended.returncode in (1, 2)
+    assert f"0.0.0.0 is reachable by others: set {variable}" in ended.stderr
