@@ -301,18 +301,14 @@ class Search:
         session knows a longer conversation with the same instructions."""
         if self.index.deepest(self.seen) <= self.seen.depth:
             return None
-        texts = [
-            part
-            for unit in self.units
-            if unit.role in ("user", "system")
-            for part in meaning_parts(self.request.messages[unit.start].content)
-            if isinstance(part, str) and len(part) >= SUMMARY_LENGTH
-        ]
         found = {
             turn.call_id: turn
-            for text in texts
+            for unit in self.units
+            if unit.role in ("user", "system")
+            for text in meaning_parts(self.request.messages[unit.start].content)
+            if isinstance(text, str) and len(text) >= SUMMARY_LENGTH
             for turn in self.index.opened_within(text)
-            if any(reply in text for reply in long_replies(turn))
+            if any(reply in text for reply in long_replies(turn)) and not _was_told(turn, unit)
         }
         if len(found) < 2:
             return next(iter(found.values()), None)
@@ -460,6 +456,17 @@ def _ask_digest(request: Request) -> bytes:
 def _arguments(request: Request) -> str | None:
     arguments = request.template_arguments
     return json.dumps(arguments, sort_keys=True) if arguments else None
+
+
+def _was_told(turn: Turn, unit: Unit) -> bool:
+    """Whether the call's own conversation has the step: then its reply repeats that, as a text that
+    needed no correction, and not the other way round."""
+    at: Turn | None = turn
+    while at is not None:
+        if unit.digest in at.seen.units:
+            return True
+        at = at.base
+    return False
 
 
 def _telling(reply: Message) -> bool:

@@ -105,6 +105,16 @@ def test_a_conversation_begun_from_a_summary_is_a_compaction(session, first_user
     assert link.confidence < 0.7
 
 
+def test_a_question_that_a_reply_repeated_begins_no_compaction_when_it_is_asked_again(
+    session,
+) -> None:
+    asked = Message("user", f"Correct this: {LONG}")
+    first = session.answer(session.ask(SYSTEM, asked), LONG)
+    session.answer(session.ask(SYSTEM, asked, session.said(first), NEXT), "Three.")
+    link = session.ask(SYSTEM, asked)
+    assert (link.parent, link.break_reason) == (None, None)
+
+
 def test_a_summary_put_in_as_an_assistant_turn_is_a_compaction(session) -> None:
     history = [USER]
     for n in range(3):

@@ -173,6 +173,22 @@ def test_equal_conversations_one_after_the_other_are_sessions_of_their_own(bench
     assert runs == sorted(runs, key=runs.index), "no run has a call of another"
 
 
+def test_a_reply_that_repeats_the_question_does_not_lead_the_next_run_to_its_session(
+    stage: Any, bench: Any
+) -> None:
+    text = "The quick brown fox jumps over the lazy dog, and then it goes home to sleep."
+    asked = user(f"Correct this, and say nothing else: {text}")
+    stage.play = lambda request: text if len(request.messages) == 1 else "Very."
+    sessions = []
+    for _ in range(2):
+        first = say(bench, [asked])
+        second = say(bench, [asked, {"role": "assistant", "content": text}, user("Is it formal?")])
+        sessions.append([first["session"], second["session"]])
+    assert [len(set(run)) for run in sessions] == [1, 1]
+    assert sessions[0] != sessions[1]
+    assert [call.break_reason for call in bench.calls()] == [None] * 4
+
+
 def test_equal_conversations_at_once_have_as_many_calls_each(bench: Any) -> None:
     first, second = say(bench, [user("one")]), say(bench, [user("one")])
     history = [user("one"), {"role": "assistant", "content": first["content"]}, user("two")]
