@@ -89,6 +89,7 @@ def _plot(data: dict[str, Any], path: Path) -> None:
     """Tokens through the model by builder, stacked; breaks beside them."""
     try:
         from matplotlib.figure import Figure
+        from matplotlib.ticker import MaxNLocator
     except ImportError:
         fail("a plot needs matplotlib: pip install 'bridle[train]'")
     figure = Figure(figsize=(9, 3.6), layout="constrained")
@@ -109,6 +110,8 @@ def _plot(data: dict[str, Any], path: Path) -> None:
     reasons = data["breaks"] or {"none": 0}
     breaks.barh(list(reasons), list(reasons.values()), color="tab:gray")
     breaks.invert_yaxis()
+    breaks.set_xlim(0, max(1, *reasons.values()) * 1.05)
+    breaks.xaxis.set_major_locator(MaxNLocator(integer=True))
     breaks.set_xlabel(f"breaks in {data['calls']} calls")
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=150)

@@ -6,7 +6,9 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 from click.testing import Result
+from matplotlib.figure import Figure
 
 Bridle = Callable[..., Result]
 
@@ -50,3 +52,19 @@ def test_the_plot_that_was_written_is_named(
     result = bridle("ablate", "--store", store, "--plot", plot)
     assert result.stdout.splitlines()[-1].startswith(f"{plot}: ")
     assert plot.exists()
+
+
+def test_the_plot_counts_breaks_in_whole_numbers_from_0_on(
+    bridle: Bridle,
+    recorded: str,
+    store: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    drawn: list[Figure] = []
+    monkeypatch.setattr(Figure, "savefig", lambda figure, *_, **__: drawn.append(figure))
+    assert bridle("ablate", "--store", store, "--plot", tmp_path / "x.png").exit_code == 0
+    _, breaks = drawn[0].axes
+    low, high = breaks.get_xlim()
+    assert low == 0 < high
+    assert all(float(tick).is_integer() for tick in breaks.get_xticks())
