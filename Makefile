@@ -7,12 +7,14 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 VLLM := .venv-vllm
 VLLM_READY := $(VLLM)/.ready
+INTERCEPT := .venv-intercept
+INTERCEPT_READY := $(INTERCEPT)/.ready
 SUDO := $(if $(filter 0,$(shell id -u)),,sudo)
 export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
 .PHONY: help setup demo test check test-harnesses test-postgres vllm-cpu test-vllm test-compose \
-	test-demo test-long lock clean
+	test-demo test-long intercept test-intercept lock clean
 
 help:  ## Show the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  %-16s %s\n", $$1, $$2}'
@@ -59,6 +61,17 @@ $(VLLM_READY):
 test-vllm: $(READY) $(VLLM_READY)  ## The engine contract and publishing on a real vLLM
 	BRIDLE_VLLM_PYTHON=$(VLLM)/bin/python $(BIN)/python -m pytest -m vllm
 
+intercept: $(INTERCEPT_READY)  ## mitmproxy for `bridle run --intercept`, in an environment of its own
+
+$(INTERCEPT_READY):
+	$(PYTHON) -m venv $(INTERCEPT)
+	$(INTERCEPT)/bin/python -m pip install --quiet 'mitmproxy>=11,<12'
+	@touch $@
+
+test-intercept: $(READY) $(INTERCEPT_READY)  ## Agents that go to the providers' own addresses
+	harnesses/node/install
+	BRIDLE_MITMDUMP=$(INTERCEPT)/bin/mitmdump $(BIN)/python -m pytest -m intercept
+
 test-compose: $(READY)  ## The compose file's own commands as processes, until they have trained a step
 	$(BIN)/python -m pytest -m compose
 
@@ -72,5 +85,5 @@ lock: $(READY)  ## Pin what is installed now
 	$(BIN)/python -m pip freeze --exclude-editable | sed -e 's| @ file.*||' -e 's|+cpu||' > constraints.txt
 
 clean:  ## Remove the environments, not the runs
-	rm -rf $(VENV) $(VLLM) harnesses/node/node_modules harnesses/node/more/node_modules \
+	rm -rf $(VENV) $(VLLM) $(INTERCEPT) harnesses/node/node_modules harnesses/node/more/node_modules \
 		harnesses/python/.venv-*

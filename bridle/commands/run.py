@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+from contextlib import ExitStack
 from typing import Annotated
 
 import typer
@@ -12,6 +13,7 @@ from bridle.control import READS_NO_URL, end_with
 from bridle.options import BudgetCalls, BudgetSeconds, BudgetTokens, ProxyOption
 from bridle.terminal import err, fail
 from harnesses.client import ControlClient, ControlError, ProxyUnreachable, Session, SessionRequest
+from harnesses.interception import HOSTS, NoInterception, find_mitmdump, intercepted
 from harnesses.run import run_command, seal_session, session_variables
 from harnesses.runtimes.base import NotLaunchable
 
@@ -30,6 +32,14 @@ def run(
     budget_calls: BudgetCalls = None,
     budget_tokens: BudgetTokens = None,
     budget_seconds: BudgetSeconds = None,
+    intercept: Annotated[
+        bool,
+        typer.Option("--intercept", help="Also what it sends to the providers' own addresses."),
+    ] = False,
+    intercept_hosts: Annotated[
+        list[str] | None,
+        typer.Option("--intercept-host", help="A further address that it sends to. Repeatable."),
+    ] = None,
     key: Annotated[
         str | None, typer.Option(envvar="BRIDLE_ADMIN_KEY", help="Admin key of the proxy.")
     ] = None,
@@ -40,6 +50,12 @@ def run(
         fail("which command? For example: bridle run -- python my_agent.py", 2)
     if shutil.which(argv[0]) is None:
         fail(f"cannot start {argv[0]}: there is no such command", NOT_FOUND)
+    hosts = [*(HOSTS if intercept else ()), *(intercept_hosts or ())]
+    try:
+        if hosts:
+            find_mitmdump()
+    except NoInterception as error:
+        fail(str(error))
     asked = {"calls": budget_calls, "tokens": budget_tokens, "wall_s": budget_seconds}
     budget = {name: value for name, value in asked.items() if value is not None}
     request = SessionRequest(
@@ -52,10 +68,14 @@ def run(
     except (ProxyUnreachable, ControlError) as error:
         end_with(error)
     try:
-        code = run_command(argv, session_variables(session))
-    except NotLaunchable as error:
+        with ExitStack() as stack:
+            variables = session_variables(session)
+            if hosts:
+                variables |= stack.enter_context(intercepted(session, hosts))
+            code = run_command(argv, variables)
+    except (NotLaunchable, NoInterception) as error:
         asyncio.run(_seal(proxy, key, session, None))
-        fail(str(error), NOT_FOUND)
+        fail(str(error), NOT_FOUND if isinstance(error, NotLaunchable) else 1)
     err.print(asyncio.run(_seal(proxy, key, session, code)), highlight=False, soft_wrap=True)
     raise typer.Exit(code)
 
