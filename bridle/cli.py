@@ -6,7 +6,8 @@ never loads torch and ``bridle --help`` answers at once.
 
 from __future__ import annotations
 
-from typing import Any
+from importlib import metadata
+from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
@@ -36,7 +37,7 @@ from bridle.commands import (
     trainer,
     worker,
 )
-from bridle.terminal import fail
+from bridle.terminal import fail, out
 
 
 class Commands(TyperGroup):
@@ -53,14 +54,29 @@ class Commands(TyperGroup):
             fail(f"{error.filename}: {error.strerror}" if error.filename else str(error))
 
 
+def _tell_version(asked: bool) -> None:
+    if asked:
+        out.print(f"bridle {metadata.version('bridle')}", highlight=False)
+        raise typer.Exit
+
+
 app = typer.Typer(
     name="bridle",
     cls=Commands,
-    help="Train the model inside an agent you did not write.",
     no_args_is_help=True,
     pretty_exceptions_show_locals=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+
+@app.callback()
+def bridle(
+    version: Annotated[
+        bool, typer.Option("--version", is_eager=True, callback=_tell_version, help="Which one.")
+    ] = False,
+) -> None:
+    """Train the model inside an agent you did not write."""
+
 
 app.command("doctor")(doctor.doctor)
 app.command("demo")(demo.demo)

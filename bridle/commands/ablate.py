@@ -114,4 +114,4 @@ def _plot(data: dict[str, Any], path: Path) -> None:
     breaks.xaxis.set_major_locator(MaxNLocator(integer=True))
     breaks.set_xlabel(f"breaks in {data['calls']} calls")
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=150)
+    figure.savefig(path, dpi=150, format="png")

@@ -16,7 +16,7 @@ Bridle = Callable[..., Result]
 def test_ablate_compares_the_builders_and_plots_them(
     bridle: Bridle, store: str, recorded: str, tmp_path: Path
 ) -> None:
-    plot = tmp_path / "plots" / "ablation.png"
+    plot = tmp_path / "plots" / "ablation.of-two"
     result = bridle("ablate", "--store", store, "--plot", plot, "--parameters", "7e9", "--json")
     data = json.loads(result.stdout)
     rows = data["builders"]

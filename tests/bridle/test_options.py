@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable
+from importlib import metadata
 from pathlib import Path
 from typing import NoReturn
 
@@ -39,6 +40,8 @@ SFT = ("sft", "--policy", ".")
         *((ROLLOUT, name, value) for name, value in (("--parallel", 0), ("--limit", 0))),
         *((WORKER, name, value) for name, value in (("--parallel", 0), ("--port", 70_000))),
         *((SFT, name, 0) for name in ("--epochs", "--batch-size")),
+        *((each, "--timeout", 0) for each in (TRAIN, ROLLOUT, WORKER)),
+        *((each, "--lora-rank", -1) for each in (TRAIN, TRAINER, SFT)),
         *((("demo",), name, -1) for name in ("--steps", "--eval-tasks")),
         *((("reproduce",), name, 0) for name in ("--steps", "--groups", "--group-size")),
         *((("reproduce",), name, 0) for name in ("--teacher-sessions", "--eval-tasks")),
@@ -181,3 +184,7 @@ def test_an_empty_key_is_none_where_others_reach_the_address(
     )
     assert ended.returncode in (1, 2)
     assert f"0.0.0.0 is reachable by others: set {variable}" in ended.stderr
+
+
+def test_it_tells_its_version(bridle: Bridle) -> None:
+    assert bridle("--version").stdout == f"bridle {metadata.version('bridle')}\n"
