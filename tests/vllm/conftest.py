@@ -266,11 +266,19 @@ class Publishing:
         self.model: Any = load_policy(self.origin)
 
     def step(self, seed: int, size: float = 0.02) -> None:
-        """Move every weight a little, as a training step does."""
+        """Move all that is trained a little, as a training step does."""
         torch.manual_seed(seed)
         with torch.no_grad():
             for parameter in self.model.parameters():
-                parameter.add_(torch.randn_like(parameter) * size)
+                if parameter.requires_grad:
+                    parameter.add_(torch.randn_like(parameter) * size)
+
+    def with_adapters(self) -> None:
+        """From now on adapters are trained, and the weights below them are not."""
+        from trainer.config import LoraConfig
+        from trainer.model import ON_CPU, trainable_policy
+
+        self.model = trainable_policy(self.origin, ON_CPU, LoraConfig(rank=4))
 
     def publisher(self, control: VllmControl) -> Any:
         from trainer.config import PublishConfig

@@ -52,6 +52,19 @@ def test_weights_that_cannot_be_served_are_refused_and_the_old_ones_go_on(
         control.resume()
 
 
+def test_adapters_are_served_merged_in(publishing: Callable[[str], Any]) -> None:
+    policy = publishing("policy")
+    policy.with_adapters()
+    with VllmControl(policy.server.base_url) as control:
+        first = control.policy_version() or 0
+        before = policy.scored_gap(control)
+        policy.step(seed=1, size=0.1)
+        assert policy.scored_gap(control) > 0.01 > before
+        publisher = policy.publisher(control)
+        policy.publish_in_a_row(publisher, control, 2)
+        publisher.publish(load_policy(policy.origin), first + 3)
+
+
 def test_left_paused_by_a_trainer_that_died_it_is_published_to_without_being_asked(
     publishing: Callable[[str], Any],
 ) -> None:

@@ -75,6 +75,11 @@ def test_each_of_three_transfers_is_what_the_engine_samples_from(policy: Any) ->
     policy.transfer_three()
 
 
+def test_adapters_are_transferred_merged_in(policy: Any) -> None:
+    policy.with_adapters()
+    policy.transfer_three()
+
+
 @pytest.mark.parametrize("wrong", ["missing", "more", "shape"])
 def test_tensors_of_another_model_are_refused_and_the_old_ones_go_on(
     policy: Any, engine: VllmTransfer, wrong: str
