@@ -11,14 +11,11 @@ import msgspec
 
 from proxy.digests import digest_of, spoken_text
 from proxy.lineage_turn import Sampled, Seen, Turn
+from store.summaries import SUMMARY_LENGTH, quotable
 
 Key = TypeVar("Key")
 Below = tuple[str, int] | None
 """A place in the tree: below one reply of a call, or at the root."""
-
-SUMMARY_LENGTH: Final = 64
-"""A reply text of at least so many characters that reappears whole in a new conversation's first
-messages is taken for the summary that a compaction left."""
 
 _BEGINNINGS: Final = re.compile(r"(?<!\w)\w|[^\w\s]")
 """Where a quoted text may begin: at a word, or at any sign that is not part of one."""
@@ -35,7 +32,7 @@ class TurnIndex:
         self._questions: dict[tuple[object, ...], list[Turn]] = {}
         self._echoed: dict[str, int] = {}
         self._openings: dict[str, list[Turn]] = {}
-        """By the first ``SUMMARY_LENGTH`` characters of each reply that has so many."""
+        """By the first ``SUMMARY_LENGTH`` characters of what may be quoted of each reply."""
         self._prompts: dict[int, int] = {}
         """How many turns hold an array of prompt ids, by the array's identity: calls that ask the
         same again share it."""
@@ -166,14 +163,13 @@ def _echoes(turn: Turn) -> set[bytes]:
     return set().union(*map(echoes, turn.choices))
 
 
-def long_replies(turn: Turn) -> list[str]:
-    """What the turn's replies say, those long enough for a summary."""
-    texts = (spoken_text(choice.message) for choice in turn.choices)
-    return [text for text in texts if len(text) >= SUMMARY_LENGTH]
+def summaries(turn: Turn) -> list[str]:
+    """What may be quoted of the turn's replies if they are summaries."""
+    return [text for choice in turn.choices for text in quotable(spoken_text(choice.message))]
 
 
 def _openings(turn: Turn) -> set[str]:
-    return {text[:SUMMARY_LENGTH] for text in long_replies(turn)}
+    return {text[:SUMMARY_LENGTH] for text in summaries(turn)}
 
 
 def _speaker(seen: Seen) -> tuple[bytes, str | None]:

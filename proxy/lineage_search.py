@@ -17,11 +17,12 @@ from proxy.digests import (
     spoken_text,
     value_digest,
 )
-from proxy.lineage_index import SUMMARY_LENGTH, Below, TurnIndex, echoes, long_replies
+from proxy.lineage_index import Below, TurnIndex, echoes, summaries
 from proxy.lineage_match import Match, compare
 from proxy.lineage_turn import Link, Seen, Turn
 from proxy.minting import call_id_of
 from store.records import BreakReason, CallStatus
+from store.summaries import SUMMARY_LENGTH
 
 COMPACTED_BELOW = 2 / 3
 """A rewritten history with fewer steps than this share of what it was is a compaction."""
@@ -297,8 +298,9 @@ class Search:
         return any(self._match(parent, choice, earlier[-1]) is not None for choice in choices)
 
     def _summariser(self) -> Turn | None:
-        """The call whose whole reply stands in this new conversation's first messages, when the
-        session knows a longer conversation with the same instructions."""
+        """The call whose reply, or the end of it inside a tag, stands whole in this new
+        conversation's first messages, when the session knows a longer one with the same
+        instructions."""
         if self.index.deepest(self.seen) <= self.seen.depth:
             return None
         found = {
@@ -308,7 +310,7 @@ class Search:
             for text in meaning_parts(self.request.messages[unit.start].content)
             if isinstance(text, str) and len(text) >= SUMMARY_LENGTH
             for turn in self.index.opened_within(text)
-            if any(reply in text for reply in long_replies(turn)) and not _was_told(turn, unit)
+            if any(told in text for told in summaries(turn)) and not _was_told(turn, unit)
         }
         if len(found) < 2:
             return next(iter(found.values()), None)

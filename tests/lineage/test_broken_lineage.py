@@ -105,6 +105,26 @@ def test_a_conversation_begun_from_a_summary_is_a_compaction(session, first_user
     assert link.confidence < 0.7
 
 
+def test_a_conversation_begun_from_a_summary_inside_a_tag_is_a_compaction(session) -> None:
+    first = session.answer(session.ask(SYSTEM, USER, tools=TOOLS), None, ("f", "{}"))
+    history = [USER, session.said(first), *session.results(first, "12")]
+    asked = session.ask(SYSTEM, *history, Message("user", "Sum up."), tools=TOOLS)
+    told = f"<analysis>\nI look back.\n</analysis>\n\n<summary>\n{LONG}\n</summary>\n"
+    summary = session.answer(asked, told)
+    begun = Message("user", f"This session is being continued.\n\nSummary:\n{LONG}\n\nGo on.")
+    link = session.ask(SYSTEM, begun, tools=TOOLS)
+    assert (link.parent, link.base) == (summary, None)
+    assert link.break_reason is BreakReason.COMPACTED
+
+
+def test_a_question_that_a_reply_restates_begins_no_compaction(session) -> None:
+    told = f"<question>{LONG} Why?</question> Because of the weather."
+    first = session.answer(session.ask(SYSTEM, USER), told)
+    session.answer(session.ask(SYSTEM, USER, session.said(first), NEXT), "Three.")
+    link = session.ask(SYSTEM, Message("user", f"Now it is noon. {LONG} Why?"))
+    assert (link.parent, link.break_reason) == (None, None)
+
+
 def test_a_question_that_a_reply_repeated_begins_no_compaction_when_it_is_asked_again(
     session,
 ) -> None:

@@ -20,8 +20,8 @@ from hypothesis import strategies as st
 
 from proxy.canonical import Message, Minted, Request, ToolCall
 from proxy.lineage import Conversations, Link, Sampled, Turn
-from proxy.lineage_index import SUMMARY_LENGTH
 from store.records import BreakReason, CallStatus, Choice, VersionRun, new_id
+from store.summaries import SUMMARY_LENGTH
 from store.tree import TokenTree
 
 REWRITES = runpy.run_path(str(Path(__file__).with_name("rewrites.py")))
