@@ -13,14 +13,14 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
+from typing import NamedTuple
 
 from store.queries import CallRow
 from store.records import BreakReason, CallKind, CallStatus
-
-SUMMARY_LENGTH = 64
-"""A reply of at least so many characters that a new conversation quotes whole is its summary."""
+from store.summaries import SUMMARY_LENGTH
 
 TASK_LENGTH = 16
 """A tool call's argument of at least so many characters that opens a new conversation, as a user
@@ -29,7 +29,7 @@ message of its own, is a task that was handed on."""
 _SHORTENED = (BreakReason.COMPACTED, BreakReason.EDITED)
 """How a conversation differs from the one it goes on from, when something was left out."""
 
-_TAGGED = re.compile(r"<(\w+)>(.*?)</\1>", re.DOTALL)
+_TAG = re.compile(r"<(/?)(\w+)>")
 """Some harnesses ask for a summary inside a tag and pass on what is in it."""
 
 _ROLE_ARGUMENTS = ("subagent_type", "agent_type", "agent_name", "agent")
@@ -166,26 +166,64 @@ def _summarisers(calls: Sequence[CallRow], handed_on: Collection[str]) -> set[st
     ``handed_on`` are roots that somebody delegated: what they quote is their task.
     """
     continued = {call.parent_call_id for call in calls if call.break_reason is None}
-    written: list[CallRow] = []
+    written = _Written()
     found: set[str] = set()
     for call in calls:
         begins = call.parent_call_id is None and call.id not in handed_on
         if begins or call.break_reason in _SHORTENED:
-            found.update(other.id for other in written if _quoted(other, call, begins))
+            found |= written.quoted(call, begins)
         if call.id not in continued:
-            written.append(call)
+            written.add(call)
     return found | _asked_alike([call for call in calls if call.id in found], calls)
 
 
-def _quoted(written: CallRow, call: CallRow, begins: bool) -> bool:
-    """Whether ``call`` has the reply of ``written`` as a summary."""
-    alike = _head(written) == _head(call)
-    if begins and (alike or _offers_tools(written)):
-        return False  # An answer that was pasted, for all we know.
-    pieces = _summary(written)
-    tail = call.conversation.get("tail") or ()
-    roles = ("user", "system") if alike else ("user", "system", "assistant")
-    return any(piece in text for text in _texts(tail, roles) for piece in pieces)
+class _Written:
+    """Replies that nothing goes on from. A text that many shortened conversations have is compared
+    with each of them once."""
+
+    def __init__(self) -> None:
+        self._replies: list[tuple[CallRow, list[str]]] = []
+        self._read: dict[tuple[str, _Asked], tuple[int, set[str]]] = {}
+        """By text: how many replies it was compared with, and whose it quotes."""
+
+    def add(self, call: CallRow) -> None:
+        texts = _summary(call)
+        if texts:
+            self._replies.append((call, texts))
+
+    def quoted(self, call: CallRow, begins: bool) -> set[str]:
+        """The calls whose reply ``call`` has as a summary."""
+        tail = call.conversation.get("tail") or ()
+        found: set[str] = set()
+        for role in ("user", "system", "assistant"):
+            asked = _Asked(_head(call), begins, role == "assistant")
+            for text in _texts(tail, (role,)):
+                if len(text) >= SUMMARY_LENGTH:
+                    found |= self._quoted(text, asked)
+        return found
+
+    def _quoted(self, text: str, asked: _Asked) -> set[str]:
+        compared, found = self._read.get((text, asked), (0, set()))
+        for call, summaries in islice(self._replies, compared, None):
+            if asked.allows(call) and any(summary in text for summary in summaries):
+                found.add(call.id)
+        self._read[text, asked] = len(self._replies), found
+        return found
+
+
+class _Asked(NamedTuple):
+    """Who has a text, as far as that tells whose reply it may quote."""
+
+    head: tuple[str, str]
+    begins: bool
+    spoken: bool
+    """It stands there as the assistant's own."""
+
+    def allows(self, written: CallRow) -> bool:
+        alike = _head(written) == self.head
+        if self.begins and (alike or _offers_tools(written)):
+            return False  # An answer that was pasted, for all we know.
+        return not (self.spoken and alike)
 
 
 def _summary(call: CallRow) -> list[str]:
@@ -194,8 +232,27 @@ def _summary(call: CallRow) -> list[str]:
     if call.message.get("tool_calls"):
         return []
     reply = str(call.message.get("content") or "").strip()
-    pieces = [reply, *(match[1].strip() for match in _TAGGED.findall(reply))]
-    return [piece for piece in pieces if len(piece) >= SUMMARY_LENGTH]
+    return [text for text in (reply, *_tagged(reply)) if len(text) >= SUMMARY_LENGTH]
+
+
+def _tagged(text: str) -> Iterator[str]:
+    """What stands between an opening tag and the first that closes it, one after another."""
+    tags = list(_TAG.finditer(text))
+    closing: dict[str, int] = {}
+    closed_by: list[int | None] = [None] * len(tags)
+    for number in range(len(tags) - 1, -1, -1):
+        slash, name = tags[number].groups()
+        if slash:
+            closing[name] = number
+        else:
+            closed_by[number] = closing.get(name)
+    number = 0
+    while number < len(tags):
+        end = closed_by[number]
+        if end is not None:
+            yield text[tags[number].end() : tags[end].start()].strip()
+            number = end
+        number += 1
 
 
 def _asked_alike(summarisers: Sequence[CallRow], calls: Sequence[CallRow]) -> set[str]:

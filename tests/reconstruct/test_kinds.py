@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 
 import pytest
 
@@ -179,6 +180,24 @@ def test_a_summary_asked_for_in_vain_is_a_compaction_like_the_one_that_was_used(
 
     main, compaction = CallKind.MAIN, CallKind.COMPACTION
     assert kinds() == [main, main, compaction, compaction, main]
+
+
+def test_a_conversation_that_forgets_as_it_goes_is_told_in_no_time(call, kinds):
+    """Replies with tags that nothing closes, under a history whose beginning is left out."""
+    questions = [f"And page {n}? " * 100 for n in range(60)]
+    before = None
+    for number in range(len(questions)):
+        page = f"Page {number}:\n" + "<li>Another thing.\n" * 1000
+        before = call(
+            asked(*questions[max(0, number - 10) : number + 1]),
+            parent=before,
+            break_reason=BreakReason.EDITED if before else None,
+            message={"role": "assistant", "content": page},
+        )
+
+    started = time.process_time()
+    assert kinds() == [CallKind.MAIN] * 60
+    assert time.process_time() - started < 5
 
 
 def test_an_answer_quoted_in_a_conversation_that_leaves_nothing_out_is_no_compaction(call, kinds):
