@@ -124,9 +124,12 @@ def train(
         )
 
         def after_step(report: StepReport) -> bool | None:
-            if plan.config.max_staleness and plan.config.publish.through == "transfer":
-                # A vLLM that dies before a version's directory is there comes back with the one
-                # before. Without calls there would be nothing to train on, and so no next publish.
+            if plan.config.max_staleness and (
+                report.policy is None or plan.config.publish.through == "transfer"
+            ):
+                # An engine or a proxy that is gone or was restarted answers no call. Without calls
+                # there is nothing to train on, and so no publish that would find it out. A vLLM
+                # that dies before a version's directory is there comes back with the one before.
                 _hold(publisher, stack, model, loop.version)
             return on_step(report)
 

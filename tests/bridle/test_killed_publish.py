@@ -9,15 +9,17 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 
-from bridle.stack import Stack
+from bridle.stack import Stack, StackError
 from bridle.training import TrainingPlan, train
-from engine.client import EngineClient
+from engine.client import EngineClient, EngineError
 from engine.embedded import EmbeddedEngine
+from engine.tokenizer import Tokenizer
 from proxy.server import ProxyServer
 from proxy.settings import ProxySettings
 from store.queries import Reader
@@ -30,7 +32,7 @@ KILLED = """
 import os, signal, sys
 from pathlib import Path
 import torch
-from bridle.stack import Stack
+from bridle.stack import Stack, StackError
 from trainer.model import load_policy, vocabulary_size
 from trainer.publish import Publisher, default_probes
 
@@ -118,6 +120,65 @@ def test_the_next_trainer_replaces_what_nobody_knows_and_resumes_the_engine(
         assert engine.score(probe) == pytest.approx(own, abs=1e-6)
     with Reader(store) as reader:
         assert reader.policies("run")[-1].verified
+
+
+@pytest.mark.parametrize("gone", ["engine", "proxy"])
+def test_training_ahead_ends_when_the_engine_or_the_proxy_is_gone(
+    policy: Path, store: str, tmp_path: Path, gone: str
+) -> None:
+    """Its sessions give nothing to train on, and it went on to its last step with such."""
+    with Writer(store) as writer:
+        writer.create_run(RunRecord("run", "train", time.time()))
+    plan = TrainingPlan(
+        policy=policy,
+        directory=tmp_path / "out",
+        store=store,
+        run_id="run",
+        config=GrpoConfig(steps=20, max_staleness=1),
+    )
+    with ExitStack() as engines, ExitStack() as proxies:
+        engine = engines.enter_context(EmbeddedEngine(policy))
+        settings = ProxySettings(engine.base_url, store, tokenizer_dir=policy)
+        services = Stack(engine.base_url, proxies.enter_context(ProxyServer(settings)).base_url)
+
+        def sessions(step: int) -> list[str]:
+            if step == 2:
+                (engines if gone == "engine" else proxies).close()
+            return []
+
+        steps: list[int] = []
+        with pytest.raises((EngineError, StackError)):
+            train(plan, services, sessions, on_step=lambda report: steps.append(report.step))
+        assert max(steps) < 5
+
+
+def test_training_ahead_publishes_again_to_an_engine_that_was_restarted(
+    stack: Stack, policy: Path, store: str, tmp_path: Path
+) -> None:
+    with Writer(store) as writer:
+        writer.create_run(RunRecord("run", "train", time.time()))
+    other, size = tmp_path / "other", Tokenizer(policy).backend.get_vocab_size()
+    shape = TinyShape(hidden=32, layers=1, heads=1, kv_heads=1, intermediate=64, context=512)
+    make_policy(other, shape, vocab_size=size, seed=4)
+    plan = TrainingPlan(
+        policy=policy,
+        directory=tmp_path / "out",
+        store=store,
+        run_id="run",
+        config=GrpoConfig(steps=5, max_staleness=1),
+    )
+    probe = list(range(5, 30))
+    with stack.engine() as engine:
+        own = engine.score(probe)
+
+        def sessions(step: int) -> list[str]:
+            if step == 2:
+                engine.reload_weights(other)
+                assert engine.score(probe) != pytest.approx(own, abs=1e-3)
+            return []
+
+        train(plan, stack, sessions, on_step=lambda _report: None)
+        assert engine.score(probe) == pytest.approx(own, abs=1e-6)
 
 
 class _HangingProxy(BaseHTTPRequestHandler):
