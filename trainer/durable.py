@@ -9,7 +9,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from safetensors import SafetensorError
+
 _SCRATCH = re.compile(r"\..+\.(\d+)\.tmp")
+
+
+class NotWritten(Exception):
+    """A directory could not be written, and is as it was; the message says which and why."""
 
 
 @contextmanager
@@ -18,7 +24,7 @@ def atomic_directory(target: Path) -> Iterator[Path]:
 
     Its files are flushed to disk before the rename. When the block raises, the scratch directory is
     removed and ``target`` is as it was; an earlier ``target`` is replaced. What killed processes
-    have left beside it is removed, too.
+    have left beside it is removed, too. Raises :class:`NotWritten` when the disk refuses.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
     scratch = target.parent / f".{target.name}.{os.getpid()}.tmp"
@@ -35,6 +41,10 @@ def atomic_directory(target: Path) -> Iterator[Path]:
             shutil.rmtree(target)
         os.rename(scratch, target)
         _flush(target.parent)
+    except (OSError, RuntimeError, SafetensorError) as error:
+        # torch and safetensors have errors of their own for a disk that is full.
+        shutil.rmtree(scratch, ignore_errors=True)
+        raise NotWritten(f"{target} cannot be written: {' '.join(str(error).split())}") from error
     except BaseException:
         shutil.rmtree(scratch, ignore_errors=True)
         raise

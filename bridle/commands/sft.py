@@ -64,7 +64,7 @@ def sft(
         fail(f"{output} is there already and not empty: name another --out", 2)
     try:
         from trainer.config import SftConfig
-        from trainer.durable import atomic_directory
+        from trainer.durable import NotWritten, atomic_directory
         from trainer.model import save_policy, trainable_policy
         from trainer.sft import train_sft
     except ImportError as error:
@@ -84,8 +84,11 @@ def sft(
         history = train_sft(model, examples, config, console=out)
     except (SftDataError, ValueError) as error:
         fail(str(error))
-    with atomic_directory(output) as scratch:
-        save_policy(model, scratch, policy)
+    try:
+        with atomic_directory(output) as scratch:
+            save_policy(model, scratch, policy)
+    except NotWritten as error:
+        fail(str(error))
     first, last = history[0].loss, history[-1].loss
     out.print(f"{output}: {len(history)} updates, loss {first:.3f} → {last:.3f}", highlight=False)
 

@@ -96,6 +96,7 @@ def train(
     from store.writer import Writer
     from trainer.checkpoint import CheckpointError
     from trainer.compute import UnsupportedCompute, choose_device
+    from trainer.durable import NotWritten
     from trainer.model import UnsupportedModel, check_policy
     from trainer.report import StepReport
     from trainer.swap import PublishError
@@ -168,6 +169,6 @@ def train(
         UnsupportedCompute,
     ) as error:
         fail(str(error))
-    except (ControlError, EngineError, PublishError, StackError) as error:
+    except (ControlError, EngineError, NotWritten, PublishError, StackError) as error:
         fail(f"{error}; the same command goes on from the last step")
     out.print(last_line(plan, loop), highlight=False, soft_wrap=True)

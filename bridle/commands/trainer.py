@@ -85,6 +85,7 @@ def trainer(
     from trainer.checkpoint import CheckpointError
     from trainer.compute import UnsupportedCompute
     from trainer.config import GrpoConfig
+    from trainer.durable import NotWritten
     from trainer.model import UnsupportedModel
     from trainer.report import StepReport
     from trainer.swap import PublishError
@@ -137,7 +138,7 @@ def trainer(
             loop = train(plan, stack, workers.sessions, on_step=on_step)
     except (CheckpointError, UnsupportedModel, UnsupportedCompute) as error:
         fail(str(error))
-    except (WorkerFailed, EngineError, PublishError, StackError) as error:
+    except (WorkerFailed, EngineError, NotWritten, PublishError, StackError) as error:
         fail(f"{error}; the same command goes on from the last step")
     if not json:
         out.print(last_line(plan, loop), highlight=False, soft_wrap=True)

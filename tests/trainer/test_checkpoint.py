@@ -1,6 +1,7 @@
 import multiprocessing
 import os
 import random
+import resource
 import shutil
 import signal
 
@@ -17,7 +18,7 @@ from trainer.checkpoint import (
     save_checkpoint,
 )
 from trainer.config import OptimizerConfig
-from trainer.durable import atomic_directory
+from trainer.durable import NotWritten, atomic_directory
 from trainer.model import load_policy
 from trainer.optimizer import make_optimizer
 
@@ -121,6 +122,30 @@ def test_a_write_that_fails_leaves_the_old_directory_and_no_scraps(tmp_path):
         interrupted()
     assert [path.name for path in tmp_path.iterdir()] == ["it"]
     assert (target / "file").read_text() == "old"
+
+
+def test_a_disk_that_is_full_is_said_in_a_line_and_leaves_what_was_there(
+    policy_directory, tmp_path
+):
+    model, optimizer = fresh(policy_directory)
+    train(model, optimizer, 1)
+    save_checkpoint(tmp_path, model, optimizer, Progress(1, 1))
+    policy = (tmp_path / "step-00000001" / "policy" / "model.safetensors").stat().st_size
+
+    def save_with_room_for(size):
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
+        with pytest.raises(NotWritten, match=r"step-00000002 cannot be written: [^\n]+$"):
+            save_checkpoint(tmp_path, model, optimizer, Progress(2, 2))
+
+    for size in (100, policy // 2, policy):  # ends in the configuration, weights and optimizer
+        process = multiprocessing.get_context("fork").Process(
+            target=save_with_room_for, args=(size,)
+        )
+        process.start()
+        process.join()
+        assert process.exitcode == 0
+        assert [path.name for path in tmp_path.iterdir()] == ["step-00000001"]
+    load_checkpoint(tmp_path / "step-00000001", *fresh(policy_directory))
 
 
 def test_what_a_killed_process_was_writing_is_removed_by_the_next_write(tmp_path):
