@@ -23,7 +23,7 @@ from engine import contract
 from engine.vllm.flags import TRANSFER_BACKEND, WORKER, is_loopback
 from engine.vllm.installation import OLDEST, version_tuple
 from engine.vllm.parsers import Parsers, choose_parsers
-from engine.vllm.probing import Probe, ProbeFailed, Reply
+from engine.vllm.probing import Probe, ProbeFailed, Reply, refusal
 
 Outcome = Literal["ok", "failed", "unknown"]
 
@@ -289,7 +289,7 @@ def _tool_calls(subject: _Subject) -> str:
     parser = subject.parsers.tool if subject.parsers else None
     remedy = f"serve with --enable-auto-tool-choice --tool-call-parser {parser or 'NAME'}"
     if response.is_error:
-        raise _Failed("requests with tools are refused", remedy)
+        raise _Failed(f"requests with tools are refused: {refusal(response)}", remedy)
     if parser not in _FORCED:
         raise _Unknown(
             f"tools are accepted; no reply to force is known for {parser or 'its model'}"

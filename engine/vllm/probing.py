@@ -121,16 +121,24 @@ class Probe:
             raise ProbeFailed(f"POST {path}: {type(error).__name__} {error}") from error
 
 
+def refusal(response: httpx.Response) -> str:
+    """Why the engine refused, in its own words."""
+    try:
+        body = response.json()
+    except ValueError:
+        body = None
+    error = body.get("error") if isinstance(body, dict) else None
+    return str(error.get("message") if isinstance(error, dict) else response.text)[:200]
+
+
 def _json(response: httpx.Response) -> dict[str, Any]:
     try:
         body = response.json()
     except ValueError:
         body = None
     if response.is_error:
-        error = body.get("error") if isinstance(body, dict) else None
-        message = error.get("message") if isinstance(error, dict) else response.text
         raise ProbeFailed(
-            f"{response.request.url.path} answered {response.status_code}: {str(message)[:200]}"
+            f"{response.request.url.path} answered {response.status_code}: {refusal(response)}"
         )
     if not isinstance(body, dict):
         raise ProbeFailed(f"{response.request.url.path} did not answer a JSON object")

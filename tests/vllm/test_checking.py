@@ -281,7 +281,7 @@ def as_vllm(settings: Body, metrics: str = "") -> Tamper:
         if path == "/metrics":
             return 200, metrics
         if path == "/v1/chat/completions" and "tools" in sent:
-            return 400, {"error": {"message": "requires --tool-call-parser"}}
+            return 400, {"error": {"message": "this one takes none"}}
         return no_details(path, sent, answer)
 
     return tamper
@@ -303,7 +303,13 @@ def no_details(path: str, sent: Body, answer: Answer) -> Answer:
             "failed",
             "serve with --reasoning-parser bridle_thinking",
         ),
-        ({}, "tool calls", "failed", "--tool-call-parser hermes"),
+        (
+            {},
+            "tool calls",
+            "failed",
+            "refused: this one takes none: serve with --enable-auto-tool-choice --tool-call-parser "
+            "hermes",
+        ),
         (
             {"device_config": {"device": "cpu"}, "scheduler_config": {"enable_chunked_prefill": 1}},
             "weight reloads",
