@@ -193,6 +193,8 @@ class _Written:
 
     def quoted(self, call: CallRow, begins: bool) -> set[str]:
         """The calls whose reply ``call`` has as a summary."""
+        if not self._replies:
+            return set()
         tail = call.conversation.get("tail") or ()
         found: set[str] = set()
         for role in ("user", "system", "assistant"):

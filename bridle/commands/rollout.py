@@ -38,7 +38,7 @@ def rollout(
     limit: Annotated[int | None, typer.Option(min=1, help="At most so many tasks.")] = None,
     group_size: Annotated[int, typer.Option(min=1, help="Sessions per task.")] = 1,
     parallel: Annotated[int, typer.Option(min=1, help="Sessions at a time.")] = 4,
-    timeout: Annotated[float, typer.Option(min=1, help="Seconds for one session.")] = 600.0,
+    timeout: Annotated[float, typer.Option(min=0.1, help="Seconds for one session.")] = 600.0,
     model: Annotated[str, typer.Option(help="Model name that the harness asks for.")] = "policy",
     directory: Annotated[Path, typer.Option(help="Workspaces and logs.")] = Path("runs/rollout"),
     key: Annotated[

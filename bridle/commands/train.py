@@ -47,7 +47,7 @@ def train(
     groups: Annotated[int, typer.Option(min=1, help="Tasks per step.")] = 8,
     group_size: Annotated[int, typer.Option(min=1, help="Sessions per task.")] = 8,
     parallel: Annotated[int, typer.Option(min=1, help="Sessions at a time.")] = 16,
-    timeout: Annotated[float, typer.Option(min=1, help="Seconds for one session.")] = 600.0,
+    timeout: Annotated[float, typer.Option(min=0.1, help="Seconds for one session.")] = 600.0,
     learning_rate: Annotated[float, typer.Option(min=0, help="Of AdamW.")] = 1e-6,
     schedule: ScheduleOption = "constant",
     minibatches: Annotated[int, typer.Option(min=1, help="Updates per step.")] = 1,
