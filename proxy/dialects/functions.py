@@ -46,6 +46,14 @@ def arguments_object(arguments: str) -> dict[str, Any]:
     return value
 
 
+def arguments_object_text(arguments: str) -> str:
+    """:func:`arguments_object` as JSON text: ``arguments`` themselves when they are an object."""
+    given = arguments_object(arguments)
+    if not given or given.keys() == {INVALID_JSON}:
+        return json_text(given, "arguments")
+    return arguments
+
+
 def arguments_text(given: Any, where: str) -> str:
     """An object of arguments as JSON text: the way back from :func:`arguments_object`."""
     if given is None:

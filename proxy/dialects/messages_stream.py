@@ -2,7 +2,9 @@
 
 Blocks come one after another. A block's stop event leaves when the next block begins; the last
 block is stopped by ``end``, with the terminal events, for harnesses run what is complete even if
-the stream is cut afterwards.
+the stream is cut afterwards. A call's arguments come whole with its stop, since clients read every
+piece as the beginning of an object and run what they could read of a broken one; until then empty
+pieces tell that more is coming.
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ from proxy.canonical import (
 )
 from proxy.dialects.blank import BlankText
 from proxy.dialects.errors import anthropic_error_object
+from proxy.dialects.functions import arguments_object_text
 
 Json = dict[str, Any]
 PING = b'event: ping\ndata: {"type":"ping"}\n\n'
@@ -88,6 +91,8 @@ class MessagesEmitter:
         self._index = -1
         self._open: Literal["text", "thinking"] | int | None = None
         """The kind of the block that is being written; a tool call's index for ``tool_use``."""
+        self._arguments: list[str] = []
+        """Pieces of the arguments of the call that is being written."""
         self._blank = BlankText()
         self._called_tools = False
         self._prompt_tokens = 0
@@ -189,7 +194,8 @@ class MessagesEmitter:
             self._called_tools = True
         if not event.arguments:
             return opening
-        return opening + self._delta({"type": "input_json_delta", "partial_json": event.arguments})
+        self._arguments.append(event.arguments)
+        return opening + self._input("")
 
     def _start_block(self, kind: Literal["text", "thinking"] | int, block: Json) -> bytes:
         stopped = self._stop_block()
@@ -198,18 +204,24 @@ class MessagesEmitter:
         start = {"type": "content_block_start", "index": self._index, "content_block": block}
         return stopped + event_bytes(start)
 
+    def _input(self, partial_json: str) -> bytes:
+        return self._delta({"type": "input_json_delta", "partial_json": partial_json})
+
     def _delta(self, delta: Json) -> bytes:
         return event_bytes({"type": "content_block_delta", "index": self._index, "delta": delta})
 
     def _stop_block(self) -> bytes:
         if self._open is None:
             return b""
-        signed = b""
+        last = b""
         if self._open == "thinking":
             signature = self._minted.signature(self._index)
-            signed = self._delta({"type": "signature_delta", "signature": signature})
+            last = self._delta({"type": "signature_delta", "signature": signature})
+        elif self._arguments:
+            last = self._input(arguments_object_text("".join(self._arguments)))
+            self._arguments = []
         self._open = None
-        return signed + event_bytes({"type": "content_block_stop", "index": self._index})
+        return last + event_bytes({"type": "content_block_stop", "index": self._index})
 
 
 def event_bytes(event: Json) -> bytes:

@@ -83,6 +83,7 @@ def test_events_come_in_the_providers_order(streamed: Callable[..., bytes], call
         ("content_block_start", 2, None),
         ("content_block_delta", 2, "input_json_delta"),
         ("content_block_delta", 2, "input_json_delta"),
+        ("content_block_delta", 2, "input_json_delta"),
         ("content_block_stop", 2, None),
         ("content_block_start", 3, None),
         ("content_block_stop", 3, None),
@@ -278,6 +279,29 @@ def test_arguments_that_are_no_object_survive_the_round_trip(
     echoed = DIALECT.parse(orjson.dumps(body), {}, {}).messages[1]
 
     assert echoed.tool_calls[0].arguments == arguments
+
+
+@pytest.mark.parametrize("arguments", ['{"run": "rm "a""}', '{"run": x}', '{"run": "r', "no", " "])
+def test_a_stream_never_shows_a_part_of_broken_arguments_as_all_of_them(
+    client: anthropic.Anthropic,
+    server: Any,
+    mint: Any,
+    fold: Any,
+    streamed: Callable[..., bytes],
+    call_id: str,
+    arguments: str,
+) -> None:
+    pieces = [ToolCallDelta(0, arguments=letter) for letter in arguments]
+    events = [ToolCallDelta(0, f"{call_id}00", "run"), *pieces, Finished("tool_calls")]
+    plain = orjson.loads(DIALECT.reply(request(), mint(DIALECT, request()), fold(events)))
+    server.answer(streamed(DIALECT, request(), events), "text/event-stream")
+
+    with client.messages.stream(model="m", max_tokens=9, messages=HI) as stream:
+        (read,) = stream.get_final_message().content
+
+    (whole,) = plain["content"]
+    assert read.type == "tool_use"
+    assert read.input == whole["input"]
 
 
 def test_a_tool_call_in_scattered_pieces_is_the_engines_failure(mint: Any, call_id: str) -> None:
