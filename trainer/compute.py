@@ -28,8 +28,10 @@ class UnsupportedCompute(ValueError):
 
 
 def choose_device(name: str) -> torch.device:
-    """``auto``, or PyTorch's name of a device; raises
-    :class:`UnsupportedCompute` when it is not here."""
+    """``auto``, or PyTorch's name of a device.
+
+    Raises :class:`UnsupportedCompute` when it is not here.
+    """
     if name == "auto":
         if not torch.accelerator.is_available():
             return torch.device("cpu")
@@ -46,6 +48,9 @@ def place(model: nn.Module, compute: ComputeConfig) -> nn.Module:
     Raises :class:`UnsupportedCompute`.
     """
     device = choose_device(compute.device)
+    if device.type == "cuda" and device.index is not None:
+        # What asks for the present device, as NCCL's end of a weight transfer does, means this one.
+        torch.cuda.set_device(device)
     placed = model.to(device).eval()
     if in_bfloat16(device, compute):
         setattr(placed, _AUTOCAST, torch.bfloat16)

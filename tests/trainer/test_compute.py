@@ -58,6 +58,21 @@ def test_a_device_that_is_not_here_is_named(name):
         choose_device(name)
 
 
+@pytest.mark.parametrize(("device", "present"), [("cuda:1", "cuda:1"), ("cuda", None)])
+def test_the_trainers_gpu_is_the_present_one(monkeypatch, device, present):
+    """NCCL's end of a weight transfer would take the engine's GPU otherwise."""
+
+    class OnGpu(torch.nn.Linear):
+        def to(self, _device):
+            return self
+
+    made = []
+    monkeypatch.setattr("trainer.compute.choose_device", torch.device)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: made.append(str(device)))
+    place(OnGpu(2, 2), ComputeConfig(device=device))
+    assert made == ([] if present is None else [present])
+
+
 def test_bfloat16_rounds_what_is_multiplied_and_not_the_weights(policy_directory):
     exact = load_policy(policy_directory)
     rounded = load_policy(policy_directory, compute=IN_BFLOAT16)
