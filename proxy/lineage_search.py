@@ -20,7 +20,7 @@ from proxy.digests import (
 from proxy.lineage_index import Below, TurnIndex, echoes, summaries
 from proxy.lineage_match import Match, compare
 from proxy.lineage_turn import Link, Seen, Turn
-from proxy.minting import call_id_of
+from proxy.minting import Mark, call_id_of, read
 from store.records import BreakReason, CallStatus
 from store.summaries import SUMMARY_LENGTH
 
@@ -193,6 +193,7 @@ class Search:
             turn.seen.system == seen.system,
             turn.seen.tools == seen.tools,
             turn.seen.agent == seen.agent,
+            self._names(place.turn, place.choice, self.units[place.end - 1]),
             not self._answered_below(place) if self.strangers else self._asked_below(place),
             self._leads_on(place),
             self.strangers or not self.index.echoed(turn),
@@ -218,6 +219,15 @@ class Search:
         """Whether the call had the instructions and tools that this request has."""
         seen = place.turn.seen
         return (seen.system, seen.tools) == (self.seen.system, self.seen.tools)
+
+    def _names(self, turn: Turn, choice: int, unit: Unit) -> bool:
+        """Whether no tool call of the echo has the id of another sample's: of samples that show the
+        same and thought differently, the client says which one it goes on from."""
+        if len(turn.choices) == 1 or unit.message is None:
+            return True
+        own = _call_marks(turn.choices[choice].message)
+        of_others = {mark for other in turn.choices for mark in _call_marks(other.message)} - own
+        return of_others.isdisjoint(_call_marks(unit.message))
 
     def _leads_on(self, place: _Place) -> bool:
         """Whether a reply that is echoed later was given below this one: then, of samples that say
@@ -269,8 +279,9 @@ class Search:
     def _minted_here(self, unit: Unit, at: int) -> _Place | None:
         for call_id in reversed(self._known_ids(unit)):
             turn = self.index.turns[call_id]
-            matches = [self._match(turn, choice, unit) for choice in range(len(turn.choices))]
-            choice = next((n for n, match in enumerate(matches) if match is not None), 0)
+            choices = range(len(turn.choices))
+            same = [n for n in choices if self._match(turn, n, unit) is not None]
+            choice = max(same, key=lambda n: self._names(turn, n, unit), default=0)
             return _Place(turn, choice, at + 1, _WHOLE, True)
         return None
 
@@ -447,6 +458,10 @@ class Search:
         if self.previous is not None and self.previous not in turns:
             ids.append(self.previous)
         return tuple(dict.fromkeys(ids))
+
+
+def _call_marks(message: Message) -> set[Mark]:
+    return {mark for call in message.tool_calls if (mark := read(call.id)) is not None}
 
 
 def _ask_digest(request: Request) -> bytes:

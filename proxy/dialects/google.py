@@ -73,5 +73,5 @@ def _parts(request: Request, minted: Minted, choice: ChoiceReply) -> list[dict[s
         parts.append({"text": choice.reasoning, "thought": True})
     if choice.text:
         parts.append({"text": choice.text, "thoughtSignature": signature(minted, 0)})
-    parts.extend(call_part(minted, i, call) for i, call in enumerate(choice.tool_calls))
+    parts.extend(call_part(minted, call) for call in choice.tool_calls)
     return parts or [{"text": ""}]

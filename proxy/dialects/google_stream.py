@@ -90,9 +90,12 @@ def signature(minted: Minted, index: int) -> str:
     return minting.as_base64(minted.signature(index))
 
 
-def call_part(minted: Minted, index: int, call: ToolCall) -> Json:
+def call_part(minted: Minted, call: ToolCall) -> Json:
+    """Its signature names this call also where its id is not sent back, and so its candidate."""
     function = {"id": call.id, "name": call.name, "args": arguments_object(call.arguments)}
-    return {"functionCall": function, "thoughtSignature": signature(minted, index)}
+    mark = minting.read(call.id)
+    index = mark.index if mark is not None else None
+    return {"functionCall": function, "thoughtSignature": signature(minted, index or 0)}
 
 
 class _Choice:
@@ -100,7 +103,6 @@ class _Choice:
 
     def __init__(self) -> None:
         self.signed = False
-        self.calls = 0
         self.open: tuple[int, str, str, list[str]] | None = None
         """Index, id, name and argument pieces of the call that is being written."""
         self.detail: list[Mapping[str, Any]] = []
@@ -194,9 +196,7 @@ class GoogleEmitter:
         _, identifier, name, pieces = choice.open
         choice.open = None
         call = ToolCall(identifier, name, "".join(pieces))
-        part = call_part(self._minted, choice.calls, call)
-        choice.calls += 1
-        return [part]
+        return [call_part(self._minted, call)]
 
     def _parts(self, index: int, parts: list[Json]) -> bytes:
         choice = self._choices[index]

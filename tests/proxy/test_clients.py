@@ -326,6 +326,54 @@ def test_google_generate_content(bench: Any, stage: Any, stream: bool) -> None:
     assert (usage.prompt_token_count, counted) == (last.prompt_tokens, last.sampled_tokens)
 
 
+@pytest.mark.parametrize("stream", [True, False], ids=["stream", "whole"])
+@pytest.mark.parametrize("sends_ids", [True, False], ids=["ids", "signatures"])
+def test_of_candidates_that_show_the_same_the_one_that_is_sent_back_is_continued(
+    bench: Any, stage: Any, stream: bool, sends_ids: bool
+) -> None:
+    thoughts = iter(("four", "five", "six"))
+
+    def play(request: Any) -> Reply:
+        if request.messages[-1]["role"] == "tool":
+            return Reply("The sum is 3.")
+        return Reply(reasoning=next(thoughts), tool_calls=CALLS[:1])
+
+    stage.play = play
+    client = genai.Client(api_key="x", http_options={"base_url": bench.url})
+    declared = {"name": "add", "parameters_json_schema": TOOL["parameters"]}
+    config: Any = {
+        "tools": [{"function_declarations": [declared]}],
+        "automatic_function_calling": {"disable": True},
+    }
+    asked: list[Any] = [{"role": "user", "parts": [{"text": "one and two?"}]}]
+    generate = client.models.generate_content_stream if stream else client.models.generate_content
+    replies: Any = generate(model="m", contents=asked, config=config | {"candidate_count": 3})
+    (called,) = [
+        part
+        for reply in (replies if stream else [replies])
+        for candidate in reply.candidates
+        for part in candidate.content.parts
+        if candidate.index == 1 and part.function_call
+    ]
+    if not sends_ids:
+        called.function_call.id = None
+    result = types.FunctionResponse(
+        id=called.function_call.id, name="add", response={"output": "3"}
+    )
+    told = [
+        *asked,
+        types.Content(role="model", parts=[called]),
+        types.Content(role="user", parts=[types.Part(function_response=result)]),
+    ]
+    client.models.generate_content(model="m", contents=told, config=config)
+
+    first, second = bench.calls()
+    assert second.parent_call_id == first.id
+    prompt, sampled = bench.reader.prompt_token_ids(first.id), bench.reader.sampled(first.id)
+    path = [*prompt, *sampled[1].token_ids]
+    assert list(stage.requests[-1].prompt_ids)[: len(path)] == path
+
+
 def test_a_google_chat_that_streams_is_continued(bench: Any, stage: Any) -> None:
     """The client sends every chunk of a reply back as a content of its own."""
     client = genai.Client(api_key="x", http_options={"base_url": bench.url})
