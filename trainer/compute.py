@@ -86,7 +86,5 @@ def _recompute_layers(model: nn.Module) -> None:
         name = type(model).__name__
         raise UnsupportedCompute(f"{name} has no layers that can be computed again")
     for layer in layers:
-        layer.gradient_checkpointing = True
-        layer._gradient_checkpointing_func = partial(checkpoint, use_reentrant=False)
-        # The layer itself asks for it; what is inside stays in evaluation mode.
-        layer.training = True
+        # Transformers' own switch recomputes in training mode only, in which layers also drop out.
+        layer.forward = partial(checkpoint, layer.forward, use_reentrant=False)

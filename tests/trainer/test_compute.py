@@ -10,11 +10,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, OPTConfig
 
 from trainer.compute import UnsupportedCompute, choose_device, place
-from trainer.config import ComputeConfig, PackingConfig, PublishConfig, SftConfig
-from trainer.model import exact_packing, load_policy, score_pack, score_sequence
+from trainer.config import ComputeConfig, LoraConfig, PackingConfig, PublishConfig, SftConfig
+from trainer.model import (
+    ON_CPU,
+    exact_packing,
+    load_policy,
+    score_pack,
+    score_sequence,
+    trainable_policy,
+)
 from trainer.packing import make_packs
 from trainer.sft import train_sft
 from trainer.sft_data import SftExample
@@ -106,9 +113,10 @@ def test_small_updates_are_not_rounded_away(policy_directory):
     assert torch.equal(norm.detach().bfloat16(), before.bfloat16())
 
 
-def test_recomputed_layers_give_the_same_gradients_for_a_second_pass(policy_directory):
-    kept = load_policy(policy_directory)
-    recomputed = load_policy(policy_directory, compute=RECOMPUTED)
+@pytest.mark.parametrize("lora", [LoraConfig(), LoraConfig(rank=2)], ids=["all", "adapters"])
+def test_recomputed_layers_give_the_same_gradients_for_a_second_pass(policy_directory, lora):
+    kept = trainable_policy(policy_directory, ON_CPU, lora)
+    recomputed = trainable_policy(policy_directory, RECOMPUTED, lora)
     passes = []
     recomputed.model.layers[0].mlp.register_forward_pre_hook(lambda *_: passes.append(1))
     expected, found = gradients(kept), gradients(recomputed)
@@ -116,8 +124,13 @@ def test_recomputed_layers_give_the_same_gradients_for_a_second_pass(policy_dire
     torch.testing.assert_close(found, expected, rtol=0, atol=0)
 
 
-def test_a_recomputed_policy_still_drops_nothing_out(policy_directory, tmp_path):
+@pytest.mark.parametrize("family", ["Qwen3", "OPT"])
+def test_a_recomputed_policy_still_drops_nothing_out(policy_directory, family):
+    """OPT's layers drop out by themselves, not by modules inside them."""
     config = AutoConfig.from_pretrained(policy_directory)
+    if family == "OPT":
+        config = OPTConfig(vocab_size=64, hidden_size=32, num_hidden_layers=2, ffn_dim=48)
+        config.num_attention_heads, config.word_embed_proj_dim, config.dropout = 4, 32, 0.9
     config.attention_dropout = 0.9
     model = AutoModelForCausalLM.from_config(config, attn_implementation="bridle_tree").train()
     placed = place(model, RECOMPUTED)
