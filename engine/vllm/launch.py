@@ -10,6 +10,7 @@ vLLM stays down: serving other weights under the same version would falsify ever
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import math
 import os
@@ -120,6 +121,7 @@ class VllmServer:
 
     def start(self) -> None:
         """Start vLLM and return when it serves; raises :class:`VllmError` when it does not."""
+        _require_free(self.options.host, self.port)
         self.log.parent.mkdir(parents=True, exist_ok=True)
         if not self._resume:
             self._served_file.unlink(missing_ok=True)
@@ -300,10 +302,30 @@ def require_unchanged(served: Served) -> None:
 
 
 def _free_port(host: str) -> int:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family) as listener:
+    with _socket(host) as listener:
         listener.bind((host, 0))
         return int(listener.getsockname()[1])
+
+
+def _require_free(host: str, port: int) -> None:
+    """Raise :class:`VllmError` when something listens there: its answers would be taken for those
+    of the vLLM to come, and it would be told that one's policy version."""
+    with _socket(host) as listener:
+        # As vLLM does; else what was there a moment ago would still count.
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind((host, port))
+        except OSError as error:
+            # Of any other reason vLLM speaks itself.
+            if error.errno == errno.EADDRINUSE:
+                raise VllmError(
+                    f"vLLM was not started: port {port} of {host} is taken: choose another, or end "
+                    "what listens there"
+                ) from error
+
+
+def _socket(host: str) -> socket.socket:
+    return socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
 
 
 def _signal_group(group: int, number: signal.Signals) -> None:

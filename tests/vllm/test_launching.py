@@ -130,6 +130,18 @@ def test_a_start_that_fails_tells_the_first_error_of_the_log(
     assert "core.py" not in str(failed.value)
 
 
+def test_a_vllm_that_listens_there_is_not_taken_for_the_one_to_start(
+    make: Callable[..., VllmServer],
+) -> None:
+    with make(version=12) as first, VllmControl(first.base_url) as control:
+        noted = first.served()
+        second = make(options=VllmOptions(port=first.port), version=0)
+        with pytest.raises(VllmError, match=f"port {first.port} of 127.0.0.1 is taken"):
+            second.start()
+        assert control.policy_version() == 12
+        assert first.served() == noted == second.served()
+
+
 def test_a_start_that_takes_too_long_is_given_up(
     make: Callable[..., VllmServer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
