@@ -266,7 +266,8 @@ def _hold(publisher: AnyPublisher, stack: Stack, model: nn.Module, version: int)
     """Publishes ``version`` again when the engine or the proxy has forgotten it."""
     if stack.version() != version or not publisher.serves(model):
         log.warning(
-            "the engine or the proxy was restarted, or left paused: publishing version %d again",
+            "the engine or the proxy was restarted or left paused, or engine and trainer score "
+            "differently: publishing version %d again",
             version,
         )
         publisher.publish(model, version)

@@ -125,6 +125,11 @@ class VerifiedSwap:
                 f"version {version}: mean |engine - trainer| logprob is {gap:.2e}, more than "
                 f"{tolerance:.0e}"
             )
+            if gap <= TOLERANCE_IN_BFLOAT16:
+                what += (
+                    "; they may compute in different precisions (--precision of the trainer, "
+                    "--dtype of the engine)"
+                )
         outcome = self._go_back(restore, previous, before, tolerance)
         raise PublishError(f"{what}; {outcome}", gap=gap)
 

@@ -128,6 +128,22 @@ def test_an_engine_that_serves_stale_weights_is_found_out_and_given_the_old_ones
     assert publisher.served_version == 3
 
 
+def test_an_engine_in_bfloat16_is_no_match_for_a_trainer_in_float32_and_that_is_suggested(setup):
+    publisher, engine, model, _, _ = setup
+    with torch.no_grad():
+        model.get_input_embeddings().weight.mul_(4)
+        model.get_output_embeddings().weight.mul_(8)
+    loads = engine.reload_weights
+
+    def reload(directory):
+        loads(directory)
+        engine.model.to(torch.bfloat16)
+
+    engine.reload_weights = reload
+    with pytest.raises(PublishError, match=r"more than 1e-03; they may compute in different prec"):
+        publisher.publish(model, 4)
+
+
 def test_an_engine_that_refuses_the_weights_keeps_the_old_ones(setup):
     publisher, engine, model, announced, recorded = setup
     engine.refuse.add("v00000004")
