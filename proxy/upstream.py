@@ -36,6 +36,8 @@ _MARKS: Final = ((VERSION, "weights_mark"), (WEIGHT_INFO, "weight_version"))
 """Where engines tell what weights they serve: our own, and vLLM."""
 _NO_ROUTE: Final = frozenset({404, 405, 501})
 _OVERFLOW = re.compile(r"maximum (context|model) length|context (length|window)", re.IGNORECASE)
+_NO_ROOM = "max_tokens must be at least 1, got 0"
+"""What vLLM says of a prompt that takes up the whole context, as of a client's own 0."""
 _CONNECTION_ERRORS: Final = (ConnectionFailed, ConnectionBroke, TimeoutError, OSError)
 
 
@@ -213,7 +215,11 @@ class EngineStream:
         request, upstream = self._request, self._upstream
         self._response = await upstream.post(request.path, request.body, self._call_id, spell)
         if self._response.status != 200:
-            raise await refusal(self._response)
+            refused = await refusal(self._response)
+            if _NO_ROOM in refused.message and request.sampling.get("max_tokens") != 0:
+                told = "The prompt leaves no room for a reply."
+                raise ApiError("context_overflow", told, status=400)
+            raise refused
 
     async def follow(self, sink: Sink) -> None:
         """Returns when the reply is whole and ``sink`` has all of its events.

@@ -14,7 +14,8 @@ import orjson
 import pytest
 
 from engine.contract import MISSING_LOGPROB
-from engine.scripted import Cut, Fail, Refuse, Reply, Stall
+from engine.scripted import Cut, Fail, Refuse, Reply, ScriptedEngine, Stall
+from engine.tokenizer import Tokenizer
 from proxy.dialects.chat import ChatEmitter
 from proxy.settings import Limits
 from store.records import CallStatus
@@ -288,6 +289,20 @@ def test_an_engines_400_is_passed_on_and_names_the_field(bench: Any, ask: Any) -
     assert response.status_code == 400
     assert response.json()["error"]["type"] == "invalid_request_error"
     assert bench.call().status is CallStatus.FAILED
+
+
+@pytest.mark.parametrize(("limit", "code"), [(8, "context_length_exceeded"), (0, None)])
+def test_a_prompt_that_fills_the_context_overflows_it(
+    model_dir: Any, start_proxy: Any, ask: Any, limit: int, code: str | None
+) -> None:
+    """vLLM's words for it are those for a client that wants no token."""
+    text = Tokenizer(model_dir).render(ask["messages"])
+    size = len(Tokenizer(model_dir).encode(text))
+    with ScriptedEngine(model_dir, lambda _: "four", max_model_len=size) as engine:
+        bench = start_proxy(engine.base_url)
+        told = httpx.post(bench.url + CHAT, json=ask | {"max_tokens": limit})
+
+    assert (told.status_code, told.json()["error"]["code"]) == (400, code)
 
 
 @pytest.mark.parametrize(
