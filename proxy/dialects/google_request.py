@@ -117,17 +117,19 @@ def _tool_choice(
         return tools, None
     if mode == "NONE":
         return tools, "none"
-    if mode in ("AUTO", "VALIDATED", "MODE_UNSPECIFIED"):
+    if mode in ("AUTO", "MODE_UNSPECIFIED"):
         return tools, "auto" if calling.raw("mode") is not None else None
-    if mode != "ANY":
-        raise invalid("toolConfig.functionCallingConfig.mode", "must be AUTO, ANY or NONE")
+    if mode not in ("ANY", "VALIDATED"):
+        told = "must be AUTO, ANY, VALIDATED or NONE"
+        raise invalid("toolConfig.functionCallingConfig.mode", told)
     allowed = calling.strings("allowedFunctionNames")
-    if not allowed:
-        return tools, "required"
-    tools = tuple(tool for tool in tools if tool["function"]["name"] in allowed)
-    if not tools:
-        raise invalid(calling.path("allowedFunctionNames"), "names no declared function")
-    if len(tools) == 1:
+    if allowed:
+        tools = tuple(tool for tool in tools if tool["function"]["name"] in allowed)
+        if not tools:
+            raise invalid(calling.path("allowedFunctionNames"), "names no declared function")
+    if mode == "VALIDATED":
+        return tools, "auto"
+    if allowed and len(tools) == 1:
         return tools, {"type": "function", "function": {"name": tools[0]["function"]["name"]}}
     return tools, "required"
 

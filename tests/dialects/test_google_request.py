@@ -232,6 +232,18 @@ def test_tool_config_in_chat_shape(calling: Any, choice: Any) -> None:
     assert request.tool_choice == choice
 
 
+@pytest.mark.parametrize(("mode", "choice"), [("ANY", "required"), ("VALIDATED", "auto")])
+def test_of_allowed_functions_the_engine_gets_no_others(mode: str, choice: str) -> None:
+    declared = [{"name": name} for name in ("look", "listen", "run")]
+    calling = {"mode": mode, "allowedFunctionNames": ["look", "run"]}
+    request = parse(
+        tools=[{"functionDeclarations": declared}], toolConfig={"functionCallingConfig": calling}
+    )
+
+    assert [tool["function"]["name"] for tool in request.tools] == ["look", "run"]
+    assert request.tool_choice == choice
+
+
 def test_parameters_reach_the_engine() -> None:
     request = parse(
         method="streamGenerateContent",
