@@ -12,7 +12,7 @@ from typing import Final
 import torch
 from peft import LoraConfig as PeftConfig
 from peft import inject_adapter_in_model
-from peft.tuners.lora import LoraLayer
+from peft.tuners.lora import LoraLayer, ParamWrapper
 from torch import Tensor, nn
 
 from trainer.config import LoraConfig
@@ -59,13 +59,20 @@ def merged_state(model: nn.Module) -> dict[str, Tensor]:
     What has no adapter is the model's own, not a copy.
     """
     state = {
-        name.replace(".base_layer.", "."): each
+        _name_without(name): each
         for name, each in model.state_dict().items()
         if ".lora_" not in name
     }
     for name, layer in model.named_modules():
         if isinstance(layer, LoraLayer):
-            weight = layer.get_base_layer().weight
+            # PEFT adapts the stacked weights of experts one by one, each around the one before.
+            parameter = layer.parameter_name if isinstance(layer, ParamWrapper) else "weight"
+            whole = _name_without(f"{name}.{parameter}")
             change = layer.get_delta_weight(_NAME)
-            state[f"{name}.weight"] = (weight.float() + change).to(weight.dtype)
+            state[whole] = (state[whole].float() + change).to(state[whole].dtype)
     return state
+
+
+def _name_without(name: str) -> str:
+    """The name of a weight below adapters as it is without them."""
+    return name.replace("base_layer.", "")

@@ -9,6 +9,7 @@ checked against how the engine scored before.
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final, Literal, Protocol
@@ -30,6 +31,9 @@ Scores = list[NDArray[np.float32]]
 TOLERANCE: Final = 1e-3
 TOLERANCE_IN_BFLOAT16: Final = 0.1
 """Logits from 16 up are an eighth apart in bfloat16, on either side."""
+_COMPUTING: Final = threading.Lock()
+"""Several engines are checked at the same time, but a model whose experts have adapters computes
+once at a time: PEFT puts them into the weights for as long as a forward pass lasts."""
 
 
 class EngineControl(Protocol):
@@ -184,7 +188,8 @@ class VerifiedSwap:
 
     @torch.no_grad()
     def _trainer_scores(self, model: nn.Module) -> Scores:
-        return [score_sequence(model, probe).float().cpu().numpy() for probe in self._probes]
+        with _COMPUTING:
+            return [score_sequence(model, probe).float().cpu().numpy() for probe in self._probes]
 
 
 def mean_gap(scores: Scores, others: Scores) -> float:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import time
 
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, Qwen3MoeConfig
 
 from engine.client import EngineClient
 from engine.embedded import EmbeddedEngine
+from engine.embedded.model import load_model
 from trainer.adapters import adapters, merged_state
 from trainer.checkpoint import CheckpointError, Progress, load_checkpoint, save_checkpoint
 from trainer.config import ComputeConfig, LoraConfig, OptimizerConfig, SftConfig
@@ -24,11 +28,32 @@ from trainer.model import (
 )
 from trainer.optimizer import make_optimizer
 from trainer.publish import MemoryPublisher, Publisher, default_probes
+from trainer.replicas import ReplicaPublisher
 from trainer.sft import train_sft
 from trainer.sft_data import SftExample
 
 IDS = np.arange(5, 40)
 LORA = LoraConfig(rank=4, alpha=8)
+IN_BFLOAT16 = ComputeConfig(device="cpu", precision="bfloat16")
+
+
+@pytest.fixture(scope="session")
+def mixture_directory(tmp_path_factory):
+    """A policy whose layers have four experts."""
+    directory = tmp_path_factory.mktemp("mixture")
+    config = Qwen3MoeConfig(
+        vocab_size=64,
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=8,
+        num_experts=4,
+        num_experts_per_tok=2,
+        moe_intermediate_size=24,
+    )
+    AutoModelForCausalLM.from_config(config).save_pretrained(directory)
+    return directory
 
 
 @pytest.fixture
@@ -147,6 +172,55 @@ def test_an_engine_serves_it_merged(chat_directory, tmp_path, through):
         assert record.logprob_gap < 1e-5
         engine_scores = client.score(IDS.tolist())
     np.testing.assert_allclose(engine_scores, scores(model).numpy(), atol=1e-4)
+
+
+@pytest.mark.parametrize("compute", [ON_CPU, IN_BFLOAT16], ids=["float32", "bfloat16"])
+def test_experts_that_are_one_tensor_are_merged_one_by_one(mixture_directory, tmp_path, compute):
+    model = tuned(trainable_policy(mixture_directory, compute, LORA))
+    assert any(".experts." in name for name in adapters(model))
+    save_policy(model, tmp_path / "merged")
+    original, merged = (
+        load_file(directory / "model.safetensors")
+        for directory in (mixture_directory, tmp_path / "merged")
+    )
+    assert {n: each.shape for n, each in merged.items()} == {
+        n: each.shape for n, each in original.items()
+    }
+    for name in ("gate_proj", "up_proj", "down_proj"):
+        expert = f"model.layers.0.mlp.experts.0.{name}.weight"
+        assert not torch.equal(merged[expert].float(), original[expert])
+    again = load_policy(tmp_path / "merged", compute=compute)
+    near = 1e-4 if compute == ON_CPU else 0.05
+    torch.testing.assert_close(scores(again), scores(model), rtol=near, atol=near)
+
+
+def test_engines_are_checked_at_the_same_time_and_the_model_computes_once_at_a_time(
+    mixture_directory, tmp_path
+):
+    class Engine:
+        def pause(self, **_how): ...
+        def resume(self): ...
+        def is_paused(self):
+            return False
+
+        def reload_weights(self, directory):
+            self.model = load_model(directory, torch.float32)
+
+        def score(self, token_ids):
+            return score_sequence(self.model, np.asarray(token_ids)).detach().numpy()
+
+    engines = {"one": Engine(), "other": Engine()}
+    for engine in engines.values():
+        engine.reload_weights(mixture_directory)
+    model = trainable_policy(mixture_directory, ON_CPU, LORA)
+    experts = model.model.layers[0].mlp.experts.get_base_layer()
+    experts.register_forward_pre_hook(lambda *_: time.sleep(0.05))
+    publisher = ReplicaPublisher(
+        engines, tmp_path, run_id="run", served=mixture_directory, served_version=0, probes=[IDS]
+    )
+    for version in (1, 2):
+        assert publisher.publish(tuned(model, epochs=1), version).logprob_gap < 1e-4
+        assert publisher.lagging == {}
 
 
 def test_a_rank_of_zero_trains_all_weights(policy_directory):
