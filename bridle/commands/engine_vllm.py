@@ -18,6 +18,8 @@ from bridle.terminal import err, fail, out, print_json
 if TYPE_CHECKING:
     from engine.vllm import Check, Expectation, VllmServer
 
+VLLM_KEY_VARIABLE = "VLLM_API_KEY"
+"""What vLLM reads."""
 NOT_SERVING = 1
 CHECK_FAILED = 3
 INTERRUPTED = 130
@@ -86,7 +88,7 @@ def vllm(
     if (model is None) == (url is None):
         fail("give --model DIR to start vLLM, or --url URL to check one that runs", 2)
     if url is not None:
-        checks = _examined(url, expect, json)
+        checks = _examined(url, expect, json, key_in(UPSTREAM_KEY_VARIABLE))
         if json:
             print_json({"url": url, "checks": _as_data(checks)})
         return
@@ -104,6 +106,7 @@ def vllm(
         cpu_kv_cache_gib=cpu_kv_cache_gib,
         extra=tuple(extra or ()),
     )
+    key = key_in(UPSTREAM_KEY_VARIABLE) or key_in(VLLM_KEY_VARIABLE)
     leave_on_sigterm()
     try:
         server = VllmServer(
@@ -115,6 +118,7 @@ def vllm(
             resume=resume,
             restarts=restarts,
             on_event=_say,
+            api_key=key,
         )
         with err.status("vLLM starts."):
             server.start()
@@ -123,25 +127,25 @@ def vllm(
     except KeyboardInterrupt:
         raise typer.Exit(INTERRUPTED) from None
     try:
-        _serve(server, expect, json, f"vLLM serving {model} on {server.base_url}")
+        checks = _examined(server.base_url, expect, json, key)
+        _serve(server, checks, json, f"vLLM serving {model} on {server.base_url}")
     finally:
         server.stop()
 
 
-def _serve(server: VllmServer, expect: Expectation, json: bool, line: str) -> None:
-    """Checks ``server`` and stays until a signal, or until vLLM is not started again."""
-    checks = _examined(server.base_url, expect, json)
+def _serve(server: VllmServer, checks: list[Check], json: bool, line: str) -> None:
+    """Stays until a signal, or until vLLM is not started again."""
     announce(server.base_url, json, f"{line}, log in {server.log}", checks=_as_data(checks))
     wait_for_signal(lambda: server.refusal is not None)
     if server.refusal is not None:
         raise typer.Exit(NOT_SERVING)
 
 
-def _examined(url: str, expect: Expectation, json: bool) -> list[Check]:
+def _examined(url: str, expect: Expectation, json: bool, key: str | None) -> list[Check]:
     """The engine's checks, each said in a line; ends the command when one failed."""
     from engine.vllm import check_engine, failures
 
-    checks = check_engine(url, expect=expect, api_key=key_in(UPSTREAM_KEY_VARIABLE))
+    checks = check_engine(url, expect=expect, api_key=key)
     failed = failures(checks)
     for check in failed if json else checks:
         (err if json else out).print(check.line, highlight=False, soft_wrap=True)

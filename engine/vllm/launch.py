@@ -55,7 +55,7 @@ class VllmServer:
     ``restarts`` times in a row without an hour of service between. ``on_event`` hears about each
     death, restart and refusal, from the watching thread. ``version`` is the policy version of the
     weights in ``model_dir``. ``resume`` begins with what the vLLM before served out of ``run_dir``,
-    when there was one, as a restart does.
+    when there was one, as a restart does. ``api_key`` is what vLLM asks for, if it was told to.
     """
 
     def __init__(
@@ -70,6 +70,7 @@ class VllmServer:
         restarts: int = 3,
         ready_timeout: float = 600.0,
         on_event: Callable[[str], None] = lambda _event: None,
+        api_key: str | None = None,
     ) -> None:
         self.options = options or VllmOptions()
         self.installation: Installation = find_installation(python)
@@ -83,6 +84,7 @@ class VllmServer:
         self._restarts = restarts
         self._ready_timeout = ready_timeout
         self._on_event = on_event
+        self._api_key = api_key
         self._process: subprocess.Popen[bytes] | None = None
         self._output = 0
         """Where in the log the output of the running vLLM begins."""
@@ -231,7 +233,7 @@ class VllmServer:
 
     def _await_health(self, process: subprocess.Popen[bytes]) -> None:
         deadline = time.monotonic() + self._ready_timeout
-        with VllmControl(self.base_url, timeout=5.0) as control:
+        with self._control(timeout=5.0) as control:
             while not control.healthy():
                 if self._stopping.is_set():
                     raise VllmError("it was stopped while it started")
@@ -248,7 +250,7 @@ class VllmServer:
     def _first_token(self, process: subprocess.Popen[bytes]) -> None:
         """Some of what vLLM cannot compute shows only when it computes."""
         try:
-            with VllmControl(self.base_url) as control:
+            with self._control() as control:
                 control.score([0, 0])
         except EngineError as error:
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -258,8 +260,11 @@ class VllmServer:
     def _stamp(self, served: Served) -> None:
         """A fresh vLLM has forgotten the policy version of its weights; tell it."""
         if served.version is not None:
-            with VllmControl(self.base_url) as control:
+            with self._control() as control:
                 control.stamp(int(served.version))
+
+    def _control(self, timeout: float = 120.0) -> VllmControl:
+        return VllmControl(self.base_url, timeout=timeout, api_key=self._api_key)
 
     def _cause(self, status: int) -> str:
         if status < 0:

@@ -88,6 +88,17 @@ def test_a_person_reads_one_line_per_check(arguments: list[str]) -> None:
         assert first_line(process) == "ok      context             512 tokens\n"
 
 
+def test_a_vllm_that_asks_for_a_key_is_started_checked_and_stamped(
+    arguments: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VLLM_API_KEY", "a-key")
+    with running([*arguments, "--version", "5", "--json"]) as process:
+        url = json.loads(first_line(process))["url"]
+        assert httpx.get(f"{url}/v1/models", trust_env=False).status_code == 401
+        info = httpx.get(f"{url}/weight_info", trust_env=False).json()
+    assert info == {"weight_version": "5"}
+
+
 def test_a_failed_check_ends_it_with_the_remedy(arguments: list[str]) -> None:
     ended = bridle(*arguments, "--max-model-len", "1024")
     assert ended.returncode == 3

@@ -28,6 +28,8 @@ class Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         if self.path == "/health":
             self.answer({}, 503 if os.environ.get("FAKE_VLLM") == "mute" else 200)
+        elif self.locked():
+            self.answer({"error": "Unauthorized"}, 401)
         elif self.path == "/v1/models" and "FAKE_VLLM_ENGINE" not in os.environ:
             self.answer({"data": [{"id": "policy", "root": self.model, "max_model_len": 64}]})
         elif self.path == "/weight_info":
@@ -41,7 +43,9 @@ class Handler(BaseHTTPRequestHandler):
         length = int(self.headers.get("content-length", 0))
         raw = self.rfile.read(length)
         body = json.loads(raw or b"{}")
-        if "FAKE_VLLM_ENGINE" in os.environ and self.path.startswith("/v1/"):
+        if self.locked():
+            self.answer({"error": "Unauthorized"}, 401)
+        elif "FAKE_VLLM_ENGINE" in os.environ and self.path.startswith("/v1/"):
             self.forward(raw)
         elif self.path == "/v1/completions":
             if os.environ.get("FAKE_VLLM") == "dumb":
@@ -56,6 +60,11 @@ class Handler(BaseHTTPRequestHandler):
             self.call(body)
         else:
             self.answer({}, 404)
+
+    def locked(self) -> bool:
+        key = os.environ.get("VLLM_API_KEY")
+        sent = self.headers.get("authorization")
+        return key is not None and self.path.startswith("/v1/") and sent != f"Bearer {key}"
 
     def call(self, body: dict[str, Any]) -> None:
         version = None
