@@ -22,6 +22,8 @@ import jinja2.ext
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer as BackendTokenizer
 
+from engine.content_format import takes_parts
+
 CHAT_TEMPLATE_FILE = "chat_template.jinja"
 CHAT_TEMPLATES_DIRECTORY = "additional_chat_templates"
 
@@ -152,6 +154,14 @@ class Tokenizer:
             return self._compiled
         return compile_chat_template(self.tools_template_source)
 
+    @cached_property
+    def _takes_parts(self) -> bool:
+        return takes_parts(self._compiled.environment.parse(self.chat_template_source))
+
+    @cached_property
+    def _takes_parts_for_tools(self) -> bool:
+        return takes_parts(self._compiled_for_tools.environment.parse(self.tools_template_source))
+
     def render(
         self,
         messages: Iterable[Mapping[str, Any]],
@@ -167,7 +177,8 @@ class Tokenizer:
         Raises :class:`TemplateError` when the template refuses or cannot render them.
         """
         try:
-            shaped = [template_message(message) for message in messages]
+            parts = self._takes_parts_for_tools if tools else self._takes_parts
+            shaped = [template_message(message, parts) for message in messages]
             if continue_final_message:
                 shaped[-1] = _marked(shaped[-1])
             template = self._compiled_for_tools if tools else self._compiled
@@ -251,26 +262,37 @@ def _up_to_mark(text: str) -> str:
     return before if after.startswith(" ") else before.rstrip()
 
 
-def template_message(message: Mapping[str, Any]) -> dict[str, Any]:
+def template_message(message: Mapping[str, Any], parts: bool = False) -> dict[str, Any]:
     """A chat message as vLLM hands it to the template.
 
-    Text parts are joined to a string, missing content is the empty string, tool-call arguments are
-    parsed to objects, and reasoning is readable under both of its names.
+    Text parts are joined to a string, and missing content is the empty string; for a template that
+    takes ``parts``, content is a list but for a tool's result. Tool-call arguments are parsed to
+    objects, and reasoning is readable under both of its names.
     """
     shaped = dict(message)
-    content = shaped.get("content")
-    if content is None:
-        shaped["content"] = ""
-    elif isinstance(content, list):
-        texts = [part.get("text") for part in content if part.get("type") == "text"]
-        if len(texts) == len(content):
-            shaped["content"] = "\n".join(text or "" for text in texts)
+    shaped["content"] = _template_content(
+        message.get("content"), parts, joined=not parts or message.get("role") == "tool"
+    )
     if shaped.get("tool_calls"):
         shaped["tool_calls"] = [_template_tool_call(call) for call in shaped["tool_calls"]]
     reasoning = shaped.get("reasoning", shaped.get("reasoning_content"))
     if reasoning is not None:
         shaped["reasoning"] = shaped["reasoning_content"] = reasoning
     return shaped
+
+
+def _template_content(content: Any, parts: bool, *, joined: bool) -> Any:
+    if content is None:
+        return "" if joined else []
+    if isinstance(content, str):
+        return content if joined else [{"type": "text", "text": content}]
+    if not joined or not isinstance(content, list):
+        return content
+    texts = [part.get("text") or "" for part in content if part.get("type") == "text"]
+    if len(texts) < len(content):
+        return content
+    # Where vLLM makes no list of parts, it passes empty ones over.
+    return "\n".join(text for text in texts if text or parts)
 
 
 def _template_tool_call(call: Mapping[str, Any]) -> dict[str, Any]:

@@ -140,6 +140,70 @@ def test_a_final_message_that_cannot_be_continued_is_refused(tiny_dir: Path) -> 
         )
 
 
+SHOWN = "{{ message.role }}:{% for part in PARTS %}[{{ part.text | trim }}]{% endfor %};"
+IN_A_LOOP = "{% for message in messages %}" + SHOWN + "{% endfor %}"
+EACH = "{% for item in CONTENT %}[{{ item.text }}]{% endfor %}"
+WRITTEN = "{% macro written(CONTENT) %}" + EACH + "{% endmacro %}"
+IN_A_MACRO = WRITTEN + "{% for m in messages %}{{ m.role }}:{{ written(m.content) }};{% endfor %}"
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        IN_A_LOOP.replace("PARTS", "message['content']"),
+        "{% set rest = messages[1:] %}{% for m in rest %}"
+        "{% for x in m.content | list %}{% endfor %}{% endfor %}"
+        + IN_A_LOOP.replace("PARTS", "message.content"),
+        "{% for m in messages %}{% set content = m.content %}{{ m.role }}:"
+        "{% for x in content %}[{{ x.text }}]{% endfor %};{% endfor %}",
+        IN_A_MACRO.replace("CONTENT", "given"),
+        IN_A_MACRO.replace("CONTENT", "said").replace("(m.content)", "(said=m.content | list)"),
+    ],
+)
+def test_a_template_that_goes_through_the_parts_is_given_them(
+    tiny_dir: Path, tmp_path: Path, template: str
+) -> None:
+    """A tool's result is one text all the same."""
+    tokenizer = templated(tiny_dir, tmp_path, template.replace(" | trim", ""))
+    parts = [{"type": "text", "text": text} for text in ("a", "", "b")]
+    said = [{"role": "user", "content": parts}, {"role": "user", "content": "c"}]
+
+    assert tokenizer.render(said) == "user:[a][][b];user:[c];"
+    assert tokenizer.render([said[0], {"role": "assistant", "content": None}]).endswith(
+        "assistant:;"
+    )
+    answered = templated(tiny_dir, tmp_path, template + "{{ messages[-1].content }}")
+    assert answered.render([USER, result(parts)]).endswith("a\n\nb")
+
+
+@pytest.mark.parametrize(
+    "before",
+    [
+        "",
+        WRITTEN.replace("CONTENT", "content"),
+        "{% macro m(x) %}{% for y in x %}{% endfor %}{% endmacro %}{{ m(messages) }}",
+        "{% set ns = namespace() %}{% set ns.rest = messages[1:] %}"
+        "{% for m in messages %}{% if m.content is not string %}"
+        "{% for x in m.content %}{% endfor %}{% endif %}{% endfor %}",
+    ],
+)
+def test_a_template_that_does_not_is_given_one_text(
+    tiny_dir: Path, tmp_path: Path, before: str
+) -> None:
+    """Neither is one whose variables vLLM cannot follow."""
+    plain = "{% for message in messages %}{{ message.content }};{% endfor %}"
+    tokenizer = templated(tiny_dir, tmp_path, before + plain)
+    parts = [{"type": "text", "text": text} for text in ("a", "", "b")]
+
+    assert tokenizer.render([{"role": "user", "content": parts}, call("{}")]) == "a\nb;;"
+
+
+def templated(tiny_dir: Path, directory: Path, template: str) -> Tokenizer:
+    (directory / "tokenizer.json").write_text((tiny_dir / "tokenizer.json").read_text())
+    (directory / "chat_template.jinja").write_text(template)
+    return Tokenizer(directory)
+
+
 def test_encoding_equals_transformers(tiny_dir: Path) -> None:
     from transformers import PreTrainedTokenizerFast
 

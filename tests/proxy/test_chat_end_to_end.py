@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import shutil
+from pathlib import Path
 from typing import Any
 
 import openai
 
+from engine.scripted import Reply, ScriptedEngine
 from store.records import CallStatus
 
 
@@ -50,3 +53,35 @@ def test_a_stream_is_answered_and_recorded_with_the_engines_ids(bench: Any, stag
     assert call.status is CallStatus.COMPLETE, call.reason
     assert call.sampled_tokens == chunks[-1].usage.completion_tokens
     assert call.message["content"] == "The answer is four."
+
+
+def test_new_text_in_parts_is_rendered_as_the_template_shows_parts(
+    model_dir: Path, tmp_path: Path, start_proxy: Any
+) -> None:
+    """Templates that go through a content's parts (Qwen 3.5, GLM, Gemma) are given them by vLLM."""
+    shows = (
+        "{% for message in messages %}<|im_start|>{{ message.role }}\n"
+        "{% if message.content is string %}{{ message.content }}{% else %}"
+        "{% for part in message.content %}{{ part.text }}{% endfor %}{% endif %}<|im_end|>\n"
+        "{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    )
+    directory = tmp_path / "parts"
+    shutil.copytree(model_dir, directory)
+    (directory / "chat_template.jinja").write_text(shows)
+    with ScriptedEngine(directory, lambda _: Reply("four.")) as engine:
+        bench = start_proxy(engine.base_url, tokenizer_dir=directory)
+        ask = client(bench).chat.completions
+        said = ask.create(**ASK).choices[0].message
+        new = [{"type": "text", "text": text} for text in ("And three", " and three?")]
+        messages = [*ASK["messages"], said, {"role": "user", "content": new}]
+        ask.create(model="gpt-x", messages=messages)
+        first, second = engine.requests
+
+    sampled = bench.reader.sampled(bench.calls()[0].id)[0].token_ids
+    assert list(second.prompt_ids)[: len(first.prompt_ids)] == list(first.prompt_ids)
+    assert second.prompt_text == (
+        f"{first.prompt_text}{first.tokenizer.decode(sampled)}\n"
+        "<|im_start|>user\nAnd three and three?<|im_end|>\n<|im_start|>assistant\n"
+    )
+    assert bench.calls()[1].break_reason is None
