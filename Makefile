@@ -70,7 +70,7 @@ $(INTERCEPT_READY):
 
 test-intercept: $(READY) $(INTERCEPT_READY)  ## Agents that go to the providers' own addresses
 	harnesses/node/install
-	BRIDLE_MITMDUMP=$(INTERCEPT)/bin/mitmdump $(BIN)/python -m pytest -m intercept
+	BRIDLE_MITMDUMP=$(CURDIR)/$(INTERCEPT)/bin/mitmdump $(BIN)/python -m pytest -m intercept
 
 test-compose: $(READY)  ## The compose file's own commands as processes, until they have trained a step
 	$(BIN)/python -m pytest -m compose
