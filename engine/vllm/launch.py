@@ -33,6 +33,7 @@ from engine.vllm.installation import Installation, VllmError, find_installation
 
 POLL_SECONDS: Final = 0.2
 _ERROR_LINE: Final = re.compile(r"(^|[\] .])\w*(Error|Exception): |: error: ")
+_VALIDATION: Final = re.compile(r"ValidationError: \d+ validation errors? for \w+$")
 STOP_SECONDS: Final = 10.0
 """Between asking vLLM's processes to end and ending them."""
 
@@ -354,6 +355,12 @@ def _last_error(log: Path, start: int) -> str:
         lines = [line.strip() for line in file.read().decode(errors="replace").splitlines()]
     # Each process complains in turn, from the one that failed up to the server; the first "Error"
     # line is the cause.
-    telling = [line for line in lines if _ERROR_LINE.search(line)]
-    line = next(iter(telling), None) or next(filter(None, reversed(lines)), "it said nothing")
+    at = next((at for at, line in enumerate(lines) if _ERROR_LINE.search(line)), None)
+    if at is None:
+        line = next(filter(None, reversed(lines)), "it said nothing")
+    elif _VALIDATION.search(lines[at]):
+        # Below stand the field, if it is only one, and the cause, before all that was given.
+        line = " ".join(lines[at + 1 : at + 3]).partition(" [type=")[0]
+    else:
+        line = lines[at]
     return line.rpartition("] ")[2][:300]

@@ -117,7 +117,12 @@ def group_lives(group: int) -> bool:
 
 
 @pytest.mark.parametrize(
-    ("wrong", "words"), [("fail", "ValueError: no such flag"), ("dumb", "RuntimeError: no kernel")]
+    ("wrong", "words"),
+    [
+        ("fail", "ValueError: no such flag"),
+        ("refuse", r"Value error, 9 tokens are too long \(status 1\)"),
+        ("dumb", "RuntimeError: no kernel"),
+    ],
 )
 def test_a_start_that_fails_tells_the_first_error_of_the_log(
     make: Callable[..., VllmServer], monkeypatch: pytest.MonkeyPatch, wrong: str, words: str
