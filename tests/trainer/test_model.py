@@ -12,7 +12,7 @@ from transformers import (
 )
 
 from trainer import model as model_module
-from trainer.config import GrpoConfig, PackingConfig, SftConfig
+from trainer.config import ComputeConfig, GrpoConfig, LoraConfig, PackingConfig, SftConfig
 from trainer.loop import GrpoLoop
 from trainer.model import (
     UnsupportedModel,
@@ -21,6 +21,7 @@ from trainer.model import (
     save_policy,
     score_pack,
     score_sequence,
+    trainable_policy,
 )
 from trainer.packing import make_packs
 from trainer.sft import train_sft
@@ -198,6 +199,21 @@ def test_layers_that_mix_what_is_packed_together_are_trained_in_rows(
             offsets = pack.offsets[here]
             expected = own[offsets - 1, ids[offsets]].detach()
             torch.testing.assert_close(scores[here], expected, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("rank", [0, 4])
+@pytest.mark.parametrize("layout", ["tree", "flat"])
+def test_layers_that_mix_are_known_in_bfloat16_too(tmp_path, layout, rank):
+    """What they mix in may be no more than bfloat16 rounds by."""
+    model = small_model(Lfm2Config, layer_types=["conv", "full_attention"])
+    with torch.no_grad():
+        for name, each in model.named_parameters():
+            if "norm" not in name:
+                each.normal_(0, 0.08)
+    model.save_pretrained(tmp_path)
+    compute = ComputeConfig(device="cpu", precision="bfloat16")
+    policy = trainable_policy(tmp_path, compute, LoraConfig(rank=rank))
+    assert exact_packing(policy, PackingConfig(layout=layout)).layout == "padded"
 
 
 @pytest.mark.parametrize("layout", ["tree", "flat", "padded"])
