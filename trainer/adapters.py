@@ -23,7 +23,8 @@ _NAME: Final = "default"
 def add_adapters(model: nn.Module, config: LoraConfig, seed: int) -> None:
     """Give every linear layer but the output head an adapter, in float32, and freeze the rest.
 
-    They change nothing yet. ``seed`` decides where they begin to learn from.
+    They change nothing yet. ``seed`` decides where they begin to learn from. Raises ``ValueError``
+    for layers that PEFT cannot give any (Mamba).
     """
     chosen = PeftConfig(r=config.rank, lora_alpha=config.alpha, target_modules="all-linear")
     # PEFT draws them on the CPU, and then brings them to the device.
@@ -38,6 +39,14 @@ def add_adapters(model: nn.Module, config: LoraConfig, seed: int) -> None:
 def adapters(model: nn.Module) -> dict[str, nn.Parameter]:
     """What is trained of a model with adapters; nothing of one without."""
     return {name: each for name, each in model.named_parameters() if ".lora_" in name}
+
+
+def scaling(model: nn.Module) -> float | None:
+    """How many times the adapters count; ``None`` without any."""
+    for layer in model.modules():
+        if isinstance(layer, LoraLayer):
+            return float(layer.scaling[_NAME])
+    return None
 
 
 def load_adapters(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:

@@ -20,7 +20,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from trainer.adapters import adapters, load_adapters
+from trainer.adapters import adapters, load_adapters, scaling
 from trainer.durable import atomic_directory
 from trainer.model import restore_policy, save_policy
 
@@ -61,6 +61,7 @@ def save_checkpoint(
         torch.save(
             {
                 "adapters": dict(adapters(model)),
+                "scaling": scaling(model),
                 "optimizer": optimizer.state_dict(),
                 "random": _random_state(),
                 "step": progress.step,
@@ -91,7 +92,9 @@ def load_checkpoint(path: Path, model: nn.Module, optimizer: Optimizer) -> Progr
     try:
         state = torch.load(path / STATE_FILE, map_location="cpu", weights_only=True)
         if adapters(model) or state.get("adapters"):
-            load_adapters(model, state.get("adapters", {}))
+            if state.get("scaling") != scaling(model):
+                raise ValueError("it has other adapters, or they counted otherwise (lora.alpha)")
+            load_adapters(model, state["adapters"])
         else:
             restore_policy(model, path / POLICY_DIRECTORY)
         optimizer.load_state_dict(state["optimizer"])

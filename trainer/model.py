@@ -109,7 +109,10 @@ def trainable_policy(
     rounded = lora.rank > 0 and in_bfloat16(choose_device(compute.device), compute)
     model = load_policy(directory, dtype="bfloat16" if rounded else "float32", compute=compute)
     if lora.rank:
-        add_adapters(model, lora, seed)
+        try:
+            add_adapters(model, lora, seed)
+        except ValueError as error:
+            raise UnsupportedModel(f"{directory} cannot have adapters: {error}") from error
     return model
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM, Qwen3MoeConfig
+from transformers import AutoModelForCausalLM, MambaConfig, MambaForCausalLM, Qwen3MoeConfig
 
 from engine.client import EngineClient
 from engine.embedded import EmbeddedEngine
@@ -19,6 +19,7 @@ from trainer.checkpoint import CheckpointError, Progress, load_checkpoint, save_
 from trainer.config import ComputeConfig, LoraConfig, OptimizerConfig, SftConfig
 from trainer.model import (
     ON_CPU,
+    UnsupportedModel,
     checkpoint_tensors,
     load_policy,
     save_policy,
@@ -144,7 +145,11 @@ def test_resuming_equals_never_having_stopped(policy_directory, tmp_path):
     torch.testing.assert_close(resumed.state_dict(), straight.state_dict(), rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("lora", [LoraConfig(), LoraConfig(rank=2)], ids=["none", "rank 2"])
+@pytest.mark.parametrize(
+    "lora",
+    [LoraConfig(), LoraConfig(rank=2, alpha=4), LoraConfig(rank=4, alpha=9)],
+    ids=["none", "rank", "alpha"],
+)
 @pytest.mark.parametrize("way", ["there", "back"])
 def test_a_checkpoint_with_other_adapters_is_refused(policy_directory, tmp_path, lora, way):
     saved, asked = (LORA, lora) if way == "there" else (lora, LORA)
@@ -221,6 +226,13 @@ def test_engines_are_checked_at_the_same_time_and_the_model_computes_once_at_a_t
     for version in (1, 2):
         assert publisher.publish(tuned(model, epochs=1), version).logprob_gap < 1e-4
         assert publisher.lagging == {}
+
+
+def test_a_model_that_cannot_have_adapters_is_refused(tmp_path):
+    config = MambaConfig(hidden_size=16, num_hidden_layers=1, vocab_size=64, state_size=4)
+    MambaForCausalLM(config).save_pretrained(tmp_path)
+    with pytest.raises(UnsupportedModel, match="cannot have adapters"):
+        trainable_policy(tmp_path, ON_CPU, LORA)
 
 
 def test_a_rank_of_zero_trains_all_weights(policy_directory):
