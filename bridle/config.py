@@ -8,6 +8,8 @@ from pathlib import Path
 DEFAULT_PORT = 8484
 API_KEY_VARIABLE = "BRIDLE_ENGINE_API_KEY"
 """The key that our embedded engine asks for, where it asks for one."""
+VLLM_KEY_VARIABLE = "VLLM_API_KEY"
+"""The key that a vLLM started here asks for; vLLM's own."""
 
 
 def data_home() -> Path:

@@ -23,8 +23,13 @@ LOCK: Final = ".lock"
 def hold(context: typer.Context, output: Path, lock: Path) -> None:
     """Keeps other commands from ``output`` until this one is over; ends it when one is there.
 
-    ``lock`` is a file that both would open. However its holder ends, the kernel lets go of it.
+    ``lock`` is a file that both would open; its folder is made. However its holder ends, the kernel
+    lets go of it.
     """
+    try:
+        lock.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        fail(f"--out {output} cannot be made: {error.strerror}", 2)
     try:
         context.with_resource(_locked(lock))
     except BlockingIOError:

@@ -128,7 +128,7 @@ PrecisionOption = Annotated[
 ]
 
 RecomputeOption = Annotated[
-    bool, typer.Option("--recompute", help="Less memory, a third more time: keep no activations.")
+    bool, typer.Option("--recompute", help="Less memory for more time: keep no activations.")
 ]
 
 LoraRankOption = Annotated[

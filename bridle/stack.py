@@ -10,7 +10,7 @@ from typing import Any
 
 import httpx
 
-from bridle.config import API_KEY_VARIABLE
+from bridle.config import API_KEY_VARIABLE, VLLM_KEY_VARIABLE
 from bridle.options import EngineKind
 from bridle.services import Service
 from engine import contract
@@ -132,11 +132,11 @@ def engine_service(
     """
     arguments = ["engine", kind, "--model", str(policy), "--served-model-name", MODEL]
     arguments += ["--port", "0", *further]
+    log = logs / "engine.log"
     if kind == "vllm":
         arguments += ["--run-dir", str(logs / "vllm")]
-        log = logs / "engine.log"
-        return Service(arguments, log, start_timeout_s=VLLM_START_S, without=["VLLM_API_KEY"])
-    return Service(arguments, logs / "engine.log", without=[API_KEY_VARIABLE])
+        return Service(arguments, log, start_timeout_s=VLLM_START_S, without=[VLLM_KEY_VARIABLE])
+    return Service(arguments, log, without=[API_KEY_VARIABLE])
 
 
 @contextmanager

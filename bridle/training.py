@@ -89,8 +89,8 @@ def train(
     resumed run publishes its own weights first. ``on_step`` may return true to stop. Interrupting
     leaves a checkpoint of the last whole step.
     """
-    config = plan.config
-    model = trainable_policy(plan.policy, config.compute, config.lora, config.seed)
+    compute, lora = plan.config.compute, plan.config.lora
+    model = trainable_policy(plan.policy, compute, lora, plan.config.seed)
     reference = _reference(plan)
     loop_directory = plan.directory / CHECKPOINTS
     with (

@@ -24,6 +24,7 @@ Natural = Annotated[int, Meta(ge=0)]
 AtLeastZero = Annotated[float, Meta(ge=0)]
 AboveZero = Annotated[float, Meta(gt=0)]
 Share = Annotated[float, Meta(ge=0, le=1)]
+BelowOne = Annotated[float, Meta(ge=0, lt=1)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,11 +35,12 @@ class ComputeConfig:
     """``auto``: this machine's accelerator, else its CPU; or PyTorch's name of a device, such as
     ``cuda:1``."""
     precision: Precision = "auto"
-    """What forward passes compute in; weights, gradients and the optimizer's state are float32 in
-    any case. ``auto``: bfloat16 on an accelerator, as vLLM serves there, and float32 on a CPU."""
+    """What forward passes compute in; what is trained, its gradients and the optimizer's state are
+    float32 in any case. ``auto``: bfloat16 on an accelerator, as vLLM serves there, and float32 on
+    a CPU."""
     recompute: bool = False
-    """Compute a layer's activations again for its gradients instead of keeping them: a third more
-    time, for a fraction of the memory (gradient checkpointing, Chen et al. 2016,
+    """Compute a layer's activations again for its gradients instead of keeping them: one more
+    forward pass, for a fraction of the memory (gradient checkpointing, Chen et al. 2016,
     arXiv 1604.06174)."""
 
 
@@ -58,7 +60,7 @@ class OptimizerConfig:
 
     learning_rate: AtLeastZero = 1e-3
     """Peak learning rate. 0 leaves the weights exactly as they are."""
-    betas: tuple[Share, Share] = (0.9, 0.95)
+    betas: tuple[BelowOne, BelowOne] = (0.9, 0.95)
     eps: AboveZero = 1e-8
     weight_decay: AtLeastZero = 0.0
     grad_clip: AboveZero = 1.0
@@ -153,7 +155,7 @@ class PublishConfig:
     """Where the trainer listens while it sends: loopback, or its address in a private network."""
     transfer_backend: TransferBackend = "gloo"
     """``gloo``: through the hosts' memory. ``nccl``: between different GPUs."""
-    tolerance: float | None = None
+    tolerance: AtLeastZero | None = None
     """Largest mean |engine logprob − trainer logprob| over the probes, nats. ``None``: 1e-3, or 0.1
     where the trainer computes in bfloat16."""
     keep: Count = 2

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from bridle.commands.proxy import UPSTREAM_KEY_VARIABLE
-from bridle.config import key_in
+from bridle.config import VLLM_KEY_VARIABLE, key_in
 from bridle.options import JsonOption, base_urls
 from bridle.serving import announce, leave_on_sigterm, wait_for_signal
 from bridle.terminal import err, fail, out, print_json
@@ -18,8 +18,6 @@ from bridle.terminal import err, fail, out, print_json
 if TYPE_CHECKING:
     from engine.vllm import Check, Expectation, VllmServer
 
-VLLM_KEY_VARIABLE = "VLLM_API_KEY"
-"""What vLLM reads."""
 NOT_SERVING = 1
 CHECK_FAILED = 3
 INTERRUPTED = 130

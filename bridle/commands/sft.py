@@ -55,10 +55,6 @@ def sft(
     settings_file: SettingsOption = None,
 ) -> None:
     """Fine-tune a policy on recorded trajectories."""
-    try:
-        output.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        fail(f"--out {output} cannot be made: {error.strerror}", 2)
     hold(context, output, output.with_name(f".{output.name}{LOCK}"))
     if output.exists() and (not output.is_dir() or any(output.iterdir())):
         fail(f"{output} is there already and not empty: name another --out", 2)

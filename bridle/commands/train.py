@@ -109,10 +109,6 @@ def train(
         require_launchable(adapter, pool[0], Settings(directory=output / "sessions"))
     except (UnsupportedModel, UnsupportedCompute, TokenizerNotRead, NotLaunchable) as error:
         fail(str(error))
-    try:
-        output.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        fail(f"--out {output} cannot be made: {error.strerror}", 2)
     hold(context, output, output / LOCK)
     store = str(output / "bridle.db")
     migrated(store)

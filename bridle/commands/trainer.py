@@ -95,10 +95,6 @@ def trainer(
         config = chosen(context, GrpoConfig, GRPO, settings_file)
     except SettingsError as error:
         fail(str(error), 2)
-    try:
-        output.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        fail(f"--out {output} cannot be made: {error.strerror}", 2)
     hold(context, output, output / LOCK)
     admin_key, engine_key = key_in(ADMIN_KEY_VARIABLE), key_in(API_KEY_VARIABLE)
     run_id = f"train:{run}"

@@ -139,9 +139,9 @@ def test_a_harness_that_is_told_no_base_url_is_recorded(
 
 
 OTHERS = """
-import http.server, os, pathlib, ssl, subprocess, sys, threading
+import http.server, os, pathlib, ssl, subprocess, threading
 import httpx
-folder = sys.argv[1] if len(sys.argv) > 1 else os.environ["FOLDER"]
+folder = os.environ["FOLDER"]
 key, certificate = f"{folder}/key.pem", f"{folder}/certificate.pem"
 subprocess.run(["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=other",
     "-addext", "subjectAltName=IP:127.0.0.1", "-keyout", key, "-out", certificate], check=True,
