@@ -119,7 +119,10 @@ SettingsOption = Annotated[
 ]
 
 DeviceOption = Annotated[
-    str, typer.Option("--device", help="auto: an accelerator if there is one; cpu, cuda:1 …")
+    str,
+    typer.Option(
+        "--device", help="auto: an accelerator if there is one; cpu, cuda:1, or several: cuda:0-3 …"
+    ),
 ]
 
 PrecisionOption = Annotated[

@@ -10,11 +10,9 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
-
-from torch import nn
 
 from bridle.control import READS_NO_URL
 from bridle.stack import Stack
@@ -30,14 +28,16 @@ from store.queries import Reader
 from store.records import PolicyRecord
 from store.writer import Writer
 from trainer.checkpoint import POLICY_DIRECTORY, checkpoints
+from trainer.compute import UnsupportedCompute, choose_devices
 from trainer.config import GrpoConfig
+from trainer.learner_group import learning
 from trainer.loop import GrpoLoop
 from trainer.metrics import SinkGroup, StoreSink, TensorBoardSink
-from trainer.model import load_policy, trainable_policy, vocabulary_size
 from trainer.publish import Publisher, default_probes
 from trainer.replicas import ReplicaPublisher
 from trainer.report import StepReport
 from trainer.transfer import TransferPublisher
+from trainer.weights import Weights
 
 log = logging.getLogger(__name__)
 
@@ -83,27 +83,31 @@ def train(
     *,
     on_step: Callable[[StepReport], bool | None],
 ) -> GrpoLoop:
-    """Runs or resumes ``plan``; returns the loop, whose model holds the last weights.
+    """Runs or resumes ``plan``; returns the loop.
 
     ``stack`` must serve ``plan.policy``, or a version of it that an earlier attempt published; a
     resumed run publishes its own weights first. ``on_step`` may return true to stop. Interrupting
-    leaves a checkpoint of the last whole step.
+    leaves a checkpoint of the last whole step. Raises :class:`trainer.compute.UnsupportedCompute`,
+    and what its parts raise.
     """
-    compute, lora = plan.config.compute, plan.config.lora
-    model = trainable_policy(plan.policy, compute, lora, plan.config.seed)
-    reference = _reference(plan)
+    transfers = plan.config.publish.through == "transfer"
+    if transfers and len(choose_devices(plan.config.compute.device)) > 1:
+        raise UnsupportedCompute(
+            "weights are transferred from one device: publish through directories, or train on one"
+        )
     loop_directory = plan.directory / CHECKPOINTS
     with (
+        learning(plan.policy, plan.config) as learner,
         Reader(plan.store) as reader,
         Writer(plan.store) as writer,
-        _publisher(plan, stack, model, writer) as publisher,
+        _publisher(plan, stack, learner, writer) as publisher,
     ):
         writer.configure_run(plan.run_id, stated(plan.config))
 
         def collect(step: int, version: int) -> list[Episode]:
             if plan.config.max_staleness == 0:
                 # Nothing else moves meanwhile, so that a restart of engine or proxy shows.
-                _hold(publisher, stack, model, version)
+                _hold(publisher, stack, learner, version)
             collected = sessions(step)
             if collected and not any(reader.call_counts_of(collected).values()):
                 log.warning(
@@ -114,23 +118,20 @@ def train(
         sinks = SinkGroup([TensorBoardSink(plan.directory / "tensorboard")])
         loop = GrpoLoop(
             plan.config,
-            model,
+            learner,
             collect,
             directory=loop_directory,
             publish=publisher.publish,
             metrics=SinkGroup([sinks, StoreSink(writer, plan.run_id)]),
-            reference=reference,
             tokenizer_from=plan.policy,
         )
 
         def after_step(report: StepReport) -> bool | None:
-            if plan.config.max_staleness and (
-                report.policy is None or plan.config.publish.through == "transfer"
-            ):
+            if plan.config.max_staleness and (report.policy is None or transfers):
                 # An engine or a proxy that is gone or was restarted answers no call. Without calls
                 # there is nothing to train on, and so no publish that would find it out. A vLLM
                 # that dies before a version's directory is there comes back with the one before.
-                _hold(publisher, stack, model, loop.version)
+                _hold(publisher, stack, learner, loop.version)
             return on_step(report)
 
         told = max([stack.version(), *(policy.version for policy in reader.policies(plan.run_id))])
@@ -144,23 +145,15 @@ def train(
             # of weights only, so ours get the next one.
             loop.version = told + 1
         if loop.version:
-            publisher.publish(model, loop.version)
+            publisher.publish(learner, loop.version)
         elif plan.config.max_staleness:
             # On policy the first collection does so.
-            _hold(publisher, stack, model, 0)
+            _hold(publisher, stack, learner, 0)
         try:
             loop.run(after_step)
         finally:
             sinks.close()
     return loop
-
-
-def _reference(plan: TrainingPlan) -> nn.Module | None:
-    """The policy that a KL penalty holds on to: version 0."""
-    if plan.config.loss.kl_coefficient == 0:
-        return None
-    reference = load_policy(plan.policy, compute=replace(plan.config.compute, recompute=False))
-    return reference.requires_grad_(False)
 
 
 def _episode(reader: Reader, session_id: str) -> Episode:
@@ -194,14 +187,14 @@ def step_line(report: StepReport) -> str:
 
 @contextmanager
 def _publisher(
-    plan: TrainingPlan, stack: Stack, model: nn.Module, writer: Writer
+    plan: TrainingPlan, stack: Stack, policy: Weights, writer: Writer
 ) -> Iterator[AnyPublisher]:
     """Publishes to the stack's engine, or to all of them as to one."""
     if plan.config.publish.through == "transfer":
-        with _transferring(plan, stack, model, writer) as transferring:
+        with _transferring(plan, stack, policy, writer) as transferring:
             yield transferring
         return
-    directory, probes = plan.directory / "published", default_probes(vocabulary_size(model))
+    directory, probes = plan.directory / "published", default_probes(policy.vocabulary)
     with ExitStack() as open_clients:
         if not stack.more_engines:
             yield Publisher(
@@ -233,7 +226,7 @@ def _publisher(
 
 @contextmanager
 def _transferring(
-    plan: TrainingPlan, stack: Stack, model: nn.Module, writer: Writer
+    plan: TrainingPlan, stack: Stack, policy: Weights, writer: Writer
 ) -> Iterator[TransferPublisher]:
     """Sends what is published to the stack's engines, once each is known to take it."""
     if stack.kind != "vllm":
@@ -253,7 +246,7 @@ def _transferring(
             run_id=plan.run_id,
             served=plan.policy,
             served_version=0,
-            probes=default_probes(vocabulary_size(model)),
+            probes=default_probes(policy.vocabulary),
             config=config,
             announce=lambda version, url: stack.announce(version, None if alone else url),
             retract=stack.retract,
@@ -262,12 +255,12 @@ def _transferring(
         yield opened.enter_context(publisher)
 
 
-def _hold(publisher: AnyPublisher, stack: Stack, model: nn.Module, version: int) -> None:
+def _hold(publisher: AnyPublisher, stack: Stack, policy: Weights, version: int) -> None:
     """Publishes ``version`` again when the engine or the proxy has forgotten it."""
-    if stack.version() != version or not publisher.serves(model):
+    if stack.version() != version or not publisher.serves(policy):
         log.warning(
             "the engine or the proxy was restarted or left paused, or engine and trainer score "
             "differently: publishing version %d again",
             version,
         )
-        publisher.publish(model, version)
+        publisher.publish(policy, version)

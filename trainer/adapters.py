@@ -16,6 +16,7 @@ from peft.tuners.lora import LoraLayer, ParamWrapper
 from torch import Tensor, nn
 
 from trainer.config import LoraConfig
+from trainer.sharding import own_part
 
 _NAME: Final = "default"
 
@@ -58,7 +59,7 @@ def load_adapters(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
         raise ValueError("it has other adapters")
     with torch.no_grad():
         for name, adapter in own.items():
-            adapter.copy_(tensors[name])
+            adapter.copy_(own_part(tensors[name], adapter))
 
 
 @torch.no_grad()

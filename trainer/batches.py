@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from trainer.config import GrpoConfig
 from trainer.losses import TokenTerms
-from trainer.model import TokenScores, score_pack
+from trainer.model import TokenScores, score_idly, score_pack
 from trainer.packing import Pack, make_packs
 from trainer.prepare import TrainItem
 from trainer.weighting import branch_token_weights
@@ -90,25 +90,36 @@ def _train_pack(
     )
 
 
-def with_old_logprobs(
-    model: nn.Module, packs: Sequence[TrainPack], block_tokens: int
-) -> list[TrainPack]:
+Turns = Sequence[TrainPack | None]
+"""The packs that this process computes, one a turn; ``None``: it has none while others have."""
+
+
+def with_old_logprobs(model: nn.Module, turns: Turns, block_tokens: int) -> Turns:
     """The packs with the policy's present logprobs, to be compared with after it has changed."""
-    return [replace(pack, old_logprobs=_frozen(model, pack, block_tokens)) for pack in packs]
+    return [
+        pack and replace(pack, old_logprobs=logprobs)
+        for pack, logprobs in _frozen(model, turns, block_tokens)
+    ]
 
 
-def with_reference_logprobs(
-    reference: nn.Module, packs: Sequence[TrainPack], block_tokens: int
-) -> list[TrainPack]:
+def with_reference_logprobs(reference: nn.Module, turns: Turns, block_tokens: int) -> Turns:
     """The packs with the reference policy's logprobs, for the KL penalty."""
     return [
-        replace(pack, reference_logprobs=_frozen(reference, pack, block_tokens)) for pack in packs
+        pack and replace(pack, reference_logprobs=logprobs)
+        for pack, logprobs in _frozen(reference, turns, block_tokens)
     ]
 
 
 @torch.no_grad()
-def _frozen(model: nn.Module, pack: TrainPack, block_tokens: int) -> Tensor:
-    return score_pack(model, pack.pack, block_tokens=block_tokens).logprobs
+def _frozen(
+    model: nn.Module, turns: Turns, block_tokens: int
+) -> Iterator[tuple[TrainPack | None, Tensor | None]]:
+    for pack in turns:
+        if pack is None:
+            score_idly(model)
+            yield None, None
+        else:
+            yield pack, score_pack(model, pack.pack, block_tokens=block_tokens).logprobs
 
 
 def loss_terms(pack: TrainPack, scores: TokenScores) -> TokenTerms:

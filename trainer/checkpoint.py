@@ -22,7 +22,8 @@ from torch.optim import Optimizer
 
 from trainer.adapters import adapters, load_adapters, scaling
 from trainer.durable import atomic_directory
-from trainer.model import restore_policy, save_policy
+from trainer.model import checkpoint_tensors, restore_policy, save_policy
+from trainer.sharding import gathered, gathered_state, own_state, share_of
 
 POLICY_DIRECTORY: Final = "policy"
 STATE_FILE: Final = "trainer.pt"
@@ -54,15 +55,25 @@ def save_checkpoint(
     tokenizer_from: Path | None = None,
     keep: int = 2,
 ) -> Path:
-    """Write the checkpoint of ``progress.step`` and remove all but the newest ``keep``."""
+    """Write the checkpoint of ``progress.step`` and remove all but the newest ``keep``.
+
+    It is the same whether the model is spread or not, and either goes on from it. Of several
+    processes the first writes.
+    """
     target = directory / f"step-{progress.step:08d}"
+    share = share_of(model)
+    tensors = checkpoint_tensors(model) if share.processes > 1 else None
+    trained = gathered(model, adapters(model))
+    state = gathered_state(model, optimizer)
+    if not share.is_first:
+        return target
     with atomic_directory(target) as scratch:
-        save_policy(model, scratch / POLICY_DIRECTORY, tokenizer_from)
+        save_policy(model, scratch / POLICY_DIRECTORY, tokenizer_from, tensors)
         torch.save(
             {
-                "adapters": dict(adapters(model)),
+                "adapters": trained,
                 "scaling": scaling(model),
-                "optimizer": optimizer.state_dict(),
+                "optimizer": state,
                 "random": _random_state(),
                 "step": progress.step,
                 "version": progress.version,
@@ -97,7 +108,7 @@ def load_checkpoint(path: Path, model: nn.Module, optimizer: Optimizer) -> Progr
             load_adapters(model, state["adapters"])
         else:
             restore_policy(model, path / POLICY_DIRECTORY)
-        optimizer.load_state_dict(state["optimizer"])
+        optimizer.load_state_dict(own_state(optimizer, state["optimizer"]))
     except (RuntimeError, ValueError, OSError) as error:
         raise CheckpointError(f"{path} does not fit this model: {error}") from error
     _restore_random_state(state["random"])

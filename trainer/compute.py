@@ -1,4 +1,4 @@
-"""The device that a policy is trained on, and the precision of its forward passes.
+"""The devices that a policy is trained on, and the precision of its forward passes.
 
 Mixed precision is PyTorch's autocast: weights, gradients and the optimizer's state stay in float32,
 where the small updates of reinforcement learning are not rounded away, and what a forward pass
@@ -7,17 +7,21 @@ multiplies is rounded to bfloat16 on the way, as an engine on a GPU has it.
 
 from __future__ import annotations
 
+import re
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any, Final
 
 import torch
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.utils.checkpoint import checkpoint
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from trainer.config import ComputeConfig
+from trainer.sharding import shard
 
+_RANGE: Final = re.compile(r"(\w+):(\d+)-(\d+)")
 _AUTOCAST: Final = "bridle_autocast"
 """Attribute of a placed model: the type that its forward passes compute in."""
 
@@ -42,20 +46,47 @@ def choose_device(name: str) -> torch.device:
         raise UnsupportedCompute(f"no device {name!r}: {str(error).splitlines()[0]}") from error
 
 
-def place(model: nn.Module, compute: ComputeConfig) -> nn.Module:
-    """``model`` on its device, computing as told, in evaluation mode (no dropout).
+def choose_devices(names: str) -> list[torch.device]:
+    """Those that a :attr:`ComputeConfig.device` names: one, or several of one kind.
 
     Raises :class:`UnsupportedCompute`.
+    """
+    devices = [choose_device(name) for each in names.split(",") for name in _named(each.strip())]
+    if len({device.type for device in devices}) > 1:
+        raise UnsupportedCompute(f"a policy is not spread over different kinds of device: {names}")
+    if devices[0].type != "cpu" and len(set(devices)) < len(devices):
+        raise UnsupportedCompute(f"{names} names a device twice")
+    return devices
+
+
+def _named(name: str) -> list[str]:
+    """``cuda:0-3`` is four of them."""
+    found = _RANGE.fullmatch(name)
+    if found is None:
+        return [name]
+    first, last = int(found[2]), int(found[3])
+    if first > last:
+        raise UnsupportedCompute(f"{name} is no range of devices")
+    return [f"{found[1]}:{index}" for index in range(first, last + 1)]
+
+
+def place(model: nn.Module, compute: ComputeConfig, mesh: DeviceMesh | None = None) -> nn.Module:
+    """``model`` on its device, computing as told, in evaluation mode (no dropout).
+
+    With a ``mesh`` it is spread over the processes of it, of which this is one. Raises
+    :class:`UnsupportedCompute`.
     """
     device = choose_device(compute.device)
     if device.type == "cuda" and device.index is not None:
         # What asks for the present device, as NCCL's end of a weight transfer does, means this one.
         torch.cuda.set_device(device)
-    placed = model.to(device).eval()
+    placed = (model if mesh else model.to(device)).eval()
     if in_bfloat16(device, compute):
         setattr(placed, _AUTOCAST, torch.bfloat16)
     if compute.recompute:
         _recompute_layers(placed)
+    if mesh:
+        shard(placed, _layers(placed), mesh)
     return placed
 
 
@@ -80,8 +111,13 @@ def in_bfloat16(device: torch.device, compute: ComputeConfig) -> bool:
     return compute.precision == "bfloat16"
 
 
+def _layers(model: nn.Module) -> list[nn.Module]:
+    """The layers that Transformers computes one after another."""
+    return [layer for layer in model.modules() if isinstance(layer, GradientCheckpointingLayer)]
+
+
 def _recompute_layers(model: nn.Module) -> None:
-    layers = [layer for layer in model.modules() if isinstance(layer, GradientCheckpointingLayer)]
+    layers = _layers(model)
     if not layers:
         name = type(model).__name__
         raise UnsupportedCompute(f"{name} has no layers that can be computed again")

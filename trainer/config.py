@@ -33,7 +33,7 @@ class ComputeConfig:
 
     device: str = "auto"
     """``auto``: this machine's accelerator, else its CPU; or PyTorch's name of a device, such as
-    ``cuda:1``."""
+    ``cuda:1``; or several, ``cuda:0,cuda:2`` or ``cuda:0-3``, over which the policy is spread."""
     precision: Precision = "auto"
     """What forward passes compute in; what is trained, its gradients and the optimizer's state are
     float32 in any case. ``auto``: bfloat16 on an accelerator, as vLLM serves there, and float32 on

@@ -14,29 +14,25 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
-from torch import nn
-
 from store.records import PolicyRecord
 from trainer.checkpoint import (
     CheckpointError,
     Progress,
     checkpoints,
-    load_checkpoint,
-    save_checkpoint,
 )
 from trainer.collector import Collect, Collector
 from trainer.config import GrpoConfig
+from trainer.learner import AnyLearner
 from trainer.metrics import MetricSink
-from trainer.model import exact_packing
-from trainer.optimizer import learning_rate, make_optimizer, set_learning_rate
+from trainer.optimizer import learning_rate
 from trainer.prepare import prepare
 from trainer.report import StepReport
-from trainer.update import update_policy
+from trainer.weights import Policy
 
 
 class Publish(Protocol):
-    def __call__(self, model: nn.Module, version: int) -> PolicyRecord | None:
-        """Make the engine serve ``model`` as ``version``; raise when it does not.
+    def __call__(self, policy: Policy, version: int) -> PolicyRecord | None:
+        """Make the engine serve ``policy`` as ``version``; raise when it does not.
 
         :meth:`trainer.publish.Publisher.publish` is one.
         """
@@ -45,40 +41,37 @@ class Publish(Protocol):
 class GrpoLoop:
     """One GRPO run on one machine.
 
-    ``model`` holds the weights of policy version ``version``, which the engine serves when
-    :meth:`run` begins; after :meth:`resume`, publish ``loop.model`` as ``loop.version`` first.
-    ``directory`` receives the checkpoints. ``reference`` is the frozen policy of the KL penalty.
+    ``learner`` holds the weights of policy version ``version``, which the engine serves when
+    :meth:`run` begins; after :meth:`resume`, publish ``loop.learner`` as ``loop.version`` first.
+    ``directory`` receives the checkpoints.
     """
 
     def __init__(
         self,
         config: GrpoConfig,
-        model: nn.Module,
+        learner: AnyLearner,
         collect: Collect,
         *,
         directory: Path,
         publish: Publish | None = None,
         metrics: MetricSink | None = None,
-        reference: nn.Module | None = None,
         tokenizer_from: Path | None = None,
         version: int = 0,
     ) -> None:
-        if (config.loss.kl_coefficient != 0) != (reference is not None):
+        if (config.loss.kl_coefficient != 0) != learner.has_reference:
             raise ValueError("a KL penalty needs a reference model, and a reference model one")
-        self.config = replace(config, packing=exact_packing(model, config.packing))
-        self.model = model
-        self.optimizer = make_optimizer(model, config.optimizer)
+        self.config = replace(config, packing=learner.packing)
+        self.learner = learner
         self.step = 0
         """Steps completed."""
         self.seconds = 0.0
         """What they took, over all attempts."""
         self.version = version
-        """Policy version of ``model`` after the last completed step."""
+        """Policy version of ``learner`` after the last completed step."""
         self._directory = directory
         self._collect = collect
         self._publish = publish
         self._metrics = metrics
-        self._reference = reference
         self._tokenizer_from = tokenizer_from
         self._seconds: dict[str, float] = {}
         self._updating = False
@@ -92,7 +85,7 @@ class GrpoLoop:
         found = checkpoints(self._directory)
         if not found:
             raise CheckpointError(f"no checkpoint in {self._directory}")
-        progress = load_checkpoint(found[-1], self.model, self.optimizer)
+        progress = self.learner.load_checkpoint(found[-1])
         self.step, self.version = progress.step, progress.version
         self.seconds = progress.seconds
         return progress
@@ -130,7 +123,6 @@ class GrpoLoop:
         self._seconds = {}
         step = self.step
         rate = learning_rate(step, self._steps_in_all(), self.config.optimizer)
-        set_learning_rate(self.optimizer, rate)
         with self._timed("collect"):
             episodes = collector.take(step)
         with self._timed("prepare"):
@@ -140,21 +132,15 @@ class GrpoLoop:
         if prepared.items:
             self._updating = True
             with self._timed("update"):
-                update = update_policy(
-                    self.model,
-                    self.optimizer,
-                    prepared.items,
-                    self.config,
-                    step=step,
-                    version=version,
-                    reference=self._reference,
+                update = self.learner.update(
+                    prepared.items, self.config, step=step, version=version, learning_rate=rate
                 )
             self._seconds["score"] = update.scoring_seconds
             self._seconds["update"] -= update.scoring_seconds
             if update.skipped_updates < len(update.grad_norms):
                 version += 1
                 with self._timed("publish"):
-                    policy = self._publish(self.model, version) if self._publish else None
+                    policy = self._publish(self.learner, version) if self._publish else None
         self.step, self.version, self._updating = step + 1, version, False
         report = StepReport(
             step=step,
@@ -183,10 +169,8 @@ class GrpoLoop:
         return self.step % self.config.checkpoints.every == 0
 
     def _checkpoint(self) -> int:
-        save_checkpoint(
+        self.learner.save_checkpoint(
             self._directory,
-            self.model,
-            self.optimizer,
             Progress(step=self.step, version=self.version, seconds=self.seconds),
             tokenizer_from=self._tokenizer_from,
             keep=self.config.checkpoints.keep,

@@ -16,6 +16,7 @@ import torch
 from numpy.typing import NDArray
 from safetensors import safe_open
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.utils.checkpoint import checkpoint
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.core_model_loading import revert_weight_conversion
@@ -29,7 +30,8 @@ from trainer.adapters import adapters, add_adapters, merged_state
 from trainer.attention import TREE_ATTENTION, plan_blocks
 from trainer.compute import choose_device, computing, in_bfloat16, is_rounded, place
 from trainer.config import ComputeConfig, LoraConfig, PackingConfig
-from trainer.packing import Index, Pack, make_packs
+from trainer.packing import IDLE, Index, Pack, make_packs
+from trainer.sharding import gathered, load_state, share_of, within_forward
 
 log = logging.getLogger(__name__)
 
@@ -78,14 +80,24 @@ def check_policy(directory: Path) -> None:
 
 
 def load_policy(
-    directory: str | Path, *, dtype: DType = "float32", compute: ComputeConfig = ON_CPU
+    directory: str | Path,
+    *,
+    dtype: DType = "float32",
+    compute: ComputeConfig = ON_CPU,
+    mesh: DeviceMesh | None = None,
 ) -> nn.Module:
     """The causal LM in ``directory``, ready for tree attention, in evaluation mode (no dropout).
 
-    ``dtype`` is its weights', whatever ``compute`` says of forward passes. Raises
+    ``dtype`` is its weights', whatever ``compute`` says of forward passes. With a ``mesh`` it is
+    spread (:mod:`trainer.sharding`), and ``compute`` names this process's device. Raises
     :class:`UnsupportedModel` when there is none, and for families that post-process their logits;
     :class:`trainer.compute.UnsupportedCompute`.
     """
+    return place(_read(directory, dtype), compute, mesh)
+
+
+def _read(directory: str | Path, dtype: DType) -> nn.Module:
+    """The causal LM in ``directory``, on the CPU."""
     try:
         with _without_progress_bars():
             model = AutoModelForCausalLM.from_pretrained(
@@ -96,31 +108,42 @@ def load_policy(
     for name in ("final_logit_softcapping", "logits_scaling", "logit_scale"):
         if getattr(model.config, name, None) not in (None, 1, 1.0):
             raise UnsupportedModel(f"{directory}: {name} is not supported by the trainer")
-    return place(model, compute)
+    loaded: nn.Module = model
+    return loaded
 
 
 def trainable_policy(
-    directory: str | Path, compute: ComputeConfig, lora: LoraConfig, seed: int = 0
+    directory: str | Path,
+    compute: ComputeConfig,
+    lora: LoraConfig,
+    seed: int = 0,
+    mesh: DeviceMesh | None = None,
 ) -> nn.Module:
     """As :func:`load_policy`; with adapters where ``lora`` has a rank.
 
     The weights below adapters are not trained, so they are kept in what they are computed in.
     """
     rounded = lora.rank > 0 and in_bfloat16(choose_device(compute.device), compute)
-    model = load_policy(directory, dtype="bfloat16" if rounded else "float32", compute=compute)
+    model = _read(directory, "bfloat16" if rounded else "float32")
     if lora.rank:
         try:
             add_adapters(model, lora, seed)
         except ValueError as error:
             raise UnsupportedModel(f"{directory} cannot have adapters: {error}") from error
-    return model
+    return place(model, compute, mesh)
 
 
 def checkpoint_tensors(model: nn.Module) -> dict[str, Tensor]:
     """The weights under the names that a checkpoint has, tied ones once, adapters merged in;
-    otherwise they are the model's own, not copies."""
+    otherwise they are the model's own, not copies.
+
+    Of a model that is spread: on the CPU of the first process; nothing elsewhere.
+    """
     policy = _transformers(model)
-    tensors = remove_tied_weights_from_state_dict(merged_state(policy), policy)
+    whole = gathered(model, merged_state(policy))
+    if not whole:
+        return {}
+    tensors = remove_tied_weights_from_state_dict(whole, policy)
     tensors = revert_weight_conversion(policy, tensors)
     return dict(tensors)
 
@@ -133,11 +156,15 @@ def save_policy(
 ) -> None:
     """Write ``model`` as safetensors with its config, and the tokenizer files beside it.
 
-    ``tensors`` are written for its own weights, as :func:`checkpoint_tensors` had them.
+    ``tensors`` are written for its own weights, as :func:`checkpoint_tensors` had them. Of several
+    processes the first writes.
     """
     chosen: dict[str, Any] = {}
-    if tensors is None and adapters(model):
+    share = share_of(model)
+    if tensors is None and (adapters(model) or share.processes > 1):
         tensors = checkpoint_tensors(model)
+    if not share.is_first:
+        return
     if tensors is not None:
         chosen = {"state_dict": dict(tensors), "save_original_format": False}
     with _without_progress_bars():
@@ -159,13 +186,14 @@ def restore_policy(model: nn.Module, directory: Path) -> None:
     """
     with safe_open(directory / "model.safetensors", framework="pt") as file:
         written = {name: list(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118 - not a dict
-    if written != {name: list(each.shape) for name, each in checkpoint_tensors(model).items()}:
+    own = {name: list(each.shape) for name, each in checkpoint_tensors(model).items()}
+    if share_of(model).is_first and written != own:
         raise ValueError("it holds other tensors")
     with _without_progress_bars():
         other = AutoModelForCausalLM.from_pretrained(
             directory, dtype=next(model.parameters()).dtype
         )
-    model.load_state_dict(other.state_dict())
+    load_state(model, other.state_dict())
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,6 +268,20 @@ def _packed_scores(
 
 def score_pack(model: nn.Module, pack: Pack, *, block_tokens: int = 256) -> TokenScores:
     """Logprobs and entropies of the pack's targets in one forward pass."""
+    return TokenScores(*within_forward(model, _score_pack, model, pack, block_tokens))
+
+
+def score_idly(model: nn.Module) -> None:
+    """A forward pass, and a backward pass of it where there are gradients, that change nothing.
+
+    One process of several has no pack left while others have.
+    """
+    scores = score_pack(model, IDLE)
+    if torch.is_grad_enabled():
+        (scores.logprobs.sum() * 0).backward()  # type: ignore[no-untyped-call]
+
+
+def _score_pack(model: nn.Module, pack: Pack, block_tokens: int) -> tuple[Tensor, Tensor]:
     device = next(model.parameters()).device
     sources = torch.from_numpy(pack.sources).to(device)
     targets = torch.from_numpy(pack.targets).to(device)
@@ -254,6 +296,10 @@ def score_pack(model: nn.Module, pack: Pack, *, block_tokens: int = 256) -> Toke
 
 def score_sequence(model: nn.Module, token_ids: Index) -> Tensor:
     """Logprob of each of ``T`` ids given its predecessors, alone and unpacked: ``float[T-1]``."""
+    return within_forward(model, _score_sequence, model, token_ids)
+
+
+def _score_sequence(model: nn.Module, token_ids: Index) -> Tensor:
     device = next(model.parameters()).device
     ids = torch.from_numpy(np.asarray(token_ids, dtype=np.int64)).to(device)
     head: nn.Module = _transformers(model).get_output_embeddings()
@@ -295,7 +341,7 @@ def _padded_hidden_states(model: nn.Module, pack: Pack, device: torch.device) ->
 
 def _score_targets(
     hidden: Tensor, head: nn.Module, sources: Tensor, targets: Tensor
-) -> TokenScores:
+) -> tuple[Tensor, Tensor]:
     """Apply ``head`` to the hidden states that predict something, each once."""
     needed, inverse = torch.unique(sources, return_inverse=True)
     chunk = max(1, LOGIT_ELEMENTS // int(_vocabulary(head)))
@@ -318,7 +364,7 @@ def _score_targets(
         entropies.append(scores[1])
     restore = torch.empty_like(order)
     restore[order] = torch.arange(len(order), device=order.device)
-    return TokenScores(torch.cat(logprobs)[restore], torch.cat(entropies)[restore])
+    return torch.cat(logprobs)[restore], torch.cat(entropies)[restore]
 
 
 def _score_chunk(

@@ -9,6 +9,7 @@ from torch import nn
 from torch.optim import AdamW, Optimizer
 
 from trainer.config import OptimizerConfig
+from trainer.sharding import number
 
 
 def make_optimizer(model: nn.Module, config: OptimizerConfig) -> AdamW:
@@ -49,7 +50,7 @@ def clip_and_step(model: nn.Module, optimizer: Optimizer, grad_clip: float) -> t
     Returns the gradient norm before clipping, and whether the step was taken: with a norm that is
     not finite the weights stay as they are.
     """
-    norm = float(torch.nn.utils.clip_grad_norm_(model.parameters(), grad_clip))
+    norm = number(torch.nn.utils.clip_grad_norm_(model.parameters(), grad_clip))
     finite = math.isfinite(norm)
     if finite:
         optimizer.step()

@@ -23,7 +23,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Protocol
+from typing import Final, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -68,6 +68,24 @@ class Pack:
     """``int64[M]``: which of its tokens; ``targets == token_ids[offsets]`` of that sample."""
     unshared_tokens: int
     """Tokens that the same samples take one after another, without sharing or padding."""
+
+
+IDLE: Final = Pack(
+    layout="padded",
+    token_ids=np.zeros(1, np.int64),
+    positions=np.zeros(1, np.int64),
+    parents=np.full(1, -1, np.int64),
+    sources=np.zeros(1, np.int64),
+    targets=np.zeros(1, np.int64),
+    samples=np.zeros(1, np.int64),
+    offsets=np.ones(1, np.int64),
+    unshared_tokens=1,
+)
+"""The least that a model can compute."""
+
+
+def computed_tokens(pack: Pack) -> int:
+    return len(pack.token_ids)
 
 
 def trained_length(sequence: TokenSequence) -> int:

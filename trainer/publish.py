@@ -25,8 +25,8 @@ from store.records import PolicyRecord
 from trainer.adapters import merged_state
 from trainer.config import PublishConfig
 from trainer.durable import atomic_directory
-from trainer.model import save_policy
 from trainer.swap import EngineControl, PublishError, VerifiedSwap
+from trainer.weights import Policy, weights_of
 
 Announce = Callable[[int], None]
 """Told the version that the engine serves from now on, while it is paused."""
@@ -64,21 +64,21 @@ class Publisher:
         self._swap = VerifiedSwap(engine, probes, self.config, announce)
         self._record = record
 
-    def serves(self, model: nn.Module) -> bool:
-        """Whether the engine scores the probes as ``model`` does: it may have been restarted."""
-        return self._swap.serves(model)
+    def serves(self, policy: Policy) -> bool:
+        """Whether the engine scores the probes as ``policy`` does: it may have been restarted."""
+        return self._swap.serves(policy)
 
-    def publish(self, model: nn.Module, version: int) -> PolicyRecord:
-        """Write, load and verify ``model`` as ``version``.
+    def publish(self, policy: Policy, version: int) -> PolicyRecord:
+        """Write, load and verify ``policy`` as ``version``.
 
         Raises :class:`PublishError` when the engine fails to load it or scores it differently, and
         :class:`engine.client.EngineError` when it cannot be reached before anything was changed.
         """
         before = self._swap.scores_before()
-        path, digest = write_version(self.directory, model, version, self._tokenizer_from)
+        path, digest = write_version(self.directory, policy, version, self._tokenizer_from)
         try:
             gap = self._swap.run(
-                model,
+                policy,
                 load=lambda: self.engine.reload_weights(path),
                 version=version,
                 restore=lambda: self.engine.reload_weights(self.served),
@@ -90,9 +90,9 @@ class Publisher:
             raise
         self.served, self.served_version = path, version
         prune(self.directory, self.config.keep, self.served)
-        policy = policy_record(self.run_id, version, gap, str(path), digest, verified=True)
-        self._record(policy)
-        return policy
+        record = policy_record(self.run_id, version, gap, str(path), digest, verified=True)
+        self._record(record)
+        return record
 
 
 class InProcessEngine(Protocol):
@@ -163,18 +163,18 @@ def _copy_of(model: nn.Module) -> dict[str, Tensor]:
 
 def write_version(
     directory: Path,
-    model: nn.Module,
+    policy: Policy,
     version: int,
     tokenizer_from: Path,
     tensors: Mapping[str, Tensor] | None = None,
 ) -> tuple[Path, str]:
-    """``model`` as ``v00000012/`` in ``directory``, whole or not at all; its path and digest.
+    """``policy`` as ``v00000012/`` in ``directory``, whole or not at all; its path and digest.
 
     ``tensors`` are written for its own weights (:func:`trainer.model.checkpoint_tensors`).
     """
     path = directory / f"v{version:08d}"
     with atomic_directory(path) as scratch:
-        save_policy(model, scratch, tokenizer_from, tensors)
+        weights_of(policy).save(scratch, tokenizer_from, tensors)
     return path, weights_digest(path)
 
 

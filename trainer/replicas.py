@@ -15,13 +15,13 @@ from typing import Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import nn
 
 from engine.client import EngineError
 from store.records import PolicyRecord
 from trainer.config import PublishConfig
 from trainer.publish import Record, policy_record, prune, write_version
 from trainer.swap import EngineControl, PublishError, VerifiedSwap
+from trainer.weights import Policy
 
 Engine = TypeVar("Engine", bound=EngineControl)
 
@@ -74,11 +74,11 @@ class Replicas(Generic[Engine]):
         """The engines that serve the version of the last publish."""
         return [name for name in self.engines if name not in self.lagging]
 
-    def serves(self, model: nn.Module) -> bool:
-        """Whether every engine in rotation answers, and scores the probes as ``model`` does."""
+    def serves(self, policy: Policy) -> bool:
+        """Whether every engine in rotation answers, and scores the probes as ``policy`` does."""
         swaps = [self._swaps[name] for name in self.in_rotation()]
         try:
-            return all(swap.serves(model) for swap in swaps)
+            return all(swap.serves(policy) for swap in swaps)
         except EngineError:
             return False
 
@@ -100,14 +100,14 @@ class Replicas(Generic[Engine]):
 class ReplicaPublisher(Replicas[EngineControl]):
     """Publishes through directories, which every engine reads; as :class:`Replicas` is made."""
 
-    def publish(self, model: nn.Module, version: int) -> PolicyRecord:
-        """Write ``model`` as ``version`` once, and have every engine load and verify it.
+    def publish(self, policy: Policy, version: int) -> PolicyRecord:
+        """Write ``policy`` as ``version`` once, and have every engine load and verify it.
 
         The record's gap is the largest of the engines that serve it. Raises :class:`PublishError`
         when none does.
         """
-        path, digest = write_version(self.directory, model, version, self._tokenizer_from)
-        gaps, lagging = self._on_each(lambda name: self._swap(name, model, path, version))
+        path, digest = write_version(self.directory, policy, version, self._tokenizer_from)
+        gaps, lagging = self._on_each(lambda name: self._swap(name, policy, path, version))
         if not gaps:
             self._retract(self.served_version)
             self._record(policy_record(self.run_id, version, None, str(path), digest))
@@ -116,14 +116,14 @@ class ReplicaPublisher(Replicas[EngineControl]):
         self.served, self.served_version, self.lagging = path, version, lagging
         prune(self.directory, self.config.keep, self.served)
         gap = max(gaps.values())
-        policy = policy_record(self.run_id, version, gap, str(path), digest, verified=True)
-        self._record(policy)
-        return policy
+        record = policy_record(self.run_id, version, gap, str(path), digest, verified=True)
+        self._record(record)
+        return record
 
-    def _swap(self, name: str, model: nn.Module, path: Path, version: int) -> float:
+    def _swap(self, name: str, policy: Policy, path: Path, version: int) -> float:
         engine, swap = self.engines[name], self._swaps[name]
         return swap.run(
-            model,
+            policy,
             load=lambda: engine.reload_weights(path),
             version=version,
             restore=lambda: engine.reload_weights(self.served),

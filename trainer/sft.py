@@ -15,13 +15,10 @@ from rich.progress import (
     TextColumn,
     TimeRemainingColumn,
 )
-from torch import nn
-from torch.optim import Optimizer
 
 from trainer.config import SftConfig
-from trainer.model import exact_packing, score_pack, vocabulary_size
-from trainer.optimizer import clip_and_step, learning_rate, make_optimizer, set_learning_rate
-from trainer.packing import make_packs
+from trainer.learner import AnyLearner
+from trainer.optimizer import learning_rate
 from trainer.sft_data import SftExample
 
 
@@ -50,14 +47,14 @@ class SftStep:
 
 
 def train_sft(
-    model: nn.Module,
+    learner: AnyLearner,
     examples: Sequence[SftExample],
     config: SftConfig,
     *,
     on_step: Callable[[SftStep], bool | None] = lambda _step: None,
     console: Console | None = None,
 ) -> list[SftStep]:
-    """Train ``model`` in place; returns its steps.
+    """Train what ``learner`` has; returns its steps.
 
     Every learned token of a batch weighs the same. ``on_step`` may return true to stop. With a
     ``console`` a progress bar is drawn there. Raises ``ValueError`` when there is nothing to learn,
@@ -66,24 +63,22 @@ def train_sft(
     learnable = [example for example in examples if example.mask.any()]
     if not learnable:
         raise ValueError("no example has a token to learn")
-    largest, known = max(int(e.token_ids.max()) for e in learnable), vocabulary_size(model)
+    largest, known = max(int(e.token_ids.max()) for e in learnable), learner.vocabulary
     if largest >= known:
         raise ValueError(
             f"token id {largest} is beyond the {known} of the model's vocabulary: "
             "was this recorded with another model?"
         )
-    config = replace(config, packing=exact_packing(model, config.packing))
-    optimizer = make_optimizer(model, config.optimizer)
+    config = replace(config, packing=learner.packing)
     total = steps_of(len(learnable), config.epochs, config.batch_size)
     history: list[SftStep] = []
     with _progress_bar(console) as progress:
         task = progress.add_task("SFT", total=total, loss="")
         for step, batch in enumerate(_batches(learnable, config)):
             rate = learning_rate(step, total, config.optimizer)
-            set_learning_rate(optimizer, rate)
-            loss, tokens, norm = _train_batch(model, optimizer, batch, config)
-            history.append(SftStep(step, total, loss, tokens, norm, rate))
-            progress.update(task, advance=1, loss=f"loss {loss:.3f}")
+            update = learner.fit(batch, config, learning_rate=rate)
+            history.append(SftStep(step, total, update.loss, update.tokens, update.grad_norm, rate))
+            progress.update(task, advance=1, loss=f"loss {update.loss:.3f}")
             if on_step(history[-1]):
                 break
     return history
@@ -99,22 +94,6 @@ def _batches(examples: Sequence[SftExample], config: SftConfig) -> Iterator[list
         order = np.random.default_rng((config.seed, epoch)).permutation(len(examples))
         for start in range(0, len(order), config.batch_size):
             yield [examples[i] for i in order[start : start + config.batch_size]]
-
-
-def _train_batch(
-    model: nn.Module, optimizer: Optimizer, batch: Sequence[SftExample], config: SftConfig
-) -> tuple[float, int, float]:
-    """One update. Returns the mean loss, the learned tokens, and the gradient norm."""
-    packs = make_packs(batch, [[index] for index in range(len(batch))], config.packing)
-    tokens = sum(len(pack.targets) for pack in packs)
-    total = 0.0
-    for pack in packs:
-        scores = score_pack(model, pack, block_tokens=config.packing.block_tokens)
-        loss = -scores.logprobs.sum() / tokens
-        loss.backward()  # type: ignore[no-untyped-call]
-        total += float(loss.detach())
-    norm, _ = clip_and_step(model, optimizer, config.optimizer.grad_clip)
-    return total, tokens, norm
 
 
 def _progress_bar(console: Console | None) -> Progress:

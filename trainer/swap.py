@@ -9,31 +9,22 @@ checked against how the engine scored before.
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final, Literal, Protocol
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import nn
 
 from engine.client import EngineError
-from trainer.compute import is_rounded
 from trainer.config import PublishConfig
-from trainer.model import score_sequence
+from trainer.weights import Policy, Probes, Scores, weights_of
 
 log = logging.getLogger(__name__)
-
-Scores = list[NDArray[np.float32]]
 
 TOLERANCE: Final = 1e-3
 TOLERANCE_IN_BFLOAT16: Final = 0.1
 """Logits from 16 up are an eighth apart in bfloat16, on either side."""
-_COMPUTING: Final = threading.Lock()
-"""Several engines are checked at the same time, but a model whose experts have adapters computes
-once at a time: PEFT puts them into the weights for as long as a forward pass lasts."""
 
 
 class EngineControl(Protocol):
@@ -71,7 +62,7 @@ class VerifiedSwap:
     def __init__(
         self,
         engine: EngineControl,
-        probes: Sequence[NDArray[np.int64]],
+        probes: Probes,
         config: PublishConfig,
         announce: Callable[[int], None],
     ) -> None:
@@ -91,13 +82,13 @@ class VerifiedSwap:
             return None
         return self._engine_scores()
 
-    def serves(self, model: nn.Module) -> bool:
-        """Whether the engine answers, and scores the probes as ``model`` does."""
-        return not self._engine.is_paused() and self._gap(model) <= self._tolerance(model)
+    def serves(self, policy: Policy) -> bool:
+        """Whether the engine answers, and scores the probes as ``policy`` does."""
+        return not self._engine.is_paused() and self._gap(policy) <= self._tolerance(policy)
 
     def run(
         self,
-        model: nn.Module,
+        policy: Policy,
         *,
         load: Callable[[], None],
         version: int,
@@ -105,16 +96,16 @@ class VerifiedSwap:
         previous: int,
         before: Scores | None,
     ) -> float:
-        """Make the engine serve ``model``; returns the mean gap that the probes found.
+        """Make the engine serve ``policy``; returns the mean gap that the probes found.
 
-        ``load`` gives the engine the weights of ``model``, ``restore`` those of ``previous``;
+        ``load`` gives the engine the weights of ``policy``, ``restore`` those of ``previous``;
         ``before`` is what :meth:`scores_before` said of the latter. Raises :class:`PublishError`.
         """
         gap: float | None = None
-        tolerance = self._tolerance(model)
+        tolerance = self._tolerance(policy)
         try:
             self._swap(load, version)
-            gap = self._gap(model)
+            gap = self._gap(policy)
         except EngineError as error:
             what = f"version {version} could not be loaded: {error}"
         except BaseException as error:
@@ -165,17 +156,17 @@ class VerifiedSwap:
             )
         return f"the engine serves version {previous} again"
 
-    def _tolerance(self, model: nn.Module) -> float:
+    def _tolerance(self, policy: Policy) -> float:
         if self._config.tolerance is not None:
             return self._config.tolerance
-        return TOLERANCE_IN_BFLOAT16 if is_rounded(model) else TOLERANCE
+        return TOLERANCE_IN_BFLOAT16 if weights_of(policy).is_rounded else TOLERANCE
 
     def _engine_scores(self) -> Scores:
         return [self._engine.score(probe.tolist()) for probe in self._probes]
 
-    def _gap(self, model: nn.Module) -> float:
+    def _gap(self, policy: Policy) -> float:
         """Mean |engine − trainer| logprob over the probes now, nats."""
-        return mean_gap(self._engine_scores(), self._trainer_scores(model))
+        return mean_gap(self._engine_scores(), weights_of(policy).scores(self._probes))
 
     def _swap(self, load: Callable[[], None], version: int) -> None:
         try:
@@ -185,11 +176,6 @@ class VerifiedSwap:
             self._announce(version)
         finally:
             self._engine.resume()
-
-    @torch.no_grad()
-    def _trainer_scores(self, model: nn.Module) -> Scores:
-        with _COMPUTING:
-            return [score_sequence(model, probe).float().cpu().numpy() for probe in self._probes]
 
 
 def mean_gap(scores: Scores, others: Scores) -> float:

@@ -22,14 +22,14 @@ from types import TracebackType
 from typing import Protocol, Self
 
 from safetensors.torch import load_file
-from torch import Tensor, nn
+from torch import Tensor
 
 from engine.client import EngineError
 from store.records import PolicyRecord
-from trainer.model import checkpoint_tensors
 from trainer.publish import policy_record, prune, write_version
 from trainer.replicas import Replicas
 from trainer.swap import EngineControl, PublishError
+from trainer.weights import Policy, weights_of
 
 log = logging.getLogger(__name__)
 
@@ -81,35 +81,35 @@ class TransferPublisher(Replicas[TransferEngine]):
             self._writing.result()
             self._writing = None
 
-    def publish(self, model: nn.Module, version: int) -> PolicyRecord:
-        """Send ``model`` as ``version`` to every engine, have each load and verify it.
+    def publish(self, policy: Policy, version: int) -> PolicyRecord:
+        """Send ``policy`` as ``version`` to every engine, have each load and verify it.
 
         Raises :class:`PublishError` when no engine serves it in the end.
         """
         self.wait_written()
-        tensors = checkpoint_tensors(model)
-        gaps, lagging = self._on_each(lambda name: self._swap(name, model, tensors, version))
+        tensors = weights_of(policy).tensors()
+        gaps, lagging = self._on_each(lambda name: self._swap(name, policy, tensors, version))
         if not gaps:
             self._retract(self.served_version)
             self._record(policy_record(self.run_id, version, None))
             causes = "; ".join(f"{name}: {why}" for name, why in lagging.items())
             raise PublishError(f"no engine serves version {version}: {causes}", gap=None)
         self.served_version, self.lagging = version, lagging
-        policy = policy_record(self.run_id, version, max(gaps.values()), verified=True)
-        self._record(policy)
+        record = policy_record(self.run_id, version, max(gaps.values()), verified=True)
+        self._record(record)
         # Training goes on changing the model's own.
         copies = {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}
-        self._writing = self._background.submit(self._write, model, copies, policy)
-        return policy
+        self._writing = self._background.submit(self._write, policy, copies, record)
+        return record
 
     def _swap(
-        self, name: str, model: nn.Module, tensors: Mapping[str, Tensor], version: int
+        self, name: str, policy: Policy, tensors: Mapping[str, Tensor], version: int
     ) -> float:
         engine, swap = self.engines[name], self._swaps[name]
         before = swap.scores_before()
         engine.send(tensors)
         return swap.run(
-            model,
+            policy,
             load=lambda: engine.load_weights(version),
             version=version,
             restore=lambda: self._restore(engine),
@@ -122,17 +122,17 @@ class TransferPublisher(Replicas[TransferEngine]):
         engine.send({name: each for file in files for name, each in load_file(file).items()})
         engine.load_weights(self.served_version)
 
-    def _write(self, model: nn.Module, tensors: Mapping[str, Tensor], policy: PolicyRecord) -> None:
+    def _write(self, policy: Policy, tensors: Mapping[str, Tensor], record: PolicyRecord) -> None:
         """The directory of a version that is served, which is then what a restart begins with."""
         path, digest = write_version(
-            self.directory, model, policy.version, self._tokenizer_from, tensors
+            self.directory, policy, record.version, self._tokenizer_from, tensors
         )
         self.served = path
-        known = [self._tell(name, path, policy.version) for name in self.in_rotation()]
+        known = [self._tell(name, path, record.version) for name in self.in_rotation()]
         # An engine that is just being restarted may be reading an older one.
         if all(known):
             prune(self.directory, self.config.keep, self.served)
-        self._record(dataclasses.replace(policy, path=str(path), digest=digest))
+        self._record(dataclasses.replace(record, path=str(path), digest=digest))
 
     def _tell(self, name: str, path: Path, version: int) -> bool:
         """Has an engine begin with ``path`` after a restart; whether it took note."""

@@ -11,6 +11,7 @@ from torch.optim import Optimizer
 
 from trainer.batches import (
     TrainPack,
+    Turns,
     deal_minibatches,
     loss_terms,
     pack_minibatch,
@@ -19,9 +20,11 @@ from trainer.batches import (
 )
 from trainer.config import GrpoConfig
 from trainer.losses import LossStats, policy_loss
-from trainer.model import score_pack
+from trainer.model import score_idly, score_pack
 from trainer.optimizer import clip_and_step
+from trainer.packing import computed_tokens
 from trainer.prepare import TrainItem
+from trainer.sharding import share_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +81,14 @@ class UpdateStats:
             skipped_updates=self.skipped_updates + other.skipped_updates,
         )
 
+    @classmethod
+    def of_processes(cls, parts: Sequence[UpdateStats]) -> UpdateStats:
+        """The updates that several processes made together, each with packs of its own."""
+        total = parts[0]
+        for part in parts[1:]:
+            total += UpdateStats(loss=part.loss, entropy=part.entropy, gap=part.gap)
+        return total
+
 
 def update_policy(
     model: nn.Module,
@@ -92,21 +103,25 @@ def update_policy(
     """Train ``model``, whose weights are those of ``version``, on ``items``.
 
     With a single update the policy's own forward pass is ``π_old``; with more, the logprobs of
-    ``π_old`` are taken for all minibatches before the first.
+    ``π_old`` are taken for all minibatches before the first. Of several processes each computes
+    packs of its own, and tells their sums.
     """
     block_tokens = config.packing.block_tokens
     started = time.perf_counter()
-    minibatches = [
+    packed = [
         pack_minibatch(part, config)
         for part in deal_minibatches(items, config.minibatches, (config.seed, step))
     ]
+    share = share_of(model)
+    dealt = [share.of(minibatch, _size) for minibatch in packed]
+    minibatches: list[Turns] = [*dealt]
     if reference is not None:
         minibatches = [with_reference_logprobs(reference, m, block_tokens) for m in minibatches]
     if len(minibatches) * config.epochs > 1:
         minibatches = [with_old_logprobs(model, m, block_tokens) for m in minibatches]
-    packs = [pack for minibatch in minibatches for pack in minibatch]
+    packs = [pack for minibatch in packed for pack in minibatch]
     stats = UpdateStats(
-        computed_tokens=sum(len(pack.pack.token_ids) for pack in packs),
+        computed_tokens=sum(map(_size, packs)),
         unshared_tokens=sum(pack.pack.unshared_tokens for pack in packs),
         packs=len(packs),
         referenced=reference is not None,
@@ -120,20 +135,27 @@ def update_policy(
     return stats
 
 
+def _size(pack: TrainPack) -> int:
+    return computed_tokens(pack.pack)
+
+
 def _update(
     model: nn.Module,
     optimizer: Optimizer,
-    packs: Sequence[TrainPack],
+    turns: Turns,
     config: GrpoConfig,
     *,
     version: int | None,
 ) -> UpdateStats:
-    """Accumulate the gradients of ``packs`` and take one optimizer step.
+    """Accumulate the gradients of the packs and take one optimizer step.
 
     ``version``: measure the gap of tokens sampled at it; ``None``: they have been measured.
     """
     stats = UpdateStats()
-    for pack in packs:
+    for pack in turns:
+        if pack is None:
+            score_idly(model)
+            continue
         scores = score_pack(model, pack.pack, block_tokens=config.packing.block_tokens)
         terms = loss_terms(pack, scores)
         loss, sums = policy_loss(terms, config.loss)

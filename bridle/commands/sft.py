@@ -61,7 +61,7 @@ def sft(
     try:
         from trainer.config import SftConfig
         from trainer.durable import NotWritten, atomic_directory
-        from trainer.model import save_policy, trainable_policy
+        from trainer.learner_group import LearnerFailed, learning
         from trainer.sft import train_sft
     except ImportError as error:
         fail(f"training needs the training extra: pip install 'bridle[train]' ({error})")
@@ -76,14 +76,11 @@ def sft(
         examples = _examples(data, policy, store, run, min_reward, left_out)
         for reason, count in left_out.items():
             out.print(f"left out: {count} {reason}", highlight=False)
-        model = trainable_policy(policy, config.compute, config.lora, config.seed)
-        history = train_sft(model, examples, config, console=out)
-    except (SftDataError, ValueError) as error:
-        fail(str(error))
-    try:
-        with atomic_directory(output) as scratch:
-            save_policy(model, scratch, policy)
-    except NotWritten as error:
+        with learning(policy, config) as learner:
+            history = train_sft(learner, examples, config, console=out)
+            with atomic_directory(output) as scratch:
+                learner.save(scratch, policy)
+    except (SftDataError, LearnerFailed, NotWritten, ValueError) as error:
         fail(str(error))
     first, last = history[0].loss, history[-1].loss
     out.print(f"{output}: {len(history)} updates, loss {first:.3f} → {last:.3f}", highlight=False)

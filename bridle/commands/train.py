@@ -95,8 +95,9 @@ def train(
     from store.records import RunRecord, new_id
     from store.writer import Writer
     from trainer.checkpoint import CheckpointError
-    from trainer.compute import UnsupportedCompute, choose_device
+    from trainer.compute import UnsupportedCompute, choose_devices
     from trainer.durable import NotWritten
+    from trainer.learner_group import LearnerFailed
     from trainer.model import UnsupportedModel, check_policy
     from trainer.report import StepReport
     from trainer.swap import PublishError
@@ -104,7 +105,7 @@ def train(
     leave_on_sigterm()
     try:
         check_policy(policy)
-        choose_device(config.compute.device)
+        choose_devices(config.compute.device)
         Tokenizer(policy)
         require_launchable(adapter, pool[0], Settings(directory=output / "sessions"))
     except (UnsupportedModel, UnsupportedCompute, TokenizerNotRead, NotLaunchable) as error:
@@ -165,6 +166,13 @@ def train(
         UnsupportedCompute,
     ) as error:
         fail(str(error))
-    except (ControlError, EngineError, NotWritten, PublishError, StackError) as error:
+    except (
+        ControlError,
+        EngineError,
+        LearnerFailed,
+        NotWritten,
+        PublishError,
+        StackError,
+    ) as error:
         fail(f"{error}; the same command goes on from the last step")
     out.print(last_line(plan, loop), highlight=False, soft_wrap=True)

@@ -86,6 +86,7 @@ def trainer(
     from trainer.compute import UnsupportedCompute
     from trainer.config import GrpoConfig
     from trainer.durable import NotWritten
+    from trainer.learner_group import LearnerFailed
     from trainer.model import UnsupportedModel
     from trainer.report import StepReport
     from trainer.swap import PublishError
@@ -134,7 +135,14 @@ def trainer(
             loop = train(plan, stack, workers.sessions, on_step=on_step)
     except (CheckpointError, UnsupportedModel, UnsupportedCompute) as error:
         fail(str(error))
-    except (WorkerFailed, EngineError, NotWritten, PublishError, StackError) as error:
+    except (
+        WorkerFailed,
+        EngineError,
+        LearnerFailed,
+        NotWritten,
+        PublishError,
+        StackError,
+    ) as error:
         fail(f"{error}; the same command goes on from the last step")
     if not json:
         out.print(last_line(plan, loop), highlight=False, soft_wrap=True)

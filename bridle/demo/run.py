@@ -43,7 +43,6 @@ from trainer.config import (
     GrpoConfig,
     OptimizerConfig,
 )
-from trainer.model import save_policy
 from trainer.report import StepReport
 from trainer.sft import SftStep
 
@@ -191,7 +190,7 @@ class Demo:
                 ),
                 on_step=on_step,
             )
-            save_policy(loop.model, self.places.trained, self.places.warm)
+            loop.learner.save(self.places.trained, self.places.warm)
 
     def _report(self) -> dict[str, Any]:
         with Reader(self.places.store) as reader:

@@ -23,6 +23,7 @@ from reconstruct.exports.parquet import export_parquet
 from reconstruct.exports.selection import Selection
 from store.queries import Reader
 from trainer.config import OptimizerConfig, PackingConfig, SftConfig
+from trainer.learner import Learner
 from trainer.model import load_policy, save_policy
 from trainer.sft import SftStep, steps_of, train_sft
 from trainer.sft_data import examples_from_parquet, with_context, without_shared
@@ -149,7 +150,9 @@ def warm_start(places: Places, settings: DemoSettings, on_step: Callable[[SftSte
                 seen = without_shared(seen, lesson.shared)
             if lesson.context is not None:
                 seen = [with_context(example, lesson.context) for example in seen]
-            train_sft(model, seen, sft_config(lesson, settings), on_step=on_step)
+            config = sft_config(lesson, settings)
+            learner = Learner(model, config)
+            train_sft(learner, seen, config, on_step=on_step)
     save_policy(model, places.warm, places.base)
 
 

@@ -17,7 +17,8 @@ from engine.client import EngineRefused
 from engine.embedded import EmbeddedEngine
 from store.database import migrate
 from store.queries import Reader
-from trainer.config import GrpoConfig, PublishConfig
+from trainer.compute import UnsupportedCompute
+from trainer.config import ComputeConfig, GrpoConfig, PublishConfig
 from trainer.tiny import TinyShape, make_policy, train_tokenizer
 
 AGENT = """
@@ -69,7 +70,7 @@ def test_it_trains_publishes_and_goes_on_where_it_ended(
     assert first.returncode == 0, first.stdout + first.stderr
     assert "step 1: reward 0." in first.stdout
     assert "no session has a call" not in first.stderr
-    again = bridle(*arguments, "--steps", "2")
+    again = bridle(*arguments, "--steps", "2", "--device", "cpu,cpu")
     assert again.returncode == 0, again.stdout + again.stderr
     assert "step 1:" not in again.stdout
     assert "step 2: reward 0." in again.stdout
@@ -158,6 +159,16 @@ def test_a_device_that_is_not_here_ends_it_before_anything_starts(
     assert refused.returncode == 1
     assert "no device 'cuda:77'" in refused.stderr
     assert not (tmp_path / "out").exists()
+
+
+def test_weights_are_transferred_from_one_device_only(tmp_path: Path) -> None:
+    services = Stack("http://engine", "http://proxy", kind="vllm")
+    config = GrpoConfig(
+        publish=PublishConfig(through="transfer"), compute=ComputeConfig(device="cpu,cpu")
+    )
+    plan = TrainingPlan(tmp_path, tmp_path / "out", str(tmp_path / "bridle.db"), "run", config)
+    with pytest.raises(UnsupportedCompute, match="transferred from one device"):
+        train(plan, services, lambda _step: [], on_step=lambda _report: None)
 
 
 def test_weights_are_transferred_to_a_vllm_only(arguments: list[str], tmp_path: Path) -> None:

@@ -35,6 +35,7 @@ from trainer.config import (
     PackingConfig,
     SftConfig,
 )
+from trainer.learner import Learner
 from trainer.loop import GrpoLoop
 from trainer.model import (
     ON_CPU,
@@ -177,19 +178,15 @@ def trained(policy: Path, out: Path, compute: ComputeConfig) -> dict[str, Any]:
     reference = load_policy(policy, compute=compute).requires_grad_(False)
     for steps in (2, 3):
         model = load_policy(policy, compute=compute)
-        loop = GrpoLoop(
-            replace(config, steps=steps), model, collect, directory=out, reference=reference
-        )
+        learner = Learner(model, config, reference)
+        loop = GrpoLoop(replace(config, steps=steps), learner, collect, directory=out)
         if steps == 3:
             loop.resume()
         loop.run()
     tuned = trainable_policy(policy, compute, LoraConfig(rank=2))
     ids = np.arange(5, 30)
-    train_sft(
-        tuned,
-        [SftExample(ids, ids > 9)],
-        SftConfig(epochs=2, packing=PackingConfig(layout="padded"), compute=compute),
-    )
+    sft = SftConfig(epochs=2, packing=PackingConfig(layout="padded"), compute=compute)
+    train_sft(Learner(tuned, sft), [SftExample(ids, ids > 9)], sft)
     scores = score_sequence(tuned, ids).detach()
     tensors = {f"grpo {name}": each for name, each in checkpoint_tensors(model).items()}
     tensors |= {f"sft {name}": each for name, each in checkpoint_tensors(tuned).items()}

@@ -17,6 +17,7 @@ from engine.embedded.model import load_model
 from trainer.adapters import adapters, merged_state
 from trainer.checkpoint import CheckpointError, Progress, load_checkpoint, save_checkpoint
 from trainer.config import ComputeConfig, LoraConfig, OptimizerConfig, SftConfig
+from trainer.learner import Learner
 from trainer.model import (
     ON_CPU,
     UnsupportedModel,
@@ -64,7 +65,7 @@ def adapted(policy_directory):
 
 def tuned(model, epochs=3):
     config = SftConfig(epochs=epochs, optimizer=OptimizerConfig(learning_rate=1e-2))
-    train_sft(model, [SftExample(IDS, np.arange(len(IDS)) > 0)], config)
+    train_sft(Learner(model, config), [SftExample(IDS, np.arange(len(IDS)) > 0)], config)
     return model
 
 

@@ -10,10 +10,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from torch import distributed
+from torch.distributed import HashStore
+from torch.distributed.device_mesh import init_device_mesh
 from transformers import AutoConfig, AutoModelForCausalLM, OPTConfig
 
-from trainer.compute import UnsupportedCompute, choose_device, place
+from trainer.compute import UnsupportedCompute, choose_device, choose_devices, place
 from trainer.config import ComputeConfig, LoraConfig, PackingConfig, PublishConfig, SftConfig
+from trainer.learner import Learner
 from trainer.model import (
     ON_CPU,
     exact_packing,
@@ -25,6 +29,7 @@ from trainer.model import (
 from trainer.packing import make_packs
 from trainer.sft import train_sft
 from trainer.sft_data import SftExample
+from trainer.sharding import Share, share_of
 from trainer.swap import TOLERANCE, TOLERANCE_IN_BFLOAT16, VerifiedSwap
 
 IDS = np.arange(5, 60)
@@ -80,6 +85,45 @@ def test_the_trainers_gpu_is_the_present_one(monkeypatch, device, present):
     assert made == ([] if present is None else [present])
 
 
+def test_several_devices_are_named_one_by_one_or_as_a_range(monkeypatch):
+    monkeypatch.setattr("trainer.compute.choose_device", torch.device)
+    names = ["cuda", "cpu,cpu", "cuda:0-2", " cuda:1, cuda:3-4"]
+    found = [[str(device) for device in choose_devices(name)] for name in names]
+    assert found == [
+        ["cuda"],
+        ["cpu", "cpu"],
+        ["cuda:0", "cuda:1", "cuda:2"],
+        ["cuda:1", "cuda:3", "cuda:4"],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("names", "why"),
+    [
+        ("meta:0,meta:0-1", "names a device twice"),
+        ("cpu,meta", "different kinds of device"),
+        ("meta:2-1", "meta:2-1 is no range"),
+        ("cpu,", "no device ''"),
+        ("cpu,cuda:77", "no device 'cuda:77'"),
+    ],
+)
+def test_devices_that_no_policy_is_spread_over_are_refused(names, why):
+    with pytest.raises(UnsupportedCompute, match=why):
+        choose_devices(names)
+
+
+def test_each_process_keeps_a_part_of_every_weight(policy_directory):
+    distributed.init_process_group("fake", store=HashStore(), rank=1, world_size=4)
+    try:
+        model = load_policy(policy_directory, mesh=init_device_mesh("cpu", (4,)))
+        parts = {name: each.to_local().numel() for name, each in model.named_parameters()}
+        whole = {name: each.numel() for name, each in model.named_parameters()}
+        assert parts == {name: size / 4 for name, size in whole.items()}
+        assert share_of(model) == Share(rank=1, processes=4)
+    finally:
+        distributed.destroy_process_group()
+
+
 def test_bfloat16_rounds_what_is_multiplied_and_not_the_weights(policy_directory):
     exact = load_policy(policy_directory)
     rounded = load_policy(policy_directory, compute=IN_BFLOAT16)
@@ -107,7 +151,8 @@ def test_small_updates_are_not_rounded_away(policy_directory):
     norm = dict(model.named_parameters())["model.norm.weight"]
     before = norm.detach().clone()
     example = SftExample(IDS, np.arange(len(IDS)) > 0)
-    train_sft(model, [example], SftConfig(epochs=3))
+    config = SftConfig(epochs=3)
+    train_sft(Learner(model, config), [example], config)
     change = (norm.detach() - before).abs()
     assert 0 < float(change.max()) < 2**-9
     assert torch.equal(norm.detach().bfloat16(), before.bfloat16())

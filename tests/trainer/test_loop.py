@@ -27,6 +27,7 @@ from trainer.config import (
     PackingConfig,
 )
 from trainer.filters import DropReason
+from trainer.learner import Learner
 from trainer.loop import GrpoLoop
 from trainer.metrics import SinkGroup, StoreSink, TensorBoardSink
 from trainer.model import ON_CPU, load_policy, trainable_policy
@@ -103,7 +104,8 @@ def bandit_loop(policy_directory, make_sample, make_episode, tmp_path):
         model = trainable_policy(policy_directory, ON_CPU, config.lora)
         bandit = Bandit(model, make_sample, make_episode)
         arguments.setdefault("directory", tmp_path / "checkpoints")
-        loop = GrpoLoop(config, model, arguments.pop("collect", None) or bandit, **arguments)
+        learner = Learner(model, config, arguments.pop("reference", None))
+        loop = GrpoLoop(config, learner, arguments.pop("collect", None) or bandit, **arguments)
         return loop, bandit
 
     return make
@@ -143,7 +145,7 @@ def test_the_reward_rises_with_adapters_alone(bandit_loop):
         dataclasses.replace(CONFIG, steps=30, lora=LoraConfig(rank=4), optimizer=optimizer)
     )
     # A random output head, which stays as it is, hardly tells one token from another.
-    head = loop.model.get_output_embeddings().weight
+    head = loop.learner.model.get_output_embeddings().weight
     with torch.no_grad():
         head.mul_(16)
     before = head.clone()
@@ -158,11 +160,11 @@ def test_a_learning_rate_of_zero_learns_nothing_and_changes_no_bit(bandit_loop):
         CONFIG, optimizer=OptimizerConfig(learning_rate=0.0, weight_decay=0.1), epochs=2
     )
     loop, _ = bandit_loop(config)
-    before = [parameter.detach().clone() for parameter in loop.model.parameters()]
+    before = [parameter.detach().clone() for parameter in loop.learner.model.parameters()]
     reports = run(loop)
     assert all(report.update.grad_norms[0] > 0 for report in reports)
     assert all(report.update.loss.mean("ratio") == 1.0 for report in reports)
-    for old, new in zip(before, loop.model.parameters(), strict=True):
+    for old, new in zip(before, loop.learner.model.parameters(), strict=True):
         assert torch.equal(old, new)
     assert np.mean([report.reward_mean for report in reports]) < 0.75
 
@@ -246,10 +248,10 @@ def test_collections_run_ahead_by_at_most_the_staleness_bound(bandit_loop):
         with lock:
             started.append((step, version, loop.step))
         # Copied, because this thread samples while the other trains.
-        bandit.model.load_state_dict(loop.model.state_dict())
+        bandit.model.load_state_dict(loop.learner.model.state_dict())
         return bandit(step, version)
 
-    bandit.model = load_policy(loop.model.config._name_or_path)
+    bandit.model = load_policy(loop.learner.model.config._name_or_path)
     loop, _ = bandit_loop(config, collect=collect)
     reports = run(loop)
     assert len(reports) == 6
@@ -268,7 +270,7 @@ def test_what_collecting_ahead_raises_is_raised_by_the_loop(bandit_loop):
 
 
 def weights(loop):
-    return [parameter.detach().clone() for parameter in loop.model.parameters()]
+    return [parameter.detach().clone() for parameter in loop.learner.model.parameters()]
 
 
 def assert_equal_weights(first, second):

@@ -13,6 +13,7 @@ from transformers import (
 
 from trainer import model as model_module
 from trainer.config import ComputeConfig, GrpoConfig, LoraConfig, PackingConfig, SftConfig
+from trainer.learner import Learner
 from trainer.loop import GrpoLoop
 from trainer.model import (
     UnsupportedModel,
@@ -235,7 +236,8 @@ def test_both_kinds_of_training_ask_for_exact_packing(tmp_path):
     model = small_model(Lfm2Config, layer_types=["conv", "full_attention"])
     model.save_pretrained(tmp_path)
     policy = load_policy(tmp_path)
-    loop = GrpoLoop(GrpoConfig(), policy, lambda step, version: [], directory=tmp_path)
+    learner = Learner(policy, GrpoConfig())
+    loop = GrpoLoop(GrpoConfig(), learner, lambda step, version: [], directory=tmp_path)
     assert loop.config.packing.layout == "padded"
     ids = np.arange(24, dtype=np.uint32)
     examples = [SftExample((ids + 7 * n) % 64, ids >= 10) for n in range(2)]
@@ -243,5 +245,5 @@ def test_both_kinds_of_training_ask_for_exact_packing(tmp_path):
     alone = [
         -score_sequence(policy, e.token_ids.astype(np.int64))[e.mask[1:]].detach() for e in examples
     ]
-    (step,) = train_sft(policy, examples, SftConfig())
+    (step,) = train_sft(Learner(policy, SftConfig()), examples, SftConfig())
     assert step.loss == pytest.approx(float(torch.cat(alone).mean()), rel=1e-3)

@@ -11,6 +11,7 @@ from tokenizers.processors import TemplateProcessing
 
 from engine.tokenizer import CHAT_TEMPLATE_FILE, Tokenizer
 from trainer.config import OptimizerConfig, PackingConfig, SftConfig
+from trainer.learner import Learner
 from trainer.model import load_policy, score_sequence
 from trainer.sft import steps_of, train_sft
 from trainer.sft_data import (
@@ -285,7 +286,7 @@ def test_sft_learns_a_small_set_by_heart(policy, layout):
         optimizer=OptimizerConfig(learning_rate=1e-2, schedule="cosine", warmup_steps=5),
         packing=PackingConfig(layout=layout),
     )
-    history = train_sft(policy, examples, config)
+    history = train_sft(Learner(policy, config), examples, config)
     assert len(history) == steps_of(8, config.epochs, config.batch_size) == 80
     assert history[0].loss > 3.0
     assert history[-1].loss < 0.05
@@ -300,23 +301,26 @@ def test_tokens_outside_the_mask_teach_nothing(policy_directory):
     for last in (5, 6):
         policy = load_policy(policy_directory)
         ids = np.asarray([1, 2, 3, 4, last], dtype=np.uint32)
-        train_sft(policy, [SftExample(ids, np.asarray([0, 0, 1, 1, 0]) > 0)], SftConfig())
+        example = SftExample(ids, np.asarray([0, 0, 1, 1, 0]) > 0)
+        train_sft(Learner(policy, SftConfig()), [example], SftConfig())
         results.append([p.detach().numpy().copy() for p in policy.parameters()])
     for first, second in zip(*results, strict=True):
         np.testing.assert_array_equal(first, second)
 
 
 def test_nothing_to_learn_is_an_error(policy):
+    nothing = SftExample(np.asarray([1, 2]), np.zeros(2, dtype=bool))
     with pytest.raises(ValueError, match="no example"):
-        train_sft(policy, [SftExample(np.asarray([1, 2]), np.zeros(2, dtype=bool))], SftConfig())
+        train_sft(Learner(policy, SftConfig()), [nothing], SftConfig())
 
 
 def test_a_progress_bar_shows_the_loss_and_the_caller_may_stop(policy):
     console = Console(record=True, width=100, force_terminal=True)
+    config = SftConfig(epochs=5, batch_size=4)
     history = train_sft(
-        policy,
+        Learner(policy, config),
         small_set(),
-        SftConfig(epochs=5, batch_size=4),
+        config,
         on_step=lambda step: step.step == 2,
         console=console,
     )

@@ -1,0 +1,122 @@
+"""What a run does with the policy that it trains.
+
+:class:`Learner` has all of it in this process; :class:`trainer.learner_group.LearnerGroup` spreads
+it over several, each of which has a :class:`Learner` of its part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol
+
+from torch import nn
+
+from trainer.checkpoint import Progress, load_checkpoint, save_checkpoint
+from trainer.config import GrpoConfig, PackingConfig, SftConfig
+from trainer.model import exact_packing
+from trainer.optimizer import make_optimizer, set_learning_rate
+from trainer.prepare import TrainItem
+from trainer.sft_data import SftExample
+from trainer.sft_update import SftUpdate, fit_batch
+from trainer.update import UpdateStats, update_policy
+from trainer.weights import ModelWeights, Weights
+
+
+class AnyLearner(Weights, Protocol):
+    """A policy in training, in this process or in others."""
+
+    @property
+    def packing(self) -> PackingConfig:
+        """How it is computed: as configured, where that is exact (:func:`exact_packing`)."""
+
+    @property
+    def has_reference(self) -> bool:
+        """Whether there is a frozen policy for a KL penalty."""
+
+    def update(
+        self,
+        items: Sequence[TrainItem],
+        config: GrpoConfig,
+        *,
+        step: int,
+        version: int,
+        learning_rate: float,
+    ) -> UpdateStats:
+        """A step's updates (:func:`trainer.update.update_policy`)."""
+
+    def fit(
+        self, batch: Sequence[SftExample], config: SftConfig, *, learning_rate: float
+    ) -> SftUpdate:
+        """An update (:func:`trainer.sft_update.fit_batch`)."""
+
+    def save_checkpoint(
+        self, directory: Path, progress: Progress, *, tokenizer_from: Path | None, keep: int
+    ) -> None:
+        """As :func:`trainer.checkpoint.save_checkpoint`."""
+
+    def load_checkpoint(self, path: Path) -> Progress:
+        """As :func:`trainer.checkpoint.load_checkpoint`."""
+
+
+class Learner(ModelWeights):
+    """Trains a model in this process, or this process's part of one.
+
+    ``reference`` is the frozen policy of the KL penalty.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        config: GrpoConfig | SftConfig,
+        reference: nn.Module | None = None,
+    ) -> None:
+        super().__init__(model)
+        self.packing = exact_packing(model, config.packing)
+        self.optimizer = make_optimizer(model, config.optimizer)
+        self.reference = reference
+
+    @property
+    def has_reference(self) -> bool:
+        return self.reference is not None
+
+    def update(
+        self,
+        items: Sequence[TrainItem],
+        config: GrpoConfig,
+        *,
+        step: int,
+        version: int,
+        learning_rate: float,
+    ) -> UpdateStats:
+        set_learning_rate(self.optimizer, learning_rate)
+        return update_policy(
+            self.model,
+            self.optimizer,
+            items,
+            config,
+            step=step,
+            version=version,
+            reference=self.reference,
+        )
+
+    def fit(
+        self, batch: Sequence[SftExample], config: SftConfig, *, learning_rate: float
+    ) -> SftUpdate:
+        set_learning_rate(self.optimizer, learning_rate)
+        return fit_batch(self.model, self.optimizer, batch, config)
+
+    def save_checkpoint(
+        self, directory: Path, progress: Progress, *, tokenizer_from: Path | None, keep: int
+    ) -> None:
+        save_checkpoint(
+            directory,
+            self.model,
+            self.optimizer,
+            progress,
+            tokenizer_from=tokenizer_from,
+            keep=keep,
+        )
+
+    def load_checkpoint(self, path: Path) -> Progress:
+        return load_checkpoint(path, self.model, self.optimizer)

@@ -1,0 +1,51 @@
+"""One optimizer update of supervised fine-tuning."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import nn
+from torch.optim import Optimizer
+
+from trainer.config import SftConfig
+from trainer.model import score_idly, score_pack
+from trainer.optimizer import clip_and_step
+from trainer.packing import computed_tokens, make_packs
+from trainer.sft_data import SftExample
+from trainer.sharding import share_of
+
+
+@dataclass(frozen=True, slots=True)
+class SftUpdate:
+    """What an update did."""
+
+    loss: float
+    """Mean negative log-likelihood of the batch's learned tokens before the update, nats."""
+    tokens: int
+    """Learned tokens in the batch."""
+    grad_norm: float
+
+    @classmethod
+    def of_processes(cls, parts: Sequence[SftUpdate]) -> SftUpdate:
+        """The update of which each process tells its part of the loss."""
+        return cls(sum(part.loss for part in parts), parts[0].tokens, parts[0].grad_norm)
+
+
+def fit_batch(
+    model: nn.Module, optimizer: Optimizer, batch: Sequence[SftExample], config: SftConfig
+) -> SftUpdate:
+    """Every learned token of the batch weighs the same."""
+    packs = make_packs(batch, [[index] for index in range(len(batch))], config.packing)
+    tokens = sum(len(pack.targets) for pack in packs)
+    total = 0.0
+    for pack in share_of(model).of(packs, computed_tokens):
+        if pack is None:
+            score_idly(model)
+            continue
+        scores = score_pack(model, pack, block_tokens=config.packing.block_tokens)
+        loss = -scores.logprobs.sum() / tokens
+        loss.backward()  # type: ignore[no-untyped-call]
+        total += float(loss.detach())
+    norm, _ = clip_and_step(model, optimizer, config.optimizer.grad_clip)
+    return SftUpdate(total, tokens, norm)

@@ -1,0 +1,89 @@
+"""A policy as those see it who bring its weights elsewhere: what it scores, and its files."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Final, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from trainer.compute import is_rounded
+from trainer.model import checkpoint_tensors, save_policy, score_sequence, vocabulary_size
+
+Probes = Sequence[NDArray[np.int64]]
+"""Sequences of token ids."""
+Scores = list[NDArray[np.float32]]
+"""Of each, the logprob of every token but the first given those before it."""
+
+_COMPUTING: Final = threading.Lock()
+"""Several engines are checked at the same time, but a model whose experts have adapters computes
+once at a time: PEFT puts them into the weights for as long as a forward pass lasts."""
+
+
+class Weights(Protocol):
+    """The weights of a policy, in this process or elsewhere."""
+
+    @property
+    def vocabulary(self) -> int:
+        """How many token ids the policy can be given."""
+
+    @property
+    def is_rounded(self) -> bool:
+        """Whether it computes in 16 bits."""
+
+    def scores(self, probes: Probes) -> Scores:
+        """What it says of ``probes``, each alone."""
+
+    def save(
+        self,
+        directory: Path,
+        tokenizer_from: Path | None = None,
+        tensors: Mapping[str, Tensor] | None = None,
+    ) -> None:
+        """See :func:`trainer.model.save_policy`."""
+
+    def tensors(self) -> dict[str, Tensor]:
+        """See :func:`trainer.model.checkpoint_tensors`."""
+
+
+class ModelWeights:
+    """Those of a model in this process."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+
+    @property
+    def vocabulary(self) -> int:
+        return vocabulary_size(self.model)
+
+    @property
+    def is_rounded(self) -> bool:
+        return is_rounded(self.model)
+
+    def scores(self, probes: Probes) -> Scores:
+        with _COMPUTING, torch.no_grad():
+            return [score_sequence(self.model, probe).float().cpu().numpy() for probe in probes]
+
+    def save(
+        self,
+        directory: Path,
+        tokenizer_from: Path | None = None,
+        tensors: Mapping[str, Tensor] | None = None,
+    ) -> None:
+        save_policy(self.model, directory, tokenizer_from, tensors)
+
+    def tensors(self) -> dict[str, Tensor]:
+        return checkpoint_tensors(self.model)
+
+
+Policy = nn.Module | Weights
+"""A model, or whoever has its weights."""
+
+
+def weights_of(policy: Policy) -> Weights:
+    return ModelWeights(policy) if isinstance(policy, nn.Module) else policy
