@@ -8,6 +8,7 @@ what they were told, and stay of one mind; when this process is gone, so are the
 from __future__ import annotations
 
 import contextlib
+import logging
 import multiprocessing
 import os
 import pickle
@@ -63,14 +64,21 @@ class LearnerFailed(Exception):
 def learning(policy: Path, config: Settings) -> Iterator[AnyLearner]:
     """Whoever trains ``policy``: this process, or one for each device that ``config`` names.
 
-    Raises :class:`trainer.model.UnsupportedModel`, :class:`UnsupportedCompute`.
+    Raises :class:`trainer.model.UnsupportedModel`, and :class:`UnsupportedCompute` also when its
+    memory does not suffice in the end.
     """
     devices = choose_devices(config.compute.device)
-    if len(devices) == 1:
-        yield _load(policy, config).learner()
-        return
-    with LearnerGroup(policy, config, devices) as group:
-        yield group
+    try:
+        if len(devices) == 1:
+            yield _load(policy, config).learner()
+            return
+        with LearnerGroup(policy, config, devices) as group:
+            yield group
+    except torch.OutOfMemoryError as error:
+        raise UnsupportedCompute(
+            f"{str(error).splitlines()[0]} Less is needed with --recompute, --lora-rank, more "
+            "devices, or a smaller max_tokens in [packing]"
+        ) from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,6 +291,9 @@ def _serve(seat: _Seat, policy: Path, config: Settings, pipe: Connection) -> Non
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if LOOPBACK in (name for _, name in socket.if_nameindex()):
         os.environ["GLOO_SOCKET_IFNAME"] = os.environ["NCCL_SOCKET_IFNAME"] = LOOPBACK
+    if seat.rank:
+        # All would say the same.
+        logging.disable(logging.WARNING)
     compute = replace(config.compute, device=seat.device)
     member = _Member(seat, policy, replace(config, compute=compute))
     with contextlib.suppress(EOFError, OSError):

@@ -7,6 +7,7 @@ that whatever interrupts the loop, it goes on from the last of them.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -28,6 +29,8 @@ from trainer.optimizer import learning_rate
 from trainer.prepare import prepare
 from trainer.report import StepReport
 from trainer.weights import Policy
+
+log = logging.getLogger(__name__)
 
 
 class Publish(Protocol):
@@ -137,6 +140,13 @@ class GrpoLoop:
                 )
             self._seconds["score"] = update.scoring_seconds
             self._seconds["update"] -= update.scoring_seconds
+            if update.skipped_updates:
+                log.warning(
+                    "step %d: %d of %d updates were not taken, as their gradients are not finite",
+                    step + 1,
+                    update.skipped_updates,
+                    len(update.grad_norms),
+                )
             if update.skipped_updates < len(update.grad_norms):
                 version += 1
                 with self._timed("publish"):

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from reconstruct.samples import Episode, Sample
 from trainer.advantages import advantages_by_group, is_degenerate
@@ -22,6 +24,8 @@ from trainer.filters import (
     outside_the_baseline,
 )
 from trainer.rewards import session_reward
+
+_NOTHING: Final = np.zeros(0, np.int64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +51,8 @@ class PreparedStep:
     degenerate_groups: int
     sessions_dropped: dict[str, int]
     """Sessions by reason."""
+    staleness: NDArray[np.int64]
+    """``int64[M]``: by how many versions each trained token lags behind the one in training."""
 
 
 def prepare(episodes: Sequence[Episode], version: int, config: GrpoConfig) -> PreparedStep:
@@ -82,16 +88,21 @@ def prepare(episodes: Sequence[Episode], version: int, config: GrpoConfig) -> Pr
         )
     account = sum(map(account_of, episodes, reasons), TokenAccount())
     dropped = [reason.value for reason in reasons if reason is not None]
+    items = [item for item in _items(episodes, compared, config) if reasons[item.session] is None]
     return PreparedStep(
-        items=tuple(
-            item for item in _items(episodes, compared, config) if reasons[item.session] is None
-        ),
+        items=tuple(items),
         account=account,
         rewards=tuple(compared.values()),
         groups=len(members),
         degenerate_groups=len(degenerate),
         sessions_dropped={name: dropped.count(name) for name in sorted(set(dropped))},
+        staleness=version - np.concatenate([_NOTHING, *(_versions(item.sample) for item in items)]),
     )
+
+
+def _versions(sample: Sample) -> NDArray[np.int64]:
+    versions: NDArray[np.int64] = sample.versions[sample.mask]
+    return versions
 
 
 def group_of(episode: Episode) -> Hashable:

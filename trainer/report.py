@@ -49,6 +49,7 @@ class StepReport:
             **self._reward_metrics(),
             **self._session_metrics(),
             **self._token_metrics(),
+            **self._staleness_metrics(),
             **self._update_metrics(),
             **{f"seconds/{phase}": value for phase, value in self.seconds.items()},
         }
@@ -83,6 +84,15 @@ class StepReport:
             "tokens/dropped": float(account.dropped.total()),
             **{f"tokens/masked/{reason}": float(n) for reason, n in account.masked.items()},
             **{f"tokens/dropped/{reason}": float(n) for reason, n in account.dropped.items()},
+        }
+
+    def _staleness_metrics(self) -> dict[str, float]:
+        staleness = self.prepared.staleness
+        if not len(staleness):
+            return {}
+        return {
+            "staleness/mean": float(staleness.mean()),
+            "staleness/max": float(staleness.max()),
         }
 
     def _update_metrics(self) -> dict[str, float]:

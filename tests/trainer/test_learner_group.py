@@ -12,8 +12,10 @@ import time
 import numpy as np
 import pytest
 import torch
+from transformers import Lfm2Config, Lfm2ForCausalLM
 
 from trainer.checkpoint import CheckpointError, checkpoints
+from trainer.compute import UnsupportedCompute
 from trainer.config import (
     ComputeConfig,
     GrpoConfig,
@@ -229,6 +231,27 @@ def test_interrupted_steps_are_not_in_a_checkpoint(policy_directory, collect, tm
         with pytest.raises(KeyboardInterrupt):
             loop.run()
     assert [path.name for path in checkpoints(tmp_path)] == ["step-00000001"]
+
+
+def test_a_warning_is_given_once(tmp_path, capfd):
+    sizes = {"vocab_size": 64, "hidden_size": 32, "num_attention_heads": 4}
+    layers = {"num_hidden_layers": 2, "layer_types": ["conv", "full_attention"]}
+    torch.manual_seed(3)
+    config = Lfm2Config(**sizes, **layers, num_key_value_heads=2, initializer_range=0.3)
+    Lfm2ForCausalLM(config).save_pretrained(tmp_path)
+    with learning(tmp_path, on(BOTH, CONFIG)) as learner:
+        assert learner.packing.layout == "padded"
+    assert capfd.readouterr().err.count("is trained in padded rows") == 1
+
+
+@pytest.mark.parametrize("device", ["cpu", BOTH])
+def test_memory_that_does_not_suffice_is_told_of_with_what_needs_less(policy_directory, device):
+    said = "CUDA out of memory. Tried to allocate 2 GiB.\nMore about it"
+    with (
+        pytest.raises(UnsupportedCompute, match=r"Tried to allocate 2 GiB\. Less .*--lora-rank"),
+        learning(policy_directory, on(device, CONFIG)),
+    ):
+        raise torch.OutOfMemoryError(said)
 
 
 def test_processes_end_with_the_one_that_tells_them(policy_directory):

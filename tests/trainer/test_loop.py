@@ -1,6 +1,7 @@
 """The whole loop on a bandit: sessions sampled from the policy itself, rewarded by their tokens."""
 
 import dataclasses
+import itertools
 import threading
 import time
 from collections.abc import Sequence
@@ -222,6 +223,34 @@ def test_stale_sessions_are_dropped_and_without_any_left_the_version_stays(bandi
     assert (report.version, published) == (0, [])
     assert report.prepared.account.dropped == {DropReason.STALE.value: 24 * 2 * SAMPLED}
     assert report.metrics()["sessions/dropped/stale"] == 48
+    assert "staleness/max" not in report.metrics()
+
+
+def test_staleness_is_that_of_the_tokens_that_were_trained(bandit_loop):
+    loop, bandit = bandit_loop(dataclasses.replace(CONFIG, steps=1, max_staleness=2))
+    original = bandit.make_sample
+    lags = itertools.cycle([0, 0, 1, 2])
+    bandit.make_sample = lambda *a, version, **k: original(*a, version=version - next(lags), **k)
+    (report,) = run(loop)
+    metrics = report.metrics()
+    assert metrics["tokens/trained"] == len(report.prepared.staleness)
+    assert metrics["staleness/mean"] == pytest.approx(0.75, abs=0.1)
+    assert metrics["staleness/max"] == 2
+
+
+def test_an_update_that_is_not_taken_is_told_and_publishes_nothing(bandit_loop, caplog):
+    published = []
+    loop, bandit = bandit_loop(
+        dataclasses.replace(CONFIG, steps=1), publish=lambda _m, version: published.append(version)
+    )
+    original = bandit.make_sample
+    bandit.make_sample = lambda *a, logprobs, **k: original(
+        *a, logprobs=[float("nan") for _ in logprobs], **k
+    )
+    (report,) = run(loop)
+    assert report.metrics()["update/skipped"] == 1
+    assert (report.version, published) == (0, [])
+    assert "step 1: 1 of 1 updates were not taken" in caplog.text
 
 
 def test_weights_are_published_once_per_step_with_the_next_version(bandit_loop):
