@@ -41,7 +41,15 @@ def choose_device(name: str) -> torch.device:
             return torch.device("cpu")
         return torch.accelerator.current_accelerator() or torch.device("cpu")
     try:
-        return torch.empty(0, device=name).device
+        device = torch.device(name)
+        accelerator = torch.accelerator.current_accelerator(check_available=True)
+        if accelerator is None or accelerator.type != device.type:
+            return torch.empty(0, device=device).device
+        # Asked without a tensor there, which takes some of its memory for as long as we live.
+        index, count = device.index or 0, torch.accelerator.device_count()
+        if index >= count:
+            raise UnsupportedCompute(f"no device {name!r}: there are {count} here")
+        return torch.device(device.type, index)
     except (RuntimeError, AssertionError) as error:
         raise UnsupportedCompute(f"no device {name!r}: {str(error).splitlines()[0]}") from error
 

@@ -124,6 +124,7 @@ class LearnerGroup:
         """Those whose answer to something earlier was not waited for."""
         self._failure: str | None = None
         self._lock = threading.Lock()
+        self._meeting = tempfile.TemporaryDirectory()
 
     def __enter__(self) -> Self:
         try:
@@ -143,23 +144,23 @@ class LearnerGroup:
 
     def _start(self) -> None:
         spawning = multiprocessing.get_context("spawn")
-        with tempfile.TemporaryDirectory() as meeting:
-            for rank, device in enumerate(self._devices):
-                ours, theirs = spawning.Pipe()
-                seat = _Seat(rank, len(self._devices), str(device), Path(meeting) / "store")
-                process = spawning.Process(
-                    target=_serve, args=(seat, self._policy, self._config, theirs), daemon=True
-                )
-                process.start()
-                theirs.close()
-                self._processes.append(process)
-                self._pipes.append(ours)
-            self._ask("join")
-            # One after another: each reads the whole policy before it keeps its part.
-            for rank in range(len(self._devices)):
-                self._ask("load", only=rank)
-            self.has_reference = _needs_reference(self._config)
-            self.packing, self.vocabulary, self.is_rounded = self._ask("begin")[0]
+        for rank, device in enumerate(self._devices):
+            ours, theirs = spawning.Pipe()
+            store = Path(self._meeting.name) / "store"
+            seat = _Seat(rank, len(self._devices), str(device), store)
+            process = spawning.Process(
+                target=_serve, args=(seat, self._policy, self._config, theirs), daemon=True
+            )
+            process.start()
+            theirs.close()
+            self._processes.append(process)
+            self._pipes.append(ours)
+        self._ask("join")
+        # One after another: each reads the whole policy before it keeps its part.
+        for rank in range(len(self._devices)):
+            self._ask("load", only=rank)
+        self.has_reference = _needs_reference(self._config)
+        self.packing, self.vocabulary, self.is_rounded = self._ask("begin")[0]
 
     def update(
         self,
@@ -211,15 +212,24 @@ class LearnerGroup:
                 raise LearnerFailed(self._failure)
             self._answers(set(self._owing))
             asked = set(range(len(self._pipes))) if only is None else {only}
-            for rank in asked:
-                self._owing.add(rank)
-                with contextlib.suppress(BrokenPipeError):  # its death is found out below
-                    self._pipes[rank].send((what, arguments, named))
+            self._tell(asked, (what, arguments, named))
             answers = self._answers(asked)
             for rank in sorted(answers):
                 if isinstance(answers[rank], _Raised):
                     raise answers[rank].error
             return [answers[rank] for rank in sorted(answers)]
+
+    def _tell(self, ranks: set[int], message: object) -> None:
+        """All of ``ranks``, or none: those that were told would wait for the others."""
+        try:
+            for rank in ranks:
+                with contextlib.suppress(BrokenPipeError):  # its death is found out by its silence
+                    self._pipes[rank].send(message)
+            self._owing |= ranks
+        except BaseException:
+            self._failure = "the processes that train were ended: not all were told what to do"
+            self._end()
+            raise
 
     def _answers(self, ranks: set[int]) -> dict[int, Any]:
         """One answer of each of ``ranks``; raises what made all of them end."""
@@ -265,6 +275,7 @@ class LearnerGroup:
             if process.is_alive():
                 process.kill()
                 process.join()
+        self._meeting.cleanup()
 
 
 @dataclass(frozen=True, slots=True)

@@ -215,7 +215,8 @@ def exact_packing(model: nn.Module, packing: PackingConfig) -> PackingConfig:
     if wrong is None:
         return packing
     rows = replace(packing, layout="padded")
-    name = type(model).__name__
+    # FSDP2 makes a class of its own.
+    name = type(model).__name__.removeprefix("FSDP")
     wrong_rows = wrong if packing == rows else _why_inexact(model, rows)
     if wrong_rows is not None:
         raise UnsupportedModel(f"{name} cannot be trained exactly: {wrong_rows}")

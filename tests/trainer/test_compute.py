@@ -85,6 +85,15 @@ def test_the_trainers_gpu_is_the_present_one(monkeypatch, device, present):
     assert made == ([] if present is None else [present])
 
 
+def test_an_accelerators_devices_are_counted_without_a_tensor_on_them(monkeypatch):
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda **_: torch.device("cuda"))
+    monkeypatch.setattr(torch.accelerator, "device_count", lambda: 2)
+    assert [str(choose_device(name)) for name in ("cuda", "cuda:1")] == ["cuda:0", "cuda:1"]
+    with pytest.raises(UnsupportedCompute, match="no device 'cuda:2': there are 2 here"):
+        choose_device("cuda:2")
+    assert choose_device("cpu") == torch.device("cpu")
+
+
 def test_several_devices_are_named_one_by_one_or_as_a_range(monkeypatch):
     monkeypatch.setattr("trainer.compute.choose_device", torch.device)
     names = ["cuda", "cpu,cpu", "cuda:0-2", " cuda:1, cuda:3-4"]

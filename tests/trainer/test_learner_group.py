@@ -12,7 +12,7 @@ import time
 import numpy as np
 import pytest
 import torch
-from transformers import Lfm2Config, Lfm2ForCausalLM
+from transformers import AutoConfig, Lfm2Config, Lfm2ForCausalLM
 
 from trainer.checkpoint import CheckpointError, checkpoints
 from trainer.compute import UnsupportedCompute
@@ -96,6 +96,7 @@ def trained(policy, config, collect, directory, *, steps=3, resume=False):
             loop.resume()
         loop.run(reports.append)
         learner.save(directory / "saved")
+    assert AutoConfig.from_pretrained(directory / "saved").architectures == ["Qwen3ForCausalLM"]
     return reports, load_policy(directory / "saved").state_dict()
 
 
@@ -216,6 +217,18 @@ def test_what_was_interrupted_is_finished_and_not_taken_for_the_next_answer(grou
         np.testing.assert_array_equal(ours, theirs)
 
 
+def test_nobody_waits_for_one_that_was_not_told(group, monkeypatch):
+    def interrupted(_message):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(group._pipes[1], "send", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        group.scores(default_probes(64))
+    assert not any(lives(process) for process in group._processes)
+    with pytest.raises(LearnerFailed, match="not all were told"):
+        group.scores(default_probes(64))
+
+
 def test_interrupted_steps_are_not_in_a_checkpoint(policy_directory, collect, tmp_path):
     with learning(policy_directory, on(BOTH, CONFIG)) as learner:
         real = learner.update
@@ -241,7 +254,9 @@ def test_a_warning_is_given_once(tmp_path, capfd):
     Lfm2ForCausalLM(config).save_pretrained(tmp_path)
     with learning(tmp_path, on(BOTH, CONFIG)) as learner:
         assert learner.packing.layout == "padded"
-    assert capfd.readouterr().err.count("is trained in padded rows") == 1
+    said = capfd.readouterr().err
+    assert said.count("is trained in padded rows") == 1
+    assert "FSDP" not in said
 
 
 @pytest.mark.parametrize("device", ["cpu", BOTH])
