@@ -30,6 +30,7 @@ from store.writer import Writer
 from trainer.config import GrpoConfig, PublishConfig
 from trainer.model import checkpoint_tensors
 from trainer.transfer import TransferPublisher
+from trainer.weights import ModelWeights
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
 
@@ -156,7 +157,7 @@ def test_a_run_that_publishes_by_transfer_reaches_engine_proxy_and_store(
     try:
         with Writer(store) as writer:
             writer.create_run(RunRecord("run", "train", 1.0))
-            with _publisher(plan, stack, policy.model, writer) as publishing:
+            with _publisher(plan, stack, ModelWeights(policy.model), writer) as publishing:
                 publishing.publish(policy.model, version)
                 assert stack.version() == version
         with Reader(store) as reader:
