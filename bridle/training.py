@@ -76,6 +76,16 @@ def stated(config: GrpoConfig) -> dict[str, Any]:
     }
 
 
+def require_devices(config: GrpoConfig) -> None:
+    """Raises :class:`trainer.compute.UnsupportedCompute` where ``config`` names devices that are
+    not here, or that cannot train so."""
+    devices = choose_devices(config.compute.device)
+    if len(devices) > 1 and config.publish.through == "transfer":
+        raise UnsupportedCompute(
+            "weights are transferred from one device: publish through directories, or train on one"
+        )
+
+
 def train(
     plan: TrainingPlan,
     stack: Stack,
@@ -83,18 +93,14 @@ def train(
     *,
     on_step: Callable[[StepReport], bool | None],
 ) -> GrpoLoop:
-    """Runs or resumes ``plan``; returns the loop.
+    """Runs or resumes ``plan``; returns the loop, whose learner is over if it was a group's.
 
     ``stack`` must serve ``plan.policy``, or a version of it that an earlier attempt published; a
     resumed run publishes its own weights first. ``on_step`` may return true to stop. Interrupting
     leaves a checkpoint of the last whole step. Raises :class:`trainer.compute.UnsupportedCompute`,
     and what its parts raise.
     """
-    transfers = plan.config.publish.through == "transfer"
-    if transfers and len(choose_devices(plan.config.compute.device)) > 1:
-        raise UnsupportedCompute(
-            "weights are transferred from one device: publish through directories, or train on one"
-        )
+    require_devices(plan.config)
     loop_directory = plan.directory / CHECKPOINTS
     with (
         learning(plan.policy, plan.config) as learner,
@@ -127,7 +133,9 @@ def train(
         )
 
         def after_step(report: StepReport) -> bool | None:
-            if plan.config.max_staleness and (report.policy is None or transfers):
+            if plan.config.max_staleness and (
+                report.policy is None or plan.config.publish.through == "transfer"
+            ):
                 # An engine or a proxy that is gone or was restarted answers no call. Without calls
                 # there is nothing to train on, and so no publish that would find it out. A vLLM
                 # that dies before a version's directory is there comes back with the one before.

@@ -79,7 +79,7 @@ def train(
     adapter, runtime, check, pool = training_work(named, verify, tasks, split, config.seed)
     # Imports torch, which takes seconds.
     try:
-        from bridle.training import TrainingPlan, last_line, step_line
+        from bridle.training import TrainingPlan, last_line, require_devices, step_line
         from bridle.training import train as train_plan
     except ImportError as error:
         fail(f"training needs the training extra: pip install 'bridle[train]' ({error})")
@@ -95,7 +95,7 @@ def train(
     from store.records import RunRecord, new_id
     from store.writer import Writer
     from trainer.checkpoint import CheckpointError
-    from trainer.compute import UnsupportedCompute, choose_devices
+    from trainer.compute import UnsupportedCompute
     from trainer.durable import NotWritten
     from trainer.learner_group import LearnerFailed
     from trainer.model import UnsupportedModel, check_policy
@@ -105,7 +105,7 @@ def train(
     leave_on_sigterm()
     try:
         check_policy(policy)
-        choose_devices(config.compute.device)
+        require_devices(config)
         Tokenizer(policy)
         require_launchable(adapter, pool[0], Settings(directory=output / "sessions"))
     except (UnsupportedModel, UnsupportedCompute, TokenizerNotRead, NotLaunchable) as error:

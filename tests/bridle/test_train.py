@@ -161,7 +161,12 @@ def test_a_device_that_is_not_here_ends_it_before_anything_starts(
     assert not (tmp_path / "out").exists()
 
 
-def test_weights_are_transferred_from_one_device_only(tmp_path: Path) -> None:
+def test_weights_are_transferred_from_one_device_only(arguments: list[str], tmp_path: Path) -> None:
+    several = [*arguments, "--device", "cpu,cpu", "--engine", "vllm"]
+    refused = bridle(*several, "--publish-through", "transfer")
+    assert refused.returncode == 1
+    assert "weights are transferred from one device" in refused.stderr
+    assert not (tmp_path / "out").exists(), "said before an engine is started"
     services = Stack("http://engine", "http://proxy", kind="vllm")
     config = GrpoConfig(
         publish=PublishConfig(through="transfer"), compute=ComputeConfig(device="cpu,cpu")
