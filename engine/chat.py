@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 from typing import Any
 from uuid import uuid4
 
-from engine.backend import PromptLogprob, SampledToken
-from engine.choices import Piece
-from engine.deltas import Content, Delta, Reasoning, ToolArguments, ToolName
-from engine.detokenizer import Vocabulary
-from engine.requests import ChatBody
-from engine.wire import chat_logprobs, prompt_logprobs, usage
+from bridle.engine.backend import PromptLogprob, SampledToken
+from bridle.engine.choices import Piece
+from bridle.engine.deltas import Content, Delta, Reasoning, ToolArguments, ToolName
+from bridle.engine.detokenizer import Vocabulary
+from bridle.engine.requests import ChatBody
+from bridle.engine.wire import chat_logprobs, prompt_logprobs, usage
 
 
 @dataclass(frozen=True, slots=True)

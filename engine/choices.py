@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from engine.backend import SampledToken, Step
-from engine.deltas import Content, Delta
-from engine.detokenizer import Detokenizer
-from engine.hermes import HermesParser
-from engine.stopping import StopScanner
-from engine.thinking import ThinkingParser
+from bridle.engine.backend import SampledToken, Step
+from bridle.engine.deltas import Content, Delta
+from bridle.engine.detokenizer import Detokenizer
+from bridle.engine.hermes import HermesParser
+from bridle.engine.stopping import StopScanner
+from bridle.engine.thinking import ThinkingParser
 
 
 @dataclass(slots=True)

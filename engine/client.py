@@ -15,9 +15,9 @@ import httpx
 import numpy as np
 from numpy.typing import NDArray
 
-from engine import contract
-from engine.backend import PauseMode
-from engine.contract import ModelCard
+from bridle.engine import contract
+from bridle.engine.backend import PauseMode
+from bridle.engine.contract import ModelCard
 
 
 class EngineError(Exception):

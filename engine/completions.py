@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from engine.backend import PromptLogprob, SampledToken
-from engine.chat import ReplyHead
-from engine.choices import Piece
-from engine.deltas import Content
-from engine.detokenizer import Vocabulary
-from engine.requests import CompletionBody
-from engine.wire import completion_logprobs, prompt_logprobs, usage
+from bridle.engine.backend import PromptLogprob, SampledToken
+from bridle.engine.chat import ReplyHead
+from bridle.engine.choices import Piece
+from bridle.engine.deltas import Content
+from bridle.engine.detokenizer import Vocabulary
+from bridle.engine.requests import CompletionBody
+from bridle.engine.wire import completion_logprobs, prompt_logprobs, usage
 
 
 @dataclass(slots=True)

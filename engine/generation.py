@@ -8,20 +8,20 @@ from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from engine import hermes, thinking
-from engine.backend import Backend, Prompt, PromptLogprob, Sampling, Step
-from engine.choices import ChoiceReader, Piece
-from engine.detokenizer import Vocabulary
-from engine.errors import RequestRefused
-from engine.requests import (
+from bridle.engine import hermes, thinking
+from bridle.engine.backend import Backend, Prompt, PromptLogprob, Sampling, Step
+from bridle.engine.choices import ChoiceReader, Piece
+from bridle.engine.detokenizer import Vocabulary
+from bridle.engine.errors import RequestRefused
+from bridle.engine.requests import (
     ChatBody,
     CompletionBody,
     SamplingFields,
     TokenizeBody,
     sampling_of,
 )
-from engine.stopping import StopScanner
-from engine.tokenizer import TemplateError, Tokenizer
+from bridle.engine.stopping import StopScanner
+from bridle.engine.tokenizer import TemplateError, Tokenizer
 
 _MARKUP = (hermes.OPEN, hermes.CLOSE, thinking.OPEN, thinking.CLOSE)
 

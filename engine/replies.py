@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
-from engine.backend import Backend, PromptLogprob
-from engine.chat import ChatWriter, ChoiceFold, ReplyHead, chat_reply
-from engine.completions import CompletionFold, completion_chunk, completion_reply
-from engine.detokenizer import Vocabulary
-from engine.generation import ChoicePlan, running
-from engine.requests import ChatBody, CompletionBody
-from engine.wire import event, usage
+from bridle.engine.backend import Backend, PromptLogprob
+from bridle.engine.chat import ChatWriter, ChoiceFold, ReplyHead, chat_reply
+from bridle.engine.completions import CompletionFold, completion_chunk, completion_reply
+from bridle.engine.detokenizer import Vocabulary
+from bridle.engine.generation import ChoicePlan, running
+from bridle.engine.requests import ChatBody, CompletionBody
+from bridle.engine.wire import event, usage
 
 
 async def chat_events(

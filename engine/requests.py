@@ -11,8 +11,8 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from engine.backend import Sampling
-from engine.errors import RequestRefused, context_overflow
+from bridle.engine.backend import Sampling
+from bridle.engine.errors import RequestRefused, context_overflow
 
 MAX_TOP_LOGPROBS = 20
 MAX_CHOICES = 16384

@@ -24,13 +24,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
 
-from engine import hermes, thinking
-from engine.backend import PauseMode, Prompt, PromptLogprob, SampledToken, Sampling, Step
-from engine.contract import ModelCard
-from engine.errors import ConnectionCut, RequestRefused
-from engine.server import make_app
-from engine.tokenizer import Tokenizer
-from engine.transport import ServerThread
+from bridle.engine import hermes, thinking
+from bridle.engine.backend import PauseMode, Prompt, PromptLogprob, SampledToken, Sampling, Step
+from bridle.engine.contract import ModelCard
+from bridle.engine.errors import ConnectionCut, RequestRefused
+from bridle.engine.server import make_app
+from bridle.engine.tokenizer import Tokenizer
+from bridle.engine.transport import ServerThread
 
 
 @dataclass(frozen=True)

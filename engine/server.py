@@ -1,4 +1,4 @@
-"""The HTTP face of an engine: the contract's routes over a :class:`engine.backend.Backend`."""
+"""The HTTP face of an engine: the contract's routes over a :class:`bridle.engine.backend.Backend`."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from engine import contract
-from engine.backend import Backend, PauseMode
-from engine.chat import ReplyHead
-from engine.detokenizer import Vocabulary
-from engine.errors import ConnectionCut, RequestRefused, unknown_model
-from engine.generation import plan_chat, plan_completion, render
-from engine.replies import chat_events, completion_events, whole_chat, whole_completion
-from engine.requests import (
+from bridle.engine import contract
+from bridle.engine.backend import Backend, PauseMode
+from bridle.engine.chat import ReplyHead
+from bridle.engine.detokenizer import Vocabulary
+from bridle.engine.errors import ConnectionCut, RequestRefused, unknown_model
+from bridle.engine.generation import plan_chat, plan_completion, render
+from bridle.engine.replies import chat_events, completion_events, whole_chat, whole_completion
+from bridle.engine.requests import (
     ChatBody,
     CompletionBody,
     RpcBody,
@@ -30,7 +30,7 @@ from engine.requests import (
     check_completion,
     read_body,
 )
-from engine.transport import (
+from bridle.engine.transport import (
     ClientGone,
     CutResponse,
     EventStream,

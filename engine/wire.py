@@ -7,9 +7,9 @@ from typing import Any, Final
 
 import orjson
 
-from engine.backend import PromptLogprob, SampledToken
-from engine.contract import MISSING_LOGPROB
-from engine.detokenizer import Vocabulary
+from bridle.engine.backend import PromptLogprob, SampledToken
+from bridle.engine.contract import MISSING_LOGPROB
+from bridle.engine.detokenizer import Vocabulary
 
 DONE: Final = b"data: [DONE]\n\n"
 

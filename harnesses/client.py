@@ -10,7 +10,7 @@ from typing import Any, Self, TypeVar
 import httpx
 import msgspec
 
-from harnesses.tasks import Task
+from bridle.harnesses.tasks import Task
 
 Answer = TypeVar("Answer")
 

@@ -23,7 +23,7 @@ from typing import Final
 
 import certifi
 
-from harnesses.client import Session
+from bridle.harnesses.client import Session
 
 HOSTS: Final = (
     "api.openai.com",

@@ -24,12 +24,18 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, Final
 
-from harnesses.adapters.base import DEFAULT_MODEL, Access, Adapter, Place
-from harnesses.client import ControlClient, ControlError, ProxyUnreachable, Session, SessionRequest
-from harnesses.runtimes.base import Finished, Launch, LaunchRefused, Runtime, RuntimeLost
-from harnesses.tasks import Task
-from harnesses.verifiers import Delivery, Scores, TaskUnfit, Verifier, VerifierError
-from store.records import new_id
+from bridle.harnesses.adapters.base import DEFAULT_MODEL, Access, Adapter, Place
+from bridle.harnesses.client import (
+    ControlClient,
+    ControlError,
+    ProxyUnreachable,
+    Session,
+    SessionRequest,
+)
+from bridle.harnesses.runtimes.base import Finished, Launch, LaunchRefused, Runtime, RuntimeLost
+from bridle.harnesses.tasks import Task
+from bridle.harnesses.verifiers import Delivery, Scores, TaskUnfit, Verifier, VerifierError
+from bridle.store.records import new_id
 
 log = logging.getLogger(__name__)
 

@@ -9,10 +9,10 @@ from collections.abc import Mapping, Sequence
 from types import FrameType
 from typing import Any, Self
 
-from harnesses.client import ControlClient, ControlError, ProxyUnreachable, Session
-from harnesses.environment import redirected
-from harnesses.rollout import Outcome
-from harnesses.runtimes.base import NotLaunchable
+from bridle.harnesses.client import ControlClient, ControlError, ProxyUnreachable, Session
+from bridle.harnesses.environment import redirected
+from bridle.harnesses.rollout import Outcome
+from bridle.harnesses.runtimes.base import NotLaunchable
 
 _TYPED = (signal.SIGINT, signal.SIGQUIT)
 _FORWARDED = (*_TYPED, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)

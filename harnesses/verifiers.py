@@ -19,10 +19,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from harnesses.environment import scrubbed
-from harnesses.runtimes.base import MARK
-from harnesses.runtimes.supervise import kill_marked, new_mark
-from harnesses.tasks import Task
+from bridle.harnesses.environment import scrubbed
+from bridle.harnesses.runtimes.base import MARK
+from bridle.harnesses.runtimes.supervise import kill_marked, new_mark
+from bridle.harnesses.tasks import Task
 
 Scores = Mapping[str, float]
 Judgement = float | Scores

@@ -9,8 +9,8 @@ from __future__ import annotations
 import argparse
 import os
 
-from proxy.server import run
-from proxy.settings import ProxySettings
+from bridle.proxy.server import run
+from bridle.proxy.settings import ProxySettings
 
 
 def main() -> None:

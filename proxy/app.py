@@ -11,20 +11,20 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final
 
-from proxy.canonical import ApiError
-from proxy.client import Client, Scope, Send
-from proxy.data_plane import DataPlane
-from proxy.dialects.errors import openai_error
-from proxy.dialects.registry import DIALECTS
-from proxy.http_protocol import EXTENSION
-from proxy.logs import configure
-from proxy.presence import AsgiMessage, ClientGone, Receive
-from proxy.probes import PROBES, Probe, Running
-from proxy.routes import implied_dialect, nothing_at, route
-from proxy.services import CannotStart, Services
-from proxy.sessions import store_not_read
-from proxy.settings import ProxySettings
-from store.errors import StoreUnavailable
+from bridle.proxy.canonical import ApiError
+from bridle.proxy.client import Client, Scope, Send
+from bridle.proxy.data_plane import DataPlane
+from bridle.proxy.dialects.errors import openai_error
+from bridle.proxy.dialects.registry import DIALECTS
+from bridle.proxy.http_protocol import EXTENSION
+from bridle.proxy.logs import configure
+from bridle.proxy.presence import AsgiMessage, ClientGone, Receive
+from bridle.proxy.probes import PROBES, Probe, Running
+from bridle.proxy.routes import implied_dialect, nothing_at, route
+from bridle.proxy.services import CannotStart, Services
+from bridle.proxy.sessions import store_not_read
+from bridle.proxy.settings import ProxySettings
+from bridle.store.errors import StoreUnavailable
 
 if TYPE_CHECKING:
     from fastapi import APIRouter, FastAPI
@@ -159,7 +159,7 @@ class App:
 
 
 def _control_api(running: Running, routers: Routers) -> FastAPI:
-    from proxy.control import control_api
+    from bridle.proxy.control import control_api
 
     return control_api(running, [make() for make in routers])
 
@@ -168,6 +168,6 @@ def create_app(settings: ProxySettings, routers: Routers = ()) -> App:
     """The application for ``settings``, to be served by any ASGI server with lifespan.
 
     ``routers`` make what extends the control API, under ``/bridle/``: its endpoints may ask for
-    ``proxy.control.Admin`` and ``proxy.control.Running``, and are in its OpenAPI.
+    ``bridle.proxy.control.Admin`` and ``bridle.proxy.control.Running``, and are in its OpenAPI.
     """
     return App(settings, routers)

@@ -14,9 +14,9 @@ from typing import Annotated, Any, Final
 
 import msgspec
 
-from proxy.canonical import ApiError
-from store.queries import Reader
-from store.records import Note, SessionRecord
+from bridle.proxy.canonical import ApiError
+from bridle.store.queries import Reader
+from bridle.store.records import Note, SessionRecord
 
 EXHAUSTED: Final = "budget"
 """The reason of a call that was refused; such calls spend nothing."""

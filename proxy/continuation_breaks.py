@@ -16,15 +16,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from proxy.canonical import Message, Request
-from proxy.digests import Digester, Unit, system_digest
-from proxy.lineage_match import Match, compare
-from proxy.lineage_turn import Link, Turn
-from store.records import BreakReason, TokenIds
-from store.tree import common_prefix
+from bridle.proxy.canonical import Message, Request
+from bridle.proxy.digests import Digester, Unit, system_digest
+from bridle.proxy.lineage_match import Match, compare
+from bridle.proxy.lineage_turn import Link, Turn
+from bridle.store.records import BreakReason, TokenIds
+from bridle.store.tree import common_prefix
 
 if TYPE_CHECKING:
-    from engine.tokenizer import Tokenizer
+    from bridle.engine.tokenizer import Tokenizer
 
 _ROOM = 64
 """Ids by which a rewritten reply may be longer than the sampled one and still be read whole."""

@@ -13,10 +13,10 @@ from typing import Any
 
 import orjson
 
-from engine.tokenizer import TemplateError, Tokenizer
-from proxy.canonical import Message, ToolCall
-from proxy.continuation_report import TemplateReport, Thinking, in_words
-from proxy.continuation_tail import SeamError, Setting, TailRenderer
+from bridle.engine.tokenizer import TemplateError, Tokenizer
+from bridle.proxy.canonical import Message, ToolCall
+from bridle.proxy.continuation_report import TemplateReport, Thinking, in_words
+from bridle.proxy.continuation_tail import SeamError, Setting, TailRenderer
 
 TOOL: Mapping[str, Any] = {
     "type": "function",

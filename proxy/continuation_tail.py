@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 import orjson
 
-from engine.tokenizer import TemplateError, Tokenizer
-from proxy.canonical import Message
-from store.records import TokenIds
+from bridle.engine.tokenizer import TemplateError, Tokenizer
+from bridle.proxy.canonical import Message
+from bridle.store.records import TokenIds
 
 MARKER = "XbridleX"
 

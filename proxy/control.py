@@ -13,9 +13,9 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.routing import Match
 
-from proxy import __doc__ as description
-from proxy.canonical import ApiError
-from proxy.control_models import (
+from bridle.proxy import __doc__ as description
+from bridle.proxy.canonical import ApiError
+from bridle.proxy.control_models import (
     EngineView,
     ErrorReply,
     NewEngine,
@@ -33,18 +33,18 @@ from proxy.control_models import (
     engine_view,
     session_state,
 )
-from proxy.control_page import control_page
-from proxy.dialects.errors import openai_error
-from proxy.keys import hash_key, new_session_key
-from proxy.links import base_urls, environment
-from proxy.policy_gate import Policy, StaleVersion
-from proxy.routes import nothing_at
-from proxy.sampling import check_settings
-from proxy.services import Services
-from proxy.sessions import SESSION_ID_PREFIX, Caller, store_not_read, store_unavailable
-from store.errors import NotFound, RecordRejected, StoreUnavailable
-from store.queries import Reader
-from store.records import CallKind, Continuation, Reward, SessionRecord, TaskRecord, new_id
+from bridle.proxy.control_page import control_page
+from bridle.proxy.dialects.errors import openai_error
+from bridle.proxy.keys import hash_key, new_session_key
+from bridle.proxy.links import base_urls, environment
+from bridle.proxy.policy_gate import Policy, StaleVersion
+from bridle.proxy.routes import nothing_at
+from bridle.proxy.sampling import check_settings
+from bridle.proxy.services import Services
+from bridle.proxy.sessions import SESSION_ID_PREFIX, Caller, store_not_read, store_unavailable
+from bridle.store.errors import NotFound, RecordRejected, StoreUnavailable
+from bridle.store.queries import Reader
+from bridle.store.records import CallKind, Continuation, Reward, SessionRecord, TaskRecord, new_id
 
 
 def control_api(running: Callable[[], Services], routers: Sequence[APIRouter] = ()) -> FastAPI:

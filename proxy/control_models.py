@@ -8,9 +8,9 @@ from typing import Annotated, Any, Literal
 import msgspec
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat
 
-from proxy.circuit import CircuitState
-from proxy.engine_pool import EngineState
-from store.records import SHORT_TEXT, CallKind, CallStatus, SessionRecord
+from bridle.proxy.circuit import CircuitState
+from bridle.proxy.engine_pool import EngineState
+from bridle.store.records import SHORT_TEXT, CallKind, CallStatus, SessionRecord
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:@-]{0,255}$")]
 ShortText = Annotated[str, Field(min_length=1, max_length=SHORT_TEXT)]

@@ -11,11 +11,11 @@ from typing import Any, Final
 
 import numpy as np
 
-from proxy.canonical import Request
-from proxy.lineage import Conversations, Link, Sampled, Turn, message_from_chat
-from store.errors import NotFound
-from store.queries import CallRow, Reader
-from store.records import CallStatus, SessionRecord, Span, TokenIds, is_frozen
+from bridle.proxy.canonical import Request
+from bridle.proxy.lineage import Conversations, Link, Sampled, Turn, message_from_chat
+from bridle.store.errors import NotFound
+from bridle.store.queries import CallRow, Reader
+from bridle.store.records import CallStatus, SessionRecord, Span, TokenIds, is_frozen
 
 log = logging.getLogger("bridle.proxy")
 

@@ -19,7 +19,7 @@ from typing import Final
 import msgspec
 import numpy as np
 
-from store.records import TokenIds
+from bridle.store.records import TokenIds
 
 MARK: Final = "cut"
 """Stands in the JSON where the array was."""

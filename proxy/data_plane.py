@@ -8,25 +8,25 @@ import time
 from typing import Final
 from urllib.parse import parse_qsl
 
-from proxy.canonical import ApiError, Request
-from proxy.client import Client
-from proxy.dialects.registry import COUNTING, DIALECTS
-from proxy.dialects.responses import deleted
-from proxy.engine_request import EngineRequest, constraint, engine_request
-from proxy.exchange import Exchange
-from proxy.harness_identity import Identity, identify, kept_headers
-from proxy.lineage import Link
-from proxy.model_routes import Destination
-from proxy.models import asked_in, models_reply
-from proxy.presence import ClientGone
-from proxy.prompt import Prompt, tail_length
-from proxy.routes import Action, Route, calls_method, nothing_at
-from proxy.sampling import effective
-from proxy.services import Services
-from proxy.sessions import Caller, store_not_read, store_unavailable
-from proxy.stored_responses import marked_deleted, not_stored, unknown_response
-from store.errors import StoreUnavailable
-from store.records import (
+from bridle.proxy.canonical import ApiError, Request
+from bridle.proxy.client import Client
+from bridle.proxy.dialects.registry import COUNTING, DIALECTS
+from bridle.proxy.dialects.responses import deleted
+from bridle.proxy.engine_request import EngineRequest, constraint, engine_request
+from bridle.proxy.exchange import Exchange
+from bridle.proxy.harness_identity import Identity, identify, kept_headers
+from bridle.proxy.lineage import Link
+from bridle.proxy.model_routes import Destination
+from bridle.proxy.models import asked_in, models_reply
+from bridle.proxy.presence import ClientGone
+from bridle.proxy.prompt import Prompt, tail_length
+from bridle.proxy.routes import Action, Route, calls_method, nothing_at
+from bridle.proxy.sampling import effective
+from bridle.proxy.services import Services
+from bridle.proxy.sessions import Caller, store_not_read, store_unavailable
+from bridle.proxy.stored_responses import marked_deleted, not_stored, unknown_response
+from bridle.store.errors import StoreUnavailable
+from bridle.store.records import (
     BreakReason,
     CallBegun,
     CallEnded,

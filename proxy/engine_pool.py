@@ -3,7 +3,7 @@
 A session stays with its engine, whose prefix cache holds its history; a new session goes where the
 fewest calls run. An engine is left out while its circuit is open, while the policy version that it
 serves is not the pool's (its tokens would be stale without anybody having decided so), and while it
-says itself that it serves other weights (:mod:`proxy.served_weights`).
+says itself that it serves other weights (:mod:`bridle.proxy.served_weights`).
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from proxy.canonical import ApiError, Request
-from proxy.circuit import Circuit, CircuitState
-from proxy.periodic import Periodic
-from proxy.policy_gate import PolicyGate
-from proxy.served_weights import ServedWeights, other_weights
-from proxy.settings import ProxySettings
-from proxy.upstream import Upstream
+from bridle.proxy.canonical import ApiError, Request
+from bridle.proxy.circuit import Circuit, CircuitState
+from bridle.proxy.periodic import Periodic
+from bridle.proxy.policy_gate import PolicyGate
+from bridle.proxy.served_weights import ServedWeights, other_weights
+from bridle.proxy.settings import ProxySettings
+from bridle.proxy.upstream import Upstream
 
 log = logging.getLogger("bridle.proxy")
 

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Final, Generic, TypeVar
 
 import msgspec
 
-from proxy.canonical import (
+from bridle.proxy.canonical import (
     ApiError,
     Event,
     Finished,
@@ -24,8 +24,8 @@ from proxy.canonical import (
     ToolCallDelta,
     Usage,
 )
-from proxy.cut_ids import MARK, WORTH_CUTTING, cut_prompt_ids, read_ids
-from store.records import TokenIds
+from bridle.proxy.cut_ids import MARK, WORTH_CUTTING, cut_prompt_ids, read_ids
+from bridle.store.records import TokenIds
 
 _FINISH_REASONS: Final[Mapping[str, FinishReason]] = {
     "stop": "stop",

@@ -8,9 +8,9 @@ from typing import Any, Final
 import msgspec
 import orjson
 
-from engine.contract import CHAT_COMPLETIONS, COMPLETIONS
-from proxy.canonical import ApiError, Request, Sampling
-from store.records import CONSTRAINED, Note, TokenIds
+from bridle.engine.contract import CHAT_COMPLETIONS, COMPLETIONS
+from bridle.proxy.canonical import ApiError, Request, Sampling
+from bridle.store.records import CONSTRAINED, Note, TokenIds
 
 _GRAMMARS: Final = frozenset(
     {"guided_choice", "guided_grammar", "guided_json", "guided_regex", "structured_outputs"}

@@ -13,18 +13,18 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
-from proxy.canonical import ApiError, Dialect, Emitter, Event, HttpError, Minted, Request
-from proxy.client import Client, Headers
-from proxy.engine_pool import EnginePool
-from proxy.engine_reply import EngineReply
-from proxy.engine_request import EngineRequest
-from proxy.pooled_reply import PooledReply
-from proxy.presence import ClientGone
-from proxy.recorder import Recording
-from proxy.services import Services
-from proxy.sessions import store_unavailable
-from store.errors import RecordRejected, StoreUnavailable
-from store.records import CallStatus, Note
+from bridle.proxy.canonical import ApiError, Dialect, Emitter, Event, HttpError, Minted, Request
+from bridle.proxy.client import Client, Headers
+from bridle.proxy.engine_pool import EnginePool
+from bridle.proxy.engine_reply import EngineReply
+from bridle.proxy.engine_request import EngineRequest
+from bridle.proxy.pooled_reply import PooledReply
+from bridle.proxy.presence import ClientGone
+from bridle.proxy.recorder import Recording
+from bridle.proxy.services import Services
+from bridle.proxy.sessions import store_unavailable
+from bridle.store.errors import RecordRejected, StoreUnavailable
+from bridle.store.records import CallStatus, Note
 
 log = logging.getLogger("bridle.proxy")
 

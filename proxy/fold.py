@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from proxy.canonical import (
+from bridle.proxy.canonical import (
     ChoiceReply,
     Event,
     Finished,
@@ -19,7 +19,7 @@ from proxy.canonical import (
     ToolCallDelta,
     Usage,
 )
-from store.records import TokenIds
+from bridle.store.records import TokenIds
 
 
 class Fold:

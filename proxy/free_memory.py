@@ -10,7 +10,7 @@ import asyncio
 import ctypes
 from typing import Final
 
-from proxy.periodic import Periodic
+from bridle.proxy.periodic import Periodic
 
 EVERY_S: Final = 10.0
 """Often enough for a burst not to last, rarely enough to cost nothing."""

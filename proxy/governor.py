@@ -17,16 +17,16 @@ from typing import Any, Final
 
 import msgspec
 
-from proxy.canonical import ApiError
-from proxy.engine_pool import EnginePool, EngineState
-from proxy.metrics import Metrics, merged
-from proxy.policy_gate import Policy, PolicyGate
-from proxy.sessions import Sessions, store_unavailable
-from proxy.siblings import Message, Siblings, SiblingSilent
-from store.errors import StoreUnavailable
-from store.queries import Reader
-from store.records import ServedPolicy
-from store.writer import Writer
+from bridle.proxy.canonical import ApiError
+from bridle.proxy.engine_pool import EnginePool, EngineState
+from bridle.proxy.metrics import Metrics, merged
+from bridle.proxy.policy_gate import Policy, PolicyGate
+from bridle.proxy.sessions import Sessions, store_unavailable
+from bridle.proxy.siblings import Message, Siblings, SiblingSilent
+from bridle.store.errors import StoreUnavailable
+from bridle.store.queries import Reader
+from bridle.store.records import ServedPolicy
+from bridle.store.writer import Writer
 
 log = logging.getLogger("bridle.proxy")
 
@@ -88,7 +88,7 @@ class Governor:
         self._ready.set()
 
     async def publish(self, policy: Policy, engine: str | None, *, back: bool) -> None:
-        """Raises :class:`proxy.policy_gate.StaleVersion` and :class:`ApiError`."""
+        """Raises :class:`bridle.proxy.policy_gate.StaleVersion` and :class:`ApiError`."""
         if engine is None or policy.version > self._gate.version:
             self._gate.publish(policy, back=back)
         self._engines.published(policy.version, engine)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import Protocol
 
-from proxy.periodic import Periodic
+from bridle.proxy.periodic import Periodic
 
 
 class SilentStream(Protocol):

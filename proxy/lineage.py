@@ -32,12 +32,12 @@ from collections.abc import Sequence
 import numpy as np
 from msgspec import structs
 
-from proxy.canonical import Request
-from proxy.digests import Digester
-from proxy.lineage_index import TurnIndex
-from proxy.lineage_search import Search
-from proxy.lineage_turn import Link, Sampled, Seen, Turn, message_from_chat
-from store.records import TokenIds
+from bridle.proxy.canonical import Request
+from bridle.proxy.digests import Digester
+from bridle.proxy.lineage_index import TurnIndex
+from bridle.proxy.lineage_search import Search
+from bridle.proxy.lineage_turn import Link, Sampled, Seen, Turn, message_from_chat
+from bridle.store.records import TokenIds
 
 __all__ = ["Conversations", "Link", "Sampled", "Seen", "Turn", "message_from_chat"]
 

@@ -9,9 +9,9 @@ from typing import Final, TypeVar
 
 import msgspec
 
-from proxy.digests import digest_of, spoken_text
-from proxy.lineage_turn import Sampled, Seen, Turn
-from store.summaries import SUMMARY_LENGTH, quotable
+from bridle.proxy.digests import digest_of, spoken_text
+from bridle.proxy.lineage_turn import Sampled, Seen, Turn
+from bridle.store.summaries import SUMMARY_LENGTH, quotable
 
 Key = TypeVar("Key")
 Below = tuple[str, int] | None

@@ -9,20 +9,20 @@ from typing import NamedTuple
 
 from msgspec import structs
 
-from proxy.canonical import Message, Request
-from proxy.digests import (
+from bridle.proxy.canonical import Message, Request
+from bridle.proxy.digests import (
     Digester,
     Unit,
     meaning_parts,
     spoken_text,
     value_digest,
 )
-from proxy.lineage_index import Below, TurnIndex, echoes, summaries
-from proxy.lineage_match import Match, compare
-from proxy.lineage_turn import Link, Seen, Turn
-from proxy.minting import Mark, call_id_of, read
-from store.records import BreakReason, CallStatus
-from store.summaries import SUMMARY_LENGTH
+from bridle.proxy.lineage_index import Below, TurnIndex, echoes, summaries
+from bridle.proxy.lineage_match import Match, compare
+from bridle.proxy.lineage_turn import Link, Seen, Turn
+from bridle.proxy.minting import Mark, call_id_of, read
+from bridle.store.records import BreakReason, CallStatus
+from bridle.store.summaries import SUMMARY_LENGTH
 
 COMPACTED_BELOW = 2 / 3
 """A rewritten history with fewer steps than this share of what it was is a compaction."""

@@ -15,10 +15,10 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from proxy.canonical import Message, ToolCall
-from proxy.digests import digest_of, unfolded
-from store.records import BreakReason, CallStatus, TokenIds
-from store.tree import common_prefix
+from bridle.proxy.canonical import Message, ToolCall
+from bridle.proxy.digests import digest_of, unfolded
+from bridle.store.records import BreakReason, CallStatus, TokenIds
+from bridle.store.tree import common_prefix
 
 STATE_VERSION = 1
 

@@ -12,9 +12,9 @@ import traceback
 from datetime import UTC, datetime
 from typing import Any, Final, Literal
 
-from proxy.recorder import Recording
-from proxy.settings import LogLevel
-from store.records import CallEnded
+from bridle.proxy.recorder import Recording
+from bridle.proxy.settings import LogLevel
+from bridle.store.records import CallEnded
 
 Format = Literal["text", "json"]
 

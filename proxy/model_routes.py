@@ -10,10 +10,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
-from proxy.engine_pool import EnginePool
-from proxy.policy_gate import PolicyGate
-from proxy.settings import OtherModel, ProxySettings
-from store.records import FROZEN, Note
+from bridle.proxy.engine_pool import EnginePool
+from bridle.proxy.policy_gate import PolicyGate
+from bridle.proxy.settings import OtherModel, ProxySettings
+from bridle.store.records import FROZEN, Note
 
 SUBAGENT = "subagent"
 """The role of every caller that its harness names as a (sub-)agent of its own."""
@@ -31,7 +31,7 @@ class Destination:
     notes: tuple[Note, ...] = ()
 
     async def served_model(self, requested: str) -> str:
-        """The name to ask for. Raises :class:`proxy.canonical.ApiError`."""
+        """The name to ask for. Raises :class:`bridle.proxy.canonical.ApiError`."""
         if self.external:
             return self.engines.model or requested
         return await self.engines.served_model(requested)

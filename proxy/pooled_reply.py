@@ -7,14 +7,14 @@ import asyncio
 from types import TracebackType
 from typing import Final, Self
 
-from proxy.canonical import ApiError
-from proxy.engine_connections import SpellOver
-from proxy.engine_pool import EnginePool, PooledEngine, report
-from proxy.engine_reply import EngineReply
-from proxy.engine_request import EngineRequest
-from proxy.served_weights import other_weights
-from proxy.upstream import EngineStream, Sink
-from store.records import Note
+from bridle.proxy.canonical import ApiError
+from bridle.proxy.engine_connections import SpellOver
+from bridle.proxy.engine_pool import EnginePool, PooledEngine, report
+from bridle.proxy.engine_reply import EngineReply
+from bridle.proxy.engine_request import EngineRequest
+from bridle.proxy.served_weights import other_weights
+from bridle.proxy.upstream import EngineStream, Sink
+from bridle.store.records import Note
 
 _UNANSWERED: Final = frozenset({502, 503})
 """Refused, reset before the first byte, or the engine said so itself: nothing was generated."""
@@ -25,7 +25,7 @@ _PAUSES_S: Final = (0.05, 0.2, 0.8)
 
 
 class PooledReply:
-    """The face of :class:`proxy.upstream.EngineStream`, over a pool."""
+    """The face of :class:`bridle.proxy.upstream.EngineStream`, over a pool."""
 
     def __init__(
         self,

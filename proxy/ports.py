@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 from typing import Protocol
 
-from store.records import CallBegun, CallEnded, Reward, SessionRecord
+from bridle.store.records import CallBegun, CallEnded, Reward, SessionRecord
 
 
 class CallWriter(Protocol):
-    """Durable writes. Everything raises ``store.errors.StoreUnavailable`` when it cannot keep."""
+    """Durable writes. Everything raises ``bridle.store.errors.StoreUnavailable`` when it cannot keep."""
 
     def begin_call(self, begun: CallBegun) -> None:
         """Queues; a failed write shows when the call's end is committed."""
@@ -39,7 +39,7 @@ class SessionReader(Protocol):
     """Look-ups of sessions; blocking, so they are called in a thread."""
 
     def session(self, session_id: str) -> SessionRecord:
-        """Raises ``store.errors.NotFound``."""
+        """Raises ``bridle.store.errors.NotFound``."""
         ...
 
     def session_by_name(self, name: str) -> SessionRecord | None: ...

@@ -10,9 +10,9 @@ from typing import Final
 
 import orjson
 
-from proxy.canonical import ApiError
-from proxy.client import Client
-from proxy.services import Services
+from bridle.proxy.canonical import ApiError
+from bridle.proxy.client import Client
+from bridle.proxy.services import Services
 
 Running = Callable[[], Services]
 """The services, or :class:`ApiError` (503) while there are none."""

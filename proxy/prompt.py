@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from proxy.lineage_turn import Link
-from store.records import BreakReason, Note, TokenIds
+from bridle.proxy.lineage_turn import Link
+from bridle.store.records import BreakReason, Note, TokenIds
 
 
 @dataclass(frozen=True, slots=True)

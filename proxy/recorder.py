@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 import numpy as np
 
-from proxy.canonical import (
+from bridle.proxy.canonical import (
     ApiError,
     ChoiceReply,
     Event,
@@ -18,18 +18,18 @@ from proxy.canonical import (
     Request,
     Tokens,
 )
-from proxy.continuation_breaks import explain
-from proxy.conversations import SessionConversations
-from proxy.fold import Fold
-from proxy.lineage import Link, Sampled, Turn
-from proxy.metrics import Metrics
-from proxy.policy_gate import PolicyGate
-from proxy.ports import CallWriter, Versioned
-from proxy.prompt import Prompt
-from proxy.stored_responses import begins_with_instructions
-from store.errors import StoreUnavailable
-from store.integrity import contradiction
-from store.records import (
+from bridle.proxy.continuation_breaks import explain
+from bridle.proxy.conversations import SessionConversations
+from bridle.proxy.fold import Fold
+from bridle.proxy.lineage import Link, Sampled, Turn
+from bridle.proxy.metrics import Metrics
+from bridle.proxy.policy_gate import PolicyGate
+from bridle.proxy.ports import CallWriter, Versioned
+from bridle.proxy.prompt import Prompt
+from bridle.proxy.stored_responses import begins_with_instructions
+from bridle.store.errors import StoreUnavailable
+from bridle.store.integrity import contradiction
+from bridle.store.records import (
     ALSO_BROKE_ON,
     BreakReason,
     CallBegun,
@@ -47,7 +47,7 @@ from store.records import (
 )
 
 if TYPE_CHECKING:
-    from proxy.continuation import Continuer
+    from bridle.proxy.continuation import Continuer
 
 _CUT: Final = frozenset({CallStatus.FAILED, CallStatus.PARTIAL, CallStatus.INTERRUPTED})
 """How a call ended that a client asks again for."""

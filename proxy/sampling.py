@@ -7,9 +7,9 @@ from typing import Any, Final
 
 import msgspec
 
-from proxy.budgets import Budget
-from proxy.canonical import Sampling
-from store.records import Note
+from bridle.proxy.budgets import Budget
+from bridle.proxy.canonical import Sampling
+from bridle.store.records import Note
 
 _UNSAID: Final[Mapping[str, float]] = {
     "temperature": 1.0,

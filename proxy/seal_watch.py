@@ -11,10 +11,10 @@ import asyncio
 import logging
 from typing import Final
 
-from proxy.periodic import Periodic
-from proxy.sessions import Sessions
-from store.errors import StoreUnavailable
-from store.queries import Reader
+from bridle.proxy.periodic import Periodic
+from bridle.proxy.sessions import Sessions
+from bridle.store.errors import StoreUnavailable
+from bridle.store.queries import Reader
 
 log = logging.getLogger("bridle.proxy")
 

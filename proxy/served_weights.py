@@ -15,8 +15,8 @@ import asyncio
 import logging
 from typing import Final
 
-from proxy.canonical import ApiError
-from proxy.upstream import Upstream
+from bridle.proxy.canonical import ApiError
+from bridle.proxy.upstream import Upstream
 
 log = logging.getLogger("bridle.proxy")
 

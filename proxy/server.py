@@ -10,10 +10,10 @@ from typing import Any, Final, Self
 
 import uvicorn
 
-from proxy.app import Routers, create_app
-from proxy.http_protocol import StreamingProtocol
-from proxy.process import devote_process
-from proxy.settings import ProxySettings
+from bridle.proxy.app import Routers, create_app
+from bridle.proxy.http_protocol import StreamingProtocol
+from bridle.proxy.process import devote_process
+from bridle.proxy.settings import ProxySettings
 
 _START_S = 30.0
 

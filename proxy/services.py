@@ -6,36 +6,36 @@ import asyncio
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from proxy.budgets import Budgets
-from proxy.conversations import SessionConversations
-from proxy.cut_ids import PromptIds
-from proxy.engine_pool import EnginePool
-from proxy.free_memory import FreeMemory
-from proxy.governor import Governor
-from proxy.keep_alive import KeepAlives
-from proxy.known_histories import KnownHistories
-from proxy.logs import log_call
-from proxy.metrics import Metrics
-from proxy.model_routes import ModelRoutes
-from proxy.policy_gate import PolicyGate
-from proxy.presence import Watch
-from proxy.recorder import Observer, Recorder
-from proxy.seal_watch import SealWatch
-from proxy.sessions import Sessions
-from proxy.settings import ProxySettings
-from proxy.siblings import Siblings
-from proxy.stored_responses import StoredResponses
-from store.database import migrate
-from store.free_names import FreeNames
-from store.queries import Reader
-from store.redaction import Redactor
-from store.vocabulary import Vocabulary
-from store.writer import Writer
+from bridle.proxy.budgets import Budgets
+from bridle.proxy.conversations import SessionConversations
+from bridle.proxy.cut_ids import PromptIds
+from bridle.proxy.engine_pool import EnginePool
+from bridle.proxy.free_memory import FreeMemory
+from bridle.proxy.governor import Governor
+from bridle.proxy.keep_alive import KeepAlives
+from bridle.proxy.known_histories import KnownHistories
+from bridle.proxy.logs import log_call
+from bridle.proxy.metrics import Metrics
+from bridle.proxy.model_routes import ModelRoutes
+from bridle.proxy.policy_gate import PolicyGate
+from bridle.proxy.presence import Watch
+from bridle.proxy.recorder import Observer, Recorder
+from bridle.proxy.seal_watch import SealWatch
+from bridle.proxy.sessions import Sessions
+from bridle.proxy.settings import ProxySettings
+from bridle.proxy.siblings import Siblings
+from bridle.proxy.stored_responses import StoredResponses
+from bridle.store.database import migrate
+from bridle.store.free_names import FreeNames
+from bridle.store.queries import Reader
+from bridle.store.redaction import Redactor
+from bridle.store.vocabulary import Vocabulary
+from bridle.store.writer import Writer
 
 if TYPE_CHECKING:
-    from proxy.continuation import Continuer
-    from proxy.tokenizer_check import TokenizerCheck
-    from proxy.tracing import Tracing
+    from bridle.proxy.continuation import Continuer
+    from bridle.proxy.tokenizer_check import TokenizerCheck
+    from bridle.proxy.tracing import Tracing
 
 
 class CannotStart(RuntimeError):
@@ -163,7 +163,7 @@ class Services:
 def _tracing() -> Tracing:
     """Imported here: the packages are an extra."""
     try:
-        from proxy.tracing import Tracing
+        from bridle.proxy.tracing import Tracing
     except ImportError as error:
         told = f"traces need the extra otel: pip install 'bridle[otel]' ({error})"
         raise CannotStart(told) from error
@@ -191,7 +191,7 @@ def _open_store(settings: ProxySettings, continuer: Continuer | None) -> Writer:
 def _tokenizer_check(continuer: Continuer | None) -> TokenizerCheck | None:
     if continuer is None or not continuer.report.usable:
         return None
-    from proxy.tokenizer_check import TokenizerCheck
+    from bridle.proxy.tokenizer_check import TokenizerCheck
 
     return TokenizerCheck(continuer.tokenizer)
 
@@ -201,8 +201,8 @@ def _continuer(settings: ProxySettings) -> Continuer | None:
     nothing itself needs neither the tokenizers nor the template engine."""
     if settings.tokenizer_dir is None:
         return None
-    from engine.tokenizer import Tokenizer, TokenizerNotRead
-    from proxy.continuation import Continuer
+    from bridle.engine.tokenizer import Tokenizer, TokenizerNotRead
+    from bridle.proxy.continuation import Continuer
 
     try:
         return Continuer(Tokenizer(settings.tokenizer_dir))

@@ -19,13 +19,13 @@ from typing import Final
 
 import msgspec
 
-from proxy.canonical import ApiError
-from proxy.harness_identity import Identity
-from proxy.keys import SESSION_KEY_PREFIX, credentials, hash_key, same
-from proxy.ports import CallWriter, SessionReader
-from proxy.settings import ProxySettings, is_loopback
-from store.errors import NotFound, RecordRejected, StoreUnavailable
-from store.records import SessionRecord, new_id
+from bridle.proxy.canonical import ApiError
+from bridle.proxy.harness_identity import Identity
+from bridle.proxy.keys import SESSION_KEY_PREFIX, credentials, hash_key, same
+from bridle.proxy.ports import CallWriter, SessionReader
+from bridle.proxy.settings import ProxySettings, is_loopback
+from bridle.store.errors import NotFound, RecordRejected, StoreUnavailable
+from bridle.store.records import SessionRecord, new_id
 
 log = logging.getLogger("bridle.proxy")
 

@@ -10,9 +10,9 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Final, Literal
 
-from proxy.budgets import Budget
-from store.database import Synchronous
-from store.records import Continuation
+from bridle.proxy.budgets import Budget
+from bridle.store.database import Synchronous
+from bridle.store.records import Continuation
 
 LogLevel = Literal["debug", "info", "warning", "error"]
 

@@ -15,12 +15,12 @@ from typing import Any, Final
 
 import orjson
 
-from proxy.canonical import ApiError, Request
-from proxy.dialects.responses_request import ResponsesContext, parse
-from proxy.minting import call_id_of
-from proxy.sse import SseParser
-from store.errors import NotFound
-from store.queries import CallRow, Reader
+from bridle.proxy.canonical import ApiError, Request
+from bridle.proxy.dialects.responses_request import ResponsesContext, parse
+from bridle.proxy.minting import call_id_of
+from bridle.proxy.sse import SseParser
+from bridle.store.errors import NotFound
+from bridle.store.queries import CallRow, Reader
 
 NOT_STORED: Final = "response_not_stored"
 DELETED: Final = "response_deleted"

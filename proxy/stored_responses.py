@@ -12,15 +12,15 @@ from typing import Final
 
 import msgspec
 
-from proxy.canonical import ApiError, Message, Request
-from proxy.dialects.responses_request import ResponsesContext, own_messages
-from proxy.lineage import message_from_chat
-from proxy.minting import call_id_of
-from proxy.sse import SseParser
-from proxy.stored_items import DELETED, NOT_STORED, Readable, StoredItems, is_gone
-from store.errors import NotFound
-from store.queries import CallRow, Reader
-from store.records import CallStatus, Note
+from bridle.proxy.canonical import ApiError, Message, Request
+from bridle.proxy.dialects.responses_request import ResponsesContext, own_messages
+from bridle.proxy.lineage import message_from_chat
+from bridle.proxy.minting import call_id_of
+from bridle.proxy.sse import SseParser
+from bridle.proxy.stored_items import DELETED, NOT_STORED, Readable, StoredItems, is_gone
+from bridle.store.errors import NotFound
+from bridle.store.queries import CallRow, Reader
+from bridle.store.records import CallStatus, Note
 
 _CAPACITY: Final = 256
 _ANSWERED: Final = frozenset({CallStatus.COMPLETE, CallStatus.QUARANTINED})

@@ -12,9 +12,9 @@ import logging
 import time
 from typing import Any, Final
 
-from engine.tokenizer import Tokenizer
-from proxy.canonical import ApiError
-from proxy.engine_pool import EnginePool
+from bridle.engine.tokenizer import Tokenizer
+from bridle.proxy.canonical import ApiError
+from bridle.proxy.engine_pool import EnginePool
 
 log = logging.getLogger("bridle.proxy")
 

@@ -18,8 +18,8 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from opentelemetry.trace import SpanKind, Status, StatusCode
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from proxy.recorder import Recording
-from store.records import CallEnded, CallStatus
+from bridle.proxy.recorder import Recording
+from bridle.store.records import CallEnded, CallStatus
 
 _OPERATIONS: Final = {"completions": "text_completion", "google": "generate_content"}
 _PROVIDERS: Final = {"messages": "anthropic", "google": "gcp.gemini"}

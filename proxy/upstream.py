@@ -12,18 +12,18 @@ from typing import Any, Final
 
 import orjson
 
-from engine.contract import HEALTH, MODELS, TOKENIZE, VERSION, WEIGHT_INFO
-from proxy.canonical import ApiError, Event, Request
-from proxy.engine_connections import (
+from bridle.engine.contract import HEALTH, MODELS, TOKENIZE, VERSION, WEIGHT_INFO
+from bridle.proxy.canonical import ApiError, Event, Request
+from bridle.proxy.engine_connections import (
     ConnectionBroke,
     ConnectionFailed,
     EngineConnections,
     EngineReplied,
 )
-from proxy.engine_reply import EngineReply
-from proxy.engine_request import EngineRequest
-from proxy.settings import ProxySettings
-from proxy.sse import SseParser
+from bridle.proxy.engine_reply import EngineReply
+from bridle.proxy.engine_request import EngineRequest
+from bridle.proxy.settings import ProxySettings
+from bridle.proxy.sse import SseParser
 
 Sink = Callable[[list[Event]], "asyncio.Future[Any] | None"]
 """Takes the events of one network read, at once; returns what to wait for before more is read."""
@@ -77,7 +77,7 @@ class Upstream:
         self, path: str, body: bytes, call_id: str, spell: int | None = None
     ) -> EngineReplied:
         """The reply, its headers read. Raises :class:`ApiError`, and
-        :class:`proxy.engine_connections.SpellOver` outside of ``spell``."""
+        :class:`bridle.proxy.engine_connections.SpellOver` outside of ``spell``."""
         try:
             return await self._connections.request(
                 "POST", path, body, headers=f"x-request-id: {call_id}\r\n", spell=spell
@@ -211,7 +211,7 @@ class EngineStream:
 
     async def open(self, spell: int | None = None) -> None:
         """Sends the request. Raises :class:`ApiError` when the engine refuses or is not there, and
-        :class:`proxy.engine_connections.SpellOver` outside of ``spell``."""
+        :class:`bridle.proxy.engine_connections.SpellOver` outside of ``spell``."""
         request, upstream = self._request, self._upstream
         self._response = await upstream.post(request.path, request.body, self._call_id, spell)
         if self._response.status != 200:

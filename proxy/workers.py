@@ -16,10 +16,10 @@ from typing import Final, Self
 from uvicorn.config import STARTUP_FAILURE
 from uvicorn.supervisors import Multiprocess
 
-from proxy.app import App, Routers
-from proxy.process import devote_process
-from proxy.server import BACKLOG, ProxyStartFailed, config_for, listening, local_url
-from proxy.settings import ProxySettings
+from bridle.proxy.app import App, Routers
+from bridle.proxy.process import devote_process
+from bridle.proxy.server import BACKLOG, ProxyStartFailed, config_for, listening, local_url
+from bridle.proxy.settings import ProxySettings
 
 _HUNG_S: Final = 60
 """A worker that is silent for so long is replaced; starting one on a busy machine takes a while."""

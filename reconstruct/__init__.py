@@ -4,6 +4,6 @@
 and as tables.
 """
 
-from reconstruct.dataset import RecordedSession, RecordedStore, open_store
+from bridle.reconstruct.dataset import RecordedSession, RecordedStore, open_store
 
 __all__ = ["RecordedSession", "RecordedStore", "open_store"]

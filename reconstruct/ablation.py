@@ -17,11 +17,11 @@ from typing import Any, Final
 
 import numpy as np
 
-from reconstruct.builders import BUILDERS, build
-from reconstruct.policy import DEFAULT_POLICY, TrainablePolicy
-from reconstruct.samples import Sample
-from reconstruct.tree import BrokenTree, SessionTree
-from store.queries import Reader
+from bridle.reconstruct.builders import BUILDERS, build
+from bridle.reconstruct.policy import DEFAULT_POLICY, TrainablePolicy
+from bridle.reconstruct.samples import Sample
+from bridle.reconstruct.tree import BrokenTree, SessionTree
+from bridle.store.queries import Reader
 
 PACKED: Final = "tree"
 FLOPS_PER_PARAMETER_TOKEN: Final = 6

@@ -16,16 +16,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from reconstruct.builders import Allowance, build, version_ranges
-from reconstruct.kinds import with_kinds
-from reconstruct.policy import DEFAULT_POLICY, TrainablePolicy
-from reconstruct.samples import Conservation, Sample
-from reconstruct.tree import BrokenTree, SessionTree
-from store.errors import NotFound
-from store.integrity import span_checksum
-from store.queries import CallRow, Reader, SpanRow
-from store.records import CallStatus, Span, SpanKind
-from store.tree import DETACHED
+from bridle.reconstruct.builders import Allowance, build, version_ranges
+from bridle.reconstruct.kinds import with_kinds
+from bridle.reconstruct.policy import DEFAULT_POLICY, TrainablePolicy
+from bridle.reconstruct.samples import Conservation, Sample
+from bridle.reconstruct.tree import BrokenTree, SessionTree
+from bridle.store.errors import NotFound
+from bridle.store.integrity import span_checksum
+from bridle.store.queries import CallRow, Reader, SpanRow
+from bridle.store.records import CallStatus, Span, SpanKind
+from bridle.store.tree import DETACHED
 
 
 @dataclass(frozen=True, slots=True)

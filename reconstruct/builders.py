@@ -23,12 +23,12 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from reconstruct.policy import TrainablePolicy, untrainable, version_reason
-from reconstruct.samples import Conservation, Sample
-from reconstruct.tree import Branch, Piece, SessionTree
-from store.queries import CallRow, SpanRow
-from store.records import Span, SpanKind, VersionRun
-from store.tree import DETACHED
+from bridle.reconstruct.policy import TrainablePolicy, untrainable, version_reason
+from bridle.reconstruct.samples import Conservation, Sample
+from bridle.reconstruct.tree import Branch, Piece, SessionTree
+from bridle.store.queries import CallRow, SpanRow
+from bridle.store.records import Span, SpanKind, VersionRun
+from bridle.store.tree import DETACHED
 
 BUILDER_VERSION: Final = 2
 """Changes when the same session and policy would give other samples."""

@@ -15,16 +15,16 @@ from typing import Any
 import pyarrow as pa
 from sqlalchemy import text
 
-from reconstruct.audit import SessionAudit, audit_session
-from reconstruct.builders import Built, build
-from reconstruct.kinds import with_kinds
-from reconstruct.policy import DEFAULT_POLICY, TrainablePolicy
-from reconstruct.rewards import Aggregation, session_rewards
-from reconstruct.samples import Sample
-from reconstruct.tables import call_table, sample_row, sample_schema, session_table
-from reconstruct.tree import SessionTree
-from store.queries import CallRow, Reader
-from store.records import Reward, SessionRecord
+from bridle.reconstruct.audit import SessionAudit, audit_session
+from bridle.reconstruct.builders import Built, build
+from bridle.reconstruct.kinds import with_kinds
+from bridle.reconstruct.policy import DEFAULT_POLICY, TrainablePolicy
+from bridle.reconstruct.rewards import Aggregation, session_rewards
+from bridle.reconstruct.samples import Sample
+from bridle.reconstruct.tables import call_table, sample_row, sample_schema, session_table
+from bridle.reconstruct.tree import SessionTree
+from bridle.store.queries import CallRow, Reader
+from bridle.store.records import Reward, SessionRecord
 
 
 class RecordedSession:
@@ -46,7 +46,7 @@ class RecordedSession:
     @cached_property
     def tree(self) -> SessionTree:
         """The token tree, with the calls of its own moment: a session that goes on may have had
-        fewer when :attr:`calls` was read. Raises :class:`reconstruct.tree.BrokenTree`."""
+        fewer when :attr:`calls` was read. Raises :class:`bridle.reconstruct.tree.BrokenTree`."""
         return SessionTree.load(self._reader, self.id)
 
     @cached_property
@@ -102,7 +102,7 @@ class RecordedStore:
         self.reader.close()
 
     def session(self, wanted: str) -> RecordedSession:
-        """By id or name. Raises :class:`store.errors.NotFound`."""
+        """By id or name. Raises :class:`bridle.store.errors.NotFound`."""
         named = self.reader.session_by_name(wanted)
         return RecordedSession(self.reader, named or self.reader.session(wanted))
 

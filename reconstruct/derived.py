@@ -14,14 +14,14 @@ from typing import Any
 
 from sqlalchemy import delete, insert, select
 
-from reconstruct.builders import BUILDER_VERSION, Built, Segment, assemble, build
-from reconstruct.policy import DEFAULT_POLICY, TrainablePolicy
-from reconstruct.samples import Sample
-from reconstruct.tree import BrokenTree, Piece, SessionTree
-from store.database import transaction
-from store.queries import Reader
-from store.records import new_id
-from store.schema import samples
+from bridle.reconstruct.builders import BUILDER_VERSION, Built, Segment, assemble, build
+from bridle.reconstruct.policy import DEFAULT_POLICY, TrainablePolicy
+from bridle.reconstruct.samples import Sample
+from bridle.reconstruct.tree import BrokenTree, Piece, SessionTree
+from bridle.store.database import transaction
+from bridle.store.queries import Reader
+from bridle.store.records import new_id
+from bridle.store.schema import samples
 
 
 def derive(
@@ -32,7 +32,7 @@ def derive(
 ) -> Built:
     """Makes a session's samples and keeps them instead of those that the builder made before.
 
-    Raises :class:`reconstruct.tree.BrokenTree`, and ``KeyError`` for an unknown builder.
+    Raises :class:`bridle.reconstruct.tree.BrokenTree`, and ``KeyError`` for an unknown builder.
     """
     built = build(SessionTree.load(reader, session_id), policy, builder)
     now = time.time()
@@ -73,7 +73,7 @@ def kept_samples(
 ) -> tuple[TrainablePolicy | None, list[Sample]]:
     """The session's kept samples and their policy; ``None`` when none are kept.
 
-    Raises :class:`reconstruct.tree.BrokenTree` when they hang on spans that are not there.
+    Raises :class:`bridle.reconstruct.tree.BrokenTree` when they hang on spans that are not there.
     """
     rows = [row for row in _rows(reader, session_id) if row["builder"] == builder]
     if not rows:

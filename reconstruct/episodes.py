@@ -6,13 +6,13 @@ from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import Any, Final
 
-from reconstruct.builders import build
-from reconstruct.kinds import with_kinds
-from reconstruct.policy import DEFAULT_POLICY, TrainablePolicy
-from reconstruct.samples import Episode
-from reconstruct.tree import SessionTree
-from store.queries import Reader
-from store.records import Reward, SessionRecord
+from bridle.reconstruct.builders import build
+from bridle.reconstruct.kinds import with_kinds
+from bridle.reconstruct.policy import DEFAULT_POLICY, TrainablePolicy
+from bridle.reconstruct.samples import Episode
+from bridle.reconstruct.tree import SessionTree
+from bridle.store.queries import Reader
+from bridle.store.records import Reward, SessionRecord
 
 AT_ONCE: Final = 16
 """Sessions per query."""
@@ -26,7 +26,7 @@ def build_episode(
 ) -> Episode:
     """A session's samples, rewards and token table.
 
-    Raises :class:`store.errors.NotFound`, and :class:`reconstruct.tree.BrokenTree` when the store
+    Raises :class:`bridle.store.errors.NotFound`, and :class:`bridle.reconstruct.tree.BrokenTree` when the store
     contradicts itself.
     """
     session, tree = reader.session(session_id), SessionTree.load(reader, session_id)

@@ -12,9 +12,9 @@ from typing import Any, Final
 
 import orjson
 
-from store.queries import CallRow, SpanRow
-from store.records import CallKind, CallStatus, VersionRun, is_frozen
-from store.tree import DETACHED
+from bridle.store.queries import CallRow, SpanRow
+from bridle.store.records import CallKind, CallStatus, VersionRun, is_frozen
+from bridle.store.tree import DETACHED
 
 _CALL_MARKS: Final = ("<tool_call>", "<|tool_call", "[TOOL_CALLS]", "<function=")
 """How the templates of Qwen, Hermes, Mistral and Llama models open a tool call: left in the text

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
-from store.records import Reward
+from bridle.store.records import Reward
 
 Over = Literal["sum", "mean", "min", "max", "last"]
 _OVERS: Final = ("sum", "mean", "min", "max", "last")

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from store.records import CallKind, Logprobs, Reward, SessionRecord, TokenIds
+from bridle.store.records import CallKind, Logprobs, Reward, SessionRecord, TokenIds
 
 
 @dataclass(frozen=True, slots=True)

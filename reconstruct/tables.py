@@ -8,10 +8,10 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from reconstruct.samples import Sample
-from store.packing import dump_json
-from store.queries import CallRow
-from store.records import SessionRecord
+from bridle.reconstruct.samples import Sample
+from bridle.store.packing import dump_json
+from bridle.store.queries import CallRow
+from bridle.store.records import SessionRecord
 
 SAMPLE_COLUMNS: Final = (
     ("session_id", pa.string()),

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from reconstruct.kinds import with_kinds
-from store.errors import NotFound
-from store.queries import CallRow, Reader, SpanRow
-from store.records import Span, SpanKind, TokenIds
-from store.tree import DETACHED, parents_first
+from bridle.reconstruct.kinds import with_kinds
+from bridle.store.errors import NotFound
+from bridle.store.queries import CallRow, Reader, SpanRow
+from bridle.store.records import Span, SpanKind, TokenIds
+from bridle.store.tree import DETACHED, parents_first
 
 
 class BrokenTree(ValueError):
@@ -84,7 +84,7 @@ class SessionTree:
     def branches(self) -> list[Branch]:
         """All branches, in the order in which their last calls began (then by choice).
 
-        Spans outside the tree (``store.tree.DETACHED``) are on none.
+        Spans outside the tree (``bridle.store.tree.DETACHED``) are on none.
         """
         order = {call_id: index for index, call_id in enumerate(self.calls)}
         leaves = [row for row in self._leaves() if row.span.call_id in order]

@@ -15,12 +15,12 @@ from typing import Any, Final
 from sqlalchemy import Connection, Insert, Table, insert, update
 from sqlalchemy.dialects import postgresql, sqlite
 
-from store import stored
-from store.bodies import Body, Splice, body_id, splice, whole
-from store.cache import OpenCall, SessionCache, SessionState, Template
-from store.errors import RecordRejected
-from store.packing import checksum, dump_json
-from store.records import (
+from bridle.store import stored
+from bridle.store.bodies import Body, Splice, body_id, splice, whole
+from bridle.store.cache import OpenCall, SessionCache, SessionState, Template
+from bridle.store.errors import RecordRejected
+from bridle.store.packing import checksum, dump_json
+from bridle.store.records import (
     CallBegun,
     CallEnded,
     Metric,
@@ -33,7 +33,7 @@ from store.records import (
     TaskRecord,
     new_id,
 )
-from store.rows import (
+from bridle.store.rows import (
     begun_row,
     body_row,
     ended_row,
@@ -42,7 +42,7 @@ from store.rows import (
     span_row,
     template_row,
 )
-from store.schema import (
+from bridle.store.schema import (
     calls,
     metrics,
     policies,
@@ -52,11 +52,11 @@ from store.schema import (
     sessions,
     tasks,
 )
-from store.statements import statements
-from store.text_reader import TextReader
-from store.texts import CallTokens, Context, Reply, Texts, lay_out, pack_alone, pack_texts
-from store.tree import Growth, TokenTree
-from store.vocabulary import Vocabulary
+from bridle.store.statements import statements
+from bridle.store.text_reader import TextReader
+from bridle.store.texts import CallTokens, Context, Reply, Texts, lay_out, pack_alone, pack_texts
+from bridle.store.tree import Growth, TokenTree
+from bridle.store.vocabulary import Vocabulary
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from typing import Final
 
 import msgspec
 
-from store.packing import DICTIONARY, RAW, pack, pack_against, unpack_against
+from bridle.store.packing import DICTIONARY, RAW, pack, pack_against, unpack_against
 
 MAX_DEPTH: Final = 1000
 """A chain this long is ended by a body stored whole, so that no read follows more links."""

@@ -12,9 +12,9 @@ from typing import Any, Final
 
 import msgspec
 
-from store.bodies import Body, Splice
-from store.texts import Context
-from store.tree import TokenTree
+from bridle.store.bodies import Body, Splice
+from bridle.store.texts import Context
+from bridle.store.tree import TokenTree
 
 _REQUESTS_KEPT: Final = 6
 """Latest request bodies per session, one per line: enough for a few sub-agents that take turns."""

@@ -15,12 +15,20 @@ from typing import Any, Final
 import orjson
 from sqlalchemy import Engine, Row, Text, cast, null, select
 
-from store.records import ALSO_BROKE_ON, CONSTRAINED, BreakReason, CallKind, CallStatus, Note, Span
-from store.rows import OBSERVED, expected_usage
-from store.schema import calls, spans, templates
-from store.stored import SPANS as SPANS
-from store.stored import json_as_text, read_span
-from store.text_reader import LateTexts, TextReader
+from bridle.store.records import (
+    ALSO_BROKE_ON,
+    CONSTRAINED,
+    BreakReason,
+    CallKind,
+    CallStatus,
+    Note,
+    Span,
+)
+from bridle.store.rows import OBSERVED, expected_usage
+from bridle.store.schema import calls, spans, templates
+from bridle.store.stored import SPANS as SPANS
+from bridle.store.stored import json_as_text, read_span
+from bridle.store.text_reader import LateTexts, TextReader
 
 
 @dataclass(frozen=True, slots=True)

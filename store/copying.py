@@ -17,7 +17,7 @@ from typing import Final
 from sqlalchemy import Connection, Table, func, insert, select
 from sqlalchemy.exc import DBAPIError
 
-from store.database import (
+from bridle.store.database import (
     connect,
     database_url,
     migrate,
@@ -27,8 +27,8 @@ from store.database import (
     snapshot,
     transaction,
 )
-from store.errors import StoreUnavailable
-from store.schema import metadata, writers
+from bridle.store.errors import StoreUnavailable
+from bridle.store.schema import metadata, writers
 
 _ROWS_AT_ONCE: Final = 500
 

@@ -11,8 +11,8 @@ from typing import Final
 
 import numpy as np
 
-from store.packing import checksum
-from store.records import CallEnded, CallStatus, Choice, Span, VersionRun
+from bridle.store.packing import checksum
+from bridle.store.records import CallEnded, CallStatus, Choice, Span, VersionRun
 
 MISSING_LOGPROB: Final = -9999.0
 """What vLLM writes for a logprob that it does not have."""

@@ -17,8 +17,8 @@ from typing import Final
 
 from sqlalchemy import Connection, bindparam, delete, insert, select, update
 
-from store.records import CallStatus, new_id
-from store.schema import calls, writers
+from bridle.store.records import CallStatus, new_id
+from bridle.store.schema import calls, writers
 
 _REASON: Final = "the process that ran it died"
 

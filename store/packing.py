@@ -19,7 +19,7 @@ import orjson
 import zstandard
 from numpy.typing import ArrayLike
 
-from store.records import Logprobs, TokenIds
+from bridle.store.records import Logprobs, TokenIds
 
 RAW: Final = 0
 ZSTD: Final = 1

@@ -26,13 +26,13 @@ from sqlalchemy import (
     select,
 )
 
-from store import stored
-from store.call_rows import CALLS, SPANS, read_calls, read_span_row
-from store.call_rows import CallRow as CallRow
-from store.call_rows import SpanRow as SpanRow
-from store.database import connect, snapshot
-from store.errors import NotFound, StoreUnavailable
-from store.records import (
+from bridle.store import stored
+from bridle.store.call_rows import CALLS, SPANS, read_calls, read_span_row
+from bridle.store.call_rows import CallRow as CallRow
+from bridle.store.call_rows import SpanRow as SpanRow
+from bridle.store.database import connect, snapshot
+from bridle.store.errors import NotFound, StoreUnavailable
+from bridle.store.records import (
     CallKind,
     CallStatus,
     Choice,
@@ -47,8 +47,8 @@ from store.records import (
     TaskRecord,
     TokenIds,
 )
-from store.rows import OBSERVED, span_place
-from store.schema import (
+from bridle.store.rows import OBSERVED, span_place
+from bridle.store.schema import (
     calls,
     metrics,
     policies,
@@ -60,7 +60,7 @@ from store.schema import (
     tasks,
     writers,
 )
-from store.text_reader import TextReader
+from bridle.store.text_reader import TextReader
 
 _PAGE: Final = 200
 _AT_ONCE: Final = 500
@@ -102,7 +102,7 @@ def _unreadable(context: ExceptionContext) -> StoreUnavailable:
 
 
 class Reader:
-    """Queries over a URL, or over an engine of :func:`store.database.connect`, whose errors are
+    """Queries over a URL, or over an engine of :func:`bridle.store.database.connect`, whose errors are
     then SQLAlchemy's."""
 
     def __init__(self, source: str | Engine) -> None:

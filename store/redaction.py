@@ -18,8 +18,8 @@ from typing import Any, Final
 import msgspec
 import orjson
 
-from store.packing import dump_json
-from store.records import CallBegun, CallEnded, Note
+from bridle.store.packing import dump_json
+from bridle.store.records import CallBegun, CallEnded, Note
 
 
 def _word(beginning: str) -> str:

@@ -26,8 +26,8 @@ from sqlalchemy import (
     text,
 )
 
-from store.columns import Digest
-from store.records import SHORT_TEXT
+from bridle.store.columns import Digest
+from bridle.store.records import SHORT_TEXT
 
 metadata = MetaData(
     naming_convention={

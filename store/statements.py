@@ -16,10 +16,10 @@ from sqlalchemy import Connection, Dialect, Executable, bindparam, delete, inser
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.dialects.postgresql import psycopg
 
-from store.database import driver_error
-from store.liveness import RENEW
-from store.rows import END_COLUMNS
-from store.schema import bodies, calls, running, spans, templates
+from bridle.store.database import driver_error
+from bridle.store.liveness import RENEW
+from bridle.store.rows import END_COLUMNS
+from bridle.store.schema import bodies, calls, running, spans, templates
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,13 +11,13 @@ from typing import Any, Final, NamedTuple, Self
 
 from sqlalchemy import BindParameter, Connection, Engine, Row, Select, bindparam, select
 
-from store.errors import NotFound
-from store.packing import unpack, unpack_ids
-from store.records import TokenIds
-from store.rows import OBSERVED
-from store.schema import calls, spans, templates, vocabularies
-from store.texts import CallTokens, Context, Texts, stands_alone, unpack_texts
-from store.vocabulary import Vocabulary
+from bridle.store.errors import NotFound
+from bridle.store.packing import unpack, unpack_ids
+from bridle.store.records import TokenIds
+from bridle.store.rows import OBSERVED
+from bridle.store.schema import calls, spans, templates, vocabularies
+from bridle.store.texts import CallTokens, Context, Texts, stands_alone, unpack_texts
+from bridle.store.vocabulary import Vocabulary
 
 _CONTEXTS_KEPT: Final = 512
 _AT_ONCE: Final = 500

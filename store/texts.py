@@ -14,12 +14,12 @@ from typing import Final
 
 import msgspec
 
-from store.bodies import Splice
-from store.events import from_columns, to_columns
-from store.packing import DICTIONARY, pack_against, pack_proved, unpack_against
-from store.records import TokenIds
-from store.varint import read_varints, varints
-from store.vocabulary import SEPARATOR, Vocabulary
+from bridle.store.bodies import Splice
+from bridle.store.events import from_columns, to_columns
+from bridle.store.packing import DICTIONARY, pack_against, pack_proved, unpack_against
+from bridle.store.records import TokenIds
+from bridle.store.varint import read_varints, varints
+from bridle.store.vocabulary import SEPARATOR, Vocabulary
 
 _ABSENT, _PLAIN, _COLUMNS = range(3)
 """How a reply is kept."""

@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from store.records import Choice, Span, SpanKind, TokenIds
+from bridle.store.records import Choice, Span, SpanKind, TokenIds
 
 DETACHED: Final = -1
 """``start`` of sampled tokens whose prompt is not known; they are no part of the tree."""

@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 from sqlalchemy import Connection, select
 from sqlalchemy.dialects import postgresql, sqlite
 
-from store.records import TokenIds
-from store.schema import vocabularies
+from bridle.store.records import TokenIds
+from bridle.store.schema import vocabularies
 
 SEPARATOR: Final = b"\x1e"
 """After pieces of text that are told apart; JSON escapes it, so that no text has it."""

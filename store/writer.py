@@ -34,13 +34,13 @@ from sqlalchemy.exc import (
     StatementError,
 )
 
-from store import liveness
-from store.batch import Batch, Patch, Record
-from store.cache import SessionCache
-from store.database import Synchronous, connect, file_id, transaction
-from store.errors import RecordRejected, StoreUnavailable
-from store.job_queue import Job, JobQueue, Outcome, deliver
-from store.records import (
+from bridle.store import liveness
+from bridle.store.batch import Batch, Patch, Record
+from bridle.store.cache import SessionCache
+from bridle.store.database import Synchronous, connect, file_id, transaction
+from bridle.store.errors import RecordRejected, StoreUnavailable
+from bridle.store.job_queue import Job, JobQueue, Outcome, deliver
+from bridle.store.records import (
     CallBegun,
     CallEnded,
     CallKind,
@@ -53,11 +53,11 @@ from store.records import (
     SessionRecord,
     TaskRecord,
 )
-from store.redaction import Redactor
-from store.schema import sessions, writers
-from store.statements import statements
-from store.text_reader import TextReader
-from store.vocabulary import Vocabulary, keep_vocabulary
+from bridle.store.redaction import Redactor
+from bridle.store.schema import sessions, writers
+from bridle.store.statements import statements
+from bridle.store.text_reader import TextReader
+from bridle.store.vocabulary import Vocabulary, keep_vocabulary
 
 log = logging.getLogger("bridle.store")
 
@@ -89,7 +89,7 @@ class WriterStats:
 class Writer:
     """Writes records to ``url``; see the module for how. Start it, or use it as a context manager.
 
-    The schema must be current (:func:`store.database.migrate`). A ``redactor`` scrubs calls before
+    The schema must be current (:func:`bridle.store.database.migrate`). A ``redactor`` scrubs calls before
     they are queued. With the ``vocabulary`` of the model's tokenizer, text that a call's tokens say
     already takes next to no room.
 

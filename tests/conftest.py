@@ -18,10 +18,10 @@ import numpy as np
 import pytest
 from hypothesis import settings
 
-from reconstruct.audit import audit
-from store.database import revision
-from store.queries import Reader
-from store.records import (
+from bridle.reconstruct.audit import audit
+from bridle.store.database import revision
+from bridle.store.queries import Reader
+from bridle.store.records import (
     CallBegun,
     CallEnded,
     CallStatus,
@@ -30,7 +30,7 @@ from store.records import (
     VersionRun,
     new_id,
 )
-from store.writer import Writer
+from bridle.store.writer import Writer
 
 AUDITED = (
     "bridle",

@@ -15,8 +15,8 @@ from peft import inject_adapter_in_model
 from peft.tuners.lora import LoraLayer, ParamWrapper
 from torch import Tensor, nn
 
-from trainer.config import LoraConfig
-from trainer.sharding import own_part
+from bridle.trainer.config import LoraConfig
+from bridle.trainer.sharding import own_part
 
 _NAME: Final = "default"
 

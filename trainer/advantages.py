@@ -19,7 +19,7 @@ from collections.abc import Hashable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from trainer.config import Baseline
+from bridle.trainer.config import Baseline
 
 STD_EPSILON = 1e-6
 

@@ -10,12 +10,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from trainer.config import GrpoConfig
-from trainer.losses import TokenTerms
-from trainer.model import TokenScores, score_idly, score_pack
-from trainer.packing import Pack, make_packs
-from trainer.prepare import TrainItem
-from trainer.weighting import branch_token_weights
+from bridle.trainer.config import GrpoConfig
+from bridle.trainer.losses import TokenTerms
+from bridle.trainer.model import TokenScores, score_idly, score_pack
+from bridle.trainer.packing import Pack, make_packs
+from bridle.trainer.prepare import TrainItem
+from bridle.trainer.weighting import branch_token_weights
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,8 +18,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.utils.checkpoint import checkpoint
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from trainer.config import ComputeConfig
-from trainer.sharding import shard
+from bridle.trainer.config import ComputeConfig
+from bridle.trainer.sharding import shard
 
 _RANGE: Final = re.compile(r"(\w+):(\d+)-(\d+)")
 _AUTOCAST: Final = "bridle_autocast"

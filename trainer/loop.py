@@ -15,20 +15,20 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
-from store.records import PolicyRecord
-from trainer.checkpoint import (
+from bridle.store.records import PolicyRecord
+from bridle.trainer.checkpoint import (
     CheckpointError,
     Progress,
     checkpoints,
 )
-from trainer.collector import Collect, Collector
-from trainer.config import GrpoConfig
-from trainer.learner import AnyLearner
-from trainer.metrics import MetricSink
-from trainer.optimizer import learning_rate
-from trainer.prepare import prepare
-from trainer.report import StepReport
-from trainer.weights import Policy
+from bridle.trainer.collector import Collect, Collector
+from bridle.trainer.config import GrpoConfig
+from bridle.trainer.learner import AnyLearner
+from bridle.trainer.metrics import MetricSink
+from bridle.trainer.optimizer import learning_rate
+from bridle.trainer.prepare import prepare
+from bridle.trainer.report import StepReport
+from bridle.trainer.weights import Policy
 
 log = logging.getLogger(__name__)
 
@@ -83,7 +83,7 @@ class GrpoLoop:
     def resume(self) -> Progress:
         """Go on from the newest checkpoint in ``directory``.
 
-        Raises :class:`trainer.checkpoint.CheckpointError` when there is none or it does not fit.
+        Raises :class:`bridle.trainer.checkpoint.CheckpointError` when there is none or it does not fit.
         """
         found = checkpoints(self._directory)
         if not found:

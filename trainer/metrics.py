@@ -9,7 +9,7 @@ from typing import Protocol
 
 from torch.utils.tensorboard import SummaryWriter
 
-from store.writer import Writer
+from bridle.store.writer import Writer
 
 
 class MetricSink(Protocol):

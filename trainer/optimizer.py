@@ -8,8 +8,8 @@ import torch
 from torch import nn
 from torch.optim import AdamW, Optimizer
 
-from trainer.config import OptimizerConfig
-from trainer.sharding import number
+from bridle.trainer.config import OptimizerConfig
+from bridle.trainer.sharding import number
 
 
 def make_optimizer(model: nn.Module, config: OptimizerConfig) -> AdamW:

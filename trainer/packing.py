@@ -13,7 +13,7 @@ token ``t`` is predicted from ``token_ids[:t]``, so its source is the forest's c
 
 Tokens stand in depth-first order: a subtree is a contiguous range, and every ancestor of a token in
 a range that lies before the range is an ancestor of the range's first token
-(:mod:`trainer.attention` rests on this).
+(:mod:`bridle.trainer.attention` rests on this).
 
 Shared-prefix training: Tree Training (arXiv 2511.00413); AReaL's tree attention.
 """
@@ -28,8 +28,8 @@ from typing import Final, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from store.records import TokenIds
-from trainer.config import Layout, PackingConfig
+from bridle.store.records import TokenIds
+from bridle.trainer.config import Layout, PackingConfig
 
 Index = NDArray[np.int64]
 

@@ -13,17 +13,17 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from reconstruct.samples import Episode, Sample
-from trainer.advantages import advantages_by_group, is_degenerate
-from trainer.config import GrpoConfig
-from trainer.filters import (
+from bridle.reconstruct.samples import Episode, Sample
+from bridle.trainer.advantages import advantages_by_group, is_degenerate
+from bridle.trainer.config import GrpoConfig
+from bridle.trainer.filters import (
     DropReason,
     TokenAccount,
     account_of,
     not_trained,
     outside_the_baseline,
 )
-from trainer.rewards import session_reward
+from bridle.trainer.rewards import session_reward
 
 _NOTHING: Final = np.zeros(0, np.int64)
 

@@ -2,7 +2,7 @@
 
 :class:`Publisher` writes a model directory ``v00000012/`` once, whole or not at all, and has the
 engine reload from it: any engine, in any process. :class:`MemoryPublisher` hands the tensors to an
-engine in this process. How the change-over is made and checked stands in :mod:`trainer.swap`.
+engine in this process. How the change-over is made and checked stands in :mod:`bridle.trainer.swap`.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from engine.client import EngineRefused
-from engine.embedded.model import WeightsMismatch
-from store.records import PolicyRecord
-from trainer.adapters import merged_state
-from trainer.config import PublishConfig
-from trainer.durable import atomic_directory
-from trainer.swap import EngineControl, PublishError, VerifiedSwap
-from trainer.weights import Policy, weights_of
+from bridle.engine.client import EngineRefused
+from bridle.engine.embedded.model import WeightsMismatch
+from bridle.store.records import PolicyRecord
+from bridle.trainer.adapters import merged_state
+from bridle.trainer.config import PublishConfig
+from bridle.trainer.durable import atomic_directory
+from bridle.trainer.swap import EngineControl, PublishError, VerifiedSwap
+from bridle.trainer.weights import Policy, weights_of
 
 Announce = Callable[[int], None]
 """Told the version that the engine serves from now on, while it is paused."""
@@ -72,7 +72,7 @@ class Publisher:
         """Write, load and verify ``policy`` as ``version``.
 
         Raises :class:`PublishError` when the engine fails to load it or scores it differently, and
-        :class:`engine.client.EngineError` when it cannot be reached before anything was changed.
+        :class:`bridle.engine.client.EngineError` when it cannot be reached before anything was changed.
         """
         before = self._swap.scores_before()
         path, digest = write_version(self.directory, policy, version, self._tokenizer_from)
@@ -96,7 +96,7 @@ class Publisher:
 
 
 class InProcessEngine(Protocol):
-    """An engine that takes weights from memory; ``engine.embedded.EmbeddedEngine`` is one."""
+    """An engine that takes weights from memory; ``bridle.engine.embedded.EmbeddedEngine`` is one."""
 
     def load_weights(self, state: Mapping[str, Tensor]) -> int: ...
 
@@ -170,7 +170,7 @@ def write_version(
 ) -> tuple[Path, str]:
     """``policy`` as ``v00000012/`` in ``directory``, whole or not at all; its path and digest.
 
-    ``tensors`` are written for its own weights (:func:`trainer.model.checkpoint_tensors`).
+    ``tensors`` are written for its own weights (:func:`bridle.trainer.model.checkpoint_tensors`).
     """
     path = directory / f"v{version:08d}"
     with atomic_directory(path) as scratch:

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from store.records import PolicyRecord
-from trainer.prepare import PreparedStep
-from trainer.update import UpdateStats
+from bridle.store.records import PolicyRecord
+from bridle.trainer.prepare import PreparedStep
+from bridle.trainer.update import UpdateStats
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from reconstruct.rewards import Aggregation, Over
-from reconstruct.samples import Episode
+from bridle.reconstruct.rewards import Aggregation, Over
+from bridle.reconstruct.samples import Episode
 
 
 def session_reward(

@@ -16,10 +16,10 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from trainer.config import SftConfig
-from trainer.learner import AnyLearner
-from trainer.optimizer import learning_rate
-from trainer.sft_data import SftExample
+from bridle.trainer.config import SftConfig
+from bridle.trainer.learner import AnyLearner
+from bridle.trainer.optimizer import learning_rate
+from bridle.trainer.sft_data import SftExample
 
 
 @dataclass(frozen=True, slots=True)

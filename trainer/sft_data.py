@@ -13,10 +13,10 @@ import numpy as np
 import pyarrow.parquet as parquet
 from numpy.typing import NDArray
 
-from engine.tokenizer import ArgumentsNotJson, TemplateError, Tokenizer
-from reconstruct.samples import Episode
-from store.records import TokenIds
-from store.tree import common_prefix
+from bridle.engine.tokenizer import ArgumentsNotJson, TemplateError, Tokenizer
+from bridle.reconstruct.samples import Episode
+from bridle.store.records import TokenIds
+from bridle.store.tree import common_prefix
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from torch import nn
 from torch.optim import Optimizer
 
-from trainer.config import SftConfig
-from trainer.model import score_idly, score_pack
-from trainer.optimizer import clip_and_step
-from trainer.packing import computed_tokens, make_packs
-from trainer.sft_data import SftExample
-from trainer.sharding import share_of
+from bridle.trainer.config import SftConfig
+from bridle.trainer.model import score_idly, score_pack
+from bridle.trainer.optimizer import clip_and_step
+from bridle.trainer.packing import computed_tokens, make_packs
+from bridle.trainer.sft_data import SftExample
+from bridle.trainer.sharding import share_of
 
 
 @dataclass(frozen=True, slots=True)

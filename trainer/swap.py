@@ -16,9 +16,9 @@ from typing import Final, Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.client import EngineError
-from trainer.config import PublishConfig
-from trainer.weights import Policy, Probes, Scores, weights_of
+from bridle.engine.client import EngineError
+from bridle.trainer.config import PublishConfig
+from bridle.trainer.weights import Policy, Probes, Scores, weights_of
 
 log = logging.getLogger(__name__)
 
@@ -28,7 +28,7 @@ TOLERANCE_IN_BFLOAT16: Final = 0.1
 
 
 class EngineControl(Protocol):
-    """What publishing needs of an engine; :class:`engine.client.EngineClient` is one."""
+    """What publishing needs of an engine; :class:`bridle.engine.client.EngineClient` is one."""
 
     def pause(
         self, mode: Literal["keep", "wait", "abort"] = "wait", clear_cache: bool = True

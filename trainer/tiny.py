@@ -15,8 +15,8 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from engine.tokenizer import CHAT_TEMPLATE_FILE
-from trainer.model import save_policy
+from bridle.engine.tokenizer import CHAT_TEMPLATE_FILE
+from bridle.trainer.model import save_policy
 
 SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 MARKUP_TOKENS = (

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from trainer.batches import (
+from bridle.trainer.batches import (
     TrainPack,
     Turns,
     deal_minibatches,
@@ -18,13 +18,13 @@ from trainer.batches import (
     with_old_logprobs,
     with_reference_logprobs,
 )
-from trainer.config import GrpoConfig
-from trainer.losses import LossStats, policy_loss
-from trainer.model import score_idly, score_pack
-from trainer.optimizer import clip_and_step
-from trainer.packing import computed_tokens
-from trainer.prepare import TrainItem
-from trainer.sharding import share_of
+from bridle.trainer.config import GrpoConfig
+from bridle.trainer.losses import LossStats, policy_loss
+from bridle.trainer.model import score_idly, score_pack
+from bridle.trainer.optimizer import clip_and_step
+from bridle.trainer.packing import computed_tokens
+from bridle.trainer.prepare import TrainItem
+from bridle.trainer.sharding import share_of
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from trainer.config import Weighting
+from bridle.trainer.config import Weighting
 
 
 def branch_token_weights(

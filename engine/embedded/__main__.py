@@ -1,4 +1,4 @@
-"""``python -m engine.embedded --model DIR``: the embedded engine as a process of its own."""
+"""``python -m bridle.engine.embedded --model DIR``: the embedded engine as a process of its own."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import os
 import signal
 import threading
 
-from engine.embedded.backend import EmbeddedSettings
-from engine.embedded.engine import EmbeddedEngine
-from engine.embedded.scheduler import SchedulerLimits
+from bridle.engine.embedded.backend import EmbeddedSettings
+from bridle.engine.embedded.engine import EmbeddedEngine
+from bridle.engine.embedded.scheduler import SchedulerLimits
 
 API_KEY_VARIABLE = "BRIDLE_ENGINE_API_KEY"
 
@@ -53,7 +53,7 @@ def main() -> None:
 
 def _parser() -> argparse.ArgumentParser:
     limits = SchedulerLimits()
-    parser = argparse.ArgumentParser(prog="python -m engine.embedded", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m bridle.engine.embedded", description=__doc__)
     parser.add_argument("--model", required=True, help="directory of the model and its tokenizer")
     parser.add_argument("--served-model-name", help="default: the directory's name")
     parser.add_argument("--host", default="127.0.0.1")

@@ -15,7 +15,7 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
-from engine.embedded.kv import SequenceKV
+from bridle.engine.embedded.kv import SequenceKV
 
 ATTENTION_NAME: Final = "bridle_ragged"
 

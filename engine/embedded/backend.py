@@ -14,12 +14,12 @@ from typing import Any, TypeVar
 
 import torch
 
-from engine.backend import PauseMode, Prompt, Sampling, Step
-from engine.contract import ModelCard
-from engine.embedded.model import PackedModel, WeightsMismatch, load_state
-from engine.embedded.scheduler import Generation, Outcome, Scheduler, SchedulerLimits
-from engine.errors import RequestRefused
-from engine.tokenizer import Tokenizer
+from bridle.engine.backend import PauseMode, Prompt, Sampling, Step
+from bridle.engine.contract import ModelCard
+from bridle.engine.embedded.model import PackedModel, WeightsMismatch, load_state
+from bridle.engine.embedded.scheduler import Generation, Outcome, Scheduler, SchedulerLimits
+from bridle.engine.errors import RequestRefused
+from bridle.engine.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
 

@@ -8,9 +8,9 @@ from typing import Self
 
 import torch
 
-from engine.embedded.backend import EmbeddedBackend, EmbeddedSettings
-from engine.server import make_app
-from engine.transport import ServerThread
+from bridle.engine.embedded.backend import EmbeddedBackend, EmbeddedSettings
+from bridle.engine.server import make_app
+from bridle.engine.transport import ServerThread
 
 
 class EmbeddedEngine:

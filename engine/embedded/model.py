@@ -12,8 +12,8 @@ import torch
 from transformers import AutoModelForCausalLM
 from transformers.utils import logging as transformers_logging
 
-from engine.embedded.attention import ATTENTION_NAME, Chunk, RaggedBatch
-from engine.embedded.kv import SequenceKV
+from bridle.engine.embedded.attention import ATTENTION_NAME, Chunk, RaggedBatch
+from bridle.engine.embedded.kv import SequenceKV
 
 _LOADING: Final = threading.Lock()
 _PROBE_TOKENS: Final = 24

@@ -19,11 +19,11 @@ from urllib.parse import urlsplit
 
 import httpx
 
-from engine import contract
-from engine.vllm.flags import TRANSFER_BACKEND, WORKER, is_loopback
-from engine.vllm.installation import OLDEST, version_tuple
-from engine.vllm.parsers import Parsers, choose_parsers
-from engine.vllm.probing import Probe, ProbeFailed, Reply, refusal
+from bridle.engine import contract
+from bridle.engine.vllm.flags import TRANSFER_BACKEND, WORKER, is_loopback
+from bridle.engine.vllm.installation import OLDEST, version_tuple
+from bridle.engine.vllm.parsers import Parsers, choose_parsers
+from bridle.engine.vllm.probing import Probe, ProbeFailed, Reply, refusal
 
 Outcome = Literal["ok", "failed", "unknown"]
 

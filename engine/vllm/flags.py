@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from engine.vllm.installation import Installation, VllmError
-from engine.vllm.parsers import OWN_THINKING, choose_parsers
+from bridle.engine.vllm.installation import Installation, VllmError
+from bridle.engine.vllm.parsers import OWN_THINKING, choose_parsers
 
 INSIDE: Final = Path(__file__).parent / "inside"
 """The only folder of ours on vLLM's PYTHONPATH."""

@@ -26,10 +26,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
-from engine.client import EngineError
-from engine.vllm.control import VllmControl
-from engine.vllm.flags import VllmOptions, command, environment
-from engine.vllm.installation import Installation, VllmError, find_installation
+from bridle.engine.client import EngineError
+from bridle.engine.vllm.control import VllmControl
+from bridle.engine.vllm.flags import VllmOptions, command, environment
+from bridle.engine.vllm.installation import Installation, VllmError, find_installation
 
 POLL_SECONDS: Final = 0.2
 _ERROR_LINE: Final = re.compile(r"(^|[\] .])\w*(Error|Exception): |: error: ")

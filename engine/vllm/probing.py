@@ -10,8 +10,8 @@ from typing import Any, Self
 
 import httpx
 
-from engine import contract
-from engine.client import connection
+from bridle.engine import contract
+from bridle.engine.client import connection
 
 QUESTION = [{"role": "user", "content": "Say hello."}]
 

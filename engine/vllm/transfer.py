@@ -16,10 +16,16 @@ import torch
 from torch import Tensor
 from torch._C._distributed_c10d import Store
 
-from engine.client import EngineError, EngineRefused
-from engine.vllm.control import VllmControl
-from engine.vllm.flags import TRANSFER_BACKEND
-from engine.vllm.inside.bridle_wire import Announcement, Group, TransferBroken, buckets, open_store
+from bridle.engine.client import EngineError, EngineRefused
+from bridle.engine.vllm.control import VllmControl
+from bridle.engine.vllm.flags import TRANSFER_BACKEND
+from bridle.engine.vllm.inside.bridle_wire import (
+    Announcement,
+    Group,
+    TransferBroken,
+    buckets,
+    open_store,
+)
 
 Backend = Literal["gloo", "nccl"]
 

@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from harnesses.tasks import Task
-from harnesses.verifiers import NumberAnswer
+from bridle.harnesses.tasks import Task
+from bridle.harnesses.verifiers import NumberAnswer
 
 SUITE = "shop"
 SHOP: dict[str, dict[str, int]] = json.loads(Path(__file__).with_name("shop.json").read_text())

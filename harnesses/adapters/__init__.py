@@ -1,15 +1,15 @@
 """How each harness is launched on a task, pointed at a session, and asked for its answer."""
 
-from harnesses.adapters.base import Access, Adapter, Place
-from harnesses.adapters.claude_code import ClaudeCode
-from harnesses.adapters.codex import Codex
-from harnesses.adapters.command import Command
-from harnesses.adapters.gemini_cli import GeminiCli
-from harnesses.adapters.mini_swe_agent import MiniSweAgent
-from harnesses.adapters.opencode import OpenCode
-from harnesses.adapters.pi import Pi
-from harnesses.adapters.python_agent import PythonAgent
-from harnesses.adapters.qwen_code import QwenCode
+from bridle.harnesses.adapters.base import Access, Adapter, Place
+from bridle.harnesses.adapters.claude_code import ClaudeCode
+from bridle.harnesses.adapters.codex import Codex
+from bridle.harnesses.adapters.command import Command
+from bridle.harnesses.adapters.gemini_cli import GeminiCli
+from bridle.harnesses.adapters.mini_swe_agent import MiniSweAgent
+from bridle.harnesses.adapters.opencode import OpenCode
+from bridle.harnesses.adapters.pi import Pi
+from bridle.harnesses.adapters.python_agent import PythonAgent
+from bridle.harnesses.adapters.qwen_code import QwenCode
 
 CODING_HARNESSES: dict[str, type[Adapter]] = {
     "codex": Codex,

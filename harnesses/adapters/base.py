@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from harnesses.client import Session
-from harnesses.environment import home_at, scrubbed
-from harnesses.runtimes.base import Finished
-from harnesses.tasks import Task
+from bridle.harnesses.client import Session
+from bridle.harnesses.environment import home_at, scrubbed
+from bridle.harnesses.runtimes.base import Finished
+from bridle.harnesses.tasks import Task
 
 DEFAULT_MODEL = "policy"
 """The model name a harness asks for when nothing else is set; the proxy serves it as it is told."""

@@ -6,10 +6,10 @@ import json
 import os
 from dataclasses import dataclass
 
-from harnesses.adapters.base import Access, Place, Plan, session_environment
-from harnesses.install import find_harness, search_path
-from harnesses.runtimes.base import Finished
-from harnesses.tasks import Task
+from bridle.harnesses.adapters.base import Access, Place, Plan, session_environment
+from bridle.harnesses.install import find_harness, search_path
+from bridle.harnesses.runtimes.base import Finished
+from bridle.harnesses.tasks import Task
 
 _KEY_VARIABLE = "BRIDLE_SESSION_KEY"
 

@@ -6,9 +6,9 @@ import string
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from harnesses.adapters.base import Access, Place, Plan, last_line, session_environment
-from harnesses.runtimes.base import Finished, NotLaunchable
-from harnesses.tasks import Task
+from bridle.harnesses.adapters.base import Access, Place, Plan, last_line, session_environment
+from bridle.harnesses.runtimes.base import Finished, NotLaunchable
+from bridle.harnesses.tasks import Task
 
 
 @dataclass(frozen=True)

@@ -6,12 +6,12 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from harnesses.adapters.base import Access, Place, Plan, session_environment
-from harnesses.install import find_python_harness
-from harnesses.runtimes.base import Finished, NotLaunchable, Runtime
-from harnesses.runtimes.local import LocalRuntime
-from harnesses.runtimes.warm import WarmRuntime, interpreter_of
-from harnesses.tasks import Task
+from bridle.harnesses.adapters.base import Access, Place, Plan, session_environment
+from bridle.harnesses.install import find_python_harness
+from bridle.harnesses.runtimes.base import Finished, NotLaunchable, Runtime
+from bridle.harnesses.runtimes.local import LocalRuntime
+from bridle.harnesses.runtimes.warm import WarmRuntime, interpreter_of
+from bridle.harnesses.tasks import Task
 
 _LITELLM_ENVIRONMENT = {"LITELLM_LOCAL_MODEL_COST_MAP": "True"}
 """Else it fetches its price list from the network when it is imported."""

@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from harnesses.adapters.base import Access, Place, Plan, last_line, session_environment
-from harnesses.runtimes.base import Finished
-from harnesses.tasks import Task
+from bridle.harnesses.adapters.base import Access, Place, Plan, last_line, session_environment
+from bridle.harnesses.runtimes.base import Finished
+from bridle.harnesses.tasks import Task
 
 
 @dataclass(frozen=True)

@@ -23,8 +23,8 @@ from typing import Any
 
 import msgspec
 
-from harnesses.environment import scrubbed
-from harnesses.runtimes.base import (
+from bridle.harnesses.environment import scrubbed
+from bridle.harnesses.runtimes.base import (
     Captured,
     Finished,
     Launch,
@@ -33,7 +33,7 @@ from harnesses.runtimes.base import (
     environment_of,
     prepare,
 )
-from harnesses.runtimes.supervise import new_mark, supervise
+from bridle.harnesses.runtimes.supervise import new_mark, supervise
 
 log = logging.getLogger(__name__)
 

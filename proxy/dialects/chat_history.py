@@ -15,8 +15,8 @@ from typing import Annotated, Any
 import msgspec
 import numpy as np
 
-from proxy.canonical import Message
-from store.records import Note
+from bridle.proxy.canonical import Message
+from bridle.store.records import Note
 
 _SPACE = b" \t\r\n"
 

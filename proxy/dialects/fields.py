@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import orjson
 
-from proxy.canonical import ApiError
+from bridle.proxy.canonical import ApiError
 
 _INT64: Final = 2**63
 

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 import orjson
 
-from proxy.dialects.fields import Fields, embeddable, json_text, writable
+from bridle.proxy.dialects.fields import Fields, embeddable, json_text, writable
 
 INVALID_JSON: Final = "_invalid_json"
 """Key of an arguments object that carries text which is not a JSON object."""

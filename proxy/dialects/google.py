@@ -7,7 +7,7 @@ from typing import Any
 
 import orjson
 
-from proxy.canonical import (
+from bridle.proxy.canonical import (
     ApiError,
     ChoiceReply,
     DialectName,
@@ -16,10 +16,10 @@ from proxy.canonical import (
     Reply,
     Request,
 )
-from proxy.dialects import google_request
-from proxy.dialects.errors import google_error
-from proxy.dialects.google_request import GoogleContext
-from proxy.dialects.google_stream import (
+from bridle.proxy.dialects import google_request
+from bridle.proxy.dialects.errors import google_error
+from bridle.proxy.dialects.google_request import GoogleContext
+from bridle.proxy.dialects.google_stream import (
     GoogleEmitter,
     call_part,
     candidate,
@@ -30,7 +30,7 @@ from proxy.dialects.google_stream import (
 
 
 class GoogleDialect:
-    """See :class:`proxy.canonical.Dialect`. The emitter knows the content type of its stream."""
+    """See :class:`bridle.proxy.canonical.Dialect`. The emitter knows the content type of its stream."""
 
     name: DialectName = "google"
     stream_content_type = "text/event-stream"

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from proxy import minting
-from proxy.canonical import ToolCall
-from proxy.dialects.fields import Fields, invalid, json_text
-from proxy.dialects.functions import arguments_text
-from proxy.dialects.google_schema import named
-from proxy.dialects.turns import Content, Transcript, Turn, image_part, joined, text_part
+from bridle.proxy import minting
+from bridle.proxy.canonical import ToolCall
+from bridle.proxy.dialects.fields import Fields, invalid, json_text
+from bridle.proxy.dialects.functions import arguments_text
+from bridle.proxy.dialects.google_schema import named
+from bridle.proxy.dialects.turns import Content, Transcript, Turn, image_part, joined, text_part
 
 _AUDIO: Final = {"audio/wav": "wav", "audio/x-wav": "wav", "audio/mp3": "mp3", "audio/mpeg": "mp3"}
 _PLAIN_RESULTS: Final = ("output", "result", "error")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from proxy.dialects.fields import Fields, writable
+from bridle.proxy.dialects.fields import Fields, writable
 
 _TYPES: Final = {
     "STRING": "string",

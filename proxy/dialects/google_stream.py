@@ -13,8 +13,8 @@ from typing import Any
 
 import orjson
 
-from proxy import minting
-from proxy.canonical import (
+from bridle.proxy import minting
+from bridle.proxy.canonical import (
     ApiError,
     Event,
     Finished,
@@ -29,9 +29,9 @@ from proxy.canonical import (
     ToolCallDelta,
     Usage,
 )
-from proxy.dialects.errors import google_error_object
-from proxy.dialects.functions import arguments_object
-from proxy.dialects.google_request import GoogleContext
+from bridle.proxy.dialects.errors import google_error_object
+from bridle.proxy.dialects.functions import arguments_object
+from bridle.proxy.dialects.google_request import GoogleContext
 
 Json = dict[str, Any]
 
@@ -110,7 +110,7 @@ class _Choice:
 
 
 class GoogleEmitter:
-    """Writes one streamed response; see :class:`proxy.canonical.Emitter`."""
+    """Writes one streamed response; see :class:`bridle.proxy.canonical.Emitter`."""
 
     def __init__(self, request: Request, minted: Minted) -> None:
         self._context: GoogleContext = request.context

@@ -7,7 +7,7 @@ from typing import Any
 
 import orjson
 
-from proxy.canonical import (
+from bridle.proxy.canonical import (
     ApiError,
     ChoiceReply,
     DialectName,
@@ -16,11 +16,11 @@ from proxy.canonical import (
     Reply,
     Request,
 )
-from proxy.dialects import messages_request
-from proxy.dialects.blank import shown_text
-from proxy.dialects.errors import anthropic_error
-from proxy.dialects.functions import arguments_object
-from proxy.dialects.messages_stream import (
+from bridle.proxy.dialects import messages_request
+from bridle.proxy.dialects.blank import shown_text
+from bridle.proxy.dialects.errors import anthropic_error
+from bridle.proxy.dialects.functions import arguments_object
+from bridle.proxy.dialects.messages_stream import (
     MessagesEmitter,
     message_object,
     stop_reason_of,
@@ -29,7 +29,7 @@ from proxy.dialects.messages_stream import (
 
 
 class MessagesDialect:
-    """See :class:`proxy.canonical.Dialect`."""
+    """See :class:`bridle.proxy.canonical.Dialect`."""
 
     name: DialectName = "messages"
     stream_content_type = "text/event-stream; charset=utf-8"

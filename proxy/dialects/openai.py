@@ -7,8 +7,8 @@ from typing import Annotated, Any, Final, TypeVar
 
 import msgspec
 
-from proxy.canonical import ApiError, Usage
-from store.records import Note
+from bridle.proxy.canonical import ApiError, Usage
+from bridle.store.records import Note
 
 T = TypeVar("T")
 

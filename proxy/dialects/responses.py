@@ -7,7 +7,7 @@ from typing import Any
 
 import orjson
 
-from proxy.canonical import (
+from bridle.proxy.canonical import (
     ApiError,
     ChoiceReply,
     DialectName,
@@ -16,23 +16,23 @@ from proxy.canonical import (
     Reply,
     Request,
 )
-from proxy.dialects import responses_request
-from proxy.dialects.blank import shown_text
-from proxy.dialects.errors import openai_error
-from proxy.dialects.responses_custom import input_text
-from proxy.dialects.responses_items import (
+from bridle.proxy.dialects import responses_request
+from bridle.proxy.dialects.blank import shown_text
+from bridle.proxy.dialects.errors import openai_error
+from bridle.proxy.dialects.responses_custom import input_text
+from bridle.proxy.dialects.responses_items import (
     aligned_logprobs,
     call_item,
     message_item,
     output_text,
     reasoning_item,
 )
-from proxy.dialects.responses_request import ResponsesContext
-from proxy.dialects.responses_stream import ResponsesEmitter, response_object, status_of
+from bridle.proxy.dialects.responses_request import ResponsesContext
+from bridle.proxy.dialects.responses_stream import ResponsesEmitter, response_object, status_of
 
 
 class ResponsesDialect:
-    """See :class:`proxy.canonical.Dialect`."""
+    """See :class:`bridle.proxy.canonical.Dialect`."""
 
     name: DialectName = "responses"
     stream_content_type = "text/event-stream; charset=utf-8"

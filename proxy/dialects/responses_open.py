@@ -9,16 +9,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from proxy.canonical import ToolCall, ToolCallDelta
-from proxy.dialects.responses_custom import InputText
-from proxy.dialects.responses_items import (
+from bridle.proxy.canonical import ToolCall, ToolCallDelta
+from bridle.proxy.dialects.responses_custom import InputText
+from bridle.proxy.dialects.responses_items import (
     aligned_logprobs,
     call_item,
     message_item,
     output_text,
     reasoning_item,
 )
-from proxy.dialects.responses_tools import Tools
+from bridle.proxy.dialects.responses_tools import Tools
 
 Json = dict[str, Any]
 

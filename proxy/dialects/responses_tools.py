@@ -10,9 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
-from proxy.dialects.fields import Fields, invalid, json_text
-from proxy.dialects.functions import function_tool, schema_of
-from proxy.dialects.turns import Transcript
+from bridle.proxy.dialects.fields import Fields, invalid, json_text
+from bridle.proxy.dialects.functions import function_tool, schema_of
+from bridle.proxy.dialects.turns import Transcript
 
 Kind = Literal["function", "custom"]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from proxy.dialects.turns import Transcript
+from bridle.proxy.dialects.turns import Transcript
 
 _EFFORTS: Final = {
     "minimal": "low",

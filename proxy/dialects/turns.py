@@ -11,9 +11,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from proxy import minting
-from proxy.canonical import Message, ToolCall
-from store.records import Note
+from bridle.proxy import minting
+from bridle.proxy.canonical import Message, ToolCall
+from bridle.store.records import Note
 
 Content = str | list[dict[str, Any]]
 

@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, Final
 
-from reconstruct.exports.lines import Inexpressible, Told
-from reconstruct.exports.messages import Message, reasoning, text, tool_calls
-from store.queries import Reader
+from bridle.reconstruct.exports.lines import Inexpressible, Told
+from bridle.reconstruct.exports.messages import Message, reasoning, text, tool_calls
+from bridle.store.queries import Reader
 
 SCHEMA_VERSION: Final = "1.5.0"
 

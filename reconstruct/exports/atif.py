@@ -11,10 +11,10 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from reconstruct.exports.conversation import Reply, Turn
-from reconstruct.exports.lines import Inexpressible, Told
-from reconstruct.exports.messages import reasoning, text, tool_calls
-from store.queries import Reader
+from bridle.reconstruct.exports.conversation import Reply, Turn
+from bridle.reconstruct.exports.lines import Inexpressible, Told
+from bridle.reconstruct.exports.messages import reasoning, text, tool_calls
+from bridle.store.queries import Reader
 
 SCHEMA_VERSION: Final = "ATIF-v1.7"
 

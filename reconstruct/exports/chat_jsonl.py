@@ -10,10 +10,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from reconstruct.exports.lines import Told, export_lines
-from reconstruct.exports.messages import Message, reasoning, text
-from reconstruct.exports.selection import ExportReport, Selection
-from store.queries import Reader
+from bridle.reconstruct.exports.lines import Told, export_lines
+from bridle.reconstruct.exports.messages import Message, reasoning, text
+from bridle.reconstruct.exports.selection import ExportReport, Selection
+from bridle.store.queries import Reader
 
 
 def export_chat(

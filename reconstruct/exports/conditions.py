@@ -14,8 +14,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from store.queries import CallRow
-from store.records import SessionRecord, TaskRecord
+from bridle.store.queries import CallRow
+from bridle.store.records import SessionRecord, TaskRecord
 
 OPEN: Final = "open"
 """What a session that is not sealed has for an outcome, which the store holds as none."""

@@ -7,15 +7,15 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Final
 
-from reconstruct.exports.adp import adp_rows
-from reconstruct.exports.atif import atif_rows
-from reconstruct.exports.chat_jsonl import chat_rows
-from reconstruct.exports.lines import Rows, export_lines
-from reconstruct.exports.parquet import export_parquet
-from reconstruct.exports.selection import ExportReport, Selection
-from reconstruct.exports.sharegpt import sharegpt_rows
-from reconstruct.exports.trl import conversational_rows, prompt_completion_rows
-from store.queries import Reader
+from bridle.reconstruct.exports.adp import adp_rows
+from bridle.reconstruct.exports.atif import atif_rows
+from bridle.reconstruct.exports.chat_jsonl import chat_rows
+from bridle.reconstruct.exports.lines import Rows, export_lines
+from bridle.reconstruct.exports.parquet import export_parquet
+from bridle.reconstruct.exports.selection import ExportReport, Selection
+from bridle.reconstruct.exports.sharegpt import sharegpt_rows
+from bridle.reconstruct.exports.trl import conversational_rows, prompt_completion_rows
+from bridle.store.queries import Reader
 
 
 class Format(StrEnum):

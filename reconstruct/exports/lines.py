@@ -14,7 +14,7 @@ from typing import Any
 
 import orjson
 
-from reconstruct.exports.conversation import (
+from bridle.reconstruct.exports.conversation import (
     Conversations,
     IncompleteConversation,
     Reply,
@@ -22,11 +22,11 @@ from reconstruct.exports.conversation import (
     completes_prompt,
     replies,
 )
-from reconstruct.exports.selection import ExportReport, Selection, call_refused, select
-from reconstruct.kinds import with_kinds
-from reconstruct.policy import TrainablePolicy
-from store.queries import CallRow, Reader
-from store.records import CallStatus, Reward, SessionRecord
+from bridle.reconstruct.exports.selection import ExportReport, Selection, call_refused, select
+from bridle.reconstruct.kinds import with_kinds
+from bridle.reconstruct.policy import TrainablePolicy
+from bridle.store.queries import CallRow, Reader
+from bridle.store.records import CallStatus, Reward, SessionRecord
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import orjson
 
-from reconstruct.exports.lines import Inexpressible
+from bridle.reconstruct.exports.lines import Inexpressible
 
 Message = Mapping[str, Any]
 

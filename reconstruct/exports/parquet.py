@@ -15,14 +15,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from reconstruct.builders import BUILDER_VERSION, build
-from reconstruct.exports.selection import ExportReport, Selection, call_refused, select
-from reconstruct.samples import Sample, only_calls
-from reconstruct.tables import SAMPLE_COLUMNS, sample_row, sample_schema
-from reconstruct.tree import BrokenTree, SessionTree
-from store.packing import dump_json
-from store.queries import CallRow, Reader
-from store.records import CallKind
+from bridle.reconstruct.builders import BUILDER_VERSION, build
+from bridle.reconstruct.exports.selection import ExportReport, Selection, call_refused, select
+from bridle.reconstruct.samples import Sample, only_calls
+from bridle.reconstruct.tables import SAMPLE_COLUMNS, sample_row, sample_schema
+from bridle.reconstruct.tree import BrokenTree, SessionTree
+from bridle.store.packing import dump_json
+from bridle.store.queries import CallRow, Reader
+from bridle.store.records import CallKind
 
 _ROWS_PER_GROUP: Final = 64
 

@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from reconstruct.exports.conditions import OPEN, Condition, call_meets, session_meets
-from reconstruct.policy import DEFAULT_POLICY, TrainablePolicy
-from reconstruct.rewards import session_rewards, turn_rewards
-from store.queries import CallRow, Reader
-from store.records import Reward, SessionRecord
+from bridle.reconstruct.exports.conditions import OPEN, Condition, call_meets, session_meets
+from bridle.reconstruct.policy import DEFAULT_POLICY, TrainablePolicy
+from bridle.reconstruct.rewards import session_rewards, turn_rewards
+from bridle.store.queries import CallRow, Reader
+from bridle.store.records import Reward, SessionRecord
 
 Part = Literal["train", "eval"]
 

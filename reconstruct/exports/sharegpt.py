@@ -11,9 +11,9 @@ from typing import Any, Final
 
 import orjson
 
-from reconstruct.exports.lines import Inexpressible, Told
-from reconstruct.exports.messages import Message, reasoning, text, tool_calls
-from store.queries import Reader
+from bridle.reconstruct.exports.lines import Inexpressible, Told
+from bridle.reconstruct.exports.messages import Message, reasoning, text, tool_calls
+from bridle.store.queries import Reader
 
 _FROM: Final = {
     "system": "system",

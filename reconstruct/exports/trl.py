@@ -17,10 +17,10 @@ from typing import Any
 
 import orjson
 
-from reconstruct.exports.conversation import completes_prompt
-from reconstruct.exports.lines import Inexpressible, Told
-from reconstruct.exports.messages import Message, reasoning, text, tool_calls
-from store.queries import Reader
+from bridle.reconstruct.exports.conversation import completes_prompt
+from bridle.reconstruct.exports.lines import Inexpressible, Told
+from bridle.reconstruct.exports.messages import Message, reasoning, text, tool_calls
+from bridle.store.queries import Reader
 
 
 def conversational_rows(told: Told, _: Reader) -> Iterator[dict[str, Any]]:

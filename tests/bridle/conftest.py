@@ -14,11 +14,11 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from bridle.cli import app
-from engine.scripted import Reply, ScriptedCall, ScriptedEngine, ScriptedRequest
-from proxy.server import ProxyServer
-from proxy.settings import ProxySettings
-from store.database import migrate
-from trainer.tiny import train_tokenizer
+from bridle.engine.scripted import Reply, ScriptedCall, ScriptedEngine, ScriptedRequest
+from bridle.proxy.server import ProxyServer
+from bridle.proxy.settings import ProxySettings
+from bridle.store.database import migrate
+from bridle.trainer.tiny import train_tokenizer
 
 TOOL = {
     "type": "function",

@@ -9,8 +9,8 @@ import pytest
 
 from bridle.bench.harness_cases import CASES, HarnessCase
 from bridle.bench.harnesses import Report, bench_harnesses, chosen, markdown
-from harnesses.adapters import PythonAgent
-from store.records import Continuation
+from bridle.harnesses.adapters import PythonAgent
+from bridle.store.records import Continuation
 
 AGENT = """
 import json, os, subprocess, sys

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from click.testing import Result
 
-from engine.scripted import Reply, ScriptedEngine
-from proxy.server import ProxyServer
-from proxy.settings import ProxySettings
+from bridle.engine.scripted import Reply, ScriptedEngine
+from bridle.proxy.server import ProxyServer
+from bridle.proxy.settings import ProxySettings
 
 Bridle = Callable[..., Result]
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from engine.scripted import Reply, ScriptedEngine
+from bridle.engine.scripted import Reply, ScriptedEngine
 
 PAGE = Path(__file__).parents[2] / "docs" / "deploy.md"
 BLOCKS = re.findall(r"```console\n(.*?)```", PAGE.read_text(), re.DOTALL)
@@ -40,7 +40,7 @@ def test_the_pages_commands_work(number: int, model_dir: Any, tmp_path: Path) ->
         script = script.replace("bridle proxy ", f"bridle proxy --port {url.rpartition(':')[2]} ")
         script = re.sub(r"&\n", "&\n" + UP.format(url=url), script)
         path = f"{tmp_path}:{Path(sys.executable).parent}:{os.environ['PATH']}"
-        environment = {**os.environ, "PATH": path, "PYTHONPATH": str(PAGE.parents[1])}
+        environment = {**os.environ, "PATH": path}
         environment |= {"BRIDLE_PROXY": url, "OMP_NUM_THREADS": "1"}
         done = subprocess.run(
             ["bash", "-euxc", f"trap 'kill $(jobs -p); wait' EXIT\n{script}"],

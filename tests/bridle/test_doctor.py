@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from click.testing import Result
 
-from engine.contract import MISSING_LOGPROB
-from engine.embedded import EmbeddedEngine
-from engine.scripted import Reply, ScriptedEngine
-from store.database import migrate
-from trainer.tiny import TinyShape, make_policy, train_tokenizer
+from bridle.engine.contract import MISSING_LOGPROB
+from bridle.engine.embedded import EmbeddedEngine
+from bridle.engine.scripted import Reply, ScriptedEngine
+from bridle.store.database import migrate
+from bridle.trainer.tiny import TinyShape, make_policy, train_tokenizer
 
 Bridle = Callable[..., Result]
 

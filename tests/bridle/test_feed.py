@@ -15,14 +15,14 @@ import pyarrow as pa
 import pytest
 
 import bridle.feed
+from bridle.engine.scripted import Reply, ScriptedEngine
 from bridle.feed import feed
-from engine.scripted import Reply, ScriptedEngine
-from proxy.server import ProxyServer
-from proxy.settings import ProxySettings
-from reconstruct.episodes import build_episode
-from reconstruct.policy import DEFAULT_POLICY, TrainablePolicy
-from store import deliveries
-from store.queries import Reader
+from bridle.proxy.server import ProxyServer
+from bridle.proxy.settings import ProxySettings
+from bridle.reconstruct.episodes import build_episode
+from bridle.reconstruct.policy import DEFAULT_POLICY, TrainablePolicy
+from bridle.store import deliveries
+from bridle.store.queries import Reader
 
 
 class Api(httpx.Client):

@@ -13,13 +13,13 @@ import httpx
 import pytest
 import torch
 
+from bridle.engine.scripted import Reply, ScriptedEngine
 from bridle.feed import feed
-from engine.scripted import Reply, ScriptedEngine
-from proxy.server import ProxyServer
-from proxy.settings import ProxySettings
-from reconstruct import open_store
-from store import deliveries
-from trainer.tiny import TinyShape, make_policy
+from bridle.proxy.server import ProxyServer
+from bridle.proxy.settings import ProxySettings
+from bridle.reconstruct import open_store
+from bridle.store import deliveries
+from bridle.trainer.tiny import TinyShape, make_policy
 
 PAGE = Path(__file__).parents[2] / "docs" / "data.md"
 

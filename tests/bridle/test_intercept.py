@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from engine.scripted import Reply, ScriptedEngine
-from harnesses.install import search_path
-from proxy.server import ProxyServer
-from proxy.settings import ProxySettings
-from store.queries import Reader
-from store.records import CallStatus
+from bridle.engine.scripted import Reply, ScriptedEngine
+from bridle.harnesses.install import search_path
+from bridle.proxy.server import ProxyServer
+from bridle.proxy.settings import ProxySettings
+from bridle.store.queries import Reader
+from bridle.store.records import CallStatus
 
 OPENAI = """
 import openai
@@ -55,7 +55,7 @@ def run(
         [*command, "--", sys.executable, "-c", script],
         capture_output=True,
         text=True,
-        env={**os.environ, "PYTHONPATH": os.getcwd(), **environment},
+        env={**os.environ, **environment},
         check=False,
     )
 
@@ -109,7 +109,6 @@ def test_a_harness_that_is_told_no_base_url_is_recorded(
     home.mkdir()
     environment = os.environ | {
         "PATH": search_path(os.environ["PATH"]),
-        "PYTHONPATH": os.getcwd(),
         "HOME": str(home),
         "CODEX_HOME": str(home),
     }

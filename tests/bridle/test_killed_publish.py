@@ -15,26 +15,26 @@ from pathlib import Path
 
 import pytest
 
+from bridle.engine.client import EngineClient, EngineError
+from bridle.engine.embedded import EmbeddedEngine
+from bridle.engine.tokenizer import Tokenizer
+from bridle.proxy.server import ProxyServer
+from bridle.proxy.settings import ProxySettings
 from bridle.stack import Stack, StackError
+from bridle.store.queries import Reader
+from bridle.store.records import PolicyRecord, RunRecord
+from bridle.store.writer import Writer
+from bridle.trainer.config import GrpoConfig
+from bridle.trainer.tiny import TinyShape, make_policy, train_tokenizer
 from bridle.training import TrainingPlan, train
-from engine.client import EngineClient, EngineError
-from engine.embedded import EmbeddedEngine
-from engine.tokenizer import Tokenizer
-from proxy.server import ProxyServer
-from proxy.settings import ProxySettings
-from store.queries import Reader
-from store.records import PolicyRecord, RunRecord
-from store.writer import Writer
-from trainer.config import GrpoConfig
-from trainer.tiny import TinyShape, make_policy, train_tokenizer
 
 KILLED = """
 import os, signal, sys
 from pathlib import Path
 import torch
 from bridle.stack import Stack, StackError
-from trainer.model import load_policy, vocabulary_size
-from trainer.publish import Publisher, default_probes
+from bridle.trainer.model import load_policy, vocabulary_size
+from bridle.trainer.publish import Publisher, default_probes
 
 engine_url, proxy_url, policy, published, where = sys.argv[1:]
 stack = Stack(engine_url, proxy_url)

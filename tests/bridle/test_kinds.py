@@ -10,10 +10,10 @@ import httpx
 import pytest
 from click.testing import Result
 
-from reconstruct import open_store
-from reconstruct.derived import kept_samples
-from store.queries import Reader
-from store.records import CallKind
+from bridle.reconstruct import open_store
+from bridle.reconstruct.derived import kept_samples
+from bridle.store.queries import Reader
+from bridle.store.records import CallKind
 
 
 def test_a_kind_is_said_and_taken_back_and_kept_samples_follow(

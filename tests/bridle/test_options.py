@@ -14,11 +14,11 @@ from typing import NoReturn
 import pytest
 from click.testing import Result
 
+from bridle.harnesses.runtimes.base import NotLaunchable
 from bridle.services import ServiceFailed
-from harnesses.runtimes.base import NotLaunchable
-from trainer.checkpoint import CheckpointError
-from trainer.swap import PublishError
-from trainer.tiny import TinyShape, make_policy, train_tokenizer
+from bridle.trainer.checkpoint import CheckpointError
+from bridle.trainer.swap import PublishError
+from bridle.trainer.tiny import TinyShape, make_policy, train_tokenizer
 
 Bridle = Callable[..., Result]
 

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from click.testing import Result
 
-from proxy.server import ProxyServer
-from proxy.settings import ProxySettings
+from bridle.proxy.server import ProxyServer
+from bridle.proxy.settings import ProxySettings
 
 
 @pytest.mark.parametrize(("given", "level"), [((), 1), (("--synchronous", "FULL"), 2)])
@@ -36,7 +36,7 @@ def test_a_commit_waits_for_the_disk_when_that_is_asked(
         with services.writer._engine.connect() as connection:
             seen.append(connection.exec_driver_sql("PRAGMA synchronous").scalar())
 
-    monkeypatch.setattr("proxy.server.ProxyServer", Looked)
+    monkeypatch.setattr("bridle.proxy.server.ProxyServer", Looked)
     monkeypatch.setattr("bridle.commands.proxy.wait_for_signal", look)
     argv = ("--engine", "http://127.0.0.1:9", "--store", str(tmp_path / "s.db"), "--port", "0")
     done = bridle("proxy", *argv, *given)

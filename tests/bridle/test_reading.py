@@ -16,11 +16,11 @@ import httpx
 import pytest
 from click.testing import Result
 
+from bridle.store.database import migrate
+from bridle.store.queries import Reader
+from bridle.store.records import RunRecord, SessionRecord
+from bridle.store.writer import Writer
 from bridle.terminal import out
-from store.database import migrate
-from store.queries import Reader
-from store.records import RunRecord, SessionRecord
-from store.writer import Writer
 
 Bridle = Callable[..., Result]
 

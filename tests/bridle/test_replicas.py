@@ -10,15 +10,15 @@ import httpx
 import pytest
 import torch
 
+from bridle.engine.embedded import EmbeddedEngine
+from bridle.proxy.server import ProxyServer
+from bridle.proxy.settings import ProxySettings
 from bridle.stack import Stack
-from engine.embedded import EmbeddedEngine
-from proxy.server import ProxyServer
-from proxy.settings import ProxySettings
-from store.queries import Reader
-from trainer.model import load_policy, vocabulary_size
-from trainer.publish import default_probes
-from trainer.replicas import ReplicaPublisher
-from trainer.tiny import TinyShape, make_policy, train_tokenizer
+from bridle.store.queries import Reader
+from bridle.trainer.model import load_policy, vocabulary_size
+from bridle.trainer.publish import default_probes
+from bridle.trainer.replicas import ReplicaPublisher
+from bridle.trainer.tiny import TinyShape, make_policy, train_tokenizer
 
 QUESTION = [{"role": "user", "content": "?"}]
 

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from click.testing import Result
 
+from bridle.engine.scripted import Reply, ScriptedRequest
+from bridle.harnesses.tasks import Task
+from bridle.harnesses.verifiers import CommandVerifier, Delivery
 from bridle.reproduce import editing
 from bridle.reproduce.course import HARNESSES, Editing
-from engine.scripted import Reply, ScriptedRequest
-from harnesses.tasks import Task
-from harnesses.verifiers import CommandVerifier, Delivery
 
 CODEX = {"type": "function", "function": {"name": "exec_command", "parameters": {}}}
 MINI = {"type": "function", "function": {"name": "bash", "parameters": {}}}

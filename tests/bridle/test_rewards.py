@@ -10,8 +10,8 @@ import httpx
 import pytest
 from click.testing import Result
 
-from reconstruct import open_store
-from reconstruct.rewards import Aggregation
+from bridle.reconstruct import open_store
+from bridle.reconstruct.rewards import Aggregation
 
 Bridle = Callable[..., Result]
 

@@ -14,15 +14,15 @@ from pathlib import Path
 import pytest
 from click.testing import Result
 
+from bridle.harnesses.adapters.command import Command
+from bridle.harnesses.rollout import Job, Settings
+from bridle.harnesses.runtimes.local import LocalRuntime
+from bridle.harnesses.tasks import Task
+from bridle.harnesses.verifiers import ExactAnswer
+from bridle.reconstruct.samples import Episode
 from bridle.rollouts import Rollouts
-from harnesses.adapters.command import Command
-from harnesses.rollout import Job, Settings
-from harnesses.runtimes.local import LocalRuntime
-from harnesses.tasks import Task
-from harnesses.verifiers import ExactAnswer
-from reconstruct.samples import Episode
-from store.queries import Reader
-from trainer.collector import Collector
+from bridle.store.queries import Reader
+from bridle.trainer.collector import Collector
 
 Bridle = Callable[..., Result]
 
@@ -118,7 +118,7 @@ def test_a_command_that_is_not_there_is_said_and_opens_no_session(
 def test_a_task_that_its_verifier_cannot_judge_is_run_once_and_the_reason_said_once(
     rollout: Bridle, store: str
 ) -> None:
-    done = rollout("from harnesses.verifiers import ExactAnswer\ncheck = ExactAnswer()\n")
+    done = rollout("from bridle.harnesses.verifiers import ExactAnswer\ncheck = ExactAnswer()\n")
     assert done.exit_code == 1
     assert "2 infrastructure: the task has no 'answer' in its payload" in done.stderr
     with sqlite3.connect(store) as database:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 import threading
@@ -15,7 +14,7 @@ from typing import ClassVar
 
 from click.testing import Result
 
-from store.queries import Reader
+from bridle.store.queries import Reader
 
 AGENT = """
 import os, sys
@@ -36,7 +35,6 @@ def run(
         [sys.executable, "-m", "bridle", "run", "--proxy", proxy_url, *options, "--", *command],
         capture_output=True,
         text=True,
-        env={**os.environ, "PYTHONPATH": os.getcwd()},
         check=False,
     )
 

@@ -17,7 +17,7 @@ from bridle.cli import app
 from bridle.commands.sft import sft
 from bridle.commands.train import train
 from bridle.settings_file import GRPO, SFT, SettingsError, chosen
-from trainer.config import GrpoConfig, SftConfig
+from bridle.trainer.config import GrpoConfig, SftConfig
 
 PAGE = (Path(__file__).parents[2] / "docs" / "training.md").read_text()
 TRAIN = ("--policy .", "--agent a", "--tasks t", "--verifier number", "--out o")

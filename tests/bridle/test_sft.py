@@ -16,14 +16,14 @@ import numpy as np
 import pytest
 from click.testing import Result
 
-from engine.scripted import Reply, ScriptedCall, ScriptedEngine, ScriptedRequest
-from engine.tokenizer import Tokenizer
-from proxy.server import ProxyServer
-from proxy.settings import ProxySettings
-from reconstruct.exports.formats import Format
-from trainer.model import load_policy, vocabulary_size
-from trainer.sft_data import examples_from_jsonl, examples_from_parquet
-from trainer.tiny import TinyShape, make_policy
+from bridle.engine.scripted import Reply, ScriptedCall, ScriptedEngine, ScriptedRequest
+from bridle.engine.tokenizer import Tokenizer
+from bridle.proxy.server import ProxyServer
+from bridle.proxy.settings import ProxySettings
+from bridle.reconstruct.exports.formats import Format
+from bridle.trainer.model import load_policy, vocabulary_size
+from bridle.trainer.sft_data import examples_from_jsonl, examples_from_parquet
+from bridle.trainer.tiny import TinyShape, make_policy
 
 Bridle = Callable[..., Result]
 

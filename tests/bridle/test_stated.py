@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from bridle.reconstruct.policy import DEFAULT_POLICY, TrainablePolicy
+from bridle.reconstruct.rewards import Aggregation
+from bridle.store.queries import Reader
+from bridle.store.records import RunRecord
+from bridle.store.writer import Writer
+from bridle.trainer.config import AdvantageConfig, GrpoConfig
 from bridle.training import stated
-from reconstruct.policy import DEFAULT_POLICY, TrainablePolicy
-from reconstruct.rewards import Aggregation
-from store.queries import Reader
-from store.records import RunRecord
-from store.writer import Writer
-from trainer.config import AdvantageConfig, GrpoConfig
 
 
 def test_a_run_states_its_policy_how_rewards_add_up_and_every_setting(store: str) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import httpx
 
-from store.queries import Reader
+from bridle.store.queries import Reader
 
 PAGE = (Path(__file__).parents[2] / "docs" / "tasks.md").read_text()
 
@@ -26,7 +26,6 @@ def run(script: str, directory: Path, url: str) -> str:
     (directory / "bridle").chmod(0o755)
     path = f"{directory}{os.pathsep}{os.environ['PATH']}"
     environment = os.environ | {"PATH": path, "PROXY": url, "BRIDLE_PROXY": url}
-    environment["PYTHONPATH"] = str(Path(__file__).parents[2])
     done = subprocess.run(
         ["bash", "-euc", script], cwd=directory, env=environment, capture_output=True, text=True
     )

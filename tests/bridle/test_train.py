@@ -11,15 +11,15 @@ from pathlib import Path
 
 import pytest
 
+from bridle.engine.client import EngineRefused
+from bridle.engine.embedded import EmbeddedEngine
 from bridle.stack import Stack
+from bridle.store.database import migrate
+from bridle.store.queries import Reader
+from bridle.trainer.compute import UnsupportedCompute
+from bridle.trainer.config import ComputeConfig, GrpoConfig, PublishConfig
+from bridle.trainer.tiny import TinyShape, make_policy, train_tokenizer
 from bridle.training import TrainingPlan, train
-from engine.client import EngineRefused
-from engine.embedded import EmbeddedEngine
-from store.database import migrate
-from store.queries import Reader
-from trainer.compute import UnsupportedCompute
-from trainer.config import ComputeConfig, GrpoConfig, PublishConfig
-from trainer.tiny import TinyShape, make_policy, train_tokenizer
 
 AGENT = """
 import json, os, sys, urllib.request

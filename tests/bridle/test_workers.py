@@ -20,9 +20,9 @@ from click.testing import Result
 from bridle.options import is_base_url
 from bridle.remote import RemoteWorkers, WorkerFailed
 from bridle.services import Service
-from store.queries import Reader
-from store.records import RunRecord
-from store.writer import Writer
+from bridle.store.queries import Reader
+from bridle.store.records import RunRecord
+from bridle.store.writer import Writer
 
 AGENT = """
 import json, os, sys, time, urllib.request
@@ -170,7 +170,7 @@ def test_a_worker_that_fails_ends_the_round_of_the_others(
 INTERRUPTED = """
 import sys
 from bridle.remote import RemoteWorkers
-from trainer.collector import Collector
+from bridle.trainer.collector import Collector
 
 url, ahead = sys.argv[1:]
 with RemoteWorkers([url], run_id="run-1", groups=1, group_size=1) as workers:

@@ -190,7 +190,7 @@ def processes(tmp_path: Path) -> Iterator[Any]:
         (tmp_path / "home").mkdir()
         for name, words in (("bridle", "-m bridle"), ("python3", "")):
             script = binaries / name
-            script.write_text(f'#!/bin/sh\nPYTHONPATH={ROOT} exec {sys.executable} {words} "$@"\n')
+            script.write_text(f'#!/bin/sh\nexec {sys.executable} {words} "$@"\n')
             script.chmod(0o755)
         started.append(Processes(project, tmp_path, mounts))
         return started[-1]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import socket
 import subprocess
 import sys
@@ -13,8 +12,8 @@ from typing import Any
 import httpx
 import pytest
 
-from store.queries import Reader
-from trainer.tiny import TinyShape, make_policy, train_tokenizer
+from bridle.store.queries import Reader
+from bridle.trainer.tiny import TinyShape, make_policy, train_tokenizer
 
 pytestmark = [pytest.mark.compose, pytest.mark.timeout(600)]
 
@@ -106,7 +105,6 @@ def test_the_cpu_profile_trains_a_step_and_publishes_a_version(
     audit = subprocess.run(
         [sys.executable, "-m", "bridle", "audit", "--store", str(data / "bridle.db")],
         cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
     )

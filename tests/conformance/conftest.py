@@ -174,12 +174,12 @@ def base_url(engine_kind: str, request: pytest.FixtureRequest) -> Iterator[str]:
         return
     directory = request.getfixturevalue("policy_dir")
     if engine_kind == "embedded":
-        from engine.embedded import EmbeddedEngine
+        from bridle.engine.embedded import EmbeddedEngine
 
         with EmbeddedEngine(directory) as embedded:
             yield embedded.base_url
     else:
-        from engine.scripted import ScriptedEngine, ScriptedRequest
+        from bridle.engine.scripted import ScriptedEngine, ScriptedRequest
 
         def script(asked: ScriptedRequest) -> str:
             question = asked.messages[-1]["content"] if asked.messages else "text"

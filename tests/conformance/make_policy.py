@@ -50,8 +50,8 @@ def make(directory: Path) -> None:
     from torch.nn.functional import cross_entropy
     from transformers import AutoModelForCausalLM
 
-    from engine.tokenizer import Tokenizer
-    from trainer.tiny import TinyShape, make_policy, train_tokenizer
+    from bridle.engine.tokenizer import Tokenizer
+    from bridle.trainer.tiny import TinyShape, make_policy, train_tokenizer
 
     texts = [text for _, replies in REPLIES.values() for text in replies]
     size = train_tokenizer(directory, [*texts, *REPLIES, str(TOOLS)] * 4, vocab_size=640)

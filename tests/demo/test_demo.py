@@ -176,7 +176,6 @@ def test_the_readme_walkthrough_works_as_typed(readme: Path) -> None:
         env={
             **os.environ,
             "PATH": f"{binaries}:{os.environ['PATH']}",
-            "PYTHONPATH": str(ROOT),
             "BRIDLE_HOME": str(readme / "home"),
             "SHOP_TEMPERATURE": "0",
         },

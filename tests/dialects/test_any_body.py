@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from proxy.canonical import (
+from bridle.proxy.canonical import (
     ApiError,
     ChoiceReply,
     Finished,
@@ -22,9 +22,9 @@ from proxy.canonical import (
     ToolCallDelta,
     Usage,
 )
-from proxy.dialects.google import GoogleDialect
-from proxy.dialects.messages import MessagesDialect
-from proxy.dialects.responses import ResponsesDialect
+from bridle.proxy.dialects.google import GoogleDialect
+from bridle.proxy.dialects.messages import MessagesDialect
+from bridle.proxy.dialects.responses import ResponsesDialect
 
 PATH = {"model": "m", "method": "streamGenerateContent"}
 

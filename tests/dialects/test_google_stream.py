@@ -10,8 +10,8 @@ import pytest
 from google import genai
 from google.genai import errors, types
 
-from proxy import minting
-from proxy.canonical import (
+from bridle.proxy import minting
+from bridle.proxy.canonical import (
     ApiError,
     Event,
     Finished,
@@ -23,7 +23,7 @@ from proxy.canonical import (
     ToolCallDelta,
     Usage,
 )
-from proxy.dialects.google import GoogleDialect, count_reply
+from bridle.proxy.dialects.google import GoogleDialect, count_reply
 
 DIALECT = GoogleDialect()
 HI = [{"role": "user", "parts": [{"text": "hi"}]}]

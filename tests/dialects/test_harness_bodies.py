@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from proxy import minting
-from proxy.canonical import Request
-from proxy.dialects.google import GoogleDialect
-from proxy.dialects.messages import MessagesDialect
-from proxy.dialects.responses import ResponsesDialect
+from bridle.proxy import minting
+from bridle.proxy.canonical import Request
+from bridle.proxy.dialects.google import GoogleDialect
+from bridle.proxy.dialects.messages import MessagesDialect
+from bridle.proxy.dialects.responses import ResponsesDialect
 
 FIXTURES = Path(__file__).parent / "fixtures"
 PATH = {"model": "gemini-2.5-pro", "method": "streamGenerateContent"}

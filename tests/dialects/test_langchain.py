@@ -12,9 +12,16 @@ from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI
 from pydantic import SecretStr
 
-from proxy import minting
-from proxy.canonical import Finished, ReasoningDelta, Started, TextDelta, ToolCallDelta, Usage
-from proxy.dialects.responses import ResponsesDialect
+from bridle.proxy import minting
+from bridle.proxy.canonical import (
+    Finished,
+    ReasoningDelta,
+    Started,
+    TextDelta,
+    ToolCallDelta,
+    Usage,
+)
+from bridle.proxy.dialects.responses import ResponsesDialect
 
 
 @tool

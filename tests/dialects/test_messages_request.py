@@ -7,8 +7,8 @@ from typing import Any
 import orjson
 import pytest
 
-from proxy.canonical import ApiError, Message, Request, ToolCall
-from proxy.dialects.messages import MessagesDialect
+from bridle.proxy.canonical import ApiError, Message, Request, ToolCall
+from bridle.proxy.dialects.messages import MessagesDialect
 
 A = "call_aaaaaaaaaaaaaaaaaaaaaaaa"
 LOOK = {"name": "look", "description": "Looks.", "input_schema": {"type": "object"}}

@@ -11,7 +11,7 @@ import pytest
 from anthropic.types import RawMessageStreamEvent
 from pydantic import TypeAdapter
 
-from proxy.canonical import (
+from bridle.proxy.canonical import (
     ApiError,
     Event,
     Finished,
@@ -22,7 +22,7 @@ from proxy.canonical import (
     ToolCallDelta,
     Usage,
 )
-from proxy.dialects.messages import MessagesDialect, count_reply
+from bridle.proxy.dialects.messages import MessagesDialect, count_reply
 
 DIALECT = MessagesDialect()
 HI: list[Any] = [{"role": "user", "content": "hi"}]

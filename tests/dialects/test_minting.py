@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy import minting
-from proxy.canonical import Minted
-from store.records import new_id
+from bridle.proxy import minting
+from bridle.proxy.canonical import Minted
+from bridle.store.records import new_id
 
 
 @pytest.mark.parametrize("index", [0, 7, 99, 100, 4711])

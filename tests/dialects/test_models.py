@@ -10,7 +10,7 @@ import pytest
 from google import genai
 from google.genai import types
 
-from proxy.dialects import models
+from bridle.proxy.dialects import models
 
 MODELS = [models.Model("a", 1_700_000_000, 4096), models.Model("b", 1_700_000_001)]
 

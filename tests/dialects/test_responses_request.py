@@ -7,10 +7,10 @@ from typing import Any
 import orjson
 import pytest
 
-from proxy.canonical import ApiError, Message, Request, ToolCall
-from proxy.dialects import responses_request
-from proxy.dialects.responses import ResponsesDialect
-from proxy.dialects.responses_request import own_messages, with_history
+from bridle.proxy.canonical import ApiError, Message, Request, ToolCall
+from bridle.proxy.dialects import responses_request
+from bridle.proxy.dialects.responses import ResponsesDialect
+from bridle.proxy.dialects.responses_request import own_messages, with_history
 
 A, B = "call_aaaaaaaaaaaaaaaaaaaaaaaa", "call_bbbbbbbbbbbbbbbbbbbbbbbb"
 LOOK = {"type": "function", "name": "look", "parameters": {"type": "object"}}

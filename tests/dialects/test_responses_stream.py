@@ -11,7 +11,7 @@ import pytest
 from openai.types.responses import ResponseStreamEvent
 from pydantic import BaseModel, TypeAdapter
 
-from proxy.canonical import (
+from bridle.proxy.canonical import (
     ApiError,
     Event,
     Finished,
@@ -23,8 +23,8 @@ from proxy.canonical import (
     ToolCallDelta,
     Usage,
 )
-from proxy.dialects.responses import ResponsesDialect, deleted
-from proxy.dialects.responses_custom import InputText, input_text
+from bridle.proxy.dialects.responses import ResponsesDialect, deleted
+from bridle.proxy.dialects.responses_custom import InputText, input_text
 
 DIALECT = ResponsesDialect()
 TOOLS: list[dict[str, Any]] = [

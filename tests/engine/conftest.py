@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import torch
 
-from engine.embedded import EmbeddedEngine
-from engine.tokenizer import Tokenizer
-from trainer.tiny import TinyShape, make_policy, train_tokenizer
+from bridle.engine.embedded import EmbeddedEngine
+from bridle.engine.tokenizer import Tokenizer
+from bridle.trainer.tiny import TinyShape, make_policy, train_tokenizer
 
 WORDS = "look the key up then add what it says to seven and answer naïve 日本 😀"
 

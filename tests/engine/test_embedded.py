@@ -19,16 +19,16 @@ import numpy as np
 import pytest
 import torch
 
-from engine.client import EngineClient, EngineRefused
-from engine.embedded import (
+from bridle.engine.client import EngineClient, EngineRefused
+from bridle.engine.embedded import (
     EmbeddedEngine,
     EmbeddedSettings,
     SchedulerLimits,
     UnservableModel,
     WeightsMismatch,
 )
-from engine.embedded.model import PackedModel, load_state
-from engine.tokenizer import Tokenizer
+from bridle.engine.embedded.model import PackedModel, load_state
+from bridle.engine.tokenizer import Tokenizer
 
 Ids = Callable[[int, int], list[int]]
 Reference = Callable[[list[int]], torch.Tensor]
@@ -167,7 +167,7 @@ def test_the_same_weights_have_the_same_mark_however_they_came(
 def test_weights_of_another_shape_are_refused_and_the_old_ones_are_served(
     engine: EmbeddedEngine, tmp_path: Path, random_ids: Ids
 ) -> None:
-    from trainer.tiny import TinyShape, make_policy
+    from bridle.trainer.tiny import TinyShape, make_policy
 
     make_policy(tmp_path, TinyShape(hidden=32), vocab_size=300)
     with EngineClient(engine.base_url) as control:
@@ -302,8 +302,8 @@ def test_scores_of_the_client_equal_a_plain_forward_pass(
 
 def test_the_command_prints_its_url_and_stops_on_a_signal(tiny_dir: Path) -> None:
     root = Path(__file__).parents[2]
-    command = [sys.executable, "-m", "engine.embedded", "--model", str(tiny_dir)]
-    environment = {**os.environ, "PYTHONPATH": str(root), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "bridle.engine.embedded", "--model", str(tiny_dir)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     process = subprocess.Popen(
         [*command, "--port", "0", "--served-model-name", "mine"],
         stdout=subprocess.PIPE,
@@ -326,7 +326,7 @@ def test_the_command_prints_its_url_and_stops_on_a_signal(tiny_dir: Path) -> Non
 def test_the_command_does_not_open_to_the_network_without_a_key(
     tiny_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from engine.embedded.__main__ import main
+    from bridle.engine.embedded.__main__ import main
 
     monkeypatch.setattr(sys, "argv", ["engine", "--model", str(tiny_dir), "--host", "192.0.2.1"])
     monkeypatch.delenv("BRIDLE_ENGINE_API_KEY", raising=False)

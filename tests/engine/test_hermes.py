@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.deltas import Content, Delta, ToolArguments, ToolName
-from engine.hermes import HermesParser
+from bridle.engine.deltas import Content, Delta, ToolArguments, ToolName
+from bridle.engine.hermes import HermesParser
 
 Folded = tuple[str, list[tuple[str, str]]]
 

@@ -9,8 +9,13 @@ from typing import Any
 import jinja2
 import pytest
 
-from engine.tokenizer import TemplateError, Tokenizer, compile_chat_template, template_message
-from trainer.tiny import CHATML_TOOLS_TEMPLATE
+from bridle.engine.tokenizer import (
+    TemplateError,
+    Tokenizer,
+    compile_chat_template,
+    template_message,
+)
+from bridle.trainer.tiny import CHATML_TOOLS_TEMPLATE
 
 TEMPLATES = {
     "tiny": CHATML_TOOLS_TEMPLATE,

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from harnesses.adapters import CODING_HARNESSES, Access, Adapter, Command, Place, PythonAgent
-from harnesses.adapters.base import Plan
-from harnesses.client import Session
-from harnesses.runtimes import Captured, Finished, NotLaunchable
-from harnesses.tasks import Task
+from bridle.harnesses.adapters import CODING_HARNESSES, Access, Adapter, Command, Place, PythonAgent
+from bridle.harnesses.adapters.base import Plan
+from bridle.harnesses.client import Session
+from bridle.harnesses.runtimes import Captured, Finished, NotLaunchable
+from bridle.harnesses.tasks import Task
 
 TASK = Task("t", 'Do {this}; it\'s "quoted".')
 URLS = {"openai": "http://p/s/x/v1", "anthropic": "http://p/s/x", "google": "http://p/s/x"}
@@ -112,8 +112,8 @@ def test_a_harness_that_is_not_installed_says_how_to_install_it(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr("harnesses.install.BIN_DIRECTORIES", ())
-    monkeypatch.setattr("harnesses.install.PYTHON", tmp_path)
+    monkeypatch.setattr("bridle.harnesses.install.BIN_DIRECTORIES", ())
+    monkeypatch.setattr("bridle.harnesses.install.PYTHON", tmp_path)
 
     with pytest.raises(NotLaunchable, match=r"is not installed; run harnesses/"):
         CODING_HARNESSES[name]().plan(TASK, ACCESS, Place(tmp_path))

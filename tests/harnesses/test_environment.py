@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from harnesses.environment import redirected, scrubbed
+from bridle.harnesses.environment import redirected, scrubbed
 
 SECRETS = [
     "OPENAI_API_KEY",

@@ -22,23 +22,23 @@ from bridle.bench.shell_policy import (
     WorkedThrough,
     train_bench_tokenizer,
 )
+from bridle.engine.scripted import Reply, ScriptedCall, ScriptedEngine, ScriptedRequest
+from bridle.harnesses.adapters import PythonAgent
+from bridle.harnesses.adapters.base import Adapter
+from bridle.harnesses.client import ControlClient, SessionRequest
+from bridle.harnesses.install import search_path
+from bridle.harnesses.rollout import Job, Outcome, Rollout, RolloutResult, Settings
+from bridle.harnesses.run import run_command, seal_session, session_variables
+from bridle.harnesses.runtimes import LocalRuntime, Runtime, WarmRuntime
+from bridle.harnesses.tasks import Task
+from bridle.harnesses.verifiers import CommandVerifier, NumberAnswer, RegexAnswer, Verifier
+from bridle.proxy.server import ProxyServer
+from bridle.proxy.settings import ProxySettings
+from bridle.reconstruct.audit import audit_session
+from bridle.reconstruct.kinds import with_kinds
 from bridle.reproduce import editing
-from engine.scripted import Reply, ScriptedCall, ScriptedEngine, ScriptedRequest
-from harnesses.adapters import PythonAgent
-from harnesses.adapters.base import Adapter
-from harnesses.client import ControlClient, SessionRequest
-from harnesses.install import search_path
-from harnesses.rollout import Job, Outcome, Rollout, RolloutResult, Settings
-from harnesses.run import run_command, seal_session, session_variables
-from harnesses.runtimes import LocalRuntime, Runtime, WarmRuntime
-from harnesses.tasks import Task
-from harnesses.verifiers import CommandVerifier, NumberAnswer, RegexAnswer, Verifier
-from proxy.server import ProxyServer
-from proxy.settings import ProxySettings
-from reconstruct.audit import audit_session
-from reconstruct.kinds import with_kinds
-from store.queries import Reader
-from store.records import CallKind, CallStatus
+from bridle.store.queries import Reader
+from bridle.store.records import CallKind, CallStatus
 
 pytestmark = pytest.mark.harness
 

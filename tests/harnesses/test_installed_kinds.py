@@ -15,24 +15,24 @@ from typing import Any
 import pytest
 
 from bridle.bench.shell_policy import SHELLS, train_bench_tokenizer
-from engine.scripted import Reply, ScriptedCall, ScriptedEngine, ScriptedRequest
-from harnesses.adapters.base import Access, Adapter, Place, Plan
-from harnesses.adapters.claude_code import ClaudeCode
-from harnesses.adapters.codex import Codex
-from harnesses.adapters.opencode import OpenCode
-from harnesses.adapters.qwen_code import QwenCode
-from harnesses.client import ControlClient
-from harnesses.rollout import Job, Rollout, Settings
-from harnesses.runtimes import LocalRuntime
-from harnesses.runtimes.base import Finished
-from harnesses.tasks import Task
-from harnesses.verifiers import RegexAnswer
-from proxy.server import ProxyServer
-from proxy.settings import ProxySettings
-from reconstruct.audit import audit_session
-from reconstruct.kinds import with_kinds
-from store.queries import CallRow, Reader
-from store.records import CallKind
+from bridle.engine.scripted import Reply, ScriptedCall, ScriptedEngine, ScriptedRequest
+from bridle.harnesses.adapters.base import Access, Adapter, Place, Plan
+from bridle.harnesses.adapters.claude_code import ClaudeCode
+from bridle.harnesses.adapters.codex import Codex
+from bridle.harnesses.adapters.opencode import OpenCode
+from bridle.harnesses.adapters.qwen_code import QwenCode
+from bridle.harnesses.client import ControlClient
+from bridle.harnesses.rollout import Job, Rollout, Settings
+from bridle.harnesses.runtimes import LocalRuntime
+from bridle.harnesses.runtimes.base import Finished
+from bridle.harnesses.tasks import Task
+from bridle.harnesses.verifiers import RegexAnswer
+from bridle.proxy.server import ProxyServer
+from bridle.proxy.settings import ProxySettings
+from bridle.reconstruct.audit import audit_session
+from bridle.reconstruct.kinds import with_kinds
+from bridle.store.queries import CallRow, Reader
+from bridle.store.records import CallKind
 
 pytestmark = pytest.mark.harness
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from harnesses.install import NODE, search_path
+from bridle.harnesses.install import NODE, search_path
 
 LOCKS = [NODE / "package-lock.json", NODE / "more/package-lock.json"]
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from harnesses import install
-from harnesses.runtimes import NotLaunchable
+from bridle.harnesses import install
+from bridle.harnesses.runtimes import NotLaunchable
 
 PINS = sorted(install.PYTHON.glob("*.txt"))
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
 import subprocess
 import sys
@@ -14,11 +13,11 @@ from typing import Any
 
 import pytest
 
-from harnesses.adapters import Command
-from harnesses.adapters.python_agent import PythonAgent
-from harnesses.client import ControlClient, ControlError
-from harnesses.rollout import Job, Outcome, Rollout, RolloutResult, Settings, grouped
-from harnesses.runtimes import (
+from bridle.harnesses.adapters import Command
+from bridle.harnesses.adapters.python_agent import PythonAgent
+from bridle.harnesses.client import ControlClient, ControlError
+from bridle.harnesses.rollout import Job, Outcome, Rollout, RolloutResult, Settings, grouped
+from bridle.harnesses.runtimes import (
     Finished,
     Launch,
     LocalRuntime,
@@ -27,8 +26,8 @@ from harnesses.runtimes import (
     RuntimeLost,
     WarmRuntime,
 )
-from harnesses.tasks import Task
-from harnesses.verifiers import (
+from bridle.harnesses.tasks import Task
+from bridle.harnesses.verifiers import (
     CommandVerifier,
     Delivery,
     ExactAnswer,
@@ -439,13 +438,13 @@ async def test_a_cancellation_is_told_whatever_the_proxy_answers_meanwhile(
 INTERRUPTED = """
 import asyncio, sys
 from pathlib import Path
-from harnesses.adapters import Command
-from harnesses.adapters.python_agent import PythonAgent
-from harnesses.client import ControlClient
-from harnesses.rollout import Job, Rollout, Settings
-from harnesses.runtimes import LocalRuntime
-from harnesses.tasks import Task
-from harnesses.verifiers import ExactAnswer
+from bridle.harnesses.adapters import Command
+from bridle.harnesses.adapters.python_agent import PythonAgent
+from bridle.harnesses.client import ControlClient
+from bridle.harnesses.rollout import Job, Rollout, Settings
+from bridle.harnesses.runtimes import LocalRuntime
+from bridle.harnesses.tasks import Task
+from bridle.harnesses.verifiers import ExactAnswer
 
 async def main():
     async with ControlClient(sys.argv[1]) as client:
@@ -463,7 +462,6 @@ async def test_ctrl_c_kills_every_child(
 ) -> None:
     process = subprocess.Popen(  # noqa: ASYNC220 - to be interrupted, not awaited
         [sys.executable, "-c", INTERRUPTED, stand_in.url, str(tmp_path)],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
         stderr=subprocess.DEVNULL,
     )
     pids = [int(await text_of(tmp_path / str(number))) for number in range(2)]

@@ -13,20 +13,20 @@ from typing import Any
 
 import pytest
 
-from harnesses.client import ControlClient, Session, SessionRequest
-from harnesses.run import run_command, seal_session, session_variables
-from harnesses.runtimes import NotLaunchable
+from bridle.harnesses.client import ControlClient, Session, SessionRequest
+from bridle.harnesses.run import run_command, seal_session, session_variables
+from bridle.harnesses.runtimes import NotLaunchable
 
 ROOT = Path(__file__).parents[2]
 WRAPPER = (
-    "import sys; from harnesses.run import run_command; "
+    "import sys; from bridle.harnesses.run import run_command; "
     "sys.exit(run_command(sys.argv[1:], {'OPENAI_API_KEY': 'session'}))"
 )
 
 
 def wrapped(*argv: str, **options: Any) -> subprocess.Popen[bytes]:
     """A process that wraps ``argv``, as the command line does."""
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), **options.pop("env", {})}
+    environment = {**os.environ, **options.pop("env", {})}
     return subprocess.Popen(
         [sys.executable, "-c", WRAPPER, *argv],
         env=environment,

@@ -15,12 +15,12 @@ import pytest
 import pytest_asyncio
 from aiohttp import web
 
-from engine.tokenizer import Tokenizer
-from harnesses.adapters import PythonAgent
-from harnesses.client import ControlClient
-from harnesses.rollout import Job, Outcome, Rollout, Settings
-from harnesses.runtimes import Finished, Launch, LocalRuntime, Runtime, WarmRuntime
-from harnesses.verifiers import Delivery
+from bridle.engine.tokenizer import Tokenizer
+from bridle.harnesses.adapters import PythonAgent
+from bridle.harnesses.client import ControlClient
+from bridle.harnesses.rollout import Job, Outcome, Rollout, Settings
+from bridle.harnesses.runtimes import Finished, Launch, LocalRuntime, Runtime, WarmRuntime
+from bridle.harnesses.verifiers import Delivery
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -150,7 +150,7 @@ async def test_a_missing_item_field_or_operation_is_told_to_the_model(
 async def test_the_prompt_is_short_for_a_tokenizer_that_knows_it(
     ask: Ask, stand_in: Any, shop: Any, tmp_path: Path
 ) -> None:
-    from trainer.tiny import train_tokenizer
+    from bridle.trainer.tiny import train_tokenizer
 
     await ask("What do 7 lamps cost?")
     _, body, _ = stand_in.chats[0]

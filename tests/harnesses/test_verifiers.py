@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from harnesses.tasks import Task
-from harnesses.verifiers import (
+from bridle.harnesses.tasks import Task
+from bridle.harnesses.verifiers import (
     CommandVerifier,
     Delivery,
     ExactAnswer,

@@ -13,13 +13,13 @@ import msgspec
 import numpy as np
 import pytest
 
-from engine.tokenizer import Tokenizer
-from proxy.canonical import Message, Minted, Request, ToolCall
-from proxy.continuation import Continuer
-from proxy.lineage import Conversations, Link, Sampled, Turn
-from proxy.prompt import Prompt
-from store.records import CallStatus, TokenIds, new_id
-from trainer.tiny import SPECIAL_TOKENS, train_tokenizer
+from bridle.engine.tokenizer import Tokenizer
+from bridle.proxy.canonical import Message, Minted, Request, ToolCall
+from bridle.proxy.continuation import Continuer
+from bridle.proxy.lineage import Conversations, Link, Sampled, Turn
+from bridle.proxy.prompt import Prompt
+from bridle.store.records import CallStatus, TokenIds, new_id
+from bridle.trainer.tiny import SPECIAL_TOKENS, train_tokenizer
 
 TEMPLATES = Path(__file__).parent / "templates"
 

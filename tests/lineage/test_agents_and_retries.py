@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from proxy.canonical import Message
-from store.records import CallStatus
+from bridle.proxy.canonical import Message
+from bridle.store.records import CallStatus
 
 SYSTEM = Message("system", "You are careful.")
 USER = Message("user", "How many cafés are there?")

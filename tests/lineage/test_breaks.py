@@ -5,10 +5,10 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from proxy.canonical import Message, ToolCall
-from proxy.prompt import Prompt
-from proxy.recorder import Way
-from store.records import BreakReason, Note
+from bridle.proxy.canonical import Message, ToolCall
+from bridle.proxy.prompt import Prompt
+from bridle.proxy.recorder import Way
+from bridle.store.records import BreakReason, Note
 
 SYSTEM, USER = Message("system", "You are careful."), Message("user", "What is a café?")
 NEXT = Message("user", "Go on.")

@@ -5,8 +5,8 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from proxy.canonical import Message, ToolCall
-from store.records import BreakReason, CallStatus, new_id
+from bridle.proxy.canonical import Message, ToolCall
+from bridle.store.records import BreakReason, CallStatus, new_id
 
 SYSTEM = Message("system", "You are careful.")
 USER = Message("user", "How many cafés are there?")

@@ -10,12 +10,12 @@ import numpy as np
 import orjson
 import pytest
 
-from engine.tokenizer import Tokenizer
-from proxy.canonical import Message
-from proxy.continuation import Continuer
-from proxy.engine_request import engine_request
-from proxy.lineage import Sampled, Turn
-from store.records import BreakReason, CallStatus
+from bridle.engine.tokenizer import Tokenizer
+from bridle.proxy.canonical import Message
+from bridle.proxy.continuation import Continuer
+from bridle.proxy.engine_request import engine_request
+from bridle.proxy.lineage import Sampled, Turn
+from bridle.store.records import BreakReason, CallStatus
 
 SYSTEM = Message("system", "You are careful.")
 TOOLS = (

@@ -8,8 +8,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from engine.tokenizer import Tokenizer
-from proxy.continuation import Continuer, TemplateReport
+from bridle.engine.tokenizer import Tokenizer
+from bridle.proxy.continuation import Continuer, TemplateReport
 
 PAGE = Path(__file__).parents[2] / "docs" / "continuation.md"
 BEGIN, END = "<!-- verdicts -->\n", "<!-- end of verdicts -->\n"

@@ -12,12 +12,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proxy.canonical import ApiError, Request
-from proxy.dialects.chat import ChatDialect
-from proxy.dialects.chat_history import spans
-from proxy.digests import Digester, system_digest
-from proxy.known_histories import KnownHistories
-from proxy.lineage import Conversations
+from bridle.proxy.canonical import ApiError, Request
+from bridle.proxy.dialects.chat import ChatDialect
+from bridle.proxy.dialects.chat_history import spans
+from bridle.proxy.digests import Digester, system_digest
+from bridle.proxy.known_histories import KnownHistories
+from bridle.proxy.lineage import Conversations
 
 CALL = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
 MESSAGES: list[dict[str, Any]] = [
@@ -118,7 +118,7 @@ def test_only_what_is_new_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
         read.append(len(body))
         return decode(decoder, body)
 
-    monkeypatch.setattr("proxy.dialects.openai.decode", counted)
+    monkeypatch.setattr("bridle.proxy.dialects.openai.decode", counted)
     histories, messages = KnownHistories(), [{"role": "user", "content": "x" * 100_000}]
     for _ in range(3):
         messages = [*messages, {"role": "user", "content": "y" * 1000}]

@@ -8,9 +8,9 @@ import tracemalloc
 
 import numpy as np
 
-from proxy.canonical import Message, Minted, Request, ToolCall
-from proxy.lineage import Conversations, Sampled, Turn
-from store.records import CallStatus, new_id
+from bridle.proxy.canonical import Message, Minted, Request, ToolCall
+from bridle.proxy.lineage import Conversations, Sampled, Turn
+from bridle.store.records import CallStatus, new_id
 
 TURNS, OBSERVED, SAMPLED = 200, 600, 60
 BYTES_PER_TURN = 4500

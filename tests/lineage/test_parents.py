@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from proxy.canonical import Message, Minted, ToolCall
-from proxy.lineage import Sampled, Turn
-from store.records import CallStatus, new_id
+from bridle.proxy.canonical import Message, Minted, ToolCall
+from bridle.proxy.lineage import Sampled, Turn
+from bridle.store.records import CallStatus, new_id
 
 SYSTEM = Message("system", "You are careful.")
 USER = Message("user", "How many cafés are there?")

@@ -6,9 +6,9 @@ import msgspec
 import numpy as np
 import pytest
 
-from proxy.canonical import Message
-from proxy.lineage import Conversations, Sampled, Turn
-from store.records import CallStatus, new_id
+from bridle.proxy.canonical import Message
+from bridle.proxy.lineage import Conversations, Sampled, Turn
+from bridle.store.records import CallStatus, new_id
 
 SYSTEM = Message("system", "You are careful.")
 USER = Message("user", "How many cafés are there?")

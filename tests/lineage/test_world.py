@@ -18,11 +18,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from proxy.canonical import Message, Minted, Request, ToolCall
-from proxy.lineage import Conversations, Link, Sampled, Turn
-from store.records import BreakReason, CallStatus, Choice, VersionRun, new_id
-from store.summaries import SUMMARY_LENGTH
-from store.tree import TokenTree
+from bridle.proxy.canonical import Message, Minted, Request, ToolCall
+from bridle.proxy.lineage import Conversations, Link, Sampled, Turn
+from bridle.store.records import BreakReason, CallStatus, Choice, VersionRun, new_id
+from bridle.store.summaries import SUMMARY_LENGTH
+from bridle.store.tree import TokenTree
 
 REWRITES = runpy.run_path(str(Path(__file__).with_name("rewrites.py")))
 rewritten, used_part = REWRITES["rewritten"], REWRITES["used_part"]

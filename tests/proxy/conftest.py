@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from engine.scripted import Reply, Script, ScriptedEngine, ScriptedRequest
-from engine.transport import ServerThread
-from proxy.server import ProxyServer
-from proxy.settings import ProxySettings
-from proxy.sse import SseParser
-from store.queries import CallRow, Reader
-from trainer.tiny import train_tokenizer
+from bridle.engine.scripted import Reply, Script, ScriptedEngine, ScriptedRequest
+from bridle.engine.transport import ServerThread
+from bridle.proxy.server import ProxyServer
+from bridle.proxy.settings import ProxySettings
+from bridle.proxy.sse import SseParser
+from bridle.store.queries import CallRow, Reader
+from bridle.trainer.tiny import train_tokenizer
 
 MODEL = "tiny-policy"
 CORPUS = [

@@ -13,9 +13,9 @@ from typing import Any
 import httpx
 import pytest
 
-from engine.vllm.control import ANNOUNCE_WEIGHTS, LOAD_WEIGHTS, TAKE_WEIGHTS
-from proxy.app import create_app
-from proxy.settings import Limits, ProxySettings, is_loopback
+from bridle.engine.vllm.control import ANNOUNCE_WEIGHTS, LOAD_WEIGHTS, TAKE_WEIGHTS
+from bridle.proxy.app import create_app
+from bridle.proxy.settings import Limits, ProxySettings, is_loopback
 
 ADMIN = "admin-key-of-the-test-0123456789"
 PATHS = {

@@ -12,9 +12,9 @@ import pytest
 from google import genai
 from google.genai import errors as google_errors
 
-from engine.scripted import Reply, Stall
-from proxy.budgets import Budget
-from store.records import CallStatus
+from bridle.engine.scripted import Reply, Stall
+from bridle.proxy.budgets import Budget
+from bridle.store.records import CallStatus
 
 CHAT = "/v1/chat/completions"
 http = httpx.Client(timeout=60, trust_env=False)

@@ -12,12 +12,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from engine.scripted import Reply, ScriptedCall
-from proxy.canonical import ApiError
-from proxy.dialects.chat import ChatDialect
-from proxy.dialects.completions import CompletionsDialect
-from proxy.engine_request import constraint, engine_request
-from store.records import Note
+from bridle.engine.scripted import Reply, ScriptedCall
+from bridle.proxy.canonical import ApiError
+from bridle.proxy.dialects.chat import ChatDialect
+from bridle.proxy.dialects.completions import CompletionsDialect
+from bridle.proxy.engine_request import constraint, engine_request
+from bridle.store.records import Note
 
 CHAT = "/v1/chat/completions"
 MESSAGES = [{"role": "user", "content": "hi"}]

@@ -8,8 +8,8 @@ from typing import Any
 
 import openai
 
-from engine.scripted import Reply, ScriptedEngine
-from store.records import CallStatus
+from bridle.engine.scripted import Reply, ScriptedEngine
+from bridle.store.records import CallStatus
 
 
 def client(bench: Any, **options: Any) -> openai.OpenAI:

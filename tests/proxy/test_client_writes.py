@@ -14,8 +14,8 @@ import httpx
 import pytest
 import uvicorn
 
-from proxy.client import Client
-from proxy.http_protocol import StreamingProtocol
+from bridle.proxy.client import Client
+from bridle.proxy.http_protocol import StreamingProtocol
 
 Answer = Callable[[Client], Awaitable[None]]
 SERVERS = pytest.mark.parametrize("http", [StreamingProtocol, "httptools", "h11"])

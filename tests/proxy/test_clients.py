@@ -12,10 +12,10 @@ import pytest
 from google import genai
 from google.genai import errors, types
 
-from engine.scripted import Refuse, Reply, ScriptedCall, ScriptedEngine
-from store.records import CallStatus
-from trainer.tiny import CHATML_TOOLS_TEMPLATE as TEMPLATE
-from trainer.tiny import train_tokenizer
+from bridle.engine.scripted import Refuse, Reply, ScriptedCall, ScriptedEngine
+from bridle.store.records import CallStatus
+from bridle.trainer.tiny import CHATML_TOOLS_TEMPLATE as TEMPLATE
+from bridle.trainer.tiny import train_tokenizer
 
 SAID = [{"role": "user", "content": "x"}]
 TOOL = {

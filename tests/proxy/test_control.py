@@ -14,9 +14,9 @@ import httpx
 import openai
 import pytest
 
-from engine.scripted import Reply, Stall
-from proxy.continuation import Continuer
-from proxy.control_page import control_page
+from bridle.engine.scripted import Reply, Stall
+from bridle.proxy.continuation import Continuer
+from bridle.proxy.control_page import control_page
 
 CHAT = "/v1/chat/completions"
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from proxy.engine_connections import (
+from bridle.proxy.engine_connections import (
     ConnectionBroke,
     ConnectionFailed,
     EngineConnections,

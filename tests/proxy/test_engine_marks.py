@@ -13,10 +13,10 @@ import httpx
 import orjson
 import pytest
 
-from engine.transport import ServerThread
-from proxy.engine_pool import EnginePool
-from proxy.policy_gate import Policy, PolicyGate
-from proxy.settings import Limits, OtherModel, ProxySettings
+from bridle.engine.transport import ServerThread
+from bridle.proxy.engine_pool import EnginePool
+from bridle.proxy.policy_gate import Policy, PolicyGate
+from bridle.proxy.settings import Limits, OtherModel, ProxySettings
 
 CHAT = "/v1/chat/completions"
 UNCHECKED = Limits(health_check_s=0)

@@ -15,12 +15,12 @@ from typing import Any
 import httpx
 import pytest
 
-from engine.transport import ServerThread
-from proxy.server import ProxyServer
-from proxy.settings import Limits, ProxySettings
-from proxy.sse import SseParser
-from store.queries import Reader
-from store.records import CallStatus
+from bridle.engine.transport import ServerThread
+from bridle.proxy.server import ProxyServer
+from bridle.proxy.settings import Limits, ProxySettings
+from bridle.proxy.sse import SseParser
+from bridle.store.queries import Reader
+from bridle.store.records import CallStatus
 
 STALL_S = 0.6
 KEPT = 2

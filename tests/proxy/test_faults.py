@@ -13,12 +13,12 @@ import httpx
 import orjson
 import pytest
 
-from engine.contract import MISSING_LOGPROB
-from engine.scripted import Cut, Fail, Refuse, Reply, ScriptedEngine, Stall
-from engine.tokenizer import Tokenizer
-from proxy.dialects.chat import ChatEmitter
-from proxy.settings import Limits
-from store.records import CallStatus
+from bridle.engine.contract import MISSING_LOGPROB
+from bridle.engine.scripted import Cut, Fail, Refuse, Reply, ScriptedEngine, Stall
+from bridle.engine.tokenizer import Tokenizer
+from bridle.proxy.dialects.chat import ChatEmitter
+from bridle.proxy.settings import Limits
+from bridle.store.records import CallStatus
 
 CHAT = "/v1/chat/completions"
 

@@ -10,7 +10,7 @@ import pytest
 
 BURST = """
 import asyncio, os
-from proxy.free_memory import FreeMemory
+from bridle.proxy.free_memory import FreeMemory
 
 def resident():
     with open("/proc/self/statm") as statm:

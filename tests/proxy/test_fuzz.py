@@ -18,9 +18,9 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from hypothesis.errors import Unsatisfiable
 
-from engine.scripted import Reply, ScriptedEngine
-from proxy.server import ProxyServer
-from proxy.settings import Limits, ProxySettings
+from bridle.engine.scripted import Reply, ScriptedEngine
+from bridle.proxy.server import ProxyServer
+from bridle.proxy.settings import Limits, ProxySettings
 
 SHORT, LONG = 100, 10_000
 

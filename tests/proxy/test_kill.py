@@ -15,11 +15,11 @@ from typing import Any
 import httpx
 import pytest
 
-from engine.scripted import Reply
-from proxy.server import run
-from proxy.settings import ProxySettings
-from store.queries import CallRow, Reader
-from store.records import CallStatus
+from bridle.engine.scripted import Reply
+from bridle.proxy.server import run
+from bridle.proxy.settings import ProxySettings
+from bridle.store.queries import CallRow, Reader
+from bridle.store.records import CallStatus
 
 CHAT = "/v1/chat/completions"
 ANSWER = "The answer is four."
@@ -28,7 +28,7 @@ CLIENTS = 8
 FORKS = multiprocessing.get_context("forkserver")
 # A proxy's imports take longer than its start: they are made once, and each proxy is forked from
 # there.
-FORKS.set_forkserver_preload(["proxy.server"])
+FORKS.set_forkserver_preload(["bridle.proxy.server"])
 
 
 class Process:

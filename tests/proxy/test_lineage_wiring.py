@@ -9,10 +9,10 @@ import httpx
 import openai
 import pytest
 
-from engine.contract import MISSING_LOGPROB
-from engine.scripted import Cut, Refuse, Reply, ScriptedCall
-from proxy.continuation import Continuer
-from store.records import BreakReason, CallKind, CallStatus
+from bridle.engine.contract import MISSING_LOGPROB
+from bridle.engine.scripted import Cut, Refuse, Reply, ScriptedCall
+from bridle.proxy.continuation import Continuer
+from bridle.store.records import BreakReason, CallKind, CallStatus
 
 TOOLS: Any = [
     {

@@ -18,7 +18,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import StatusCode
 
-from engine.scripted import Refuse
+from bridle.engine.scripted import Refuse
 
 CHAT = "/v1/chat/completions"
 ADMIN = "admin-key-4711-never-to-be-seen"
@@ -37,7 +37,7 @@ def test_json_lines_have_session_and_call_ids_and_never_a_secret(
     command += ["--store", str(tmp_path / "bridle.db"), "--port", "0", "--json"]
     command += ["--workers", workers, "--log-format", "json", "--log-level", "info"]
     keys = {"BRIDLE_ADMIN_KEY": ADMIN, "BRIDLE_UPSTREAM_API_KEY": ENGINE}
-    environment = {**os.environ, **keys, "PYTHONPATH": str(Path.cwd())}
+    environment = {**os.environ, **keys}
     with log.open("wb") as file:
         process = subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=file, text=True, env=environment

@@ -25,8 +25,8 @@ HEAVY = (
 
 SERVES = """
 import json, sys, urllib.error, urllib.request
-from proxy.server import ProxyServer
-from proxy.settings import Limits, ProxySettings
+from bridle.proxy.server import ProxyServer
+from bridle.proxy.settings import Limits, ProxySettings
 
 def ask(path, body=None):
     try:
@@ -53,8 +53,8 @@ def test_recording_loads_neither_the_control_framework_nor_tokenizers(tmp_path: 
 
 LEAVES = """
 import gc, json, sys, urllib.request
-from proxy.server import ProxyServer
-from proxy.settings import ProxySettings
+from bridle.proxy.server import ProxyServer
+from bridle.proxy.settings import ProxySettings
 
 def ask(model, stream):
     body = {"model": model, "stream": stream, "messages": [{"role": "user", "content": "x"}]}

@@ -13,11 +13,11 @@ import httpx
 import openai
 import pytest
 
-from engine.scripted import Reply, ScriptedEngine
-from proxy.settings import OtherModel, ProxySettings
-from reconstruct.audit import audit
-from reconstruct.episodes import build_episode
-from store.records import BreakReason, CallStatus
+from bridle.engine.scripted import Reply, ScriptedEngine
+from bridle.proxy.settings import OtherModel, ProxySettings
+from bridle.reconstruct.audit import audit
+from bridle.reconstruct.episodes import build_episode
+from bridle.store.records import BreakReason, CallStatus
 
 MODEL = "tiny-policy"
 CHAT = "/v1/chat/completions"

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from proxy.periodic import Periodic
+from bridle.proxy.periodic import Periodic
 
 
 async def test_a_time_that_raises_is_logged_and_not_the_last(

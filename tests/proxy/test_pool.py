@@ -16,13 +16,13 @@ import httpx
 import openai
 import pytest
 
-from engine.scripted import Cut, Refuse, Reply, ScriptedEngine, Stall
-from proxy.circuit import Circuit, CircuitState
-from proxy.engine_pool import EnginePool, PooledEngine, report
-from proxy.policy_gate import PolicyGate
-from proxy.settings import Limits, ProxySettings
-from proxy.upstream import Upstream
-from store.records import CallStatus
+from bridle.engine.scripted import Cut, Refuse, Reply, ScriptedEngine, Stall
+from bridle.proxy.circuit import Circuit, CircuitState
+from bridle.proxy.engine_pool import EnginePool, PooledEngine, report
+from bridle.proxy.policy_gate import PolicyGate
+from bridle.proxy.settings import Limits, ProxySettings
+from bridle.proxy.upstream import Upstream
+from bridle.store.records import CallStatus
 
 MODEL = "tiny-policy"
 CHAT = "/v1/chat/completions"

@@ -7,8 +7,8 @@ from typing import Any
 
 import httpx
 
-from proxy.seal_watch import SealWatch
-from store.errors import StoreUnavailable
+from bridle.proxy.seal_watch import SealWatch
+from bridle.store.errors import StoreUnavailable
 
 CHAT = "/s/shared/v1/chat/completions"
 

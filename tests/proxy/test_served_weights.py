@@ -10,12 +10,12 @@ from typing import Any
 import httpx
 import pytest
 
-from engine.client import EngineClient
-from engine.embedded import EmbeddedEngine
-from engine.scripted import Reply, ScriptedEngine
-from proxy.settings import Limits
-from store.records import CallStatus
-from trainer.tiny import TinyShape, make_policy, train_tokenizer
+from bridle.engine.client import EngineClient
+from bridle.engine.embedded import EmbeddedEngine
+from bridle.engine.scripted import Reply, ScriptedEngine
+from bridle.proxy.settings import Limits
+from bridle.store.records import CallStatus
+from bridle.trainer.tiny import TinyShape, make_policy, train_tokenizer
 
 MODEL = "tiny-policy"
 CHAT = "/v1/chat/completions"

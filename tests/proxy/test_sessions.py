@@ -12,19 +12,19 @@ from typing import Any
 import httpx
 import pytest
 
-from engine.scripted import Reply, ScriptedCall
-from proxy.canonical import Sampling
-from proxy.sampling import effective
-from proxy.sessions import Sessions
-from proxy.settings import ProxySettings
-from store.database import migrate
-from store.errors import StoreUnavailable
-from store.free_names import FreeNames
-from store.job_queue import Job, Outcome
-from store.queries import Reader
-from store.records import BreakReason, CallKind, CallStatus, SessionRecord
-from store.retention import forget
-from store.writer import Writer
+from bridle.engine.scripted import Reply, ScriptedCall
+from bridle.proxy.canonical import Sampling
+from bridle.proxy.sampling import effective
+from bridle.proxy.sessions import Sessions
+from bridle.proxy.settings import ProxySettings
+from bridle.store.database import migrate
+from bridle.store.errors import StoreUnavailable
+from bridle.store.free_names import FreeNames
+from bridle.store.job_queue import Job, Outcome
+from bridle.store.queries import Reader
+from bridle.store.records import BreakReason, CallKind, CallStatus, SessionRecord
+from bridle.store.retention import forget
+from bridle.store.writer import Writer
 
 CHAT = "/v1/chat/completions"
 TOOLS = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}]
@@ -109,7 +109,7 @@ def test_a_session_is_written_with_its_first_call(
         return write(self, jobs)
 
     monkeypatch.setattr(Writer, "_write", watched)
-    monkeypatch.setattr("store.job_queue._GATHER_S", 60.0)
+    monkeypatch.setattr("bridle.store.job_queue._GATHER_S", 60.0)
     assert httpx.post(f"{bench.url}/s/quick{CHAT}", json=ask, timeout=30).is_success
     assert batches == [["SessionRecord", "CallBegun", "CallEnded"]]
 

@@ -10,8 +10,8 @@ import openai
 import orjson
 import pytest
 
-from reconstruct.audit import audit
-from store.records import CallKind, CallStatus
+from bridle.reconstruct.audit import audit
+from bridle.store.records import CallKind, CallStatus
 
 http = httpx.Client(timeout=60, trust_env=False)
 

@@ -12,11 +12,11 @@ from typing import Any
 import httpx
 import pytest
 
-from engine.scripted import Reply, Stall
-from proxy.settings import Limits
-from store.errors import StoreBusy, StoreUnavailable
-from store.records import CallStatus
-from store.writer import Writer
+from bridle.engine.scripted import Reply, Stall
+from bridle.proxy.settings import Limits
+from bridle.store.errors import StoreBusy, StoreUnavailable
+from bridle.store.records import CallStatus
+from bridle.store.writer import Writer
 
 CHAT = "/v1/chat/completions"
 

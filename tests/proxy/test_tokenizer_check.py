@@ -10,12 +10,12 @@ from typing import Any, Self
 import httpx
 import pytest
 
-from engine.tokenizer import CHAT_TEMPLATE_FILE, compile_chat_template
-from proxy.canonical import ApiError
-from proxy.engine_pool import EnginePool
-from reconstruct.audit import audit_session
-from store.records import BreakReason, Note
-from trainer.tiny import train_tokenizer
+from bridle.engine.tokenizer import CHAT_TEMPLATE_FILE, compile_chat_template
+from bridle.proxy.canonical import ApiError
+from bridle.proxy.engine_pool import EnginePool
+from bridle.reconstruct.audit import audit_session
+from bridle.store.records import BreakReason, Note
+from bridle.trainer.tiny import train_tokenizer
 
 DIFFERS = Note("tokenizer_differs")
 CHAT = "/s/lamp/v1/chat/completions"
@@ -67,7 +67,7 @@ def test_nothing_is_continued_with_what_another_model_reads_by(
 def test_an_engine_that_tells_no_ids_of_a_text_is_believed(
     stage: Any, start_proxy: Any, model_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("proxy.upstream.TOKENIZE", "/nothing/here")
+    monkeypatch.setattr("bridle.proxy.upstream.TOKENIZE", "/nothing/here")
     bench = start_proxy(stage.engine.base_url, tokenizer_dir=model_dir)
     calls = turns(bench, 3)
     assert [call.notes for call in calls] == [()] * 3
@@ -104,7 +104,7 @@ def test_an_engine_that_disagreed_is_asked_again(
         compile_chat_template(template.replace("<|im_start|>", "<|im_start|> ")),
     )
     assert DIFFERS in turns(mistaken, 2)[-1].notes, "not at once"
-    monkeypatch.setattr("proxy.tokenizer_check._AGAIN_S", 0.0)
+    monkeypatch.setattr("bridle.proxy.tokenizer_check._AGAIN_S", 0.0)
     assert DIFFERS not in turns(mistaken, 2)[-1].notes
 
 
@@ -116,7 +116,7 @@ def test_a_template_that_tells_the_date_agrees_on_a_later_day_too(
     template = tmp_path / "dated" / CHAT_TEMPLATE_FILE
     template.write_text(today + template.read_text())
     with monkeypatch.context() as before:
-        before.setattr("engine.tokenizer.datetime", Yesterday)
+        before.setattr("bridle.engine.tokenizer.datetime", Yesterday)
         bench = start_proxy(stage.engine.base_url, tokenizer_dir=tmp_path / "dated")
     served = stage.engine.backend.tokenizer
     monkeypatch.setitem(served.__dict__, "_compiled", compile_chat_template(template.read_text()))

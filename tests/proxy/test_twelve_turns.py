@@ -15,11 +15,11 @@ import pytest
 from langchain_core.messages import HumanMessage, ToolMessage
 from langchain_openai import ChatOpenAI
 
-from engine.scripted import Reply, ScriptedCall
-from reconstruct.audit import audit_session
-from reconstruct.tree import SessionTree
-from store.records import BreakReason, CallStatus, Continuation
-from trainer.tiny import train_tokenizer
+from bridle.engine.scripted import Reply, ScriptedCall
+from bridle.reconstruct.audit import audit_session
+from bridle.reconstruct.tree import SessionTree
+from bridle.store.records import BreakReason, CallStatus, Continuation
+from bridle.trainer.tiny import train_tokenizer
 
 PARAMETERS = {
     "type": "object",

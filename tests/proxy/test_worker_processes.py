@@ -19,10 +19,10 @@ from typing import Any
 import httpx
 import pytest
 
-from engine.scripted import Reply, ScriptedCall, ScriptedEngine, Stall
-from reconstruct.audit import audit
-from reconstruct.episodes import build_episode
-from store.queries import Reader
+from bridle.engine.scripted import Reply, ScriptedCall, ScriptedEngine, Stall
+from bridle.reconstruct.audit import audit
+from bridle.reconstruct.episodes import build_episode
+from bridle.store.queries import Reader
 
 CHAT = "/v1/chat/completions"
 CALL = ScriptedCall("add", '{"a":1,  "b":2}')
@@ -70,7 +70,7 @@ def start(stage: Any, model_dir: Path, tmp_path: Path) -> Start:
         command = [sys.executable, "-m", "bridle", "proxy", "--engine", stage.engine.base_url]
         command += ["--store", str(tmp_path / "bridle.db"), "--tokenizer", str(model_dir)]
         command += ["--port", "0", "--workers", "2", "--json", *options]
-        environment = {**os.environ, "PYTHONPATH": str(Path.cwd()), "OMP_NUM_THREADS": "1"}
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         process = subprocess.Popen(
             command, stdout=subprocess.PIPE, text=True, env=environment, start_new_session=True
         )

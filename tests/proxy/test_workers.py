@@ -11,12 +11,12 @@ import httpx
 import numpy as np
 import pytest
 
-from engine.scripted import Reply, ScriptedCall
-from proxy.canonical import Message, Request
-from proxy.conversations import SessionConversations
-from proxy.lineage import Sampled, Turn
-from proxy.settings import Limits
-from store.records import CallStatus, SessionRecord, new_id
+from bridle.engine.scripted import Reply, ScriptedCall
+from bridle.proxy.canonical import Message, Request
+from bridle.proxy.conversations import SessionConversations
+from bridle.proxy.lineage import Sampled, Turn
+from bridle.proxy.settings import Limits
+from bridle.store.records import CallStatus, SessionRecord, new_id
 
 CALL = ScriptedCall("add", '{"a":1,  "b":2}')
 TURNS = 6

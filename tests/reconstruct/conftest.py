@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from store.database import migrate
-from store.records import CallKind
+from bridle.store.database import migrate
+from bridle.store.records import CallKind
 
 
 class Recording:

@@ -2,8 +2,8 @@
 
 import pytest
 
-from reconstruct.ablation import ablate
-from store.records import BreakReason
+from bridle.reconstruct.ablation import ablate
+from bridle.store.records import BreakReason
 
 
 @pytest.fixture
@@ -55,8 +55,8 @@ def test_an_empty_store_counts_nothing(reader):
 
 @pytest.mark.damages_store
 def test_a_broken_session_is_left_out_and_counted(reader, two_turns, url):
-    from store.database import connect, transaction
-    from store.schema import spans
+    from bridle.store.database import connect, transaction
+    from bridle.store.schema import spans
 
     engine = connect(url)
     with transaction(engine) as connection:

@@ -8,13 +8,13 @@ from msgspec import structs
 from sqlalchemy import event, insert, select, update
 from sqlalchemy.exc import IntegrityError
 
-from reconstruct.audit import Findings, audit, audit_session, check_samples
-from reconstruct.builders import build
-from reconstruct.episodes import build_episode
-from reconstruct.policy import DEFAULT_POLICY
-from reconstruct.tree import BrokenTree, SessionTree
-from store.database import connect, transaction
-from store.packing import (
+from bridle.reconstruct.audit import Findings, audit, audit_session, check_samples
+from bridle.reconstruct.builders import build
+from bridle.reconstruct.episodes import build_episode
+from bridle.reconstruct.policy import DEFAULT_POLICY
+from bridle.reconstruct.tree import BrokenTree, SessionTree
+from bridle.store.database import connect, transaction
+from bridle.store.packing import (
     EXPONENTS,
     HALVES,
     pack_ids,
@@ -22,9 +22,9 @@ from store.packing import (
     unpack_ids,
     unpack_logprobs,
 )
-from store.records import CallStatus, VersionRun
-from store.rows import OBSERVED
-from store.schema import bodies, calls, spans
+from bridle.store.records import CallStatus, VersionRun
+from bridle.store.rows import OBSERVED
+from bridle.store.schema import bodies, calls, spans
 
 pytestmark = pytest.mark.damages_store
 

@@ -10,11 +10,17 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from msgspec import structs
 
-from reconstruct.audit import Findings, audit_session, check_calls, check_samples, check_spans
-from reconstruct.builders import BUILDERS, build
-from reconstruct.policy import DEFAULT_POLICY
-from reconstruct.tree import BrokenTree, SessionTree
-from store.records import CallKind, SpanKind
+from bridle.reconstruct.audit import (
+    Findings,
+    audit_session,
+    check_calls,
+    check_samples,
+    check_spans,
+)
+from bridle.reconstruct.builders import BUILDERS, build
+from bridle.reconstruct.policy import DEFAULT_POLICY
+from bridle.reconstruct.tree import BrokenTree, SessionTree
+from bridle.store.records import CallKind, SpanKind
 
 EXAMPLES = 60
 

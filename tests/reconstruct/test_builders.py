@@ -4,12 +4,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from msgspec import structs
 
-from reconstruct.audit import audit_session
-from reconstruct.builders import BUILDERS, add_up, build
-from reconstruct.policy import DEFAULT_POLICY, TrainablePolicy
-from reconstruct.samples import Conservation
-from reconstruct.tree import BrokenTree, SessionTree
-from store.records import CONSTRAINED, CallKind, CallStatus, Note, VersionRun
+from bridle.reconstruct.audit import audit_session
+from bridle.reconstruct.builders import BUILDERS, add_up, build
+from bridle.reconstruct.policy import DEFAULT_POLICY, TrainablePolicy
+from bridle.reconstruct.samples import Conservation
+from bridle.reconstruct.tree import BrokenTree, SessionTree
+from bridle.store.records import CONSTRAINED, CallKind, CallStatus, Note, VersionRun
 
 
 def samples_of(reader, session, policy=DEFAULT_POLICY, builder="tree"):

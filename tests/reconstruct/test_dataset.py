@@ -6,9 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from reconstruct import open_store
-from store.errors import NotFound
-from store.records import Reward
+from bridle.reconstruct import open_store
+from bridle.store.errors import NotFound
+from bridle.store.records import Reward
 
 PAGE = Path(__file__).parents[2] / "docs" / "data.md"
 

@@ -5,14 +5,14 @@ from dataclasses import fields
 import numpy as np
 import pytest
 
-from reconstruct.audit import audit_session
-from reconstruct.builders import BUILDERS, build
-from reconstruct.derived import derive, derive_again, kept_samples
-from reconstruct.kinds import classify, with_kinds
-from reconstruct.policy import TrainablePolicy, parse_failed
-from reconstruct.tree import BrokenTree, SessionTree
-from store.records import CallKind
-from store.schema import spans
+from bridle.reconstruct.audit import audit_session
+from bridle.reconstruct.builders import BUILDERS, build
+from bridle.reconstruct.derived import derive, derive_again, kept_samples
+from bridle.reconstruct.kinds import classify, with_kinds
+from bridle.reconstruct.policy import TrainablePolicy, parse_failed
+from bridle.reconstruct.tree import BrokenTree, SessionTree
+from bridle.store.records import CallKind
+from bridle.store.schema import spans
 
 
 def same(left, right):

@@ -1,11 +1,11 @@
 import pytest
 from sqlalchemy import event
 
-from reconstruct.episodes import build_episode, episodes
-from reconstruct.rewards import session_rewards
-from store.errors import NotFound
-from store.queries import Reader
-from store.records import Reward
+from bridle.reconstruct.episodes import build_episode, episodes
+from bridle.reconstruct.rewards import session_rewards
+from bridle.store.errors import NotFound
+from bridle.store.queries import Reader
+from bridle.store.records import Reward
 
 
 def test_an_episode_has_its_samples_rewards_and_table(reader, writer, agent):
@@ -27,7 +27,7 @@ def test_episodes_are_streamed_by_filter(reader, record):
 
 
 def test_sessions_are_read_some_at_a_time_and_each_as_alone(reader, record, monkeypatch):
-    monkeypatch.setattr("reconstruct.episodes.AT_ONCE", 2)
+    monkeypatch.setattr("bridle.reconstruct.episodes.AT_ONCE", 2)
     asked = []
     real = Reader.recorded_of
     monkeypatch.setattr(

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from pydantic import BaseModel, ConfigDict
 
-from reconstruct.exports.formats import LINES, Format, export
-from reconstruct.exports.selection import Selection
-from store.records import CallKind, Reward
+from bridle.reconstruct.exports.formats import LINES, Format, export
+from bridle.reconstruct.exports.selection import Selection
+from bridle.store.records import CallKind, Reward
 
 TOOLS = [
     {

@@ -7,12 +7,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from reconstruct.exports.card import write_card
-from reconstruct.exports.conditions import BadCondition, Condition
-from reconstruct.exports.formats import Format, export
-from reconstruct.exports.parquet import export_parquet, read_samples
-from reconstruct.exports.selection import Selection, part_of
-from store.records import CallKind, CallStatus, Reward, TaskRecord
+from bridle.reconstruct.exports.card import write_card
+from bridle.reconstruct.exports.conditions import BadCondition, Condition
+from bridle.reconstruct.exports.formats import Format, export
+from bridle.reconstruct.exports.parquet import export_parquet, read_samples
+from bridle.reconstruct.exports.selection import Selection, part_of
+from bridle.store.records import CallKind, CallStatus, Reward, TaskRecord
 
 
 def state(text, base=None):

@@ -7,12 +7,12 @@ import time
 
 import pytest
 
-from reconstruct.audit import audit_session
-from reconstruct.builders import build
-from reconstruct.kinds import classify
-from reconstruct.policy import DEFAULT_POLICY
-from reconstruct.tree import SessionTree
-from store.records import BreakReason, CallKind, CallStatus
+from bridle.reconstruct.audit import audit_session
+from bridle.reconstruct.builders import build
+from bridle.reconstruct.kinds import classify
+from bridle.reconstruct.policy import DEFAULT_POLICY
+from bridle.reconstruct.tree import SessionTree
+from bridle.store.records import BreakReason, CallKind, CallStatus
 
 SUMMARY = "We looked at both files, found the first one wrong, and mended it as was asked. " * 2
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from reconstruct.rewards import Aggregation, session_rewards, turn_rewards
-from store.records import Reward, RunRecord
+from bridle.reconstruct.rewards import Aggregation, session_rewards, turn_rewards
+from bridle.store.records import Reward, RunRecord
 
 
 def given(*values):

@@ -7,9 +7,9 @@ import weakref
 
 import numpy as np
 
-from store.cache import SessionCache, SessionState
-from store.records import Choice, VersionRun
-from store.tree import TokenTree
+from bridle.store.cache import SessionCache, SessionState
+from bridle.store.records import Choice, VersionRun
+from bridle.store.tree import TokenTree
 
 
 def grown(session_id: str) -> SessionState:

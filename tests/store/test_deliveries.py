@@ -7,11 +7,11 @@ import time
 
 import pytest
 
-from store import deliveries
-from store.database import connect
-from store.deliveries import Deliveries, UnknownLease
-from store.records import Reward
-from store.retention import forget
+from bridle.store import deliveries
+from bridle.store.database import connect
+from bridle.store.deliveries import Deliveries, UnknownLease
+from bridle.store.records import Reward
+from bridle.store.retention import forget
 
 
 @pytest.fixture(autouse=True)

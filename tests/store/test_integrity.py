@@ -2,8 +2,8 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from store.integrity import MISSING_LOGPROB, contradiction
-from store.records import CallStatus, Choice, VersionRun
+from bridle.store.integrity import MISSING_LOGPROB, contradiction
+from bridle.store.records import CallStatus, Choice, VersionRun
 
 
 @pytest.fixture

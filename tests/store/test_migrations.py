@@ -16,7 +16,7 @@ from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from sqlalchemy import JSON, Boolean, MetaData, inspect, text
 
-from store.database import (
+from bridle.store.database import (
     connect,
     database_url,
     migrate,
@@ -25,13 +25,13 @@ from store.database import (
     shown,
     transaction,
 )
-from store.deliveries import Deliveries
-from store.errors import StoreUnavailable
-from store.queries import Reader
-from store.records import ServedPolicy, TaskRecord
-from store.schema import metadata
-from store.vocabulary import Vocabulary
-from store.writer import Writer
+from bridle.store.deliveries import Deliveries
+from bridle.store.errors import StoreUnavailable
+from bridle.store.queries import Reader
+from bridle.store.records import ServedPolicy, TaskRecord
+from bridle.store.schema import metadata
+from bridle.store.vocabulary import Vocabulary
+from bridle.store.writer import Writer
 
 
 def differences(url):
@@ -111,10 +111,10 @@ def test_migrating_twice_changes_nothing(url):
 
 def test_alembic_is_loaded_only_when_there_is_something_to_migrate(tmp_path):
     program = (
-        "import sys; from store.database import migrate, revision;"
+        "import sys; from bridle.store.database import migrate, revision;"
         "migrate('s.db'); migrate('s.db'); revision('s.db'); print('alembic' in sys.modules)"
     )
-    environment = os.environ | {"PYTHONPATH": os.getcwd()}
+    environment = dict(os.environ)
     done = subprocess.run(
         [sys.executable, "-c", program],
         check=True,
@@ -146,8 +146,8 @@ def test_processes_that_start_together_migrate_once(url):
 
 
 def test_migrating_works_from_any_folder(tmp_path):
-    program = "from store.database import migrate; migrate('deep/er/bridle.db')"
-    environment = os.environ | {"PYTHONPATH": os.getcwd()}
+    program = "from bridle.store.database import migrate; migrate('deep/er/bridle.db')"
+    environment = dict(os.environ)
     subprocess.run([sys.executable, "-c", program], check=True, cwd=tmp_path, env=environment)
     assert (tmp_path / "deep" / "er" / "bridle.db").exists()
 

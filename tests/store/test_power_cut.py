@@ -17,11 +17,11 @@ from pathlib import Path
 
 import pytest
 
-from reconstruct.audit import audit
-from store.database import migrate
-from store.queries import Reader
-from store.records import CallStatus
-from store.writer import Writer
+from bridle.reconstruct.audit import audit
+from bridle.store.database import migrate
+from bridle.store.queries import Reader
+from bridle.store.records import CallStatus
+from bridle.store.writer import Writer
 
 CUTS = 10
 """Points of each kill; the default suite has 5 kills, ``-m long`` has 45 more."""
@@ -30,8 +30,8 @@ CHILD = textwrap.dedent(
     """
     import asyncio, os, sys, time
     import numpy as np
-    from store.records import *
-    from store.writer import Writer
+    from bridle.store.records import *
+    from bridle.store.writer import Writer
 
     log = sys.argv[1] + "-wal"
 

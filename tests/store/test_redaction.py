@@ -4,11 +4,11 @@ import json
 
 import pytest
 
-from proxy.keys import new_session_key
-from store.packing import dump_json
-from store.records import CallStatus, Note
-from store.redaction import PATTERNS, Redactor
-from store.writer import Writer
+from bridle.proxy.keys import new_session_key
+from bridle.store.packing import dump_json
+from bridle.store.records import CallStatus, Note
+from bridle.store.redaction import PATTERNS, Redactor
+from bridle.store.writer import Writer
 
 SECRETS = {
     "private_key": "-----BEGIN RSA PRIVATE KEY-----\\nMIIEow\\n-----END RSA PRIVATE KEY-----",

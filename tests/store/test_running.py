@@ -6,16 +6,16 @@ import numpy as np
 import pytest
 from sqlalchemy import func, select
 
-from reconstruct.audit import audit_session
-from store.copying import copy_store
-from store.database import connect, migrate, transaction
-from store.packing import pack_ids
-from store.queries import Reader
-from store.records import CallStatus
-from store.retention import forget
-from store.schema import bodies, running, spans, templates, vocabularies
-from store.vocabulary import Vocabulary
-from store.writer import Writer
+from bridle.reconstruct.audit import audit_session
+from bridle.store.copying import copy_store
+from bridle.store.database import connect, migrate, transaction
+from bridle.store.packing import pack_ids
+from bridle.store.queries import Reader
+from bridle.store.records import CallStatus
+from bridle.store.retention import forget
+from bridle.store.schema import bodies, running, spans, templates, vocabularies
+from bridle.store.vocabulary import Vocabulary
+from bridle.store.writer import Writer
 
 VOCABULARY = Vocabulary([b" word%d" % number for number in range(1000)])
 OTHER = Vocabulary([b" other%d" % number for number in range(1000)])

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from store.bodies import Splice
-from store.events import from_columns, to_columns
-from store.packing import pack
-from store.texts import (
+from bridle.store.bodies import Splice
+from bridle.store.events import from_columns, to_columns
+from bridle.store.packing import pack
+from bridle.store.texts import (
     CallTokens,
     Context,
     Reply,
@@ -21,8 +21,8 @@ from store.texts import (
     stands_alone,
     unpack_texts,
 )
-from store.varint import read_varints, varints
-from store.vocabulary import SEPARATOR, Vocabulary
+from bridle.store.varint import read_varints, varints
+from bridle.store.vocabulary import SEPARATOR, Vocabulary
 
 WORDS = [b" the", b" quick", b" brown", b' "fox"', b"\n", b" jumps", b"\\", b" over", "é".encode()]
 VOCABULARY = Vocabulary([*WORDS, *(b" word%d" % number for number in range(300))])

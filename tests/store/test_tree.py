@@ -3,8 +3,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from store.records import Choice, Span, SpanKind, VersionRun
-from store.tree import DETACHED, TokenTree, common_prefix, parents_first
+from bridle.store.records import Choice, Span, SpanKind, VersionRun
+from bridle.store.tree import DETACHED, TokenTree, common_prefix, parents_first
 
 
 def ids(*values):

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from msgspec import structs
 
-from store.errors import NotFound, RecordRejected, StoreBusy, StoreClosed, StoreUnavailable
-from store.records import (
+from bridle.store.errors import NotFound, RecordRejected, StoreBusy, StoreClosed, StoreUnavailable
+from bridle.store.records import (
     BreakReason,
     CallKind,
     CallStatus,
@@ -21,7 +21,7 @@ from store.records import (
     TaskRecord,
     VersionRun,
 )
-from store.writer import Writer
+from bridle.store.writer import Writer
 
 
 async def test_a_call_is_read_back_as_it_was_written(writer, reader, calls):

@@ -15,10 +15,10 @@ import numpy as np
 import pytest
 import torch
 
-from reconstruct.samples import Conservation, Episode, Sample
-from store.records import CallKind, Reward, SessionRecord
-from trainer.model import load_policy
-from trainer.tiny import TinyShape, make_policy, train_tokenizer
+from bridle.reconstruct.samples import Conservation, Episode, Sample
+from bridle.store.records import CallKind, Reward, SessionRecord
+from bridle.trainer.model import load_policy
+from bridle.trainer.tiny import TinyShape, make_policy, train_tokenizer
 
 VOCABULARY = 64
 

@@ -23,10 +23,10 @@ from torch.utils._python_dispatch import TorchDispatchMode, return_and_correct_a
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
-from reconstruct.samples import Conservation, Episode, Sample
-from store.records import CallKind, Reward, SessionRecord
-from trainer.compute import choose_device
-from trainer.config import (
+from bridle.reconstruct.samples import Conservation, Episode, Sample
+from bridle.store.records import CallKind, Reward, SessionRecord
+from bridle.trainer.compute import choose_device
+from bridle.trainer.config import (
     ComputeConfig,
     GrpoConfig,
     LoraConfig,
@@ -35,18 +35,18 @@ from trainer.config import (
     PackingConfig,
     SftConfig,
 )
-from trainer.learner import Learner
-from trainer.loop import GrpoLoop
-from trainer.model import (
+from bridle.trainer.learner import Learner
+from bridle.trainer.loop import GrpoLoop
+from bridle.trainer.model import (
     ON_CPU,
     checkpoint_tensors,
     load_policy,
     score_sequence,
     trainable_policy,
 )
-from trainer.sft import train_sft
-from trainer.sft_data import SftExample
-from trainer.tiny import TinyShape, make_policy
+from bridle.trainer.sft import train_sft
+from bridle.trainer.sft_data import SftExample
+from bridle.trainer.tiny import TinyShape, make_policy
 
 NAME = "second"
 VOCABULARY = 64

@@ -11,14 +11,14 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, MambaConfig, MambaForCausalLM, Qwen3MoeConfig
 
-from engine.client import EngineClient
-from engine.embedded import EmbeddedEngine
-from engine.embedded.model import load_model
-from trainer.adapters import adapters, merged_state
-from trainer.checkpoint import CheckpointError, Progress, load_checkpoint, save_checkpoint
-from trainer.config import ComputeConfig, LoraConfig, OptimizerConfig, SftConfig
-from trainer.learner import Learner
-from trainer.model import (
+from bridle.engine.client import EngineClient
+from bridle.engine.embedded import EmbeddedEngine
+from bridle.engine.embedded.model import load_model
+from bridle.trainer.adapters import adapters, merged_state
+from bridle.trainer.checkpoint import CheckpointError, Progress, load_checkpoint, save_checkpoint
+from bridle.trainer.config import ComputeConfig, LoraConfig, OptimizerConfig, SftConfig
+from bridle.trainer.learner import Learner
+from bridle.trainer.model import (
     ON_CPU,
     UnsupportedModel,
     checkpoint_tensors,
@@ -28,11 +28,11 @@ from trainer.model import (
     trainable_policy,
     vocabulary_size,
 )
-from trainer.optimizer import make_optimizer
-from trainer.publish import MemoryPublisher, Publisher, default_probes
-from trainer.replicas import ReplicaPublisher
-from trainer.sft import train_sft
-from trainer.sft_data import SftExample
+from bridle.trainer.optimizer import make_optimizer
+from bridle.trainer.publish import MemoryPublisher, Publisher, default_probes
+from bridle.trainer.replicas import ReplicaPublisher
+from bridle.trainer.sft import train_sft
+from bridle.trainer.sft_data import SftExample
 
 IDS = np.arange(5, 40)
 LORA = LoraConfig(rank=4, alpha=8)

@@ -10,17 +10,17 @@ import pytest
 import torch
 from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
-from trainer.checkpoint import (
+from bridle.trainer.checkpoint import (
     CheckpointError,
     Progress,
     checkpoints,
     load_checkpoint,
     save_checkpoint,
 )
-from trainer.config import OptimizerConfig
-from trainer.durable import NotWritten, atomic_directory
-from trainer.model import load_policy
-from trainer.optimizer import make_optimizer
+from bridle.trainer.config import OptimizerConfig
+from bridle.trainer.durable import NotWritten, atomic_directory
+from bridle.trainer.model import load_policy
+from bridle.trainer.optimizer import make_optimizer
 
 
 def train(model, optimizer, steps):

@@ -13,9 +13,9 @@ import pytest
 import torch
 from transformers import AutoConfig, Lfm2Config, Lfm2ForCausalLM
 
-from trainer.checkpoint import CheckpointError, checkpoints
-from trainer.compute import UnsupportedCompute
-from trainer.config import (
+from bridle.trainer.checkpoint import CheckpointError, checkpoints
+from bridle.trainer.compute import UnsupportedCompute
+from bridle.trainer.config import (
     ComputeConfig,
     GrpoConfig,
     LoraConfig,
@@ -24,13 +24,13 @@ from trainer.config import (
     PackingConfig,
     SftConfig,
 )
-from trainer.durable import NotWritten
-from trainer.learner_group import LearnerFailed, LearnerGroup, learning
-from trainer.loop import GrpoLoop
-from trainer.model import UnsupportedModel, load_policy
-from trainer.publish import default_probes
-from trainer.sft import train_sft
-from trainer.sft_data import SftExample
+from bridle.trainer.durable import NotWritten
+from bridle.trainer.learner_group import LearnerFailed, LearnerGroup, learning
+from bridle.trainer.loop import GrpoLoop
+from bridle.trainer.model import UnsupportedModel, load_policy
+from bridle.trainer.publish import default_probes
+from bridle.trainer.sft import train_sft
+from bridle.trainer.sft_data import SftExample
 
 BOTH = "cpu,cpu"
 CONFIG = GrpoConfig(

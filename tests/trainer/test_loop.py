@@ -11,13 +11,13 @@ import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from reconstruct.samples import Episode
-from store.database import migrate
-from store.queries import Reader
-from store.records import PolicyRecord, RunRecord
-from store.writer import Writer
-from trainer.checkpoint import CheckpointError, checkpoints
-from trainer.config import (
+from bridle.reconstruct.samples import Episode
+from bridle.store.database import migrate
+from bridle.store.queries import Reader
+from bridle.store.records import PolicyRecord, RunRecord
+from bridle.store.writer import Writer
+from bridle.trainer.checkpoint import CheckpointError, checkpoints
+from bridle.trainer.config import (
     AdvantageConfig,
     CheckpointConfig,
     FilterConfig,
@@ -27,11 +27,11 @@ from trainer.config import (
     OptimizerConfig,
     PackingConfig,
 )
-from trainer.filters import DropReason
-from trainer.learner import Learner
-from trainer.loop import GrpoLoop
-from trainer.metrics import SinkGroup, StoreSink, TensorBoardSink
-from trainer.model import ON_CPU, load_policy, trainable_policy
+from bridle.trainer.filters import DropReason
+from bridle.trainer.learner import Learner
+from bridle.trainer.loop import GrpoLoop
+from bridle.trainer.metrics import SinkGroup, StoreSink, TensorBoardSink
+from bridle.trainer.model import ON_CPU, load_policy, trainable_policy
 
 PROMPTS = ([5, 9, 12], [5, 9, 30, 31])
 SAMPLED = 2
@@ -361,7 +361,7 @@ def test_an_interrupt_between_two_versions_leaves_the_last_whole_checkpoint(band
 def slow_steps(monkeypatch):
     """Steps of ten seconds, by a clock that only their ends move: a list of reports to run with."""
     now = 0.0
-    monkeypatch.setattr("trainer.loop.time.perf_counter", lambda: now)
+    monkeypatch.setattr("bridle.trainer.loop.time.perf_counter", lambda: now)
 
     class Reports(list):
         def __call__(self, report):

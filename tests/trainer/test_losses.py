@@ -5,8 +5,8 @@ import math
 import pytest
 import torch
 
-from trainer.config import LossConfig
-from trainer.losses import LossStats, TokenTerms, importance_weights, k3, policy_loss
+from bridle.trainer.config import LossConfig
+from bridle.trainer.losses import LossStats, TokenTerms, importance_weights, k3, policy_loss
 
 
 def terms(

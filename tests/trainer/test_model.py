@@ -11,11 +11,11 @@ from transformers import (
     Qwen3_5TextConfig,
 )
 
-from trainer import model as model_module
-from trainer.config import ComputeConfig, GrpoConfig, LoraConfig, PackingConfig, SftConfig
-from trainer.learner import Learner
-from trainer.loop import GrpoLoop
-from trainer.model import (
+from bridle.trainer import model as model_module
+from bridle.trainer.config import ComputeConfig, GrpoConfig, LoraConfig, PackingConfig, SftConfig
+from bridle.trainer.learner import Learner
+from bridle.trainer.loop import GrpoLoop
+from bridle.trainer.model import (
     UnsupportedModel,
     exact_packing,
     load_policy,
@@ -24,9 +24,9 @@ from trainer.model import (
     score_sequence,
     trainable_policy,
 )
-from trainer.packing import make_packs
-from trainer.sft import train_sft
-from trainer.sft_data import SftExample
+from bridle.trainer.packing import make_packs
+from bridle.trainer.sft import train_sft
+from bridle.trainer.sft_data import SftExample
 
 
 def a_pack():

@@ -1,8 +1,8 @@
 import pytest
 import torch
 
-from trainer.config import OptimizerConfig
-from trainer.optimizer import clip_and_step, learning_rate, make_optimizer, set_learning_rate
+from bridle.trainer.config import OptimizerConfig
+from bridle.trainer.optimizer import clip_and_step, learning_rate, make_optimizer, set_learning_rate
 
 
 def test_the_rate_warms_up_and_then_follows_its_schedule():

@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reconstruct.samples import Conservation
-from store.records import Reward
-from trainer.config import AdvantageConfig, FilterConfig, GrpoConfig
-from trainer.filters import ConservationError
-from trainer.prepare import prepare
-from trainer.rewards import session_reward
+from bridle.reconstruct.samples import Conservation
+from bridle.store.records import Reward
+from bridle.trainer.config import AdvantageConfig, FilterConfig, GrpoConfig
+from bridle.trainer.filters import ConservationError
+from bridle.trainer.prepare import prepare
+from bridle.trainer.rewards import session_reward
 
 
 @pytest.fixture

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 import torch
 
-from engine.client import EngineRefused, EngineUnreachable
-from trainer.config import PublishConfig
-from trainer.model import load_policy, score_sequence
-from trainer.publish import Publisher, default_probes, weights_digest
-from trainer.swap import PublishError
+from bridle.engine.client import EngineRefused, EngineUnreachable
+from bridle.trainer.config import PublishConfig
+from bridle.trainer.model import load_policy, score_sequence
+from bridle.trainer.publish import Publisher, default_probes, weights_digest
+from bridle.trainer.swap import PublishError
 
 
 class LocalEngine:

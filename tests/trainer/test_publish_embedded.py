@@ -7,17 +7,17 @@ import numpy as np
 import pytest
 import torch
 
-from engine.client import EngineClient
-from engine.embedded.engine import EmbeddedEngine
-from trainer.config import PublishConfig
-from trainer.model import load_policy
-from trainer.publish import MemoryPublisher, Publisher, default_probes
-from trainer.swap import PublishError
+from bridle.engine.client import EngineClient
+from bridle.engine.embedded.engine import EmbeddedEngine
+from bridle.trainer.config import PublishConfig
+from bridle.trainer.model import load_policy
+from bridle.trainer.publish import MemoryPublisher, Publisher, default_probes
+from bridle.trainer.swap import PublishError
 
 
 @pytest.fixture(params=[True, False], ids=["tied", "untied"])
 def directory(request, chat_directory, tmp_path):
-    from trainer.tiny import TinyShape, make_policy
+    from bridle.trainer.tiny import TinyShape, make_policy
 
     directory = tmp_path / "initial"
     shutil.copytree(chat_directory, directory)

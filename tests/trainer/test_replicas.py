@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 import torch
 
-from engine.client import EngineRefused, EngineUnreachable
-from trainer.model import load_policy, score_sequence
-from trainer.publish import default_probes
-from trainer.replicas import ReplicaPublisher
-from trainer.swap import PublishError
+from bridle.engine.client import EngineRefused, EngineUnreachable
+from bridle.trainer.model import load_policy, score_sequence
+from bridle.trainer.publish import default_probes
+from bridle.trainer.replicas import ReplicaPublisher
+from bridle.trainer.swap import PublishError
 
 LOADING = threading.Lock()
 """Transformers loads one model at a time; real engines load in processes of their own."""

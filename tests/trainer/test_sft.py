@@ -9,12 +9,12 @@ import pytest
 from rich.console import Console
 from tokenizers.processors import TemplateProcessing
 
-from engine.tokenizer import CHAT_TEMPLATE_FILE, Tokenizer
-from trainer.config import OptimizerConfig, PackingConfig, SftConfig
-from trainer.learner import Learner
-from trainer.model import load_policy, score_sequence
-from trainer.sft import steps_of, train_sft
-from trainer.sft_data import (
+from bridle.engine.tokenizer import CHAT_TEMPLATE_FILE, Tokenizer
+from bridle.trainer.config import OptimizerConfig, PackingConfig, SftConfig
+from bridle.trainer.learner import Learner
+from bridle.trainer.model import load_policy, score_sequence
+from bridle.trainer.sft import steps_of, train_sft
+from bridle.trainer.sft_data import (
     SftDataError,
     SftExample,
     example_from_text,

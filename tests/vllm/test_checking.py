@@ -18,11 +18,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from engine.embedded import EmbeddedEngine
-from engine.transport import ServerThread
-from engine.vllm import Check, Expectation, check_engine
-from engine.vllm.checks import failures
-from trainer.tiny import TinyShape, make_policy, train_tokenizer
+from bridle.engine.embedded import EmbeddedEngine
+from bridle.engine.transport import ServerThread
+from bridle.engine.vllm import Check, Expectation, check_engine
+from bridle.engine.vllm.checks import failures
+from bridle.trainer.tiny import TinyShape, make_policy, train_tokenizer
 
 Body = dict[str, Any]
 Answer = tuple[int, Any]
@@ -352,7 +352,7 @@ def test_prefix_cache_hits_are_read_from_metrics_when_usage_is_silent(relay: Rel
 
 
 def test_control_routes_that_answer_off_loopback_fail(engine: EmbeddedEngine) -> None:
-    from engine.vllm import checks
+    from bridle.engine.vllm import checks
 
     others = checks._own_addresses()
     if not others:

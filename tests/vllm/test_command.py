@@ -14,8 +14,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from engine.embedded import EmbeddedEngine
-from trainer.tiny import TinyShape, make_policy, train_tokenizer
+from bridle.engine.embedded import EmbeddedEngine
+from bridle.trainer.tiny import TinyShape, make_policy, train_tokenizer
 
 
 @pytest.fixture(scope="module")

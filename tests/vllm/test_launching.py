@@ -14,11 +14,11 @@ from pathlib import Path
 import httpx
 import pytest
 
+from bridle.engine.vllm import VllmControl, VllmError, VllmOptions, VllmServer, find_installation
+from bridle.proxy.server import ProxyServer
+from bridle.proxy.settings import ProxySettings
 from bridle.services import ServiceFailed
 from bridle.stack import engine_service
-from engine.vllm import VllmControl, VllmError, VllmOptions, VllmServer, find_installation
-from proxy.server import ProxyServer
-from proxy.settings import ProxySettings
 
 
 @pytest.fixture
@@ -103,7 +103,7 @@ def test_a_child_that_ignores_sigterm_is_ended_too(
     make: Callable[..., VllmServer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FAKE_VLLM", "child")
-    monkeypatch.setattr("engine.vllm.launch.STOP_SECONDS", 0.5)
+    monkeypatch.setattr("bridle.engine.vllm.launch.STOP_SECONDS", 0.5)
     with make() as server:
         group = server.pid
         assert group is not None
@@ -261,7 +261,7 @@ def test_it_ends_when_its_launcher_is_killed(
 ) -> None:
     program = (
         "import sys, time\n"
-        "from engine.vllm import VllmServer\n"
+        "from bridle.engine.vllm import VllmServer\n"
         "server = VllmServer(*sys.argv[2:4], python=sys.argv[1])\n"
         "server.start()\n"
         "print(server.pid, flush=True)\n"

@@ -16,10 +16,10 @@ import pytest
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 
-from engine.client import EngineRefused
-from engine.vllm import AdapterPublisher
-from trainer.model import load_policy, score_sequence
-from trainer.publish import default_probes
+from bridle.engine.client import EngineRefused
+from bridle.engine.vllm import AdapterPublisher
+from bridle.trainer.model import load_policy, score_sequence
+from bridle.trainer.publish import default_probes
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
 

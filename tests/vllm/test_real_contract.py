@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 import torch
 
-from engine.tokenizer import Tokenizer
-from engine.vllm import Expectation, check_engine
-from trainer.model import load_policy, score_sequence
+from bridle.engine.tokenizer import Tokenizer
+from bridle.engine.vllm import Expectation, check_engine
+from bridle.trainer.model import load_policy, score_sequence
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
 

@@ -10,10 +10,10 @@ from typing import Any
 import httpx
 import pytest
 
-from engine.client import EngineRefused
-from engine.vllm import VllmControl
-from trainer.model import load_policy
-from trainer.tiny import TinyShape, make_policy
+from bridle.engine.client import EngineRefused
+from bridle.engine.vllm import VllmControl
+from bridle.trainer.model import load_policy
+from bridle.trainer.tiny import TinyShape, make_policy
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
 

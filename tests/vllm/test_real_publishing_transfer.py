@@ -17,20 +17,20 @@ import httpx
 import pytest
 import torch
 
+from bridle.engine.client import EngineRefused
+from bridle.engine.vllm.inside.bridle_wire import Announcement, open_store
+from bridle.engine.vllm.transfer import Route, VllmTransfer
+from bridle.proxy.server import ProxyServer
+from bridle.proxy.settings import ProxySettings
 from bridle.stack import Stack
+from bridle.store.queries import Reader
+from bridle.store.records import RunRecord
+from bridle.store.writer import Writer
+from bridle.trainer.config import GrpoConfig, PublishConfig
+from bridle.trainer.model import checkpoint_tensors
+from bridle.trainer.transfer import TransferPublisher
+from bridle.trainer.weights import ModelWeights
 from bridle.training import TrainingPlan, _publisher
-from engine.client import EngineRefused
-from engine.vllm.inside.bridle_wire import Announcement, open_store
-from engine.vllm.transfer import Route, VllmTransfer
-from proxy.server import ProxyServer
-from proxy.settings import ProxySettings
-from store.queries import Reader
-from store.records import RunRecord
-from store.writer import Writer
-from trainer.config import GrpoConfig, PublishConfig
-from trainer.model import checkpoint_tensors
-from trainer.transfer import TransferPublisher
-from trainer.weights import ModelWeights
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
 
@@ -39,7 +39,7 @@ ROOT = Path(__file__).parents[2]
 DYING_SENDER = """
 import os, signal, sys
 from safetensors.torch import load_file
-from engine.vllm import transfer
+from bridle.engine.vllm import transfer
 
 class Dying(transfer.Group):
     sent = 0

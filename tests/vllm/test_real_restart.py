@@ -13,13 +13,13 @@ from typing import Any
 import httpx
 import pytest
 
-from engine.vllm import VllmControl, VllmError, VllmServer
-from proxy.server import ProxyServer
-from proxy.settings import ProxySettings
-from reconstruct.audit import audit
-from store.queries import Reader
-from store.records import CallStatus
-from trainer.model import load_policy, save_policy
+from bridle.engine.vllm import VllmControl, VllmError, VllmServer
+from bridle.proxy.server import ProxyServer
+from bridle.proxy.settings import ProxySettings
+from bridle.reconstruct.audit import audit
+from bridle.store.queries import Reader
+from bridle.store.records import CallStatus
+from bridle.trainer.model import load_policy, save_policy
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
 

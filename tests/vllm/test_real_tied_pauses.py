@@ -13,13 +13,13 @@ import numpy as np
 import pytest
 import torch
 
-from engine.vllm import VllmControl
-from engine.vllm.transfer import VllmTransfer
-from proxy.server import ProxyServer
-from proxy.settings import ProxySettings
-from reconstruct.audit import audit
-from store.queries import Reader
-from trainer.model import checkpoint_tensors, load_policy, save_policy, score_sequence
+from bridle.engine.vllm import VllmControl
+from bridle.engine.vllm.transfer import VllmTransfer
+from bridle.proxy.server import ProxyServer
+from bridle.proxy.settings import ProxySettings
+from bridle.reconstruct.audit import audit
+from bridle.store.queries import Reader
+from bridle.trainer.model import checkpoint_tensors, load_policy, save_policy, score_sequence
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from engine.vllm import Expectation, VllmControl, check_engine
-from trainer.swap import PublishError
+from bridle.engine.vllm import Expectation, VllmControl, check_engine
+from bridle.trainer.swap import PublishError
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
 

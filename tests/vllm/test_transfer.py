@@ -23,9 +23,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from engine.client import EngineError, EngineRefused
-from engine.vllm import checks
-from engine.vllm.inside.bridle_wire import (
+from bridle.engine.client import EngineError, EngineRefused
+from bridle.engine.vllm import checks
+from bridle.engine.vllm.inside.bridle_wire import (
     ALIGNMENT,
     Announcement,
     TransferBroken,
@@ -33,8 +33,8 @@ from engine.vllm.inside.bridle_wire import (
     open_store,
     unpacked,
 )
-from engine.vllm.transfer import broadcast
-from trainer.publish import write_version
+from bridle.engine.vllm.transfer import broadcast
+from bridle.trainer.publish import write_version
 
 CPU = torch.device("cpu")
 

@@ -15,11 +15,11 @@ import numpy as np
 import pytest
 from torch import Tensor
 
-from engine.vllm.transfer import TransferFailed
-from trainer.config import PublishConfig
-from trainer.publish import default_probes, weights_digest, write_version
-from trainer.swap import PublishError
-from trainer.transfer import TransferPublisher
+from bridle.engine.vllm.transfer import TransferFailed
+from bridle.trainer.config import PublishConfig
+from bridle.trainer.publish import default_probes, weights_digest, write_version
+from bridle.trainer.swap import PublishError
+from bridle.trainer.transfer import TransferPublisher
 
 
 @pytest.fixture

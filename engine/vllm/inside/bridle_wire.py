@@ -6,7 +6,7 @@ one transfer through a store of its own: it is nobody's default group, no port l
 transfers, and an end that was restarted has nothing to remember.
 
 vLLM's worker imports this file as ``bridle_wire``, the trainer as
-``engine.vllm.inside.bridle_wire``, so that the two cannot differ. It uses nothing but torch.
+``bridle.engine.vllm.inside.bridle_wire``, so that the two cannot differ. It uses nothing but torch.
 """
 
 from __future__ import annotations

@@ -13,11 +13,11 @@ import sqlalchemy as sa
 from alembic import op
 from sqlalchemy.dialects import postgresql, sqlite
 
-from store import bodies, stored
-from store.packing import DICTIONARY, pack, unpack, unpack_against, unpack_logprobs
-from store.rows import body_row, expected_usage, running_row, span_id, span_place
-from store.text_reader import PackedTexts, TextReader
-from store.texts import Texts, lay_out
+from bridle.store import bodies, stored
+from bridle.store.packing import DICTIONARY, pack, unpack, unpack_against, unpack_logprobs
+from bridle.store.rows import body_row, expected_usage, running_row, span_id, span_place
+from bridle.store.text_reader import PackedTexts, TextReader
+from bridle.store.texts import Texts, lay_out
 
 revision = "0004"
 down_revision = "0003"

@@ -12,9 +12,9 @@ import torch
 from bridle_transfer import BridleTransferEngine
 from bridle_worker import BridleWorker
 
-from engine.client import EngineRefused
-from engine.vllm.transfer import Route, VllmTransfer
-from trainer.model import load_policy, score_sequence
+from bridle.engine.client import EngineRefused
+from bridle.engine.vllm.transfer import Route, VllmTransfer
+from bridle.trainer.model import load_policy, score_sequence
 
 INFO = {
     "weight_transfer_config": {"backend": "bridle"},

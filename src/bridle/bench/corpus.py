@@ -1,0 +1,95 @@
+"""Real text and token ids to measure with: Python's own standard library, which is everywhere.
+
+Half of its files train a byte-level BPE vocabulary of 32,768, the other half are what sessions
+speak of, so that no text is measured that the vocabulary was made from.
+"""
+
+from __future__ import annotations
+
+import re
+import sysconfig
+import tempfile
+from dataclasses import dataclass
+from functools import cache, cached_property
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from bridle.engine.tokenizer import token_bytes
+from bridle.store.records import TokenIds
+from bridle.store.vocabulary import Vocabulary
+
+VOCABULARY: Final = 32_768
+
+_TRAINING_BYTES: Final = 6_000_000
+_PROSE = re.compile(r'"""(.{200,}?)"""', re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """Text by what an agent does with it, and the vocabulary."""
+
+    tokenizer: Tokenizer
+    code: str
+    """What tools print: source files, one after the other."""
+    prose: str
+    """What a model writes: documentation."""
+
+    @cached_property
+    def vocabulary(self) -> Vocabulary:
+        """For the store."""
+        return Vocabulary(token_bytes(self.tokenizer))
+
+    def encode(self, text: str) -> TokenIds:
+        """``uint32[T]``."""
+        ids = self.tokenizer.encode(text, add_special_tokens=False).ids
+        return np.asarray(ids, dtype=np.uint32)
+
+    def pieces(self, ids: TokenIds) -> list[str]:
+        """The text that each token adds, as an engine streams it: whole characters only."""
+        stream, pieces = decoders.DecodeStream(skip_special_tokens=False), []
+        for token in ids:
+            pieces.append(stream.step(self.tokenizer, int(token)) or "")
+        return pieces
+
+
+@cache
+def corpus() -> Corpus:
+    """Made once per process; the vocabulary is kept in the temporary folder."""
+    training, sessions = _halves()
+    code = "\n".join(sessions)
+    prose = "\n".join(
+        " ".join(found.split()) for text in sessions for found in _PROSE.findall(text)
+    )
+    return Corpus(_tokenizer("\n".join(training)[:_TRAINING_BYTES]), code, prose)
+
+
+def _halves() -> tuple[list[str], list[str]]:
+    folder = Path(sysconfig.get_paths()["stdlib"])
+    files = [
+        path
+        for path in sorted(folder.rglob("*.py"))
+        if not {"site-packages", "test", "tests", "encodings"} & set(path.relative_to(folder).parts)
+    ]
+    texts = [path.read_text("utf-8", errors="ignore") for path in files]
+    return texts[::2], texts[1::2]
+
+
+def _tokenizer(text: str) -> Tokenizer:
+    kept = Path(tempfile.gettempdir()) / f"bridle-bench-{VOCABULARY}-{len(text)}.json"
+    if kept.exists():
+        return Tokenizer.from_file(str(kept))
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCABULARY,
+        special_tokens=["<|im_start|>", "<|im_end|>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(text.splitlines(keepends=True), trainer)
+    tokenizer.save(str(kept))
+    return tokenizer

@@ -1,0 +1,81 @@
+"""The harnesses that ``bridle bench harnesses`` runs, each under the name it is reported by."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from importlib import metadata
+from typing import Final
+
+from bridle.examples import example_directory
+from bridle.harnesses.adapters import CODING_HARNESSES, PythonAgent
+from bridle.harnesses.adapters.base import Adapter
+from bridle.harnesses.install import find_python_harness, pinned_version
+
+_PACKAGES: Final = {
+    "codex": "@openai/codex",
+    "claude-code": "@anthropic-ai/claude-code",
+    "qwen-code": "@qwen-code/qwen-code",
+    "pi": "@earendil-works/pi-coding-agent",
+    "opencode": "opencode-ai",
+    "gemini-cli": "@google/gemini-cli",
+}
+_DIALECTS: Final = {"codex": "responses", "claude-code": "messages", "gemini-cli": "google"}
+
+
+@dataclass(frozen=True, slots=True)
+class HarnessCase:
+    """One harness speaking one dialect."""
+
+    name: str
+    dialect: str
+    adapter: Callable[[], Adapter]
+    """Raises ``NotLaunchable`` when it is known already that the harness is not installed."""
+    streams: bool = True
+    package: str = ""
+    """The package that it comes from."""
+
+    @property
+    def version(self) -> str:
+        """The pinned one, else the one beside us; ``""`` when neither is known."""
+        pinned = pinned_version(self.package)
+        if pinned is not None:
+            return pinned
+        try:
+            return metadata.version(self.package) if self.package else ""
+        except metadata.PackageNotFoundError:
+            return ""
+
+
+def _langchain(api: str) -> Adapter:
+    script = example_directory("langchain") / "agent.py"
+    return PythonAgent(script, ("--api", api, "--stream"), name="langchain")
+
+
+def _agents_sdk(api: str) -> Adapter:
+    script = example_directory("agents_sdk") / "agent.py"
+    python = find_python_harness("openai-agents", "python")
+    return PythonAgent(script, ("--api", api, "--stream"), name="openai-agents", python=python)
+
+
+def _coding(name: str) -> HarnessCase:
+    dialect = _DIALECTS.get(name, "chat")
+    adapter, streams = CODING_HARNESSES[name], name != "mini-swe-agent"
+    return HarnessCase(name, dialect, adapter, streams, _PACKAGES.get(name, name))
+
+
+def _python(name: str, make: Callable[[str], Adapter], api: str) -> HarnessCase:
+    return HarnessCase(f"{name}-{api}", api, partial(make, api), package=name)
+
+
+CASES: Final[Mapping[str, HarnessCase]] = {
+    case.name: case
+    for case in (
+        *(_coding(name) for name in CODING_HARNESSES),
+        _python("langchain", _langchain, "chat"),
+        _python("langchain", _langchain, "responses"),
+        _python("openai-agents", _agents_sdk, "chat"),
+        _python("openai-agents", _agents_sdk, "responses"),
+    )
+}

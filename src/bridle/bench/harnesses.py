@@ -1,0 +1,266 @@
+"""``bridle bench harnesses``: is every conversation one row, whatever the harness echoes back?
+
+Each harness runs unmodified against a scripted policy, through the real proxy, once with exact
+continuation and once with rendered history, under a template that strips thinking and rewrites
+arguments. What was recorded is then rebuilt and audited. Nothing here needs a GPU or a network.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from bridle.bench.harness_cases import CASES, HarnessCase
+from bridle.bench.shell_policy import ShellPolicy, WorkedThrough, train_bench_tokenizer
+from bridle.engine.scripted import ScriptedEngine
+from bridle.harnesses.client import ControlClient
+from bridle.harnesses.rollout import Job, Outcome, Rollout, RolloutResult, Settings
+from bridle.harnesses.runtimes import LocalRuntime
+from bridle.proxy.server import ProxyServer
+from bridle.proxy.settings import ProxySettings
+from bridle.reconstruct.audit import audit_session
+from bridle.reconstruct.builders import build
+from bridle.reconstruct.kinds import with_kinds
+from bridle.reconstruct.policy import TrainablePolicy
+from bridle.reconstruct.tree import SessionTree
+from bridle.store.queries import CallRow, Reader
+from bridle.store.records import BreakReason, CallKind, CallStatus, Continuation
+
+MODES: Final = (Continuation.EXACT, Continuation.RENDERED)
+MAIN_ROWS: Final = TrainablePolicy(kinds=frozenset({CallKind.MAIN, CallKind.UNKNOWN}))
+"""Only what is known to be a side call, a sub-agent or a compaction is left out of the count."""
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """What one harness made under one continuation."""
+
+    sessions: int
+    calls: int
+    """Of every kind."""
+    rows: int
+    """Branches with trainable tokens of the agent's own conversation."""
+    breaks: int
+    """Calls that break, of every kind."""
+    reasons: Counter[str]
+    """What they break on; one call may break on several things at once."""
+    unlinked: int
+    """Calls of that conversation that should continue another and for which none was found."""
+    kinds: Counter[str]
+    problems: tuple[str, ...] = ()
+    """Why the run does not count: it failed, or its record is not clean."""
+
+    @property
+    def unexplained(self) -> int:
+        return self.reasons[BreakReason.UNEXPLAINED] + self.unlinked
+
+    def as_data(self) -> dict[str, Any]:
+        return {
+            "sessions": self.sessions,
+            "rows_per_session": self.rows / self.sessions if self.sessions else None,
+            "breaks": self.breaks,
+            "unexplained": self.unexplained,
+            "breaks_by_reason": dict(sorted(self.reasons.items())),
+            "calls": self.calls,
+            "calls_by_kind": dict(sorted(self.kinds.items())),
+            "problems": list(self.problems),
+        }
+
+
+@dataclass(slots=True)
+class Report:
+    """All figures, by harness and mode."""
+
+    turns: int
+    figures: dict[str, dict[Continuation, Figures]] = field(default_factory=dict)
+
+    def as_data(self) -> dict[str, Any]:
+        return {
+            name: {str(mode): figures.as_data() for mode, figures in modes.items()}
+            for name, modes in self.figures.items()
+        }
+
+    def failures(self) -> list[str]:
+        """What does not hold, one line each: exact sessions are one row with no break in the dark,
+        and every session's record is clean."""
+        found: list[str] = []
+        for name, modes in self.figures.items():
+            for mode, figures in modes.items():
+                found += [f"{name} ({mode}): {problem}" for problem in figures.problems]
+            exact = modes.get(Continuation.EXACT)
+            if exact is None or not exact.sessions:
+                continue
+            if exact.rows != exact.sessions:
+                found.append(f"{name} (exact): {exact.rows} rows of {exact.sessions} sessions")
+            if exact.unexplained:
+                found.append(f"{name} (exact): {exact.unexplained} unexplained breaks")
+        return found
+
+
+async def bench_harnesses(
+    cases: Sequence[HarnessCase],
+    *,
+    turns: int = 12,
+    sessions: int = 1,
+    parallel: int = 2,
+    timeout_s: float = 300.0,
+    keep: Path | None = None,
+    progress: Callable[[str, Continuation], None] = lambda name, mode: None,
+) -> Report:
+    """Runs every case in both modes. Raises ``NotLaunchable`` for what is not installed.
+
+    The recordings stay in ``keep`` (``bench.db`` and the sessions' directories), when it is given.
+    """
+    policy = ShellPolicy(turns)
+    report = Report(turns)
+    with ExitStack() as stack:
+        if keep is None:
+            place = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="bridle-bench-")))
+        else:
+            place = keep
+        train_bench_tokenizer(place / "model")
+        engine = stack.enter_context(
+            ScriptedEngine(place / "model", policy, max_model_len=1_000_000)
+        )
+        store = str(place / "bench.db")
+        proxy = stack.enter_context(
+            ProxyServer(ProxySettings(engine.base_url, store, tokenizer_dir=place / "model"))
+        )
+        reader = stack.enter_context(Reader(store))
+        adapters = {case.name: case.adapter() for case in cases}
+        async with ControlClient(proxy.base_url) as client:
+            for case in cases:
+                modes = report.figures.setdefault(case.name, {})
+                for mode in MODES:
+                    settings = Settings(
+                        place / "sessions" / case.name / mode,
+                        parallel=parallel,
+                        timeout_s=timeout_s,
+                        continuation=mode,
+                        retries=0,
+                        keep_directories=True,
+                    )
+                    rollout = Rollout(
+                        client, adapters[case.name], LocalRuntime(), WorkedThrough(), settings
+                    )
+                    jobs = [Job(policy.task(f"{case.name}-{n}")) for n in range(sessions)]
+                    results = await rollout.collect(jobs)
+                    modes[mode] = measured(reader, results, settings.directory)
+                    progress(case.name, mode)
+    return report
+
+
+def measured(reader: Reader, results: Sequence[RolloutResult], directory: Path) -> Figures:
+    """What the store holds of these rollouts."""
+    problems: list[str] = []
+    rows = unlinked = breaks = calls_made = 0
+    reasons: Counter[str] = Counter()
+    kinds: Counter[str] = Counter()
+    for result in results:
+        if result.outcome is not Outcome.COMPLETED or result.scores.get("reward") != 1.0:
+            problems.append(_unfinished(result, directory))
+        if result.session_id is None:
+            continue
+        audited = audit_session(reader, result.session_id, bodies=True)
+        if not audited.clean:
+            problems.append(f"audit: {', '.join(v.rule for v in audited.violations)}")
+        calls = with_kinds(reader.calls(result.session_id))
+        problems += [f"call {c.status}: {c.reason}" for c in calls if _spoilt(c)]
+        tree = SessionTree(result.session_id, calls, reader.span_rows(result.session_id))
+        rows += len(build(tree, MAIN_ROWS).samples)
+        breaks += sum(call.break_reason is not None for call in calls)
+        reasons.update(reason for call in calls for reason in call.break_reasons)
+        kinds.update(str(call.kind) for call in calls)
+        calls_made += len(calls)
+        main = [call for call in calls if call.kind in MAIN_ROWS.kinds]
+        unlinked += max(0, sum(call.parent_call_id is None for call in main) - 1)
+    return Figures(
+        sessions=len(results),
+        calls=calls_made,
+        rows=rows,
+        breaks=breaks,
+        reasons=reasons,
+        unlinked=unlinked,
+        kinds=kinds,
+        problems=tuple(problems),
+    )
+
+
+def _spoilt(call: CallRow) -> bool:
+    return call.status not in (CallStatus.COMPLETE, CallStatus.PARTIAL)
+
+
+def _unfinished(result: RolloutResult, directory: Path) -> str:
+    text = f"{result.outcome}, exit code {result.exit_code}, said {result.answer[-200:]!r}"
+    log = directory / str(result.session_id) / "logs/stderr.log"
+    if log.exists():
+        text += f", stderr ends {log.read_text(errors='replace')[-500:]!r}"
+    return f"{text} {result.error}".strip()
+
+
+_INTRODUCTION: Final = """\
+# The harnesses, exact and rendered
+
+Each harness ran unmodified through the proxy, against a scripted policy that asks for two shell
+commands at once, {turns} turns long and thinking in every turn, under a chat template that strips
+thinking from the history and writes arguments its own way. *Rows* are the main branches with
+trainable tokens per session. *Rendered* is the same run with the history rendered again every turn,
+as any proxy does that keeps no tokens. *On what*: how many of its breaks have which reason; most
+have several at once, and each is named. Made by `bridle bench harnesses --table docs/harnesses.md`.
+
+| harness | version | dialect | calls | exact: rows | breaks | unexplained | rendered: rows | breaks | on what |
+|---|---|---|---|---|---|---|---|---|---|"""  # noqa: E501
+
+
+def markdown(report: Report) -> str:
+    """The report as the page that is published: what it shows, and one line per harness."""
+    lines = [_INTRODUCTION.format(turns=report.turns)]
+    for name, modes in report.figures.items():
+        lines.append(_table_row(name, modes))
+    side = [name for name, modes in report.figures.items() if _asides(modes)]
+    if side:
+        lines += ["", "Calls beside the conversation (titles and the like), told apart and not"]
+        lines.append(f"trained: {', '.join(_asides_of(report, name) for name in side)}.")
+    failures = report.failures()
+    lines += ["", "The audit of every session is clean." if not failures else "What fails:"]
+    lines += [f"- {failure}" for failure in failures]
+    return "\n".join(lines) + "\n"
+
+
+def _table_row(name: str, modes: Mapping[Continuation, Figures]) -> str:
+    exact, rendered = modes[Continuation.EXACT].as_data(), modes[Continuation.RENDERED].as_data()
+    reasons = ", ".join(f"{why} {n}" for why, n in rendered["breaks_by_reason"].items())
+    case = CASES.get(name)
+    cells = (
+        name,
+        (case and case.version) or "–",
+        (case and case.dialect) or "–",
+        exact["calls"],
+        exact["rows_per_session"],
+        exact["breaks"],
+        exact["unexplained"],
+        rendered["rows_per_session"],
+        rendered["breaks"],
+        reasons or "–",
+    )
+    shown = (f"{cell:g}" if isinstance(cell, float) else str(cell) for cell in cells)
+    return f"| {' | '.join(shown)} |"
+
+
+def _asides(modes: Mapping[Continuation, Figures]) -> int:
+    kinds = modes[Continuation.EXACT].kinds
+    return kinds.total() - sum(kinds[kind] for kind in MAIN_ROWS.kinds)
+
+
+def _asides_of(report: Report, name: str) -> str:
+    return f"{name} {_asides(report.figures[name])}"
+
+
+def chosen(names: Sequence[str]) -> list[HarnessCase]:
+    """The cases of these names, all of them for none. Raises ``KeyError`` for an unknown one."""
+    return [CASES[name] for name in names] if names else list(CASES.values())

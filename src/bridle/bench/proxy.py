@@ -1,0 +1,353 @@
+"""``bridle bench proxy``: recorded calls a second, added latency, streams, memory.
+
+Each process is its own: the proxy alone on one core, engine and load together on another. Direct,
+proxied and the *floor* (``bridle/bench/passthrough.py``: uvicorn and aiohttp, no recording)
+are measured in turns within every run, because machines drift; figures are medians over the runs.
+Recording is on, into SQLite (WAL, ``synchronous=NORMAL``; a second proxy shows ``FULL`` beside it),
+and what the store holds afterwards is compared with what the clients were told.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+import orjson
+
+from bridle.bench.load import Load, Measured
+from bridle.bench.upstream import CHUNK_INTERVAL_S, CHUNKS, LARGE, SMALL, STREAM
+from bridle.store.queries import Reader
+from bridle.store.records import CallStatus
+
+_START_S: Final = 30.0
+_CONCURRENT: Final = (1, 16, 64)
+_STREAMS: Final = (64, 256)
+
+DIRECT: Final = "direct"
+PROXIED: Final = "bridle"
+FLOOR: Final = "floor"
+FULL: Final = "full"
+_FULL_CASE: Final = "c1"
+"""Where a commit that waits for the disk shows."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One kind of load."""
+
+    name: str
+    model: str
+    concurrency: int
+    request_bytes: int
+    stream: bool = False
+    ramp_s: float = 0.0
+
+
+CASES: Final = (
+    *(Case(f"c{count}", SMALL, count, 1024) for count in _CONCURRENT),
+    Case("large", LARGE, 8, 223 * 1024),
+    *(
+        Case(f"s{count}", STREAM, count, 1024, stream=True, ramp_s=CHUNKS * CHUNK_INTERVAL_S)
+        for count in _STREAMS
+    ),
+    *(Case(f"burst{count}", STREAM, count, 1024, stream=True) for count in _STREAMS),
+)
+"""Streams begin evenly spread over one stream's length, as they do in use; those of a ``burst`` all
+in the same moment: their time to the first chunk is a queue for the processor."""
+
+
+@dataclass
+class Figures:
+    """All measurements of one target: case -> one value per run."""
+
+    calls_per_s: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
+    first_ms: dict[str, list[tuple[float, float]]] = field(
+        default_factory=lambda: defaultdict(list)
+    )
+    whole_ms: dict[str, list[tuple[float, float]]] = field(
+        default_factory=lambda: defaultdict(list)
+    )
+    lost: dict[str, int] = field(default_factory=lambda: defaultdict(int))
+    cpu_ms: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
+    """Processor time of the process per call, all threads; not known of peers."""
+
+    def take(self, case: str, measured: Measured) -> None:
+        self.lost[case] += measured.failed
+        if not measured.calls:
+            return
+        self.calls_per_s[case].append(measured.calls / measured.seconds)
+        self.first_ms[case].append(measured.first)
+        self.whole_ms[case].append(measured.whole)
+
+
+def measure(
+    *,
+    peers: Mapping[str, str],
+    runs: int,
+    seconds: float,
+    cases: Sequence[Case] = CASES,
+    progress: Callable[[str], None] = lambda _: None,
+) -> dict[str, Any]:
+    """The report: Bridle's figures at the top, the same for each peer under ``peers``.
+
+    ``peers`` maps names to base URLs with ``/v1`` of other proxies, which must already stand before
+    an engine. Raises ``RuntimeError`` when a process does not start.
+    """
+    proxy_core, load_core = _cores()
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="bridle-bench-")))
+        engine_url = stack.enter_context(upstream_process(load_core))
+        start = partial(proxy_process, engine_url, core=proxy_core)
+        proxy, proxy_url = stack.enter_context(start(recording_proxy(folder / "bench.db")))
+        _, full_url = stack.enter_context(start(recording_proxy(folder / "full.db", "FULL")))
+        floor, floor_url = stack.enter_context(start(["bridle.bench.passthrough"]))
+        processes = {PROXIED: proxy, FLOOR: floor}
+        urls = {
+            DIRECT: f"{engine_url}/v1",
+            FLOOR: f"{floor_url}/v1",
+            PROXIED: f"{proxy_url}/s/{{session}}/v1",
+            FULL: f"{full_url}/s/{{session}}/v1",
+            **peers,
+        }
+        figures = {target: Figures() for target in urls}
+        for run in range(runs):
+            for case in cases:
+                for target, url in urls.items():
+                    if target == FULL and case.name != _FULL_CASE:
+                        continue
+                    progress(f"run {run + 1} of {runs}: {case.name}, {target}")
+                    load = _load(case, url, seconds, f"{case.name}-{run}")
+                    process = processes.get(target)
+                    before = 0.0 if process is None else cpu_seconds(process.pid)
+                    measured = _ask(load, load_core)
+                    figures[target].take(case.name, measured)
+                    if not measured.calls:
+                        continue
+                    if process is not None:
+                        used = cpu_seconds(process.pid) - before
+                        figures[target].cpu_ms[case.name].append(1000 * used / measured.calls)
+                    if target == PROXIED:
+                        held = _recorded(folder / "bench.db", load, measured)
+                        figures[target].lost[case.name] += measured.calls - held
+        rss = rss_mb(proxy.pid)
+    direct, bare, full = (figures.pop(name) for name in (DIRECT, FLOOR, FULL))
+    report = _report(figures.pop(PROXIED), direct, cases) | {"rss_mb": round(rss, 1)}
+    report["direct"] = {"calls_per_s": _medians(direct.calls_per_s)}
+    report["floor"] = _report(bare, direct, cases)
+    report["full"] = {"added_ms": _report(full, direct, cases)["added_ms"]}
+    report["peers"] = {name: _report(found, direct, cases) for name, found in figures.items()}
+    return report
+
+
+def _report(own: Figures, direct: Figures, cases: Sequence[Case]) -> dict[str, Any]:
+    cases = [case for case in cases if own.calls_per_s.get(case.name)]
+    plain = [case.name for case in cases if case.model == SMALL]
+    streams = [case.name for case in cases if case.stream]
+    report: dict[str, Any] = {
+        "calls_per_s": {name: _median(own.calls_per_s[name]) for name in plain},
+        "added_ms": {
+            name: dict(
+                zip(("p50", "p99"), _added(own.whole_ms[name], direct.whole_ms[name]), strict=True)
+            )
+            for name in plain
+        },
+        "stream": {name: _stream(own, direct, name) for name in streams if name[0] == "s"},
+        "burst": {name: _stream(own, direct, name) for name in streams if name[0] == "b"},
+        "lost": sum(own.lost.values()),
+    }
+    if any(case.model == LARGE for case in cases):
+        report["large"] = {"calls_per_s": _median(own.calls_per_s["large"])}
+    if own.cpu_ms:
+        report["cpu_ms_per_call"] = {
+            name: round(_median(values) or 0.0, 3) for name, values in own.cpu_ms.items()
+        }
+    return report
+
+
+def _stream(own: Figures, direct: Figures, name: str) -> dict[str, Any]:
+    p50, p99 = _added(own.first_ms[name], direct.first_ms[name])
+    ratios = [
+        mine[0] / bare[0]
+        for mine, bare in zip(own.whole_ms[name], direct.whole_ms[name], strict=False)
+    ]
+    return {
+        "added_ttft_p50_ms": p50,
+        "added_ttft_p99_ms": p99,
+        "whole_ratio": None if not ratios else round(statistics.median(ratios), 4),
+        "lost": own.lost[name],
+    }
+
+
+def _added(
+    own: Sequence[tuple[float, float]], direct: Sequence[tuple[float, float]]
+) -> tuple[float | None, float | None]:
+    """Median over the runs of what a proxy adds to p50 and p99, each run against its own direct."""
+    pairs = list(zip(own, direct, strict=False))
+    if not pairs:
+        return None, None
+    p50 = statistics.median(mine[0] - bare[0] for mine, bare in pairs)
+    p99 = statistics.median(mine[1] - bare[1] for mine, bare in pairs)
+    return round(p50, 3), round(p99, 3)
+
+
+def _median(values: Sequence[float]) -> float | None:
+    return round(statistics.median(values), 3) if values else None
+
+
+def _medians(values: Mapping[str, Sequence[float]]) -> dict[str, float | None]:
+    return {name: _median(found) for name, found in values.items()}
+
+
+def _load(case: Case, url: str, seconds: float, name: str) -> Load:
+    return Load(
+        url=url,
+        model=case.model,
+        concurrency=case.concurrency,
+        request_bytes=case.request_bytes,
+        name=f"bench-{name}",
+        seconds=0.0 if case.stream else seconds,
+        calls=max(1, round(seconds)),
+        stream=case.stream,
+        ramp_s=case.ramp_s,
+    )
+
+
+def _ask(load: Load, core: int | None) -> Measured:
+    done = subprocess.run(
+        [sys.executable, "-m", "bridle.bench.load"],
+        input=orjson.dumps(asdict(load)),
+        stdout=subprocess.PIPE,
+        check=True,
+        preexec_fn=_pinned(core),
+    )
+    return Measured(**orjson.loads(done.stdout))
+
+
+def _recorded(store: Path, load: Load, measured: Measured) -> int:
+    """How many of the calls that the clients were told are complete in the store, ids and all."""
+    expected = CHUNKS if load.stream else 1
+    held = 0
+    reader = Reader(str(store))
+    try:
+        for session in reader.sessions(newest_first=True, limit=measured.calls + load.concurrency):
+            if (session.name or "").startswith(f"{load.name}-"):
+                held += sum(
+                    call.status is CallStatus.COMPLETE and (call.sampled_tokens or 0) >= expected
+                    for call in reader.calls(session.id)
+                )
+    finally:
+        reader.close()
+    return held
+
+
+@contextmanager
+def upstream_process(core: int | None) -> Iterator[str]:
+    """The engine of ``bridle/bench/upstream.py``; gives its URL."""
+    command = [sys.executable, "-m", "bridle.bench.upstream"]
+    process = subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        preexec_fn=_pinned(core),
+    )
+    try:
+        assert process.stdout is not None  # noqa: S101 - it is a pipe
+        yield f"http://127.0.0.1:{int(process.stdout.readline())}"
+    finally:
+        _end(process)
+
+
+def recording_proxy(store: Path, synchronous: str = "NORMAL") -> list[str]:
+    """What :func:`proxy_process` runs for Bridle's own proxy."""
+    return ["proxy", "--store", str(store), "--synchronous", synchronous]
+
+
+@contextmanager
+def proxy_process(
+    engine_url: str, module: list[str], core: int | None
+) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
+    """A proxy before the engine: ``python -m`` with the words of ``module``."""
+    port = _free_port()
+    command = [sys.executable, "-m", *module, "--upstream", engine_url, "--port", str(port)]
+    process = subprocess.Popen(
+        command,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        preexec_fn=_pinned(core),
+    )
+    url = f"http://127.0.0.1:{port}"
+    try:
+        _wait(f"{url}/healthz", process)
+        yield process, url
+    finally:
+        _end(process)
+
+
+def _wait(url: str, process: subprocess.Popen[bytes]) -> None:
+    deadline = time.monotonic() + _START_S
+    while time.monotonic() < deadline and process.poll() is None:
+        try:
+            with urllib.request.urlopen(url, timeout=1):  # noqa: S310 - our own loopback
+                return
+        except (urllib.error.URLError, OSError):
+            time.sleep(0.05)
+    raise RuntimeError(f"the proxy to be measured did not start at {url}")
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    process.terminate()
+    try:
+        process.wait(10)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+def _free_port() -> int:
+    import socket
+
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
+
+
+def _cores() -> tuple[int | None, int | None]:
+    """The proxy's core and the others'; ``None`` where there is no choice."""
+    if not hasattr(os, "sched_getaffinity"):
+        return None, None
+    cores = sorted(os.sched_getaffinity(0))
+    return (cores[0], cores[1]) if len(cores) > 1 else (None, None)
+
+
+def _pinned(core: int | None) -> Callable[[], None] | None:
+    return None if core is None else lambda: os.sched_setaffinity(0, {core})
+
+
+def cpu_seconds(pid: int) -> float:
+    """Processor time of a process so far, all threads; 0 where there is no ``/proc``."""
+    stat = Path(f"/proc/{pid}/stat")
+    if not stat.exists():
+        return 0.0
+    fields = stat.read_text().rsplit(")", 1)[1].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def rss_mb(pid: int) -> float:
+    """Resident memory of a process in MiB; 0 where there is no ``/proc``."""
+    status = Path(f"/proc/{pid}/status")
+    if not status.exists():
+        return 0.0
+    (line,) = [line for line in status.read_text().splitlines() if line.startswith("VmRSS")]
+    return int(line.split()[1]) / 1024

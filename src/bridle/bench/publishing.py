@@ -1,0 +1,86 @@
+"""How long weights take to a vLLM by directory and by transfer, and how long it stands still."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from bridle.engine.vllm.transfer import VllmTransfer
+from bridle.trainer.model import checkpoint_tensors, load_policy, vocabulary_size
+from bridle.trainer.publish import Publisher, default_probes
+from bridle.trainer.transfer import TransferPublisher
+
+
+class Stopwatch(VllmTransfer):
+    """Notes how long each pause was."""
+
+    def __init__(self, base_url: str) -> None:
+        super().__init__(base_url)
+        self.paused: list[float] = []
+
+    def pause(
+        self, mode: Literal["keep", "wait", "abort"] = "wait", clear_cache: bool = True
+    ) -> None:
+        self._began = time.perf_counter()
+        super().pause(mode, clear_cache)
+
+    def resume(self) -> None:
+        super().resume()
+        self.paused.append(time.perf_counter() - self._began)
+
+
+def measure_publishing(engine_url: str, policy: Path, folder: Path, rounds: int) -> dict[str, Any]:
+    """Publishes ``rounds`` versions of ``policy`` in either way, in turns; medians in seconds.
+
+    A publish is all that the trainer waits for, verification included. The directory that a
+    transfer is written to afterwards is waited for outside of both.
+    """
+    model = load_policy(policy)
+    probes = default_probes(vocabulary_size(model))
+    common: dict[str, Any] = {"run_id": "bench", "served": policy, "served_version": 0}
+    seconds: dict[str, list[float]] = {"directory": [], "transfer": []}
+    paused: dict[str, list[float]] = {"directory": [], "transfer": []}
+    with Stopwatch(engine_url) as engine:
+        by_directory = Publisher(
+            engine, folder / "by-directory", probes=probes, announce=engine.stamp, **common
+        )
+        by_transfer = TransferPublisher(
+            {"engine": engine},
+            folder / "by-transfer",
+            probes=probes,
+            announce=lambda version, _name: engine.stamp(version),
+            **common,
+        )
+        publishers: dict[str, Callable[..., Any]] = {
+            "directory": by_directory.publish,
+            "transfer": by_transfer.publish,
+        }
+        with by_transfer:
+            for version in range(1, 2 * rounds + 1):
+                through = "transfer" if version % 2 else "directory"
+                _move(model)
+                began = time.perf_counter()
+                publishers[through](model, version)
+                seconds[through].append(time.perf_counter() - began)
+                paused[through].append(engine.paused[-1])
+                by_transfer.wait_written()
+    size = sum(tensor.nbytes for tensor in checkpoint_tensors(model).values())
+    return {
+        "megabytes": round(size / 1e6, 1),
+        "seconds": {name: round(statistics.median(each), 3) for name, each in seconds.items()},
+        "paused_seconds": {
+            name: round(statistics.median(each), 3) for name, each in paused.items()
+        },
+    }
+
+
+@torch.no_grad()
+def _move(model: torch.nn.Module) -> None:
+    """Every weight a little, as a training step does."""
+    for parameter in model.parameters():
+        parameter.add_(torch.randn_like(parameter) * 1e-3)

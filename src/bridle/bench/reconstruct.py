@@ -1,0 +1,126 @@
+"""``bridle bench reconstruct``: from the store to samples, and what memory that takes.
+
+Builds a store of sessions of ten turns, then reads every session into samples as a trainer does
+(``bridle.reconstruct.episodes``). Time is CPU time of this one process, which is what a core can do also
+while others use the machine; tokens are unique ones, each span's once. The reading happens in a
+process of its own, so that its peak memory is its own.
+"""
+
+from __future__ import annotations
+
+import json
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import orjson
+
+from bridle.bench.corpus import corpus
+from bridle.bench.session import OBSERVED, SAMPLED, session_record
+from bridle.reconstruct.episodes import episodes
+from bridle.store.database import migrate
+from bridle.store.queries import Reader
+from bridle.store.records import CallBegun, CallEnded, CallStatus, Choice, VersionRun, new_id
+from bridle.store.writer import Writer
+
+SESSIONS: Final = 1000
+TURNS: Final = 10
+
+
+def bench(sessions: int = SESSIONS, turns: int = TURNS) -> dict[str, Any]:
+    """``tokens_per_s`` (of CPU time), ``peak_rss_mb``, and what was read."""
+    with tempfile.TemporaryDirectory(prefix="bridle-bench-") as folder:
+        path = str(Path(folder) / "bench.db")
+        fill(path, sessions, turns)
+        reading = subprocess.run(
+            [sys.executable, "-m", "bridle.bench.reconstruct", path],
+            check=True,
+            stdout=subprocess.PIPE,
+        )
+        found: dict[str, Any] = json.loads(reading.stdout)
+        return found
+
+
+def fill(path: str, sessions: int, turns: int) -> None:
+    """A store of sessions that grow by 600 tokens a turn, and say as much."""
+    migrate(path)
+    random, text = np.random.default_rng(0), corpus().code
+    with Writer(path, synchronous="OFF") as writer:
+        for number in range(sessions):
+            session = session_record(f"bench-{number}")
+            writer.create_session_sync(session)
+            prompt, parent = np.empty(0, dtype=np.uint32), None
+            for turn in range(turns):
+                prompt = np.concatenate([prompt, _ids(random, OBSERVED)])
+                ids, call_id, now = _ids(random, SAMPLED), new_id("call"), time.time()
+                logprobs = -random.random(SAMPLED).astype(np.float32)
+                at = int(random.integers(len(text) - 2400))
+                told = {"role": "tool", "content": text[at : at + 1800]}
+                message = {"role": "assistant", "content": text[at + 1800 : at + 2400]}
+                body = orjson.dumps({"model": "policy", "turn": turn, "messages": [told]})
+                begun = CallBegun(call_id, session.id, "chat", now, body, True, "policy", parent)
+                ended = CallEnded(
+                    call_id,
+                    session.id,
+                    CallStatus.COMPLETE,
+                    now,
+                    prompt_token_ids=prompt,
+                    choices=(Choice(ids, logprobs, (VersionRun(0, 1),), "stop"),),
+                    response_body=orjson.dumps({"id": call_id, "choices": [message]}),
+                    usage={"prompt_tokens": len(prompt), "completion_tokens": SAMPLED},
+                    message=message,
+                    conversation={"tail": [told], "tools": ["run_shell_command"]},
+                )
+                writer.begin_call(begun)
+                writer.end_call_sync(ended)
+                prompt, parent = np.concatenate([prompt, ids]), call_id
+
+
+def read(path: str) -> dict[str, Any]:
+    """Reads the whole store into samples, one session at a time."""
+    tokens = samples = sessions = 0
+    with Reader(path) as reader:
+        before = peak_rss_mb()
+        started, wall = time.process_time(), time.perf_counter()
+        for episode in episodes(reader):
+            sessions += 1
+            samples += len(episode.samples)
+            # Ten turns of one line are one sample, which holds each of its tokens once.
+            tokens += sum(len(sample.token_ids) for sample in episode.samples)
+        spent, wall = time.process_time() - started, time.perf_counter() - wall
+    return {
+        "tokens_per_s": round(tokens / spent),
+        "tokens_per_s_wall": round(tokens / wall),
+        "peak_rss_mb": round(peak_rss_mb(), 1),
+        "rss_before_mb": round(before, 1),
+        "sessions": sessions,
+        "samples": samples,
+        "tokens": tokens,
+    }
+
+
+def peak_rss_mb() -> float:
+    """The most memory this process has had, in MB.
+
+    Linux is asked for the program's own: ``getrusage`` counts what the process had before it.
+    """
+    status = Path("/proc/self/status")
+    if status.exists():
+        fields = dict(line.split(":", 1) for line in status.read_text().splitlines())
+        return int(fields["VmHWM"].split()[0]) / 1024
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak / (1 << 20) if sys.platform == "darwin" else peak / 1024
+
+
+def _ids(random: np.random.Generator, count: int) -> Any:
+    """Token ids as skewed as those of text."""
+    return np.minimum(random.zipf(1.3, count), 32_767).astype(np.uint32)
+
+
+if __name__ == "__main__":
+    print(json.dumps(read(sys.argv[1])))

@@ -1,0 +1,171 @@
+"""A scripted policy that works in any harness's own shell, and the template that tempts to break.
+
+Every turn it thinks, then asks for two shell commands at once; after the last turn it
+repeats what the last command really said. It decides from the request alone, so any number of
+harnesses may ask it at the same time.
+"""
+
+from __future__ import annotations
+
+import json
+import pydoc_data.topics
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from bridle.engine.scripted import Reply, ScriptedCall, ScriptedRequest
+from bridle.harnesses.tasks import Task
+from bridle.harnesses.verifiers import Delivery, RegexAnswer, Scores
+
+PARALLEL: Final = 2
+"""Commands per turn."""
+
+SHELLS: Final[Mapping[str, Callable[[str], dict[str, Any]]]] = {
+    "exec_command": lambda command: {"cmd": command},
+    "Bash": lambda command: {"command": command, "description": "Runs a command"},
+    "run_shell_command": lambda command: {
+        "is_background": False,
+        "description": "Runs a command",
+        "command": command,
+    },
+    "bash": lambda command: {"description": "Runs a command", "command": command},
+    "shell": lambda command: {"command": command},
+}
+"""The shell tools of the harnesses that are known here, and their arguments."""
+
+_SUBMIT: Final = "COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
+"""What mini-swe-agent has printed to end its run."""
+
+
+@dataclass(frozen=True, slots=True)
+class ShellPolicy:
+    """Answers ``turns`` times with two commands, then with the last line they have printed."""
+
+    turns: int
+
+    def __call__(self, request: ScriptedRequest) -> Reply:
+        shell = next((name for name in SHELLS if name in _tool_names(request)), None)
+        if shell is None:
+            return Reply("A side remark.", reasoning="This asks for no work.")
+        outputs = [_text(message) for message in request.messages if message["role"] == "tool"]
+        turn = len(outputs) // PARALLEL
+        if turn < self.turns:
+            return _asking(shell, turn + 1, _commands(turn + 1))
+        answer = f"The last line is {self.turns}b."
+        last = next((text for text in outputs[::-1] if _says(text, f"{self.turns}b")), None)
+        if last is None and turn < self.turns + 3:
+            # On a busy machine a harness may report no output of a short command; look again.
+            return _asking(shell, turn + 1, ("tail -n 1 a.txt", "tail -n 1 b.txt"))
+        if last is None:
+            answer = "The commands said nothing."
+        if any(_SUBMIT in _text(message) for message in request.messages):
+            command = f"echo {_SUBMIT} && echo '{answer}'"
+            return Reply(reasoning="All is done.", tool_calls=(_call(shell, command),))
+        return Reply(answer, reasoning="All is done.")
+
+    def task(self, identifier: str) -> Task:
+        """What a harness is told; ``payload`` holds what must have come of it."""
+        return Task(
+            id=identifier,
+            suite="shell",
+            prompt="Work through the numbered steps, then say what the last line is.",
+            payload={"turns": self.turns},
+        )
+
+
+class WorkedThrough:
+    """1.0 when every command ran once, in order, and the answer repeats what the last one said."""
+
+    async def __call__(self, delivery: Delivery) -> Scores:
+        turns = delivery.task.payload["turns"]
+        written = [_lines(delivery.workspace / f"{name}.txt") for name in "ab"]
+        wanted = [[f"{turn}{name}" for turn in range(1, turns + 1)] for name in "ab"]
+        said = await RegexAnswer(rf"\b{turns}b\b")(delivery)
+        return {"reward": float(written == wanted and said["reward"] == 1.0)}
+
+
+def train_bench_tokenizer(directory: Path) -> None:
+    """A BPE tokenizer of English text with :data:`STRIPPING_TEMPLATE`, without model weights."""
+    from bridle.trainer.tiny import train_tokenizer
+
+    train_tokenizer(
+        directory,
+        list(pydoc_data.topics.topics.values()),
+        vocab_size=4096,
+        template=STRIPPING_TEMPLATE,
+    )
+
+
+def _asking(shell: str, turn: int, commands: tuple[str, ...]) -> Reply:
+    # Every other turn also speaks, which some harnesses drop beside tool calls.
+    return Reply(
+        f"Step {turn}." if turn % 2 else "",
+        reasoning=f"Step {turn}: both files get their line,\n  then I look at them.",
+        tool_calls=tuple(_call(shell, command) for command in commands),
+    )
+
+
+def _commands(turn: int) -> tuple[str, ...]:
+    return tuple(
+        f"echo {turn}{name} >> {name}.txt && tail -n 1 {name}.txt" for name in "ab"[:PARALLEL]
+    )
+
+
+def _call(shell: str, command: str) -> ScriptedCall:
+    # Compact, as no template and no JSON library of a harness writes it by default.
+    return ScriptedCall(shell, json.dumps(SHELLS[shell](command), separators=(",", ":")))
+
+
+def _tool_names(request: ScriptedRequest) -> set[str]:
+    return {tool["function"]["name"] for tool in request.tools}
+
+
+def _says(text: str, line: str) -> bool:
+    return re.search(rf"\b{line}\b", text) is not None
+
+
+def _text(message: Mapping[str, Any]) -> str:
+    content = message.get("content")
+    return content if isinstance(content, str) else json.dumps(content)
+
+
+def _lines(path: Path) -> list[str]:
+    return path.read_text(encoding="utf-8").split() if path.exists() else []
+
+
+STRIPPING_TEMPLATE: Final = """\
+{%- if tools %}
+{{- '<|im_start|>system\\n' }}
+{%- if messages[0].role == 'system' %}{{- messages[0].content + '\\n\\n' }}{%- endif %}
+{{- '# Tools\\n\\nSignatures:\\n<tools>' }}
+{%- for tool in tools %}{{- '\\n' + (tool | tojson) }}{%- endfor %}
+{{- '\\n</tools><|im_end|>\\n' }}
+{%- elif messages[0].role == 'system' %}
+{{- '<|im_start|>system\\n' + messages[0].content + '<|im_end|>\\n' }}
+{%- endif %}
+{%- for message in messages %}
+{%- if message.role == 'system' and loop.first %}{%- continue %}{%- endif %}
+{%- if message.role == 'assistant' %}
+{%- set text = (message.content or '') | trim %}
+{{- '<|im_start|>assistant\\n' + text }}
+{%- for call in message.tool_calls or [] %}
+{%- if not loop.first or text %}{{- '\\n' }}{%- endif %}
+{{- '<tool_call>\\n{"name": "' + call.function.name + '", "arguments": ' }}
+{{- call.function.arguments | tojson }}
+{{- '}\\n</tool_call>' }}
+{%- endfor %}
+{{- '<|im_end|>\\n' }}
+{%- elif message.role == 'tool' %}
+{%- set opens = loop.first or messages[loop.index0 - 1].role != 'tool' %}
+{%- if opens %}{{- '<|im_start|>user' }}{%- endif %}
+{{- '\\n<tool_response>\\n' + message.content + '\\n</tool_response>' }}
+{%- if loop.last or messages[loop.index0 + 1].role != 'tool' %}{{- '<|im_end|>\\n' }}{%- endif %}
+{%- else %}
+{{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' }}
+{%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}
+"""
+"""ChatML that drops the reasoning of every turn in the history and writes arguments its own way."""

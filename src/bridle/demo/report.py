@@ -1,0 +1,160 @@
+"""What a demo run has shown: the report as data, as a table, and as a plot."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+from rich.table import Table
+
+from bridle.reconstruct.episodes import episodes
+from bridle.store.queries import Reader
+
+mpl.use("Agg")
+
+from matplotlib import pyplot
+from matplotlib.ticker import MaxNLocator
+
+PHASES = ("before", "greedy_before", "after", "greedy_after")
+
+
+def session_rewards(reader: Reader, run_id: str) -> list[float]:
+    """The rewards of a run's sessions that came to an end, one per task."""
+    by_task: dict[str | None, float] = {}
+    for session in reader.sessions(run=run_id, sealed=True):
+        for reward in reader.rewards(session.id):
+            by_task[session.task_id] = reward.value
+    return list(by_task.values())
+
+
+def make_report(reader: Reader, runs: Mapping[str, str], seconds: float) -> dict[str, Any]:
+    """The report of a finished demo; every figure is computed from the store.
+
+    ``runs`` are run ids by stage. Token figures are the training run's: captured tokens are those
+    that its sessions sampled, the rest is where the trainer says that they went.
+    """
+    figures: dict[str, Any] = {}
+    for phase in PHASES:
+        rewards = session_rewards(reader, runs[phase])
+        mean = sum(rewards) / len(rewards)
+        key = phase if phase.startswith("greedy") else f"reward_{phase}"
+        figures[key] = mean
+        figures[f"{key}_interval"] = wilson(sum(rewards), len(rewards))
+        figures[f"{key}_tasks"] = len(rewards)
+    figures["gain"] = figures["reward_after"] - figures["reward_before"]
+    figures["minutes"] = seconds / 60
+    figures |= _counts(reader)
+    figures |= _training(reader, runs["train"])
+    return figures
+
+
+def wilson(successes: float, trials: int, z: float = 1.96) -> tuple[float, float]:
+    """95% interval of a share (Wilson, 1927); it holds the share, and ends at 0 and 1."""
+    share, spread = successes / trials, z * z / trials
+    middle = (share + spread / 2) / (1 + spread)
+    half = z / (1 + spread) * math.sqrt(share * (1 - share) / trials + spread / (4 * trials))
+    # Of none or all, one end is the share itself but for rounding.
+    return max(0.0, min(share, middle - half)), min(1.0, max(share, middle + half))
+
+
+def _counts(reader: Reader) -> dict[str, int]:
+    ids = [session.id for session in reader.sessions()]
+    calls = sum(sum(counts.values()) for counts in reader.call_counts_of(ids).values())
+    return {"sessions": len(ids), "calls": calls}
+
+
+def _training(reader: Reader, run_id: str) -> dict[str, Any]:
+    steps: dict[int, dict[str, float]] = {}
+    for metric in reader.metrics(run_id):
+        steps.setdefault(metric.step, {})[metric.name] = metric.value
+    total = {
+        name: int(sum(values.get(f"tokens/{name}", 0) for values in steps.values()))
+        for name in ("captured", "trained", "masked", "dropped")
+    }
+    measured = [values.get("update/logprob_gap") for values in steps.values()]
+    gaps = [gap for gap in measured if gap is not None]
+    rows = [
+        sum(bool(sample.mask.any()) for sample in episode.samples)
+        for episode in episodes(reader, run=run_id, sealed=True)
+    ]
+    return {
+        **{f"tokens_{name}": value for name, value in total.items()},
+        "rows_per_session": sum(rows) / len(rows) if rows else None,
+        "logprob_gap": max(gaps, default=None),
+        "steps": len(steps),
+        "versions": sum(policy.verified for policy in reader.policies(run_id)),
+        "reward_by_step": [steps[step].get("reward/mean") for step in sorted(steps)],
+    }
+
+
+def table(report: Mapping[str, Any]) -> Table:
+    """The report for a person."""
+    shown = Table(box=None, pad_edge=False)
+    for heading in ("held-out tasks", "before", "after"):
+        shown.add_column(heading, justify="left" if heading.startswith("held") else "right")
+    for label, before, after in (
+        ("at the training temperature", "reward_before", "reward_after"),
+        ("greedy", "greedy_before", "greedy_after"),
+    ):
+        shown.add_row(f"{label}", _share(report, before), _share(report, after))
+    return shown
+
+
+def _share(report: Mapping[str, Any], key: str) -> str:
+    low, high = report[f"{key}_interval"]
+    return f"{report[key]:.2f}  ({low:.2f}–{high:.2f})"
+
+
+def plot(report: Mapping[str, Any], path: Path) -> None:
+    """Reward over GRPO steps, with the held-out figures before and after."""
+    rewards: Sequence[float | None] = report["reward_by_step"]
+    figure, axes = pyplot.subplots(figsize=(8, 4.5), layout="constrained")
+    steps = [step for step, reward in enumerate(rewards, start=1) if reward is not None]
+    axes.plot(
+        steps,
+        [reward for reward in rewards if reward is not None],
+        color="#4269d0",
+        marker="o",
+        markersize=4,
+        label="training questions, mean of a step",
+    )
+    for key, step, label in (
+        ("reward_before", 0, "held-out questions, sampled"),
+        ("reward_after", len(rewards) + 1, None),
+    ):
+        low, high = report[f"{key}_interval"]
+        mean = report[key]
+        axes.errorbar(
+            [step],
+            [mean],
+            [[mean - low], [high - mean]],
+            color="#ff725c",
+            marker="s",
+            capsize=4,
+            linestyle="none",
+            label=label,
+        )
+    axes.plot(
+        [0, len(rewards) + 1],
+        [report["greedy_before"], report["greedy_after"]],
+        color="#3ca951",
+        marker="D",
+        markersize=5,
+        linestyle="none",
+        label="held-out questions, greedy",
+    )
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.set(
+        xlabel="GRPO step",
+        ylabel="share of right answers",
+        ylim=(0, 1.03),
+        title=f"Held-out reward {report['reward_before']:.2f} → {report['reward_after']:.2f}",
+    )
+    axes.grid(alpha=0.3)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(loc="lower right", frameon=False)
+    figure.savefig(path, dpi=150, format="png")
+    pyplot.close(figure)

@@ -1,0 +1,54 @@
+"""The demo's scripted teacher: knows how the agent's tools are used, and often picks a wrong one.
+
+It is served behind the proxy like any engine, so its demonstrations are recorded, exported and
+learned from by the product's own path. It looks up the right thing and answers with what the last
+tool said, but computes with the operation that the question calls for only in a part of the
+sessions, and otherwise always with the same wrong one. A policy that imitates it is right as often
+as it is, and wrong when it is greedy; to be better takes a reward.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from bridle.engine.scripted import Reply, ScriptedCall, ScriptedRequest
+from bridle.harnesses.tasks import Task
+
+OPERATIONS = ("add", "subtract", "multiply")
+
+
+def teacher(tasks: Iterable[Task], *, skill: float) -> Callable[[ScriptedRequest], Reply]:
+    """A script that answers the questions of ``tasks``.
+
+    ``skill`` is the share of questions for which it computes with the right operation; which ones
+    is decided by the question's text. For the others it takes the next one in ``OPERATIONS``.
+    """
+    payloads = {task.prompt: task.payload for task in tasks}
+
+    def script(request: ScriptedRequest) -> Reply:
+        question = next(m["content"] for m in request.messages if m["role"] == "user")
+        payload = payloads[question]
+        results = [m["content"] for m in request.messages if m["role"] == "tool"]
+        if not results:
+            arguments = {"item": payload["item"], "field": payload["field"]}
+            return Reply(tool_calls=(ScriptedCall("look_up", arguments),))
+        if len(results) == 1:
+            arguments = {
+                "a": int(results[0]),
+                "operation": _operation(question, payload, skill),
+                "b": payload["numbers"][1],
+            }
+            return Reply(tool_calls=(ScriptedCall("calculate", arguments),))
+        return Reply(content=f"The answer is {results[-1]}.")
+
+    return script
+
+
+def _operation(question: str, payload: Mapping[str, Any], skill: float) -> str:
+    draw = hashlib.sha256(question.encode()).digest()
+    right: str = payload["operation"]
+    if int.from_bytes(draw[:4], "big") < skill * 2**32:
+        return right
+    return OPERATIONS[(OPERATIONS.index(right) + 1) % len(OPERATIONS)]

@@ -1,0 +1,112 @@
+"""What stands between a machine and exact recording: template, engine and store, each asked."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import httpx
+import sqlalchemy
+
+from bridle.engine.tokenizer import TemplateError, Tokenizer, TokenizerNotRead
+from bridle.engine.vllm import Expectation, check_engine
+
+
+def examine_template(directory: Path) -> dict[str, Any]:
+    """The verdict on a model directory's chat template; ``broken`` says why there is none."""
+    from bridle.proxy.continuation import Continuer
+
+    if not directory.is_dir():
+        return {"model": str(directory), "broken": f"there is no directory {directory}"}
+    try:
+        tokenizer = Tokenizer(directory)
+        _ = tokenizer.chat_template_source  # raises when there is none
+        report = Continuer(tokenizer).report
+    except (TokenizerNotRead, TemplateError) as error:
+        return {"model": str(directory), "broken": str(error)}
+    words = report.reasons
+    found: dict[str, Any] = {"model": str(directory), **asdict(report), "reasons": list(words)}
+    found["end_of_turn_ids"] = sorted(report.end_of_turn_ids)
+    found["broken"] = None if report.usable else words[0]
+    return found
+
+
+def examine_engine(
+    url: str, *, api_key: str | None = None, private_network: bool = False
+) -> dict[str, Any]:
+    """What the engine at ``url`` gives of what recording and training need, check by check."""
+    root = url.rstrip("/").removesuffix("/v1")
+    if _is_proxy(root):
+        told = f"{root} is a Bridle proxy, not an engine: name the engine behind it"
+        return {"upstream": root, "checks": [], "lines": [told], "broken": told}
+    expect = Expectation(private_network=private_network)
+    checks = check_engine(root, expect=expect, api_key=api_key)
+    failed = [check.name for check in checks if check.outcome == "failed"]
+    return {
+        "upstream": root,
+        "checks": [asdict(check) for check in checks],
+        "lines": [check.line for check in checks],
+        "broken": ", ".join(failed) or None,
+    }
+
+
+def _is_proxy(root: str) -> bool:
+    """Whether our own readiness probe answers there; engines have none that tells of circuits."""
+    try:
+        told = httpx.get(f"{root}/readyz", trust_env=False).json()
+    except (httpx.HTTPError, ValueError):
+        return False
+    return isinstance(told, dict) and {"status", "circuits"} <= told.keys()
+
+
+def examine_tokenizer(directory: Path, url: str, *, api_key: str | None = None) -> dict[str, Any]:
+    """Whether the engine at ``url`` makes the same ids of a conversation as ``directory``, both of
+    which have been examined by themselves."""
+    from bridle.proxy.tokenizer_check import PROBE
+
+    tokenizer = Tokenizer(directory)
+    headers = {} if api_key is None else {"authorization": f"Bearer {api_key}"}
+    root = url.rstrip("/").removesuffix("/v1")
+    with httpx.Client(base_url=root, headers=headers, timeout=30, trust_env=False) as engine:
+        try:
+            (card, *_) = engine.get("/v1/models").raise_for_status().json()["data"]
+            asked = {"model": card["id"], "messages": PROBE, "add_generation_prompt": True}
+            told = engine.post("/tokenize", json=asked).raise_for_status().json()["tokens"]
+        except (httpx.HTTPError, ValueError, KeyError) as error:
+            return {"agrees": None, "broken": None, "line": f"the engine tells no ids: {error}"}
+    agrees = told == tokenizer.encode(tokenizer.render(PROBE))
+    line = (
+        "the engine makes the same ids of a conversation"
+        if agrees
+        else f"the engine makes other ids of a conversation than {directory}: another tokenizer "
+        "or template, by which exact continuation would be nonsense"
+    )
+    return {"agrees": agrees, "broken": None if agrees else line, "line": line}
+
+
+def examine_store(url: str) -> dict[str, Any]:
+    """Whether the store can be reached and has the newest schema. Changes nothing."""
+    from bridle.store.database import database_url, newest_revision, revision
+    from bridle.store.errors import StoreUnavailable
+
+    try:
+        parsed = database_url(url)
+    except StoreUnavailable as error:
+        return {"store": None, "broken": str(error)}
+    shown = parsed.render_as_string(hide_password=True)
+    if parsed.get_backend_name() == "sqlite" and not Path(str(parsed.database)).exists():
+        return {"store": shown, "exists": False, "migrated": False, "broken": None}
+    newest = newest_revision()
+    try:
+        found = revision(url)
+    except sqlalchemy.exc.SQLAlchemyError as error:
+        return {"store": shown, "broken": f"it cannot be reached: {error.__cause__ or error}"}
+    broken = None if found == newest else f"its schema is {found or 'not ours'}, not {newest}"
+    return {
+        "store": shown,
+        "exists": True,
+        "revision": found,
+        "migrated": found == newest,
+        "broken": broken,
+    }

@@ -1,0 +1,27 @@
+"""The example agents that come with Bridle: in the repository, or inside the installed package."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import ModuleType
+
+from bridle.harnesses.tasks import load_module
+
+_PLACES = (
+    Path(__file__).with_name("_examples"),
+    Path(__file__).resolve().parents[2] / "examples",
+)
+
+
+def example_directory(name: str) -> Path:
+    """Where an example lies. Raises ``FileNotFoundError``."""
+    directory = next((place / name for place in _PLACES if (place / name).is_dir()), None)
+    if directory is None:
+        raise FileNotFoundError(f"example {name!r} is not installed")
+    return directory
+
+
+def load_example(name: str) -> tuple[Path, ModuleType]:
+    """The directory of an example, and its ``tasks.py`` as a module."""
+    directory = example_directory(name)
+    return directory, load_module(str(directory / "tasks.py"), f"{name}_tasks")

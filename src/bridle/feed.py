@@ -1,0 +1,233 @@
+"""The trajectory feed on the control API: sealed sessions as samples, for other trainers.
+
+``POST /bridle/v1/trajectories/{consumer}/lease`` answers with trajectories as NDJSON (a session per
+line) or as an Arrow stream (a sample per row) and names the lease in ``x-bridle-lease``; 204 when
+there is nothing. ``…/leases/{lease}/ack`` when they have been trained, ``DELETE`` to give them up.
+``GET /bridle/v1/trajectories?cursor=`` pages through the same sessions and keeps no account.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Annotated, Any, Final, Literal
+
+import orjson
+import pyarrow as pa
+from fastapi import APIRouter, Path, Query, Response
+
+from bridle.proxy.canonical import ApiError
+from bridle.proxy.control import Admin, Running
+from bridle.proxy.services import Services
+from bridle.reconstruct.builders import BUILDERS
+from bridle.reconstruct.episodes import build_episode
+from bridle.reconstruct.policy import DEFAULT_POLICY
+from bridle.reconstruct.rewards import session_rewards
+from bridle.reconstruct.samples import Episode, Sample
+from bridle.reconstruct.tables import sample_row, sample_schema
+from bridle.reconstruct.tree import BrokenTree
+from bridle.store.deliveries import SETTLE_S, Deliveries, UnknownLease
+from bridle.store.queries import Reader
+from bridle.store.records import SessionRecord
+
+NDJSON: Final = "application/x-ndjson"
+ARROW: Final = "application/vnd.apache.arrow.stream"
+LEASE_HEADER: Final = "x-bridle-lease"
+CURSOR_HEADER: Final = "x-bridle-cursor"
+BROKEN_HEADER: Final = "x-bridle-broken"
+"""How many of the sessions contradict themselves and came without samples: ``bridle audit``."""
+
+Form = Literal["ndjson", "arrow"]
+Builder = Annotated[str, Query(pattern=f"^({'|'.join(BUILDERS)})$")]
+Limit = Annotated[int, Query(ge=1, le=1000)]
+Name = Annotated[str, Path(pattern=r"^[A-Za-z0-9._-]{1,48}$")]
+_V1: Final = "/bridle/v1/trajectories"
+
+
+def feed() -> APIRouter:
+    """The routes, to be given to the proxy's application."""
+    router = APIRouter(tags=["trajectories"])
+
+    def deliveries(services: Services) -> Deliveries:
+        return Deliveries(services.reader.engine)
+
+    @router.post(f"{_V1}/{{consumer}}/lease")
+    async def lease(
+        consumer: Name,
+        services: Running,
+        _: Admin,
+        limit: Limit = 8,
+        lease_s: Annotated[float, Query(gt=0, le=86400)] = 600.0,
+        form: Annotated[Form, Query(alias="format")] = "ndjson",
+        builder: Builder = "tree",
+        rewarded: bool = False,
+        run: str | None = None,
+    ) -> Response:
+        """Hands out sealed sessions until they are acknowledged or ``lease_s`` is over.
+
+        ``rewarded`` waits for a session's first reward.
+        """
+
+        def work() -> Response:
+            held = deliveries(services).lease(consumer, limit, lease_s, run=run, rewarded=rewarded)
+            if held is None:
+                return Response(status_code=204)
+            sessions = [services.reader.session(one) for one in held.sessions]
+            return _told(services.reader, sessions, form, builder, {LEASE_HEADER: held.id})
+
+        return await asyncio.to_thread(work)
+
+    @router.post(f"{_V1}/{{consumer}}/leases/{{lease_id}}/ack")
+    async def acknowledge(
+        consumer: Name, lease_id: str, services: Running, _: Admin
+    ) -> dict[str, Any]:
+        """The lease's sessions are done with: this consumer does not get them again."""
+        try:
+            done = await asyncio.to_thread(deliveries(services).acknowledge, consumer, lease_id)
+        except UnknownLease:
+            raise _no_lease(lease_id) from None
+        return {"acknowledged": list(done)}
+
+    @router.delete(f"{_V1}/{{consumer}}/leases/{{lease_id}}", status_code=204)
+    async def release(consumer: Name, lease_id: str, services: Running, _: Admin) -> Response:
+        """Gives the lease's sessions back at once."""
+        try:
+            await asyncio.to_thread(deliveries(services).release, consumer, lease_id)
+        except UnknownLease:
+            raise _no_lease(lease_id) from None
+        return Response(status_code=204)
+
+    @router.get(_V1)
+    async def page(
+        services: Running,
+        _: Admin,
+        cursor: str | None = None,
+        limit: Limit = 8,
+        form: Annotated[Form, Query(alias="format")] = "ndjson",
+        builder: Builder = "tree",
+        run: str | None = None,
+    ) -> Response:
+        """The sessions sealed after ``cursor``; the next cursor is in ``x-bridle-cursor``."""
+        after = _read_cursor(cursor) if cursor else None
+
+        def work() -> Response:
+            until = time.time() - SETTLE_S
+            found: list[SessionRecord] = []
+            for session in services.reader.sealed_sessions(after, until=until, run=run):
+                found.append(session)
+                if len(found) == limit:
+                    break
+            if not found:
+                return Response(status_code=204, headers={CURSOR_HEADER: cursor or ""})
+            headers = {CURSOR_HEADER: _write_cursor(found[-1])}
+            return _told(services.reader, found, form, builder, headers)
+
+        return await asyncio.to_thread(work)
+
+    return router
+
+
+def trajectory(episode: Episode) -> dict[str, Any]:
+    """A session as a line of the feed; arrays of one length, logprobs exact."""
+    session, table = episode.session, episode.conservation
+    return {
+        "session_id": session.id,
+        "run_id": session.run_id,
+        "task_suite": session.task_suite,
+        "task_split": session.task_split,
+        "task_id": session.task_id,
+        "group_id": session.group_id,
+        "harness": session.harness,
+        "outcome": session.outcome,
+        "sealed_at": session.sealed_at,
+        "policy": DEFAULT_POLICY.as_data(),
+        "rewards": session_rewards(episode.rewards),
+        "call_rewards": [
+            {"name": r.name, "value": r.value, "call_id": r.call_id, "turn": r.turn}
+            for r in episode.rewards
+            if r.call_id is not None or r.turn is not None
+        ],
+        "tokens": {
+            "captured": table.captured,
+            "trained": table.trained,
+            "masked": dict(table.masked),
+            "dropped": dict(table.dropped),
+        },
+        "samples": [_sample(sample) for sample in episode.samples],
+    }
+
+
+def _sample(sample: Sample) -> dict[str, Any]:
+    return {
+        "leaf_call_id": sample.leaf_call_id,
+        "kind": sample.kind.value,
+        "role": sample.role,
+        "weight": sample.weight,
+        "token_ids": sample.token_ids.tolist(),
+        "mask": sample.mask.tolist(),
+        "logprobs": sample.logprobs.tolist(),
+        "versions": sample.versions.tolist(),
+        "calls": sample.calls.tolist(),
+        "call_ids": list(sample.call_ids),
+    }
+
+
+def _told(
+    reader: Reader,
+    sessions: Sequence[SessionRecord],
+    form: Form,
+    builder: str,
+    headers: Mapping[str, str],
+) -> Response:
+    found: list[Episode] = []
+    broken = 0
+    for session in sessions:
+        try:
+            found.append(build_episode(reader, session.id, builder=builder))
+        except BrokenTree:
+            broken += 1
+    headers = {**headers, BROKEN_HEADER: str(broken)}
+    if form == "arrow":
+        return Response(_arrow(reader, found), media_type=ARROW, headers=headers)
+    lines = b"".join(orjson.dumps(trajectory(episode)) + b"\n" for episode in found)
+    return Response(lines, media_type=NDJSON, headers=headers)
+
+
+def _arrow(reader: Reader, found: Sequence[Episode]) -> bytes:
+    names = reader.reward_names()
+    policy = {b"bridle.policy": orjson.dumps(DEFAULT_POLICY.as_data())}
+    schema = sample_schema(names).with_metadata(policy)
+
+    def rows() -> Iterator[dict[str, Any]]:
+        for episode in found:
+            rewards = session_rewards(episode.rewards)
+            for sample in episode.samples:
+                yield sample_row(episode.session, sample, names, rewards)
+
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, schema) as writer:
+        writer.write_table(pa.Table.from_pylist(list(rows()), schema))
+    return bytes(sink.getvalue())
+
+
+def _write_cursor(session: SessionRecord) -> str:
+    plain = orjson.dumps([session.sealed_at, session.id])
+    return base64.urlsafe_b64encode(plain).decode().rstrip("=")
+
+
+def _read_cursor(cursor: str) -> tuple[float, str]:
+    try:
+        at, identifier = orjson.loads(base64.urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4)))
+        return float(at), str(identifier)
+    except (binascii.Error, ValueError, TypeError):
+        raise ApiError(
+            "invalid_request", "this cursor is not one of ours", status=422, param="cursor"
+        ) from None
+
+
+def _no_lease(lease_id: str) -> ApiError:
+    message = f"there is no lease {lease_id}: it ran out, or was acknowledged or released before"
+    return ApiError("not_found", message, status=404)

@@ -1,0 +1,198 @@
+"""Small file-editing tasks, made by rule: write, append, replace, move.
+
+A task is one sentence; its workspace holds one file. A shell command in the workspace decides
+whether the work was done. Each kind has one command that does it and one natural mistake, which
+gives the teacher something to get wrong and training something to get right; and slips, which the
+shell refuses, so that demonstrations can show how to go on after a complaint.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import random
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from bridle.engine.scripted import Reply, ScriptedCall, ScriptedRequest
+from bridle.harnesses.tasks import Task
+
+SUITE: Final = "editing"
+HELD_OUT_PERCENT: Final = 20
+
+FILES: Final = (
+    *("notes", "list", "plan", "draft", "index", "readme", "todo", "names"),
+    *("report", "letter", "recipe", "diary", "agenda", "memo", "log", "outline"),
+)
+WORDS: Final = (
+    *("apple", "bread", "cloud", "dance", "eagle", "flame", "grape", "house", "island", "jewel"),
+    *("knife", "lemon", "music", "night", "ocean", "paper", "queen", "river", "stone", "table"),
+    *("uncle", "valley", "water", "yellow", "zebra", "anchor", "button", "candle", "desert"),
+    *("engine", "forest", "garden", "hammer", "insect", "jungle", "kettle", "ladder", "mirror"),
+    *("needle", "orange"),
+)
+OLD_WORDS: Final = {"replace": 2}
+"""How many words are replaced by each new one; elsewhere the old word is not part of the task."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A way to edit the file ``{a}.txt``, which holds the line ``{old}``."""
+
+    name: str
+    prompt: str
+    right: str
+    """The command that does it."""
+    wrong: str
+    """The mistake: also a command that runs without complaint."""
+    slips: tuple[str, ...]
+    """Commands that the shell, or the program, refuses, and that change nothing."""
+    check: str
+    """Succeeds when it was done."""
+
+
+KINDS: Final = (
+    Kind(
+        "write",
+        "Make {new} the only line of {a}.txt.",
+        "echo {new} > {a}.txt",
+        "echo {new} >> {a}.txt",
+        ("echo {new} >>> {a}.txt",),
+        "echo {new} | cmp -s - {a}.txt",
+    ),
+    Kind(
+        "append",
+        "Add the line {new} to the end of {a}.txt.",
+        "echo {new} >> {a}.txt",
+        "echo {new} >> {a}",
+        ("echo {new} >>> {a}.txt",),
+        "printf '{old}\\n{new}\\n' | cmp -s - {a}.txt",
+    ),
+    Kind(
+        "replace",
+        "Replace {old} by {new} in {a}.txt.",
+        "sed -i s/{old}/{new}/ {a}.txt",
+        "sed s/{old}/{new}/ {a}.txt",
+        ("sed -i s/{old}/{new} {a}.txt", "sed -i s/{old}/{new}/ {a}"),
+        "echo {new} | cmp -s - {a}.txt",
+    ),
+    Kind(
+        "move",
+        "Move {a}.txt to {new}.txt.",
+        "mv {a}.txt {new}.txt",
+        "cp {a}.txt {new}.txt",
+        ("mv {a} {new}.txt",),
+        "test ! -e {a}.txt && echo {old} | cmp -s - {new}.txt",
+    ),
+)
+"""No two kinds make each other's mistake: a teacher of both, right about as often as wrong, would
+show nothing that tells one from the other."""
+
+
+def tasks(split: str, count: int | None = None, seed: int = 0) -> list[Task]:
+    """Up to ``count`` tasks of ``train`` or ``held_out``, in an order that ``seed`` decides.
+
+    Which split a task is in is decided by its text, whatever the seed.
+    """
+    found = [task for task in all_tasks() if task.split == split]
+    random.Random(seed).shuffle(found)
+    return found[:count]
+
+
+def all_tasks() -> Iterator[Task]:
+    """Every task there is: about three thousand, each with a sentence of its own."""
+    for kind, a, new in itertools.product(KINDS, FILES, WORDS):
+        others = sorted(set(WORDS) - {new}, key=lambda old: _draw(f"{kind.name} {a} {new} {old}"))
+        for old in others[: OLD_WORDS.get(kind.name, 1)]:
+            yield make_task(kind, a, old, new)
+
+
+def make_task(kind: Kind, a: str, old: str, new: str) -> Task:
+    """One task; its payload holds the check, the right and the wrong command, and a slip."""
+    named = {"a": a, "old": old, "new": new}
+    prompt = kind.prompt.format(**named)
+    slip = kind.slips[int(_draw(f"which slip {prompt}") * len(kind.slips))]
+    identifier = hashlib.sha256(prompt.encode()).hexdigest()[:16]
+    return Task(
+        id=f"{kind.name}-{identifier}",
+        suite=SUITE,
+        split="held_out" if _draw(f"split {prompt}") * 100 < HELD_OUT_PERCENT else "train",
+        prompt=prompt,
+        payload={
+            "verify": kind.check.format(**named),
+            "right": kind.right.format(**named),
+            "wrong": kind.wrong.format(**named),
+            "slip": slip.format(**named),
+        },
+        files={f"{a}.txt": f"{old}\n"},
+    )
+
+
+def _draw(text: str) -> float:
+    """A number in [0, 1) that ``text`` decides."""
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") / 2**64
+
+
+SHELLS: Final[Mapping[str, Callable[[str], dict[str, Any]]]] = {
+    "exec_command": lambda command: {"cmd": command},
+    "bash": lambda command: {"command": command},
+}
+"""The shell tools of Codex and of mini-swe-agent, and their arguments."""
+
+SUBMIT: Final = "COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
+"""What mini-swe-agent has printed to end its run."""
+
+
+def teacher(
+    known: Iterable[Task], *, skill: float, slips: float = 0.0
+) -> Callable[[ScriptedRequest], Reply]:
+    """A script that runs one command and says that it is done.
+
+    ``skill`` is the share of tasks for which it is the right command; in the share ``slips`` a slip
+    comes before it. The task's text decides.
+    """
+    payloads = {task.prompt: task.payload for task in known}
+
+    def script(request: ScriptedRequest) -> Reply:
+        shell = next((name for name in SHELLS if name in _tool_names(request)), None)
+        asked = _asked(request, payloads)
+        if shell is None or asked is None:
+            return Reply("A side remark.")
+        plan = ["right" if _draw(f"skill {asked}") < skill else "wrong"]
+        if _draw(f"slip {asked}") < slips:
+            plan.insert(0, "slip")
+        ran = sum(message["role"] == "tool" for message in request.messages)
+        if ran < len(plan):
+            return _running(shell, payloads[asked][plan[ran]])
+        if any(SUBMIT in _text(message) for message in request.messages):
+            return _running(shell, f"echo {SUBMIT}")
+        return Reply("Done.")
+
+    return script
+
+
+def _running(shell: str, command: str) -> Reply:
+    return Reply(tool_calls=(ScriptedCall(shell, SHELLS[shell](command)),))
+
+
+def _asked(request: ScriptedRequest, payloads: Mapping[str, Any]) -> str | None:
+    """The task that the request is about: the last message of the user that names one."""
+    for message in reversed(request.messages):
+        if message["role"] != "user":
+            continue
+        text = _text(message)
+        named = next((prompt for prompt in payloads if prompt in text), None)
+        if named is not None:
+            return named
+    return None
+
+
+def _tool_names(request: ScriptedRequest) -> set[str]:
+    return {tool["function"]["name"] for tool in request.tools}
+
+
+def _text(message: Mapping[str, Any]) -> str:
+    content = message.get("content")
+    return content if isinstance(content, str) else json.dumps(content)
