@@ -11,7 +11,6 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final
 
-from bridle.proxy.canonical import ApiError
 from bridle.proxy.client import Client, Scope, Send
 from bridle.proxy.data_plane import DataPlane
 from bridle.proxy.dialects.errors import openai_error
@@ -24,6 +23,7 @@ from bridle.proxy.routes import implied_dialect, nothing_at, route
 from bridle.proxy.services import CannotStart, Services
 from bridle.proxy.sessions import store_not_read
 from bridle.proxy.settings import ProxySettings
+from bridle.proxy.wire.canonical import ApiError
 from bridle.store.errors import StoreUnavailable
 
 if TYPE_CHECKING:

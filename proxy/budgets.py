@@ -14,7 +14,7 @@ from typing import Annotated, Any, Final
 
 import msgspec
 
-from bridle.proxy.canonical import ApiError
+from bridle.proxy.wire.canonical import ApiError
 from bridle.store.queries import Reader
 from bridle.store.records import Note, SessionRecord
 

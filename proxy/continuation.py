@@ -17,13 +17,13 @@ from typing import Any, Final
 import numpy as np
 
 from bridle.engine.tokenizer import TemplateError, Tokenizer
-from bridle.proxy.canonical import Request
 from bridle.proxy.continuation_breaks import explain
 from bridle.proxy.continuation_probe import Prober
 from bridle.proxy.continuation_report import TemplateReport
 from bridle.proxy.continuation_tail import MARKER, SeamError, Setting, Tail, TailRenderer
 from bridle.proxy.lineage_turn import Link
 from bridle.proxy.prompt import Prompt
+from bridle.proxy.wire.canonical import Request
 from bridle.store.records import BreakReason, TokenIds
 
 __all__ = ["Continuer", "TemplateReport"]

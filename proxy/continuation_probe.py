@@ -14,9 +14,9 @@ from typing import Any
 import orjson
 
 from bridle.engine.tokenizer import TemplateError, Tokenizer
-from bridle.proxy.canonical import Message, ToolCall
 from bridle.proxy.continuation_report import TemplateReport, Thinking, in_words
 from bridle.proxy.continuation_tail import SeamError, Setting, TailRenderer
+from bridle.proxy.wire.canonical import Message, ToolCall
 
 TOOL: Mapping[str, Any] = {
     "type": "function",

@@ -19,7 +19,7 @@ import numpy as np
 import orjson
 
 from bridle.engine.tokenizer import TemplateError, Tokenizer
-from bridle.proxy.canonical import Message
+from bridle.proxy.wire.canonical import Message
 from bridle.store.records import TokenIds
 
 MARKER = "XbridleX"

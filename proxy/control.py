@@ -14,7 +14,6 @@ from starlette.exceptions import HTTPException
 from starlette.routing import Match
 
 from bridle.proxy import __doc__ as description
-from bridle.proxy.canonical import ApiError
 from bridle.proxy.control_models import (
     EngineView,
     ErrorReply,
@@ -42,6 +41,7 @@ from bridle.proxy.routes import nothing_at
 from bridle.proxy.sampling import check_settings
 from bridle.proxy.services import Services
 from bridle.proxy.sessions import SESSION_ID_PREFIX, Caller, store_not_read, store_unavailable
+from bridle.proxy.wire.canonical import ApiError
 from bridle.store.errors import NotFound, RecordRejected, StoreUnavailable
 from bridle.store.queries import Reader
 from bridle.store.records import CallKind, Continuation, Reward, SessionRecord, TaskRecord, new_id

@@ -11,8 +11,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from bridle.proxy.canonical import Request
 from bridle.proxy.lineage import Conversations, Link, Sampled, Turn, message_from_chat
+from bridle.proxy.wire.canonical import Request
 from bridle.store.errors import NotFound
 from bridle.store.queries import CallRow, Reader
 from bridle.store.records import CallStatus, SessionRecord, Span, TokenIds, is_frozen

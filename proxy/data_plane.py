@@ -8,7 +8,6 @@ import time
 from typing import Final
 from urllib.parse import parse_qsl
 
-from bridle.proxy.canonical import ApiError, Request
 from bridle.proxy.client import Client
 from bridle.proxy.dialects.registry import COUNTING, DIALECTS
 from bridle.proxy.dialects.responses import deleted
@@ -25,6 +24,7 @@ from bridle.proxy.sampling import effective
 from bridle.proxy.services import Services
 from bridle.proxy.sessions import Caller, store_not_read, store_unavailable
 from bridle.proxy.stored_responses import marked_deleted, not_stored, unknown_response
+from bridle.proxy.wire.canonical import ApiError, Request
 from bridle.store.errors import StoreUnavailable
 from bridle.store.records import (
     BreakReason,

@@ -23,8 +23,8 @@ from typing import Any
 import msgspec
 import orjson
 
-from bridle.proxy.canonical import Message, Role, ToolCall
-from bridle.proxy.minting import call_ids
+from bridle.proxy.wire.canonical import Message, Role, ToolCall
+from bridle.proxy.wire.minting import call_ids
 
 BILLING_MARK = "x-anthropic-billing-header"
 """Claude Code's first system block starts so and carries a hash that changes on every call."""

@@ -20,13 +20,13 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from bridle.proxy.canonical import ApiError, Request
 from bridle.proxy.circuit import Circuit, CircuitState
 from bridle.proxy.periodic import Periodic
 from bridle.proxy.policy_gate import PolicyGate
 from bridle.proxy.served_weights import ServedWeights, other_weights
 from bridle.proxy.settings import ProxySettings
 from bridle.proxy.upstream import Upstream
+from bridle.proxy.wire.canonical import ApiError, Request
 
 log = logging.getLogger("bridle.proxy")
 

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Final, Generic, TypeVar
 
 import msgspec
 
-from bridle.proxy.canonical import (
+from bridle.proxy.wire.canonical import (
     ApiError,
     Event,
     Finished,
@@ -24,7 +24,7 @@ from bridle.proxy.canonical import (
     ToolCallDelta,
     Usage,
 )
-from bridle.proxy.cut_ids import MARK, WORTH_CUTTING, cut_prompt_ids, read_ids
+from bridle.proxy.wire.cut_ids import MARK, WORTH_CUTTING, cut_prompt_ids, read_ids
 from bridle.store.records import TokenIds
 
 _FINISH_REASONS: Final[Mapping[str, FinishReason]] = {
@@ -105,7 +105,7 @@ class _Body(msgspec.Struct, Generic[Entry], gc=False):
     choices: list[_Choice[Entry]] = []
     usage: _Usage | None = None
     prompt_token_ids: list[TokenId] | str | None = None
-    """A text only where the ids were cut out before (``proxy/cut_ids.py``)."""
+    """A text only where the ids were cut out before (``proxy/wire/cut_ids.py``)."""
     error: Any = None
     model: str | None = None
 

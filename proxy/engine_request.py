@@ -9,7 +9,7 @@ import msgspec
 import orjson
 
 from bridle.engine.contract import CHAT_COMPLETIONS, COMPLETIONS
-from bridle.proxy.canonical import ApiError, Request, Sampling
+from bridle.proxy.wire.canonical import ApiError, Request, Sampling
 from bridle.store.records import CONSTRAINED, Note, TokenIds
 
 _GRAMMARS: Final = frozenset(

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
-from bridle.proxy.canonical import ApiError, Dialect, Emitter, Event, HttpError, Minted, Request
 from bridle.proxy.client import Client, Headers
 from bridle.proxy.engine_pool import EnginePool
 from bridle.proxy.engine_reply import EngineReply
@@ -23,6 +22,15 @@ from bridle.proxy.presence import ClientGone
 from bridle.proxy.recorder import Recording
 from bridle.proxy.services import Services
 from bridle.proxy.sessions import store_unavailable
+from bridle.proxy.wire.canonical import (
+    ApiError,
+    Dialect,
+    Emitter,
+    Event,
+    HttpError,
+    Minted,
+    Request,
+)
 from bridle.store.errors import RecordRejected, StoreUnavailable
 from bridle.store.records import CallStatus, Note
 

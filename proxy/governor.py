@@ -17,12 +17,12 @@ from typing import Any, Final
 
 import msgspec
 
-from bridle.proxy.canonical import ApiError
 from bridle.proxy.engine_pool import EnginePool, EngineState
 from bridle.proxy.metrics import Metrics, merged
 from bridle.proxy.policy_gate import Policy, PolicyGate
 from bridle.proxy.sessions import Sessions, store_unavailable
 from bridle.proxy.siblings import Message, Siblings, SiblingSilent
+from bridle.proxy.wire.canonical import ApiError
 from bridle.store.errors import StoreUnavailable
 from bridle.store.queries import Reader
 from bridle.store.records import ServedPolicy

@@ -6,9 +6,9 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import Final
 
-from bridle.proxy.canonical import DialectName, Request
 from bridle.proxy.dialects.chat import ChatDialect
 from bridle.proxy.dialects.chat_history import ParsedHistory
+from bridle.proxy.wire.canonical import DialectName, Request
 
 _SHORTEST: Final = 16_384
 """Bodies that are shorter cost less to read than to remember."""

@@ -32,11 +32,11 @@ from collections.abc import Sequence
 import numpy as np
 from msgspec import structs
 
-from bridle.proxy.canonical import Request
 from bridle.proxy.digests import Digester
 from bridle.proxy.lineage_index import TurnIndex
 from bridle.proxy.lineage_search import Search
 from bridle.proxy.lineage_turn import Link, Sampled, Seen, Turn, message_from_chat
+from bridle.proxy.wire.canonical import Request
 from bridle.store.records import TokenIds
 
 __all__ = ["Conversations", "Link", "Sampled", "Seen", "Turn", "message_from_chat"]

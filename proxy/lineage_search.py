@@ -9,7 +9,6 @@ from typing import NamedTuple
 
 from msgspec import structs
 
-from bridle.proxy.canonical import Message, Request
 from bridle.proxy.digests import (
     Digester,
     Unit,
@@ -20,7 +19,8 @@ from bridle.proxy.digests import (
 from bridle.proxy.lineage_index import Below, TurnIndex, echoes, summaries
 from bridle.proxy.lineage_match import Match, compare
 from bridle.proxy.lineage_turn import Link, Seen, Turn
-from bridle.proxy.minting import Mark, call_id_of, read
+from bridle.proxy.wire.canonical import Message, Request
+from bridle.proxy.wire.minting import Mark, call_id_of, read
 from bridle.store.records import BreakReason, CallStatus
 from bridle.store.summaries import SUMMARY_LENGTH
 

@@ -31,7 +31,7 @@ class Destination:
     notes: tuple[Note, ...] = ()
 
     async def served_model(self, requested: str) -> str:
-        """The name to ask for. Raises :class:`bridle.proxy.canonical.ApiError`."""
+        """The name to ask for. Raises :class:`bridle.proxy.wire.canonical.ApiError`."""
         if self.external:
             return self.engines.model or requested
         return await self.engines.served_model(requested)

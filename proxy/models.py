@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
-from bridle.proxy.canonical import ApiError, DialectName
 from bridle.proxy.dialects import models as shapes
 from bridle.proxy.dialects.models import Model
+from bridle.proxy.wire.canonical import ApiError, DialectName
 
 _Writers = tuple[Callable[[Sequence[Model]], bytes], Callable[[Model], bytes]]
 _OPENAI: Final[_Writers] = (shapes.openai_list, shapes.openai_model)

@@ -7,13 +7,13 @@ import asyncio
 from types import TracebackType
 from typing import Final, Self
 
-from bridle.proxy.canonical import ApiError
 from bridle.proxy.engine_connections import SpellOver
 from bridle.proxy.engine_pool import EnginePool, PooledEngine, report
 from bridle.proxy.engine_reply import EngineReply
 from bridle.proxy.engine_request import EngineRequest
 from bridle.proxy.served_weights import other_weights
 from bridle.proxy.upstream import EngineStream, Sink
+from bridle.proxy.wire.canonical import ApiError
 from bridle.store.records import Note
 
 _UNANSWERED: Final = frozenset({502, 503})

@@ -10,9 +10,9 @@ from typing import Final
 
 import orjson
 
-from bridle.proxy.canonical import ApiError
 from bridle.proxy.client import Client
 from bridle.proxy.services import Services
+from bridle.proxy.wire.canonical import ApiError
 
 Running = Callable[[], Services]
 """The services, or :class:`ApiError` (503) while there are none."""

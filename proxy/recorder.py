@@ -10,7 +10,15 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 import numpy as np
 
-from bridle.proxy.canonical import (
+from bridle.proxy.continuation_breaks import explain
+from bridle.proxy.conversations import SessionConversations
+from bridle.proxy.lineage import Link, Sampled, Turn
+from bridle.proxy.metrics import Metrics
+from bridle.proxy.policy_gate import PolicyGate
+from bridle.proxy.ports import CallWriter, Versioned
+from bridle.proxy.prompt import Prompt
+from bridle.proxy.stored_responses import begins_with_instructions
+from bridle.proxy.wire.canonical import (
     ApiError,
     ChoiceReply,
     Event,
@@ -18,15 +26,7 @@ from bridle.proxy.canonical import (
     Request,
     Tokens,
 )
-from bridle.proxy.continuation_breaks import explain
-from bridle.proxy.conversations import SessionConversations
-from bridle.proxy.fold import Fold
-from bridle.proxy.lineage import Link, Sampled, Turn
-from bridle.proxy.metrics import Metrics
-from bridle.proxy.policy_gate import PolicyGate
-from bridle.proxy.ports import CallWriter, Versioned
-from bridle.proxy.prompt import Prompt
-from bridle.proxy.stored_responses import begins_with_instructions
+from bridle.proxy.wire.fold import Fold
 from bridle.store.errors import StoreUnavailable
 from bridle.store.integrity import contradiction
 from bridle.store.records import (

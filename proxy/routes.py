@@ -7,7 +7,7 @@ from enum import Enum, auto
 from typing import Final, NamedTuple
 from urllib.parse import unquote
 
-from bridle.proxy.canonical import ApiError, DialectName
+from bridle.proxy.wire.canonical import ApiError, DialectName
 
 
 class Action(Enum):

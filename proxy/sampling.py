@@ -8,7 +8,7 @@ from typing import Any, Final
 import msgspec
 
 from bridle.proxy.budgets import Budget
-from bridle.proxy.canonical import Sampling
+from bridle.proxy.wire.canonical import Sampling
 from bridle.store.records import Note
 
 _UNSAID: Final[Mapping[str, float]] = {

@@ -15,8 +15,8 @@ import asyncio
 import logging
 from typing import Final
 
-from bridle.proxy.canonical import ApiError
 from bridle.proxy.upstream import Upstream
+from bridle.proxy.wire.canonical import ApiError
 
 log = logging.getLogger("bridle.proxy")
 

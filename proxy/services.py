@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 from bridle.proxy.budgets import Budgets
 from bridle.proxy.conversations import SessionConversations
-from bridle.proxy.cut_ids import PromptIds
 from bridle.proxy.engine_pool import EnginePool
 from bridle.proxy.free_memory import FreeMemory
 from bridle.proxy.governor import Governor
@@ -25,6 +24,7 @@ from bridle.proxy.sessions import Sessions
 from bridle.proxy.settings import ProxySettings
 from bridle.proxy.siblings import Siblings
 from bridle.proxy.stored_responses import StoredResponses
+from bridle.proxy.wire.cut_ids import PromptIds
 from bridle.store.database import migrate
 from bridle.store.free_names import FreeNames
 from bridle.store.queries import Reader

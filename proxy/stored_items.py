@@ -15,10 +15,10 @@ from typing import Any, Final
 
 import orjson
 
-from bridle.proxy.canonical import ApiError, Request
 from bridle.proxy.dialects.responses_request import ResponsesContext, parse
-from bridle.proxy.minting import call_id_of
-from bridle.proxy.sse import SseParser
+from bridle.proxy.wire.canonical import ApiError, Request
+from bridle.proxy.wire.minting import call_id_of
+from bridle.proxy.wire.sse import SseParser
 from bridle.store.errors import NotFound
 from bridle.store.queries import CallRow, Reader
 

@@ -12,12 +12,12 @@ from typing import Final
 
 import msgspec
 
-from bridle.proxy.canonical import ApiError, Message, Request
 from bridle.proxy.dialects.responses_request import ResponsesContext, own_messages
 from bridle.proxy.lineage import message_from_chat
-from bridle.proxy.minting import call_id_of
-from bridle.proxy.sse import SseParser
 from bridle.proxy.stored_items import DELETED, NOT_STORED, Readable, StoredItems, is_gone
+from bridle.proxy.wire.canonical import ApiError, Message, Request
+from bridle.proxy.wire.minting import call_id_of
+from bridle.proxy.wire.sse import SseParser
 from bridle.store.errors import NotFound
 from bridle.store.queries import CallRow, Reader
 from bridle.store.records import CallStatus, Note

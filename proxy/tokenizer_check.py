@@ -13,8 +13,8 @@ import time
 from typing import Any, Final
 
 from bridle.engine.tokenizer import Tokenizer
-from bridle.proxy.canonical import ApiError
 from bridle.proxy.engine_pool import EnginePool
+from bridle.proxy.wire.canonical import ApiError
 
 log = logging.getLogger("bridle.proxy")
 

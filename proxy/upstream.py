@@ -13,7 +13,6 @@ from typing import Any, Final
 import orjson
 
 from bridle.engine.contract import HEALTH, MODELS, TOKENIZE, VERSION, WEIGHT_INFO
-from bridle.proxy.canonical import ApiError, Event, Request
 from bridle.proxy.engine_connections import (
     ConnectionBroke,
     ConnectionFailed,
@@ -23,7 +22,8 @@ from bridle.proxy.engine_connections import (
 from bridle.proxy.engine_reply import EngineReply
 from bridle.proxy.engine_request import EngineRequest
 from bridle.proxy.settings import ProxySettings
-from bridle.proxy.sse import SseParser
+from bridle.proxy.wire.canonical import ApiError, Event, Request
+from bridle.proxy.wire.sse import SseParser
 
 Sink = Callable[[list[Event]], "asyncio.Future[Any] | None"]
 """Takes the events of one network read, at once; returns what to wait for before more is read."""

@@ -1,1 +1,1 @@
-"""Provider wire APIs as pure translators over ``proxy/canonical.py``."""
+"""Provider wire APIs as pure translators over ``proxy/wire/canonical.py``."""

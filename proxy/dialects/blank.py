@@ -8,7 +8,7 @@ else.
 
 from __future__ import annotations
 
-from bridle.proxy.canonical import ChoiceReply
+from bridle.proxy.wire.canonical import ChoiceReply
 
 
 class BlankText:

@@ -8,7 +8,12 @@ from typing import Annotated, Any, Final
 
 import msgspec
 
-from bridle.proxy.canonical import (
+from bridle.proxy.dialects import openai
+from bridle.proxy.dialects.chat_history import ParsedHistory, parsed, spans
+from bridle.proxy.dialects.errors import openai_error, openai_error_object
+from bridle.proxy.dialects.fields import Fields, writable
+from bridle.proxy.dialects.openai import Count, Int64, StreamOptions
+from bridle.proxy.wire.canonical import (
     ApiError,
     ChoiceReply,
     DialectName,
@@ -30,11 +35,6 @@ from bridle.proxy.canonical import (
     Wants,
     plain_ids,
 )
-from bridle.proxy.dialects import openai
-from bridle.proxy.dialects.chat_history import ParsedHistory, parsed, spans
-from bridle.proxy.dialects.errors import openai_error, openai_error_object
-from bridle.proxy.dialects.fields import Fields, writable
-from bridle.proxy.dialects.openai import Count, Int64, StreamOptions
 from bridle.store.records import Note
 
 encode = msgspec.json.encode
@@ -121,7 +121,7 @@ class ChatContext(msgspec.Struct, frozen=True, gc=False):
 
 
 class ChatDialect:
-    """See :class:`bridle.proxy.canonical.Dialect`."""
+    """See :class:`bridle.proxy.wire.canonical.Dialect`."""
 
     name: DialectName = "chat"
     stream_content_type = "text/event-stream; charset=utf-8"

@@ -15,7 +15,7 @@ from typing import Annotated, Any
 import msgspec
 import numpy as np
 
-from bridle.proxy.canonical import Message
+from bridle.proxy.wire.canonical import Message
 from bridle.store.records import Note
 
 _SPACE = b" \t\r\n"

@@ -7,7 +7,10 @@ from typing import Annotated, Any, Final
 
 import msgspec
 
-from bridle.proxy.canonical import (
+from bridle.proxy.dialects import openai
+from bridle.proxy.dialects.errors import openai_error, openai_error_object
+from bridle.proxy.dialects.openai import Count, Int64, StreamOptions
+from bridle.proxy.wire.canonical import (
     ApiError,
     ChoiceReply,
     DialectName,
@@ -25,9 +28,6 @@ from bridle.proxy.canonical import (
     Wants,
     plain_ids,
 )
-from bridle.proxy.dialects import openai
-from bridle.proxy.dialects.errors import openai_error, openai_error_object
-from bridle.proxy.dialects.openai import Count, Int64, StreamOptions
 
 encode = msgspec.json.encode
 
@@ -61,7 +61,7 @@ _FORWARDED: Final = openai.FORWARDED - {"reasoning_effort", "thinking_token_budg
 
 
 class CompletionsDialect:
-    """See :class:`bridle.proxy.canonical.Dialect`."""
+    """See :class:`bridle.proxy.wire.canonical.Dialect`."""
 
     name: DialectName = "completions"
     stream_content_type = "text/event-stream; charset=utf-8"

@@ -1,7 +1,7 @@
 """What each kind of failure is called by each provider.
 
 Harnesses decide by these words whether to retry, to compact the conversation or to stop, so every
-kind of :class:`bridle.proxy.canonical.ApiError` has its own. Context overflow is said in the provider's
+kind of :class:`bridle.proxy.wire.canonical.ApiError` has its own. Context overflow is said in the provider's
 sentence; other messages are passed on.
 """
 
@@ -13,8 +13,8 @@ from typing import Any, Final
 
 import orjson
 
-from bridle.proxy.canonical import ApiError, HttpError
 from bridle.proxy.dialects import overflow
+from bridle.proxy.wire.canonical import ApiError, HttpError
 
 _NO_RETRY: Final = frozenset(
     {"invalid_request", "authentication", "permission", "not_found", "too_large"}

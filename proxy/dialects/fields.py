@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import orjson
 
-from bridle.proxy.canonical import ApiError
+from bridle.proxy.wire.canonical import ApiError
 
 _INT64: Final = 2**63
 

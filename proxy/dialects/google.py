@@ -7,15 +7,6 @@ from typing import Any
 
 import orjson
 
-from bridle.proxy.canonical import (
-    ApiError,
-    ChoiceReply,
-    DialectName,
-    HttpError,
-    Minted,
-    Reply,
-    Request,
-)
 from bridle.proxy.dialects import google_request
 from bridle.proxy.dialects.errors import google_error
 from bridle.proxy.dialects.google_request import GoogleContext
@@ -27,10 +18,19 @@ from bridle.proxy.dialects.google_stream import (
     response_object,
     signature,
 )
+from bridle.proxy.wire.canonical import (
+    ApiError,
+    ChoiceReply,
+    DialectName,
+    HttpError,
+    Minted,
+    Reply,
+    Request,
+)
 
 
 class GoogleDialect:
-    """See :class:`bridle.proxy.canonical.Dialect`. The emitter knows the content type of its stream."""
+    """See :class:`bridle.proxy.wire.canonical.Dialect`. The emitter knows the content type of its stream."""
 
     name: DialectName = "google"
     stream_content_type = "text/event-stream"

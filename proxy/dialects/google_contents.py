@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from bridle.proxy import minting
-from bridle.proxy.canonical import ToolCall
 from bridle.proxy.dialects.fields import Fields, invalid, json_text
 from bridle.proxy.dialects.functions import arguments_text
 from bridle.proxy.dialects.google_schema import named
 from bridle.proxy.dialects.turns import Content, Transcript, Turn, image_part, joined, text_part
+from bridle.proxy.wire import minting
+from bridle.proxy.wire.canonical import ToolCall
 
 _AUDIO: Final = {"audio/wav": "wav", "audio/x-wav": "wav", "audio/mp3": "mp3", "audio/mpeg": "mp3"}
 _PLAIN_RESULTS: Final = ("output", "result", "error")

@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from bridle.proxy.canonical import Request, Sampling, Wants
 from bridle.proxy.dialects.fields import Fields, decode_object, invalid, writable
 from bridle.proxy.dialects.functions import function_tool
 from bridle.proxy.dialects.google_contents import add_contents, instruction_text
 from bridle.proxy.dialects.google_schema import json_schema, named
 from bridle.proxy.dialects.thinking import apply_effort
 from bridle.proxy.dialects.turns import Transcript
+from bridle.proxy.wire.canonical import Request, Sampling, Wants
 
 GENERATE: Final = "generateContent"
 STREAM: Final = "streamGenerateContent"
@@ -48,7 +48,7 @@ class GoogleContext:
 
 
 def parse(body: bytes, path: Mapping[str, str], query: Mapping[str, str]) -> Request:
-    """``path`` holds ``model`` and ``method``. Raises :class:`bridle.proxy.canonical.ApiError` (400)
+    """``path`` holds ``model`` and ``method``. Raises :class:`bridle.proxy.wire.canonical.ApiError` (400)
     naming the field."""
     method = path.get("method", GENERATE)
     if method not in METHODS:

@@ -13,8 +13,11 @@ from typing import Any
 
 import orjson
 
-from bridle.proxy import minting
-from bridle.proxy.canonical import (
+from bridle.proxy.dialects.errors import google_error_object
+from bridle.proxy.dialects.functions import arguments_object
+from bridle.proxy.dialects.google_request import GoogleContext
+from bridle.proxy.wire import minting
+from bridle.proxy.wire.canonical import (
     ApiError,
     Event,
     Finished,
@@ -29,9 +32,6 @@ from bridle.proxy.canonical import (
     ToolCallDelta,
     Usage,
 )
-from bridle.proxy.dialects.errors import google_error_object
-from bridle.proxy.dialects.functions import arguments_object
-from bridle.proxy.dialects.google_request import GoogleContext
 
 Json = dict[str, Any]
 
@@ -110,7 +110,7 @@ class _Choice:
 
 
 class GoogleEmitter:
-    """Writes one streamed response; see :class:`bridle.proxy.canonical.Emitter`."""
+    """Writes one streamed response; see :class:`bridle.proxy.wire.canonical.Emitter`."""
 
     def __init__(self, request: Request, minted: Minted) -> None:
         self._context: GoogleContext = request.context

@@ -7,15 +7,6 @@ from typing import Any
 
 import orjson
 
-from bridle.proxy.canonical import (
-    ApiError,
-    ChoiceReply,
-    DialectName,
-    HttpError,
-    Minted,
-    Reply,
-    Request,
-)
 from bridle.proxy.dialects import messages_request
 from bridle.proxy.dialects.blank import shown_text
 from bridle.proxy.dialects.errors import anthropic_error
@@ -26,10 +17,19 @@ from bridle.proxy.dialects.messages_stream import (
     stop_reason_of,
     usage_object,
 )
+from bridle.proxy.wire.canonical import (
+    ApiError,
+    ChoiceReply,
+    DialectName,
+    HttpError,
+    Minted,
+    Reply,
+    Request,
+)
 
 
 class MessagesDialect:
-    """See :class:`bridle.proxy.canonical.Dialect`."""
+    """See :class:`bridle.proxy.wire.canonical.Dialect`."""
 
     name: DialectName = "messages"
     stream_content_type = "text/event-stream; charset=utf-8"

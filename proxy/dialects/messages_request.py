@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Final
 
-from bridle.proxy.canonical import Request, Sampling, ToolCall, Wants
 from bridle.proxy.dialects.fields import Fields, decode_object, invalid, writable
 from bridle.proxy.dialects.functions import arguments_text, function_tool, schema_of
 from bridle.proxy.dialects.thinking import apply_effort
 from bridle.proxy.dialects.turns import Content, Transcript, image_part, joined, text_part
+from bridle.proxy.wire.canonical import Request, Sampling, ToolCall, Wants
 
 _READ: Final = frozenset(
     {"model", "messages", "system", "max_tokens", "stream", "temperature", "top_p", "top_k"}
@@ -28,7 +28,7 @@ class MessagesContext:
 
 
 def parse(body: bytes, *, counting: bool) -> Request:
-    """``counting`` requests have no ``max_tokens``. Raises :class:`bridle.proxy.canonical.ApiError`
+    """``counting`` requests have no ``max_tokens``. Raises :class:`bridle.proxy.wire.canonical.ApiError`
     (400) naming the field."""
     fields = decode_object(body)
     transcript = Transcript()

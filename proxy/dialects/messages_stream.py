@@ -13,7 +13,10 @@ from typing import Any, Literal
 
 import orjson
 
-from bridle.proxy.canonical import (
+from bridle.proxy.dialects.blank import BlankText
+from bridle.proxy.dialects.errors import anthropic_error_object
+from bridle.proxy.dialects.functions import arguments_object_text
+from bridle.proxy.wire.canonical import (
     ApiError,
     Event,
     Finished,
@@ -26,9 +29,6 @@ from bridle.proxy.canonical import (
     ToolCallDelta,
     Usage,
 )
-from bridle.proxy.dialects.blank import BlankText
-from bridle.proxy.dialects.errors import anthropic_error_object
-from bridle.proxy.dialects.functions import arguments_object_text
 
 Json = dict[str, Any]
 PING = b'event: ping\ndata: {"type":"ping"}\n\n'
@@ -79,7 +79,7 @@ def stop_reason_of(
 
 
 class MessagesEmitter:
-    """Writes one streamed message; see :class:`bridle.proxy.canonical.Emitter`.
+    """Writes one streamed message; see :class:`bridle.proxy.wire.canonical.Emitter`.
 
     ``message_start`` tells the prompt's length, so it waits for the first event: ``begin`` writes
     nothing, and a ping may come before it. Delay ``Started`` until the engine has told the count.

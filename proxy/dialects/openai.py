@@ -7,7 +7,7 @@ from typing import Annotated, Any, Final, TypeVar
 
 import msgspec
 
-from bridle.proxy.canonical import ApiError, Usage
+from bridle.proxy.wire.canonical import ApiError, Usage
 from bridle.store.records import Note
 
 T = TypeVar("T")

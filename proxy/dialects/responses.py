@@ -7,15 +7,6 @@ from typing import Any
 
 import orjson
 
-from bridle.proxy.canonical import (
-    ApiError,
-    ChoiceReply,
-    DialectName,
-    HttpError,
-    Minted,
-    Reply,
-    Request,
-)
 from bridle.proxy.dialects import responses_request
 from bridle.proxy.dialects.blank import shown_text
 from bridle.proxy.dialects.errors import openai_error
@@ -29,10 +20,19 @@ from bridle.proxy.dialects.responses_items import (
 )
 from bridle.proxy.dialects.responses_request import ResponsesContext
 from bridle.proxy.dialects.responses_stream import ResponsesEmitter, response_object, status_of
+from bridle.proxy.wire.canonical import (
+    ApiError,
+    ChoiceReply,
+    DialectName,
+    HttpError,
+    Minted,
+    Reply,
+    Request,
+)
 
 
 class ResponsesDialect:
-    """See :class:`bridle.proxy.canonical.Dialect`."""
+    """See :class:`bridle.proxy.wire.canonical.Dialect`."""
 
     name: DialectName = "responses"
     stream_content_type = "text/event-stream; charset=utf-8"

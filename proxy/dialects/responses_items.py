@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from bridle.proxy.canonical import ToolCall
 from bridle.proxy.dialects.fields import Fields, invalid, json_text
 from bridle.proxy.dialects.responses_tools import Tools, custom_arguments, flat_name
 from bridle.proxy.dialects.turns import Content, Transcript, image_part, joined, text_part
+from bridle.proxy.wire.canonical import ToolCall
 
 _CALL_BODIES: Final = {
     "local_shell_call": ("local_shell", "action"),

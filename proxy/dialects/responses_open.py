@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from bridle.proxy.canonical import ToolCall, ToolCallDelta
 from bridle.proxy.dialects.responses_custom import InputText
 from bridle.proxy.dialects.responses_items import (
     aligned_logprobs,
@@ -19,6 +18,7 @@ from bridle.proxy.dialects.responses_items import (
     reasoning_item,
 )
 from bridle.proxy.dialects.responses_tools import Tools
+from bridle.proxy.wire.canonical import ToolCall, ToolCallDelta
 
 Json = dict[str, Any]
 

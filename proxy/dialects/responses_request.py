@@ -8,12 +8,12 @@ from typing import Any, Final
 
 import msgspec
 
-from bridle.proxy.canonical import Message, Request, Sampling, Wants
 from bridle.proxy.dialects.fields import Fields, decode_object, invalid, json_text, writable
 from bridle.proxy.dialects.responses_items import add_items
 from bridle.proxy.dialects.responses_tools import Tools
 from bridle.proxy.dialects.thinking import apply_effort
 from bridle.proxy.dialects.turns import Transcript
+from bridle.proxy.wire.canonical import Message, Request, Sampling, Wants
 
 _ECHOED: Final[dict[str, Any]] = {
     "background": False,
@@ -72,7 +72,7 @@ class ResponsesContext:
 def parse(body: bytes, items: Mapping[str, Mapping[str, Any]] | None = None) -> Request:
     """``items`` stand for the references to them, by id.
 
-    Raises :class:`bridle.proxy.canonical.ApiError` (400) naming the field.
+    Raises :class:`bridle.proxy.wire.canonical.ApiError` (400) naming the field.
     """
     fields = decode_object(body)
     for name in sorted(_REFUSED):

@@ -12,7 +12,11 @@ from typing import Any
 
 import orjson
 
-from bridle.proxy.canonical import (
+from bridle.proxy.dialects.blank import BlankText
+from bridle.proxy.dialects.errors import openai_error_object
+from bridle.proxy.dialects.responses_open import Json, OpenCall, OpenItem, OpenReasoning, OpenText
+from bridle.proxy.dialects.responses_request import ResponsesContext
+from bridle.proxy.wire.canonical import (
     ApiError,
     Event,
     Finished,
@@ -26,10 +30,6 @@ from bridle.proxy.canonical import (
     ToolCallDelta,
     Usage,
 )
-from bridle.proxy.dialects.blank import BlankText
-from bridle.proxy.dialects.errors import openai_error_object
-from bridle.proxy.dialects.responses_open import Json, OpenCall, OpenItem, OpenReasoning, OpenText
-from bridle.proxy.dialects.responses_request import ResponsesContext
 
 
 def response_object(
@@ -77,7 +77,7 @@ def status_of(reason: FinishReason | None) -> tuple[str, str | None]:
 
 
 class ResponsesEmitter:
-    """Writes one streamed response; see :class:`bridle.proxy.canonical.Emitter`."""
+    """Writes one streamed response; see :class:`bridle.proxy.wire.canonical.Emitter`."""
 
     def __init__(self, request: Request, minted: Minted) -> None:
         self._context: ResponsesContext = request.context

@@ -11,8 +11,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from bridle.proxy import minting
-from bridle.proxy.canonical import Message, ToolCall
+from bridle.proxy.wire import minting
+from bridle.proxy.wire.canonical import Message, ToolCall
 from bridle.store.records import Note
 
 Content = str | list[dict[str, Any]]

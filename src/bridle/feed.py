@@ -19,9 +19,9 @@ import orjson
 import pyarrow as pa
 from fastapi import APIRouter, Path, Query, Response
 
-from bridle.proxy.canonical import ApiError
 from bridle.proxy.control import Admin, Running
 from bridle.proxy.services import Services
+from bridle.proxy.wire.canonical import ApiError
 from bridle.reconstruct.builders import BUILDERS
 from bridle.reconstruct.episodes import build_episode
 from bridle.reconstruct.policy import DEFAULT_POLICY

@@ -13,7 +13,7 @@ import orjson
 import pytest
 from hypothesis import strategies as st
 
-from bridle.proxy.canonical import (
+from bridle.proxy.wire.canonical import (
     Dialect,
     Event,
     Finished,
@@ -26,7 +26,7 @@ from bridle.proxy.canonical import (
     ToolCallDelta,
     Usage,
 )
-from bridle.proxy.fold import Fold
+from bridle.proxy.wire.fold import Fold
 
 CALL_ID = "call_abcdefghij234567klmnopqr"
 CREATED = 1_700_000_000

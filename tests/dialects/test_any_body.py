@@ -10,7 +10,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from bridle.proxy.canonical import (
+from bridle.proxy.dialects.google import GoogleDialect
+from bridle.proxy.dialects.messages import MessagesDialect
+from bridle.proxy.dialects.responses import ResponsesDialect
+from bridle.proxy.wire.canonical import (
     ApiError,
     ChoiceReply,
     Finished,
@@ -22,9 +25,6 @@ from bridle.proxy.canonical import (
     ToolCallDelta,
     Usage,
 )
-from bridle.proxy.dialects.google import GoogleDialect
-from bridle.proxy.dialects.messages import MessagesDialect
-from bridle.proxy.dialects.responses import ResponsesDialect
 
 PATH = {"model": "m", "method": "streamGenerateContent"}
 

@@ -12,11 +12,11 @@ from google import genai
 from google.genai import errors as google_errors
 from google.genai import types
 
-from bridle.proxy.canonical import ApiError
 from bridle.proxy.dialects import overflow
 from bridle.proxy.dialects.google import GoogleDialect
 from bridle.proxy.dialects.messages import MessagesDialect
 from bridle.proxy.dialects.responses import ResponsesDialect
+from bridle.proxy.wire.canonical import ApiError
 
 ENGINE_SAYS = (
     "This model's maximum context length is 4096 tokens. However, your request has 9000 input "

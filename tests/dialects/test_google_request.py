@@ -7,9 +7,9 @@ from typing import Any
 import orjson
 import pytest
 
-from bridle.proxy import minting
-from bridle.proxy.canonical import ApiError, Message, Minted, Request, ToolCall
 from bridle.proxy.dialects.google import GoogleDialect
+from bridle.proxy.wire import minting
+from bridle.proxy.wire.canonical import ApiError, Message, Minted, Request, ToolCall
 
 A = "call_aaaaaaaaaaaaaaaaaaaaaaaa"
 SIGNATURE = minting.as_base64(Minted(A, 0, "", "m").signature(1))

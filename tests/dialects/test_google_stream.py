@@ -10,8 +10,9 @@ import pytest
 from google import genai
 from google.genai import errors, types
 
-from bridle.proxy import minting
-from bridle.proxy.canonical import (
+from bridle.proxy.dialects.google import GoogleDialect, count_reply
+from bridle.proxy.wire import minting
+from bridle.proxy.wire.canonical import (
     ApiError,
     Event,
     Finished,
@@ -23,7 +24,6 @@ from bridle.proxy.canonical import (
     ToolCallDelta,
     Usage,
 )
-from bridle.proxy.dialects.google import GoogleDialect, count_reply
 
 DIALECT = GoogleDialect()
 HI = [{"role": "user", "parts": [{"text": "hi"}]}]

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from bridle.proxy import minting
-from bridle.proxy.canonical import Request
 from bridle.proxy.dialects.google import GoogleDialect
 from bridle.proxy.dialects.messages import MessagesDialect
 from bridle.proxy.dialects.responses import ResponsesDialect
+from bridle.proxy.wire import minting
+from bridle.proxy.wire.canonical import Request
 
 FIXTURES = Path(__file__).parent / "fixtures"
 PATH = {"model": "gemini-2.5-pro", "method": "streamGenerateContent"}

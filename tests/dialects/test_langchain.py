@@ -12,8 +12,9 @@ from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI
 from pydantic import SecretStr
 
-from bridle.proxy import minting
-from bridle.proxy.canonical import (
+from bridle.proxy.dialects.responses import ResponsesDialect
+from bridle.proxy.wire import minting
+from bridle.proxy.wire.canonical import (
     Finished,
     ReasoningDelta,
     Started,
@@ -21,7 +22,6 @@ from bridle.proxy.canonical import (
     ToolCallDelta,
     Usage,
 )
-from bridle.proxy.dialects.responses import ResponsesDialect
 
 
 @tool

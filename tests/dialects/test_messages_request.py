@@ -7,8 +7,8 @@ from typing import Any
 import orjson
 import pytest
 
-from bridle.proxy.canonical import ApiError, Message, Request, ToolCall
 from bridle.proxy.dialects.messages import MessagesDialect
+from bridle.proxy.wire.canonical import ApiError, Message, Request, ToolCall
 
 A = "call_aaaaaaaaaaaaaaaaaaaaaaaa"
 LOOK = {"name": "look", "description": "Looks.", "input_schema": {"type": "object"}}

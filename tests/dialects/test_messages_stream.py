@@ -11,7 +11,8 @@ import pytest
 from anthropic.types import RawMessageStreamEvent
 from pydantic import TypeAdapter
 
-from bridle.proxy.canonical import (
+from bridle.proxy.dialects.messages import MessagesDialect, count_reply
+from bridle.proxy.wire.canonical import (
     ApiError,
     Event,
     Finished,
@@ -22,7 +23,6 @@ from bridle.proxy.canonical import (
     ToolCallDelta,
     Usage,
 )
-from bridle.proxy.dialects.messages import MessagesDialect, count_reply
 
 DIALECT = MessagesDialect()
 HI: list[Any] = [{"role": "user", "content": "hi"}]

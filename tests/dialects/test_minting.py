@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bridle.proxy import minting
-from bridle.proxy.canonical import Minted
+from bridle.proxy.wire import minting
+from bridle.proxy.wire.canonical import Minted
 from bridle.store.records import new_id
 
 

@@ -7,10 +7,10 @@ from typing import Any
 import orjson
 import pytest
 
-from bridle.proxy.canonical import ApiError, Message, Request, ToolCall
 from bridle.proxy.dialects import responses_request
 from bridle.proxy.dialects.responses import ResponsesDialect
 from bridle.proxy.dialects.responses_request import own_messages, with_history
+from bridle.proxy.wire.canonical import ApiError, Message, Request, ToolCall
 
 A, B = "call_aaaaaaaaaaaaaaaaaaaaaaaa", "call_bbbbbbbbbbbbbbbbbbbbbbbb"
 LOOK = {"type": "function", "name": "look", "parameters": {"type": "object"}}

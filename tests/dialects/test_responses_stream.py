@@ -11,7 +11,9 @@ import pytest
 from openai.types.responses import ResponseStreamEvent
 from pydantic import BaseModel, TypeAdapter
 
-from bridle.proxy.canonical import (
+from bridle.proxy.dialects.responses import ResponsesDialect, deleted
+from bridle.proxy.dialects.responses_custom import InputText, input_text
+from bridle.proxy.wire.canonical import (
     ApiError,
     Event,
     Finished,
@@ -23,8 +25,6 @@ from bridle.proxy.canonical import (
     ToolCallDelta,
     Usage,
 )
-from bridle.proxy.dialects.responses import ResponsesDialect, deleted
-from bridle.proxy.dialects.responses_custom import InputText, input_text
 
 DIALECT = ResponsesDialect()
 TOOLS: list[dict[str, Any]] = [

@@ -9,11 +9,11 @@ import orjson
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bridle.proxy import minting
-from bridle.proxy.canonical import Message, Reply, Request
 from bridle.proxy.dialects.google import GoogleDialect
 from bridle.proxy.dialects.messages import MessagesDialect
 from bridle.proxy.dialects.responses import ResponsesDialect
+from bridle.proxy.wire import minting
+from bridle.proxy.wire.canonical import Message, Reply, Request
 
 RESPONSES, MESSAGES, GOOGLE = ResponsesDialect(), MessagesDialect(), GoogleDialect()
 RUN = {"type": "custom", "name": "run"}

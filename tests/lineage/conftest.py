@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 
 from bridle.engine.tokenizer import Tokenizer
-from bridle.proxy.canonical import Message, Minted, Request, ToolCall
 from bridle.proxy.continuation import Continuer
 from bridle.proxy.lineage import Conversations, Link, Sampled, Turn
 from bridle.proxy.prompt import Prompt
+from bridle.proxy.wire.canonical import Message, Minted, Request, ToolCall
 from bridle.store.records import CallStatus, TokenIds, new_id
 from bridle.trainer.tiny import SPECIAL_TOKENS, train_tokenizer
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from bridle.proxy.canonical import Message, ToolCall
+from bridle.proxy.wire.canonical import Message, ToolCall
 
 
 def used_part(message: Message, rng: Random) -> Message:

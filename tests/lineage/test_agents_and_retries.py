@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bridle.proxy.canonical import Message
+from bridle.proxy.wire.canonical import Message
 from bridle.store.records import CallStatus
 
 SYSTEM = Message("system", "You are careful.")

@@ -5,9 +5,9 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from bridle.proxy.canonical import Message, ToolCall
 from bridle.proxy.prompt import Prompt
 from bridle.proxy.recorder import Way
+from bridle.proxy.wire.canonical import Message, ToolCall
 from bridle.store.records import BreakReason, Note
 
 SYSTEM, USER = Message("system", "You are careful."), Message("user", "What is a café?")

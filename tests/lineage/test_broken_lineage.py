@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from bridle.proxy.canonical import Message, ToolCall
+from bridle.proxy.wire.canonical import Message, ToolCall
 from bridle.store.records import BreakReason, CallStatus, new_id
 
 SYSTEM = Message("system", "You are careful.")

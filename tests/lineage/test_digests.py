@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from bridle.proxy.canonical import Message, ToolCall
 from bridle.proxy.digests import Digester, digest_of, meaning_text, system_digest, value_digest
+from bridle.proxy.wire.canonical import Message, ToolCall
 
 
 def calls(arguments: str, name: str = "f", call_id: str = "a") -> tuple[ToolCall, ...]:

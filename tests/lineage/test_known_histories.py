@@ -12,12 +12,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bridle.proxy.canonical import ApiError, Request
 from bridle.proxy.dialects.chat import ChatDialect
 from bridle.proxy.dialects.chat_history import spans
 from bridle.proxy.digests import Digester, system_digest
 from bridle.proxy.known_histories import KnownHistories
 from bridle.proxy.lineage import Conversations
+from bridle.proxy.wire.canonical import ApiError, Request
 
 CALL = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
 MESSAGES: list[dict[str, Any]] = [

@@ -8,8 +8,8 @@ import tracemalloc
 
 import numpy as np
 
-from bridle.proxy.canonical import Message, Minted, Request, ToolCall
 from bridle.proxy.lineage import Conversations, Sampled, Turn
+from bridle.proxy.wire.canonical import Message, Minted, Request, ToolCall
 from bridle.store.records import CallStatus, new_id
 
 TURNS, OBSERVED, SAMPLED = 200, 600, 60

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from bridle.proxy.canonical import Message, Minted, ToolCall
 from bridle.proxy.lineage import Sampled, Turn
+from bridle.proxy.wire.canonical import Message, Minted, ToolCall
 from bridle.store.records import CallStatus, new_id
 
 SYSTEM = Message("system", "You are careful.")

@@ -6,8 +6,8 @@ import msgspec
 import numpy as np
 import pytest
 
-from bridle.proxy.canonical import Message
 from bridle.proxy.lineage import Conversations, Sampled, Turn
+from bridle.proxy.wire.canonical import Message
 from bridle.store.records import CallStatus, new_id
 
 SYSTEM = Message("system", "You are careful.")

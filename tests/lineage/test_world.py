@@ -18,8 +18,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from bridle.proxy.canonical import Message, Minted, Request, ToolCall
 from bridle.proxy.lineage import Conversations, Link, Sampled, Turn
+from bridle.proxy.wire.canonical import Message, Minted, Request, ToolCall
 from bridle.store.records import BreakReason, CallStatus, Choice, VersionRun, new_id
 from bridle.store.summaries import SUMMARY_LENGTH
 from bridle.store.tree import TokenTree

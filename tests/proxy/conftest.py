@@ -15,7 +15,7 @@ from bridle.engine.scripted import Reply, Script, ScriptedEngine, ScriptedReques
 from bridle.engine.transport import ServerThread
 from bridle.proxy.server import ProxyServer
 from bridle.proxy.settings import ProxySettings
-from bridle.proxy.sse import SseParser
+from bridle.proxy.wire.sse import SseParser
 from bridle.store.queries import CallRow, Reader
 from bridle.trainer.tiny import train_tokenizer
 

@@ -13,10 +13,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from bridle.engine.scripted import Reply, ScriptedCall
-from bridle.proxy.canonical import ApiError
 from bridle.proxy.dialects.chat import ChatDialect
 from bridle.proxy.dialects.completions import CompletionsDialect
 from bridle.proxy.engine_request import constraint, engine_request
+from bridle.proxy.wire.canonical import ApiError
 from bridle.store.records import Note
 
 CHAT = "/v1/chat/completions"

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bridle.proxy.canonical import ApiError, Minted, Started
-from bridle.proxy.cut_ids import MARK, WORTH_CUTTING, PromptIds, cut_prompt_ids
 from bridle.proxy.engine_reply import EngineReply
+from bridle.proxy.wire.canonical import ApiError, Minted, Started
+from bridle.proxy.wire.cut_ids import MARK, WORTH_CUTTING, PromptIds, cut_prompt_ids
 
 LONG = [number % 4_294_967_296 for number in range(0, 400_000_000, 80_000)]
 

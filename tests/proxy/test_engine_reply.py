@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from bridle.proxy.canonical import ApiError, Finished, Minted, ReasoningDelta, Started, Tokens
 from bridle.proxy.engine_reply import EngineReply
-from bridle.proxy.fold import fold
+from bridle.proxy.wire.canonical import ApiError, Finished, Minted, ReasoningDelta, Started, Tokens
+from bridle.proxy.wire.fold import fold
 
 MINTED = Minted("call_abcdefghij234567klmnopqr", 1, "chatcmpl-x", "m")
 

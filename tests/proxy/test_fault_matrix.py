@@ -18,7 +18,7 @@ import pytest
 from bridle.engine.transport import ServerThread
 from bridle.proxy.server import ProxyServer
 from bridle.proxy.settings import Limits, ProxySettings
-from bridle.proxy.sse import SseParser
+from bridle.proxy.wire.sse import SseParser
 from bridle.store.queries import Reader
 from bridle.store.records import CallStatus
 

@@ -12,13 +12,13 @@ from typing import Any, cast
 import pytest
 
 from bridle.proxy import siblings
-from bridle.proxy.canonical import ApiError
 from bridle.proxy.engine_pool import EnginePool
 from bridle.proxy.governor import Governor
 from bridle.proxy.policy_gate import Policy, PolicyGate
 from bridle.proxy.served_weights import ServedWeights
 from bridle.proxy.settings import Limits, ProxySettings
 from bridle.proxy.siblings import Siblings
+from bridle.proxy.wire.canonical import ApiError
 
 FIRST, SECOND, THIRD, FOURTH = (f"http://127.0.0.1:{port}" for port in (9, 10, 11, 12))
 Answer = Callable[[dict[str, Any]], Awaitable[Any]]

@@ -13,10 +13,10 @@ import httpx
 import pytest
 
 from bridle.engine.scripted import Reply, ScriptedCall
-from bridle.proxy.canonical import Sampling
 from bridle.proxy.sampling import effective
 from bridle.proxy.sessions import Sessions
 from bridle.proxy.settings import ProxySettings
+from bridle.proxy.wire.canonical import Sampling
 from bridle.store.database import migrate
 from bridle.store.errors import StoreUnavailable
 from bridle.store.free_names import FreeNames

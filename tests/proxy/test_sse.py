@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bridle.proxy.sse import SseParser
+from bridle.proxy.wire.sse import SseParser
 
 
 def payloads(stream: bytes, cuts: tuple[int, ...] = ()) -> list[bytes]:

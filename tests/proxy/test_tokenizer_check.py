@@ -11,8 +11,8 @@ import httpx
 import pytest
 
 from bridle.engine.tokenizer import CHAT_TEMPLATE_FILE, compile_chat_template
-from bridle.proxy.canonical import ApiError
 from bridle.proxy.engine_pool import EnginePool
+from bridle.proxy.wire.canonical import ApiError
 from bridle.reconstruct.audit import audit_session
 from bridle.store.records import BreakReason, Note
 from bridle.trainer.tiny import train_tokenizer

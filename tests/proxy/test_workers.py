@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 from bridle.engine.scripted import Reply, ScriptedCall
-from bridle.proxy.canonical import Message, Request
 from bridle.proxy.conversations import SessionConversations
 from bridle.proxy.lineage import Sampled, Turn
 from bridle.proxy.settings import Limits
+from bridle.proxy.wire.canonical import Message, Request
 from bridle.store.records import CallStatus, SessionRecord, new_id
 
 CALL = ScriptedCall("add", '{"a":1,  "b":2}')

@@ -29,12 +29,12 @@ import orjson
 from bridle.engine.embedded import EmbeddedEngine
 from bridle.engine.scripted import Reply, ScriptedCall, ScriptedEngine
 from bridle.engine.tokenizer import Tokenizer
-from bridle.proxy.canonical import Minted
 from bridle.proxy.continuation import Continuer
 from bridle.proxy.known_histories import KnownHistories
 from bridle.proxy.lineage import Conversations, Sampled, Turn, message_from_chat
 from bridle.proxy.server import ProxyServer
 from bridle.proxy.settings import ProxySettings
+from bridle.proxy.wire.canonical import Minted
 from bridle.store.records import CallStatus, new_id
 from bridle.trainer.tiny import TinyShape, make_policy, train_tokenizer
 

@@ -16,12 +16,20 @@ from typing import Any, Final
 import numpy as np
 
 from bridle.bench.corpus import Corpus
-from bridle.proxy.canonical import Event, Finished, Started, TextDelta, Tokens, ToolCallDelta, Usage
 from bridle.proxy.dialects.registry import DIALECTS
 from bridle.proxy.lineage import Conversations
 from bridle.proxy.policy_gate import PolicyGate
 from bridle.proxy.prompt import Prompt
 from bridle.proxy.recorder import Recording, Way
+from bridle.proxy.wire.canonical import (
+    Event,
+    Finished,
+    Started,
+    TextDelta,
+    Tokens,
+    ToolCallDelta,
+    Usage,
+)
 from bridle.store.records import CallBegun, CallEnded, CallStatus, SessionRecord, TokenIds, new_id
 
 SAMPLED: Final = 150

@@ -3,7 +3,7 @@
 A dialect is pure: client bytes become a :class:`Request`; engine :data:`Event` values become client
 bytes. The canonical shape is the chat completions shape, which is what engines speak; what a
 provider has beyond it (signatures, item ids, cache marks) is kept as *anchors* or named in a note.
-A non-streaming reply is the fold of the same events (``proxy/fold.py``), so there is one path.
+A non-streaming reply is the fold of the same events (``proxy/wire/fold.py``), so there is one path.
 """
 
 from __future__ import annotations
@@ -223,7 +223,7 @@ def plain_ids(ids: Sequence[int] | TokenIds | None) -> list[int] | None:
 class Minted(msgspec.Struct, frozen=True, gc=False):
     """The opaque values that one call's reply carries, all derived from its call id.
 
-    A harness echoes them, and ``proxy/minting.py`` reads the call id back out of any of them.
+    A harness echoes them, and ``proxy/wire/minting.py`` reads the call id back out of any of them.
     """
 
     call_id: str

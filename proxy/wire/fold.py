@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from bridle.proxy.canonical import (
+from bridle.proxy.wire.canonical import (
     ChoiceReply,
     Event,
     Finished,
