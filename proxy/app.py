@@ -11,15 +11,15 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final
 
-from bridle.proxy.client import Client, Scope, Send
 from bridle.proxy.data_plane import DataPlane
 from bridle.proxy.dialects.errors import openai_error
 from bridle.proxy.dialects.registry import DIALECTS
-from bridle.proxy.http_protocol import EXTENSION
+from bridle.proxy.http.client import Client, Scope, Send
+from bridle.proxy.http.presence import AsgiMessage, ClientGone, Receive
+from bridle.proxy.http.protocol import EXTENSION
+from bridle.proxy.http.routes import implied_dialect, nothing_at, route
 from bridle.proxy.logs import configure
-from bridle.proxy.presence import AsgiMessage, ClientGone, Receive
 from bridle.proxy.probes import PROBES, Probe, Running
-from bridle.proxy.routes import implied_dialect, nothing_at, route
 from bridle.proxy.services import CannotStart, Services
 from bridle.proxy.sessions import store_not_read
 from bridle.proxy.settings import ProxySettings

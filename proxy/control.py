@@ -34,10 +34,10 @@ from bridle.proxy.control_models import (
 )
 from bridle.proxy.control_page import control_page
 from bridle.proxy.dialects.errors import openai_error
+from bridle.proxy.http.routes import nothing_at
 from bridle.proxy.keys import hash_key, new_session_key
 from bridle.proxy.links import base_urls, environment
 from bridle.proxy.policy_gate import Policy, StaleVersion
-from bridle.proxy.routes import nothing_at
 from bridle.proxy.sampling import check_settings
 from bridle.proxy.services import Services
 from bridle.proxy.sessions import SESSION_ID_PREFIX, Caller, store_not_read, store_unavailable

@@ -8,18 +8,18 @@ import time
 from typing import Final
 from urllib.parse import parse_qsl
 
-from bridle.proxy.client import Client
 from bridle.proxy.dialects.registry import COUNTING, DIALECTS
 from bridle.proxy.dialects.responses import deleted
 from bridle.proxy.engine_request import EngineRequest, constraint, engine_request
 from bridle.proxy.exchange import Exchange
 from bridle.proxy.harness_identity import Identity, identify, kept_headers
+from bridle.proxy.http.client import Client
+from bridle.proxy.http.presence import ClientGone
+from bridle.proxy.http.routes import Action, Route, calls_method, nothing_at
 from bridle.proxy.lineage import Link
 from bridle.proxy.model_routes import Destination
 from bridle.proxy.models import asked_in, models_reply
-from bridle.proxy.presence import ClientGone
 from bridle.proxy.prompt import Prompt, tail_length
-from bridle.proxy.routes import Action, Route, calls_method, nothing_at
 from bridle.proxy.sampling import effective
 from bridle.proxy.services import Services
 from bridle.proxy.sessions import Caller, store_not_read, store_unavailable

@@ -10,7 +10,7 @@ from typing import Final
 
 import orjson
 
-from bridle.proxy.client import Client
+from bridle.proxy.http.client import Client
 from bridle.proxy.services import Services
 from bridle.proxy.wire.canonical import ApiError
 

@@ -11,7 +11,7 @@ from typing import Any, Final, Self
 import uvicorn
 
 from bridle.proxy.app import Routers, create_app
-from bridle.proxy.http_protocol import StreamingProtocol
+from bridle.proxy.http.protocol import StreamingProtocol
 from bridle.proxy.process import devote_process
 from bridle.proxy.settings import ProxySettings
 

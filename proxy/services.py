@@ -11,13 +11,13 @@ from bridle.proxy.conversations import SessionConversations
 from bridle.proxy.engine_pool import EnginePool
 from bridle.proxy.free_memory import FreeMemory
 from bridle.proxy.governor import Governor
-from bridle.proxy.keep_alive import KeepAlives
+from bridle.proxy.http.keep_alive import KeepAlives
+from bridle.proxy.http.presence import Watch
 from bridle.proxy.known_histories import KnownHistories
 from bridle.proxy.logs import log_call
 from bridle.proxy.metrics import Metrics
 from bridle.proxy.model_routes import ModelRoutes
 from bridle.proxy.policy_gate import PolicyGate
-from bridle.proxy.presence import Watch
 from bridle.proxy.recorder import Observer, Recorder
 from bridle.proxy.seal_watch import SealWatch
 from bridle.proxy.sessions import Sessions

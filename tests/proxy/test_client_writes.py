@@ -14,8 +14,8 @@ import httpx
 import pytest
 import uvicorn
 
-from bridle.proxy.client import Client
-from bridle.proxy.http_protocol import StreamingProtocol
+from bridle.proxy.http.client import Client
+from bridle.proxy.http.protocol import StreamingProtocol
 
 Answer = Callable[[Client], Awaitable[None]]
 SERVERS = pytest.mark.parametrize("http", [StreamingProtocol, "httptools", "h11"])

@@ -8,9 +8,9 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from typing import Any
 
-from bridle.proxy.http_protocol import EXTENSION, ShortWay
-from bridle.proxy.presence import AsgiMessage, ClientGone, Presence, Receive, Watch
-from bridle.proxy.started import Started
+from bridle.proxy.http.presence import AsgiMessage, ClientGone, Presence, Receive, Watch
+from bridle.proxy.http.protocol import EXTENSION, ShortWay
+from bridle.proxy.http.started import Started
 from bridle.proxy.wire.canonical import ApiError, HttpError
 
 Scope = MutableMapping[str, Any]
