@@ -9,7 +9,7 @@ from typing import Final
 from urllib.parse import parse_qsl
 
 from bridle.proxy.dialects.registry import COUNTING, DIALECTS
-from bridle.proxy.dialects.responses import deleted
+from bridle.proxy.dialects.responses.dialect import deleted
 from bridle.proxy.engine_request import EngineRequest, constraint, engine_request
 from bridle.proxy.exchange import Exchange
 from bridle.proxy.harness_identity import Identity, identify, kept_headers

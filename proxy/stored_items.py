@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import orjson
 
-from bridle.proxy.dialects.responses_request import ResponsesContext, parse
+from bridle.proxy.dialects.responses.request import ResponsesContext, parse
 from bridle.proxy.wire.canonical import ApiError, Request
 from bridle.proxy.wire.minting import call_id_of
 from bridle.proxy.wire.sse import SseParser

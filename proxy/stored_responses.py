@@ -12,7 +12,7 @@ from typing import Final
 
 import msgspec
 
-from bridle.proxy.dialects.responses_request import ResponsesContext, own_messages
+from bridle.proxy.dialects.responses.request import ResponsesContext, own_messages
 from bridle.proxy.lineage import message_from_chat
 from bridle.proxy.stored_items import DELETED, NOT_STORED, Readable, StoredItems, is_gone
 from bridle.proxy.wire.canonical import ApiError, Message, Request

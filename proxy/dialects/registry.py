@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Final, NamedTuple
 
-from bridle.proxy.dialects import google, messages
-from bridle.proxy.dialects.chat import ChatDialect
-from bridle.proxy.dialects.completions import CompletionsDialect
-from bridle.proxy.dialects.google import GoogleDialect
-from bridle.proxy.dialects.messages import MessagesDialect
-from bridle.proxy.dialects.responses import ResponsesDialect
+from bridle.proxy.dialects.chat.completions import CompletionsDialect
+from bridle.proxy.dialects.chat.dialect import ChatDialect
+from bridle.proxy.dialects.google.dialect import GoogleDialect
+from bridle.proxy.dialects.google.dialect import dialect as google
+from bridle.proxy.dialects.messages.dialect import MessagesDialect
+from bridle.proxy.dialects.messages.dialect import dialect as messages
+from bridle.proxy.dialects.responses.dialect import ResponsesDialect
 from bridle.proxy.wire.canonical import Dialect, DialectName, Request
 
 _MESSAGES: Final = MessagesDialect()

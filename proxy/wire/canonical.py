@@ -126,7 +126,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """What was converted or dropped in translation; each is counted."""
     history: Any = None
     """The messages as the next request of the conversation will find them known
-    (:class:`bridle.proxy.dialects.chat_history.ParsedHistory`); ``None`` where that is not kept."""
+    (:class:`bridle.proxy.dialects.chat.history.ParsedHistory`); ``None`` where that is not kept."""
 
     @property
     def template_arguments(self) -> dict[str, Any] | None:

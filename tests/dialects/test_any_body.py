@@ -10,9 +10,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from bridle.proxy.dialects.google import GoogleDialect
-from bridle.proxy.dialects.messages import MessagesDialect
-from bridle.proxy.dialects.responses import ResponsesDialect
+from bridle.proxy.dialects.google.dialect import GoogleDialect
+from bridle.proxy.dialects.messages.dialect import MessagesDialect
+from bridle.proxy.dialects.responses.dialect import ResponsesDialect
 from bridle.proxy.wire.canonical import (
     ApiError,
     ChoiceReply,

@@ -13,9 +13,9 @@ from google.genai import errors as google_errors
 from google.genai import types
 
 from bridle.proxy.dialects import overflow
-from bridle.proxy.dialects.google import GoogleDialect
-from bridle.proxy.dialects.messages import MessagesDialect
-from bridle.proxy.dialects.responses import ResponsesDialect
+from bridle.proxy.dialects.google.dialect import GoogleDialect
+from bridle.proxy.dialects.messages.dialect import MessagesDialect
+from bridle.proxy.dialects.responses.dialect import ResponsesDialect
 from bridle.proxy.wire.canonical import ApiError
 
 ENGINE_SAYS = (

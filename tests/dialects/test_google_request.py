@@ -7,7 +7,7 @@ from typing import Any
 import orjson
 import pytest
 
-from bridle.proxy.dialects.google import GoogleDialect
+from bridle.proxy.dialects.google.dialect import GoogleDialect
 from bridle.proxy.wire import minting
 from bridle.proxy.wire.canonical import ApiError, Message, Minted, Request, ToolCall
 

@@ -10,7 +10,7 @@ import pytest
 from google import genai
 from google.genai import errors, types
 
-from bridle.proxy.dialects.google import GoogleDialect, count_reply
+from bridle.proxy.dialects.google.dialect import GoogleDialect, count_reply
 from bridle.proxy.wire import minting
 from bridle.proxy.wire.canonical import (
     ApiError,

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from bridle.proxy.dialects.google import GoogleDialect
-from bridle.proxy.dialects.messages import MessagesDialect
-from bridle.proxy.dialects.responses import ResponsesDialect
+from bridle.proxy.dialects.google.dialect import GoogleDialect
+from bridle.proxy.dialects.messages.dialect import MessagesDialect
+from bridle.proxy.dialects.responses.dialect import ResponsesDialect
 from bridle.proxy.wire import minting
 from bridle.proxy.wire.canonical import Request
 

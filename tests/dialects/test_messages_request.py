@@ -7,7 +7,7 @@ from typing import Any
 import orjson
 import pytest
 
-from bridle.proxy.dialects.messages import MessagesDialect
+from bridle.proxy.dialects.messages.dialect import MessagesDialect
 from bridle.proxy.wire.canonical import ApiError, Message, Request, ToolCall
 
 A = "call_aaaaaaaaaaaaaaaaaaaaaaaa"

@@ -11,7 +11,7 @@ import pytest
 from anthropic.types import RawMessageStreamEvent
 from pydantic import TypeAdapter
 
-from bridle.proxy.dialects.messages import MessagesDialect, count_reply
+from bridle.proxy.dialects.messages.dialect import MessagesDialect, count_reply
 from bridle.proxy.wire.canonical import (
     ApiError,
     Event,

@@ -7,9 +7,9 @@ from typing import Any
 import orjson
 import pytest
 
-from bridle.proxy.dialects import responses_request
-from bridle.proxy.dialects.responses import ResponsesDialect
-from bridle.proxy.dialects.responses_request import own_messages, with_history
+from bridle.proxy.dialects.responses.dialect import ResponsesDialect
+from bridle.proxy.dialects.responses.dialect import request as responses_request
+from bridle.proxy.dialects.responses.request import own_messages, with_history
 from bridle.proxy.wire.canonical import ApiError, Message, Request, ToolCall
 
 A, B = "call_aaaaaaaaaaaaaaaaaaaaaaaa", "call_bbbbbbbbbbbbbbbbbbbbbbbb"

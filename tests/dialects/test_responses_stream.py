@@ -11,8 +11,8 @@ import pytest
 from openai.types.responses import ResponseStreamEvent
 from pydantic import BaseModel, TypeAdapter
 
-from bridle.proxy.dialects.responses import ResponsesDialect, deleted
-from bridle.proxy.dialects.responses_custom import InputText, input_text
+from bridle.proxy.dialects.responses.custom import InputText, input_text
+from bridle.proxy.dialects.responses.dialect import ResponsesDialect, deleted
 from bridle.proxy.wire.canonical import (
     ApiError,
     Event,

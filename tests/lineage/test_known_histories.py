@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bridle.proxy.dialects.chat import ChatDialect
-from bridle.proxy.dialects.chat_history import spans
+from bridle.proxy.dialects.chat.dialect import ChatDialect
+from bridle.proxy.dialects.chat.history import spans
+from bridle.proxy.dialects.chat.known_histories import KnownHistories
 from bridle.proxy.digests import Digester, system_digest
-from bridle.proxy.known_histories import KnownHistories
 from bridle.proxy.lineage import Conversations
 from bridle.proxy.wire.canonical import ApiError, Request
 
@@ -118,7 +118,7 @@ def test_only_what_is_new_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
         read.append(len(body))
         return decode(decoder, body)
 
-    monkeypatch.setattr("bridle.proxy.dialects.openai.decode", counted)
+    monkeypatch.setattr("bridle.proxy.dialects.chat.openai.decode", counted)
     histories, messages = KnownHistories(), [{"role": "user", "content": "x" * 100_000}]
     for _ in range(3):
         messages = [*messages, {"role": "user", "content": "y" * 1000}]

@@ -16,7 +16,7 @@ import pytest
 from bridle.engine.contract import MISSING_LOGPROB
 from bridle.engine.scripted import Cut, Fail, Refuse, Reply, ScriptedEngine, Stall
 from bridle.engine.tokenizer import Tokenizer
-from bridle.proxy.dialects.chat import ChatEmitter
+from bridle.proxy.dialects.chat.dialect import ChatEmitter
 from bridle.proxy.settings import Limits
 from bridle.store.records import CallStatus
 

@@ -8,11 +8,11 @@ from typing import Annotated, Any, Final
 
 import msgspec
 
-from bridle.proxy.dialects import openai
-from bridle.proxy.dialects.chat_history import ParsedHistory, parsed, spans
+from bridle.proxy.dialects.chat.dialect import openai
+from bridle.proxy.dialects.chat.history import ParsedHistory, parsed, spans
+from bridle.proxy.dialects.chat.openai import Count, Int64, StreamOptions
 from bridle.proxy.dialects.errors import openai_error, openai_error_object
 from bridle.proxy.dialects.fields import Fields, writable
-from bridle.proxy.dialects.openai import Count, Int64, StreamOptions
 from bridle.proxy.wire.canonical import (
     ApiError,
     ChoiceReply,

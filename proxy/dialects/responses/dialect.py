@@ -7,19 +7,19 @@ from typing import Any
 
 import orjson
 
-from bridle.proxy.dialects import responses_request
 from bridle.proxy.dialects.blank import shown_text
 from bridle.proxy.dialects.errors import openai_error
-from bridle.proxy.dialects.responses_custom import input_text
-from bridle.proxy.dialects.responses_items import (
+from bridle.proxy.dialects.responses.custom import input_text
+from bridle.proxy.dialects.responses.dialect import request as responses_request
+from bridle.proxy.dialects.responses.items import (
     aligned_logprobs,
     call_item,
     message_item,
     output_text,
     reasoning_item,
 )
-from bridle.proxy.dialects.responses_request import ResponsesContext
-from bridle.proxy.dialects.responses_stream import ResponsesEmitter, response_object, status_of
+from bridle.proxy.dialects.responses.request import ResponsesContext
+from bridle.proxy.dialects.responses.stream import ResponsesEmitter, response_object, status_of
 from bridle.proxy.wire.canonical import (
     ApiError,
     ChoiceReply,

@@ -7,10 +7,10 @@ from typing import Any
 
 import orjson
 
-from bridle.proxy.dialects import google_request
 from bridle.proxy.dialects.errors import google_error
-from bridle.proxy.dialects.google_request import GoogleContext
-from bridle.proxy.dialects.google_stream import (
+from bridle.proxy.dialects.google.dialect import request as google_request
+from bridle.proxy.dialects.google.request import GoogleContext
+from bridle.proxy.dialects.google.stream import (
     GoogleEmitter,
     call_part,
     candidate,

@@ -6,8 +6,8 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import Final
 
-from bridle.proxy.dialects.chat import ChatDialect
-from bridle.proxy.dialects.chat_history import ParsedHistory
+from bridle.proxy.dialects.chat.dialect import ChatDialect
+from bridle.proxy.dialects.chat.history import ParsedHistory
 from bridle.proxy.wire.canonical import DialectName, Request
 
 _SHORTEST: Final = 16_384

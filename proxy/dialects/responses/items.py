@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from bridle.proxy.dialects.fields import Fields, invalid, json_text
-from bridle.proxy.dialects.responses_tools import Tools, custom_arguments, flat_name
+from bridle.proxy.dialects.responses.tools import Tools, custom_arguments, flat_name
 from bridle.proxy.dialects.turns import Content, Transcript, image_part, joined, text_part
 from bridle.proxy.wire.canonical import ToolCall
 

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from bridle.proxy.dialects.fields import Fields, invalid, json_text
 from bridle.proxy.dialects.functions import arguments_text
-from bridle.proxy.dialects.google_schema import named
+from bridle.proxy.dialects.google.schema import named
 from bridle.proxy.dialects.turns import Content, Transcript, Turn, image_part, joined, text_part
 from bridle.proxy.wire import minting
 from bridle.proxy.wire.canonical import ToolCall

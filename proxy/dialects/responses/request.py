@@ -9,8 +9,8 @@ from typing import Any, Final
 import msgspec
 
 from bridle.proxy.dialects.fields import Fields, decode_object, invalid, json_text, writable
-from bridle.proxy.dialects.responses_items import add_items
-from bridle.proxy.dialects.responses_tools import Tools
+from bridle.proxy.dialects.responses.items import add_items
+from bridle.proxy.dialects.responses.tools import Tools
 from bridle.proxy.dialects.thinking import apply_effort
 from bridle.proxy.dialects.turns import Transcript
 from bridle.proxy.wire.canonical import Message, Request, Sampling, Wants

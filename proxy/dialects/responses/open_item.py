@@ -9,15 +9,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from bridle.proxy.dialects.responses_custom import InputText
-from bridle.proxy.dialects.responses_items import (
+from bridle.proxy.dialects.responses.custom import InputText
+from bridle.proxy.dialects.responses.items import (
     aligned_logprobs,
     call_item,
     message_item,
     output_text,
     reasoning_item,
 )
-from bridle.proxy.dialects.responses_tools import Tools
+from bridle.proxy.dialects.responses.tools import Tools
 from bridle.proxy.wire.canonical import ToolCall, ToolCallDelta
 
 Json = dict[str, Any]

@@ -14,8 +14,14 @@ import orjson
 
 from bridle.proxy.dialects.blank import BlankText
 from bridle.proxy.dialects.errors import openai_error_object
-from bridle.proxy.dialects.responses_open import Json, OpenCall, OpenItem, OpenReasoning, OpenText
-from bridle.proxy.dialects.responses_request import ResponsesContext
+from bridle.proxy.dialects.responses.open_item import (
+    Json,
+    OpenCall,
+    OpenItem,
+    OpenReasoning,
+    OpenText,
+)
+from bridle.proxy.dialects.responses.request import ResponsesContext
 from bridle.proxy.wire.canonical import (
     ApiError,
     Event,

@@ -8,8 +8,8 @@ from typing import Any, Final
 
 from bridle.proxy.dialects.fields import Fields, decode_object, invalid, writable
 from bridle.proxy.dialects.functions import function_tool
-from bridle.proxy.dialects.google_contents import add_contents, instruction_text
-from bridle.proxy.dialects.google_schema import json_schema, named
+from bridle.proxy.dialects.google.contents import add_contents, instruction_text
+from bridle.proxy.dialects.google.schema import json_schema, named
 from bridle.proxy.dialects.thinking import apply_effort
 from bridle.proxy.dialects.turns import Transcript
 from bridle.proxy.wire.canonical import Request, Sampling, Wants

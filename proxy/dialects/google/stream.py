@@ -15,7 +15,7 @@ import orjson
 
 from bridle.proxy.dialects.errors import google_error_object
 from bridle.proxy.dialects.functions import arguments_object
-from bridle.proxy.dialects.google_request import GoogleContext
+from bridle.proxy.dialects.google.request import GoogleContext
 from bridle.proxy.wire import minting
 from bridle.proxy.wire.canonical import (
     ApiError,
