@@ -35,12 +35,17 @@ from bridle.proxy.control_models import (
 from bridle.proxy.control_page import control_page
 from bridle.proxy.dialects.errors import openai_error
 from bridle.proxy.http.routes import nothing_at
-from bridle.proxy.keys import hash_key, new_session_key
 from bridle.proxy.links import base_urls, environment
 from bridle.proxy.policy_gate import Policy, StaleVersion
-from bridle.proxy.sampling import check_settings
 from bridle.proxy.services import Services
-from bridle.proxy.sessions import SESSION_ID_PREFIX, Caller, store_not_read, store_unavailable
+from bridle.proxy.sessions.keys import hash_key, new_session_key
+from bridle.proxy.sessions.registry import (
+    SESSION_ID_PREFIX,
+    Caller,
+    store_not_read,
+    store_unavailable,
+)
+from bridle.proxy.sessions.sampling import check_settings
 from bridle.proxy.wire.canonical import ApiError
 from bridle.store.errors import NotFound, RecordRejected, StoreUnavailable
 from bridle.store.queries import Reader

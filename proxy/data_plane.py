@@ -12,7 +12,6 @@ from bridle.proxy.dialects.registry import COUNTING, DIALECTS
 from bridle.proxy.dialects.responses.dialect import deleted
 from bridle.proxy.engine_request import EngineRequest, constraint, engine_request
 from bridle.proxy.exchange import Exchange
-from bridle.proxy.harness_identity import Identity, identify, kept_headers
 from bridle.proxy.http.client import Client
 from bridle.proxy.http.presence import ClientGone
 from bridle.proxy.http.routes import Action, Route, calls_method, nothing_at
@@ -20,9 +19,10 @@ from bridle.proxy.lineage import Link
 from bridle.proxy.model_routes import Destination
 from bridle.proxy.models import asked_in, models_reply
 from bridle.proxy.prompt import Prompt, tail_length
-from bridle.proxy.sampling import effective
 from bridle.proxy.services import Services
-from bridle.proxy.sessions import Caller, store_not_read, store_unavailable
+from bridle.proxy.sessions.harness_identity import Identity, identify, kept_headers
+from bridle.proxy.sessions.registry import Caller, store_not_read, store_unavailable
+from bridle.proxy.sessions.sampling import effective
 from bridle.proxy.stored_responses import marked_deleted, not_stored, unknown_response
 from bridle.proxy.wire.canonical import ApiError, Request
 from bridle.store.errors import StoreUnavailable

@@ -21,7 +21,7 @@ from bridle.proxy.http.presence import ClientGone
 from bridle.proxy.pooled_reply import PooledReply
 from bridle.proxy.recorder import Recording
 from bridle.proxy.services import Services
-from bridle.proxy.sessions import store_unavailable
+from bridle.proxy.sessions.registry import store_unavailable
 from bridle.proxy.wire.canonical import (
     ApiError,
     Dialect,

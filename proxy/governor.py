@@ -20,7 +20,7 @@ import msgspec
 from bridle.proxy.engine_pool import EnginePool, EngineState
 from bridle.proxy.metrics import Metrics, merged
 from bridle.proxy.policy_gate import Policy, PolicyGate
-from bridle.proxy.sessions import Sessions, store_unavailable
+from bridle.proxy.sessions.registry import Sessions, store_unavailable
 from bridle.proxy.siblings import Message, Siblings, SiblingSilent
 from bridle.proxy.wire.canonical import ApiError
 from bridle.store.errors import StoreUnavailable

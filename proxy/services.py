@@ -19,8 +19,8 @@ from bridle.proxy.metrics import Metrics
 from bridle.proxy.model_routes import ModelRoutes
 from bridle.proxy.policy_gate import PolicyGate
 from bridle.proxy.recorder import Observer, Recorder
-from bridle.proxy.seal_watch import SealWatch
-from bridle.proxy.sessions import Sessions
+from bridle.proxy.sessions.registry import Sessions
+from bridle.proxy.sessions.seal_watch import SealWatch
 from bridle.proxy.settings import ProxySettings
 from bridle.proxy.siblings import Siblings
 from bridle.proxy.stored_responses import StoredResponses

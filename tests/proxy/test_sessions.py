@@ -13,8 +13,8 @@ import httpx
 import pytest
 
 from bridle.engine.scripted import Reply, ScriptedCall
-from bridle.proxy.sampling import effective
-from bridle.proxy.sessions import Sessions
+from bridle.proxy.sessions.registry import Sessions
+from bridle.proxy.sessions.sampling import effective
 from bridle.proxy.settings import ProxySettings
 from bridle.proxy.wire.canonical import Sampling
 from bridle.store.database import migrate

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from bridle.proxy.keys import new_session_key
+from bridle.proxy.sessions.keys import new_session_key
 from bridle.store.packing import dump_json
 from bridle.store.records import CallStatus, Note
 from bridle.store.redaction import PATTERNS, Redactor

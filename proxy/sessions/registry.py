@@ -19,9 +19,9 @@ from typing import Final
 
 import msgspec
 
-from bridle.proxy.harness_identity import Identity
-from bridle.proxy.keys import SESSION_KEY_PREFIX, credentials, hash_key, same
 from bridle.proxy.ports import CallWriter, SessionReader
+from bridle.proxy.sessions.harness_identity import Identity
+from bridle.proxy.sessions.keys import SESSION_KEY_PREFIX, credentials, hash_key, same
 from bridle.proxy.settings import ProxySettings, is_loopback
 from bridle.proxy.wire.canonical import ApiError
 from bridle.store.errors import NotFound, RecordRejected, StoreUnavailable

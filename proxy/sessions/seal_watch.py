@@ -12,7 +12,7 @@ import logging
 from typing import Final
 
 from bridle.proxy.periodic import Periodic
-from bridle.proxy.sessions import Sessions
+from bridle.proxy.sessions.registry import Sessions
 from bridle.store.errors import StoreUnavailable
 from bridle.store.queries import Reader
 
