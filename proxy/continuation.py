@@ -21,7 +21,7 @@ from bridle.proxy.continuation_breaks import explain
 from bridle.proxy.continuation_probe import Prober
 from bridle.proxy.continuation_report import TemplateReport
 from bridle.proxy.continuation_tail import MARKER, SeamError, Setting, Tail, TailRenderer
-from bridle.proxy.lineage_turn import Link
+from bridle.proxy.lineage.turn import Link
 from bridle.proxy.prompt import Prompt
 from bridle.proxy.wire.canonical import Request
 from bridle.store.records import BreakReason, TokenIds

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from bridle.proxy.digests import Digester, Unit, system_digest
-from bridle.proxy.lineage_match import Match, compare
-from bridle.proxy.lineage_turn import Link, Turn
+from bridle.proxy.lineage.digests import Digester, Unit, system_digest
+from bridle.proxy.lineage.match import Match, compare
+from bridle.proxy.lineage.turn import Link, Turn
 from bridle.proxy.wire.canonical import Message, Request
 from bridle.store.records import BreakReason, TokenIds
 from bridle.store.tree import common_prefix

@@ -15,7 +15,7 @@ from bridle.proxy.exchange import Exchange
 from bridle.proxy.http.client import Client
 from bridle.proxy.http.presence import ClientGone
 from bridle.proxy.http.routes import Action, Route, calls_method, nothing_at
-from bridle.proxy.lineage import Link
+from bridle.proxy.lineage.lineage import Link
 from bridle.proxy.model_routes import Destination
 from bridle.proxy.models import asked_in, models_reply
 from bridle.proxy.prompt import Prompt, tail_length

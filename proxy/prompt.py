@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from bridle.proxy.lineage_turn import Link
+from bridle.proxy.lineage.turn import Link
 from bridle.store.records import BreakReason, Note, TokenIds
 
 

@@ -11,8 +11,8 @@ import msgspec
 import numpy as np
 
 from bridle.proxy.continuation_breaks import explain
-from bridle.proxy.conversations import SessionConversations
-from bridle.proxy.lineage import Link, Sampled, Turn
+from bridle.proxy.lineage.conversations import SessionConversations
+from bridle.proxy.lineage.lineage import Link, Sampled, Turn
 from bridle.proxy.metrics import Metrics
 from bridle.proxy.policy_gate import PolicyGate
 from bridle.proxy.ports import CallWriter, Versioned

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from bridle.proxy.budgets import Budgets
-from bridle.proxy.conversations import SessionConversations
 from bridle.proxy.dialects.chat.known_histories import KnownHistories
 from bridle.proxy.engine_pool import EnginePool
 from bridle.proxy.free_memory import FreeMemory
 from bridle.proxy.governor import Governor
 from bridle.proxy.http.keep_alive import KeepAlives
 from bridle.proxy.http.presence import Watch
+from bridle.proxy.lineage.conversations import SessionConversations
 from bridle.proxy.logs import log_call
 from bridle.proxy.metrics import Metrics
 from bridle.proxy.model_routes import ModelRoutes

@@ -15,7 +15,7 @@ import pytest
 
 from bridle.engine.tokenizer import Tokenizer
 from bridle.proxy.continuation import Continuer
-from bridle.proxy.lineage import Conversations, Link, Sampled, Turn
+from bridle.proxy.lineage.lineage import Conversations, Link, Sampled, Turn
 from bridle.proxy.prompt import Prompt
 from bridle.proxy.wire.canonical import Message, Minted, Request, ToolCall
 from bridle.store.records import CallStatus, TokenIds, new_id

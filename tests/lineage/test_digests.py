@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from bridle.proxy.digests import Digester, digest_of, meaning_text, system_digest, value_digest
+from bridle.proxy.lineage.digests import (
+    Digester,
+    digest_of,
+    meaning_text,
+    system_digest,
+    value_digest,
+)
 from bridle.proxy.wire.canonical import Message, ToolCall
 
 

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from bridle.proxy.dialects.chat.dialect import ChatDialect
 from bridle.proxy.dialects.chat.history import spans
 from bridle.proxy.dialects.chat.known_histories import KnownHistories
-from bridle.proxy.digests import Digester, system_digest
-from bridle.proxy.lineage import Conversations
+from bridle.proxy.lineage.digests import Digester, system_digest
+from bridle.proxy.lineage.lineage import Conversations
 from bridle.proxy.wire.canonical import ApiError, Request
 
 CALL = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{}"}}

@@ -8,7 +8,7 @@ import tracemalloc
 
 import numpy as np
 
-from bridle.proxy.lineage import Conversations, Sampled, Turn
+from bridle.proxy.lineage.lineage import Conversations, Sampled, Turn
 from bridle.proxy.wire.canonical import Message, Minted, Request, ToolCall
 from bridle.store.records import CallStatus, new_id
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from bridle.proxy.lineage import Sampled, Turn
+from bridle.proxy.lineage.lineage import Sampled, Turn
 from bridle.proxy.wire.canonical import Message, Minted, ToolCall
 from bridle.store.records import CallStatus, new_id
 

@@ -6,7 +6,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from bridle.proxy.lineage import Conversations, Sampled, Turn
+from bridle.proxy.lineage.lineage import Conversations, Sampled, Turn
 from bridle.proxy.wire.canonical import Message
 from bridle.store.records import CallStatus, new_id
 

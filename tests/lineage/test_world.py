@@ -18,7 +18,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from bridle.proxy.lineage import Conversations, Link, Sampled, Turn
+from bridle.proxy.lineage.lineage import Conversations, Link, Sampled, Turn
 from bridle.proxy.wire.canonical import Message, Minted, Request, ToolCall
 from bridle.store.records import BreakReason, CallStatus, Choice, VersionRun, new_id
 from bridle.store.summaries import SUMMARY_LENGTH

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from bridle.engine.scripted import Reply, ScriptedCall
-from bridle.proxy.conversations import SessionConversations
-from bridle.proxy.lineage import Sampled, Turn
+from bridle.proxy.lineage.conversations import SessionConversations
+from bridle.proxy.lineage.lineage import Sampled, Turn
 from bridle.proxy.settings import Limits
 from bridle.proxy.wire.canonical import Message, Request
 from bridle.store.records import CallStatus, SessionRecord, new_id

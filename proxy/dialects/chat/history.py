@@ -42,7 +42,7 @@ class ParsedHistory:
     notes: tuple[tuple[Note, ...], ...]
     """What was converted in each message."""
     units: Sequence[Any] = ()
-    """Lineage's steps of these messages, once it has cut them (``proxy/digests.py``)."""
+    """Lineage's steps of these messages, once it has cut them (``proxy/lineage/digests.py``)."""
 
     @property
     def size(self) -> int:

@@ -31,7 +31,7 @@ from bridle.engine.scripted import Reply, ScriptedCall, ScriptedEngine
 from bridle.engine.tokenizer import Tokenizer
 from bridle.proxy.continuation import Continuer
 from bridle.proxy.dialects.chat.known_histories import KnownHistories
-from bridle.proxy.lineage import Conversations, Sampled, Turn, message_from_chat
+from bridle.proxy.lineage.lineage import Conversations, Sampled, Turn, message_from_chat
 from bridle.proxy.server import ProxyServer
 from bridle.proxy.settings import ProxySettings
 from bridle.proxy.wire.canonical import Minted

@@ -17,7 +17,7 @@ import numpy as np
 
 from bridle.bench.corpus import Corpus
 from bridle.proxy.dialects.registry import DIALECTS
-from bridle.proxy.lineage import Conversations
+from bridle.proxy.lineage.lineage import Conversations
 from bridle.proxy.policy_gate import PolicyGate
 from bridle.proxy.prompt import Prompt
 from bridle.proxy.recorder import Recording, Way

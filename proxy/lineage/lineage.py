@@ -1,6 +1,6 @@
 """Which earlier call a request continues, and how we know.
 
-A session's turns form a tree (``proxy/lineage_turn.py``). A request is followed down from the
+A session's turns form a tree (``proxy/lineage/turn.py``). A request is followed down from the
 roots: its first steps must say what a root's request said, the next step must be that call's reply,
 the steps after it must say what one of its children asked, and so on; the deepest call whose reply
 is reached is the *base*. Echoed values that the proxy minted decide between replies that say the
@@ -32,10 +32,10 @@ from collections.abc import Sequence
 import numpy as np
 from msgspec import structs
 
-from bridle.proxy.digests import Digester
-from bridle.proxy.lineage_index import TurnIndex
-from bridle.proxy.lineage_search import Search
-from bridle.proxy.lineage_turn import Link, Sampled, Seen, Turn, message_from_chat
+from bridle.proxy.lineage.digests import Digester
+from bridle.proxy.lineage.index import TurnIndex
+from bridle.proxy.lineage.search import Search
+from bridle.proxy.lineage.turn import Link, Sampled, Seen, Turn, message_from_chat
 from bridle.proxy.wire.canonical import Request
 from bridle.store.records import TokenIds
 

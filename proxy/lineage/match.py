@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from bridle.proxy.digests import meaning_arguments, meaning_text, spoken_text, unfolded
+from bridle.proxy.lineage.digests import meaning_arguments, meaning_text, spoken_text, unfolded
 from bridle.proxy.wire.canonical import Message, ToolCall
 
 Part = Literal["whole", "prefix"]

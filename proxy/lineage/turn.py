@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from bridle.proxy.digests import digest_of, unfolded
+from bridle.proxy.lineage.digests import digest_of, unfolded
 from bridle.proxy.wire.canonical import Message, ToolCall
 from bridle.store.records import BreakReason, CallStatus, TokenIds
 from bridle.store.tree import common_prefix

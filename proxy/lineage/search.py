@@ -1,4 +1,4 @@
-"""One request against one session's turns: see ``proxy/lineage.py`` for the idea."""
+"""One request against one session's turns: see ``proxy/lineage/lineage.py`` for the idea."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from typing import NamedTuple
 
 from msgspec import structs
 
-from bridle.proxy.digests import (
+from bridle.proxy.lineage.digests import (
     Digester,
     Unit,
     meaning_parts,
     spoken_text,
     value_digest,
 )
-from bridle.proxy.lineage_index import Below, TurnIndex, echoes, summaries
-from bridle.proxy.lineage_match import Match, compare
-from bridle.proxy.lineage_turn import Link, Seen, Turn
+from bridle.proxy.lineage.index import Below, TurnIndex, echoes, summaries
+from bridle.proxy.lineage.match import Match, compare
+from bridle.proxy.lineage.turn import Link, Seen, Turn
 from bridle.proxy.wire.canonical import Message, Request
 from bridle.proxy.wire.minting import Mark, call_id_of, read
 from bridle.store.records import BreakReason, CallStatus

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from bridle.proxy.lineage import Conversations, Link, Sampled, Turn, message_from_chat
+from bridle.proxy.lineage.lineage import Conversations, Link, Sampled, Turn, message_from_chat
 from bridle.proxy.wire.canonical import Request
 from bridle.store.errors import NotFound
 from bridle.store.queries import CallRow, Reader

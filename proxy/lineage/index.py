@@ -9,8 +9,8 @@ from typing import Final, TypeVar
 
 import msgspec
 
-from bridle.proxy.digests import digest_of, spoken_text
-from bridle.proxy.lineage_turn import Sampled, Seen, Turn
+from bridle.proxy.lineage.digests import digest_of, spoken_text
+from bridle.proxy.lineage.turn import Sampled, Seen, Turn
 from bridle.store.summaries import SUMMARY_LENGTH, quotable
 
 Key = TypeVar("Key")
