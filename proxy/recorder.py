@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 import numpy as np
 
-from bridle.proxy.continuation_breaks import explain
+from bridle.proxy.continuation.breaks import explain
+from bridle.proxy.continuation.prompt import Prompt
 from bridle.proxy.lineage.conversations import SessionConversations
 from bridle.proxy.lineage.lineage import Link, Sampled, Turn
 from bridle.proxy.metrics import Metrics
 from bridle.proxy.policy_gate import PolicyGate
 from bridle.proxy.ports import CallWriter, Versioned
-from bridle.proxy.prompt import Prompt
 from bridle.proxy.stored_responses import begins_with_instructions
 from bridle.proxy.wire.canonical import (
     ApiError,
@@ -47,7 +47,7 @@ from bridle.store.records import (
 )
 
 if TYPE_CHECKING:
-    from bridle.proxy.continuation import Continuer
+    from bridle.proxy.continuation.continuation import Continuer
 
 _CUT: Final = frozenset({CallStatus.FAILED, CallStatus.PARTIAL, CallStatus.INTERRUPTED})
 """How a call ended that a client asks again for."""

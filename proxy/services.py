@@ -33,7 +33,7 @@ from bridle.store.vocabulary import Vocabulary
 from bridle.store.writer import Writer
 
 if TYPE_CHECKING:
-    from bridle.proxy.continuation import Continuer
+    from bridle.proxy.continuation.continuation import Continuer
     from bridle.proxy.tokenizer_check import TokenizerCheck
     from bridle.proxy.tracing import Tracing
 
@@ -202,7 +202,7 @@ def _continuer(settings: ProxySettings) -> Continuer | None:
     if settings.tokenizer_dir is None:
         return None
     from bridle.engine.tokenizer import Tokenizer, TokenizerNotRead
-    from bridle.proxy.continuation import Continuer
+    from bridle.proxy.continuation.continuation import Continuer
 
     try:
         return Continuer(Tokenizer(settings.tokenizer_dir))

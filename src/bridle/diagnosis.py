@@ -15,7 +15,7 @@ from bridle.engine.vllm import Expectation, check_engine
 
 def examine_template(directory: Path) -> dict[str, Any]:
     """The verdict on a model directory's chat template; ``broken`` says why there is none."""
-    from bridle.proxy.continuation import Continuer
+    from bridle.proxy.continuation.continuation import Continuer
 
     if not directory.is_dir():
         return {"model": str(directory), "broken": f"there is no directory {directory}"}

@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 
 from bridle.engine.tokenizer import Tokenizer
-from bridle.proxy.continuation import Continuer
+from bridle.proxy.continuation.continuation import Continuer
+from bridle.proxy.continuation.prompt import Prompt
 from bridle.proxy.lineage.lineage import Conversations, Link, Sampled, Turn
-from bridle.proxy.prompt import Prompt
 from bridle.proxy.wire.canonical import Message, Minted, Request, ToolCall
 from bridle.store.records import CallStatus, TokenIds, new_id
 from bridle.trainer.tiny import SPECIAL_TOKENS, train_tokenizer

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from bridle.proxy.prompt import Prompt
+from bridle.proxy.continuation.prompt import Prompt
 from bridle.proxy.recorder import Way
 from bridle.proxy.wire.canonical import Message, ToolCall
 from bridle.store.records import BreakReason, Note

@@ -11,7 +11,7 @@ import orjson
 import pytest
 
 from bridle.engine.tokenizer import Tokenizer
-from bridle.proxy.continuation import Continuer
+from bridle.proxy.continuation.continuation import Continuer
 from bridle.proxy.engine_request import engine_request
 from bridle.proxy.lineage.lineage import Sampled, Turn
 from bridle.proxy.wire.canonical import Message

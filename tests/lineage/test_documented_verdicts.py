@@ -9,7 +9,7 @@ import os
 from pathlib import Path
 
 from bridle.engine.tokenizer import Tokenizer
-from bridle.proxy.continuation import Continuer, TemplateReport
+from bridle.proxy.continuation.continuation import Continuer, TemplateReport
 
 PAGE = Path(__file__).parents[2] / "docs" / "continuation.md"
 BEGIN, END = "<!-- verdicts -->\n", "<!-- end of verdicts -->\n"

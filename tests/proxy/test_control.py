@@ -15,7 +15,7 @@ import openai
 import pytest
 
 from bridle.engine.scripted import Reply, Stall
-from bridle.proxy.continuation import Continuer
+from bridle.proxy.continuation.continuation import Continuer
 from bridle.proxy.control_page import control_page
 
 CHAT = "/v1/chat/completions"

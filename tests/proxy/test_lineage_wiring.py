@@ -11,7 +11,7 @@ import pytest
 
 from bridle.engine.contract import MISSING_LOGPROB
 from bridle.engine.scripted import Cut, Refuse, Reply, ScriptedCall
-from bridle.proxy.continuation import Continuer
+from bridle.proxy.continuation.continuation import Continuer
 from bridle.store.records import BreakReason, CallKind, CallStatus
 
 TOOLS: Any = [

@@ -29,7 +29,7 @@ import orjson
 from bridle.engine.embedded import EmbeddedEngine
 from bridle.engine.scripted import Reply, ScriptedCall, ScriptedEngine
 from bridle.engine.tokenizer import Tokenizer
-from bridle.proxy.continuation import Continuer
+from bridle.proxy.continuation.continuation import Continuer
 from bridle.proxy.dialects.chat.known_histories import KnownHistories
 from bridle.proxy.lineage.lineage import Conversations, Sampled, Turn, message_from_chat
 from bridle.proxy.server import ProxyServer

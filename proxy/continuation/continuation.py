@@ -4,7 +4,7 @@
 history is neither rendered nor tokenised again, whatever the harness echoes back, so a conversation
 that is one line stays one line in tokens. A request whose lineage broke below an intact base still
 keeps the base's ids; without a base, or where the template cannot be proven to render tails on
-their own (``proxy/continuation_probe.py``), the engine renders the messages and the prompt says
+their own (``proxy/continuation/probe.py``), the engine renders the messages and the prompt says
 why.
 """
 
@@ -17,12 +17,12 @@ from typing import Any, Final
 import numpy as np
 
 from bridle.engine.tokenizer import TemplateError, Tokenizer
-from bridle.proxy.continuation_breaks import explain
-from bridle.proxy.continuation_probe import Prober
-from bridle.proxy.continuation_report import TemplateReport
-from bridle.proxy.continuation_tail import MARKER, SeamError, Setting, Tail, TailRenderer
+from bridle.proxy.continuation.breaks import explain
+from bridle.proxy.continuation.probe import Prober
+from bridle.proxy.continuation.prompt import Prompt
+from bridle.proxy.continuation.report import TemplateReport
+from bridle.proxy.continuation.tail import MARKER, SeamError, Setting, Tail, TailRenderer
 from bridle.proxy.lineage.turn import Link
-from bridle.proxy.prompt import Prompt
 from bridle.proxy.wire.canonical import Request
 from bridle.store.records import BreakReason, TokenIds
 

@@ -14,8 +14,8 @@ from typing import Any
 import orjson
 
 from bridle.engine.tokenizer import TemplateError, Tokenizer
-from bridle.proxy.continuation_report import TemplateReport, Thinking, in_words
-from bridle.proxy.continuation_tail import SeamError, Setting, TailRenderer
+from bridle.proxy.continuation.report import TemplateReport, Thinking, in_words
+from bridle.proxy.continuation.tail import SeamError, Setting, TailRenderer
 from bridle.proxy.wire.canonical import Message, ToolCall
 
 TOOL: Mapping[str, Any] = {
