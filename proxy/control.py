@@ -34,9 +34,9 @@ from bridle.proxy.control_models import (
 )
 from bridle.proxy.control_page import control_page
 from bridle.proxy.dialects.errors import openai_error
+from bridle.proxy.engines.policy_gate import Policy, StaleVersion
 from bridle.proxy.http.routes import nothing_at
 from bridle.proxy.links import base_urls, environment
-from bridle.proxy.policy_gate import Policy, StaleVersion
 from bridle.proxy.services import Services
 from bridle.proxy.sessions.keys import hash_key, new_session_key
 from bridle.proxy.sessions.registry import (

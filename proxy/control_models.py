@@ -8,8 +8,8 @@ from typing import Annotated, Any, Literal
 import msgspec
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat
 
-from bridle.proxy.circuit import CircuitState
-from bridle.proxy.engine_pool import EngineState
+from bridle.proxy.engines.circuit import CircuitState
+from bridle.proxy.engines.pool import EngineState
 from bridle.store.records import SHORT_TEXT, CallKind, CallStatus, SessionRecord
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:@-]{0,255}$")]

@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
-from bridle.proxy.engine_pool import EnginePool
-from bridle.proxy.engine_reply import EngineReply
-from bridle.proxy.engine_request import EngineRequest
+from bridle.proxy.engines.pool import EnginePool
+from bridle.proxy.engines.pooled_reply import PooledReply
+from bridle.proxy.engines.reply import EngineReply
+from bridle.proxy.engines.request import EngineRequest
 from bridle.proxy.http.client import Client, Headers
 from bridle.proxy.http.presence import ClientGone
-from bridle.proxy.pooled_reply import PooledReply
 from bridle.proxy.recorder import Recording
 from bridle.proxy.services import Services
 from bridle.proxy.sessions.registry import store_unavailable

@@ -17,9 +17,9 @@ from typing import Any, Final
 
 import msgspec
 
-from bridle.proxy.engine_pool import EnginePool, EngineState
+from bridle.proxy.engines.policy_gate import Policy, PolicyGate
+from bridle.proxy.engines.pool import EnginePool, EngineState
 from bridle.proxy.metrics import Metrics, merged
-from bridle.proxy.policy_gate import Policy, PolicyGate
 from bridle.proxy.sessions.registry import Sessions, store_unavailable
 from bridle.proxy.siblings import Message, Siblings, SiblingSilent
 from bridle.proxy.wire.canonical import ApiError
@@ -88,7 +88,7 @@ class Governor:
         self._ready.set()
 
     async def publish(self, policy: Policy, engine: str | None, *, back: bool) -> None:
-        """Raises :class:`bridle.proxy.policy_gate.StaleVersion` and :class:`ApiError`."""
+        """Raises :class:`bridle.proxy.engines.policy_gate.StaleVersion` and :class:`ApiError`."""
         if engine is None or policy.version > self._gate.version:
             self._gate.publish(policy, back=back)
         self._engines.published(policy.version, engine)

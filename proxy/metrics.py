@@ -17,9 +17,9 @@ from prometheus_client.core import (
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
-from bridle.proxy.circuit import CircuitState
-from bridle.proxy.engine_pool import EngineState
-from bridle.proxy.policy_gate import PolicyGate
+from bridle.proxy.engines.circuit import CircuitState
+from bridle.proxy.engines.policy_gate import PolicyGate
+from bridle.proxy.engines.pool import EngineState
 from bridle.store.records import BreakReason, CallEnded, CallStatus, Note
 
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)

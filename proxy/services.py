@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING
 
 from bridle.proxy.budgets import Budgets
 from bridle.proxy.dialects.chat.known_histories import KnownHistories
-from bridle.proxy.engine_pool import EnginePool
+from bridle.proxy.engines.policy_gate import PolicyGate
+from bridle.proxy.engines.pool import EnginePool
+from bridle.proxy.engines.routes import ModelRoutes
 from bridle.proxy.free_memory import FreeMemory
 from bridle.proxy.governor import Governor
 from bridle.proxy.http.keep_alive import KeepAlives
@@ -16,8 +18,6 @@ from bridle.proxy.http.presence import Watch
 from bridle.proxy.lineage.conversations import SessionConversations
 from bridle.proxy.logs import log_call
 from bridle.proxy.metrics import Metrics
-from bridle.proxy.model_routes import ModelRoutes
-from bridle.proxy.policy_gate import PolicyGate
 from bridle.proxy.recorder import Observer, Recorder
 from bridle.proxy.sessions.registry import Sessions
 from bridle.proxy.sessions.seal_watch import SealWatch
@@ -34,7 +34,7 @@ from bridle.store.writer import Writer
 
 if TYPE_CHECKING:
     from bridle.proxy.continuation.continuation import Continuer
-    from bridle.proxy.tokenizer_check import TokenizerCheck
+    from bridle.proxy.engines.tokenizer_check import TokenizerCheck
     from bridle.proxy.tracing import Tracing
 
 
@@ -191,7 +191,7 @@ def _open_store(settings: ProxySettings, continuer: Continuer | None) -> Writer:
 def _tokenizer_check(continuer: Continuer | None) -> TokenizerCheck | None:
     if continuer is None or not continuer.report.usable:
         return None
-    from bridle.proxy.tokenizer_check import TokenizerCheck
+    from bridle.proxy.engines.tokenizer_check import TokenizerCheck
 
     return TokenizerCheck(continuer.tokenizer)
 

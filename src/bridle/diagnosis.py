@@ -63,7 +63,7 @@ def _is_proxy(root: str) -> bool:
 def examine_tokenizer(directory: Path, url: str, *, api_key: str | None = None) -> dict[str, Any]:
     """Whether the engine at ``url`` makes the same ids of a conversation as ``directory``, both of
     which have been examined by themselves."""
-    from bridle.proxy.tokenizer_check import PROBE
+    from bridle.proxy.engines.tokenizer_check import PROBE
 
     tokenizer = Tokenizer(directory)
     headers = {} if api_key is None else {"authorization": f"Bearer {api_key}"}

@@ -12,7 +12,7 @@ import pytest
 
 from bridle.engine.tokenizer import Tokenizer
 from bridle.proxy.continuation.continuation import Continuer
-from bridle.proxy.engine_request import engine_request
+from bridle.proxy.engines.request import engine_request
 from bridle.proxy.lineage.lineage import Sampled, Turn
 from bridle.proxy.wire.canonical import Message
 from bridle.store.records import BreakReason, CallStatus

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from bridle.engine.scripted import Reply, ScriptedCall
 from bridle.proxy.dialects.chat.completions import CompletionsDialect
 from bridle.proxy.dialects.chat.dialect import ChatDialect
-from bridle.proxy.engine_request import constraint, engine_request
+from bridle.proxy.engines.request import constraint, engine_request
 from bridle.proxy.wire.canonical import ApiError
 from bridle.store.records import Note
 

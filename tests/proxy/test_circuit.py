@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bridle.proxy.circuit import COOL_DOWN_S, LONGEST_COOL_DOWN_S, Circuit, CircuitState
+from bridle.proxy.engines.circuit import COOL_DOWN_S, LONGEST_COOL_DOWN_S, Circuit, CircuitState
 
 
 @dataclass

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bridle.proxy.engine_reply import EngineReply
+from bridle.proxy.engines.reply import EngineReply
 from bridle.proxy.wire.canonical import ApiError, Minted, Started
 from bridle.proxy.wire.cut_ids import MARK, WORTH_CUTTING, PromptIds, cut_prompt_ids
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from bridle.proxy.engine_connections import (
+from bridle.proxy.engines.connections import (
     ConnectionBroke,
     ConnectionFailed,
     EngineConnections,

@@ -14,8 +14,8 @@ import orjson
 import pytest
 
 from bridle.engine.transport import ServerThread
-from bridle.proxy.engine_pool import EnginePool
-from bridle.proxy.policy_gate import Policy, PolicyGate
+from bridle.proxy.engines.policy_gate import Policy, PolicyGate
+from bridle.proxy.engines.pool import EnginePool
 from bridle.proxy.settings import Limits, OtherModel, ProxySettings
 
 CHAT = "/v1/chat/completions"

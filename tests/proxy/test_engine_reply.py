@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from bridle.proxy.engine_reply import EngineReply
+from bridle.proxy.engines.reply import EngineReply
 from bridle.proxy.wire.canonical import ApiError, Finished, Minted, ReasoningDelta, Started, Tokens
 from bridle.proxy.wire.fold import fold
 

@@ -12,10 +12,10 @@ from typing import Any, cast
 import pytest
 
 from bridle.proxy import siblings
-from bridle.proxy.engine_pool import EnginePool
+from bridle.proxy.engines.policy_gate import Policy, PolicyGate
+from bridle.proxy.engines.pool import EnginePool
+from bridle.proxy.engines.served_weights import ServedWeights
 from bridle.proxy.governor import Governor
-from bridle.proxy.policy_gate import Policy, PolicyGate
-from bridle.proxy.served_weights import ServedWeights
 from bridle.proxy.settings import Limits, ProxySettings
 from bridle.proxy.siblings import Siblings
 from bridle.proxy.wire.canonical import ApiError

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from bridle.proxy.policy_gate import PolicyGate
+from bridle.proxy.engines.policy_gate import PolicyGate
 
 
 async def test_who_waits_stays_outside_when_the_gate_closes_again_at_once() -> None:

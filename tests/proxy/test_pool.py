@@ -17,11 +17,11 @@ import openai
 import pytest
 
 from bridle.engine.scripted import Cut, Refuse, Reply, ScriptedEngine, Stall
-from bridle.proxy.circuit import Circuit, CircuitState
-from bridle.proxy.engine_pool import EnginePool, PooledEngine, report
-from bridle.proxy.policy_gate import PolicyGate
+from bridle.proxy.engines.circuit import Circuit, CircuitState
+from bridle.proxy.engines.policy_gate import PolicyGate
+from bridle.proxy.engines.pool import EnginePool, PooledEngine, report
+from bridle.proxy.engines.upstream import Upstream
 from bridle.proxy.settings import Limits, ProxySettings
-from bridle.proxy.upstream import Upstream
 from bridle.store.records import CallStatus
 
 MODEL = "tiny-policy"

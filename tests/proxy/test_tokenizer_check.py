@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from bridle.engine.tokenizer import CHAT_TEMPLATE_FILE, compile_chat_template
-from bridle.proxy.engine_pool import EnginePool
+from bridle.proxy.engines.pool import EnginePool
 from bridle.proxy.wire.canonical import ApiError
 from bridle.reconstruct.audit import audit_session
 from bridle.store.records import BreakReason, Note
@@ -67,7 +67,7 @@ def test_nothing_is_continued_with_what_another_model_reads_by(
 def test_an_engine_that_tells_no_ids_of_a_text_is_believed(
     stage: Any, start_proxy: Any, model_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("bridle.proxy.upstream.TOKENIZE", "/nothing/here")
+    monkeypatch.setattr("bridle.proxy.engines.upstream.TOKENIZE", "/nothing/here")
     bench = start_proxy(stage.engine.base_url, tokenizer_dir=model_dir)
     calls = turns(bench, 3)
     assert [call.notes for call in calls] == [()] * 3
@@ -104,7 +104,7 @@ def test_an_engine_that_disagreed_is_asked_again(
         compile_chat_template(template.replace("<|im_start|>", "<|im_start|> ")),
     )
     assert DIFFERS in turns(mistaken, 2)[-1].notes, "not at once"
-    monkeypatch.setattr("bridle.proxy.tokenizer_check._AGAIN_S", 0.0)
+    monkeypatch.setattr("bridle.proxy.engines.tokenizer_check._AGAIN_S", 0.0)
     assert DIFFERS not in turns(mistaken, 2)[-1].notes
 
 

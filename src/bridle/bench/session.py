@@ -18,8 +18,8 @@ import numpy as np
 from bridle.bench.corpus import Corpus
 from bridle.proxy.continuation.prompt import Prompt
 from bridle.proxy.dialects.registry import DIALECTS
+from bridle.proxy.engines.policy_gate import PolicyGate
 from bridle.proxy.lineage.lineage import Conversations
-from bridle.proxy.policy_gate import PolicyGate
 from bridle.proxy.recorder import Recording, Way
 from bridle.proxy.wire.canonical import (
     Event,

@@ -15,7 +15,7 @@ import asyncio
 import logging
 from typing import Final
 
-from bridle.proxy.upstream import Upstream
+from bridle.proxy.engines.upstream import Upstream
 from bridle.proxy.wire.canonical import ApiError
 
 log = logging.getLogger("bridle.proxy")

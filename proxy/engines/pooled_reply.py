@@ -7,12 +7,12 @@ import asyncio
 from types import TracebackType
 from typing import Final, Self
 
-from bridle.proxy.engine_connections import SpellOver
-from bridle.proxy.engine_pool import EnginePool, PooledEngine, report
-from bridle.proxy.engine_reply import EngineReply
-from bridle.proxy.engine_request import EngineRequest
-from bridle.proxy.served_weights import other_weights
-from bridle.proxy.upstream import EngineStream, Sink
+from bridle.proxy.engines.connections import SpellOver
+from bridle.proxy.engines.pool import EnginePool, PooledEngine, report
+from bridle.proxy.engines.reply import EngineReply
+from bridle.proxy.engines.request import EngineRequest
+from bridle.proxy.engines.served_weights import other_weights
+from bridle.proxy.engines.upstream import EngineStream, Sink
 from bridle.proxy.wire.canonical import ApiError
 from bridle.store.records import Note
 
@@ -25,7 +25,7 @@ _PAUSES_S: Final = (0.05, 0.2, 0.8)
 
 
 class PooledReply:
-    """The face of :class:`bridle.proxy.upstream.EngineStream`, over a pool."""
+    """The face of :class:`bridle.proxy.engines.upstream.EngineStream`, over a pool."""
 
     def __init__(
         self,

@@ -13,7 +13,7 @@ import time
 from typing import Any, Final
 
 from bridle.engine.tokenizer import Tokenizer
-from bridle.proxy.engine_pool import EnginePool
+from bridle.proxy.engines.pool import EnginePool
 from bridle.proxy.wire.canonical import ApiError
 
 log = logging.getLogger("bridle.proxy")

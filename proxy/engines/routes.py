@@ -10,8 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
-from bridle.proxy.engine_pool import EnginePool
-from bridle.proxy.policy_gate import PolicyGate
+from bridle.proxy.engines.policy_gate import PolicyGate
+from bridle.proxy.engines.pool import EnginePool
 from bridle.proxy.settings import OtherModel, ProxySettings
 from bridle.store.records import FROZEN, Note
 

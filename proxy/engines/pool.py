@@ -3,7 +3,7 @@
 A session stays with its engine, whose prefix cache holds its history; a new session goes where the
 fewest calls run. An engine is left out while its circuit is open, while the policy version that it
 serves is not the pool's (its tokens would be stale without anybody having decided so), and while it
-says itself that it serves other weights (:mod:`bridle.proxy.served_weights`).
+says itself that it serves other weights (:mod:`bridle.proxy.engines.served_weights`).
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from bridle.proxy.circuit import Circuit, CircuitState
+from bridle.proxy.engines.circuit import Circuit, CircuitState
+from bridle.proxy.engines.policy_gate import PolicyGate
+from bridle.proxy.engines.served_weights import ServedWeights, other_weights
+from bridle.proxy.engines.upstream import Upstream
 from bridle.proxy.periodic import Periodic
-from bridle.proxy.policy_gate import PolicyGate
-from bridle.proxy.served_weights import ServedWeights, other_weights
 from bridle.proxy.settings import ProxySettings
-from bridle.proxy.upstream import Upstream
 from bridle.proxy.wire.canonical import ApiError, Request
 
 log = logging.getLogger("bridle.proxy")

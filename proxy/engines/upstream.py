@@ -13,14 +13,14 @@ from typing import Any, Final
 import orjson
 
 from bridle.engine.contract import HEALTH, MODELS, TOKENIZE, VERSION, WEIGHT_INFO
-from bridle.proxy.engine_connections import (
+from bridle.proxy.engines.connections import (
     ConnectionBroke,
     ConnectionFailed,
     EngineConnections,
     EngineReplied,
 )
-from bridle.proxy.engine_reply import EngineReply
-from bridle.proxy.engine_request import EngineRequest
+from bridle.proxy.engines.reply import EngineReply
+from bridle.proxy.engines.request import EngineRequest
 from bridle.proxy.settings import ProxySettings
 from bridle.proxy.wire.canonical import ApiError, Event, Request
 from bridle.proxy.wire.sse import SseParser
@@ -77,7 +77,7 @@ class Upstream:
         self, path: str, body: bytes, call_id: str, spell: int | None = None
     ) -> EngineReplied:
         """The reply, its headers read. Raises :class:`ApiError`, and
-        :class:`bridle.proxy.engine_connections.SpellOver` outside of ``spell``."""
+        :class:`bridle.proxy.engines.connections.SpellOver` outside of ``spell``."""
         try:
             return await self._connections.request(
                 "POST", path, body, headers=f"x-request-id: {call_id}\r\n", spell=spell
@@ -211,7 +211,7 @@ class EngineStream:
 
     async def open(self, spell: int | None = None) -> None:
         """Sends the request. Raises :class:`ApiError` when the engine refuses or is not there, and
-        :class:`bridle.proxy.engine_connections.SpellOver` outside of ``spell``."""
+        :class:`bridle.proxy.engines.connections.SpellOver` outside of ``spell``."""
         request, upstream = self._request, self._upstream
         self._response = await upstream.post(request.path, request.body, self._call_id, spell)
         if self._response.status != 200:
