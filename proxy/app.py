@@ -18,8 +18,8 @@ from bridle.proxy.http.client import Client, Scope, Send
 from bridle.proxy.http.presence import AsgiMessage, ClientGone, Receive
 from bridle.proxy.http.protocol import EXTENSION
 from bridle.proxy.http.routes import implied_dialect, nothing_at, route
-from bridle.proxy.logs import configure
 from bridle.proxy.probes import PROBES, Probe, Running
+from bridle.proxy.recording.logs import configure
 from bridle.proxy.services import CannotStart, Services
 from bridle.proxy.sessions.registry import store_not_read
 from bridle.proxy.settings import ProxySettings

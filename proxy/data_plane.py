@@ -19,11 +19,11 @@ from bridle.proxy.http.presence import ClientGone
 from bridle.proxy.http.routes import Action, Route, calls_method, nothing_at
 from bridle.proxy.lineage.lineage import Link
 from bridle.proxy.models import asked_in, models_reply
+from bridle.proxy.recording.stored_responses import marked_deleted, not_stored, unknown_response
 from bridle.proxy.services import Services
 from bridle.proxy.sessions.harness_identity import Identity, identify, kept_headers
 from bridle.proxy.sessions.registry import Caller, store_not_read, store_unavailable
 from bridle.proxy.sessions.sampling import effective
-from bridle.proxy.stored_responses import marked_deleted, not_stored, unknown_response
 from bridle.proxy.wire.canonical import ApiError, Request
 from bridle.store.errors import StoreUnavailable
 from bridle.store.records import (

@@ -19,7 +19,7 @@ from bridle.proxy.engines.reply import EngineReply
 from bridle.proxy.engines.request import EngineRequest
 from bridle.proxy.http.client import Client, Headers
 from bridle.proxy.http.presence import ClientGone
-from bridle.proxy.recorder import Recording
+from bridle.proxy.recording.recorder import Recording
 from bridle.proxy.services import Services
 from bridle.proxy.sessions.registry import store_unavailable
 from bridle.proxy.wire.canonical import (

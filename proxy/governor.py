@@ -19,7 +19,7 @@ import msgspec
 
 from bridle.proxy.engines.policy_gate import Policy, PolicyGate
 from bridle.proxy.engines.pool import EnginePool, EngineState
-from bridle.proxy.metrics import Metrics, merged
+from bridle.proxy.recording.metrics import Metrics, merged
 from bridle.proxy.sessions.registry import Sessions, store_unavailable
 from bridle.proxy.siblings import Message, Siblings, SiblingSilent
 from bridle.proxy.wire.canonical import ApiError

@@ -16,14 +16,14 @@ from bridle.proxy.governor import Governor
 from bridle.proxy.http.keep_alive import KeepAlives
 from bridle.proxy.http.presence import Watch
 from bridle.proxy.lineage.conversations import SessionConversations
-from bridle.proxy.logs import log_call
-from bridle.proxy.metrics import Metrics
-from bridle.proxy.recorder import Observer, Recorder
+from bridle.proxy.recording.logs import log_call
+from bridle.proxy.recording.metrics import Metrics
+from bridle.proxy.recording.recorder import Observer, Recorder
+from bridle.proxy.recording.stored_responses import StoredResponses
 from bridle.proxy.sessions.registry import Sessions
 from bridle.proxy.sessions.seal_watch import SealWatch
 from bridle.proxy.settings import ProxySettings
 from bridle.proxy.siblings import Siblings
-from bridle.proxy.stored_responses import StoredResponses
 from bridle.proxy.wire.cut_ids import PromptIds
 from bridle.store.database import migrate
 from bridle.store.free_names import FreeNames
@@ -35,7 +35,7 @@ from bridle.store.writer import Writer
 if TYPE_CHECKING:
     from bridle.proxy.continuation.continuation import Continuer
     from bridle.proxy.engines.tokenizer_check import TokenizerCheck
-    from bridle.proxy.tracing import Tracing
+    from bridle.proxy.recording.tracing import Tracing
 
 
 class CannotStart(RuntimeError):
@@ -163,7 +163,7 @@ class Services:
 def _tracing() -> Tracing:
     """Imported here: the packages are an extra."""
     try:
-        from bridle.proxy.tracing import Tracing
+        from bridle.proxy.recording.tracing import Tracing
     except ImportError as error:
         told = f"traces need the extra otel: pip install 'bridle[otel]' ({error})"
         raise CannotStart(told) from error

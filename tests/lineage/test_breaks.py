@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from bridle.proxy.continuation.prompt import Prompt
-from bridle.proxy.recorder import Way
+from bridle.proxy.recording.recorder import Way
 from bridle.proxy.wire.canonical import Message, ToolCall
 from bridle.store.records import BreakReason, Note
 

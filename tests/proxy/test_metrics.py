@@ -8,7 +8,7 @@ import pytest
 from prometheus_client import CollectorRegistry, Histogram
 from prometheus_client.samples import Sample
 
-from bridle.proxy.metrics import SECONDS, Times
+from bridle.proxy.recording.metrics import SECONDS, Times
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from bridle.proxy.continuation.prompt import Prompt
 from bridle.proxy.dialects.registry import DIALECTS
 from bridle.proxy.engines.policy_gate import PolicyGate
 from bridle.proxy.lineage.lineage import Conversations
-from bridle.proxy.recorder import Recording, Way
+from bridle.proxy.recording.recorder import Recording, Way
 from bridle.proxy.wire.canonical import (
     Event,
     Finished,

@@ -14,7 +14,7 @@ import msgspec
 
 from bridle.proxy.dialects.responses.request import ResponsesContext, own_messages
 from bridle.proxy.lineage.lineage import message_from_chat
-from bridle.proxy.stored_items import DELETED, NOT_STORED, Readable, StoredItems, is_gone
+from bridle.proxy.recording.stored_items import DELETED, NOT_STORED, Readable, StoredItems, is_gone
 from bridle.proxy.wire.canonical import ApiError, Message, Request
 from bridle.proxy.wire.minting import call_id_of
 from bridle.proxy.wire.sse import SseParser

@@ -18,7 +18,7 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from opentelemetry.trace import SpanKind, Status, StatusCode
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from bridle.proxy.recorder import Recording
+from bridle.proxy.recording.recorder import Recording
 from bridle.store.records import CallEnded, CallStatus
 
 _OPERATIONS: Final = {"completions": "text_completion", "google": "generate_content"}

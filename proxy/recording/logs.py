@@ -12,7 +12,7 @@ import traceback
 from datetime import UTC, datetime
 from typing import Any, Final, Literal
 
-from bridle.proxy.recorder import Recording
+from bridle.proxy.recording.recorder import Recording
 from bridle.proxy.settings import LogLevel
 from bridle.store.records import CallEnded
 

@@ -15,9 +15,9 @@ from bridle.proxy.continuation.prompt import Prompt
 from bridle.proxy.engines.policy_gate import PolicyGate
 from bridle.proxy.lineage.conversations import SessionConversations
 from bridle.proxy.lineage.lineage import Link, Sampled, Turn
-from bridle.proxy.metrics import Metrics
 from bridle.proxy.ports import CallWriter, Versioned
-from bridle.proxy.stored_responses import begins_with_instructions
+from bridle.proxy.recording.metrics import Metrics
+from bridle.proxy.recording.stored_responses import begins_with_instructions
 from bridle.proxy.wire.canonical import (
     ApiError,
     ChoiceReply,
