@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final
 
-from bridle.proxy.data_plane import DataPlane
+from bridle.proxy.calls.data_plane import DataPlane
 from bridle.proxy.dialects.errors import openai_error
 from bridle.proxy.dialects.registry import DIALECTS
 from bridle.proxy.http.client import Client, Scope, Send

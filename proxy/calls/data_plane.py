@@ -8,17 +8,17 @@ import time
 from typing import Final
 from urllib.parse import parse_qsl
 
+from bridle.proxy.calls.exchange import Exchange
+from bridle.proxy.calls.models import asked_in, models_reply
 from bridle.proxy.continuation.prompt import Prompt, tail_length
 from bridle.proxy.dialects.registry import COUNTING, DIALECTS
 from bridle.proxy.dialects.responses.dialect import deleted
 from bridle.proxy.engines.request import EngineRequest, constraint, engine_request
 from bridle.proxy.engines.routes import Destination
-from bridle.proxy.exchange import Exchange
 from bridle.proxy.http.client import Client
 from bridle.proxy.http.presence import ClientGone
 from bridle.proxy.http.routes import Action, Route, calls_method, nothing_at
 from bridle.proxy.lineage.lineage import Link
-from bridle.proxy.models import asked_in, models_reply
 from bridle.proxy.recording.stored_responses import marked_deleted, not_stored, unknown_response
 from bridle.proxy.services import Services
 from bridle.proxy.sessions.harness_identity import Identity, identify, kept_headers
