@@ -12,13 +12,13 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final
 
 from bridle.proxy.calls.data_plane import DataPlane
+from bridle.proxy.control.probes import PROBES, Probe, Running
 from bridle.proxy.dialects.errors import openai_error
 from bridle.proxy.dialects.registry import DIALECTS
 from bridle.proxy.http.client import Client, Scope, Send
 from bridle.proxy.http.presence import AsgiMessage, ClientGone, Receive
 from bridle.proxy.http.protocol import EXTENSION
 from bridle.proxy.http.routes import implied_dialect, nothing_at, route
-from bridle.proxy.probes import PROBES, Probe, Running
 from bridle.proxy.recording.logs import configure
 from bridle.proxy.services import CannotStart, Services
 from bridle.proxy.sessions.registry import store_not_read
@@ -159,7 +159,7 @@ class App:
 
 
 def _control_api(running: Running, routers: Routers) -> FastAPI:
-    from bridle.proxy.control import control_api
+    from bridle.proxy.control.api import control_api
 
     return control_api(running, [make() for make in routers])
 
@@ -168,6 +168,6 @@ def create_app(settings: ProxySettings, routers: Routers = ()) -> App:
     """The application for ``settings``, to be served by any ASGI server with lifespan.
 
     ``routers`` make what extends the control API, under ``/bridle/``: its endpoints may ask for
-    ``bridle.proxy.control.Admin`` and ``bridle.proxy.control.Running``, and are in its OpenAPI.
+    ``bridle.proxy.control.api.Admin`` and ``bridle.proxy.control.api.Running``, and are in its OpenAPI.
     """
     return App(settings, routers)

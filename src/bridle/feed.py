@@ -19,7 +19,7 @@ import orjson
 import pyarrow as pa
 from fastapi import APIRouter, Path, Query, Response
 
-from bridle.proxy.control import Admin, Running
+from bridle.proxy.control.api import Admin, Running
 from bridle.proxy.services import Services
 from bridle.proxy.wire.canonical import ApiError
 from bridle.reconstruct.builders import BUILDERS

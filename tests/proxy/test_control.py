@@ -16,7 +16,7 @@ import pytest
 
 from bridle.engine.scripted import Reply, Stall
 from bridle.proxy.continuation.continuation import Continuer
-from bridle.proxy.control_page import control_page
+from bridle.proxy.control.page import control_page
 
 CHAT = "/v1/chat/completions"
 

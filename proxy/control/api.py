@@ -14,7 +14,8 @@ from starlette.exceptions import HTTPException
 from starlette.routing import Match
 
 from bridle.proxy import __doc__ as description
-from bridle.proxy.control_models import (
+from bridle.proxy.control.links import base_urls, environment
+from bridle.proxy.control.models import (
     EngineView,
     ErrorReply,
     NewEngine,
@@ -32,11 +33,10 @@ from bridle.proxy.control_models import (
     engine_view,
     session_state,
 )
-from bridle.proxy.control_page import control_page
+from bridle.proxy.control.page import control_page
 from bridle.proxy.dialects.errors import openai_error
 from bridle.proxy.engines.policy_gate import Policy, StaleVersion
 from bridle.proxy.http.routes import nothing_at
-from bridle.proxy.links import base_urls, environment
 from bridle.proxy.services import Services
 from bridle.proxy.sessions.keys import hash_key, new_session_key
 from bridle.proxy.sessions.registry import (
