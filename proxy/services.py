@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from bridle.proxy.budgets import Budgets
+from bridle.proxy.cluster.governor import Governor
+from bridle.proxy.cluster.siblings import Siblings
 from bridle.proxy.dialects.chat.known_histories import KnownHistories
 from bridle.proxy.engines.policy_gate import PolicyGate
 from bridle.proxy.engines.pool import EnginePool
 from bridle.proxy.engines.routes import ModelRoutes
 from bridle.proxy.free_memory import FreeMemory
-from bridle.proxy.governor import Governor
 from bridle.proxy.http.keep_alive import KeepAlives
 from bridle.proxy.http.presence import Watch
 from bridle.proxy.lineage.conversations import SessionConversations
@@ -23,7 +24,6 @@ from bridle.proxy.recording.stored_responses import StoredResponses
 from bridle.proxy.sessions.registry import Sessions
 from bridle.proxy.sessions.seal_watch import SealWatch
 from bridle.proxy.settings import ProxySettings
-from bridle.proxy.siblings import Siblings
 from bridle.proxy.wire.cut_ids import PromptIds
 from bridle.store.database import migrate
 from bridle.store.free_names import FreeNames

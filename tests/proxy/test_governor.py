@@ -11,13 +11,13 @@ from typing import Any, cast
 
 import pytest
 
-from bridle.proxy import siblings
+from bridle.proxy.cluster import siblings
+from bridle.proxy.cluster.governor import Governor
+from bridle.proxy.cluster.siblings import Siblings
 from bridle.proxy.engines.policy_gate import Policy, PolicyGate
 from bridle.proxy.engines.pool import EnginePool
 from bridle.proxy.engines.served_weights import ServedWeights
-from bridle.proxy.governor import Governor
 from bridle.proxy.settings import Limits, ProxySettings
-from bridle.proxy.siblings import Siblings
 from bridle.proxy.wire.canonical import ApiError
 
 FIRST, SECOND, THIRD, FOURTH = (f"http://127.0.0.1:{port}" for port in (9, 10, 11, 12))

@@ -17,11 +17,11 @@ from typing import Any, Final
 
 import msgspec
 
+from bridle.proxy.cluster.siblings import Message, Siblings, SiblingSilent
 from bridle.proxy.engines.policy_gate import Policy, PolicyGate
 from bridle.proxy.engines.pool import EnginePool, EngineState
 from bridle.proxy.recording.metrics import Metrics, merged
 from bridle.proxy.sessions.registry import Sessions, store_unavailable
-from bridle.proxy.siblings import Message, Siblings, SiblingSilent
 from bridle.proxy.wire.canonical import ApiError
 from bridle.store.errors import StoreUnavailable
 from bridle.store.queries import Reader
