@@ -15,7 +15,7 @@ from typing import Annotated, Any, Final
 import msgspec
 
 from bridle.proxy.wire.canonical import ApiError
-from bridle.store.queries import Reader
+from bridle.store.reading.queries import Reader
 from bridle.store.records import Note, SessionRecord
 
 EXHAUSTED: Final = "budget"

@@ -25,12 +25,12 @@ from bridle.proxy.sessions.registry import Sessions
 from bridle.proxy.sessions.seal_watch import SealWatch
 from bridle.proxy.settings import ProxySettings
 from bridle.proxy.wire.cut_ids import PromptIds
-from bridle.store.database import migrate
-from bridle.store.free_names import FreeNames
-from bridle.store.queries import Reader
-from bridle.store.redaction import Redactor
-from bridle.store.vocabulary import Vocabulary
-from bridle.store.writer import Writer
+from bridle.store.encoding.vocabulary import Vocabulary
+from bridle.store.operations.free_names import FreeNames
+from bridle.store.reading.queries import Reader
+from bridle.store.schema.database import migrate
+from bridle.store.writing.redaction import Redactor
+from bridle.store.writing.writer import Writer
 
 if TYPE_CHECKING:
     from bridle.proxy.continuation.continuation import Continuer

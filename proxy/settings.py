@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Final, Literal
 
 from bridle.proxy.budgets import Budget
-from bridle.store.database import Synchronous
 from bridle.store.records import Continuation
+from bridle.store.schema.database import Synchronous
 
 LogLevel = Literal["debug", "info", "warning", "error"]
 
@@ -134,7 +134,7 @@ class ProxySettings:
     siblings: Path | None = None
     """Folder of the sockets by which the workers of one port agree; ``None`` for a lone process."""
     redact: bool = False
-    """Scrub what looks like a secret from recorded bodies (``store/redaction.py``)."""
+    """Scrub what looks like a secret from recorded bodies (``store/writing/redaction.py``)."""
     stream_upstream: bool = False
     """Stream from the engine also when the client does not: partial replies are kept and every
     token knows its policy version, for about a third of the speed."""

@@ -21,7 +21,7 @@ from bridle.reconstruct.builders import BUILDERS, build
 from bridle.reconstruct.policy import DEFAULT_POLICY, TrainablePolicy
 from bridle.reconstruct.samples import Sample
 from bridle.reconstruct.tree import BrokenTree, SessionTree
-from bridle.store.queries import Reader
+from bridle.store.reading.queries import Reader
 
 PACKED: Final = "tree"
 FLOPS_PER_PARAMETER_TOKEN: Final = 6

@@ -22,10 +22,10 @@ from bridle.reconstruct.policy import DEFAULT_POLICY, TrainablePolicy
 from bridle.reconstruct.samples import Conservation, Sample
 from bridle.reconstruct.tree import BrokenTree, SessionTree
 from bridle.store.errors import NotFound
-from bridle.store.integrity import span_checksum
-from bridle.store.queries import CallRow, Reader, SpanRow
+from bridle.store.reading.queries import CallRow, Reader, SpanRow
 from bridle.store.records import CallStatus, Span, SpanKind
 from bridle.store.tree import DETACHED
+from bridle.store.writing.integrity import span_checksum
 
 
 @dataclass(frozen=True, slots=True)

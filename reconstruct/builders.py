@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from bridle.reconstruct.policy import TrainablePolicy, untrainable, version_reason
 from bridle.reconstruct.samples import Conservation, Sample
 from bridle.reconstruct.tree import Branch, Piece, SessionTree
-from bridle.store.queries import CallRow, SpanRow
+from bridle.store.reading.queries import CallRow, SpanRow
 from bridle.store.records import Span, SpanKind, VersionRun
 from bridle.store.tree import DETACHED
 

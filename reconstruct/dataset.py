@@ -23,7 +23,7 @@ from bridle.reconstruct.rewards import Aggregation, session_rewards
 from bridle.reconstruct.samples import Sample
 from bridle.reconstruct.tables import call_table, sample_row, sample_schema, session_table
 from bridle.reconstruct.tree import SessionTree
-from bridle.store.queries import CallRow, Reader
+from bridle.store.reading.queries import CallRow, Reader
 from bridle.store.records import Reward, SessionRecord
 
 

@@ -18,10 +18,10 @@ from bridle.reconstruct.builders import BUILDER_VERSION, Built, Segment, assembl
 from bridle.reconstruct.policy import DEFAULT_POLICY, TrainablePolicy
 from bridle.reconstruct.samples import Sample
 from bridle.reconstruct.tree import BrokenTree, Piece, SessionTree
-from bridle.store.database import transaction
-from bridle.store.queries import Reader
+from bridle.store.reading.queries import Reader
 from bridle.store.records import new_id
-from bridle.store.schema import samples
+from bridle.store.schema.database import transaction
+from bridle.store.schema.tables import samples
 
 
 def derive(

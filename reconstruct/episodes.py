@@ -11,7 +11,7 @@ from bridle.reconstruct.kinds import with_kinds
 from bridle.reconstruct.policy import DEFAULT_POLICY, TrainablePolicy
 from bridle.reconstruct.samples import Episode
 from bridle.reconstruct.tree import SessionTree
-from bridle.store.queries import Reader
+from bridle.store.reading.queries import Reader
 from bridle.store.records import Reward, SessionRecord
 
 AT_ONCE: Final = 16

@@ -18,9 +18,9 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import NamedTuple
 
-from bridle.store.queries import CallRow
+from bridle.store.reading.queries import CallRow
+from bridle.store.reading.summaries import SUMMARY_LENGTH
 from bridle.store.records import BreakReason, CallKind, CallStatus
-from bridle.store.summaries import SUMMARY_LENGTH
 
 TASK_LENGTH = 16
 """A tool call's argument of at least so many characters that opens a new conversation, as a user

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import orjson
 
-from bridle.store.queries import CallRow, SpanRow
+from bridle.store.reading.queries import CallRow, SpanRow
 from bridle.store.records import CallKind, CallStatus, VersionRun, is_frozen
 from bridle.store.tree import DETACHED
 

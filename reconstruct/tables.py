@@ -9,8 +9,8 @@ from typing import Any, Final
 import pyarrow as pa
 
 from bridle.reconstruct.samples import Sample
-from bridle.store.packing import dump_json
-from bridle.store.queries import CallRow
+from bridle.store.encoding.packing import dump_json
+from bridle.store.reading.queries import CallRow
 from bridle.store.records import SessionRecord
 
 SAMPLE_COLUMNS: Final = (

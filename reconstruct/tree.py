@@ -15,7 +15,7 @@ import numpy as np
 
 from bridle.reconstruct.kinds import with_kinds
 from bridle.store.errors import NotFound
-from bridle.store.queries import CallRow, Reader, SpanRow
+from bridle.store.reading.queries import CallRow, Reader, SpanRow
 from bridle.store.records import Span, SpanKind, TokenIds
 from bridle.store.tree import DETACHED, parents_first
 

@@ -19,8 +19,7 @@ import pytest
 from hypothesis import settings
 
 from bridle.reconstruct.audit import audit
-from bridle.store.database import revision
-from bridle.store.queries import Reader
+from bridle.store.reading.queries import Reader
 from bridle.store.records import (
     CallBegun,
     CallEnded,
@@ -30,7 +29,8 @@ from bridle.store.records import (
     VersionRun,
     new_id,
 )
-from bridle.store.writer import Writer
+from bridle.store.schema.database import revision
+from bridle.store.writing.writer import Writer
 
 AUDITED = (
     "bridle",

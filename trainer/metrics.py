@@ -9,7 +9,7 @@ from typing import Protocol
 
 from torch.utils.tensorboard import SummaryWriter
 
-from bridle.store.writer import Writer
+from bridle.store.writing.writer import Writer
 
 
 class MetricSink(Protocol):

@@ -24,9 +24,9 @@ from bridle.proxy.recording.metrics import Metrics, merged
 from bridle.proxy.sessions.registry import Sessions, store_unavailable
 from bridle.proxy.wire.canonical import ApiError
 from bridle.store.errors import StoreUnavailable
-from bridle.store.queries import Reader
+from bridle.store.reading.queries import Reader
 from bridle.store.records import ServedPolicy
-from bridle.store.writer import Writer
+from bridle.store.writing.writer import Writer
 
 log = logging.getLogger("bridle.proxy")
 

@@ -48,7 +48,7 @@ from bridle.proxy.sessions.registry import (
 from bridle.proxy.sessions.sampling import check_settings
 from bridle.proxy.wire.canonical import ApiError
 from bridle.store.errors import NotFound, RecordRejected, StoreUnavailable
-from bridle.store.queries import Reader
+from bridle.store.reading.queries import Reader
 from bridle.store.records import CallKind, Continuation, Reward, SessionRecord, TaskRecord, new_id
 
 

@@ -14,7 +14,7 @@ import numpy as np
 from bridle.proxy.lineage.lineage import Conversations, Link, Sampled, Turn, message_from_chat
 from bridle.proxy.wire.canonical import Request
 from bridle.store.errors import NotFound
-from bridle.store.queries import CallRow, Reader
+from bridle.store.reading.queries import CallRow, Reader
 from bridle.store.records import CallStatus, SessionRecord, Span, TokenIds, is_frozen
 
 log = logging.getLogger("bridle.proxy")

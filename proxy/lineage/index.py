@@ -11,7 +11,7 @@ import msgspec
 
 from bridle.proxy.lineage.digests import digest_of, spoken_text
 from bridle.proxy.lineage.turn import Sampled, Seen, Turn
-from bridle.store.summaries import SUMMARY_LENGTH, quotable
+from bridle.store.reading.summaries import SUMMARY_LENGTH, quotable
 
 Key = TypeVar("Key")
 Below = tuple[str, int] | None

@@ -21,8 +21,8 @@ from bridle.proxy.lineage.match import Match, compare
 from bridle.proxy.lineage.turn import Link, Seen, Turn
 from bridle.proxy.wire.canonical import Message, Request
 from bridle.proxy.wire.minting import Mark, call_id_of, read
+from bridle.store.reading.summaries import SUMMARY_LENGTH
 from bridle.store.records import BreakReason, CallStatus
-from bridle.store.summaries import SUMMARY_LENGTH
 
 COMPACTED_BELOW = 2 / 3
 """A rewritten history with fewer steps than this share of what it was is a compaction."""

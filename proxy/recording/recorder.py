@@ -28,7 +28,6 @@ from bridle.proxy.wire.canonical import (
 )
 from bridle.proxy.wire.fold import Fold
 from bridle.store.errors import StoreUnavailable
-from bridle.store.integrity import contradiction
 from bridle.store.records import (
     ALSO_BROKE_ON,
     BreakReason,
@@ -45,6 +44,7 @@ from bridle.store.records import (
     logprob_array,
     token_array,
 )
+from bridle.store.writing.integrity import contradiction
 
 if TYPE_CHECKING:
     from bridle.proxy.continuation.continuation import Continuer

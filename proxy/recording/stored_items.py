@@ -20,7 +20,7 @@ from bridle.proxy.wire.canonical import ApiError, Request
 from bridle.proxy.wire.minting import call_id_of
 from bridle.proxy.wire.sse import SseParser
 from bridle.store.errors import NotFound
-from bridle.store.queries import CallRow, Reader
+from bridle.store.reading.queries import CallRow, Reader
 
 NOT_STORED: Final = "response_not_stored"
 DELETED: Final = "response_deleted"

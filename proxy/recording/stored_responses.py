@@ -19,7 +19,7 @@ from bridle.proxy.wire.canonical import ApiError, Message, Request
 from bridle.proxy.wire.minting import call_id_of
 from bridle.proxy.wire.sse import SseParser
 from bridle.store.errors import NotFound
-from bridle.store.queries import CallRow, Reader
+from bridle.store.reading.queries import CallRow, Reader
 from bridle.store.records import CallStatus, Note
 
 _CAPACITY: Final = 256

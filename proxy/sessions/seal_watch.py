@@ -14,7 +14,7 @@ from typing import Final
 from bridle.proxy.periodic import Periodic
 from bridle.proxy.sessions.registry import Sessions
 from bridle.store.errors import StoreUnavailable
-from bridle.store.queries import Reader
+from bridle.store.reading.queries import Reader
 
 log = logging.getLogger("bridle.proxy")
 

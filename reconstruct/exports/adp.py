@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from bridle.reconstruct.exports.lines import Inexpressible, Told
 from bridle.reconstruct.exports.messages import Message, reasoning, text, tool_calls
-from bridle.store.queries import Reader
+from bridle.store.reading.queries import Reader
 
 SCHEMA_VERSION: Final = "1.5.0"
 

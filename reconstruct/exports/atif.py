@@ -14,7 +14,7 @@ from typing import Any, Final
 from bridle.reconstruct.exports.conversation import Reply, Turn
 from bridle.reconstruct.exports.lines import Inexpressible, Told
 from bridle.reconstruct.exports.messages import reasoning, text, tool_calls
-from bridle.store.queries import Reader
+from bridle.store.reading.queries import Reader
 
 SCHEMA_VERSION: Final = "ATIF-v1.7"
 

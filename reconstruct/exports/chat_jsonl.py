@@ -13,7 +13,7 @@ from typing import Any
 from bridle.reconstruct.exports.lines import Told, export_lines
 from bridle.reconstruct.exports.messages import Message, reasoning, text
 from bridle.reconstruct.exports.selection import ExportReport, Selection
-from bridle.store.queries import Reader
+from bridle.store.reading.queries import Reader
 
 
 def export_chat(

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from bridle.store.queries import CallRow
+from bridle.store.reading.queries import CallRow
 from bridle.store.records import SessionRecord, TaskRecord
 
 OPEN: Final = "open"

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from bridle.store.queries import CallRow
+from bridle.store.reading.queries import CallRow
 
 Message = Mapping[str, Any]
 

@@ -15,7 +15,7 @@ from bridle.reconstruct.exports.parquet import export_parquet
 from bridle.reconstruct.exports.selection import ExportReport, Selection
 from bridle.reconstruct.exports.sharegpt import sharegpt_rows
 from bridle.reconstruct.exports.trl import conversational_rows, prompt_completion_rows
-from bridle.store.queries import Reader
+from bridle.store.reading.queries import Reader
 
 
 class Format(StrEnum):

@@ -25,7 +25,7 @@ from bridle.reconstruct.exports.conversation import (
 from bridle.reconstruct.exports.selection import ExportReport, Selection, call_refused, select
 from bridle.reconstruct.kinds import with_kinds
 from bridle.reconstruct.policy import TrainablePolicy
-from bridle.store.queries import CallRow, Reader
+from bridle.store.reading.queries import CallRow, Reader
 from bridle.store.records import CallStatus, Reward, SessionRecord
 
 

@@ -20,8 +20,8 @@ from bridle.reconstruct.exports.selection import ExportReport, Selection, call_r
 from bridle.reconstruct.samples import Sample, only_calls
 from bridle.reconstruct.tables import SAMPLE_COLUMNS, sample_row, sample_schema
 from bridle.reconstruct.tree import BrokenTree, SessionTree
-from bridle.store.packing import dump_json
-from bridle.store.queries import CallRow, Reader
+from bridle.store.encoding.packing import dump_json
+from bridle.store.reading.queries import CallRow, Reader
 from bridle.store.records import CallKind
 
 _ROWS_PER_GROUP: Final = 64

@@ -12,7 +12,7 @@ from typing import Any, Literal
 from bridle.reconstruct.exports.conditions import OPEN, Condition, call_meets, session_meets
 from bridle.reconstruct.policy import DEFAULT_POLICY, TrainablePolicy
 from bridle.reconstruct.rewards import session_rewards, turn_rewards
-from bridle.store.queries import CallRow, Reader
+from bridle.store.reading.queries import CallRow, Reader
 from bridle.store.records import Reward, SessionRecord
 
 Part = Literal["train", "eval"]

@@ -13,7 +13,7 @@ import orjson
 
 from bridle.reconstruct.exports.lines import Inexpressible, Told
 from bridle.reconstruct.exports.messages import Message, reasoning, text, tool_calls
-from bridle.store.queries import Reader
+from bridle.store.reading.queries import Reader
 
 _FROM: Final = {
     "system": "system",

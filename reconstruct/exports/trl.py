@@ -20,7 +20,7 @@ import orjson
 from bridle.reconstruct.exports.conversation import completes_prompt
 from bridle.reconstruct.exports.lines import Inexpressible, Told
 from bridle.reconstruct.exports.messages import Message, reasoning, text, tool_calls
-from bridle.store.queries import Reader
+from bridle.store.reading.queries import Reader
 
 
 def conversational_rows(told: Told, _: Reader) -> Iterator[dict[str, Any]]:

@@ -87,8 +87,8 @@ def examine_tokenizer(directory: Path, url: str, *, api_key: str | None = None) 
 
 def examine_store(url: str) -> dict[str, Any]:
     """Whether the store can be reached and has the newest schema. Changes nothing."""
-    from bridle.store.database import database_url, newest_revision, revision
     from bridle.store.errors import StoreUnavailable
+    from bridle.store.schema.database import database_url, newest_revision, revision
 
     try:
         parsed = database_url(url)

@@ -29,8 +29,8 @@ from bridle.reconstruct.rewards import session_rewards
 from bridle.reconstruct.samples import Episode, Sample
 from bridle.reconstruct.tables import sample_row, sample_schema
 from bridle.reconstruct.tree import BrokenTree
-from bridle.store.deliveries import SETTLE_S, Deliveries, UnknownLease
-from bridle.store.queries import Reader
+from bridle.store.operations.deliveries import SETTLE_S, Deliveries, UnknownLease
+from bridle.store.reading.queries import Reader
 from bridle.store.records import SessionRecord
 
 NDJSON: Final = "application/x-ndjson"

@@ -7,10 +7,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-from bridle.store.database import database_url, migrate, refuse_newer
 from bridle.store.errors import NotFound, StoreUnavailable
-from bridle.store.queries import Reader
+from bridle.store.reading.queries import Reader
 from bridle.store.records import SessionRecord
+from bridle.store.schema.database import database_url, migrate, refuse_newer
 from bridle.terminal import fail
 
 _NO_SESSION_YET: Final = "the store holds no session yet"

@@ -24,9 +24,9 @@ from bridle.reconstruct.rewards import Aggregation
 from bridle.reconstruct.samples import Conservation, Episode
 from bridle.reconstruct.tree import BrokenTree
 from bridle.stack import Stack
-from bridle.store.queries import Reader
+from bridle.store.reading.queries import Reader
 from bridle.store.records import PolicyRecord
-from bridle.store.writer import Writer
+from bridle.store.writing.writer import Writer
 from bridle.trainer.checkpoint import POLICY_DIRECTORY, checkpoints
 from bridle.trainer.compute import UnsupportedCompute, choose_devices
 from bridle.trainer.config import GrpoConfig

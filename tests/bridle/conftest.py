@@ -17,7 +17,7 @@ from bridle.cli import app
 from bridle.engine.scripted import Reply, ScriptedCall, ScriptedEngine, ScriptedRequest
 from bridle.proxy.server import ProxyServer
 from bridle.proxy.settings import ProxySettings
-from bridle.store.database import migrate
+from bridle.store.schema.database import migrate
 from bridle.trainer.tiny import train_tokenizer
 
 TOOL = {

@@ -12,7 +12,7 @@ from click.testing import Result
 from bridle.engine.contract import MISSING_LOGPROB
 from bridle.engine.embedded import EmbeddedEngine
 from bridle.engine.scripted import Reply, ScriptedEngine
-from bridle.store.database import migrate
+from bridle.store.schema.database import migrate
 from bridle.trainer.tiny import TinyShape, make_policy, train_tokenizer
 
 Bridle = Callable[..., Result]

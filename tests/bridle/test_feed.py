@@ -21,8 +21,8 @@ from bridle.proxy.server import ProxyServer
 from bridle.proxy.settings import ProxySettings
 from bridle.reconstruct.episodes import build_episode
 from bridle.reconstruct.policy import DEFAULT_POLICY, TrainablePolicy
-from bridle.store import deliveries
-from bridle.store.queries import Reader
+from bridle.store.operations import deliveries
+from bridle.store.reading.queries import Reader
 
 
 class Api(httpx.Client):

@@ -18,7 +18,7 @@ from bridle.feed import feed
 from bridle.proxy.server import ProxyServer
 from bridle.proxy.settings import ProxySettings
 from bridle.reconstruct import open_store
-from bridle.store import deliveries
+from bridle.store.operations import deliveries
 from bridle.trainer.tiny import TinyShape, make_policy
 
 PAGE = Path(__file__).parents[2] / "docs" / "data.md"

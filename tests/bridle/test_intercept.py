@@ -13,7 +13,7 @@ from bridle.engine.scripted import Reply, ScriptedEngine
 from bridle.harnesses.install import search_path
 from bridle.proxy.server import ProxyServer
 from bridle.proxy.settings import ProxySettings
-from bridle.store.queries import Reader
+from bridle.store.reading.queries import Reader
 from bridle.store.records import CallStatus
 
 OPENAI = """

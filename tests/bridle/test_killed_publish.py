@@ -21,9 +21,9 @@ from bridle.engine.tokenizer import Tokenizer
 from bridle.proxy.server import ProxyServer
 from bridle.proxy.settings import ProxySettings
 from bridle.stack import Stack, StackError
-from bridle.store.queries import Reader
+from bridle.store.reading.queries import Reader
 from bridle.store.records import PolicyRecord, RunRecord
-from bridle.store.writer import Writer
+from bridle.store.writing.writer import Writer
 from bridle.trainer.config import GrpoConfig
 from bridle.trainer.tiny import TinyShape, make_policy, train_tokenizer
 from bridle.training import TrainingPlan, train

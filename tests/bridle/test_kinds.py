@@ -12,7 +12,7 @@ from click.testing import Result
 
 from bridle.reconstruct import open_store
 from bridle.reconstruct.derived import kept_samples
-from bridle.store.queries import Reader
+from bridle.store.reading.queries import Reader
 from bridle.store.records import CallKind
 
 

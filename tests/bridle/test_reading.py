@@ -16,10 +16,10 @@ import httpx
 import pytest
 from click.testing import Result
 
-from bridle.store.database import migrate
-from bridle.store.queries import Reader
+from bridle.store.reading.queries import Reader
 from bridle.store.records import RunRecord, SessionRecord
-from bridle.store.writer import Writer
+from bridle.store.schema.database import migrate
+from bridle.store.writing.writer import Writer
 from bridle.terminal import out
 
 Bridle = Callable[..., Result]

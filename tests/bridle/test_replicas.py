@@ -14,7 +14,7 @@ from bridle.engine.embedded import EmbeddedEngine
 from bridle.proxy.server import ProxyServer
 from bridle.proxy.settings import ProxySettings
 from bridle.stack import Stack
-from bridle.store.queries import Reader
+from bridle.store.reading.queries import Reader
 from bridle.trainer.model import load_policy, vocabulary_size
 from bridle.trainer.publish import default_probes
 from bridle.trainer.replicas import ReplicaPublisher

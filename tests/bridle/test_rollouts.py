@@ -21,7 +21,7 @@ from bridle.harnesses.tasks import Task
 from bridle.harnesses.verifiers import ExactAnswer
 from bridle.reconstruct.samples import Episode
 from bridle.rollouts import Rollouts
-from bridle.store.queries import Reader
+from bridle.store.reading.queries import Reader
 from bridle.trainer.collector import Collector
 
 Bridle = Callable[..., Result]

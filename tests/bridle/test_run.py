@@ -14,7 +14,7 @@ from typing import ClassVar
 
 from click.testing import Result
 
-from bridle.store.queries import Reader
+from bridle.store.reading.queries import Reader
 
 AGENT = """
 import os, sys

@@ -17,7 +17,7 @@ import pytest
 from bridle.bench.load import SESSION_CALLS, Load, Measured
 from bridle.bench.proxy import proxy_process, recording_proxy, rss_mb, upstream_process
 from bridle.bench.upstream import SMALL
-from bridle.store.queries import Reader
+from bridle.store.reading.queries import Reader
 
 CALLS = 100_000
 PORTIONS = 20

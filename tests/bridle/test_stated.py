@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from bridle.reconstruct.policy import DEFAULT_POLICY, TrainablePolicy
 from bridle.reconstruct.rewards import Aggregation
-from bridle.store.queries import Reader
+from bridle.store.reading.queries import Reader
 from bridle.store.records import RunRecord
-from bridle.store.writer import Writer
+from bridle.store.writing.writer import Writer
 from bridle.trainer.config import AdvantageConfig, GrpoConfig
 from bridle.training import stated
 

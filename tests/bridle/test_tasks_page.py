@@ -12,7 +12,7 @@ from typing import Any
 
 import httpx
 
-from bridle.store.queries import Reader
+from bridle.store.reading.queries import Reader
 
 PAGE = (Path(__file__).parents[2] / "docs" / "tasks.md").read_text()
 

@@ -14,8 +14,8 @@ import pytest
 from bridle.engine.client import EngineRefused
 from bridle.engine.embedded import EmbeddedEngine
 from bridle.stack import Stack
-from bridle.store.database import migrate
-from bridle.store.queries import Reader
+from bridle.store.reading.queries import Reader
+from bridle.store.schema.database import migrate
 from bridle.trainer.compute import UnsupportedCompute
 from bridle.trainer.config import ComputeConfig, GrpoConfig, PublishConfig
 from bridle.trainer.tiny import TinyShape, make_policy, train_tokenizer

@@ -20,9 +20,9 @@ from click.testing import Result
 from bridle.options import is_base_url
 from bridle.remote import RemoteWorkers, WorkerFailed
 from bridle.services import Service
-from bridle.store.queries import Reader
+from bridle.store.reading.queries import Reader
 from bridle.store.records import RunRecord
-from bridle.store.writer import Writer
+from bridle.store.writing.writer import Writer
 
 AGENT = """
 import json, os, sys, time, urllib.request

@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
-from bridle.store.queries import Reader
+from bridle.store.reading.queries import Reader
 from bridle.trainer.tiny import TinyShape, make_policy, train_tokenizer
 
 pytestmark = [pytest.mark.compose, pytest.mark.timeout(600)]

@@ -15,10 +15,10 @@ from sqlalchemy import event
 from bridle.demo.report import make_report, plot, wilson
 from bridle.demo.run import Demo
 from bridle.demo.settings import DemoSettings
-from bridle.store.database import migrate
-from bridle.store.queries import Reader
+from bridle.store.reading.queries import Reader
 from bridle.store.records import CallBegun, Reward, RunRecord, SessionRecord
-from bridle.store.writer import Writer
+from bridle.store.schema.database import migrate
+from bridle.store.writing.writer import Writer
 
 STAGES = ("before", "greedy_before", "train", "after", "greedy_after")
 
@@ -49,7 +49,7 @@ def reader(tmp_path: Path) -> Iterator[Reader]:
 def test_calls_are_counted_in_one_query_for_many_sessions(
     reader: Reader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("bridle.store.queries._AT_ONCE", 10)
+    monkeypatch.setattr("bridle.store.reading.queries._AT_ONCE", 10)
     asked: list[str] = []
 
     def note(_connection: object, _cursor: object, statement: str, *_: object) -> None:

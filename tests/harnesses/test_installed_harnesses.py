@@ -37,7 +37,7 @@ from bridle.proxy.settings import ProxySettings
 from bridle.reconstruct.audit import audit_session
 from bridle.reconstruct.kinds import with_kinds
 from bridle.reproduce import editing
-from bridle.store.queries import Reader
+from bridle.store.reading.queries import Reader
 from bridle.store.records import CallKind, CallStatus
 
 pytestmark = pytest.mark.harness

@@ -31,7 +31,7 @@ from bridle.proxy.server import ProxyServer
 from bridle.proxy.settings import ProxySettings
 from bridle.reconstruct.audit import audit_session
 from bridle.reconstruct.kinds import with_kinds
-from bridle.store.queries import CallRow, Reader
+from bridle.store.reading.queries import CallRow, Reader
 from bridle.store.records import CallKind
 
 pytestmark = pytest.mark.harness

@@ -20,8 +20,8 @@ from hypothesis import strategies as st
 
 from bridle.proxy.lineage.lineage import Conversations, Link, Sampled, Turn
 from bridle.proxy.wire.canonical import Message, Minted, Request, ToolCall
+from bridle.store.reading.summaries import SUMMARY_LENGTH
 from bridle.store.records import BreakReason, CallStatus, Choice, VersionRun, new_id
-from bridle.store.summaries import SUMMARY_LENGTH
 from bridle.store.tree import TokenTree
 
 REWRITES = runpy.run_path(str(Path(__file__).with_name("rewrites.py")))

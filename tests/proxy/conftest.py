@@ -16,7 +16,7 @@ from bridle.engine.transport import ServerThread
 from bridle.proxy.server import ProxyServer
 from bridle.proxy.settings import ProxySettings
 from bridle.proxy.wire.sse import SseParser
-from bridle.store.queries import CallRow, Reader
+from bridle.store.reading.queries import CallRow, Reader
 from bridle.trainer.tiny import train_tokenizer
 
 MODEL = "tiny-policy"

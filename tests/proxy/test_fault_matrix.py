@@ -19,7 +19,7 @@ from bridle.engine.transport import ServerThread
 from bridle.proxy.server import ProxyServer
 from bridle.proxy.settings import Limits, ProxySettings
 from bridle.proxy.wire.sse import SseParser
-from bridle.store.queries import Reader
+from bridle.store.reading.queries import Reader
 from bridle.store.records import CallStatus
 
 STALL_S = 0.6

@@ -18,7 +18,7 @@ import pytest
 from bridle.engine.scripted import Reply
 from bridle.proxy.server import run
 from bridle.proxy.settings import ProxySettings
-from bridle.store.queries import CallRow, Reader
+from bridle.store.reading.queries import CallRow, Reader
 from bridle.store.records import CallStatus
 
 CHAT = "/v1/chat/completions"

@@ -17,14 +17,14 @@ from bridle.proxy.sessions.registry import Sessions
 from bridle.proxy.sessions.sampling import effective
 from bridle.proxy.settings import ProxySettings
 from bridle.proxy.wire.canonical import Sampling
-from bridle.store.database import migrate
 from bridle.store.errors import StoreUnavailable
-from bridle.store.free_names import FreeNames
-from bridle.store.job_queue import Job, Outcome
-from bridle.store.queries import Reader
+from bridle.store.operations.free_names import FreeNames
+from bridle.store.operations.retention import forget
+from bridle.store.reading.queries import Reader
 from bridle.store.records import BreakReason, CallKind, CallStatus, SessionRecord
-from bridle.store.retention import forget
-from bridle.store.writer import Writer
+from bridle.store.schema.database import migrate
+from bridle.store.writing.job_queue import Job, Outcome
+from bridle.store.writing.writer import Writer
 
 CHAT = "/v1/chat/completions"
 TOOLS = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}]
@@ -109,7 +109,7 @@ def test_a_session_is_written_with_its_first_call(
         return write(self, jobs)
 
     monkeypatch.setattr(Writer, "_write", watched)
-    monkeypatch.setattr("bridle.store.job_queue._GATHER_S", 60.0)
+    monkeypatch.setattr("bridle.store.writing.job_queue._GATHER_S", 60.0)
     assert httpx.post(f"{bench.url}/s/quick{CHAT}", json=ask, timeout=30).is_success
     assert batches == [["SessionRecord", "CallBegun", "CallEnded"]]
 

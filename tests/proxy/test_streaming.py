@@ -16,7 +16,7 @@ from bridle.engine.scripted import Reply, Stall
 from bridle.proxy.settings import Limits
 from bridle.store.errors import StoreBusy, StoreUnavailable
 from bridle.store.records import CallStatus
-from bridle.store.writer import Writer
+from bridle.store.writing.writer import Writer
 
 CHAT = "/v1/chat/completions"
 

@@ -22,7 +22,7 @@ import pytest
 from bridle.engine.scripted import Reply, ScriptedCall, ScriptedEngine, Stall
 from bridle.reconstruct.audit import audit
 from bridle.reconstruct.episodes import build_episode
-from bridle.store.queries import Reader
+from bridle.store.reading.queries import Reader
 
 CHAT = "/v1/chat/completions"
 CALL = ScriptedCall("add", '{"a":1,  "b":2}')

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from bridle.store.database import migrate
 from bridle.store.records import CallKind
+from bridle.store.schema.database import migrate
 
 
 class Recording:

@@ -55,8 +55,8 @@ def test_an_empty_store_counts_nothing(reader):
 
 @pytest.mark.damages_store
 def test_a_broken_session_is_left_out_and_counted(reader, two_turns, url):
-    from bridle.store.database import connect, transaction
-    from bridle.store.schema import spans
+    from bridle.store.schema.database import connect, transaction
+    from bridle.store.schema.tables import spans
 
     engine = connect(url)
     with transaction(engine) as connection:

@@ -13,8 +13,7 @@ from bridle.reconstruct.builders import build
 from bridle.reconstruct.episodes import build_episode
 from bridle.reconstruct.policy import DEFAULT_POLICY
 from bridle.reconstruct.tree import BrokenTree, SessionTree
-from bridle.store.database import connect, transaction
-from bridle.store.packing import (
+from bridle.store.encoding.packing import (
     EXPONENTS,
     HALVES,
     pack_ids,
@@ -23,8 +22,9 @@ from bridle.store.packing import (
     unpack_logprobs,
 )
 from bridle.store.records import CallStatus, VersionRun
-from bridle.store.rows import OBSERVED
-from bridle.store.schema import bodies, calls, spans
+from bridle.store.schema.database import connect, transaction
+from bridle.store.schema.tables import bodies, calls, spans
+from bridle.store.writing.rows import OBSERVED
 
 pytestmark = pytest.mark.damages_store
 

@@ -12,7 +12,7 @@ from bridle.reconstruct.kinds import classify, with_kinds
 from bridle.reconstruct.policy import TrainablePolicy, parse_failed
 from bridle.reconstruct.tree import BrokenTree, SessionTree
 from bridle.store.records import CallKind
-from bridle.store.schema import spans
+from bridle.store.schema.tables import spans
 
 
 def same(left, right):

@@ -4,7 +4,7 @@ from sqlalchemy import event
 from bridle.reconstruct.episodes import build_episode, episodes
 from bridle.reconstruct.rewards import session_rewards
 from bridle.store.errors import NotFound
-from bridle.store.queries import Reader
+from bridle.store.reading.queries import Reader
 from bridle.store.records import Reward
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from bridle.store.database import migrate
+from bridle.store.schema.database import migrate
 
 
 @pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.postgres)])

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bridle.store.bodies import (
+from bridle.store.encoding.bodies import (
     MAX_DEPTH,
     Body,
     BodyRow,
@@ -15,7 +15,7 @@ from bridle.store.bodies import (
     splice,
     whole,
 )
-from bridle.store.packing import DICTIONARY, pack
+from bridle.store.encoding.packing import DICTIONARY, pack
 
 
 def splices_of(bodies):

@@ -7,9 +7,9 @@ import weakref
 
 import numpy as np
 
-from bridle.store.cache import SessionCache, SessionState
 from bridle.store.records import Choice, VersionRun
 from bridle.store.tree import TokenTree
+from bridle.store.writing.cache import SessionCache, SessionState
 
 
 def grown(session_id: str) -> SessionState:

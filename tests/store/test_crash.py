@@ -12,19 +12,19 @@ import time
 import pytest
 from sqlalchemy import insert, update
 
-from bridle.store import liveness
-from bridle.store.database import connect, migrate, transaction
-from bridle.store.queries import Reader
+from bridle.store.reading.queries import Reader
 from bridle.store.records import CallStatus
-from bridle.store.schema import writers
-from bridle.store.writer import Writer
+from bridle.store.schema.database import connect, migrate, transaction
+from bridle.store.schema.tables import writers
+from bridle.store.writing import liveness
+from bridle.store.writing.writer import Writer
 
 CHILD = textwrap.dedent(
     """
     import asyncio, sys, time
     import numpy as np
     from bridle.store.records import *
-    from bridle.store.writer import Writer
+    from bridle.store.writing.writer import Writer
 
     async def record(writer, session, number):
         parent, prompt = None, np.arange(20, dtype=np.uint32)

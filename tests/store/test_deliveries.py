@@ -7,11 +7,11 @@ import time
 
 import pytest
 
-from bridle.store import deliveries
-from bridle.store.database import connect
-from bridle.store.deliveries import Deliveries, UnknownLease
+from bridle.store.operations import deliveries
+from bridle.store.operations.deliveries import Deliveries, UnknownLease
+from bridle.store.operations.retention import forget
 from bridle.store.records import Reward
-from bridle.store.retention import forget
+from bridle.store.schema.database import connect
 
 
 @pytest.fixture(autouse=True)

@@ -10,11 +10,11 @@ import psycopg
 import pytest
 from sqlalchemy import Engine, event
 
-from bridle.store.database import connect, migrate
 from bridle.store.errors import StoreUnavailable
-from bridle.store.queries import Reader
+from bridle.store.reading.queries import Reader
 from bridle.store.records import CallStatus, Reward
-from bridle.store.writer import Writer
+from bridle.store.schema.database import connect, migrate
+from bridle.store.writing.writer import Writer
 
 
 @pytest.fixture
@@ -27,7 +27,7 @@ def path(tmp_path):
 @pytest.fixture
 def impatient(monkeypatch):
     """SQLite reports a lock at once instead of after seconds."""
-    monkeypatch.setattr("bridle.store.database.BUSY_TIMEOUT_S", 0.05)
+    monkeypatch.setattr("bridle.store.schema.database.BUSY_TIMEOUT_S", 0.05)
 
 
 class Lock:

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from bridle.store.database import connect, migrate
-from bridle.store.free_names import FreeNames
+from bridle.store.operations.free_names import FreeNames
 from bridle.store.records import SessionRecord
-from bridle.store.writer import Writer
+from bridle.store.schema.database import connect, migrate
+from bridle.store.writing.writer import Writer
 
 
 @pytest.fixture

@@ -2,8 +2,8 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from bridle.store.integrity import MISSING_LOGPROB, contradiction
 from bridle.store.records import CallStatus, Choice, VersionRun
+from bridle.store.writing.integrity import MISSING_LOGPROB, contradiction
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ from concurrent.futures import Future
 import pytest
 
 from bridle.store.errors import StoreBusy, StoreClosed
-from bridle.store.job_queue import Job, JobQueue
+from bridle.store.writing.job_queue import Job, JobQueue
 
 
 @pytest.fixture
@@ -18,7 +18,7 @@ def queue():
 @pytest.fixture
 def unhurried(monkeypatch):
     """Beginnings lie for longer than the machine may stand still."""
-    monkeypatch.setattr("bridle.store.job_queue._GATHER_S", 30.0)
+    monkeypatch.setattr("bridle.store.writing.job_queue._GATHER_S", 30.0)
 
 
 def job(name):

@@ -16,7 +16,12 @@ from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from sqlalchemy import JSON, Boolean, MetaData, inspect, text
 
-from bridle.store.database import (
+from bridle.store.encoding.vocabulary import Vocabulary
+from bridle.store.errors import StoreUnavailable
+from bridle.store.operations.deliveries import Deliveries
+from bridle.store.reading.queries import Reader
+from bridle.store.records import ServedPolicy, TaskRecord
+from bridle.store.schema.database import (
     connect,
     database_url,
     migrate,
@@ -25,13 +30,8 @@ from bridle.store.database import (
     shown,
     transaction,
 )
-from bridle.store.deliveries import Deliveries
-from bridle.store.errors import StoreUnavailable
-from bridle.store.queries import Reader
-from bridle.store.records import ServedPolicy, TaskRecord
-from bridle.store.schema import metadata
-from bridle.store.vocabulary import Vocabulary
-from bridle.store.writer import Writer
+from bridle.store.schema.tables import metadata
+from bridle.store.writing.writer import Writer
 
 
 def differences(url):
@@ -111,7 +111,7 @@ def test_migrating_twice_changes_nothing(url):
 
 def test_alembic_is_loaded_only_when_there_is_something_to_migrate(tmp_path):
     program = (
-        "import sys; from bridle.store.database import migrate, revision;"
+        "import sys; from bridle.store.schema.database import migrate, revision;"
         "migrate('s.db'); migrate('s.db'); revision('s.db'); print('alembic' in sys.modules)"
     )
     environment = dict(os.environ)
@@ -146,7 +146,7 @@ def test_processes_that_start_together_migrate_once(url):
 
 
 def test_migrating_works_from_any_folder(tmp_path):
-    program = "from bridle.store.database import migrate; migrate('deep/er/bridle.db')"
+    program = "from bridle.store.schema.database import migrate; migrate('deep/er/bridle.db')"
     environment = dict(os.environ)
     subprocess.run([sys.executable, "-c", program], check=True, cwd=tmp_path, env=environment)
     assert (tmp_path / "deep" / "er" / "bridle.db").exists()

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from bridle.store.packing import (
+from bridle.store.encoding.packing import (
     DICTIONARY,
     checksum,
     dump_json,

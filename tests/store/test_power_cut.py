@@ -18,10 +18,10 @@ from pathlib import Path
 import pytest
 
 from bridle.reconstruct.audit import audit
-from bridle.store.database import migrate
-from bridle.store.queries import Reader
+from bridle.store.reading.queries import Reader
 from bridle.store.records import CallStatus
-from bridle.store.writer import Writer
+from bridle.store.schema.database import migrate
+from bridle.store.writing.writer import Writer
 
 CUTS = 10
 """Points of each kill; the default suite has 5 kills, ``-m long`` has 45 more."""
@@ -31,7 +31,7 @@ CHILD = textwrap.dedent(
     import asyncio, os, sys, time
     import numpy as np
     from bridle.store.records import *
-    from bridle.store.writer import Writer
+    from bridle.store.writing.writer import Writer
 
     log = sys.argv[1] + "-wal"
 

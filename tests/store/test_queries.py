@@ -4,12 +4,12 @@ import pytest
 from sqlalchemy import event, text
 from sqlalchemy.exc import DBAPIError
 
-from bridle.store.database import connect, transaction
 from bridle.store.errors import NotFound, StoreUnavailable
-from bridle.store.queries import Reader
+from bridle.store.reading.queries import Reader
 from bridle.store.records import RunRecord, TaskRecord
-from bridle.store.rows import OBSERVED
-from bridle.store.schema import spans
+from bridle.store.schema.database import connect, transaction
+from bridle.store.schema.tables import spans
+from bridle.store.writing.rows import OBSERVED
 
 
 @pytest.fixture
@@ -93,7 +93,7 @@ def test_sessions_are_found_by_what_they_are(filled, reader, filters, numbers):
 def test_pages_neither_skip_nor_repeat_sessions_of_the_same_instant(
     filled, reader, monkeypatch, newest_first
 ):
-    monkeypatch.setattr("bridle.store.queries._PAGE", 3)
+    monkeypatch.setattr("bridle.store.reading.queries._PAGE", 3)
     found = [session.id for session in reader.sessions(newest_first=newest_first)]
     assert len(found) == 10
     assert set(found) == {session.id for session in filled}

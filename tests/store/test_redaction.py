@@ -5,10 +5,10 @@ import json
 import pytest
 
 from bridle.proxy.sessions.keys import new_session_key
-from bridle.store.packing import dump_json
+from bridle.store.encoding.packing import dump_json
 from bridle.store.records import CallStatus, Note
-from bridle.store.redaction import PATTERNS, Redactor
-from bridle.store.writer import Writer
+from bridle.store.writing.redaction import PATTERNS, Redactor
+from bridle.store.writing.writer import Writer
 
 SECRETS = {
     "private_key": "-----BEGIN RSA PRIVATE KEY-----\\nMIIEow\\n-----END RSA PRIVATE KEY-----",

@@ -6,14 +6,14 @@ import time
 import pytest
 from sqlalchemy import func, select, text
 
-from bridle.store.copying import NotEmpty, backup, copy_store
-from bridle.store.database import connect, migrate, transaction
 from bridle.store.errors import NotFound, StoreUnavailable
-from bridle.store.queries import Reader
+from bridle.store.operations.copying import NotEmpty, backup, copy_store
+from bridle.store.operations.retention import forget, older_than
+from bridle.store.reading.queries import Reader
 from bridle.store.records import CallStatus, Reward, TaskRecord
-from bridle.store.retention import forget, older_than
-from bridle.store.schema import bodies, metadata, writers
-from bridle.store.writer import Writer
+from bridle.store.schema.database import connect, migrate, transaction
+from bridle.store.schema.tables import bodies, metadata, writers
+from bridle.store.writing.writer import Writer
 
 SECRET = b"the-secret-of-the-first-session"
 

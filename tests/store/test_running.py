@@ -7,15 +7,15 @@ import pytest
 from sqlalchemy import func, select
 
 from bridle.reconstruct.audit import audit_session
-from bridle.store.copying import copy_store
-from bridle.store.database import connect, migrate, transaction
-from bridle.store.packing import pack_ids
-from bridle.store.queries import Reader
+from bridle.store.encoding.packing import pack_ids
+from bridle.store.encoding.vocabulary import Vocabulary
+from bridle.store.operations.copying import copy_store
+from bridle.store.operations.retention import forget
+from bridle.store.reading.queries import Reader
 from bridle.store.records import CallStatus
-from bridle.store.retention import forget
-from bridle.store.schema import bodies, running, spans, templates, vocabularies
-from bridle.store.vocabulary import Vocabulary
-from bridle.store.writer import Writer
+from bridle.store.schema.database import connect, migrate, transaction
+from bridle.store.schema.tables import bodies, running, spans, templates, vocabularies
+from bridle.store.writing.writer import Writer
 
 VOCABULARY = Vocabulary([b" word%d" % number for number in range(1000)])
 OTHER = Vocabulary([b" other%d" % number for number in range(1000)])

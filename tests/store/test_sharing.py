@@ -4,10 +4,10 @@ import asyncio
 import contextlib
 import threading
 
-from bridle.store.queries import Reader
+from bridle.store.encoding.vocabulary import Vocabulary
+from bridle.store.reading.queries import Reader
 from bridle.store.records import CallEnded, CallStatus
-from bridle.store.vocabulary import Vocabulary
-from bridle.store.writer import Writer
+from bridle.store.writing.writer import Writer
 
 
 async def turn(writer, calls, session, prompt, reply, parent):
@@ -71,9 +71,9 @@ async def test_children_of_a_call_without_tokens_do_not_reload_the_session_every
     session = calls.session()
     await writer.create_session(session)
     reloads = []
-    real = __import__("bridle.store.stored", fromlist=["token_tree"]).token_tree
+    real = __import__("bridle.store.reading.loading", fromlist=["token_tree"]).token_tree
     monkeypatch.setattr(
-        "bridle.store.stored.token_tree", lambda *args: (reloads.append(1), real(*args))[1]
+        "bridle.store.reading.loading.token_tree", lambda *args: (reloads.append(1), real(*args))[1]
     )
     for number in range(6):
         await turn(writer, calls, session, [1, 2, number], [3], "call_without_tokens")

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from bridle.store.bodies import Splice
-from bridle.store.events import from_columns, to_columns
-from bridle.store.packing import pack
-from bridle.store.texts import (
+from bridle.store.encoding.bodies import Splice
+from bridle.store.encoding.events import from_columns, to_columns
+from bridle.store.encoding.packing import pack
+from bridle.store.encoding.texts import (
     CallTokens,
     Context,
     Reply,
@@ -21,8 +21,8 @@ from bridle.store.texts import (
     stands_alone,
     unpack_texts,
 )
-from bridle.store.varint import read_varints, varints
-from bridle.store.vocabulary import SEPARATOR, Vocabulary
+from bridle.store.encoding.varint import read_varints, varints
+from bridle.store.encoding.vocabulary import SEPARATOR, Vocabulary
 
 WORDS = [b" the", b" quick", b" brown", b' "fox"', b"\n", b" jumps", b"\\", b" over", "é".encode()]
 VOCABULARY = Vocabulary([*WORDS, *(b" word%d" % number for number in range(300))])

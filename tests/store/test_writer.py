@@ -21,7 +21,7 @@ from bridle.store.records import (
     TaskRecord,
     VersionRun,
 )
-from bridle.store.writer import Writer
+from bridle.store.writing.writer import Writer
 
 
 async def test_a_call_is_read_back_as_it_was_written(writer, reader, calls):

@@ -12,10 +12,10 @@ import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from bridle.reconstruct.samples import Episode
-from bridle.store.database import migrate
-from bridle.store.queries import Reader
+from bridle.store.reading.queries import Reader
 from bridle.store.records import PolicyRecord, RunRecord
-from bridle.store.writer import Writer
+from bridle.store.schema.database import migrate
+from bridle.store.writing.writer import Writer
 from bridle.trainer.checkpoint import CheckpointError, checkpoints
 from bridle.trainer.config import (
     AdvantageConfig,

@@ -23,9 +23,9 @@ from bridle.engine.vllm.transfer import Route, VllmTransfer
 from bridle.proxy.server import ProxyServer
 from bridle.proxy.settings import ProxySettings
 from bridle.stack import Stack
-from bridle.store.queries import Reader
+from bridle.store.reading.queries import Reader
 from bridle.store.records import RunRecord
-from bridle.store.writer import Writer
+from bridle.store.writing.writer import Writer
 from bridle.trainer.config import GrpoConfig, PublishConfig
 from bridle.trainer.model import checkpoint_tensors
 from bridle.trainer.transfer import TransferPublisher

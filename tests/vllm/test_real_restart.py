@@ -17,7 +17,7 @@ from bridle.engine.vllm import VllmControl, VllmError, VllmServer
 from bridle.proxy.server import ProxyServer
 from bridle.proxy.settings import ProxySettings
 from bridle.reconstruct.audit import audit
-from bridle.store.queries import Reader
+from bridle.store.reading.queries import Reader
 from bridle.store.records import CallStatus
 from bridle.trainer.model import load_policy, save_policy
 

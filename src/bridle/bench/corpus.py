@@ -18,8 +18,8 @@ import numpy as np
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from bridle.engine.tokenizer import token_bytes
+from bridle.store.encoding.vocabulary import Vocabulary
 from bridle.store.records import TokenIds
-from bridle.store.vocabulary import Vocabulary
 
 VOCABULARY: Final = 32_768
 

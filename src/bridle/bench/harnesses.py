@@ -28,7 +28,7 @@ from bridle.reconstruct.builders import build
 from bridle.reconstruct.kinds import with_kinds
 from bridle.reconstruct.policy import TrainablePolicy
 from bridle.reconstruct.tree import SessionTree
-from bridle.store.queries import CallRow, Reader
+from bridle.store.reading.queries import CallRow, Reader
 from bridle.store.records import BreakReason, CallKind, CallStatus, Continuation
 
 MODES: Final = (Continuation.EXACT, Continuation.RENDERED)

@@ -29,7 +29,7 @@ import orjson
 
 from bridle.bench.load import Load, Measured
 from bridle.bench.upstream import CHUNK_INTERVAL_S, CHUNKS, LARGE, SMALL, STREAM
-from bridle.store.queries import Reader
+from bridle.store.reading.queries import Reader
 from bridle.store.records import CallStatus
 
 _START_S: Final = 30.0

@@ -23,10 +23,10 @@ import orjson
 from bridle.bench.corpus import corpus
 from bridle.bench.session import OBSERVED, SAMPLED, session_record
 from bridle.reconstruct.episodes import episodes
-from bridle.store.database import migrate
-from bridle.store.queries import Reader
+from bridle.store.reading.queries import Reader
 from bridle.store.records import CallBegun, CallEnded, CallStatus, Choice, VersionRun, new_id
-from bridle.store.writer import Writer
+from bridle.store.schema.database import migrate
+from bridle.store.writing.writer import Writer
 
 SESSIONS: Final = 1000
 TURNS: Final = 10

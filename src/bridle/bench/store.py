@@ -28,10 +28,10 @@ import orjson
 
 from bridle.bench.corpus import corpus
 from bridle.bench.session import Agent, BenchCall, session_record
-from bridle.store.database import migrate
-from bridle.store.queries import Reader
+from bridle.store.reading.queries import Reader
 from bridle.store.records import CallBegun, CallEnded, CallStatus, Choice, VersionRun, new_id
-from bridle.store.writer import Writer
+from bridle.store.schema.database import migrate
+from bridle.store.writing.writer import Writer
 
 TURNS: Final = (10, 30, 100, 200, 300)
 _LEAST_TURNS: Final = 600

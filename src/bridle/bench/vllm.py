@@ -26,7 +26,7 @@ from bridle.bench.proxy import cpu_seconds
 from bridle.options import EngineKind
 from bridle.services import Service
 from bridle.stack import MODEL, VLLM_START_S, engine_service
-from bridle.store.queries import Reader
+from bridle.store.reading.queries import Reader
 
 DIRECT: Final = "direct"
 WITH_IDS: Final = "direct_with_ids"

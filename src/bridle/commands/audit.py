@@ -14,7 +14,7 @@ from bridle.options import JsonOption, RunOption, StoreOption
 from bridle.reading import nothing_found, one_session, reader, require_run
 from bridle.reconstruct.audit import SessionAudit, audit_session
 from bridle.reconstruct.audit import audit as audit_sessions
-from bridle.store.queries import Reader
+from bridle.store.reading.queries import Reader
 from bridle.terminal import out, print_json
 
 

@@ -9,9 +9,9 @@ import typer
 
 from bridle.options import JsonOption, StoreOption
 from bridle.reading import require_store
-from bridle.store.copying import NotEmpty, copy_store
-from bridle.store.copying import backup as write_backup
 from bridle.store.errors import StoreUnavailable
+from bridle.store.operations.copying import NotEmpty, copy_store
+from bridle.store.operations.copying import backup as write_backup
 from bridle.terminal import fail, out, print_json
 
 

@@ -17,7 +17,7 @@ from bridle.reconstruct.exports.conditions import BadCondition, Condition
 from bridle.reconstruct.exports.formats import Format
 from bridle.reconstruct.exports.formats import export as write
 from bridle.reconstruct.exports.selection import ExportReport, Selection, select
-from bridle.store.queries import Reader
+from bridle.store.reading.queries import Reader
 from bridle.terminal import fail, out, print_json
 
 

@@ -9,8 +9,8 @@ import typer
 
 from bridle.options import JsonOption, StoreOption
 from bridle.reading import one_session, reader
-from bridle.store.retention import forget as forget_sessions
-from bridle.store.retention import older_than as find_older
+from bridle.store.operations.retention import forget as forget_sessions
+from bridle.store.operations.retention import older_than as find_older
 from bridle.terminal import fail, out, print_json
 
 

@@ -12,7 +12,7 @@ from bridle.reading import one_session, reader, require_turn
 from bridle.reconstruct.derived import derive_again
 from bridle.reconstruct.kinds import classify
 from bridle.store.records import CallKind
-from bridle.store.writer import Writer
+from bridle.store.writing.writer import Writer
 from bridle.terminal import fail, out, print_json
 
 _AUTO = "auto"

@@ -22,8 +22,8 @@ from bridle.options import (
 )
 from bridle.reading import migrated
 from bridle.serving import announce, told_when_taken, wait_for_signal
-from bridle.store.database import shown
 from bridle.store.records import Continuation
+from bridle.store.schema.database import shown
 from bridle.terminal import err, fail
 
 if TYPE_CHECKING:

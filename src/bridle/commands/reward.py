@@ -11,7 +11,7 @@ import typer
 from bridle.options import StoreOption
 from bridle.reading import one_session, reader, require_turn
 from bridle.store.records import SHORT_TEXT, Reward
-from bridle.store.writer import Writer
+from bridle.store.writing.writer import Writer
 from bridle.terminal import fail, out
 
 CONTEXT = {"ignore_unknown_options": True}

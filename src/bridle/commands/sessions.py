@@ -12,7 +12,7 @@ from bridle.options import HarnessOption, JsonOption, RunOption, StoreOption
 from bridle.reading import nothing_found, reader, require_run
 from bridle.reconstruct.exports.conditions import OPEN
 from bridle.reconstruct.rewards import session_rewards
-from bridle.store.queries import Reader
+from bridle.store.reading.queries import Reader
 from bridle.store.records import Reward, SessionRecord
 from bridle.terminal import out, print_json, print_table
 

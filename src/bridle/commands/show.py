@@ -14,7 +14,7 @@ from bridle.reading import one_session, reader
 from bridle.reconstruct.exports.conditions import OPEN
 from bridle.reconstruct.kinds import classify
 from bridle.reconstruct.rewards import turn_rewards
-from bridle.store.queries import CallRow, Reader
+from bridle.store.reading.queries import CallRow, Reader
 from bridle.store.records import CallKind
 from bridle.terminal import out, print_json, print_table
 

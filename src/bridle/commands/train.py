@@ -91,9 +91,9 @@ def train(
     from bridle.rollouts import Rollouts
     from bridle.services import ServiceFailed
     from bridle.stack import MODEL, StackError, stack
-    from bridle.store.queries import Reader
+    from bridle.store.reading.queries import Reader
     from bridle.store.records import RunRecord, new_id
-    from bridle.store.writer import Writer
+    from bridle.store.writing.writer import Writer
     from bridle.trainer.checkpoint import CheckpointError
     from bridle.trainer.compute import UnsupportedCompute
     from bridle.trainer.durable import NotWritten

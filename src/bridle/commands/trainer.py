@@ -81,7 +81,7 @@ def trainer(
     from bridle.stack import Stack, StackError, kind_of
     from bridle.store.errors import NotFound
     from bridle.store.records import RunRecord
-    from bridle.store.writer import Writer
+    from bridle.store.writing.writer import Writer
     from bridle.trainer.checkpoint import CheckpointError
     from bridle.trainer.compute import UnsupportedCompute
     from bridle.trainer.config import GrpoConfig

@@ -11,7 +11,7 @@ import matplotlib as mpl
 from rich.table import Table
 
 from bridle.reconstruct.episodes import episodes
-from bridle.store.queries import Reader
+from bridle.store.reading.queries import Reader
 
 mpl.use("Agg")
 

@@ -31,10 +31,10 @@ from bridle.harnesses.rollout import RolloutResult
 from bridle.harnesses.verifiers import REWARD
 from bridle.progress import progress
 from bridle.stack import Stack, engine_service, recording, serve_instead, stack
-from bridle.store.database import migrate
-from bridle.store.queries import Reader
+from bridle.store.reading.queries import Reader
 from bridle.store.records import RunRecord, new_id
-from bridle.store.writer import Writer
+from bridle.store.schema.database import migrate
+from bridle.store.writing.writer import Writer
 from bridle.trainer.config import (
     CheckpointConfig,
     ComputeConfig,

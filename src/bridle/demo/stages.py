@@ -21,7 +21,7 @@ from bridle.reconstruct.exports.chat_jsonl import export_chat
 from bridle.reconstruct.exports.parquet import export_parquet
 from bridle.reconstruct.exports.selection import Selection
 from bridle.stack import MODEL, Stack, proxy
-from bridle.store.queries import Reader
+from bridle.store.reading.queries import Reader
 from bridle.trainer.config import OptimizerConfig, PackingConfig, SftConfig
 from bridle.trainer.learner import Learner
 from bridle.trainer.model import load_policy, save_policy

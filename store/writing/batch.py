@@ -15,11 +15,21 @@ from typing import Any, Final
 from sqlalchemy import Connection, Insert, Table, insert, update
 from sqlalchemy.dialects import postgresql, sqlite
 
-from bridle.store import stored
-from bridle.store.bodies import Body, Splice, body_id, splice, whole
-from bridle.store.cache import OpenCall, SessionCache, SessionState, Template
+from bridle.store.encoding.bodies import Body, Splice, body_id, splice, whole
+from bridle.store.encoding.packing import checksum, dump_json
+from bridle.store.encoding.text_reader import TextReader
+from bridle.store.encoding.texts import (
+    CallTokens,
+    Context,
+    Reply,
+    Texts,
+    lay_out,
+    pack_alone,
+    pack_texts,
+)
+from bridle.store.encoding.vocabulary import Vocabulary
 from bridle.store.errors import RecordRejected
-from bridle.store.packing import checksum, dump_json
+from bridle.store.reading import loading as stored
 from bridle.store.records import (
     CallBegun,
     CallEnded,
@@ -33,16 +43,7 @@ from bridle.store.records import (
     TaskRecord,
     new_id,
 )
-from bridle.store.rows import (
-    begun_row,
-    body_row,
-    ended_row,
-    leaning_fields,
-    running_row,
-    span_row,
-    template_row,
-)
-from bridle.store.schema import (
+from bridle.store.schema.tables import (
     calls,
     metrics,
     policies,
@@ -52,11 +53,18 @@ from bridle.store.schema import (
     sessions,
     tasks,
 )
-from bridle.store.statements import statements
-from bridle.store.text_reader import TextReader
-from bridle.store.texts import CallTokens, Context, Reply, Texts, lay_out, pack_alone, pack_texts
 from bridle.store.tree import Growth, TokenTree
-from bridle.store.vocabulary import Vocabulary
+from bridle.store.writing.cache import OpenCall, SessionCache, SessionState, Template
+from bridle.store.writing.rows import (
+    begun_row,
+    body_row,
+    ended_row,
+    leaning_fields,
+    running_row,
+    span_row,
+    template_row,
+)
+from bridle.store.writing.statements import statements
 
 
 @dataclass(frozen=True, slots=True)

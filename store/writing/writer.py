@@ -4,7 +4,7 @@ Callers hand over records and wait for the commit; while one transaction is writ
 gathers, so that the disk is waited for once per batch and not once per call (group commit).
 
 - The beginning of a call, for which nobody waits, lies for a moment: a call that is over by then
-  is written in one piece (``store/job_queue.py``).
+  is written in one piece (``store/writing/job_queue.py``).
 - A call's end may always be queued: there are never more of them than calls that were let in.
   Everything else is turned away with ``StoreBusy`` when ``queue_limit`` records wait.
 - A record that the database refuses fails alone: its batch is written again one by one.
@@ -34,12 +34,9 @@ from sqlalchemy.exc import (
     StatementError,
 )
 
-from bridle.store import liveness
-from bridle.store.batch import Batch, Patch, Record
-from bridle.store.cache import SessionCache
-from bridle.store.database import Synchronous, connect, file_id, transaction
+from bridle.store.encoding.text_reader import TextReader
+from bridle.store.encoding.vocabulary import Vocabulary, keep_vocabulary
 from bridle.store.errors import RecordRejected, StoreUnavailable
-from bridle.store.job_queue import Job, JobQueue, Outcome, deliver
 from bridle.store.records import (
     CallBegun,
     CallEnded,
@@ -53,11 +50,14 @@ from bridle.store.records import (
     SessionRecord,
     TaskRecord,
 )
-from bridle.store.redaction import Redactor
-from bridle.store.schema import sessions, writers
-from bridle.store.statements import statements
-from bridle.store.text_reader import TextReader
-from bridle.store.vocabulary import Vocabulary, keep_vocabulary
+from bridle.store.schema.database import Synchronous, connect, file_id, transaction
+from bridle.store.schema.tables import sessions, writers
+from bridle.store.writing import liveness
+from bridle.store.writing.batch import Batch, Patch, Record
+from bridle.store.writing.cache import SessionCache
+from bridle.store.writing.job_queue import Job, JobQueue, Outcome, deliver
+from bridle.store.writing.redaction import Redactor
+from bridle.store.writing.statements import statements
 
 log = logging.getLogger("bridle.store")
 
@@ -89,7 +89,7 @@ class WriterStats:
 class Writer:
     """Writes records to ``url``; see the module for how. Start it, or use it as a context manager.
 
-    The schema must be current (:func:`bridle.store.database.migrate`). A ``redactor`` scrubs calls before
+    The schema must be current (:func:`bridle.store.schema.database.migrate`). A ``redactor`` scrubs calls before
     they are queued. With the ``vocabulary`` of the model's tokenizer, text that a call's tokens say
     already takes next to no room.
 
@@ -170,7 +170,7 @@ class Writer:
         """Marks calls that died with their process as interrupted; returns how many.
 
         Done at the start and with every renewal of the lease; calls of other living processes are
-        left alone (``store/liveness.py``).
+        left alone (``store/writing/liveness.py``).
         """
         with transaction(self._engine) as connection:
             found = liveness.interrupt_orphans(connection)

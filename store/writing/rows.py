@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from bridle.store.bodies import Body, BodyRow, Splice
-from bridle.store.cache import Template
-from bridle.store.columns import digest_bytes
-from bridle.store.integrity import contradiction, has_ids, span_checksum
-from bridle.store.packing import RAW, dump_json, pack, pack_ids, pack_logprobs
+from bridle.store.encoding.bodies import Body, BodyRow, Splice
+from bridle.store.encoding.packing import RAW, dump_json, pack, pack_ids, pack_logprobs
 from bridle.store.records import CallBegun, CallEnded, CallKind, CallStatus, Span
+from bridle.store.schema.columns import digest_bytes
+from bridle.store.writing.cache import Template
+from bridle.store.writing.integrity import contradiction, has_ids, span_checksum
 
 _IDS_ABSENT: Final = "no_token_ids"
 """Note on a call whose upstream told no ids: there is nothing to check or train."""

@@ -1,7 +1,7 @@
 """What tokens say: the bytes of each token id, so that text need not be stored beside its tokens.
 
 Nearly all that a call's bodies and messages say is in its tokens already. Their text, written as it
-stands in JSON, serves as zstd's dictionary (``store/texts.py``); nothing depends on its being the
+stands in JSON, serves as zstd's dictionary (``store/encoding/texts.py``); nothing depends on its being the
 right one, for a dictionary that does not fit only costs bytes. What it must be is the same for the
 reader: the store keeps every vocabulary that it was written with, once, under its digest.
 """
@@ -21,7 +21,7 @@ from sqlalchemy import Connection, select
 from sqlalchemy.dialects import postgresql, sqlite
 
 from bridle.store.records import TokenIds
-from bridle.store.schema import vocabularies
+from bridle.store.schema.tables import vocabularies
 
 SEPARATOR: Final = b"\x1e"
 """After pieces of text that are told apart; JSON escapes it, so that no text has it."""

@@ -1,8 +1,8 @@
 """The tables. Alembic's migrations in ``store/migrations`` build exactly these.
 
 Token ids are packed little-endian ``uint32``, logprobs little-endian ``float32``, both compressed
-with zstandard when that is smaller (``store/packing.py``). What a call says in text is one packed
-value, ``calls.texts`` (``store/texts.py``).
+with zstandard when that is smaller (``store/encoding/packing.py``). What a call says in text is one packed
+value, ``calls.texts`` (``store/encoding/texts.py``).
 Times are seconds since the epoch.
 """
 
@@ -26,8 +26,8 @@ from sqlalchemy import (
     text,
 )
 
-from bridle.store.columns import Digest
 from bridle.store.records import SHORT_TEXT
+from bridle.store.schema.columns import Digest
 
 metadata = MetaData(
     naming_convention={
@@ -50,7 +50,7 @@ writers = Table(
     Column("lease", Float(53), nullable=False),
     Column("batch", BigInteger, nullable=False),
 )
-"""The processes that write: who is alive (``store/liveness.py``), and in a server's database each
+"""The processes that write: who is alive (``store/writing/liveness.py``), and in a server's database each
 one's last commit."""
 
 runs = Table(
@@ -162,7 +162,7 @@ calls = Table(
 """A request of depth 0 is whole in ``bodies``; any other is a splice of the request of
 ``request_base_id``, or of the parent call where that is NULL, and is in ``texts``. While the call
 runs, ``texts`` is NULL and the splice is in ``running``. Headers, sampling and usage are the JSON
-``null`` where they are the template's (``store/rows.py``). ``kind_set`` and ``role_set`` are what a
+``null`` where they are the template's (``store/writing/rows.py``). ``kind_set`` and ``role_set`` are what a
 person (``kind_by``) says that the call was for."""
 
 running = Table(
@@ -182,7 +182,7 @@ vocabularies = Table(
     Column("id", Digest(32), primary_key=True),
     Column("data", LargeBinary, nullable=False),
 )
-"""The bytes of every token of each tokenizer in use (``store/vocabulary.py``)."""
+"""The bytes of every token of each tokenizer in use (``store/encoding/vocabulary.py``)."""
 
 templates = Table(
     "templates",
@@ -253,7 +253,7 @@ deliveries = Table(
     Column("until", Float(53)),
     Index(None, "session_id"),
 )
-"""``until`` is NULL once the delivery is acknowledged (``store/deliveries.py``)."""
+"""``until`` is NULL once the delivery is acknowledged (``store/operations/deliveries.py``)."""
 
 samples = Table(
     "samples",

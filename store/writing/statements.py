@@ -1,6 +1,6 @@
 """The statements of every call, compiled once and run by the driver's own ``executemany``.
 
-The rows of ``store/rows.py`` need none of what SQLAlchemy does on its way to a cursor. Its errors
+The rows of ``store/writing/rows.py`` need none of what SQLAlchemy does on its way to a cursor. Its errors
 are kept: the writer tells by them what may pass.
 """
 
@@ -16,10 +16,10 @@ from sqlalchemy import Connection, Dialect, Executable, bindparam, delete, inser
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.dialects.postgresql import psycopg
 
-from bridle.store.database import driver_error
-from bridle.store.liveness import RENEW
-from bridle.store.rows import END_COLUMNS
-from bridle.store.schema import bodies, calls, running, spans, templates
+from bridle.store.schema.database import driver_error
+from bridle.store.schema.tables import bodies, calls, running, spans, templates
+from bridle.store.writing.liveness import RENEW
+from bridle.store.writing.rows import END_COLUMNS
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,13 +11,13 @@ from typing import Any, Final, NamedTuple, Self
 
 from sqlalchemy import BindParameter, Connection, Engine, Row, Select, bindparam, select
 
+from bridle.store.encoding.packing import unpack, unpack_ids
+from bridle.store.encoding.texts import CallTokens, Context, Texts, stands_alone, unpack_texts
+from bridle.store.encoding.vocabulary import Vocabulary
 from bridle.store.errors import NotFound
-from bridle.store.packing import unpack, unpack_ids
 from bridle.store.records import TokenIds
-from bridle.store.rows import OBSERVED
-from bridle.store.schema import calls, spans, templates, vocabularies
-from bridle.store.texts import CallTokens, Context, Texts, stands_alone, unpack_texts
-from bridle.store.vocabulary import Vocabulary
+from bridle.store.schema.tables import calls, spans, templates, vocabularies
+from bridle.store.writing.rows import OBSERVED
 
 _CONTEXTS_KEPT: Final = 512
 _AT_ONCE: Final = 500

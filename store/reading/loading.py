@@ -19,15 +19,15 @@ from sqlalchemy import (
     select,
 )
 
-from bridle.store.bodies import Body, BodyRow, Splice, decode, proved
-from bridle.store.cache import OpenCall, SessionState, Template
+from bridle.store.encoding.bodies import Body, BodyRow, Splice, decode, proved
+from bridle.store.encoding.packing import unpack_ids, unpack_logprobs
+from bridle.store.encoding.text_reader import PACKED, PackedTexts, TextReader
 from bridle.store.errors import NotFound, RecordRejected
-from bridle.store.packing import unpack_ids, unpack_logprobs
 from bridle.store.records import Span, SpanKind, VersionRun
-from bridle.store.rows import OBSERVED, span_id
-from bridle.store.schema import bodies, calls, running, spans, templates
-from bridle.store.text_reader import PACKED, PackedTexts, TextReader
+from bridle.store.schema.tables import bodies, calls, running, spans, templates
 from bridle.store.tree import TokenTree
+from bridle.store.writing.cache import OpenCall, SessionState, Template
+from bridle.store.writing.rows import OBSERVED, span_id
 
 
 def json_as_text(table: Table) -> list[ColumnElement[Any]]:

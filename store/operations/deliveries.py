@@ -17,9 +17,9 @@ from typing import Final
 from sqlalchemy import ColumnElement, Connection, Engine, and_, delete, exists, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 
-from bridle.store.database import transaction
 from bridle.store.records import new_id
-from bridle.store.schema import deliveries, rewards, sessions
+from bridle.store.schema.database import transaction
+from bridle.store.schema.tables import deliveries, rewards, sessions
 
 SETTLE_S: Final = 1.0
 """Sessions are handed out this long after their sealing: until then one that was sealed earlier may

@@ -20,8 +20,8 @@ from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import Final
 
-from bridle.store.batch import Record
 from bridle.store.errors import StoreBusy, StoreClosed, StoreUnavailable
+from bridle.store.writing.batch import Record
 
 log = logging.getLogger("bridle.store")
 

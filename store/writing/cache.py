@@ -12,8 +12,8 @@ from typing import Any, Final
 
 import msgspec
 
-from bridle.store.bodies import Body, Splice
-from bridle.store.texts import Context
+from bridle.store.encoding.bodies import Body, Splice
+from bridle.store.encoding.texts import Context
 from bridle.store.tree import TokenTree
 
 _REQUESTS_KEPT: Final = 6

@@ -1,10 +1,10 @@
-"""Alembic's entry: runs on the connection that ``bridle.store.database.migrate`` hands over."""
+"""Alembic's entry: runs on the connection that ``bridle.store.schema.database.migrate`` hands over."""
 
 from __future__ import annotations
 
 from alembic import context
 
-from bridle.store.schema import metadata
+from bridle.store.schema.tables import metadata
 
 context.configure(
     connection=context.config.attributes["connection"],

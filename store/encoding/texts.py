@@ -3,7 +3,7 @@ conversation's state and its reply.
 
 The four repeat each other and the text of the call's own tokens, so they are one zstd frame, whose
 dictionary is made of a *wrapping* (the same four of an earlier call of the session: field names,
-identifiers, settings) and of the text of the tokens (``store/vocabulary.py``). Both are at hand in
+identifiers, settings) and of the text of the tokens (``store/encoding/vocabulary.py``). Both are at hand in
 the store; no frame needs another frame.
 """
 
@@ -14,12 +14,12 @@ from typing import Final
 
 import msgspec
 
-from bridle.store.bodies import Splice
-from bridle.store.events import from_columns, to_columns
-from bridle.store.packing import DICTIONARY, pack_against, pack_proved, unpack_against
+from bridle.store.encoding.bodies import Splice
+from bridle.store.encoding.events import from_columns, to_columns
+from bridle.store.encoding.packing import DICTIONARY, pack_against, pack_proved, unpack_against
+from bridle.store.encoding.varint import read_varints, varints
+from bridle.store.encoding.vocabulary import SEPARATOR, Vocabulary
 from bridle.store.records import TokenIds
-from bridle.store.varint import read_varints, varints
-from bridle.store.vocabulary import SEPARATOR, Vocabulary
 
 _ABSENT, _PLAIN, _COLUMNS = range(3)
 """How a reply is kept."""

@@ -2,7 +2,7 @@
 
 A harness sends its whole history with every call. A request is therefore kept as a splice of the
 request it goes on from: ``base[:prefix] + middle + base[len(base) - suffix:]``, and only the middle
-is stored (``store/texts.py``), with the part of the base that it replaces as zstd's dictionary when
+is stored (``store/encoding/texts.py``), with the part of the base that it replaces as zstd's dictionary when
 that pays (a harness may change a line at the top and repeat the rest). Bases form chains; reading
 one is a splice per link, linear in the chain. What shares little with the request before it begins
 a chain: it is stored whole in ``bodies``, named by its SHA-256, once for all sessions that send it.
@@ -20,7 +20,7 @@ from typing import Final
 
 import msgspec
 
-from bridle.store.packing import DICTIONARY, RAW, pack, pack_against, unpack_against
+from bridle.store.encoding.packing import DICTIONARY, RAW, pack, pack_against, unpack_against
 
 MAX_DEPTH: Final = 1000
 """A chain this long is ended by a body stored whole, so that no read follows more links."""

@@ -10,9 +10,9 @@ from __future__ import annotations
 from itertools import islice
 from typing import Final
 
-from bridle.store.bodies import shared_ends
-from bridle.store.varint import read_varints, varints
-from bridle.store.vocabulary import SEPARATOR
+from bridle.store.encoding.bodies import shared_ends
+from bridle.store.encoding.varint import read_varints, varints
+from bridle.store.encoding.vocabulary import SEPARATOR
 
 _BORDER: Final = b"\n\n"
 

@@ -13,11 +13,12 @@ import sqlalchemy as sa
 from alembic import op
 from sqlalchemy.dialects import postgresql, sqlite
 
-from bridle.store import bodies, stored
-from bridle.store.packing import DICTIONARY, pack, unpack, unpack_against, unpack_logprobs
-from bridle.store.rows import body_row, expected_usage, running_row, span_id, span_place
-from bridle.store.text_reader import PackedTexts, TextReader
-from bridle.store.texts import Texts, lay_out
+from bridle.store.encoding import bodies
+from bridle.store.encoding.packing import DICTIONARY, pack, unpack, unpack_against, unpack_logprobs
+from bridle.store.encoding.text_reader import PackedTexts, TextReader
+from bridle.store.encoding.texts import Texts, lay_out
+from bridle.store.reading import loading as stored
+from bridle.store.writing.rows import body_row, expected_usage, running_row, span_id, span_place
 
 revision = "0004"
 down_revision = "0003"

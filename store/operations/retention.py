@@ -14,9 +14,9 @@ from typing import Final
 
 from sqlalchemy import Connection, Engine, delete, func, select, union
 
-from bridle.store.database import transaction
 from bridle.store.records import CallStatus
-from bridle.store.schema import bodies, calls, metadata, running, sessions, spans
+from bridle.store.schema.database import transaction
+from bridle.store.schema.tables import bodies, calls, metadata, running, sessions, spans
 
 _AT_ONCE: Final = 500
 """Identifiers per statement: databases bound the number of parameters."""

@@ -27,9 +27,9 @@ from sqlalchemy import (
 )
 from sqlalchemy.exc import ArgumentError, DBAPIError
 
+from bridle.store.encoding.packing import dump_json
 from bridle.store.errors import StoreUnavailable
-from bridle.store.packing import dump_json
-from bridle.store.schema import metadata
+from bridle.store.schema.tables import metadata
 
 Synchronous = Literal["OFF", "NORMAL", "FULL", "EXTRA"]
 

@@ -11,7 +11,7 @@ from typing import Final
 
 import numpy as np
 
-from bridle.store.packing import checksum
+from bridle.store.encoding.packing import checksum
 from bridle.store.records import CallEnded, CallStatus, Choice, Span, VersionRun
 
 MISSING_LOGPROB: Final = -9999.0

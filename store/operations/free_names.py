@@ -13,7 +13,7 @@ _TAKEN = "SELECT 1 FROM sessions WHERE name = ?"
 class FreeNames:
     """For one thread, an event loop's too: one look into an index, which waits for no lock.
 
-    ``engine`` is SQLite's, of :func:`bridle.store.database.connect`.
+    ``engine`` is SQLite's, of :func:`bridle.store.schema.database.connect`.
     """
 
     def __init__(self, engine: Engine) -> None:

@@ -15,6 +15,9 @@ from typing import Any, Final
 import orjson
 from sqlalchemy import Engine, Row, Text, cast, null, select
 
+from bridle.store.encoding.text_reader import LateTexts, TextReader
+from bridle.store.reading.loading import SPANS as SPANS
+from bridle.store.reading.loading import json_as_text, read_span
 from bridle.store.records import (
     ALSO_BROKE_ON,
     CONSTRAINED,
@@ -24,11 +27,8 @@ from bridle.store.records import (
     Note,
     Span,
 )
-from bridle.store.rows import OBSERVED, expected_usage
-from bridle.store.schema import calls, spans, templates
-from bridle.store.stored import SPANS as SPANS
-from bridle.store.stored import json_as_text, read_span
-from bridle.store.text_reader import LateTexts, TextReader
+from bridle.store.schema.tables import calls, spans, templates
+from bridle.store.writing.rows import OBSERVED, expected_usage
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,12 +26,12 @@ from sqlalchemy import (
     select,
 )
 
-from bridle.store import stored
-from bridle.store.call_rows import CALLS, SPANS, read_calls, read_span_row
-from bridle.store.call_rows import CallRow as CallRow
-from bridle.store.call_rows import SpanRow as SpanRow
-from bridle.store.database import connect, snapshot
+from bridle.store.encoding.text_reader import TextReader
 from bridle.store.errors import NotFound, StoreUnavailable
+from bridle.store.reading import loading as stored
+from bridle.store.reading.call_rows import CALLS, SPANS, read_calls, read_span_row
+from bridle.store.reading.call_rows import CallRow as CallRow
+from bridle.store.reading.call_rows import SpanRow as SpanRow
 from bridle.store.records import (
     CallKind,
     CallStatus,
@@ -47,8 +47,8 @@ from bridle.store.records import (
     TaskRecord,
     TokenIds,
 )
-from bridle.store.rows import OBSERVED, span_place
-from bridle.store.schema import (
+from bridle.store.schema.database import connect, snapshot
+from bridle.store.schema.tables import (
     calls,
     metrics,
     policies,
@@ -60,7 +60,7 @@ from bridle.store.schema import (
     tasks,
     writers,
 )
-from bridle.store.text_reader import TextReader
+from bridle.store.writing.rows import OBSERVED, span_place
 
 _PAGE: Final = 200
 _AT_ONCE: Final = 500
@@ -102,7 +102,7 @@ def _unreadable(context: ExceptionContext) -> StoreUnavailable:
 
 
 class Reader:
-    """Queries over a URL, or over an engine of :func:`bridle.store.database.connect`, whose errors are
+    """Queries over a URL, or over an engine of :func:`bridle.store.schema.database.connect`, whose errors are
     then SQLAlchemy's."""
 
     def __init__(self, source: str | Engine) -> None:

@@ -18,7 +18,7 @@ from typing import Any, Final
 import msgspec
 import orjson
 
-from bridle.store.packing import dump_json
+from bridle.store.encoding.packing import dump_json
 from bridle.store.records import CallBegun, CallEnded, Note
 
 

@@ -18,7 +18,7 @@ from typing import Final
 from sqlalchemy import Connection, bindparam, delete, insert, select, update
 
 from bridle.store.records import CallStatus, new_id
-from bridle.store.schema import calls, writers
+from bridle.store.schema.tables import calls, writers
 
 _REASON: Final = "the process that ran it died"
 

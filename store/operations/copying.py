@@ -17,7 +17,8 @@ from typing import Final
 from sqlalchemy import Connection, Table, func, insert, select
 from sqlalchemy.exc import DBAPIError
 
-from bridle.store.database import (
+from bridle.store.errors import StoreUnavailable
+from bridle.store.schema.database import (
     connect,
     database_url,
     migrate,
@@ -27,8 +28,7 @@ from bridle.store.database import (
     snapshot,
     transaction,
 )
-from bridle.store.errors import StoreUnavailable
-from bridle.store.schema import metadata, writers
+from bridle.store.schema.tables import metadata, writers
 
 _ROWS_AT_ONCE: Final = 500
 
