@@ -17,10 +17,10 @@ from typing import Any, Final
 
 import numpy as np
 
-from bridle.reconstruct.builders import BUILDERS, build
-from bridle.reconstruct.policy import DEFAULT_POLICY, TrainablePolicy
-from bridle.reconstruct.samples import Sample
-from bridle.reconstruct.tree import BrokenTree, SessionTree
+from bridle.reconstruct.samples.builders import BUILDERS, build
+from bridle.reconstruct.samples.policy import DEFAULT_POLICY, TrainablePolicy
+from bridle.reconstruct.samples.sample import Sample
+from bridle.reconstruct.session import BrokenTree, SessionTree
 from bridle.store.reading.queries import Reader
 
 PACKED: Final = "tree"

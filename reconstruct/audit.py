@@ -16,11 +16,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bridle.reconstruct.builders import Allowance, build, version_ranges
-from bridle.reconstruct.kinds import with_kinds
-from bridle.reconstruct.policy import DEFAULT_POLICY, TrainablePolicy
-from bridle.reconstruct.samples import Conservation, Sample
-from bridle.reconstruct.tree import BrokenTree, SessionTree
+from bridle.reconstruct.kinds.kinds import with_kinds
+from bridle.reconstruct.samples.builders import Allowance, build, version_ranges
+from bridle.reconstruct.samples.policy import DEFAULT_POLICY, TrainablePolicy
+from bridle.reconstruct.samples.sample import Conservation, Sample
+from bridle.reconstruct.session import BrokenTree, SessionTree
 from bridle.store.errors import NotFound
 from bridle.store.reading.queries import CallRow, Reader, SpanRow
 from bridle.store.records import CallStatus, Span, SpanKind

@@ -16,13 +16,13 @@ import pyarrow as pa
 from sqlalchemy import text
 
 from bridle.reconstruct.audit import SessionAudit, audit_session
-from bridle.reconstruct.builders import Built, build
-from bridle.reconstruct.kinds import with_kinds
-from bridle.reconstruct.policy import DEFAULT_POLICY, TrainablePolicy
+from bridle.reconstruct.kinds.kinds import with_kinds
 from bridle.reconstruct.rewards import Aggregation, session_rewards
-from bridle.reconstruct.samples import Sample
+from bridle.reconstruct.samples.builders import Built, build
+from bridle.reconstruct.samples.policy import DEFAULT_POLICY, TrainablePolicy
+from bridle.reconstruct.samples.sample import Sample
+from bridle.reconstruct.session import SessionTree
 from bridle.reconstruct.tables import call_table, sample_row, sample_schema, session_table
-from bridle.reconstruct.tree import SessionTree
 from bridle.store.reading.queries import CallRow, Reader
 from bridle.store.records import Reward, SessionRecord
 
@@ -46,7 +46,7 @@ class RecordedSession:
     @cached_property
     def tree(self) -> SessionTree:
         """The token tree, with the calls of its own moment: a session that goes on may have had
-        fewer when :attr:`calls` was read. Raises :class:`bridle.reconstruct.tree.BrokenTree`."""
+        fewer when :attr:`calls` was read. Raises :class:`bridle.reconstruct.session.BrokenTree`."""
         return SessionTree.load(self._reader, self.id)
 
     @cached_property

@@ -6,11 +6,11 @@ from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import Any, Final
 
-from bridle.reconstruct.builders import build
-from bridle.reconstruct.kinds import with_kinds
-from bridle.reconstruct.policy import DEFAULT_POLICY, TrainablePolicy
-from bridle.reconstruct.samples import Episode
-from bridle.reconstruct.tree import SessionTree
+from bridle.reconstruct.kinds.kinds import with_kinds
+from bridle.reconstruct.samples.builders import build
+from bridle.reconstruct.samples.policy import DEFAULT_POLICY, TrainablePolicy
+from bridle.reconstruct.samples.sample import Episode
+from bridle.reconstruct.session import SessionTree
 from bridle.store.reading.queries import Reader
 from bridle.store.records import Reward, SessionRecord
 
@@ -26,7 +26,7 @@ def build_episode(
 ) -> Episode:
     """A session's samples, rewards and token table.
 
-    Raises :class:`bridle.store.errors.NotFound`, and :class:`bridle.reconstruct.tree.BrokenTree` when the store
+    Raises :class:`bridle.store.errors.NotFound`, and :class:`bridle.reconstruct.session.BrokenTree` when the store
     contradicts itself.
     """
     session, tree = reader.session(session_id), SessionTree.load(reader, session_id)

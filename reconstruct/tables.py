@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from bridle.reconstruct.samples import Sample
+from bridle.reconstruct.samples.sample import Sample
 from bridle.store.encoding.packing import dump_json
 from bridle.store.reading.queries import CallRow
 from bridle.store.records import SessionRecord

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Protocol
 
-from bridle.reconstruct.samples import Episode
+from bridle.reconstruct.samples.sample import Episode
 
 
 class Collect(Protocol):

@@ -13,7 +13,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from bridle.reconstruct.samples import Episode, Sample
+from bridle.reconstruct.samples.sample import Episode, Sample
 from bridle.trainer.advantages import advantages_by_group, is_degenerate
 from bridle.trainer.config import GrpoConfig
 from bridle.trainer.filters import (

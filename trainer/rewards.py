@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from bridle.reconstruct.rewards import Aggregation, Over
-from bridle.reconstruct.samples import Episode
+from bridle.reconstruct.samples.sample import Episode
 
 
 def session_reward(

@@ -14,7 +14,7 @@ import pyarrow.parquet as parquet
 from numpy.typing import NDArray
 
 from bridle.engine.tokenizer import ArgumentsNotJson, TemplateError, Tokenizer
-from bridle.reconstruct.samples import Episode
+from bridle.reconstruct.samples.sample import Episode
 from bridle.store.records import TokenIds
 from bridle.store.tree import common_prefix
 

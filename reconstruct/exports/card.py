@@ -10,8 +10,8 @@ from typing import Any
 
 import orjson
 
-from bridle.reconstruct.builders import BUILDER_VERSION
 from bridle.reconstruct.exports.selection import ExportReport, Selection
+from bridle.reconstruct.samples.builders import BUILDER_VERSION
 
 
 def write_card(report: ExportReport, form: str, selection: Selection, made_at: float) -> Path:

@@ -23,8 +23,8 @@ from bridle.reconstruct.exports.conversation import (
     replies,
 )
 from bridle.reconstruct.exports.selection import ExportReport, Selection, call_refused, select
-from bridle.reconstruct.kinds import with_kinds
-from bridle.reconstruct.policy import TrainablePolicy
+from bridle.reconstruct.kinds.kinds import with_kinds
+from bridle.reconstruct.samples.policy import TrainablePolicy
 from bridle.store.reading.queries import CallRow, Reader
 from bridle.store.records import CallStatus, Reward, SessionRecord
 

@@ -15,11 +15,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from bridle.reconstruct.builders import BUILDER_VERSION, build
 from bridle.reconstruct.exports.selection import ExportReport, Selection, call_refused, select
-from bridle.reconstruct.samples import Sample, only_calls
+from bridle.reconstruct.samples.builders import BUILDER_VERSION, build
+from bridle.reconstruct.samples.sample import Sample, only_calls
+from bridle.reconstruct.session import BrokenTree, SessionTree
 from bridle.reconstruct.tables import SAMPLE_COLUMNS, sample_row, sample_schema
-from bridle.reconstruct.tree import BrokenTree, SessionTree
 from bridle.store.encoding.packing import dump_json
 from bridle.store.reading.queries import CallRow, Reader
 from bridle.store.records import CallKind

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from bridle.reconstruct.exports.conditions import OPEN, Condition, call_meets, session_meets
-from bridle.reconstruct.policy import DEFAULT_POLICY, TrainablePolicy
 from bridle.reconstruct.rewards import session_rewards, turn_rewards
+from bridle.reconstruct.samples.policy import DEFAULT_POLICY, TrainablePolicy
 from bridle.store.reading.queries import CallRow, Reader
 from bridle.store.records import Reward, SessionRecord
 

@@ -22,13 +22,13 @@ from fastapi import APIRouter, Path, Query, Response
 from bridle.proxy.control.api import Admin, Running
 from bridle.proxy.services import Services
 from bridle.proxy.wire.canonical import ApiError
-from bridle.reconstruct.builders import BUILDERS
 from bridle.reconstruct.episodes import build_episode
-from bridle.reconstruct.policy import DEFAULT_POLICY
 from bridle.reconstruct.rewards import session_rewards
-from bridle.reconstruct.samples import Episode, Sample
+from bridle.reconstruct.samples.builders import BUILDERS
+from bridle.reconstruct.samples.policy import DEFAULT_POLICY
+from bridle.reconstruct.samples.sample import Episode, Sample
+from bridle.reconstruct.session import BrokenTree
 from bridle.reconstruct.tables import sample_row, sample_schema
-from bridle.reconstruct.tree import BrokenTree
 from bridle.store.operations.deliveries import SETTLE_S, Deliveries, UnknownLease
 from bridle.store.reading.queries import Reader
 from bridle.store.records import SessionRecord

@@ -17,12 +17,12 @@ from typing import Any
 from bridle.control import READS_NO_URL
 from bridle.engine.client import EngineRefused
 from bridle.engine.vllm.transfer import Route, VllmTransfer
-from bridle.reconstruct.builders import BUILDER_VERSION
 from bridle.reconstruct.episodes import build_episode
-from bridle.reconstruct.policy import DEFAULT_POLICY
 from bridle.reconstruct.rewards import Aggregation
-from bridle.reconstruct.samples import Conservation, Episode
-from bridle.reconstruct.tree import BrokenTree
+from bridle.reconstruct.samples.builders import BUILDER_VERSION
+from bridle.reconstruct.samples.policy import DEFAULT_POLICY
+from bridle.reconstruct.samples.sample import Conservation, Episode
+from bridle.reconstruct.session import BrokenTree
 from bridle.stack import Stack
 from bridle.store.reading.queries import Reader
 from bridle.store.records import PolicyRecord

@@ -20,7 +20,7 @@ from bridle.feed import feed
 from bridle.proxy.server import ProxyServer
 from bridle.proxy.settings import ProxySettings
 from bridle.reconstruct.episodes import build_episode
-from bridle.reconstruct.policy import DEFAULT_POLICY, TrainablePolicy
+from bridle.reconstruct.samples.policy import DEFAULT_POLICY, TrainablePolicy
 from bridle.store.operations import deliveries
 from bridle.store.reading.queries import Reader
 

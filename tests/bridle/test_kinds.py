@@ -11,7 +11,7 @@ import pytest
 from click.testing import Result
 
 from bridle.reconstruct import open_store
-from bridle.reconstruct.derived import kept_samples
+from bridle.reconstruct.samples.sample_store import kept_samples
 from bridle.store.reading.queries import Reader
 from bridle.store.records import CallKind
 

@@ -19,7 +19,7 @@ from bridle.harnesses.rollout import Job, Settings
 from bridle.harnesses.runtimes.local import LocalRuntime
 from bridle.harnesses.tasks import Task
 from bridle.harnesses.verifiers import ExactAnswer
-from bridle.reconstruct.samples import Episode
+from bridle.reconstruct.samples.sample import Episode
 from bridle.rollouts import Rollouts
 from bridle.store.reading.queries import Reader
 from bridle.trainer.collector import Collector

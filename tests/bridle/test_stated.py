@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from bridle.reconstruct.policy import DEFAULT_POLICY, TrainablePolicy
 from bridle.reconstruct.rewards import Aggregation
+from bridle.reconstruct.samples.policy import DEFAULT_POLICY, TrainablePolicy
 from bridle.store.reading.queries import Reader
 from bridle.store.records import RunRecord
 from bridle.store.writing.writer import Writer

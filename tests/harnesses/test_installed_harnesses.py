@@ -35,7 +35,7 @@ from bridle.harnesses.verifiers import CommandVerifier, NumberAnswer, RegexAnswe
 from bridle.proxy.server import ProxyServer
 from bridle.proxy.settings import ProxySettings
 from bridle.reconstruct.audit import audit_session
-from bridle.reconstruct.kinds import with_kinds
+from bridle.reconstruct.kinds.kinds import with_kinds
 from bridle.reproduce import editing
 from bridle.store.reading.queries import Reader
 from bridle.store.records import CallKind, CallStatus

@@ -30,7 +30,7 @@ from bridle.harnesses.verifiers import RegexAnswer
 from bridle.proxy.server import ProxyServer
 from bridle.proxy.settings import ProxySettings
 from bridle.reconstruct.audit import audit_session
-from bridle.reconstruct.kinds import with_kinds
+from bridle.reconstruct.kinds.kinds import with_kinds
 from bridle.store.reading.queries import CallRow, Reader
 from bridle.store.records import CallKind
 

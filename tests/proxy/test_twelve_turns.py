@@ -17,7 +17,7 @@ from langchain_openai import ChatOpenAI
 
 from bridle.engine.scripted import Reply, ScriptedCall
 from bridle.reconstruct.audit import audit_session
-from bridle.reconstruct.tree import SessionTree
+from bridle.reconstruct.session import SessionTree
 from bridle.store.records import BreakReason, CallStatus, Continuation
 from bridle.trainer.tiny import train_tokenizer
 

@@ -9,10 +9,10 @@ from sqlalchemy import event, insert, select, update
 from sqlalchemy.exc import IntegrityError
 
 from bridle.reconstruct.audit import Findings, audit, audit_session, check_samples
-from bridle.reconstruct.builders import build
 from bridle.reconstruct.episodes import build_episode
-from bridle.reconstruct.policy import DEFAULT_POLICY
-from bridle.reconstruct.tree import BrokenTree, SessionTree
+from bridle.reconstruct.samples.builders import build
+from bridle.reconstruct.samples.policy import DEFAULT_POLICY
+from bridle.reconstruct.session import BrokenTree, SessionTree
 from bridle.store.encoding.packing import (
     EXPONENTS,
     HALVES,

@@ -17,9 +17,9 @@ from bridle.reconstruct.audit import (
     check_samples,
     check_spans,
 )
-from bridle.reconstruct.builders import BUILDERS, build
-from bridle.reconstruct.policy import DEFAULT_POLICY
-from bridle.reconstruct.tree import BrokenTree, SessionTree
+from bridle.reconstruct.samples.builders import BUILDERS, build
+from bridle.reconstruct.samples.policy import DEFAULT_POLICY
+from bridle.reconstruct.session import BrokenTree, SessionTree
 from bridle.store.records import CallKind, SpanKind
 
 EXAMPLES = 60

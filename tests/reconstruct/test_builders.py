@@ -5,10 +5,10 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from bridle.reconstruct.audit import audit_session
-from bridle.reconstruct.builders import BUILDERS, add_up, build
-from bridle.reconstruct.policy import DEFAULT_POLICY, TrainablePolicy
-from bridle.reconstruct.samples import Conservation
-from bridle.reconstruct.tree import BrokenTree, SessionTree
+from bridle.reconstruct.samples.builders import BUILDERS, add_up, build
+from bridle.reconstruct.samples.policy import DEFAULT_POLICY, TrainablePolicy
+from bridle.reconstruct.samples.sample import Conservation
+from bridle.reconstruct.session import BrokenTree, SessionTree
 from bridle.store.records import CONSTRAINED, CallKind, CallStatus, Note, VersionRun
 
 

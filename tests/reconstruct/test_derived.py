@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from bridle.reconstruct.audit import audit_session
-from bridle.reconstruct.builders import BUILDERS, build
-from bridle.reconstruct.derived import derive, derive_again, kept_samples
-from bridle.reconstruct.kinds import classify, with_kinds
-from bridle.reconstruct.policy import TrainablePolicy, parse_failed
-from bridle.reconstruct.tree import BrokenTree, SessionTree
+from bridle.reconstruct.kinds.kinds import classify, with_kinds
+from bridle.reconstruct.samples.builders import BUILDERS, build
+from bridle.reconstruct.samples.policy import TrainablePolicy, parse_failed
+from bridle.reconstruct.samples.sample_store import derive, derive_again, kept_samples
+from bridle.reconstruct.session import BrokenTree, SessionTree
 from bridle.store.records import CallKind
 from bridle.store.schema.tables import spans
 

@@ -4,12 +4,12 @@ import datasets
 import numpy as np
 import pytest
 
-from bridle.reconstruct.builders import build
 from bridle.reconstruct.exports.chat_jsonl import export_chat
 from bridle.reconstruct.exports.parquet import export_parquet, read_samples
 from bridle.reconstruct.exports.selection import Selection
-from bridle.reconstruct.policy import TrainablePolicy
-from bridle.reconstruct.tree import SessionTree
+from bridle.reconstruct.samples.builders import build
+from bridle.reconstruct.samples.policy import TrainablePolicy
+from bridle.reconstruct.session import SessionTree
 from bridle.store.records import CallKind, CallStatus, Reward, TaskRecord
 
 TOOLS = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}]

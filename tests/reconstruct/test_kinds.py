@@ -8,10 +8,10 @@ import time
 import pytest
 
 from bridle.reconstruct.audit import audit_session
-from bridle.reconstruct.builders import build
-from bridle.reconstruct.kinds import classify
-from bridle.reconstruct.policy import DEFAULT_POLICY
-from bridle.reconstruct.tree import SessionTree
+from bridle.reconstruct.kinds.kinds import classify
+from bridle.reconstruct.samples.builders import build
+from bridle.reconstruct.samples.policy import DEFAULT_POLICY
+from bridle.reconstruct.session import SessionTree
 from bridle.store.records import BreakReason, CallKind, CallStatus
 
 SUMMARY = "We looked at both files, found the first one wrong, and mended it as was asked. " * 2

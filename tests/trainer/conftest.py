@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 
-from bridle.reconstruct.samples import Conservation, Episode, Sample
+from bridle.reconstruct.samples.sample import Conservation, Episode, Sample
 from bridle.store.records import CallKind, Reward, SessionRecord
 from bridle.trainer.model import load_policy
 from bridle.trainer.tiny import TinyShape, make_policy, train_tokenizer

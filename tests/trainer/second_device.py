@@ -23,7 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, return_and_correct_a
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
-from bridle.reconstruct.samples import Conservation, Episode, Sample
+from bridle.reconstruct.samples.sample import Conservation, Episode, Sample
 from bridle.store.records import CallKind, Reward, SessionRecord
 from bridle.trainer.compute import choose_device
 from bridle.trainer.config import (

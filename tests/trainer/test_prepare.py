@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bridle.reconstruct.samples import Conservation
+from bridle.reconstruct.samples.sample import Conservation
 from bridle.store.records import Reward
 from bridle.trainer.config import AdvantageConfig, FilterConfig, GrpoConfig
 from bridle.trainer.filters import ConservationError

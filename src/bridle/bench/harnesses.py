@@ -24,10 +24,10 @@ from bridle.harnesses.runtimes import LocalRuntime
 from bridle.proxy.server import ProxyServer
 from bridle.proxy.settings import ProxySettings
 from bridle.reconstruct.audit import audit_session
-from bridle.reconstruct.builders import build
-from bridle.reconstruct.kinds import with_kinds
-from bridle.reconstruct.policy import TrainablePolicy
-from bridle.reconstruct.tree import SessionTree
+from bridle.reconstruct.kinds.kinds import with_kinds
+from bridle.reconstruct.samples.builders import build
+from bridle.reconstruct.samples.policy import TrainablePolicy
+from bridle.reconstruct.session import SessionTree
 from bridle.store.reading.queries import CallRow, Reader
 from bridle.store.records import BreakReason, CallKind, CallStatus, Continuation
 

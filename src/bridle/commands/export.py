@@ -11,12 +11,12 @@ import typer
 
 from bridle.options import HarnessOption, JsonOption, RunOption, StoreOption
 from bridle.reading import nothing_found, reader, require_run
-from bridle.reconstruct.builders import BUILDERS
 from bridle.reconstruct.exports.card import write_card
 from bridle.reconstruct.exports.conditions import BadCondition, Condition
 from bridle.reconstruct.exports.formats import Format
 from bridle.reconstruct.exports.formats import export as write
 from bridle.reconstruct.exports.selection import ExportReport, Selection, select
+from bridle.reconstruct.samples.builders import BUILDERS
 from bridle.store.reading.queries import Reader
 from bridle.terminal import fail, out, print_json
 

@@ -9,8 +9,8 @@ import typer
 
 from bridle.options import JsonOption, StoreOption
 from bridle.reading import one_session, reader, require_turn
-from bridle.reconstruct.derived import derive_again
-from bridle.reconstruct.kinds import classify
+from bridle.reconstruct.kinds.kinds import classify
+from bridle.reconstruct.samples.sample_store import derive_again
 from bridle.store.records import CallKind
 from bridle.store.writing.writer import Writer
 from bridle.terminal import fail, out, print_json

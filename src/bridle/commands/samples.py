@@ -11,10 +11,10 @@ import typer
 
 from bridle.options import JsonOption, StoreOption
 from bridle.reading import one_session, reader
-from bridle.reconstruct.builders import BUILDERS, add_up
-from bridle.reconstruct.derived import derive
-from bridle.reconstruct.policy import TrainablePolicy
-from bridle.reconstruct.tree import BrokenTree
+from bridle.reconstruct.samples.builders import BUILDERS, add_up
+from bridle.reconstruct.samples.policy import TrainablePolicy
+from bridle.reconstruct.samples.sample_store import derive
+from bridle.reconstruct.session import BrokenTree
 from bridle.terminal import fail, out, print_json
 
 

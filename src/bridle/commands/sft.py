@@ -97,7 +97,7 @@ def _examples(
     from bridle.engine.tokenizer import Tokenizer
     from bridle.reconstruct.episodes import build_episode
     from bridle.reconstruct.exports.selection import ExportReport, Selection, select
-    from bridle.reconstruct.tree import BrokenTree
+    from bridle.reconstruct.session import BrokenTree
     from bridle.trainer.sft_data import (
         examples_from_episodes,
         examples_from_jsonl,

@@ -12,7 +12,7 @@ from bridle.commands.sessions import summaries
 from bridle.options import JsonOption, StoreOption
 from bridle.reading import one_session, reader
 from bridle.reconstruct.exports.conditions import OPEN
-from bridle.reconstruct.kinds import classify
+from bridle.reconstruct.kinds.kinds import classify
 from bridle.reconstruct.rewards import turn_rewards
 from bridle.store.reading.queries import CallRow, Reader
 from bridle.store.records import CallKind

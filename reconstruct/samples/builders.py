@@ -23,9 +23,9 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from bridle.reconstruct.policy import TrainablePolicy, untrainable, version_reason
-from bridle.reconstruct.samples import Conservation, Sample
-from bridle.reconstruct.tree import Branch, Piece, SessionTree
+from bridle.reconstruct.samples.policy import TrainablePolicy, untrainable, version_reason
+from bridle.reconstruct.samples.sample import Conservation, Sample
+from bridle.reconstruct.session import Branch, Piece, SessionTree
 from bridle.store.reading.queries import CallRow, SpanRow
 from bridle.store.records import Span, SpanKind, VersionRun
 from bridle.store.tree import DETACHED

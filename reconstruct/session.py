@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from bridle.reconstruct.kinds import with_kinds
+from bridle.reconstruct.kinds.kinds import with_kinds
 from bridle.store.errors import NotFound
 from bridle.store.reading.queries import CallRow, Reader, SpanRow
 from bridle.store.records import Span, SpanKind, TokenIds

@@ -14,10 +14,10 @@ from typing import Any
 
 from sqlalchemy import delete, insert, select
 
-from bridle.reconstruct.builders import BUILDER_VERSION, Built, Segment, assemble, build
-from bridle.reconstruct.policy import DEFAULT_POLICY, TrainablePolicy
-from bridle.reconstruct.samples import Sample
-from bridle.reconstruct.tree import BrokenTree, Piece, SessionTree
+from bridle.reconstruct.samples.builders import BUILDER_VERSION, Built, Segment, assemble, build
+from bridle.reconstruct.samples.policy import DEFAULT_POLICY, TrainablePolicy
+from bridle.reconstruct.samples.sample import Sample
+from bridle.reconstruct.session import BrokenTree, Piece, SessionTree
 from bridle.store.reading.queries import Reader
 from bridle.store.records import new_id
 from bridle.store.schema.database import transaction
@@ -32,7 +32,7 @@ def derive(
 ) -> Built:
     """Makes a session's samples and keeps them instead of those that the builder made before.
 
-    Raises :class:`bridle.reconstruct.tree.BrokenTree`, and ``KeyError`` for an unknown builder.
+    Raises :class:`bridle.reconstruct.session.BrokenTree`, and ``KeyError`` for an unknown builder.
     """
     built = build(SessionTree.load(reader, session_id), policy, builder)
     now = time.time()
@@ -73,7 +73,7 @@ def kept_samples(
 ) -> tuple[TrainablePolicy | None, list[Sample]]:
     """The session's kept samples and their policy; ``None`` when none are kept.
 
-    Raises :class:`bridle.reconstruct.tree.BrokenTree` when they hang on spans that are not there.
+    Raises :class:`bridle.reconstruct.session.BrokenTree` when they hang on spans that are not there.
     """
     rows = [row for row in _rows(reader, session_id) if row["builder"] == builder]
     if not rows:
