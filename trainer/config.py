@@ -46,7 +46,7 @@ class ComputeConfig:
 
 @dataclass(frozen=True, slots=True)
 class LoraConfig:
-    """Adapters of low rank, trained instead of the weights (:mod:`bridle.trainer.adapters`)."""
+    """Adapters of low rank, trained instead of the weights (:mod:`bridle.trainer.policy.lora`)."""
 
     rank: Natural = 0
     """0: none, all weights are trained."""
@@ -121,7 +121,7 @@ class FilterConfig:
 
 @dataclass(frozen=True, slots=True)
 class LossConfig:
-    """The policy-gradient loss. Formulas stand in :mod:`bridle.trainer.losses`."""
+    """The policy-gradient loss. Formulas stand in :mod:`bridle.trainer.losses.losses`."""
 
     name: LossName = "clip"
     clip_low: Share = 0.2
@@ -129,7 +129,7 @@ class LossConfig:
     clip_high: AtLeastZero = 0.28
     """ε above 1, larger than ``clip_low`` in DAPO (clip-higher). 4e-4 for GSPO."""
     weighting: Weighting = "session"
-    """How tokens are weighed against each other; see :mod:`bridle.trainer.weighting`."""
+    """How tokens are weighed against each other; see :mod:`bridle.trainer.credit.weighting`."""
     constant_tokens: Count = 1024
     """Normaliser L of ``weighting="constant"`` (Dr. GRPO): tokens per session."""
     importance_cap: AboveZero | None = 2.0

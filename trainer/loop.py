@@ -16,19 +16,19 @@ from pathlib import Path
 from typing import Protocol
 
 from bridle.store.records import PolicyRecord
-from bridle.trainer.checkpoint import (
+from bridle.trainer.batch.prepare import prepare
+from bridle.trainer.collector import Collect, Collector
+from bridle.trainer.config import GrpoConfig
+from bridle.trainer.learner.checkpoint import (
     CheckpointError,
     Progress,
     checkpoints,
 )
-from bridle.trainer.collector import Collect, Collector
-from bridle.trainer.config import GrpoConfig
-from bridle.trainer.learner import AnyLearner
+from bridle.trainer.learner.learner import AnyLearner
+from bridle.trainer.learner.optimizer import learning_rate
 from bridle.trainer.metrics import MetricSink
-from bridle.trainer.optimizer import learning_rate
-from bridle.trainer.prepare import prepare
+from bridle.trainer.policy.weights import Policy
 from bridle.trainer.report import StepReport
-from bridle.trainer.weights import Policy
 
 log = logging.getLogger(__name__)
 
@@ -83,7 +83,7 @@ class GrpoLoop:
     def resume(self) -> Progress:
         """Go on from the newest checkpoint in ``directory``.
 
-        Raises :class:`bridle.trainer.checkpoint.CheckpointError` when there is none or it does not fit.
+        Raises :class:`bridle.trainer.learner.checkpoint.CheckpointError` when there is none or it does not fit.
         """
         found = checkpoints(self._directory)
         if not found:

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from bridle.store.records import PolicyRecord
-from bridle.trainer.prepare import PreparedStep
-from bridle.trainer.update import UpdateStats
+from bridle.trainer.batch.prepare import PreparedStep
+from bridle.trainer.learner.update import UpdateStats
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,17 +27,17 @@ from bridle.stack import Stack
 from bridle.store.reading.queries import Reader
 from bridle.store.records import PolicyRecord
 from bridle.store.writing.writer import Writer
-from bridle.trainer.checkpoint import POLICY_DIRECTORY, checkpoints
-from bridle.trainer.compute import UnsupportedCompute, choose_devices
 from bridle.trainer.config import GrpoConfig
-from bridle.trainer.learner_group import learning
+from bridle.trainer.learner.checkpoint import POLICY_DIRECTORY, checkpoints
+from bridle.trainer.learner.group import learning
 from bridle.trainer.loop import GrpoLoop
 from bridle.trainer.metrics import SinkGroup, StoreSink, TensorBoardSink
-from bridle.trainer.publish import Publisher, default_probes
-from bridle.trainer.replicas import ReplicaPublisher
+from bridle.trainer.policy.compute import UnsupportedCompute, choose_devices
+from bridle.trainer.policy.weights import Weights
+from bridle.trainer.publish.publisher import Publisher, default_probes
+from bridle.trainer.publish.replicas import ReplicaPublisher
+from bridle.trainer.publish.transfer import TransferPublisher
 from bridle.trainer.report import StepReport
-from bridle.trainer.transfer import TransferPublisher
-from bridle.trainer.weights import Weights
 
 log = logging.getLogger(__name__)
 
@@ -77,7 +77,7 @@ def stated(config: GrpoConfig) -> dict[str, Any]:
 
 
 def require_devices(config: GrpoConfig) -> None:
-    """Raises :class:`bridle.trainer.compute.UnsupportedCompute` where ``config`` names devices that are
+    """Raises :class:`bridle.trainer.policy.compute.UnsupportedCompute` where ``config`` names devices that are
     not here, or that cannot train so."""
     devices = choose_devices(config.compute.device)
     if len(devices) > 1 and config.publish.through == "transfer":
@@ -97,7 +97,7 @@ def train(
 
     ``stack`` must serve ``plan.policy``, or a version of it that an earlier attempt published; a
     resumed run publishes its own weights first. ``on_step`` may return true to stop. Interrupting
-    leaves a checkpoint of the last whole step. Raises :class:`bridle.trainer.compute.UnsupportedCompute`,
+    leaves a checkpoint of the last whole step. Raises :class:`bridle.trainer.policy.compute.UnsupportedCompute`,
     and what its parts raise.
     """
     require_devices(plan.config)

@@ -11,7 +11,7 @@ import pytest
 from click.testing import Result
 
 from bridle.bench import continuation, store, vllm
-from bridle.trainer.tiny import TinyShape, make_policy, train_tokenizer
+from bridle.trainer.policy.tiny import TinyShape, make_policy, train_tokenizer
 
 
 @pytest.mark.parametrize("name", ["continuation", "harnesses", "vllm"])

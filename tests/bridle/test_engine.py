@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from click.testing import Result
 
-from bridle.trainer.tiny import TinyShape, make_policy
+from bridle.trainer.policy.tiny import TinyShape, make_policy
 
 Bridle = Callable[..., Result]
 

@@ -19,7 +19,7 @@ from bridle.proxy.server import ProxyServer
 from bridle.proxy.settings import ProxySettings
 from bridle.reconstruct import open_store
 from bridle.store.operations import deliveries
-from bridle.trainer.tiny import TinyShape, make_policy
+from bridle.trainer.policy.tiny import TinyShape, make_policy
 
 PAGE = Path(__file__).parents[2] / "docs" / "data.md"
 

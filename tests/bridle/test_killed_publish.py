@@ -25,7 +25,7 @@ from bridle.store.reading.queries import Reader
 from bridle.store.records import PolicyRecord, RunRecord
 from bridle.store.writing.writer import Writer
 from bridle.trainer.config import GrpoConfig
-from bridle.trainer.tiny import TinyShape, make_policy, train_tokenizer
+from bridle.trainer.policy.tiny import TinyShape, make_policy, train_tokenizer
 from bridle.training import TrainingPlan, train
 
 KILLED = """
@@ -33,8 +33,8 @@ import os, signal, sys
 from pathlib import Path
 import torch
 from bridle.stack import Stack, StackError
-from bridle.trainer.model import load_policy, vocabulary_size
-from bridle.trainer.publish import Publisher, default_probes
+from bridle.trainer.policy.model import load_policy, vocabulary_size
+from bridle.trainer.publish.publisher import Publisher, default_probes
 
 engine_url, proxy_url, policy, published, where = sys.argv[1:]
 stack = Stack(engine_url, proxy_url)

@@ -16,9 +16,9 @@ from click.testing import Result
 
 from bridle.harnesses.runtimes.base import NotLaunchable
 from bridle.services import ServiceFailed
-from bridle.trainer.checkpoint import CheckpointError
-from bridle.trainer.swap import PublishError
-from bridle.trainer.tiny import TinyShape, make_policy, train_tokenizer
+from bridle.trainer.learner.checkpoint import CheckpointError
+from bridle.trainer.policy.tiny import TinyShape, make_policy, train_tokenizer
+from bridle.trainer.publish.swap import PublishError
 
 Bridle = Callable[..., Result]
 

@@ -15,10 +15,10 @@ from bridle.proxy.server import ProxyServer
 from bridle.proxy.settings import ProxySettings
 from bridle.stack import Stack
 from bridle.store.reading.queries import Reader
-from bridle.trainer.model import load_policy, vocabulary_size
-from bridle.trainer.publish import default_probes
-from bridle.trainer.replicas import ReplicaPublisher
-from bridle.trainer.tiny import TinyShape, make_policy, train_tokenizer
+from bridle.trainer.policy.model import load_policy, vocabulary_size
+from bridle.trainer.policy.tiny import TinyShape, make_policy, train_tokenizer
+from bridle.trainer.publish.publisher import default_probes
+from bridle.trainer.publish.replicas import ReplicaPublisher
 
 QUESTION = [{"role": "user", "content": "?"}]
 

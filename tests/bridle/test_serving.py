@@ -12,7 +12,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from bridle.trainer.tiny import TinyShape, make_policy, train_tokenizer
+from bridle.trainer.policy.tiny import TinyShape, make_policy, train_tokenizer
 
 LEAVES = """
 import asyncio, sys, time

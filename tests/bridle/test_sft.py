@@ -21,9 +21,9 @@ from bridle.engine.tokenizer import Tokenizer
 from bridle.proxy.server import ProxyServer
 from bridle.proxy.settings import ProxySettings
 from bridle.reconstruct.exports.formats import Format
-from bridle.trainer.model import load_policy, vocabulary_size
-from bridle.trainer.sft_data import examples_from_jsonl, examples_from_parquet
-from bridle.trainer.tiny import TinyShape, make_policy
+from bridle.trainer.policy.model import load_policy, vocabulary_size
+from bridle.trainer.policy.tiny import TinyShape, make_policy
+from bridle.trainer.sft.data import examples_from_jsonl, examples_from_parquet
 
 Bridle = Callable[..., Result]
 

@@ -16,9 +16,9 @@ from bridle.engine.embedded import EmbeddedEngine
 from bridle.stack import Stack
 from bridle.store.reading.queries import Reader
 from bridle.store.schema.database import migrate
-from bridle.trainer.compute import UnsupportedCompute
 from bridle.trainer.config import ComputeConfig, GrpoConfig, PublishConfig
-from bridle.trainer.tiny import TinyShape, make_policy, train_tokenizer
+from bridle.trainer.policy.compute import UnsupportedCompute
+from bridle.trainer.policy.tiny import TinyShape, make_policy, train_tokenizer
 from bridle.training import TrainingPlan, train
 
 AGENT = """

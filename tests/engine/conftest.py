@@ -12,7 +12,7 @@ import torch
 
 from bridle.engine.embedded import EmbeddedEngine
 from bridle.engine.tokenizer import Tokenizer
-from bridle.trainer.tiny import TinyShape, make_policy, train_tokenizer
+from bridle.trainer.policy.tiny import TinyShape, make_policy, train_tokenizer
 
 WORDS = "look the key up then add what it says to seven and answer naïve 日本 😀"
 

@@ -19,7 +19,7 @@ from bridle.proxy.continuation.prompt import Prompt
 from bridle.proxy.lineage.lineage import Conversations, Link, Sampled, Turn
 from bridle.proxy.wire.canonical import Message, Minted, Request, ToolCall
 from bridle.store.records import CallStatus, TokenIds, new_id
-from bridle.trainer.tiny import SPECIAL_TOKENS, train_tokenizer
+from bridle.trainer.policy.tiny import SPECIAL_TOKENS, train_tokenizer
 
 TEMPLATES = Path(__file__).parent / "templates"
 

@@ -17,8 +17,8 @@ import torch
 
 from bridle.reconstruct.samples.sample import Conservation, Episode, Sample
 from bridle.store.records import CallKind, Reward, SessionRecord
-from bridle.trainer.model import load_policy
-from bridle.trainer.tiny import TinyShape, make_policy, train_tokenizer
+from bridle.trainer.policy.model import load_policy
+from bridle.trainer.policy.tiny import TinyShape, make_policy, train_tokenizer
 
 VOCABULARY = 64
 

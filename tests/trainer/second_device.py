@@ -25,7 +25,6 @@ from torch.utils.backend_registration import _setup_privateuseone_for_python_bac
 
 from bridle.reconstruct.samples.sample import Conservation, Episode, Sample
 from bridle.store.records import CallKind, Reward, SessionRecord
-from bridle.trainer.compute import choose_device
 from bridle.trainer.config import (
     ComputeConfig,
     GrpoConfig,
@@ -35,18 +34,19 @@ from bridle.trainer.config import (
     PackingConfig,
     SftConfig,
 )
-from bridle.trainer.learner import Learner
+from bridle.trainer.learner.learner import Learner
 from bridle.trainer.loop import GrpoLoop
-from bridle.trainer.model import (
+from bridle.trainer.policy.compute import choose_device
+from bridle.trainer.policy.model import (
     ON_CPU,
     checkpoint_tensors,
     load_policy,
     score_sequence,
     trainable_policy,
 )
-from bridle.trainer.sft import train_sft
-from bridle.trainer.sft_data import SftExample
-from bridle.trainer.tiny import TinyShape, make_policy
+from bridle.trainer.policy.tiny import TinyShape, make_policy
+from bridle.trainer.sft.data import SftExample
+from bridle.trainer.sft.sft import train_sft
 
 NAME = "second"
 VOCABULARY = 64

@@ -14,11 +14,17 @@ from transformers import AutoModelForCausalLM, MambaConfig, MambaForCausalLM, Qw
 from bridle.engine.client import EngineClient
 from bridle.engine.embedded import EmbeddedEngine
 from bridle.engine.embedded.model import load_model
-from bridle.trainer.adapters import adapters, merged_state
-from bridle.trainer.checkpoint import CheckpointError, Progress, load_checkpoint, save_checkpoint
 from bridle.trainer.config import ComputeConfig, LoraConfig, OptimizerConfig, SftConfig
-from bridle.trainer.learner import Learner
-from bridle.trainer.model import (
+from bridle.trainer.learner.checkpoint import (
+    CheckpointError,
+    Progress,
+    load_checkpoint,
+    save_checkpoint,
+)
+from bridle.trainer.learner.learner import Learner
+from bridle.trainer.learner.optimizer import make_optimizer
+from bridle.trainer.policy.lora import adapters, merged_state
+from bridle.trainer.policy.model import (
     ON_CPU,
     UnsupportedModel,
     checkpoint_tensors,
@@ -28,11 +34,10 @@ from bridle.trainer.model import (
     trainable_policy,
     vocabulary_size,
 )
-from bridle.trainer.optimizer import make_optimizer
-from bridle.trainer.publish import MemoryPublisher, Publisher, default_probes
-from bridle.trainer.replicas import ReplicaPublisher
-from bridle.trainer.sft import train_sft
-from bridle.trainer.sft_data import SftExample
+from bridle.trainer.publish.publisher import MemoryPublisher, Publisher, default_probes
+from bridle.trainer.publish.replicas import ReplicaPublisher
+from bridle.trainer.sft.data import SftExample
+from bridle.trainer.sft.sft import train_sft
 
 IDS = np.arange(5, 40)
 LORA = LoraConfig(rank=4, alpha=8)

@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bridle.trainer.advantages import advantages_by_group, group_advantages
+from bridle.trainer.credit.advantages import advantages_by_group, group_advantages
 
 rewards = st.lists(st.integers(-8, 8).map(lambda n: n / 4), min_size=1, max_size=9).map(
     lambda values: np.asarray(values, dtype=np.float64)

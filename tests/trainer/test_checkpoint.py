@@ -10,17 +10,17 @@ import pytest
 import torch
 from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
-from bridle.trainer.checkpoint import (
+from bridle.trainer.config import OptimizerConfig
+from bridle.trainer.learner.checkpoint import (
     CheckpointError,
     Progress,
     checkpoints,
     load_checkpoint,
     save_checkpoint,
 )
-from bridle.trainer.config import OptimizerConfig
-from bridle.trainer.durable import NotWritten, atomic_directory
-from bridle.trainer.model import load_policy
-from bridle.trainer.optimizer import make_optimizer
+from bridle.trainer.learner.optimizer import make_optimizer
+from bridle.trainer.policy.durable import NotWritten, atomic_directory
+from bridle.trainer.policy.model import load_policy
 
 
 def train(model, optimizer, steps):

@@ -15,10 +15,11 @@ from torch.distributed import HashStore
 from torch.distributed.device_mesh import init_device_mesh
 from transformers import AutoConfig, AutoModelForCausalLM, OPTConfig
 
-from bridle.trainer.compute import UnsupportedCompute, choose_device, choose_devices, place
+from bridle.trainer.batch.packing import make_packs
 from bridle.trainer.config import ComputeConfig, LoraConfig, PackingConfig, PublishConfig, SftConfig
-from bridle.trainer.learner import Learner
-from bridle.trainer.model import (
+from bridle.trainer.learner.learner import Learner
+from bridle.trainer.policy.compute import UnsupportedCompute, choose_device, choose_devices, place
+from bridle.trainer.policy.model import (
     ON_CPU,
     exact_packing,
     load_policy,
@@ -26,11 +27,10 @@ from bridle.trainer.model import (
     score_sequence,
     trainable_policy,
 )
-from bridle.trainer.packing import make_packs
-from bridle.trainer.sft import train_sft
-from bridle.trainer.sft_data import SftExample
-from bridle.trainer.sharding import Share, share_of
-from bridle.trainer.swap import TOLERANCE, TOLERANCE_IN_BFLOAT16, VerifiedSwap
+from bridle.trainer.policy.sharding import Share, share_of
+from bridle.trainer.publish.swap import TOLERANCE, TOLERANCE_IN_BFLOAT16, VerifiedSwap
+from bridle.trainer.sft.data import SftExample
+from bridle.trainer.sft.sft import train_sft
 
 IDS = np.arange(5, 60)
 IN_BFLOAT16 = ComputeConfig(device="cpu", precision="bfloat16")
@@ -79,7 +79,7 @@ def test_the_trainers_gpu_is_the_present_one(monkeypatch, device, present):
             return self
 
     made = []
-    monkeypatch.setattr("bridle.trainer.compute.choose_device", torch.device)
+    monkeypatch.setattr("bridle.trainer.policy.compute.choose_device", torch.device)
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: made.append(str(device)))
     place(OnGpu(2, 2), ComputeConfig(device=device))
     assert made == ([] if present is None else [present])
@@ -95,7 +95,7 @@ def test_an_accelerators_devices_are_counted_without_a_tensor_on_them(monkeypatc
 
 
 def test_several_devices_are_named_one_by_one_or_as_a_range(monkeypatch):
-    monkeypatch.setattr("bridle.trainer.compute.choose_device", torch.device)
+    monkeypatch.setattr("bridle.trainer.policy.compute.choose_device", torch.device)
     names = ["cuda", "cpu,cpu", "cuda:0-2", " cuda:1, cuda:3-4"]
     found = [[str(device) for device in choose_devices(name)] for name in names]
     assert found == [

@@ -13,8 +13,6 @@ import pytest
 import torch
 from transformers import AutoConfig, Lfm2Config, Lfm2ForCausalLM
 
-from bridle.trainer.checkpoint import CheckpointError, checkpoints
-from bridle.trainer.compute import UnsupportedCompute
 from bridle.trainer.config import (
     ComputeConfig,
     GrpoConfig,
@@ -24,13 +22,15 @@ from bridle.trainer.config import (
     PackingConfig,
     SftConfig,
 )
-from bridle.trainer.durable import NotWritten
-from bridle.trainer.learner_group import LearnerFailed, LearnerGroup, learning
+from bridle.trainer.learner.checkpoint import CheckpointError, checkpoints
+from bridle.trainer.learner.group import LearnerFailed, LearnerGroup, learning
 from bridle.trainer.loop import GrpoLoop
-from bridle.trainer.model import UnsupportedModel, load_policy
-from bridle.trainer.publish import default_probes
-from bridle.trainer.sft import train_sft
-from bridle.trainer.sft_data import SftExample
+from bridle.trainer.policy.compute import UnsupportedCompute
+from bridle.trainer.policy.durable import NotWritten
+from bridle.trainer.policy.model import UnsupportedModel, load_policy
+from bridle.trainer.publish.publisher import default_probes
+from bridle.trainer.sft.data import SftExample
+from bridle.trainer.sft.sft import train_sft
 
 BOTH = "cpu,cpu"
 CONFIG = GrpoConfig(

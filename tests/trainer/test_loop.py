@@ -16,7 +16,7 @@ from bridle.store.reading.queries import Reader
 from bridle.store.records import PolicyRecord, RunRecord
 from bridle.store.schema.database import migrate
 from bridle.store.writing.writer import Writer
-from bridle.trainer.checkpoint import CheckpointError, checkpoints
+from bridle.trainer.batch.filters import DropReason
 from bridle.trainer.config import (
     AdvantageConfig,
     CheckpointConfig,
@@ -27,11 +27,11 @@ from bridle.trainer.config import (
     OptimizerConfig,
     PackingConfig,
 )
-from bridle.trainer.filters import DropReason
-from bridle.trainer.learner import Learner
+from bridle.trainer.learner.checkpoint import CheckpointError, checkpoints
+from bridle.trainer.learner.learner import Learner
 from bridle.trainer.loop import GrpoLoop
 from bridle.trainer.metrics import SinkGroup, StoreSink, TensorBoardSink
-from bridle.trainer.model import ON_CPU, load_policy, trainable_policy
+from bridle.trainer.policy.model import ON_CPU, load_policy, trainable_policy
 
 PROMPTS = ([5, 9, 12], [5, 9, 30, 31])
 SAMPLED = 2

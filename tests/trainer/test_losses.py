@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from bridle.trainer.config import LossConfig
-from bridle.trainer.losses import LossStats, TokenTerms, importance_weights, k3, policy_loss
+from bridle.trainer.losses.losses import LossStats, TokenTerms, importance_weights, k3, policy_loss
 
 
 def terms(

@@ -11,11 +11,12 @@ from transformers import (
     Qwen3_5TextConfig,
 )
 
-from bridle.trainer import model as model_module
+from bridle.trainer.batch.packing import make_packs
 from bridle.trainer.config import ComputeConfig, GrpoConfig, LoraConfig, PackingConfig, SftConfig
-from bridle.trainer.learner import Learner
+from bridle.trainer.learner.learner import Learner
 from bridle.trainer.loop import GrpoLoop
-from bridle.trainer.model import (
+from bridle.trainer.policy import model as model_module
+from bridle.trainer.policy.model import (
     UnsupportedModel,
     exact_packing,
     load_policy,
@@ -24,9 +25,8 @@ from bridle.trainer.model import (
     score_sequence,
     trainable_policy,
 )
-from bridle.trainer.packing import make_packs
-from bridle.trainer.sft import train_sft
-from bridle.trainer.sft_data import SftExample
+from bridle.trainer.sft.data import SftExample
+from bridle.trainer.sft.sft import train_sft
 
 
 def a_pack():

@@ -2,7 +2,12 @@ import pytest
 import torch
 
 from bridle.trainer.config import OptimizerConfig
-from bridle.trainer.optimizer import clip_and_step, learning_rate, make_optimizer, set_learning_rate
+from bridle.trainer.learner.optimizer import (
+    clip_and_step,
+    learning_rate,
+    make_optimizer,
+    set_learning_rate,
+)
 
 
 def test_the_rate_warms_up_and_then_follows_its_schedule():

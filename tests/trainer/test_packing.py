@@ -6,11 +6,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bridle.trainer.attention import ancestor_mask, plan_blocks, subtree_ends, tree_attention
+from bridle.trainer.batch.attention import ancestor_mask, plan_blocks, subtree_ends, tree_attention
+from bridle.trainer.batch.packing import make_packs, trained_length
 from bridle.trainer.config import PackingConfig
-from bridle.trainer.model import score_pack, score_sequence
-from bridle.trainer.packing import make_packs, trained_length
-from bridle.trainer.sft_data import SftExample
+from bridle.trainer.policy.model import score_pack, score_sequence
+from bridle.trainer.sft.data import SftExample
 
 
 @st.composite

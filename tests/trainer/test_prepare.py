@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 
 from bridle.reconstruct.samples.sample import Conservation
 from bridle.store.records import Reward
+from bridle.trainer.batch.filters import ConservationError
+from bridle.trainer.batch.prepare import prepare
 from bridle.trainer.config import AdvantageConfig, FilterConfig, GrpoConfig
-from bridle.trainer.filters import ConservationError
-from bridle.trainer.prepare import prepare
-from bridle.trainer.rewards import session_reward
+from bridle.trainer.credit.rewards import session_reward
 
 
 @pytest.fixture

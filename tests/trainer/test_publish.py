@@ -9,9 +9,9 @@ import torch
 
 from bridle.engine.client import EngineRefused, EngineUnreachable
 from bridle.trainer.config import PublishConfig
-from bridle.trainer.model import load_policy, score_sequence
-from bridle.trainer.publish import Publisher, default_probes, weights_digest
-from bridle.trainer.swap import PublishError
+from bridle.trainer.policy.model import load_policy, score_sequence
+from bridle.trainer.publish.publisher import Publisher, default_probes, weights_digest
+from bridle.trainer.publish.swap import PublishError
 
 
 class LocalEngine:

@@ -10,14 +10,14 @@ import torch
 from bridle.engine.client import EngineClient
 from bridle.engine.embedded.engine import EmbeddedEngine
 from bridle.trainer.config import PublishConfig
-from bridle.trainer.model import load_policy
-from bridle.trainer.publish import MemoryPublisher, Publisher, default_probes
-from bridle.trainer.swap import PublishError
+from bridle.trainer.policy.model import load_policy
+from bridle.trainer.publish.publisher import MemoryPublisher, Publisher, default_probes
+from bridle.trainer.publish.swap import PublishError
 
 
 @pytest.fixture(params=[True, False], ids=["tied", "untied"])
 def directory(request, chat_directory, tmp_path):
-    from bridle.trainer.tiny import TinyShape, make_policy
+    from bridle.trainer.policy.tiny import TinyShape, make_policy
 
     directory = tmp_path / "initial"
     shutil.copytree(chat_directory, directory)

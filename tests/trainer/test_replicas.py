@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from bridle.engine.client import EngineRefused, EngineUnreachable
-from bridle.trainer.model import load_policy, score_sequence
-from bridle.trainer.publish import default_probes
-from bridle.trainer.replicas import ReplicaPublisher
-from bridle.trainer.swap import PublishError
+from bridle.trainer.policy.model import load_policy, score_sequence
+from bridle.trainer.publish.publisher import default_probes
+from bridle.trainer.publish.replicas import ReplicaPublisher
+from bridle.trainer.publish.swap import PublishError
 
 LOADING = threading.Lock()
 """Transformers loads one model at a time; real engines load in processes of their own."""

@@ -11,10 +11,9 @@ from tokenizers.processors import TemplateProcessing
 
 from bridle.engine.tokenizer import CHAT_TEMPLATE_FILE, Tokenizer
 from bridle.trainer.config import OptimizerConfig, PackingConfig, SftConfig
-from bridle.trainer.learner import Learner
-from bridle.trainer.model import load_policy, score_sequence
-from bridle.trainer.sft import steps_of, train_sft
-from bridle.trainer.sft_data import (
+from bridle.trainer.learner.learner import Learner
+from bridle.trainer.policy.model import load_policy, score_sequence
+from bridle.trainer.sft.data import (
     SftDataError,
     SftExample,
     example_from_text,
@@ -25,6 +24,7 @@ from bridle.trainer.sft_data import (
     with_context,
     without_shared,
 )
+from bridle.trainer.sft.sft import steps_of, train_sft
 
 CALL = {
     "id": "c1",

@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bridle.trainer.weighting import branch_token_weights
+from bridle.trainer.credit.weighting import branch_token_weights
 
 branches = st.lists(
     st.tuples(st.integers(0, 3), st.integers(0, 50), st.integers(0, 4).map(float)), min_size=1

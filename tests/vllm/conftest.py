@@ -76,7 +76,7 @@ class Weights:
     """Versions of a small policy; ``first`` is the directory of version 0."""
 
     def __init__(self, first: Path) -> None:
-        from bridle.trainer.tiny import TinyShape, make_policy
+        from bridle.trainer.policy.tiny import TinyShape, make_policy
 
         self.first = first
         shape = TinyShape(hidden=32, layers=1, heads=1, kv_heads=1, intermediate=64, context=128)
@@ -84,7 +84,7 @@ class Weights:
 
     def moved(self, seed: int = 1) -> Any:
         """A later version."""
-        from bridle.trainer.model import load_policy
+        from bridle.trainer.policy.model import load_policy
 
         model = load_policy(self.first)
         torch.manual_seed(seed)
@@ -95,7 +95,7 @@ class Weights:
 
     @staticmethod
     def values(model: Any) -> dict[str, torch.Tensor]:
-        from bridle.trainer.model import checkpoint_tensors
+        from bridle.trainer.policy.model import checkpoint_tensors
 
         return {name: tensor.clone() for name, tensor in checkpoint_tensors(model).items()}
 
@@ -146,7 +146,7 @@ def _conformance_policy(directory: Path) -> None:
 
 def _tied_policy(directory: Path) -> None:
     """Large enough that vLLM takes longer for a token than to hear of a pause."""
-    from bridle.trainer.tiny import TinyShape, make_policy, train_tokenizer
+    from bridle.trainer.policy.tiny import TinyShape, make_policy, train_tokenizer
 
     size = train_tokenizer(directory, ["a tale of one matrix"] * 4, vocab_size=400)
     shape = TinyShape(
@@ -157,7 +157,7 @@ def _tied_policy(directory: Path) -> None:
 
 def _policy_with_defaults(directory: Path) -> None:
     """Its files ask for a low temperature, as many published models' do."""
-    from bridle.trainer.tiny import TinyShape, make_policy, train_tokenizer
+    from bridle.trainer.policy.tiny import TinyShape, make_policy, train_tokenizer
 
     size = train_tokenizer(directory, ["a tale of one matrix"] * 4, vocab_size=400)
     make_policy(directory, TinyShape(context=4096), vocab_size=size, seed=6)
@@ -261,7 +261,7 @@ class Publishing:
     directory: Path
 
     def __post_init__(self) -> None:
-        from bridle.trainer.model import load_policy
+        from bridle.trainer.policy.model import load_policy
 
         self.model: Any = load_policy(self.origin)
 
@@ -276,13 +276,13 @@ class Publishing:
     def with_adapters(self) -> None:
         """From now on adapters are trained, and the weights below them are not."""
         from bridle.trainer.config import LoraConfig
-        from bridle.trainer.model import ON_CPU, trainable_policy
+        from bridle.trainer.policy.model import ON_CPU, trainable_policy
 
         self.model = trainable_policy(self.origin, ON_CPU, LoraConfig(rank=4))
 
     def publisher(self, control: VllmControl) -> Any:
         from bridle.trainer.config import PublishConfig
-        from bridle.trainer.publish import Publisher
+        from bridle.trainer.publish.publisher import Publisher
 
         return Publisher(
             control,
@@ -297,13 +297,13 @@ class Publishing:
 
     @property
     def probes(self) -> list[Any]:
-        from bridle.trainer.publish import default_probes
+        from bridle.trainer.publish.publisher import default_probes
 
         return default_probes(250)
 
     def scores(self, ids: Any) -> Any:
         """The trainer's logprobs of ``ids`` given their predecessors: ``float32[T-1]``."""
-        from bridle.trainer.model import score_sequence
+        from bridle.trainer.policy.model import score_sequence
 
         with torch.no_grad():
             return score_sequence(self.model, ids).numpy()
@@ -335,7 +335,7 @@ class Publishing:
 
     def transferring(self, engine: Any, told: Callable[[int], None] = lambda _version: None) -> Any:
         """As :meth:`publisher`, with weights from memory; ``told`` hears after vLLM is stamped."""
-        from bridle.trainer.transfer import TransferPublisher
+        from bridle.trainer.publish.transfer import TransferPublisher
 
         return TransferPublisher(
             {"engine": engine},
@@ -349,7 +349,7 @@ class Publishing:
 
     def publish_five(self) -> None:
         """Publish five versions, each held to 1e-3 scored and sampled, then the first again."""
-        from bridle.trainer.model import load_policy
+        from bridle.trainer.policy.model import load_policy
 
         with VllmControl(self.server.base_url) as control:
             first = control.policy_version() or 0
@@ -360,7 +360,7 @@ class Publishing:
     def transfer_three(self) -> None:
         """As :meth:`publish_five`, three and from memory."""
         from bridle.engine.vllm.transfer import VllmTransfer
-        from bridle.trainer.model import load_policy
+        from bridle.trainer.policy.model import load_policy
 
         with VllmTransfer(self.server.base_url) as engine:
             engine.require_transfers()

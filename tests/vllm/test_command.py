@@ -15,7 +15,7 @@ import httpx
 import pytest
 
 from bridle.engine.embedded import EmbeddedEngine
-from bridle.trainer.tiny import TinyShape, make_policy, train_tokenizer
+from bridle.trainer.policy.tiny import TinyShape, make_policy, train_tokenizer
 
 
 @pytest.fixture(scope="module")

@@ -18,8 +18,8 @@ from peft import LoraConfig, PeftModel, get_peft_model
 
 from bridle.engine.client import EngineRefused
 from bridle.engine.vllm import AdapterPublisher
-from bridle.trainer.model import load_policy, score_sequence
-from bridle.trainer.publish import default_probes
+from bridle.trainer.policy.model import load_policy, score_sequence
+from bridle.trainer.publish.publisher import default_probes
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
 

@@ -15,7 +15,7 @@ import torch
 
 from bridle.engine.tokenizer import Tokenizer
 from bridle.engine.vllm import Expectation, check_engine
-from bridle.trainer.model import load_policy, score_sequence
+from bridle.trainer.policy.model import load_policy, score_sequence
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
 

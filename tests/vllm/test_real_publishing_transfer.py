@@ -27,9 +27,9 @@ from bridle.store.reading.queries import Reader
 from bridle.store.records import RunRecord
 from bridle.store.writing.writer import Writer
 from bridle.trainer.config import GrpoConfig, PublishConfig
-from bridle.trainer.model import checkpoint_tensors
-from bridle.trainer.transfer import TransferPublisher
-from bridle.trainer.weights import ModelWeights
+from bridle.trainer.policy.model import checkpoint_tensors
+from bridle.trainer.policy.weights import ModelWeights
+from bridle.trainer.publish.transfer import TransferPublisher
 from bridle.training import TrainingPlan, _publisher
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]

@@ -19,7 +19,7 @@ from bridle.proxy.settings import ProxySettings
 from bridle.reconstruct.audit import audit
 from bridle.store.reading.queries import Reader
 from bridle.store.records import CallStatus
-from bridle.trainer.model import load_policy, save_policy
+from bridle.trainer.policy.model import load_policy, save_policy
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
 

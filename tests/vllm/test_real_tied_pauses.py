@@ -19,7 +19,7 @@ from bridle.proxy.server import ProxyServer
 from bridle.proxy.settings import ProxySettings
 from bridle.reconstruct.audit import audit
 from bridle.store.reading.queries import Reader
-from bridle.trainer.model import checkpoint_tensors, load_policy, save_policy, score_sequence
+from bridle.trainer.policy.model import checkpoint_tensors, load_policy, save_policy, score_sequence
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from bridle.engine.vllm import Expectation, VllmControl, check_engine
-from bridle.trainer.swap import PublishError
+from bridle.trainer.publish.swap import PublishError
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
 

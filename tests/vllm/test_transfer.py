@@ -34,7 +34,7 @@ from bridle.engine.vllm.inside.bridle_wire import (
     unpacked,
 )
 from bridle.engine.vllm.transfer import broadcast
-from bridle.trainer.publish import write_version
+from bridle.trainer.publish.publisher import write_version
 
 CPU = torch.device("cpu")
 

@@ -17,9 +17,9 @@ from torch import Tensor
 
 from bridle.engine.vllm.transfer import TransferFailed
 from bridle.trainer.config import PublishConfig
-from bridle.trainer.publish import default_probes, weights_digest, write_version
-from bridle.trainer.swap import PublishError
-from bridle.trainer.transfer import TransferPublisher
+from bridle.trainer.publish.publisher import default_probes, weights_digest, write_version
+from bridle.trainer.publish.swap import PublishError
+from bridle.trainer.publish.transfer import TransferPublisher
 
 
 @pytest.fixture

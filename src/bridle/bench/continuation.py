@@ -36,7 +36,7 @@ from bridle.proxy.server import ProxyServer
 from bridle.proxy.settings import ProxySettings
 from bridle.proxy.wire.canonical import Minted
 from bridle.store.records import CallStatus, new_id
-from bridle.trainer.tiny import TinyShape, make_policy, train_tokenizer
+from bridle.trainer.policy.tiny import TinyShape, make_policy, train_tokenizer
 
 CONTEXTS: Final = (8192, 32768, 131072)
 FIRST_TOKEN_CONTEXT: Final = 32768

@@ -11,9 +11,9 @@ from typing import Any, Literal
 import torch
 
 from bridle.engine.vllm.transfer import VllmTransfer
-from bridle.trainer.model import checkpoint_tensors, load_policy, vocabulary_size
-from bridle.trainer.publish import Publisher, default_probes
-from bridle.trainer.transfer import TransferPublisher
+from bridle.trainer.policy.model import checkpoint_tensors, load_policy, vocabulary_size
+from bridle.trainer.publish.publisher import Publisher, default_probes
+from bridle.trainer.publish.transfer import TransferPublisher
 
 
 class Stopwatch(VllmTransfer):

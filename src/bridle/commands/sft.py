@@ -23,7 +23,7 @@ from bridle.settings_file import SFT, SettingsError, chosen
 from bridle.terminal import fail, out
 
 if TYPE_CHECKING:
-    from bridle.trainer.sft_data import SftExample
+    from bridle.trainer.sft.data import SftExample
 
 
 def sft(
@@ -60,12 +60,12 @@ def sft(
         fail(f"{output} is there already and not empty: name another --out", 2)
     try:
         from bridle.trainer.config import SftConfig
-        from bridle.trainer.durable import NotWritten, atomic_directory
-        from bridle.trainer.learner_group import LearnerFailed, learning
-        from bridle.trainer.sft import train_sft
+        from bridle.trainer.learner.group import LearnerFailed, learning
+        from bridle.trainer.policy.durable import NotWritten, atomic_directory
+        from bridle.trainer.sft.sft import train_sft
     except ImportError as error:
         fail(f"training needs the training extra: pip install 'bridle[train]' ({error})")
-    from bridle.trainer.sft_data import SftDataError
+    from bridle.trainer.sft.data import SftDataError
 
     try:
         config = chosen(context, SftConfig, SFT, settings_file)
@@ -98,7 +98,7 @@ def _examples(
     from bridle.reconstruct.episodes import build_episode
     from bridle.reconstruct.exports.selection import ExportReport, Selection, select
     from bridle.reconstruct.session import BrokenTree
-    from bridle.trainer.sft_data import (
+    from bridle.trainer.sft.data import (
         examples_from_episodes,
         examples_from_jsonl,
         examples_from_parquet,

@@ -94,13 +94,13 @@ def train(
     from bridle.store.reading.queries import Reader
     from bridle.store.records import RunRecord, new_id
     from bridle.store.writing.writer import Writer
-    from bridle.trainer.checkpoint import CheckpointError
-    from bridle.trainer.compute import UnsupportedCompute
-    from bridle.trainer.durable import NotWritten
-    from bridle.trainer.learner_group import LearnerFailed
-    from bridle.trainer.model import UnsupportedModel, check_policy
+    from bridle.trainer.learner.checkpoint import CheckpointError
+    from bridle.trainer.learner.group import LearnerFailed
+    from bridle.trainer.policy.compute import UnsupportedCompute
+    from bridle.trainer.policy.durable import NotWritten
+    from bridle.trainer.policy.model import UnsupportedModel, check_policy
+    from bridle.trainer.publish.swap import PublishError
     from bridle.trainer.report import StepReport
-    from bridle.trainer.swap import PublishError
 
     leave_on_sigterm()
     try:

@@ -43,7 +43,7 @@ from bridle.trainer.config import (
     OptimizerConfig,
 )
 from bridle.trainer.report import StepReport
-from bridle.trainer.sft import SftStep
+from bridle.trainer.sft.sft import SftStep
 from bridle.training import TrainingPlan, train
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from bridle.options import EngineKind
-from bridle.trainer.tiny import TinyShape
+from bridle.trainer.policy.tiny import TinyShape
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from bridle.harnesses.tasks import Task
 from bridle.harnesses.verifiers import CommandVerifier
 from bridle.reproduce import editing
 from bridle.rollouts import Rollouts
-from bridle.trainer.tiny import TinyShape
+from bridle.trainer.policy.tiny import TinyShape
 
 LONGEST_REPLY: Final = 96
 """Tokens: a command is a fraction of it, and a policy that babbles must come to an end."""

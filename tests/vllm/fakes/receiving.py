@@ -14,7 +14,7 @@ from bridle_worker import BridleWorker
 
 from bridle.engine.client import EngineRefused
 from bridle.engine.vllm.transfer import Route, VllmTransfer
-from bridle.trainer.model import load_policy, score_sequence
+from bridle.trainer.policy.model import load_policy, score_sequence
 
 INFO = {
     "weight_transfer_config": {"backend": "bridle"},

@@ -13,7 +13,7 @@ token ``t`` is predicted from ``token_ids[:t]``, so its source is the forest's c
 
 Tokens stand in depth-first order: a subtree is a contiguous range, and every ancestor of a token in
 a range that lies before the range is an ancestor of the range's first token
-(:mod:`bridle.trainer.attention` rests on this).
+(:mod:`bridle.trainer.batch.attention` rests on this).
 
 Shared-prefix training: Tree Training (arXiv 2511.00413); AReaL's tree attention.
 """

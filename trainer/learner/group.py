@@ -1,7 +1,7 @@
 """A policy that is trained by several processes of this machine, each with a device.
 
 This process keeps no weights. It tells all of them the same at the same time, over a pipe each, and
-they compute together (:mod:`bridle.trainer.sharding`). So whatever interrupts this process, they finish
+they compute together (:mod:`bridle.trainer.policy.sharding`). So whatever interrupts this process, they finish
 what they were told, and stay of one mind; when this process is gone, so are they.
 """
 
@@ -33,16 +33,16 @@ from torch import distributed as dist
 from torch._C._distributed_c10d import FileStore
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from bridle.trainer.checkpoint import Progress
-from bridle.trainer.compute import UnsupportedCompute, choose_devices
+from bridle.trainer.batch.prepare import TrainItem
 from bridle.trainer.config import GrpoConfig, PackingConfig, SftConfig
-from bridle.trainer.learner import AnyLearner, Learner
-from bridle.trainer.model import load_policy, trainable_policy
-from bridle.trainer.prepare import TrainItem
-from bridle.trainer.sft_data import SftExample
-from bridle.trainer.sft_update import SftUpdate
-from bridle.trainer.update import UpdateStats
-from bridle.trainer.weights import Probes, Scores
+from bridle.trainer.learner.checkpoint import Progress
+from bridle.trainer.learner.learner import AnyLearner, Learner
+from bridle.trainer.learner.update import UpdateStats
+from bridle.trainer.policy.compute import UnsupportedCompute, choose_devices
+from bridle.trainer.policy.model import load_policy, trainable_policy
+from bridle.trainer.policy.weights import Probes, Scores
+from bridle.trainer.sft.data import SftExample
+from bridle.trainer.sft.update import SftUpdate
 
 Settings = GrpoConfig | SftConfig
 
@@ -64,7 +64,7 @@ class LearnerFailed(Exception):
 def learning(policy: Path, config: Settings) -> Iterator[AnyLearner]:
     """Whoever trains ``policy``: this process, or one for each device that ``config`` names.
 
-    Raises :class:`bridle.trainer.model.UnsupportedModel`, and :class:`UnsupportedCompute` also when its
+    Raises :class:`bridle.trainer.policy.model.UnsupportedModel`, and :class:`UnsupportedCompute` also when its
     memory does not suffice in the end.
     """
     devices = choose_devices(config.compute.device)
@@ -110,7 +110,7 @@ def _needs_reference(config: Settings) -> bool:
 class LearnerGroup:
     """Trains ``policy`` as ``config`` says in a process for each of ``devices``; a context manager.
 
-    Operations are those of :class:`bridle.trainer.learner.AnyLearner` and raise what those raise, or
+    Operations are those of :class:`bridle.trainer.learner.learner.AnyLearner` and raise what those raise, or
     :class:`LearnerFailed` when a process dies; then all of them are ended. One at a time computes.
     """
 

@@ -17,9 +17,9 @@ from rich.progress import (
 )
 
 from bridle.trainer.config import SftConfig
-from bridle.trainer.learner import AnyLearner
-from bridle.trainer.optimizer import learning_rate
-from bridle.trainer.sft_data import SftExample
+from bridle.trainer.learner.learner import AnyLearner
+from bridle.trainer.learner.optimizer import learning_rate
+from bridle.trainer.sft.data import SftExample
 
 
 @dataclass(frozen=True, slots=True)

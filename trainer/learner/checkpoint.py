@@ -20,10 +20,10 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from bridle.trainer.adapters import adapters, load_adapters, scaling
-from bridle.trainer.durable import atomic_directory
-from bridle.trainer.model import checkpoint_tensors, restore_policy, save_policy
-from bridle.trainer.sharding import gathered, gathered_state, own_state, share_of
+from bridle.trainer.policy.durable import atomic_directory
+from bridle.trainer.policy.lora import adapters, load_adapters, scaling
+from bridle.trainer.policy.model import checkpoint_tensors, restore_policy, save_policy
+from bridle.trainer.policy.sharding import gathered, gathered_state, own_state, share_of
 
 POLICY_DIRECTORY: Final = "policy"
 STATE_FILE: Final = "trainer.pt"

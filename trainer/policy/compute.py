@@ -19,7 +19,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from bridle.trainer.config import ComputeConfig
-from bridle.trainer.sharding import shard
+from bridle.trainer.policy.sharding import shard
 
 _RANGE: Final = re.compile(r"(\w+):(\d+)-(\d+)")
 _AUTOCAST: Final = "bridle_autocast"

@@ -9,7 +9,7 @@ from torch import nn
 from torch.optim import AdamW, Optimizer
 
 from bridle.trainer.config import OptimizerConfig
-from bridle.trainer.sharding import number
+from bridle.trainer.policy.sharding import number
 
 
 def make_optimizer(model: nn.Module, config: OptimizerConfig) -> AdamW:

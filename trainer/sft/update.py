@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from torch import nn
 from torch.optim import Optimizer
 
+from bridle.trainer.batch.packing import computed_tokens, make_packs
 from bridle.trainer.config import SftConfig
-from bridle.trainer.model import score_idly, score_pack
-from bridle.trainer.optimizer import clip_and_step
-from bridle.trainer.packing import computed_tokens, make_packs
-from bridle.trainer.sft_data import SftExample
-from bridle.trainer.sharding import share_of
+from bridle.trainer.learner.optimizer import clip_and_step
+from bridle.trainer.policy.model import score_idly, score_pack
+from bridle.trainer.policy.sharding import share_of
+from bridle.trainer.sft.data import SftExample
 
 
 @dataclass(frozen=True, slots=True)

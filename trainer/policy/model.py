@@ -26,12 +26,12 @@ from transformers.utils import logging as transformers_logging
 from bridle.engine.embedded.model import not_loadable
 from bridle.engine.tokenizer import CHAT_TEMPLATES_DIRECTORY
 from bridle.store.records import TokenIds
-from bridle.trainer.adapters import adapters, add_adapters, merged_state
-from bridle.trainer.attention import TREE_ATTENTION, plan_blocks
-from bridle.trainer.compute import choose_device, computing, in_bfloat16, is_rounded, place
+from bridle.trainer.batch.attention import TREE_ATTENTION, plan_blocks
+from bridle.trainer.batch.packing import IDLE, Index, Pack, make_packs
 from bridle.trainer.config import ComputeConfig, LoraConfig, PackingConfig
-from bridle.trainer.packing import IDLE, Index, Pack, make_packs
-from bridle.trainer.sharding import gathered, load_state, share_of, within_forward
+from bridle.trainer.policy.compute import choose_device, computing, in_bfloat16, is_rounded, place
+from bridle.trainer.policy.lora import adapters, add_adapters, merged_state
+from bridle.trainer.policy.sharding import gathered, load_state, share_of, within_forward
 
 log = logging.getLogger(__name__)
 
@@ -89,9 +89,9 @@ def load_policy(
     """The causal LM in ``directory``, ready for tree attention, in evaluation mode (no dropout).
 
     ``dtype`` is its weights', whatever ``compute`` says of forward passes. With a ``mesh`` it is
-    spread (:mod:`bridle.trainer.sharding`), and ``compute`` names this process's device. Raises
+    spread (:mod:`bridle.trainer.policy.sharding`), and ``compute`` names this process's device. Raises
     :class:`UnsupportedModel` when there is none, and for families that post-process their logits;
-    :class:`bridle.trainer.compute.UnsupportedCompute`.
+    :class:`bridle.trainer.policy.compute.UnsupportedCompute`.
     """
     return place(_read(directory, dtype), compute, mesh)
 

@@ -1,6 +1,6 @@
 """New weights to several engines as to one: those that fail are left behind, not waited for.
 
-Every engine makes the change-over of :mod:`bridle.trainer.swap` by itself, all at the same time, and is
+Every engine makes the change-over of :mod:`bridle.trainer.publish.swap` by itself, all at the same time, and is
 announced by itself. One that fails or is away keeps its earlier version, so that whoever spreads
 calls over the engines by version takes it out of rotation; the next publish brings it up to date.
 Only when no engine takes a version has the publish failed.
@@ -19,9 +19,9 @@ from numpy.typing import NDArray
 from bridle.engine.client import EngineError
 from bridle.store.records import PolicyRecord
 from bridle.trainer.config import PublishConfig
-from bridle.trainer.publish import Record, policy_record, prune, write_version
-from bridle.trainer.swap import EngineControl, PublishError, VerifiedSwap
-from bridle.trainer.weights import Policy
+from bridle.trainer.policy.weights import Policy
+from bridle.trainer.publish.publisher import Record, policy_record, prune, write_version
+from bridle.trainer.publish.swap import EngineControl, PublishError, VerifiedSwap
 
 Engine = TypeVar("Engine", bound=EngineControl)
 

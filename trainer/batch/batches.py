@@ -10,12 +10,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from bridle.trainer.batch.packing import Pack, make_packs
+from bridle.trainer.batch.prepare import TrainItem
 from bridle.trainer.config import GrpoConfig
-from bridle.trainer.losses import TokenTerms
-from bridle.trainer.model import TokenScores, score_idly, score_pack
-from bridle.trainer.packing import Pack, make_packs
-from bridle.trainer.prepare import TrainItem
-from bridle.trainer.weighting import branch_token_weights
+from bridle.trainer.credit.weighting import branch_token_weights
+from bridle.trainer.losses.losses import TokenTerms
+from bridle.trainer.policy.model import TokenScores, score_idly, score_pack
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from bridle.engine.client import EngineError
 from bridle.trainer.config import PublishConfig
-from bridle.trainer.weights import Policy, Probes, Scores, weights_of
+from bridle.trainer.policy.weights import Policy, Probes, Scores, weights_of
 
 log = logging.getLogger(__name__)
 

@@ -14,16 +14,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bridle.reconstruct.samples.sample import Episode, Sample
-from bridle.trainer.advantages import advantages_by_group, is_degenerate
-from bridle.trainer.config import GrpoConfig
-from bridle.trainer.filters import (
+from bridle.trainer.batch.filters import (
     DropReason,
     TokenAccount,
     account_of,
     not_trained,
     outside_the_baseline,
 )
-from bridle.trainer.rewards import session_reward
+from bridle.trainer.config import GrpoConfig
+from bridle.trainer.credit.advantages import advantages_by_group, is_degenerate
+from bridle.trainer.credit.rewards import session_reward
 
 _NOTHING: Final = np.zeros(0, np.int64)
 

@@ -2,7 +2,7 @@
 
 :class:`Publisher` writes a model directory ``v00000012/`` once, whole or not at all, and has the
 engine reload from it: any engine, in any process. :class:`MemoryPublisher` hands the tensors to an
-engine in this process. How the change-over is made and checked stands in :mod:`bridle.trainer.swap`.
+engine in this process. How the change-over is made and checked stands in :mod:`bridle.trainer.publish.swap`.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from torch import Tensor, nn
 from bridle.engine.client import EngineRefused
 from bridle.engine.embedded.model import WeightsMismatch
 from bridle.store.records import PolicyRecord
-from bridle.trainer.adapters import merged_state
 from bridle.trainer.config import PublishConfig
-from bridle.trainer.durable import atomic_directory
-from bridle.trainer.swap import EngineControl, PublishError, VerifiedSwap
-from bridle.trainer.weights import Policy, weights_of
+from bridle.trainer.policy.durable import atomic_directory
+from bridle.trainer.policy.lora import merged_state
+from bridle.trainer.policy.weights import Policy, weights_of
+from bridle.trainer.publish.swap import EngineControl, PublishError, VerifiedSwap
 
 Announce = Callable[[int], None]
 """Told the version that the engine serves from now on, while it is paused."""
@@ -170,7 +170,7 @@ def write_version(
 ) -> tuple[Path, str]:
     """``policy`` as ``v00000012/`` in ``directory``, whole or not at all; its path and digest.
 
-    ``tensors`` are written for its own weights (:func:`bridle.trainer.model.checkpoint_tensors`).
+    ``tensors`` are written for its own weights (:func:`bridle.trainer.policy.model.checkpoint_tensors`).
     """
     path = directory / f"v{version:08d}"
     with atomic_directory(path) as scratch:

@@ -16,7 +16,7 @@ from peft.tuners.lora import LoraLayer, ParamWrapper
 from torch import Tensor, nn
 
 from bridle.trainer.config import LoraConfig
-from bridle.trainer.sharding import own_part
+from bridle.trainer.policy.sharding import own_part
 
 _NAME: Final = "default"
 

@@ -1,13 +1,13 @@
 """New weights to engines from this process's memory, without a disk in between.
 
 The weights go to the engine while it still serves the old ones, and then change places with them in
-a pause (:mod:`bridle.trainer.swap`). Their directory is written afterwards, in the background, while the
+a pause (:mod:`bridle.trainer.publish.swap`). Their directory is written afterwards, in the background, while the
 engine serves on: it is what a restart begins with, and what a failed publish goes back to, so the
 next publish waits for it. Until it is written, an engine that is restarted comes back with the
 version before, and says so.
 
 Several engines are each sent the weights, all at the same time; one that fails is left behind as in
-:mod:`bridle.trainer.replicas`.
+:mod:`bridle.trainer.publish.replicas`.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from torch import Tensor
 
 from bridle.engine.client import EngineError
 from bridle.store.records import PolicyRecord
-from bridle.trainer.publish import policy_record, prune, write_version
-from bridle.trainer.replicas import Replicas
-from bridle.trainer.swap import EngineControl, PublishError
-from bridle.trainer.weights import Policy, weights_of
+from bridle.trainer.policy.weights import Policy, weights_of
+from bridle.trainer.publish.publisher import policy_record, prune, write_version
+from bridle.trainer.publish.replicas import Replicas
+from bridle.trainer.publish.swap import EngineControl, PublishError
 
 log = logging.getLogger(__name__)
 
@@ -45,7 +45,7 @@ class TransferEngine(EngineControl, Protocol):
 
 
 class TransferPublisher(Replicas[TransferEngine]):
-    """Publishes by transfer; made as :class:`bridle.trainer.replicas.Replicas` is, and a context manager,
+    """Publishes by transfer; made as :class:`bridle.trainer.publish.replicas.Replicas` is, and a context manager,
     which ends when the last directory is written.
 
     ``served`` is the directory of the version that was published last, once it is written. A

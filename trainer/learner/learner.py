@@ -1,6 +1,6 @@
 """What a run does with the policy that it trains.
 
-:class:`Learner` has all of it in this process; :class:`bridle.trainer.learner_group.LearnerGroup` spreads
+:class:`Learner` has all of it in this process; :class:`bridle.trainer.learner.group.LearnerGroup` spreads
 it over several, each of which has a :class:`Learner` of its part.
 """
 
@@ -12,15 +12,15 @@ from typing import Protocol
 
 from torch import nn
 
-from bridle.trainer.checkpoint import Progress, load_checkpoint, save_checkpoint
+from bridle.trainer.batch.prepare import TrainItem
 from bridle.trainer.config import GrpoConfig, PackingConfig, SftConfig
-from bridle.trainer.model import exact_packing
-from bridle.trainer.optimizer import make_optimizer, set_learning_rate
-from bridle.trainer.prepare import TrainItem
-from bridle.trainer.sft_data import SftExample
-from bridle.trainer.sft_update import SftUpdate, fit_batch
-from bridle.trainer.update import UpdateStats, update_policy
-from bridle.trainer.weights import ModelWeights, Weights
+from bridle.trainer.learner.checkpoint import Progress, load_checkpoint, save_checkpoint
+from bridle.trainer.learner.optimizer import make_optimizer, set_learning_rate
+from bridle.trainer.learner.update import UpdateStats, update_policy
+from bridle.trainer.policy.model import exact_packing
+from bridle.trainer.policy.weights import ModelWeights, Weights
+from bridle.trainer.sft.data import SftExample
+from bridle.trainer.sft.update import SftUpdate, fit_batch
 
 
 class AnyLearner(Weights, Protocol):
@@ -43,20 +43,20 @@ class AnyLearner(Weights, Protocol):
         version: int,
         learning_rate: float,
     ) -> UpdateStats:
-        """A step's updates (:func:`bridle.trainer.update.update_policy`)."""
+        """A step's updates (:func:`bridle.trainer.learner.update.update_policy`)."""
 
     def fit(
         self, batch: Sequence[SftExample], config: SftConfig, *, learning_rate: float
     ) -> SftUpdate:
-        """An update (:func:`bridle.trainer.sft_update.fit_batch`)."""
+        """An update (:func:`bridle.trainer.sft.update.fit_batch`)."""
 
     def save_checkpoint(
         self, directory: Path, progress: Progress, *, tokenizer_from: Path | None, keep: int
     ) -> None:
-        """As :func:`bridle.trainer.checkpoint.save_checkpoint`."""
+        """As :func:`bridle.trainer.learner.checkpoint.save_checkpoint`."""
 
     def load_checkpoint(self, path: Path) -> Progress:
-        """As :func:`bridle.trainer.checkpoint.load_checkpoint`."""
+        """As :func:`bridle.trainer.learner.checkpoint.load_checkpoint`."""
 
 
 class Learner(ModelWeights):

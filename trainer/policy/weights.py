@@ -12,8 +12,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from bridle.trainer.compute import is_rounded
-from bridle.trainer.model import checkpoint_tensors, save_policy, score_sequence, vocabulary_size
+from bridle.trainer.policy.compute import is_rounded
+from bridle.trainer.policy.model import (
+    checkpoint_tensors,
+    save_policy,
+    score_sequence,
+    vocabulary_size,
+)
 
 Probes = Sequence[NDArray[np.int64]]
 """Sequences of token ids."""
@@ -45,10 +50,10 @@ class Weights(Protocol):
         tokenizer_from: Path | None = None,
         tensors: Mapping[str, Tensor] | None = None,
     ) -> None:
-        """See :func:`bridle.trainer.model.save_policy`."""
+        """See :func:`bridle.trainer.policy.model.save_policy`."""
 
     def tensors(self) -> dict[str, Tensor]:
-        """See :func:`bridle.trainer.model.checkpoint_tensors`."""
+        """See :func:`bridle.trainer.policy.model.checkpoint_tensors`."""
 
 
 class ModelWeights:

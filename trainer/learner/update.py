@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from bridle.trainer.batches import (
+from bridle.trainer.batch.batches import (
     TrainPack,
     Turns,
     deal_minibatches,
@@ -18,13 +18,13 @@ from bridle.trainer.batches import (
     with_old_logprobs,
     with_reference_logprobs,
 )
+from bridle.trainer.batch.packing import computed_tokens
+from bridle.trainer.batch.prepare import TrainItem
 from bridle.trainer.config import GrpoConfig
-from bridle.trainer.losses import LossStats, policy_loss
-from bridle.trainer.model import score_idly, score_pack
-from bridle.trainer.optimizer import clip_and_step
-from bridle.trainer.packing import computed_tokens
-from bridle.trainer.prepare import TrainItem
-from bridle.trainer.sharding import share_of
+from bridle.trainer.learner.optimizer import clip_and_step
+from bridle.trainer.losses.losses import LossStats, policy_loss
+from bridle.trainer.policy.model import score_idly, score_pack
+from bridle.trainer.policy.sharding import share_of
 
 
 @dataclass(frozen=True, slots=True)
