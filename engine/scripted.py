@@ -24,13 +24,20 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
 
-from bridle.engine import hermes, thinking
-from bridle.engine.backend import PauseMode, Prompt, PromptLogprob, SampledToken, Sampling, Step
-from bridle.engine.contract import ModelCard
-from bridle.engine.errors import ConnectionCut, RequestRefused
-from bridle.engine.server import make_app
-from bridle.engine.tokenizer import Tokenizer
-from bridle.engine.transport import ServerThread
+from bridle.engine.contract.contract import ModelCard
+from bridle.engine.contract.errors import ConnectionCut, RequestRefused
+from bridle.engine.contract.tokenizer import Tokenizer
+from bridle.engine.serve import hermes, thinking
+from bridle.engine.serve.backend import (
+    PauseMode,
+    Prompt,
+    PromptLogprob,
+    SampledToken,
+    Sampling,
+    Step,
+)
+from bridle.engine.serve.server import make_app
+from bridle.engine.serve.transport import ServerThread
 
 
 @dataclass(frozen=True)

@@ -201,7 +201,7 @@ def _continuer(settings: ProxySettings) -> Continuer | None:
     nothing itself needs neither the tokenizers nor the template engine."""
     if settings.tokenizer_dir is None:
         return None
-    from bridle.engine.tokenizer import Tokenizer, TokenizerNotRead
+    from bridle.engine.contract.tokenizer import Tokenizer, TokenizerNotRead
     from bridle.proxy.continuation.continuation import Continuer
 
     try:

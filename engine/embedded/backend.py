@@ -14,12 +14,12 @@ from typing import Any, TypeVar
 
 import torch
 
-from bridle.engine.backend import PauseMode, Prompt, Sampling, Step
-from bridle.engine.contract import ModelCard
+from bridle.engine.contract.contract import ModelCard
+from bridle.engine.contract.errors import RequestRefused
+from bridle.engine.contract.tokenizer import Tokenizer
 from bridle.engine.embedded.model import PackedModel, WeightsMismatch, load_state
 from bridle.engine.embedded.scheduler import Generation, Outcome, Scheduler, SchedulerLimits
-from bridle.engine.errors import RequestRefused
-from bridle.engine.tokenizer import Tokenizer
+from bridle.engine.serve.backend import PauseMode, Prompt, Sampling, Step
 
 logger = logging.getLogger(__name__)
 

@@ -9,8 +9,8 @@ from typing import Self
 import torch
 
 from bridle.engine.embedded.backend import EmbeddedBackend, EmbeddedSettings
-from bridle.engine.server import make_app
-from bridle.engine.transport import ServerThread
+from bridle.engine.serve.server import make_app
+from bridle.engine.serve.transport import ServerThread
 
 
 class EmbeddedEngine:

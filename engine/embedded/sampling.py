@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
-from bridle.engine.backend import SampledToken, Sampling
+from bridle.engine.serve.backend import SampledToken, Sampling
 
 
 @dataclass(frozen=True, slots=True)

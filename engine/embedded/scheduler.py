@@ -17,11 +17,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from bridle.engine.backend import FinishReason, Prompt, PromptLogprob, SampledToken, Sampling
 from bridle.engine.embedded.attention import Chunk
 from bridle.engine.embedded.kv import PrefixCache, SequenceKV, shared_prefix
 from bridle.engine.embedded.model import PackedModel
 from bridle.engine.embedded.sampling import SamplingRow, sample
+from bridle.engine.serve.backend import FinishReason, Prompt, PromptLogprob, SampledToken, Sampling
 
 _WORTH_WAITING = 64
 """Tokens; a prompt waits for one that is being computed if it shares so many more with it."""

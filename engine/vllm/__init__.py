@@ -4,12 +4,12 @@ vLLM runs in its own process with its own Python; nothing here imports it, or to
 of ours lies in ``inside/``.
 """
 
-from bridle.engine.vllm.adapters import AdapterPublisher
 from bridle.engine.vllm.checks import Check, Expectation, check_engine, failures
 from bridle.engine.vllm.control import VllmControl
 from bridle.engine.vllm.flags import VllmOptions
 from bridle.engine.vllm.installation import VllmError, find_installation
 from bridle.engine.vllm.launch import VllmServer
+from bridle.engine.vllm.lora import AdapterPublisher
 
 __all__ = [
     "AdapterPublisher",

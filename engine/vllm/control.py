@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from bridle.engine import contract
-from bridle.engine.client import EngineClient, EngineRefused
+from bridle.engine.contract.client import EngineClient, EngineRefused
+from bridle.engine.contract.contract import contract
 
 UPDATE_WEIGHT_VERSION: Final = "/update_weight_version"
 SERVER_INFO: Final = "/server_info"
@@ -22,7 +22,7 @@ LOAD_WEIGHTS: Final = "/finish_weight_update"
 
 
 class VllmControl(EngineClient):
-    """:class:`bridle.engine.client.EngineClient` of a vLLM."""
+    """:class:`bridle.engine.contract.client.EngineClient` of a vLLM."""
 
     def stamp(self, version: int) -> None:
         """Tell vLLM which policy version it serves; call it while paused, after the reload.

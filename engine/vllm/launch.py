@@ -26,7 +26,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
-from bridle.engine.client import EngineError
+from bridle.engine.contract.client import EngineError
 from bridle.engine.vllm.control import VllmControl
 from bridle.engine.vllm.flags import VllmOptions, command, environment
 from bridle.engine.vllm.installation import Installation, VllmError, find_installation

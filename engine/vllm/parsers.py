@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from bridle.engine.tokenizer import TemplateError, Tokenizer
+from bridle.engine.contract.tokenizer import TemplateError, Tokenizer
 
 OWN_THINKING: Final = "bridle_thinking"
 """The reasoning parser in ``inside/bridle_thinking.py``."""

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch._C._distributed_c10d import Store
 
-from bridle.engine.client import EngineError, EngineRefused
+from bridle.engine.contract.client import EngineError, EngineRefused
 from bridle.engine.vllm.control import VllmControl
 from bridle.engine.vllm.flags import TRANSFER_BACKEND
 from bridle.engine.vllm.inside.bridle_wire import (

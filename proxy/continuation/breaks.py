@@ -24,7 +24,7 @@ from bridle.store.records import BreakReason, TokenIds
 from bridle.store.tree import common_prefix
 
 if TYPE_CHECKING:
-    from bridle.engine.tokenizer import Tokenizer
+    from bridle.engine.contract.tokenizer import Tokenizer
 
 _ROOM = 64
 """Ids by which a rewritten reply may be longer than the sampled one and still be read whole."""

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from bridle.engine.tokenizer import TemplateError, Tokenizer
+from bridle.engine.contract.tokenizer import TemplateError, Tokenizer
 from bridle.proxy.continuation.breaks import explain
 from bridle.proxy.continuation.probe import Prober
 from bridle.proxy.continuation.prompt import Prompt

@@ -13,7 +13,7 @@ from typing import Any
 
 import orjson
 
-from bridle.engine.tokenizer import TemplateError, Tokenizer
+from bridle.engine.contract.tokenizer import TemplateError, Tokenizer
 from bridle.proxy.continuation.report import TemplateReport, Thinking, in_words
 from bridle.proxy.continuation.tail import SeamError, Setting, TailRenderer
 from bridle.proxy.wire.canonical import Message, ToolCall

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import orjson
 
-from bridle.engine.tokenizer import TemplateError, Tokenizer
+from bridle.engine.contract.tokenizer import TemplateError, Tokenizer
 from bridle.proxy.wire.canonical import Message
 from bridle.store.records import TokenIds
 

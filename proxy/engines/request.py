@@ -8,7 +8,7 @@ from typing import Any, Final
 import msgspec
 import orjson
 
-from bridle.engine.contract import CHAT_COMPLETIONS, COMPLETIONS
+from bridle.engine.contract.contract import CHAT_COMPLETIONS, COMPLETIONS
 from bridle.proxy.wire.canonical import ApiError, Request, Sampling
 from bridle.store.records import CONSTRAINED, Note, TokenIds
 

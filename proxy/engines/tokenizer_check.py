@@ -12,7 +12,7 @@ import logging
 import time
 from typing import Any, Final
 
-from bridle.engine.tokenizer import Tokenizer
+from bridle.engine.contract.tokenizer import Tokenizer
 from bridle.proxy.engines.pool import EnginePool
 from bridle.proxy.wire.canonical import ApiError
 

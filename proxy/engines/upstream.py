@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import orjson
 
-from bridle.engine.contract import HEALTH, MODELS, TOKENIZE, VERSION, WEIGHT_INFO
+from bridle.engine.contract.contract import HEALTH, MODELS, TOKENIZE, VERSION, WEIGHT_INFO
 from bridle.proxy.engines.connections import (
     ConnectionBroke,
     ConnectionFailed,

@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import sqlalchemy
 
-from bridle.engine.tokenizer import TemplateError, Tokenizer, TokenizerNotRead
+from bridle.engine.contract.tokenizer import TemplateError, Tokenizer, TokenizerNotRead
 from bridle.engine.vllm import Expectation, check_engine
 
 

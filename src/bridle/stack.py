@@ -11,8 +11,8 @@ from typing import Any
 import httpx
 
 from bridle.config import API_KEY_VARIABLE, VLLM_KEY_VARIABLE
-from bridle.engine import contract
-from bridle.engine.client import EngineClient
+from bridle.engine.contract.client import EngineClient
+from bridle.engine.contract.contract import contract
 from bridle.engine.vllm import VllmControl
 from bridle.options import EngineKind
 from bridle.services import Service

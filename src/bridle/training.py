@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from bridle.control import READS_NO_URL
-from bridle.engine.client import EngineRefused
+from bridle.engine.contract.client import EngineRefused
 from bridle.engine.vllm.transfer import Route, VllmTransfer
 from bridle.reconstruct.episodes import build_episode
 from bridle.reconstruct.rewards import Aggregation

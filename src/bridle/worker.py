@@ -25,7 +25,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from bridle.engine.transport import ClientGone, unless_client_leaves
+from bridle.engine.serve.transport import ClientGone, unless_client_leaves
 from bridle.harnesses.adapters.base import Adapter
 from bridle.harnesses.client import ControlClient, ControlError
 from bridle.harnesses.rollout import Job, Rollout, RolloutResult, Settings, grouped

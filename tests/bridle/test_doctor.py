@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from click.testing import Result
 
-from bridle.engine.contract import MISSING_LOGPROB
+from bridle.engine.contract.contract import MISSING_LOGPROB
 from bridle.engine.embedded import EmbeddedEngine
 from bridle.engine.scripted import Reply, ScriptedEngine
 from bridle.store.schema.database import migrate

@@ -15,9 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from bridle.engine.client import EngineClient, EngineError
+from bridle.engine.contract.client import EngineClient, EngineError
+from bridle.engine.contract.tokenizer import Tokenizer
 from bridle.engine.embedded import EmbeddedEngine
-from bridle.engine.tokenizer import Tokenizer
 from bridle.proxy.server import ProxyServer
 from bridle.proxy.settings import ProxySettings
 from bridle.stack import Stack, StackError

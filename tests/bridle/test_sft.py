@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 from click.testing import Result
 
+from bridle.engine.contract.tokenizer import Tokenizer
 from bridle.engine.scripted import Reply, ScriptedCall, ScriptedEngine, ScriptedRequest
-from bridle.engine.tokenizer import Tokenizer
 from bridle.proxy.server import ProxyServer
 from bridle.proxy.settings import ProxySettings
 from bridle.reconstruct.exports.formats import Format

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from bridle.engine.client import EngineRefused
+from bridle.engine.contract.client import EngineRefused
 from bridle.engine.embedded import EmbeddedEngine
 from bridle.stack import Stack
 from bridle.store.reading.queries import Reader

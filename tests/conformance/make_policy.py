@@ -50,7 +50,7 @@ def make(directory: Path) -> None:
     from torch.nn.functional import cross_entropy
     from transformers import AutoModelForCausalLM
 
-    from bridle.engine.tokenizer import Tokenizer
+    from bridle.engine.contract.tokenizer import Tokenizer
     from bridle.trainer.policy.tiny import TinyShape, make_policy, train_tokenizer
 
     texts = [text for _, replies in REPLIES.values() for text in replies]

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bridle.engine.client import EngineClient, EngineRefused, EngineUnreachable
+from bridle.engine.contract.client import EngineClient, EngineRefused, EngineUnreachable
 
 LONG = 900
 """Tokens of a reply that leaves time to interfere."""

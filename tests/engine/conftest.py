@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
+from bridle.engine.contract.tokenizer import Tokenizer
 from bridle.engine.embedded import EmbeddedEngine
-from bridle.engine.tokenizer import Tokenizer
 from bridle.trainer.policy.tiny import TinyShape, make_policy, train_tokenizer
 
 WORDS = "look the key up then add what it says to seven and answer naïve 日本 😀"

@@ -19,7 +19,8 @@ import numpy as np
 import pytest
 import torch
 
-from bridle.engine.client import EngineClient, EngineRefused
+from bridle.engine.contract.client import EngineClient, EngineRefused
+from bridle.engine.contract.tokenizer import Tokenizer
 from bridle.engine.embedded import (
     EmbeddedEngine,
     EmbeddedSettings,
@@ -28,7 +29,6 @@ from bridle.engine.embedded import (
     WeightsMismatch,
 )
 from bridle.engine.embedded.model import PackedModel, load_state
-from bridle.engine.tokenizer import Tokenizer
 
 Ids = Callable[[int, int], list[int]]
 Reference = Callable[[list[int]], torch.Tensor]

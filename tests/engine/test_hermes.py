@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bridle.engine.deltas import Content, Delta, ToolArguments, ToolName
-from bridle.engine.hermes import HermesParser
+from bridle.engine.serve.deltas import Content, Delta, ToolArguments, ToolName
+from bridle.engine.serve.hermes import HermesParser
 
 Folded = tuple[str, list[tuple[str, str]]]
 

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from bridle.engine.backend import Sampling
 from bridle.engine.embedded.sampling import SamplingRow, sample
+from bridle.engine.serve.backend import Sampling
 
 LOGITS = torch.tensor([2.0, 1.0, 0.5, 0.0, -1.0, -3.0])
 PROBABILITIES = LOGITS.softmax(-1)

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import torch
 
-from bridle.engine.backend import Prompt, SampledToken, Sampling
 from bridle.engine.embedded.kv import PrefixCache, SequenceKV
 from bridle.engine.embedded.model import PackedModel, UnservableModel, WeightsMismatch, load_state
 from bridle.engine.embedded.scheduler import Generation, Scheduler, SchedulerLimits
+from bridle.engine.serve.backend import Prompt, SampledToken, Sampling
 
 Ids = Callable[[int, int], list[int]]
 Reference = Callable[[list[int]], torch.Tensor]

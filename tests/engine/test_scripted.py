@@ -18,7 +18,7 @@ import pytest
 from tokenizers import Tokenizer as BackendTokenizer
 from tokenizers.processors import TemplateProcessing
 
-from bridle.engine.contract import MISSING_LOGPROB
+from bridle.engine.contract.contract import MISSING_LOGPROB
 from bridle.engine.scripted import (
     Cut,
     Fail,
@@ -153,7 +153,7 @@ def test_a_stall_is_silence_and_then_the_rest(serve: Serve) -> None:
         times = [time.monotonic() for _ in lines(engine)]
         gaps = [after - before for before, after in pairwise(times)]
         assert max(gaps) >= 0.3
-        assert bridle.engine.backend.running == 0
+        assert bridle.engine.serve.backend.running == 0
 
 
 def test_a_slow_reply_arrives_token_by_token(serve: Serve) -> None:
@@ -165,11 +165,11 @@ def test_a_slow_reply_arrives_token_by_token(serve: Serve) -> None:
 def test_a_client_that_leaves_frees_its_slot(serve: Serve) -> None:
     with serve(lambda request: Reply("look " * 200, delay=0.05)) as engine:
         for _ in zip(lines(engine), range(4), strict=False):
-            assert bridle.engine.backend.running == 1
+            assert bridle.engine.serve.backend.running == 1
         deadline = time.monotonic() + 5
-        while bridle.engine.backend.running and time.monotonic() < deadline:
+        while bridle.engine.serve.backend.running and time.monotonic() < deadline:
             time.sleep(0.01)
-        assert bridle.engine.backend.running == 0
+        assert bridle.engine.serve.backend.running == 0
 
 
 @pytest.mark.parametrize(("mode", "finish"), [("wait", "stop"), ("abort", "abort")])

@@ -9,7 +9,7 @@ from typing import Any
 import jinja2
 import pytest
 
-from bridle.engine.tokenizer import (
+from bridle.engine.contract.tokenizer import (
     TemplateError,
     Tokenizer,
     compile_chat_template,

@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer as BackendTokenizer
 from tokenizers import decoders, models, normalizers, trainers
 
-from bridle.engine.deltas import Content, Reasoning
-from bridle.engine.detokenizer import Vocabulary
-from bridle.engine.stopping import StopScanner
-from bridle.engine.thinking import ThinkingParser
-from bridle.engine.tokenizer import Tokenizer, token_bytes
+from bridle.engine.contract.detokenizer import Vocabulary
+from bridle.engine.contract.tokenizer import Tokenizer, token_bytes
+from bridle.engine.serve.deltas import Content, Reasoning
+from bridle.engine.serve.stopping import StopScanner
+from bridle.engine.serve.thinking import ThinkingParser
 
 
 def cut(text: str, cuts: list[int]) -> list[str]:

@@ -15,7 +15,7 @@ import pytest
 import pytest_asyncio
 from aiohttp import web
 
-from bridle.engine.tokenizer import Tokenizer
+from bridle.engine.contract.tokenizer import Tokenizer
 from bridle.harnesses.adapters import PythonAgent
 from bridle.harnesses.client import ControlClient
 from bridle.harnesses.rollout import Job, Outcome, Rollout, Settings

@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from bridle.engine.tokenizer import Tokenizer
+from bridle.engine.contract.tokenizer import Tokenizer
 from bridle.proxy.continuation.continuation import Continuer
 from bridle.proxy.continuation.prompt import Prompt
 from bridle.proxy.lineage.lineage import Conversations, Link, Sampled, Turn

@@ -10,7 +10,7 @@ import numpy as np
 import orjson
 import pytest
 
-from bridle.engine.tokenizer import Tokenizer
+from bridle.engine.contract.tokenizer import Tokenizer
 from bridle.proxy.continuation.continuation import Continuer
 from bridle.proxy.engines.request import engine_request
 from bridle.proxy.lineage.lineage import Sampled, Turn

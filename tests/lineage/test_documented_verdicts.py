@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from bridle.engine.tokenizer import Tokenizer
+from bridle.engine.contract.tokenizer import Tokenizer
 from bridle.proxy.continuation.continuation import Continuer, TemplateReport
 
 PAGE = Path(__file__).parents[2] / "docs" / "continuation.md"

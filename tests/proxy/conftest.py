@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from bridle.engine.scripted import Reply, Script, ScriptedEngine, ScriptedRequest
-from bridle.engine.transport import ServerThread
+from bridle.engine.serve.transport import ServerThread
 from bridle.proxy.server import ProxyServer
 from bridle.proxy.settings import ProxySettings
 from bridle.proxy.wire.sse import SseParser

@@ -13,7 +13,7 @@ import httpx
 import orjson
 import pytest
 
-from bridle.engine.transport import ServerThread
+from bridle.engine.serve.transport import ServerThread
 from bridle.proxy.engines.policy_gate import Policy, PolicyGate
 from bridle.proxy.engines.pool import EnginePool
 from bridle.proxy.settings import Limits, OtherModel, ProxySettings

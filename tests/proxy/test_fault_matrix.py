@@ -15,7 +15,7 @@ from typing import Any
 import httpx
 import pytest
 
-from bridle.engine.transport import ServerThread
+from bridle.engine.serve.transport import ServerThread
 from bridle.proxy.server import ProxyServer
 from bridle.proxy.settings import Limits, ProxySettings
 from bridle.proxy.wire.sse import SseParser

@@ -9,7 +9,7 @@ import httpx
 import openai
 import pytest
 
-from bridle.engine.contract import MISSING_LOGPROB
+from bridle.engine.contract.contract import MISSING_LOGPROB
 from bridle.engine.scripted import Cut, Refuse, Reply, ScriptedCall
 from bridle.proxy.continuation.continuation import Continuer
 from bridle.store.records import BreakReason, CallKind, CallStatus

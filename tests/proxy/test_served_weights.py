@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from bridle.engine.client import EngineClient
+from bridle.engine.contract.client import EngineClient
 from bridle.engine.embedded import EmbeddedEngine
 from bridle.engine.scripted import Reply, ScriptedEngine
 from bridle.proxy.settings import Limits

@@ -10,7 +10,7 @@ from typing import Any, Self
 import httpx
 import pytest
 
-from bridle.engine.tokenizer import CHAT_TEMPLATE_FILE, compile_chat_template
+from bridle.engine.contract.tokenizer import CHAT_TEMPLATE_FILE, compile_chat_template
 from bridle.proxy.engines.pool import EnginePool
 from bridle.proxy.wire.canonical import ApiError
 from bridle.reconstruct.audit import audit_session
@@ -116,7 +116,7 @@ def test_a_template_that_tells_the_date_agrees_on_a_later_day_too(
     template = tmp_path / "dated" / CHAT_TEMPLATE_FILE
     template.write_text(today + template.read_text())
     with monkeypatch.context() as before:
-        before.setattr("bridle.engine.tokenizer.datetime", Yesterday)
+        before.setattr("bridle.engine.contract.tokenizer.datetime", Yesterday)
         bench = start_proxy(stage.engine.base_url, tokenizer_dir=tmp_path / "dated")
     served = stage.engine.backend.tokenizer
     monkeypatch.setitem(served.__dict__, "_compiled", compile_chat_template(template.read_text()))

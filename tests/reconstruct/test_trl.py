@@ -8,7 +8,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from trl import SFTConfig, SFTTrainer
 
-from bridle.engine.tokenizer import Tokenizer
+from bridle.engine.contract.tokenizer import Tokenizer
 from bridle.reconstruct.exports.formats import Format, export
 from bridle.reconstruct.exports.parquet import export_parquet, read_samples
 from bridle.trainer.policy.tiny import TinyShape, make_policy, train_tokenizer

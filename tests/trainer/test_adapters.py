@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, MambaConfig, MambaForCausalLM, Qwen3MoeConfig
 
-from bridle.engine.client import EngineClient
+from bridle.engine.contract.client import EngineClient
 from bridle.engine.embedded import EmbeddedEngine
 from bridle.engine.embedded.model import load_model
 from bridle.trainer.config import ComputeConfig, LoraConfig, OptimizerConfig, SftConfig

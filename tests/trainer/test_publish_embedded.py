@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from bridle.engine.client import EngineClient
+from bridle.engine.contract.client import EngineClient
 from bridle.engine.embedded.engine import EmbeddedEngine
 from bridle.trainer.config import PublishConfig
 from bridle.trainer.policy.model import load_policy

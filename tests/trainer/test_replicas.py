@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from bridle.engine.client import EngineRefused, EngineUnreachable
+from bridle.engine.contract.client import EngineRefused, EngineUnreachable
 from bridle.trainer.policy.model import load_policy, score_sequence
 from bridle.trainer.publish.publisher import default_probes
 from bridle.trainer.publish.replicas import ReplicaPublisher

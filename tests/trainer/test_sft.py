@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 from tokenizers.processors import TemplateProcessing
 
-from bridle.engine.tokenizer import CHAT_TEMPLATE_FILE, Tokenizer
+from bridle.engine.contract.tokenizer import CHAT_TEMPLATE_FILE, Tokenizer
 from bridle.trainer.config import OptimizerConfig, PackingConfig, SftConfig
 from bridle.trainer.learner.learner import Learner
 from bridle.trainer.policy.model import load_policy, score_sequence

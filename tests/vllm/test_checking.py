@@ -19,7 +19,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from bridle.engine.embedded import EmbeddedEngine
-from bridle.engine.transport import ServerThread
+from bridle.engine.serve.transport import ServerThread
 from bridle.engine.vllm import Check, Expectation, check_engine
 from bridle.engine.vllm.checks import failures
 from bridle.trainer.policy.tiny import TinyShape, make_policy, train_tokenizer

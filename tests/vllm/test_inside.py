@@ -14,8 +14,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 
-from bridle.engine.deltas import Content, Reasoning
-from bridle.engine.thinking import ThinkingParser
+from bridle.engine.serve.deltas import Content, Reasoning
+from bridle.engine.serve.thinking import ThinkingParser
 
 Inside = Callable[[str], ModuleType]
 

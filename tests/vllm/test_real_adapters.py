@@ -16,7 +16,7 @@ import pytest
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 
-from bridle.engine.client import EngineRefused
+from bridle.engine.contract.client import EngineRefused
 from bridle.engine.vllm import AdapterPublisher
 from bridle.trainer.policy.model import load_policy, score_sequence
 from bridle.trainer.publish.publisher import default_probes

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from bridle.engine.tokenizer import Tokenizer
+from bridle.engine.contract.tokenizer import Tokenizer
 from bridle.engine.vllm import Expectation, check_engine
 from bridle.trainer.policy.model import load_policy, score_sequence
 

@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from bridle.engine.client import EngineRefused
+from bridle.engine.contract.client import EngineRefused
 from bridle.engine.vllm import VllmControl
 from bridle.trainer.policy.model import load_policy
 from bridle.trainer.policy.tiny import TinyShape, make_policy

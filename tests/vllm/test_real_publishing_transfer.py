@@ -17,7 +17,7 @@ import httpx
 import pytest
 import torch
 
-from bridle.engine.client import EngineRefused
+from bridle.engine.contract.client import EngineRefused
 from bridle.engine.vllm.inside.bridle_wire import Announcement, open_store
 from bridle.engine.vllm.transfer import Route, VllmTransfer
 from bridle.proxy.server import ProxyServer

@@ -23,7 +23,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from bridle.engine.client import EngineError, EngineRefused
+from bridle.engine.contract.client import EngineError, EngineRefused
 from bridle.engine.vllm import checks
 from bridle.engine.vllm.inside.bridle_wire import (
     ALIGNMENT,

@@ -23,8 +23,8 @@ from transformers.core_model_loading import revert_weight_conversion
 from transformers.modeling_utils import remove_tied_weights_from_state_dict
 from transformers.utils import logging as transformers_logging
 
+from bridle.engine.contract.tokenizer import CHAT_TEMPLATES_DIRECTORY
 from bridle.engine.embedded.model import not_loadable
-from bridle.engine.tokenizer import CHAT_TEMPLATES_DIRECTORY
 from bridle.store.records import TokenIds
 from bridle.trainer.batch.attention import TREE_ATTENTION, plan_blocks
 from bridle.trainer.batch.packing import IDLE, Index, Pack, make_packs

@@ -15,7 +15,7 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from bridle.engine.tokenizer import CHAT_TEMPLATE_FILE
+from bridle.engine.contract.tokenizer import CHAT_TEMPLATE_FILE
 from bridle.trainer.policy.model import save_policy
 
 SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")

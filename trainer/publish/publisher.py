@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from bridle.engine.client import EngineRefused
+from bridle.engine.contract.client import EngineRefused
 from bridle.engine.embedded.model import WeightsMismatch
 from bridle.store.records import PolicyRecord
 from bridle.trainer.config import PublishConfig
@@ -72,7 +72,7 @@ class Publisher:
         """Write, load and verify ``policy`` as ``version``.
 
         Raises :class:`PublishError` when the engine fails to load it or scores it differently, and
-        :class:`bridle.engine.client.EngineError` when it cannot be reached before anything was changed.
+        :class:`bridle.engine.contract.client.EngineError` when it cannot be reached before anything was changed.
         """
         before = self._swap.scores_before()
         path, digest = write_version(self.directory, policy, version, self._tokenizer_from)

@@ -16,7 +16,7 @@ from typing import Generic, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from bridle.engine.client import EngineError
+from bridle.engine.contract.client import EngineError
 from bridle.store.records import PolicyRecord
 from bridle.trainer.config import PublishConfig
 from bridle.trainer.policy.weights import Policy

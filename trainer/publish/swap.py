@@ -16,7 +16,7 @@ from typing import Final, Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from bridle.engine.client import EngineError
+from bridle.engine.contract.client import EngineError
 from bridle.trainer.config import PublishConfig
 from bridle.trainer.policy.weights import Policy, Probes, Scores, weights_of
 
@@ -28,7 +28,7 @@ TOLERANCE_IN_BFLOAT16: Final = 0.1
 
 
 class EngineControl(Protocol):
-    """What publishing needs of an engine; :class:`bridle.engine.client.EngineClient` is one."""
+    """What publishing needs of an engine; :class:`bridle.engine.contract.client.EngineClient` is one."""
 
     def pause(
         self, mode: Literal["keep", "wait", "abort"] = "wait", clear_cache: bool = True

@@ -24,7 +24,7 @@ from typing import Protocol, Self
 from safetensors.torch import load_file
 from torch import Tensor
 
-from bridle.engine.client import EngineError
+from bridle.engine.contract.client import EngineError
 from bridle.store.records import PolicyRecord
 from bridle.trainer.policy.weights import Policy, weights_of
 from bridle.trainer.publish.publisher import policy_record, prune, write_version

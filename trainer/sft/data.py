@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow.parquet as parquet
 from numpy.typing import NDArray
 
-from bridle.engine.tokenizer import ArgumentsNotJson, TemplateError, Tokenizer
+from bridle.engine.contract.tokenizer import ArgumentsNotJson, TemplateError, Tokenizer
 from bridle.reconstruct.samples.sample import Episode
 from bridle.store.records import TokenIds
 from bridle.store.tree import common_prefix

@@ -26,9 +26,9 @@ import httpx
 import numpy as np
 import orjson
 
+from bridle.engine.contract.tokenizer import Tokenizer
 from bridle.engine.embedded import EmbeddedEngine
 from bridle.engine.scripted import Reply, ScriptedCall, ScriptedEngine
-from bridle.engine.tokenizer import Tokenizer
 from bridle.proxy.continuation.continuation import Continuer
 from bridle.proxy.dialects.chat.known_histories import KnownHistories
 from bridle.proxy.lineage.lineage import Conversations, Sampled, Turn, message_from_chat

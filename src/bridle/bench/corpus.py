@@ -17,7 +17,7 @@ from typing import Final
 import numpy as np
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from bridle.engine.tokenizer import token_bytes
+from bridle.engine.contract.tokenizer import token_bytes
 from bridle.store.encoding.vocabulary import Vocabulary
 from bridle.store.records import TokenIds
 

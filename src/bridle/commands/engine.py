@@ -42,7 +42,7 @@ def embedded(
         from bridle.engine.embedded import EmbeddedEngine, EmbeddedSettings, UnservableModel
     except ImportError:
         fail("the embedded engine needs torch: pip install 'bridle[train]'")
-    from bridle.engine.tokenizer import TokenizerNotRead
+    from bridle.engine.contract.tokenizer import TokenizerNotRead
     from bridle.proxy.settings import is_loopback
 
     api_key = key_in(API_KEY_VARIABLE)

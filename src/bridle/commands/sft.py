@@ -94,7 +94,7 @@ def _examples(
     min_reward: float | None,
     left_out: Counter[str],
 ) -> list[SftExample]:
-    from bridle.engine.tokenizer import Tokenizer
+    from bridle.engine.contract.tokenizer import Tokenizer
     from bridle.reconstruct.episodes import build_episode
     from bridle.reconstruct.exports.selection import ExportReport, Selection, select
     from bridle.reconstruct.session import BrokenTree

@@ -83,8 +83,8 @@ def train(
         from bridle.training import train as train_plan
     except ImportError as error:
         fail(f"training needs the training extra: pip install 'bridle[train]' ({error})")
-    from bridle.engine.client import EngineError
-    from bridle.engine.tokenizer import Tokenizer, TokenizerNotRead
+    from bridle.engine.contract.client import EngineError
+    from bridle.engine.contract.tokenizer import Tokenizer, TokenizerNotRead
     from bridle.harnesses.client import ControlError
     from bridle.harnesses.rollout import Job, Settings, grouped, require_launchable
     from bridle.harnesses.runtimes.base import NotLaunchable

@@ -76,7 +76,7 @@ def trainer(
         from bridle.training import TrainingPlan, last_line, step_line, train
     except ImportError as error:
         fail(f"training needs the training extra: pip install 'bridle[train]' ({error})")
-    from bridle.engine.client import EngineError
+    from bridle.engine.contract.client import EngineError
     from bridle.remote import RemoteWorkers, WorkerFailed
     from bridle.stack import Stack, StackError, kind_of
     from bridle.store.errors import NotFound

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
-from bridle.engine.tokenizer import Tokenizer
+from bridle.engine.contract.tokenizer import Tokenizer
 
 
 def first_corpus(agent_source: str) -> Iterator[str]:

@@ -13,8 +13,8 @@ import torch
 from bridle.demo.corpus import recorded_corpus
 from bridle.demo.course import Course
 from bridle.demo.settings import DemoSettings, Lesson
+from bridle.engine.contract.tokenizer import Tokenizer
 from bridle.engine.scripted import ScriptedEngine
-from bridle.engine.tokenizer import Tokenizer
 from bridle.harnesses.rollout import Job, Outcome, RolloutResult, Settings, grouped
 from bridle.harnesses.tasks import Task
 from bridle.reconstruct.exports.chat_jsonl import export_chat

@@ -12,7 +12,7 @@ import torch
 from bridle_transfer import BridleTransferEngine
 from bridle_worker import BridleWorker
 
-from bridle.engine.client import EngineRefused
+from bridle.engine.contract.client import EngineRefused
 from bridle.engine.vllm.transfer import Route, VllmTransfer
 from bridle.trainer.policy.model import load_policy, score_sequence
 

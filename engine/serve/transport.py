@@ -15,8 +15,8 @@ import uvicorn
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from bridle.engine.errors import ConnectionCut, RequestRefused
-from bridle.engine.wire import DONE, event
+from bridle.engine.contract.errors import ConnectionCut, RequestRefused
+from bridle.engine.serve.wire import DONE, event
 
 _STARTUP_SECONDS: Final = 30.0
 _Result = TypeVar("_Result")

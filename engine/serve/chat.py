@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 from typing import Any
 from uuid import uuid4
 
-from bridle.engine.backend import PromptLogprob, SampledToken
-from bridle.engine.choices import Piece
-from bridle.engine.deltas import Content, Delta, Reasoning, ToolArguments, ToolName
-from bridle.engine.detokenizer import Vocabulary
-from bridle.engine.requests import ChatBody
-from bridle.engine.wire import chat_logprobs, prompt_logprobs, usage
+from bridle.engine.contract.detokenizer import Vocabulary
+from bridle.engine.serve.backend import PromptLogprob, SampledToken
+from bridle.engine.serve.choices import Piece
+from bridle.engine.serve.deltas import Content, Delta, Reasoning, ToolArguments, ToolName
+from bridle.engine.serve.requests import ChatBody
+from bridle.engine.serve.wire import chat_logprobs, prompt_logprobs, usage
 
 
 @dataclass(frozen=True, slots=True)

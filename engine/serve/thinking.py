@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from enum import Enum, auto
 from typing import Final
 
-from bridle.engine.deltas import Content, Reasoning
-from bridle.engine.stopping import partial_suffix
+from bridle.engine.serve.deltas import Content, Reasoning
+from bridle.engine.serve.stopping import partial_suffix
 
 OPEN: Final = "<think>"
 CLOSE: Final = "</think>"

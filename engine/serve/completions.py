@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from bridle.engine.backend import PromptLogprob, SampledToken
-from bridle.engine.chat import ReplyHead
-from bridle.engine.choices import Piece
-from bridle.engine.deltas import Content
-from bridle.engine.detokenizer import Vocabulary
-from bridle.engine.requests import CompletionBody
-from bridle.engine.wire import completion_logprobs, prompt_logprobs, usage
+from bridle.engine.contract.detokenizer import Vocabulary
+from bridle.engine.serve.backend import PromptLogprob, SampledToken
+from bridle.engine.serve.chat import ReplyHead
+from bridle.engine.serve.choices import Piece
+from bridle.engine.serve.deltas import Content
+from bridle.engine.serve.requests import CompletionBody
+from bridle.engine.serve.wire import completion_logprobs, prompt_logprobs, usage
 
 
 @dataclass(slots=True)

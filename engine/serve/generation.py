@@ -8,20 +8,20 @@ from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from bridle.engine import hermes, thinking
-from bridle.engine.backend import Backend, Prompt, PromptLogprob, Sampling, Step
-from bridle.engine.choices import ChoiceReader, Piece
-from bridle.engine.detokenizer import Vocabulary
-from bridle.engine.errors import RequestRefused
-from bridle.engine.requests import (
+from bridle.engine.contract.detokenizer import Vocabulary
+from bridle.engine.contract.errors import RequestRefused
+from bridle.engine.contract.tokenizer import TemplateError, Tokenizer
+from bridle.engine.serve import hermes, thinking
+from bridle.engine.serve.backend import Backend, Prompt, PromptLogprob, Sampling, Step
+from bridle.engine.serve.choices import ChoiceReader, Piece
+from bridle.engine.serve.requests import (
     ChatBody,
     CompletionBody,
     SamplingFields,
     TokenizeBody,
     sampling_of,
 )
-from bridle.engine.stopping import StopScanner
-from bridle.engine.tokenizer import TemplateError, Tokenizer
+from bridle.engine.serve.stopping import StopScanner
 
 _MARKUP = (hermes.OPEN, hermes.CLOSE, thinking.OPEN, thinking.CLOSE)
 

@@ -1,4 +1,4 @@
-"""The HTTP face of an engine: the contract's routes over a :class:`bridle.engine.backend.Backend`."""
+"""The HTTP face of an engine: the contract's routes over a :class:`bridle.engine.serve.backend.Backend`."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from bridle.engine import contract
-from bridle.engine.backend import Backend, PauseMode
-from bridle.engine.chat import ReplyHead
-from bridle.engine.detokenizer import Vocabulary
-from bridle.engine.errors import ConnectionCut, RequestRefused, unknown_model
-from bridle.engine.generation import plan_chat, plan_completion, render
-from bridle.engine.replies import chat_events, completion_events, whole_chat, whole_completion
-from bridle.engine.requests import (
+from bridle.engine.contract.contract import contract
+from bridle.engine.contract.detokenizer import Vocabulary
+from bridle.engine.contract.errors import ConnectionCut, RequestRefused, unknown_model
+from bridle.engine.serve.backend import Backend, PauseMode
+from bridle.engine.serve.chat import ReplyHead
+from bridle.engine.serve.generation import plan_chat, plan_completion, render
+from bridle.engine.serve.replies import chat_events, completion_events, whole_chat, whole_completion
+from bridle.engine.serve.requests import (
     ChatBody,
     CompletionBody,
     RpcBody,
@@ -30,7 +30,7 @@ from bridle.engine.requests import (
     check_completion,
     read_body,
 )
-from bridle.engine.transport import (
+from bridle.engine.serve.transport import (
     ClientGone,
     CutResponse,
     EventStream,

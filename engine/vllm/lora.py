@@ -15,7 +15,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from bridle.engine.client import EngineClient, EngineError, EngineRefused
+from bridle.engine.contract.client import EngineClient, EngineError, EngineRefused
 
 LOAD_ADAPTER: Final = "/v1/load_lora_adapter"
 UNLOAD_ADAPTER: Final = "/v1/unload_lora_adapter"
@@ -71,7 +71,7 @@ class AdapterPublisher(EngineClient):
         """Load the PEFT adapter in ``directory`` as ``version`` and hold it to its scores.
 
         ``expected[i]`` is the trainer's logprobs of ``probes[i]`` given their predecessors,
-        ``float32[T-1]``. Raises :class:`bridle.engine.client.EngineError`, after unloading the adapter,
+        ``float32[T-1]``. Raises :class:`bridle.engine.contract.client.EngineError`, after unloading the adapter,
         when the engine scores them differently, and ValueError for a version or a path that was
         published before.
         """

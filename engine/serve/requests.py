@@ -11,8 +11,8 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from bridle.engine.backend import Sampling
-from bridle.engine.errors import RequestRefused, context_overflow
+from bridle.engine.contract.errors import RequestRefused, context_overflow
+from bridle.engine.serve.backend import Sampling
 
 MAX_TOP_LOGPROBS = 20
 MAX_CHOICES = 16384

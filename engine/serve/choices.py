@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from bridle.engine.backend import SampledToken, Step
-from bridle.engine.deltas import Content, Delta
-from bridle.engine.detokenizer import Detokenizer
-from bridle.engine.hermes import HermesParser
-from bridle.engine.stopping import StopScanner
-from bridle.engine.thinking import ThinkingParser
+from bridle.engine.contract.detokenizer import Detokenizer
+from bridle.engine.serve.backend import SampledToken, Step
+from bridle.engine.serve.deltas import Content, Delta
+from bridle.engine.serve.hermes import HermesParser
+from bridle.engine.serve.stopping import StopScanner
+from bridle.engine.serve.thinking import ThinkingParser
 
 
 @dataclass(slots=True)

@@ -1,6 +1,6 @@
 """What serves tokens behind the HTTP face: prompts in, steps of sampled tokens out.
 
-``engine/server.py`` turns a :class:`Backend` into the contract's routes. The embedded engine and
+``engine/serve/server.py`` turns a :class:`Backend` into the contract's routes. The embedded engine and
 the scripted engine are its two implementations; vLLM brings a server of its own.
 """
 
@@ -12,8 +12,8 @@ from typing import Any, Literal, NamedTuple, Protocol
 
 import msgspec
 
-from bridle.engine.contract import ModelCard
-from bridle.engine.tokenizer import Tokenizer
+from bridle.engine.contract.contract import ModelCard
+from bridle.engine.contract.tokenizer import Tokenizer
 
 PauseMode = Literal["keep", "wait", "abort"]
 FinishReason = Literal["stop", "length", "abort"]
@@ -117,7 +117,7 @@ class Backend(Protocol):
         """Admit a request and return its steps; the last one has ``finish``.
 
         Closing the generator frees everything that the request holds. Raises
-        :class:`bridle.engine.errors.RequestRefused` before anything was sampled.
+        :class:`bridle.engine.contract.errors.RequestRefused` before anything was sampled.
         """
         ...
 
@@ -132,7 +132,7 @@ class Backend(Protocol):
     def paused(self) -> bool: ...
 
     async def reload_weights(self, directory: str) -> None:
-        """Serve the weights in ``directory``. Raises :class:`bridle.engine.errors.RequestRefused` when
+        """Serve the weights in ``directory``. Raises :class:`bridle.engine.contract.errors.RequestRefused` when
         they do not fit; the old ones are then still served, untouched."""
         ...
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
-from bridle.engine.backend import Backend, PromptLogprob
-from bridle.engine.chat import ChatWriter, ChoiceFold, ReplyHead, chat_reply
-from bridle.engine.completions import CompletionFold, completion_chunk, completion_reply
-from bridle.engine.detokenizer import Vocabulary
-from bridle.engine.generation import ChoicePlan, running
-from bridle.engine.requests import ChatBody, CompletionBody
-from bridle.engine.wire import event, usage
+from bridle.engine.contract.detokenizer import Vocabulary
+from bridle.engine.serve.backend import Backend, PromptLogprob
+from bridle.engine.serve.chat import ChatWriter, ChoiceFold, ReplyHead, chat_reply
+from bridle.engine.serve.completions import CompletionFold, completion_chunk, completion_reply
+from bridle.engine.serve.generation import ChoicePlan, running
+from bridle.engine.serve.requests import ChatBody, CompletionBody
+from bridle.engine.serve.wire import event, usage
 
 
 async def chat_events(

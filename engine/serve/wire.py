@@ -7,9 +7,9 @@ from typing import Any, Final
 
 import orjson
 
-from bridle.engine.backend import PromptLogprob, SampledToken
-from bridle.engine.contract import MISSING_LOGPROB
-from bridle.engine.detokenizer import Vocabulary
+from bridle.engine.contract.contract import MISSING_LOGPROB
+from bridle.engine.contract.detokenizer import Vocabulary
+from bridle.engine.serve.backend import PromptLogprob, SampledToken
 
 DONE: Final = b"data: [DONE]\n\n"
 

@@ -14,8 +14,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeGuard
 
-from bridle.engine.deltas import Content, Delta, ToolArguments, ToolName
-from bridle.engine.stopping import partial_suffix
+from bridle.engine.serve.deltas import Content, Delta, ToolArguments, ToolName
+from bridle.engine.serve.stopping import partial_suffix
 
 OPEN: Final = "<tool_call>"
 CLOSE: Final = "</tool_call>"

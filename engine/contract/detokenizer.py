@@ -11,7 +11,7 @@ from typing import Final, Protocol
 
 from tokenizers import decoders
 
-from bridle.engine.tokenizer import Tokenizer
+from bridle.engine.contract.tokenizer import Tokenizer
 
 REPLACEMENT: Final = "\ufffd"
 

@@ -22,7 +22,7 @@ import jinja2.ext
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer as BackendTokenizer
 
-from bridle.engine.content_format import takes_parts
+from bridle.engine.contract.content_format import takes_parts
 
 CHAT_TEMPLATE_FILE = "chat_template.jinja"
 CHAT_TEMPLATES_DIRECTORY = "additional_chat_templates"

@@ -1,6 +1,6 @@
 """A small synchronous client of an engine's control face: what the trainer needs of an engine.
 
-It speaks the contract of ``engine/contract.py``, so it drives vLLM and our own engines alike. Data
+It speaks the contract of ``engine/contract/contract.py``, so it drives vLLM and our own engines alike. Data
 traffic (completions of agents) does not go through here.
 """
 
@@ -15,9 +15,8 @@ import httpx
 import numpy as np
 from numpy.typing import NDArray
 
-from bridle.engine import contract
-from bridle.engine.backend import PauseMode
-from bridle.engine.contract import ModelCard
+from bridle.engine.contract.contract import ModelCard, contract
+from bridle.engine.serve.backend import PauseMode
 
 
 class EngineError(Exception):
