@@ -10,7 +10,7 @@ from typing import Any, Self, TypeVar
 import httpx
 import msgspec
 
-from bridle.harnesses.tasks import Task
+from bridle.harnesses.tasks.task import Task
 
 Answer = TypeVar("Answer")
 

@@ -7,7 +7,7 @@ import os
 import shutil
 from pathlib import Path
 
-from bridle.harnesses.runtimes.base import NotLaunchable
+from bridle.harnesses.sandboxes.base import NotLaunchable
 
 NODE = Path(__file__).with_name("node")
 PYTHON = Path(__file__).with_name("python")

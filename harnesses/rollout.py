@@ -32,8 +32,8 @@ from bridle.harnesses.client import (
     Session,
     SessionRequest,
 )
-from bridle.harnesses.runtimes.base import Finished, Launch, LaunchRefused, Runtime, RuntimeLost
-from bridle.harnesses.tasks import Task
+from bridle.harnesses.sandboxes.base import Finished, Launch, LaunchRefused, Runtime, RuntimeLost
+from bridle.harnesses.tasks.task import Task
 from bridle.harnesses.verifiers import Delivery, Scores, TaskUnfit, Verifier, VerifierError
 from bridle.store.records import new_id
 

@@ -12,7 +12,7 @@ from typing import Any, Self
 from bridle.harnesses.client import ControlClient, ControlError, ProxyUnreachable, Session
 from bridle.harnesses.environment import redirected
 from bridle.harnesses.rollout import Outcome
-from bridle.harnesses.runtimes.base import NotLaunchable
+from bridle.harnesses.sandboxes.base import NotLaunchable
 
 _TYPED = (signal.SIGINT, signal.SIGQUIT)
 _FORWARDED = (*_TYPED, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)

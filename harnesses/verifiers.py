@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from bridle.harnesses.environment import scrubbed
-from bridle.harnesses.runtimes.base import MARK
-from bridle.harnesses.runtimes.supervise import kill_marked, new_mark
-from bridle.harnesses.tasks import Task
+from bridle.harnesses.sandboxes.base import MARK
+from bridle.harnesses.sandboxes.supervise import kill_marked, new_mark
+from bridle.harnesses.tasks.task import Task
 
 Scores = Mapping[str, float]
 Judgement = float | Scores

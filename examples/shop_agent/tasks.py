@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from bridle.harnesses.tasks import Task
+from bridle.harnesses.tasks.task import Task
 from bridle.harnesses.verifiers import NumberAnswer
 
 SUITE = "shop"

@@ -14,8 +14,8 @@ from typing import Protocol
 
 from bridle.harnesses.client import Session
 from bridle.harnesses.environment import home_at, scrubbed
-from bridle.harnesses.runtimes.base import Finished
-from bridle.harnesses.tasks import Task
+from bridle.harnesses.sandboxes.base import Finished
+from bridle.harnesses.tasks.task import Task
 
 DEFAULT_MODEL = "policy"
 """The model name a harness asks for when nothing else is set; the proxy serves it as it is told."""

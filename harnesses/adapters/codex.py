@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from bridle.harnesses.adapters.base import Access, Place, Plan, session_environment
 from bridle.harnesses.install import find_harness, search_path
-from bridle.harnesses.runtimes.base import Finished
-from bridle.harnesses.tasks import Task
+from bridle.harnesses.sandboxes.base import Finished
+from bridle.harnesses.tasks.task import Task
 
 _KEY_VARIABLE = "BRIDLE_SESSION_KEY"
 

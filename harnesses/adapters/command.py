@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from bridle.harnesses.adapters.base import Access, Place, Plan, last_line, session_environment
-from bridle.harnesses.runtimes.base import Finished, NotLaunchable
-from bridle.harnesses.tasks import Task
+from bridle.harnesses.sandboxes.base import Finished, NotLaunchable
+from bridle.harnesses.tasks.task import Task
 
 
 @dataclass(frozen=True)

@@ -8,10 +8,10 @@ from pathlib import Path
 
 from bridle.harnesses.adapters.base import Access, Place, Plan, session_environment
 from bridle.harnesses.install import find_python_harness
-from bridle.harnesses.runtimes.base import Finished, NotLaunchable, Runtime
-from bridle.harnesses.runtimes.local import LocalRuntime
-from bridle.harnesses.runtimes.warm import WarmRuntime, interpreter_of
-from bridle.harnesses.tasks import Task
+from bridle.harnesses.sandboxes.base import Finished, NotLaunchable, Runtime
+from bridle.harnesses.sandboxes.forked import WarmRuntime, interpreter_of
+from bridle.harnesses.sandboxes.process import LocalRuntime
+from bridle.harnesses.tasks.task import Task
 
 _LITELLM_ENVIRONMENT = {"LITELLM_LOCAL_MODEL_COST_MAP": "True"}
 """Else it fetches its price list from the network when it is imported."""

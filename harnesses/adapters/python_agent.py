@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from bridle.harnesses.adapters.base import Access, Place, Plan, last_line, session_environment
-from bridle.harnesses.runtimes.base import Finished
-from bridle.harnesses.tasks import Task
+from bridle.harnesses.sandboxes.base import Finished
+from bridle.harnesses.tasks.task import Task
 
 
 @dataclass(frozen=True)

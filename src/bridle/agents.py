@@ -20,10 +20,10 @@ from bridle.harnesses.adapters.opencode import OpenCode
 from bridle.harnesses.adapters.pi import Pi
 from bridle.harnesses.adapters.python_agent import PythonAgent
 from bridle.harnesses.adapters.qwen_code import QwenCode
-from bridle.harnesses.runtimes.base import Runtime
-from bridle.harnesses.runtimes.local import LocalRuntime
-from bridle.harnesses.runtimes.warm import WarmRuntime
-from bridle.harnesses.tasks import Task, TaskError, load_module, tasks_from
+from bridle.harnesses.sandboxes.base import Runtime
+from bridle.harnesses.sandboxes.forked import WarmRuntime
+from bridle.harnesses.sandboxes.process import LocalRuntime
+from bridle.harnesses.tasks.task import Task, TaskError, load_module, tasks_from
 from bridle.harnesses.verifiers import (
     ExactAnswer,
     FunctionVerifier,
@@ -103,7 +103,7 @@ def verifier(named: str) -> Verifier:
 def first_tasks(source: str, split: str | None, limit: int | None = None) -> list[Task]:
     """The tasks of ``source``, at most ``limit``; there is at least one.
 
-    Raises :class:`bridle.harnesses.tasks.TaskError`.
+    Raises :class:`bridle.harnesses.tasks.task.TaskError`.
     """
     found = list(itertools.islice(tasks_from(source, split), limit))
     if not found:
@@ -114,7 +114,7 @@ def first_tasks(source: str, split: str | None, limit: int | None = None) -> lis
 def shuffled_tasks(source: str, split: str | None, seed: int) -> list[Task]:
     """The tasks of ``source`` in an order that ``seed`` decides; there is at least one.
 
-    Raises :class:`bridle.harnesses.tasks.TaskError`.
+    Raises :class:`bridle.harnesses.tasks.task.TaskError`.
     """
     pool = first_tasks(source, split)
     random.Random(seed).shuffle(pool)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from types import ModuleType
 
-from bridle.harnesses.tasks import load_module
+from bridle.harnesses.tasks.task import load_module
 
 _PLACES = (
     Path(__file__).with_name("_examples"),

@@ -11,7 +11,7 @@ from typing import Self
 from bridle.harnesses.adapters.base import Adapter
 from bridle.harnesses.client import ControlClient
 from bridle.harnesses.rollout import Job, Rollout, RolloutResult, Settings
-from bridle.harnesses.runtimes.base import Runtime
+from bridle.harnesses.sandboxes.base import Runtime
 from bridle.harnesses.verifiers import Verifier
 
 

@@ -29,8 +29,8 @@ from bridle.engine.serve.transport import ClientGone, unless_client_leaves
 from bridle.harnesses.adapters.base import Adapter
 from bridle.harnesses.client import ControlClient, ControlError
 from bridle.harnesses.rollout import Job, Rollout, RolloutResult, Settings, grouped
-from bridle.harnesses.runtimes.base import NotLaunchable, Runtime
-from bridle.harnesses.tasks import Task
+from bridle.harnesses.sandboxes.base import NotLaunchable, Runtime
+from bridle.harnesses.tasks.task import Task
 from bridle.harnesses.verifiers import Verifier
 
 ROUNDS: Final = "/rounds"

@@ -14,7 +14,7 @@ from typing import NoReturn
 import pytest
 from click.testing import Result
 
-from bridle.harnesses.runtimes.base import NotLaunchable
+from bridle.harnesses.sandboxes.base import NotLaunchable
 from bridle.services import ServiceFailed
 from bridle.trainer.learner.checkpoint import CheckpointError
 from bridle.trainer.policy.tiny import TinyShape, make_policy, train_tokenizer

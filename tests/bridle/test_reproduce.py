@@ -11,7 +11,7 @@ import pytest
 from click.testing import Result
 
 from bridle.engine.scripted import Reply, ScriptedRequest
-from bridle.harnesses.tasks import Task
+from bridle.harnesses.tasks.task import Task
 from bridle.harnesses.verifiers import CommandVerifier, Delivery
 from bridle.reproduce import editing
 from bridle.reproduce.course import HARNESSES, Editing

@@ -16,8 +16,8 @@ from click.testing import Result
 
 from bridle.harnesses.adapters.command import Command
 from bridle.harnesses.rollout import Job, Settings
-from bridle.harnesses.runtimes.local import LocalRuntime
-from bridle.harnesses.tasks import Task
+from bridle.harnesses.sandboxes.process import LocalRuntime
+from bridle.harnesses.tasks.task import Task
 from bridle.harnesses.verifiers import ExactAnswer
 from bridle.reconstruct.samples.sample import Episode
 from bridle.rollouts import Rollouts

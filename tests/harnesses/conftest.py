@@ -22,7 +22,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from bridle.harnesses.runtimes import Launch
+from bridle.harnesses.sandboxes import Launch
 
 Reply = Callable[[list[dict[str, Any]]], dict[str, Any]]
 

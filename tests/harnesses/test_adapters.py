@@ -11,8 +11,8 @@ import pytest
 from bridle.harnesses.adapters import CODING_HARNESSES, Access, Adapter, Command, Place, PythonAgent
 from bridle.harnesses.adapters.base import Plan
 from bridle.harnesses.client import Session
-from bridle.harnesses.runtimes import Captured, Finished, NotLaunchable
-from bridle.harnesses.tasks import Task
+from bridle.harnesses.sandboxes import Captured, Finished, NotLaunchable
+from bridle.harnesses.tasks.task import Task
 
 TASK = Task("t", 'Do {this}; it\'s "quoted".')
 URLS = {"openai": "http://p/s/x/v1", "anthropic": "http://p/s/x", "google": "http://p/s/x"}

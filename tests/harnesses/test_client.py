@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from bridle.harnesses.client import ControlClient, ControlError, ProxyUnreachable, SessionRequest
-from bridle.harnesses.tasks import Task
+from bridle.harnesses.tasks.task import Task
 
 
 async def test_a_session_is_created_with_what_was_asked_and_no_more(stand_in: Any) -> None:

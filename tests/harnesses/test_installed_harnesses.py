@@ -29,8 +29,8 @@ from bridle.harnesses.client import ControlClient, SessionRequest
 from bridle.harnesses.install import search_path
 from bridle.harnesses.rollout import Job, Outcome, Rollout, RolloutResult, Settings
 from bridle.harnesses.run import run_command, seal_session, session_variables
-from bridle.harnesses.runtimes import LocalRuntime, Runtime, WarmRuntime
-from bridle.harnesses.tasks import Task
+from bridle.harnesses.sandboxes import LocalRuntime, Runtime, WarmRuntime
+from bridle.harnesses.tasks.task import Task
 from bridle.harnesses.verifiers import CommandVerifier, NumberAnswer, RegexAnswer, Verifier
 from bridle.proxy.server import ProxyServer
 from bridle.proxy.settings import ProxySettings

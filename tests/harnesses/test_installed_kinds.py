@@ -23,9 +23,9 @@ from bridle.harnesses.adapters.opencode import OpenCode
 from bridle.harnesses.adapters.qwen_code import QwenCode
 from bridle.harnesses.client import ControlClient
 from bridle.harnesses.rollout import Job, Rollout, Settings
-from bridle.harnesses.runtimes import LocalRuntime
-from bridle.harnesses.runtimes.base import Finished
-from bridle.harnesses.tasks import Task
+from bridle.harnesses.sandboxes import LocalRuntime
+from bridle.harnesses.sandboxes.base import Finished
+from bridle.harnesses.tasks.task import Task
 from bridle.harnesses.verifiers import RegexAnswer
 from bridle.proxy.server import ProxyServer
 from bridle.proxy.settings import ProxySettings

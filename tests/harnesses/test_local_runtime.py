@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from bridle.harnesses.runtimes import Finished, Launch, LocalRuntime, NotLaunchable
-from bridle.harnesses.runtimes.base import TAIL_BYTES
+from bridle.harnesses.sandboxes import Finished, Launch, LocalRuntime, NotLaunchable
+from bridle.harnesses.sandboxes.base import TAIL_BYTES
 
 MakeLaunch = Callable[..., Launch]
 TextOf = Callable[[Path], Awaitable[str]]

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from bridle.harnesses import install
-from bridle.harnesses.runtimes import NotLaunchable
+from bridle.harnesses.sandboxes import NotLaunchable
 
 PINS = sorted(install.PYTHON.glob("*.txt"))
 

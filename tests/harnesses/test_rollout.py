@@ -17,7 +17,7 @@ from bridle.harnesses.adapters import Command
 from bridle.harnesses.adapters.python_agent import PythonAgent
 from bridle.harnesses.client import ControlClient, ControlError
 from bridle.harnesses.rollout import Job, Outcome, Rollout, RolloutResult, Settings, grouped
-from bridle.harnesses.runtimes import (
+from bridle.harnesses.sandboxes import (
     Finished,
     Launch,
     LocalRuntime,
@@ -26,7 +26,7 @@ from bridle.harnesses.runtimes import (
     RuntimeLost,
     WarmRuntime,
 )
-from bridle.harnesses.tasks import Task
+from bridle.harnesses.tasks.task import Task
 from bridle.harnesses.verifiers import (
     CommandVerifier,
     Delivery,
@@ -442,8 +442,8 @@ from bridle.harnesses.adapters import Command
 from bridle.harnesses.adapters.python_agent import PythonAgent
 from bridle.harnesses.client import ControlClient
 from bridle.harnesses.rollout import Job, Rollout, Settings
-from bridle.harnesses.runtimes import LocalRuntime
-from bridle.harnesses.tasks import Task
+from bridle.harnesses.sandboxes import LocalRuntime
+from bridle.harnesses.tasks.task import Task
 from bridle.harnesses.verifiers import ExactAnswer
 
 async def main():

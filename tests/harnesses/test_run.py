@@ -15,7 +15,7 @@ import pytest
 
 from bridle.harnesses.client import ControlClient, Session, SessionRequest
 from bridle.harnesses.run import run_command, seal_session, session_variables
-from bridle.harnesses.runtimes import NotLaunchable
+from bridle.harnesses.sandboxes import NotLaunchable
 
 ROOT = Path(__file__).parents[2]
 WRAPPER = (

@@ -19,7 +19,7 @@ from bridle.engine.contract.tokenizer import Tokenizer
 from bridle.harnesses.adapters import PythonAgent
 from bridle.harnesses.client import ControlClient
 from bridle.harnesses.rollout import Job, Outcome, Rollout, Settings
-from bridle.harnesses.runtimes import Finished, Launch, LocalRuntime, Runtime, WarmRuntime
+from bridle.harnesses.sandboxes import Finished, Launch, LocalRuntime, Runtime, WarmRuntime
 from bridle.harnesses.verifiers import Delivery
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")

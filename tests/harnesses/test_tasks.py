@@ -7,7 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from bridle.harnesses.tasks import Task, TaskError, load_module, read_tasks, tasks_from, write_tasks
+from bridle.harnesses.tasks.task import (
+    Task,
+    TaskError,
+    load_module,
+    read_tasks,
+    tasks_from,
+    write_tasks,
+)
 
 TASK = Task(
     id="t1",
@@ -65,7 +72,7 @@ def test_a_task_cannot_write_outside_its_workspace(name: str) -> None:
 def test_a_source_is_a_file_or_a_function_and_may_be_cut_to_a_split(tmp_path: Path) -> None:
     module = tmp_path / "made.py"
     module.write_text(
-        "from bridle.harnesses.tasks import Task\n"
+        "from bridle.harnesses.tasks.task import Task\n"
         "def make():\n"
         "    yield Task('a', 'p', split='train')\n"
         "    yield Task('b', 'p', split='held_out')\n"
@@ -133,7 +140,7 @@ def test_a_module_that_raises_is_named_with_the_line(
 
 
 RAISING_FUNCTIONS = """
-from bridle.harnesses.tasks import Task
+from bridle.harnesses.tasks.task import Task
 
 ALL = [Task("a", "p")]
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from bridle.harnesses.tasks import Task
+from bridle.harnesses.tasks.task import Task
 from bridle.harnesses.verifiers import (
     CommandVerifier,
     Delivery,

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from bridle.harnesses.runtimes import Finished, Launch, NotLaunchable, RuntimeLost, WarmRuntime
+from bridle.harnesses.sandboxes import Finished, Launch, NotLaunchable, RuntimeLost, WarmRuntime
 
 MakeLaunch = Callable[..., Launch]
 TextOf = Callable[[Path], Awaitable[str]]

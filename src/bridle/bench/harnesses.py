@@ -20,7 +20,7 @@ from bridle.bench.shell_policy import ShellPolicy, WorkedThrough, train_bench_to
 from bridle.engine.scripted import ScriptedEngine
 from bridle.harnesses.client import ControlClient
 from bridle.harnesses.rollout import Job, Outcome, Rollout, RolloutResult, Settings
-from bridle.harnesses.runtimes import LocalRuntime
+from bridle.harnesses.sandboxes import LocalRuntime
 from bridle.proxy.server import ProxyServer
 from bridle.proxy.settings import ProxySettings
 from bridle.reconstruct.audit import audit_session

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from bridle.engine.scripted import Reply, ScriptedCall, ScriptedRequest
-from bridle.harnesses.tasks import Task
+from bridle.harnesses.tasks.task import Task
 from bridle.harnesses.verifiers import Delivery, RegexAnswer, Scores
 
 PARALLEL: Final = 2

@@ -25,7 +25,7 @@ def harnesses(
 ) -> None:
     """Run every installed harness, exact and rendered; exit with 1 when an exact one breaks."""
     from bridle.bench.harnesses import bench_harnesses, chosen, markdown
-    from bridle.harnesses.runtimes import NotLaunchable
+    from bridle.harnesses.sandboxes import NotLaunchable
 
     try:
         cases = chosen(only or ())

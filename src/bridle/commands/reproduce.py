@@ -43,7 +43,7 @@ def reproduce(
         fail(f"this needs the training extra: pip install 'bridle[train]' ({error})")
     from bridle.demo.stages import NothingRecorded
     from bridle.demo.state import start_afresh
-    from bridle.harnesses.runtimes.base import NotLaunchable
+    from bridle.harnesses.sandboxes.base import NotLaunchable
     from bridle.reproduce.course import HARNESSES, Editing, settings_for
 
     chosen = harness or named

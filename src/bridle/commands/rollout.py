@@ -15,8 +15,8 @@ from bridle.agents import UnknownAgent, agent, first_tasks, verifier
 from bridle.control import READS_NO_URL, end_with
 from bridle.harnesses.client import ControlClient, ControlError, ProxyUnreachable
 from bridle.harnesses.rollout import Outcome, RolloutResult, Settings, grouped
-from bridle.harnesses.runtimes.base import NotLaunchable
-from bridle.harnesses.tasks import TaskError
+from bridle.harnesses.sandboxes.base import NotLaunchable
+from bridle.harnesses.tasks.task import TaskError
 from bridle.harnesses.verifiers import REWARD
 from bridle.options import JsonOption, ProxyOption
 from bridle.rollouts import Rollouts

@@ -19,7 +19,7 @@ from bridle.harnesses.client import (
 )
 from bridle.harnesses.interception import HOSTS, NoInterception, find_mitmdump, intercepted
 from bridle.harnesses.run import run_command, seal_session, session_variables
-from bridle.harnesses.runtimes.base import NotLaunchable
+from bridle.harnesses.sandboxes.base import NotLaunchable
 from bridle.options import BudgetCalls, BudgetSeconds, BudgetTokens, ProxyOption
 from bridle.terminal import err, fail
 

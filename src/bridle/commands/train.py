@@ -87,7 +87,7 @@ def train(
     from bridle.engine.contract.tokenizer import Tokenizer, TokenizerNotRead
     from bridle.harnesses.client import ControlError
     from bridle.harnesses.rollout import Job, Settings, grouped, require_launchable
-    from bridle.harnesses.runtimes.base import NotLaunchable
+    from bridle.harnesses.sandboxes.base import NotLaunchable
     from bridle.rollouts import Rollouts
     from bridle.services import ServiceFailed
     from bridle.stack import MODEL, StackError, stack

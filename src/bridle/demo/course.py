@@ -13,8 +13,8 @@ from bridle.engine.scripted import Reply, ScriptedRequest
 from bridle.examples import load_example
 from bridle.harnesses.adapters.base import Adapter
 from bridle.harnesses.adapters.python_agent import PythonAgent
-from bridle.harnesses.runtimes.warm import WarmRuntime
-from bridle.harnesses.tasks import Task
+from bridle.harnesses.sandboxes.forked import WarmRuntime
+from bridle.harnesses.tasks.task import Task
 from bridle.rollouts import Rollouts
 
 Script = Callable[[ScriptedRequest], Reply]

@@ -16,7 +16,7 @@ from bridle.demo.settings import DemoSettings, Lesson
 from bridle.engine.contract.tokenizer import Tokenizer
 from bridle.engine.scripted import ScriptedEngine
 from bridle.harnesses.rollout import Job, Outcome, RolloutResult, Settings, grouped
-from bridle.harnesses.tasks import Task
+from bridle.harnesses.tasks.task import Task
 from bridle.reconstruct.exports.chat_jsonl import export_chat
 from bridle.reconstruct.exports.parquet import export_parquet
 from bridle.reconstruct.exports.selection import Selection

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from bridle.engine.scripted import Reply, ScriptedCall, ScriptedRequest
-from bridle.harnesses.tasks import Task
+from bridle.harnesses.tasks.task import Task
 
 OPERATIONS = ("add", "subtract", "multiply")
 

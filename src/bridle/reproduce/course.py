@@ -12,7 +12,7 @@ from bridle.demo.course import Script
 from bridle.demo.settings import DemoSettings, Lesson
 from bridle.harnesses.adapters.base import Adapter
 from bridle.harnesses.install import pinned_version
-from bridle.harnesses.tasks import Task
+from bridle.harnesses.tasks.task import Task
 from bridle.harnesses.verifiers import CommandVerifier
 from bridle.reproduce import editing
 from bridle.rollouts import Rollouts

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from bridle.engine.scripted import Reply, ScriptedCall, ScriptedRequest
-from bridle.harnesses.tasks import Task
+from bridle.harnesses.tasks.task import Task
 
 SUITE: Final = "editing"
 HELD_OUT_PERCENT: Final = 20

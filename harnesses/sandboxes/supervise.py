@@ -14,7 +14,7 @@ import secrets
 import signal
 from typing import Protocol
 
-from bridle.harnesses.runtimes.base import MARK
+from bridle.harnesses.sandboxes.base import MARK
 
 
 def new_mark() -> str:

@@ -9,7 +9,7 @@ import os
 import time
 from typing import Final
 
-from bridle.harnesses.runtimes.base import (
+from bridle.harnesses.sandboxes.base import (
     Captured,
     Finished,
     Launch,
@@ -19,7 +19,7 @@ from bridle.harnesses.runtimes.base import (
     environment_of,
     prepare,
 )
-from bridle.harnesses.runtimes.supervise import new_mark, supervise
+from bridle.harnesses.sandboxes.supervise import new_mark, supervise
 
 _NO_COMMAND: Final = frozenset(
     {errno.ENOENT, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.ENOEXEC}

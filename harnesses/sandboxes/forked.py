@@ -24,7 +24,7 @@ from typing import Any
 import msgspec
 
 from bridle.harnesses.environment import scrubbed
-from bridle.harnesses.runtimes.base import (
+from bridle.harnesses.sandboxes.base import (
     Captured,
     Finished,
     Launch,
@@ -33,7 +33,7 @@ from bridle.harnesses.runtimes.base import (
     environment_of,
     prepare,
 )
-from bridle.harnesses.runtimes.supervise import new_mark, supervise
+from bridle.harnesses.sandboxes.supervise import new_mark, supervise
 
 log = logging.getLogger(__name__)
 

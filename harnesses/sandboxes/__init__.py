@@ -4,7 +4,7 @@
 imported their libraries once. Both kill everything a session started when its time is up.
 """
 
-from bridle.harnesses.runtimes.base import (
+from bridle.harnesses.sandboxes.base import (
     Captured,
     Finished,
     Launch,
@@ -13,8 +13,8 @@ from bridle.harnesses.runtimes.base import (
     Runtime,
     RuntimeLost,
 )
-from bridle.harnesses.runtimes.local import LocalRuntime
-from bridle.harnesses.runtimes.warm import WarmRuntime
+from bridle.harnesses.sandboxes.forked import WarmRuntime
+from bridle.harnesses.sandboxes.process import LocalRuntime
 
 __all__ = [
     "Captured",
