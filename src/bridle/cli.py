@@ -12,10 +12,10 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from bridle.bench import commands as bench
 from bridle.commands import (
     ablate,
     audit,
-    bench,
     copies,
     demo,
     doctor,

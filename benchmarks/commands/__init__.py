@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import typer
 
-from bridle.commands import (
-    bench_continuation,
-    bench_harnesses,
-    bench_proxy,
-    bench_store,
-    bench_vllm,
-)
+from bridle.bench.commands import continuation as bench_continuation
+from bridle.bench.commands import harnesses as bench_harnesses
+from bridle.bench.commands import proxy as bench_proxy
+from bridle.bench.commands import store as bench_store
+from bridle.bench.commands import vllm as bench_vllm
 from bridle.serving import leave_on_sigterm
 
 app = typer.Typer(help="Measure.", no_args_is_help=True)
