@@ -8,10 +8,10 @@ from functools import partial
 from importlib import metadata
 from typing import Final
 
-from bridle.examples import example_directory
 from bridle.harnesses.adapters import CODING_HARNESSES, PythonAgent
 from bridle.harnesses.adapters.base import Adapter
 from bridle.harnesses.install import find_python_harness, pinned_version
+from bridle.run.examples import example_directory
 
 _PACKAGES: Final = {
     "codex": "@openai/codex",

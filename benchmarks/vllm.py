@@ -23,9 +23,9 @@ import orjson
 
 from bridle.bench.load import SESSION_CALLS, Load, Measured
 from bridle.bench.proxy import cpu_seconds
-from bridle.options import EngineKind
-from bridle.services import Service
-from bridle.stack import MODEL, VLLM_START_S, engine_service
+from bridle.cli.options import EngineKind
+from bridle.run.services import Service
+from bridle.run.stack import MODEL, VLLM_START_S, engine_service
 from bridle.store.reading.queries import Reader
 
 DIRECT: Final = "direct"

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from rich.table import Table
 
-from bridle.extras import needs
-from bridle.options import JsonOption
-from bridle.terminal import out, print_json
+from bridle.cli.extras import needs
+from bridle.cli.options import JsonOption
+from bridle.cli.terminal import out, print_json
 
 
 def continuation(json: JsonOption = False) -> None:

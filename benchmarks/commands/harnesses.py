@@ -8,9 +8,9 @@ from typing import Annotated
 
 import typer
 
-from bridle.extras import needs
-from bridle.options import JsonOption
-from bridle.terminal import err, fail, out, print_json
+from bridle.cli.extras import needs
+from bridle.cli.options import JsonOption
+from bridle.cli.terminal import err, fail, out, print_json
 
 
 def harnesses(

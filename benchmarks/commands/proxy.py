@@ -7,10 +7,10 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from bridle.extras import needs
-from bridle.figures import flat
-from bridle.options import JsonOption
-from bridle.terminal import err, fail, out, print_json
+from bridle.cli.extras import needs
+from bridle.cli.figures import flat
+from bridle.cli.options import JsonOption
+from bridle.cli.terminal import err, fail, out, print_json
 
 
 def proxy(

@@ -7,9 +7,9 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from bridle.figures import flat
-from bridle.options import JsonOption
-from bridle.terminal import err, out, print_json
+from bridle.cli.figures import flat
+from bridle.cli.options import JsonOption
+from bridle.cli.terminal import err, out, print_json
 
 
 def store(

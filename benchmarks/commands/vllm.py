@@ -7,9 +7,9 @@ from typing import Annotated
 
 import typer
 
-from bridle.extras import needs
-from bridle.options import JsonOption
-from bridle.terminal import err, fail, out, print_json
+from bridle.cli.extras import needs
+from bridle.cli.options import JsonOption
+from bridle.cli.terminal import err, fail, out, print_json
 
 
 def vllm(
@@ -27,7 +27,7 @@ def vllm(
 ) -> None:
     """Tokens a second of vLLM through the recording proxy, beside direct."""
     from bridle.bench.vllm import Plan, measure
-    from bridle.services import ServiceFailed
+    from bridle.run.services import ServiceFailed
 
     if model is None or publishes:
         needs("torch", "train", "this bench makes and publishes a small policy")

@@ -1,5 +1,5 @@
 """``python -m bridle`` is the ``bridle`` command."""
 
-from bridle.cli import app
+from bridle.cli.program import app
 
 app()

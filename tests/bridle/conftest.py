@@ -13,7 +13,7 @@ import pytest
 from click.testing import Result
 from typer.testing import CliRunner
 
-from bridle.cli import app
+from bridle.cli.program import app
 from bridle.engine.scripted import Reply, ScriptedCall, ScriptedEngine, ScriptedRequest
 from bridle.proxy.server import ProxyServer
 from bridle.proxy.settings import ProxySettings

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from bridle.bench.load import Load, percentiles, request_body
 from bridle.bench.upstream import CHUNKS, SMALL, stream_events, whole
-from bridle.cli import app
+from bridle.cli.program import app
 
 
 def test_the_report_has_the_promised_keys_and_nothing_is_lost() -> None:

@@ -14,13 +14,13 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-import bridle.feed
+import bridle.run.feed
 from bridle.engine.scripted import Reply, ScriptedEngine
-from bridle.feed import feed
 from bridle.proxy.server import ProxyServer
 from bridle.proxy.settings import ProxySettings
 from bridle.reconstruct.episodes import build_episode
 from bridle.reconstruct.samples.policy import DEFAULT_POLICY, TrainablePolicy
+from bridle.run.feed import feed
 from bridle.store.operations import deliveries
 from bridle.store.reading.queries import Reader
 
@@ -59,7 +59,7 @@ class Api(httpx.Client):
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Sealed a moment ago is long enough: there is one writer."""
     monkeypatch.setattr(deliveries, "SETTLE_S", -1.0)
-    monkeypatch.setattr(bridle.feed, "SETTLE_S", -1.0)
+    monkeypatch.setattr(bridle.run.feed, "SETTLE_S", -1.0)
 
 
 @pytest.fixture

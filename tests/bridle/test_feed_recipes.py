@@ -14,10 +14,10 @@ import pytest
 import torch
 
 from bridle.engine.scripted import Reply, ScriptedEngine
-from bridle.feed import feed
 from bridle.proxy.server import ProxyServer
 from bridle.proxy.settings import ProxySettings
 from bridle.reconstruct import open_store
+from bridle.run.feed import feed
 from bridle.store.operations import deliveries
 from bridle.trainer.policy.tiny import TinyShape, make_policy
 

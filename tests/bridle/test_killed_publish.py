@@ -20,19 +20,19 @@ from bridle.engine.contract.tokenizer import Tokenizer
 from bridle.engine.embedded import EmbeddedEngine
 from bridle.proxy.server import ProxyServer
 from bridle.proxy.settings import ProxySettings
-from bridle.stack import Stack, StackError
+from bridle.run.stack import Stack, StackError
+from bridle.run.training import TrainingPlan, train
 from bridle.store.reading.queries import Reader
 from bridle.store.records import PolicyRecord, RunRecord
 from bridle.store.writing.writer import Writer
 from bridle.trainer.config import GrpoConfig
 from bridle.trainer.policy.tiny import TinyShape, make_policy, train_tokenizer
-from bridle.training import TrainingPlan, train
 
 KILLED = """
 import os, signal, sys
 from pathlib import Path
 import torch
-from bridle.stack import Stack, StackError
+from bridle.run.stack import Stack, StackError
 from bridle.trainer.policy.model import load_policy, vocabulary_size
 from bridle.trainer.publish.publisher import Publisher, default_probes
 

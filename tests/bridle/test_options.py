@@ -15,7 +15,7 @@ import pytest
 from click.testing import Result
 
 from bridle.harnesses.sandboxes.base import NotLaunchable
-from bridle.services import ServiceFailed
+from bridle.run.services import ServiceFailed
 from bridle.trainer.learner.checkpoint import CheckpointError
 from bridle.trainer.policy.tiny import TinyShape, make_policy, train_tokenizer
 from bridle.trainer.publish.swap import PublishError
@@ -105,7 +105,7 @@ def test_why_training_ended_is_said_in_a_line(
     def ended(*_: object, **__: object) -> NoReturn:
         raise error
 
-    monkeypatch.setattr("bridle.stack.stack", ended)
+    monkeypatch.setattr("bridle.run.stack.stack", ended)
     policy = tmp_path / "policy"
     size = train_tokenizer(policy, ["What is asked here?"] * 4, vocab_size=320)
     make_policy(policy, TinyShape(), vocab_size=size, seed=0)

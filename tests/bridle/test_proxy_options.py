@@ -37,7 +37,7 @@ def test_a_commit_waits_for_the_disk_when_that_is_asked(
             seen.append(connection.exec_driver_sql("PRAGMA synchronous").scalar())
 
     monkeypatch.setattr("bridle.proxy.server.ProxyServer", Looked)
-    monkeypatch.setattr("bridle.commands.proxy.wait_for_signal", look)
+    monkeypatch.setattr("bridle.cli.commands.proxy.wait_for_signal", look)
     argv = ("--engine", "http://127.0.0.1:9", "--store", str(tmp_path / "s.db"), "--port", "0")
     done = bridle("proxy", *argv, *given)
     assert done.exit_code == 0, done.output
@@ -47,7 +47,7 @@ def test_a_commit_waits_for_the_disk_when_that_is_asked(
 def test_an_engine_that_is_not_there_is_told_at_the_start(
     bridle: Callable[..., Result], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("bridle.commands.proxy.wait_for_signal", lambda: None)
+    monkeypatch.setattr("bridle.cli.commands.proxy.wait_for_signal", lambda: None)
     with socket.create_server(("127.0.0.1", 0)) as there:
         listening = f"http://127.0.0.1:{there.getsockname()[1]}/v1"
         argv = ("--engine", listening, "--engine", "http://127.0.0.1:9/v1")
@@ -80,7 +80,7 @@ def not_starting(
     tmp_path: Path, *options: str, without: str = "nothing"
 ) -> subprocess.CompletedProcess[str]:
     """``bridle proxy`` that ends by itself, where the package ``without`` is not installed."""
-    run = f"import sys; sys.modules[{without!r}] = None; from bridle.cli import app; app()"
+    run = f"import sys; sys.modules[{without!r}] = None; from bridle.cli.program import app; app()"
     argv = ("--engine", "http://127.0.0.1:9", "--store", str(tmp_path / "s.db"), "--port", "0")
     done = subprocess.run(
         [sys.executable, "-c", run, "proxy", *argv, *options],

@@ -16,11 +16,11 @@ import httpx
 import pytest
 from click.testing import Result
 
+from bridle.cli.terminal import out
 from bridle.store.reading.queries import Reader
 from bridle.store.records import RunRecord, SessionRecord
 from bridle.store.schema.database import migrate
 from bridle.store.writing.writer import Writer
-from bridle.terminal import out
 
 Bridle = Callable[..., Result]
 

@@ -13,7 +13,7 @@ import torch
 from bridle.engine.embedded import EmbeddedEngine
 from bridle.proxy.server import ProxyServer
 from bridle.proxy.settings import ProxySettings
-from bridle.stack import Stack
+from bridle.run.stack import Stack
 from bridle.store.reading.queries import Reader
 from bridle.trainer.policy.model import load_policy, vocabulary_size
 from bridle.trainer.policy.tiny import TinyShape, make_policy, train_tokenizer

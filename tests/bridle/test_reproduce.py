@@ -13,8 +13,8 @@ from click.testing import Result
 from bridle.engine.scripted import Reply, ScriptedRequest
 from bridle.harnesses.tasks.task import Task
 from bridle.harnesses.verifiers import CommandVerifier, Delivery
-from bridle.reproduce import editing
-from bridle.reproduce.course import HARNESSES, Editing
+from bridle.run.reproduce import editing
+from bridle.run.reproduce.course import HARNESSES, Editing
 
 CODEX = {"type": "function", "function": {"name": "exec_command", "parameters": {}}}
 MINI = {"type": "function", "function": {"name": "bash", "parameters": {}}}

@@ -20,7 +20,7 @@ from bridle.harnesses.sandboxes.process import LocalRuntime
 from bridle.harnesses.tasks.task import Task
 from bridle.harnesses.verifiers import ExactAnswer
 from bridle.reconstruct.samples.sample import Episode
-from bridle.rollouts import Rollouts
+from bridle.run.rollouts import Rollouts
 from bridle.store.reading.queries import Reader
 from bridle.trainer.collector import Collector
 

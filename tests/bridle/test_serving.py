@@ -16,7 +16,7 @@ from bridle.trainer.policy.tiny import TinyShape, make_policy, train_tokenizer
 
 LEAVES = """
 import asyncio, sys, time
-from bridle.serving import leave_on_sigterm
+from bridle.run.serving import leave_on_sigterm
 
 async def wait():
     print("ready", flush=True)
@@ -64,7 +64,7 @@ def test_under_nohup_it_outlives_its_terminal() -> None:
 LAUNCHES = """
 import sys, time
 from pathlib import Path
-from bridle.services import Service
+from bridle.run.services import Service
 
 kind, model, folder = sys.argv[1:]
 arguments = {

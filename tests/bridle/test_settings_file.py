@@ -13,10 +13,10 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from bridle.cli import app
-from bridle.commands.sft import sft
-from bridle.commands.train import train
-from bridle.settings_file import GRPO, SFT, SettingsError, chosen
+from bridle.cli.commands.sft import sft
+from bridle.cli.commands.train import train
+from bridle.cli.program import app
+from bridle.run.settings_file import GRPO, SFT, SettingsError, chosen
 from bridle.trainer.config import GrpoConfig, SftConfig
 
 PAGE = (Path(__file__).parents[2] / "docs" / "training.md").read_text()

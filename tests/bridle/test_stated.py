@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from bridle.reconstruct.rewards import Aggregation
 from bridle.reconstruct.samples.policy import DEFAULT_POLICY, TrainablePolicy
+from bridle.run.training import stated
 from bridle.store.reading.queries import Reader
 from bridle.store.records import RunRecord
 from bridle.store.writing.writer import Writer
 from bridle.trainer.config import AdvantageConfig, GrpoConfig
-from bridle.training import stated
 
 
 def test_a_run_states_its_policy_how_rewards_add_up_and_every_setting(store: str) -> None:

@@ -13,13 +13,13 @@ import pytest
 
 from bridle.engine.contract.client import EngineRefused
 from bridle.engine.embedded import EmbeddedEngine
-from bridle.stack import Stack
+from bridle.run.stack import Stack
+from bridle.run.training import TrainingPlan, train
 from bridle.store.reading.queries import Reader
 from bridle.store.schema.database import migrate
 from bridle.trainer.config import ComputeConfig, GrpoConfig, PublishConfig
 from bridle.trainer.policy.compute import UnsupportedCompute
 from bridle.trainer.policy.tiny import TinyShape, make_policy, train_tokenizer
-from bridle.training import TrainingPlan, train
 
 AGENT = """
 import json, os, sys, urllib.request

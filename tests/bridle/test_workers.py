@@ -17,9 +17,9 @@ import httpx
 import pytest
 from click.testing import Result
 
-from bridle.options import is_base_url
-from bridle.remote import RemoteWorkers, WorkerFailed
-from bridle.services import Service
+from bridle.cli.options import is_base_url
+from bridle.run.remote import RemoteWorkers, WorkerFailed
+from bridle.run.services import Service
 from bridle.store.reading.queries import Reader
 from bridle.store.records import RunRecord
 from bridle.store.writing.writer import Writer
@@ -169,7 +169,7 @@ def test_a_worker_that_fails_ends_the_round_of_the_others(
 
 INTERRUPTED = """
 import sys
-from bridle.remote import RemoteWorkers
+from bridle.run.remote import RemoteWorkers
 from bridle.trainer.collector import Collector
 
 url, ahead = sys.argv[1:]

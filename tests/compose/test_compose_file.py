@@ -13,7 +13,7 @@ import jsonschema
 import pytest
 import typer.main
 
-from bridle.cli import app
+from bridle.cli.program import app
 
 ROOT = Path(__file__).parents[2]
 NEEDED = {"BRIDLE_ADMIN_KEY": "secret", "BRIDLE_POLICY": "/somewhere/policy"}

@@ -17,7 +17,7 @@ from typing import Any
 import httpx
 import pytest
 
-from bridle.examples import load_example
+from bridle.run.examples import load_example
 
 pytestmark = [pytest.mark.demo, pytest.mark.timeout(1800)]
 

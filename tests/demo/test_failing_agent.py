@@ -9,11 +9,11 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from bridle.cli import app
-from bridle.demo.course import Shop
-from bridle.demo.run import Demo
-from bridle.demo.settings import DemoSettings
-from bridle.demo.stages import NothingRecorded
+from bridle.cli.program import app
+from bridle.run.demo.course import Shop
+from bridle.run.demo.run import Demo
+from bridle.run.demo.settings import DemoSettings
+from bridle.run.demo.stages import NothingRecorded
 
 SETTINGS = dataclasses.replace(DemoSettings(), first_sessions=2, parallel=2)
 
@@ -33,7 +33,7 @@ def test_an_agent_that_fails_in_every_session_ends_the_demo_each_time(tmp_path: 
 def test_a_demo_without_its_agents_packages_says_what_to_install(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("bridle.commands.demo.find_spec", lambda _name: None)
+    monkeypatch.setattr("bridle.cli.commands.demo.find_spec", lambda _name: None)
     refused = CliRunner().invoke(app, ["demo", "--out", str(tmp_path / "demo")])
     assert refused.exit_code == 1
     assert "pip install langchain langchain-openai" in refused.stderr

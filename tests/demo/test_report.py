@@ -12,9 +12,9 @@ import pytest
 from rich.console import Console
 from sqlalchemy import event
 
-from bridle.demo.report import make_report, plot, wilson
-from bridle.demo.run import Demo
-from bridle.demo.settings import DemoSettings
+from bridle.run.demo.report import make_report, plot, wilson
+from bridle.run.demo.run import Demo
+from bridle.run.demo.settings import DemoSettings
 from bridle.store.reading.queries import Reader
 from bridle.store.records import CallBegun, Reward, RunRecord, SessionRecord
 from bridle.store.schema.database import migrate

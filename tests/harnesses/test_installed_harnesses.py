@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 
-from bridle.agents import agent
 from bridle.bench.harness_cases import CASES, HarnessCase
 from bridle.bench.shell_policy import (
     PARALLEL,
@@ -36,7 +35,8 @@ from bridle.proxy.server import ProxyServer
 from bridle.proxy.settings import ProxySettings
 from bridle.reconstruct.audit import audit_session
 from bridle.reconstruct.kinds.kinds import with_kinds
-from bridle.reproduce import editing
+from bridle.run.agents import agent
+from bridle.run.reproduce import editing
 from bridle.store.reading.queries import Reader
 from bridle.store.records import CallKind, CallStatus
 

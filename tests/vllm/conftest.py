@@ -24,7 +24,7 @@ import pytest
 import torch
 
 from bridle.engine.vllm import VllmControl, VllmOptions, VllmServer
-from bridle.services import Service
+from bridle.run.services import Service
 
 HERE = Path(__file__).parent
 FAKES = HERE / "fakes"

@@ -17,8 +17,8 @@ import pytest
 from bridle.engine.vllm import VllmControl, VllmError, VllmOptions, VllmServer, find_installation
 from bridle.proxy.server import ProxyServer
 from bridle.proxy.settings import ProxySettings
-from bridle.services import ServiceFailed
-from bridle.stack import engine_service
+from bridle.run.services import ServiceFailed
+from bridle.run.stack import engine_service
 
 
 @pytest.fixture

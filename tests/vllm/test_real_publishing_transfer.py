@@ -22,7 +22,8 @@ from bridle.engine.vllm.inside.bridle_wire import Announcement, open_store
 from bridle.engine.vllm.transfer import Route, VllmTransfer
 from bridle.proxy.server import ProxyServer
 from bridle.proxy.settings import ProxySettings
-from bridle.stack import Stack
+from bridle.run.stack import Stack
+from bridle.run.training import TrainingPlan, _publisher
 from bridle.store.reading.queries import Reader
 from bridle.store.records import RunRecord
 from bridle.store.writing.writer import Writer
@@ -30,7 +31,6 @@ from bridle.trainer.config import GrpoConfig, PublishConfig
 from bridle.trainer.policy.model import checkpoint_tensors
 from bridle.trainer.policy.weights import ModelWeights
 from bridle.trainer.publish.transfer import TransferPublisher
-from bridle.training import TrainingPlan, _publisher
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
 

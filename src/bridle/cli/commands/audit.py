@@ -1,0 +1,106 @@
+"""``bridle audit``: does every sampled token go somewhere, and does the store hold together?"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+from rich.text import Text
+
+from bridle.cli.options import JsonOption, RunOption, StoreOption
+from bridle.cli.reading import nothing_found, one_session, reader, require_run
+from bridle.cli.terminal import out, print_json
+from bridle.reconstruct.audit import SessionAudit, audit_session
+from bridle.reconstruct.audit import audit as audit_sessions
+from bridle.store.reading.queries import Reader
+
+
+def audit(
+    store: StoreOption,
+    session: Annotated[str | None, typer.Argument(help="Only this session.")] = None,
+    run: RunOption = None,
+    bodies: Annotated[bool, typer.Option(help="Prove every recorded body as well.")] = False,
+    json: JsonOption = False,
+) -> None:
+    """Print the conservation table; exit with 1 when anything does not add up."""
+    with reader(store) as source:
+        require_run(source, run)
+        total = _Total()
+        for audited in _audited(source, session, run, bodies):
+            total.add(audited)
+        none = None if total.sessions else nothing_found(source)
+    if json:
+        print_json(total.as_data())
+    elif none is not None:
+        out.print(f"{none.capitalize()}.")
+    else:
+        total.print()
+    if total.violations:
+        raise typer.Exit(1)
+
+
+def _audited(
+    source: Reader, session: str | None, run: str | None, bodies: bool
+) -> Iterator[SessionAudit]:
+    if session is not None:
+        yield audit_session(source, one_session(source, session).id, bodies=bodies)
+    else:
+        yield from audit_sessions(source, bodies=bodies, run=run)
+
+
+class _Total:
+    """The table over all audited sessions."""
+
+    def __init__(self) -> None:
+        self.sessions = 0
+        self.calls: Counter[str] = Counter()
+        self.captured = 0
+        self.trained = 0
+        self.masked: Counter[str] = Counter()
+        self.dropped: Counter[str] = Counter()
+        self.violations: list[dict[str, str]] = []
+
+    def add(self, audited: SessionAudit) -> None:
+        self.sessions += 1
+        self.calls.update({str(status): count for status, count in audited.calls.items()})
+        table = audited.conservation
+        self.captured += table.captured
+        self.trained += table.trained
+        self.masked.update(table.masked)
+        self.dropped.update(table.dropped)
+        self.violations += [
+            {"session": v.session_id, "rule": v.rule, "subject": v.subject, "detail": v.detail}
+            for v in audited.violations
+        ]
+
+    def as_data(self) -> dict[str, Any]:
+        return {
+            "sessions": self.sessions,
+            "calls": dict(self.calls),
+            "captured": self.captured,
+            "trained": self.trained,
+            "masked": dict(self.masked),
+            "dropped": dict(self.dropped),
+            "violations": self.violations,
+        }
+
+    def print(self) -> None:
+        table = Table(box=None, pad_edge=False)
+        table.add_column("sampled tokens")
+        table.add_column("", justify="right")
+        table.add_row("captured", str(self.captured))
+        table.add_row("trained", str(self.trained))
+        for label, counts in (("masked", self.masked), ("dropped", self.dropped)):
+            for reason, count in sorted(counts.items()):
+                table.add_row(f"{label}: {reason}", str(count))
+        calls = ", ".join(f"{count} {status}" for status, count in sorted(self.calls.items()))
+        out.print(f"{self.sessions} sessions; calls: {calls or 'none'}", highlight=False)
+        out.print(table)
+        for violation in self.violations:
+            where = " {session} {subject}: {detail}".format(**violation)
+            out.print(Text.assemble((violation["rule"], "bold red"), where), soft_wrap=True)
+        if not self.violations:
+            out.print("Every token is accounted for.")

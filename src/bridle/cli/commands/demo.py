@@ -1,0 +1,84 @@
+"""``bridle demo``: from nothing to a better agent, in minutes."""
+
+from __future__ import annotations
+
+import dataclasses
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated, Any
+
+import orjson
+import typer
+
+from bridle.cli.options import EngineOption, JsonOption
+from bridle.cli.terminal import err, fail, out, print_json
+from bridle.run.serving import leave_on_sigterm
+
+
+def demo(
+    out_dir: Annotated[Path, typer.Option("--out", help="Everything it makes.")] = Path(
+        "runs/demo"
+    ),
+    fresh: Annotated[bool, typer.Option(help="Start afresh instead of going on.")] = False,
+    start_from: Annotated[
+        Path | None, typer.Option(help="Take over the warm-started policy of this demo run.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Of the policy, the questions and their order.")] = 0,
+    learning_rate: Annotated[
+        float | None, typer.Option(min=0, help="Of GRPO; 0 learns nothing.")
+    ] = None,
+    steps: Annotated[int | None, typer.Option(min=1, help="GRPO steps at most.")] = None,
+    minutes: Annotated[
+        float | None, typer.Option(min=0, help="The whole may take so long.")
+    ] = None,
+    eval_tasks: Annotated[
+        int | None, typer.Option(min=1, help="Held-out questions; greedily at most 100.")
+    ] = None,
+    engine: EngineOption = "embedded",
+    json: JsonOption = False,
+) -> None:
+    """Train a small LangChain agent's policy end to end, and plot what it learned."""
+    try:
+        from bridle.run.demo.run import Demo
+    except ImportError as error:
+        fail(f"the demo needs the training extra: pip install 'bridle[train]' ({error})")
+    from bridle.run.demo.settings import VLLM_MINUTES, DemoSettings
+    from bridle.run.demo.stages import NothingRecorded
+    from bridle.run.demo.state import start_afresh
+
+    if any(find_spec(name) is None for name in ("langchain", "langchain_openai")):
+        fail("the demo's agent is a LangChain app: pip install langchain langchain-openai")
+
+    if engine == "vllm" and minutes is None:
+        minutes = VLLM_MINUTES
+    leave_on_sigterm()
+    if fresh:
+        start_afresh(out_dir)
+    asked: dict[str, Any] = {
+        "seed": seed,
+        "engine": engine,
+        "learning_rate": learning_rate,
+        "max_steps": steps,
+        "minutes": minutes,
+        "eval_tasks": eval_tasks,
+    }
+    settings = dataclasses.replace(
+        DemoSettings(), **{name: value for name, value in asked.items() if value is not None}
+    )
+    run = Demo(out_dir, settings, err if json else out)
+    if start_from is not None:
+        run.start_from(start_from)
+    if run.finished:
+        report = orjson.loads((out_dir / "report.json").read_bytes())
+        run.show(report)
+        (err if json else out).print("This run is finished; --fresh starts another.")
+    else:
+        try:
+            report = run.run()
+        except NothingRecorded as error:
+            fail(str(error))
+        except KeyboardInterrupt:
+            err.print(f"\nStopped. The same command goes on from here; the store is in {out_dir}.")
+            raise typer.Exit(130) from None
+    if json:
+        print_json(report)

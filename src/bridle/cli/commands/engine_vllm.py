@@ -1,0 +1,164 @@
+"""``bridle engine vllm``: vLLM launched, checked and kept running, or a running one checked."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from bridle.cli.commands.proxy import UPSTREAM_KEY_VARIABLE
+from bridle.cli.options import JsonOption, base_urls
+from bridle.cli.terminal import err, fail, out, print_json
+from bridle.run.config import VLLM_KEY_VARIABLE, key_in
+from bridle.run.serving import announce, leave_on_sigterm, wait_for_signal
+
+if TYPE_CHECKING:
+    from bridle.engine.vllm import Check, Expectation, VllmServer
+
+NOT_SERVING = 1
+CHECK_FAILED = 3
+INTERRUPTED = 130
+
+
+def vllm(
+    model: Annotated[
+        Path | None, typer.Option(help="Directory of the model and its tokenizer.")
+    ] = None,
+    url: Annotated[
+        str | None,
+        typer.Option(callback=base_urls, help="Check this running vLLM and start none."),
+    ] = None,
+    served_model_name: Annotated[str, typer.Option(help="What requests call it.")] = "policy",
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 8000,
+    private_network: Annotated[
+        bool,
+        typer.Option(
+            "--private-network",
+            help="Only trusted machines reach the address: vLLM's control routes take no key.",
+        ),
+    ] = False,
+    max_model_len: Annotated[
+        int | None, typer.Option(help="Tokens of prompt and reply. Default: the model's own.")
+    ] = None,
+    dtype: Annotated[
+        str, typer.Option(help="auto: float32 on CPU, the checkpoint's own on GPU.")
+    ] = "auto",
+    tool_parser: Annotated[
+        str, typer.Option(help="auto: by the model's template; none: none.")
+    ] = "auto",
+    reasoning_parser: Annotated[
+        str, typer.Option(help="auto: by the model's template; none: none.")
+    ] = "auto",
+    lora_rank: Annotated[
+        int | None, typer.Option(help="Largest rank of LoRA adapters. Default: no adapters.")
+    ] = None,
+    cpu_kv_cache_gib: Annotated[int, typer.Option(help="For keys and values, on CPU.")] = 4,
+    version: Annotated[int, typer.Option(help="Policy version of the weights in --model.")] = 0,
+    restarts: Annotated[
+        int, typer.Option(help="Starts after a death, without an hour between.")
+    ] = 3,
+    run_dir: Annotated[Path, typer.Option(help="vLLM's log, and what it served last.")] = Path(
+        "runs/vllm"
+    ),
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Begin with what was served last out of --run-dir.")
+    ] = False,
+    python: Annotated[
+        Path | None,
+        typer.Option(help="The python that has vLLM. Default: $BRIDLE_VLLM_PYTHON, .venv-vllm."),
+    ] = None,
+    extra: Annotated[
+        list[str] | None, typer.Option(help="A further argument for vLLM. Repeatable, wins.")
+    ] = None,
+    json: JsonOption = False,
+) -> None:
+    """Serve a policy with vLLM, or adopt a running one; both are held to the same checks.
+
+    Ends with 1 when vLLM does not start or stays down, with 3 when a check fails.
+    """
+    from bridle.engine.vllm import Expectation, VllmError, VllmOptions, VllmServer
+
+    expect = Expectation(context=max_model_len, private_network=private_network)
+    if (model is None) == (url is None):
+        fail("give --model DIR to start vLLM, or --url URL to check one that runs", 2)
+    if url is not None:
+        checks = _examined(url, expect, json, key_in(UPSTREAM_KEY_VARIABLE))
+        if json:
+            print_json({"url": url, "checks": _as_data(checks)})
+        return
+    assert model is not None  # noqa: S101 - one of the two was given
+    options = VllmOptions(
+        served_name=served_model_name,
+        host=host,
+        private_network=private_network,
+        port=port,
+        max_model_len=max_model_len,
+        dtype=dtype,
+        tool_parser=_named(tool_parser),
+        reasoning_parser=_named(reasoning_parser),
+        lora_rank=lora_rank,
+        cpu_kv_cache_gib=cpu_kv_cache_gib,
+        extra=tuple(extra or ()),
+    )
+    key = key_in(UPSTREAM_KEY_VARIABLE) or key_in(VLLM_KEY_VARIABLE)
+    leave_on_sigterm()
+    try:
+        server = VllmServer(
+            model,
+            run_dir,
+            options=options,
+            python=python,
+            version=version,
+            resume=resume,
+            restarts=restarts,
+            on_event=_say,
+            api_key=key,
+        )
+        with err.status("vLLM starts."):
+            server.start()
+    except VllmError as error:
+        fail(str(error), NOT_SERVING)
+    except KeyboardInterrupt:
+        raise typer.Exit(INTERRUPTED) from None
+    try:
+        checks = _examined(server.base_url, expect, json, key)
+        _serve(server, checks, json, f"vLLM serving {model} on {server.base_url}")
+    finally:
+        server.stop()
+
+
+def _serve(server: VllmServer, checks: list[Check], json: bool, line: str) -> None:
+    """Stays until a signal, or until vLLM is not started again."""
+    announce(server.base_url, json, f"{line}, log in {server.log}", checks=_as_data(checks))
+    wait_for_signal(lambda: server.refusal is not None)
+    if server.refusal is not None:
+        raise typer.Exit(NOT_SERVING)
+
+
+def _examined(url: str, expect: Expectation, json: bool, key: str | None) -> list[Check]:
+    """The engine's checks, each said in a line; ends the command when one failed."""
+    from bridle.engine.vllm import check_engine, failures
+
+    checks = check_engine(url, expect=expect, api_key=key)
+    failed = failures(checks)
+    for check in failed if json else checks:
+        (err if json else out).print(check.line, highlight=False, soft_wrap=True)
+    if failed:
+        raise typer.Exit(CHECK_FAILED)
+    return checks
+
+
+def _as_data(checks: Sequence[Check]) -> list[dict[str, Any]]:
+    return [dataclasses.asdict(check) for check in checks]
+
+
+def _named(parser: str) -> str | None:
+    return None if parser == "none" else parser
+
+
+def _say(event: str) -> None:
+    err.print(event, highlight=False, soft_wrap=True)

@@ -1,0 +1,146 @@
+"""``bridle export``: recorded sessions as training files."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from bridle.cli.options import HarnessOption, JsonOption, RunOption, StoreOption
+from bridle.cli.reading import nothing_found, reader, require_run
+from bridle.cli.terminal import fail, out, print_json
+from bridle.reconstruct.exports.card import write_card
+from bridle.reconstruct.exports.conditions import BadCondition, Condition
+from bridle.reconstruct.exports.formats import Format
+from bridle.reconstruct.exports.formats import export as write
+from bridle.reconstruct.exports.selection import ExportReport, Selection, select
+from bridle.reconstruct.samples.builders import BUILDERS
+from bridle.store.reading.queries import Reader
+
+
+def export(
+    path: Annotated[Path, typer.Argument(help="File to write: .jsonl or .parquet.")],
+    store: StoreOption,
+    form: Annotated[
+        Format | None,
+        typer.Option("--format", help="Default: tokens for .parquet, chat for .jsonl."),
+    ] = None,
+    run: RunOption = None,
+    harness: HarnessOption = None,
+    split: Annotated[str | None, typer.Option(help="Only tasks of this split.")] = None,
+    outcome: Annotated[
+        str | None, typer.Option(help="Only sessions that ended so, or open ones.")
+    ] = None,
+    reward: Annotated[str, typer.Option(help="Name of the reward that is compared.")] = "reward",
+    min_reward: Annotated[float | None, typer.Option(help="Only from this reward up.")] = None,
+    max_reward: Annotated[float | None, typer.Option(help="Only up to this reward.")] = None,
+    where: Annotated[
+        list[str] | None,
+        typer.Option(help="Any column: harness=pi, call.dialect!=chat, label.x=1, task.suite=…"),
+    ] = None,
+    turn_reward: Annotated[
+        str | None, typer.Option(help="Train only turns that have this reward, high enough.")
+    ] = None,
+    min_turn_reward: Annotated[float, typer.Option(help="What is high enough for a turn.")] = 0.0,
+    deduplicate: Annotated[bool, typer.Option(help="Leave out repeated rows.")] = False,
+    eval_share: Annotated[
+        float | None,
+        typer.Option(min=0.0, max=1.0, help="Hold this share of the tasks out, in a second file."),
+    ] = None,
+    builder: Annotated[str, typer.Option(help="tokens: tree, merged or per_call.")] = "tree",
+    json: JsonOption = False,
+) -> None:
+    """Write recorded sessions as training data, each file with a data card beside it."""
+    if builder not in BUILDERS:
+        fail(f"there is no builder {builder!r}: {', '.join(BUILDERS)}", 2)
+    selection = Selection(
+        run=run,
+        harness=harness,
+        split=split,
+        outcome=outcome,
+        reward=reward,
+        min_reward=min_reward,
+        max_reward=max_reward,
+        where=_conditions(where or []),
+        turn_reward=turn_reward,
+        min_turn_reward=min_turn_reward,
+        deduplicate=deduplicate,
+    )
+    chosen = _format(path, form)
+    with reader(store) as source:
+        require_run(source, run)
+        _require_sessions(source, selection)
+        written = [
+            _write(source, file, chosen, part, builder)
+            for file, part in _parts(path, selection, eval_share)
+        ]
+    if json:
+        print_json(written[0] if eval_share is None else {"files": written})
+        return
+    for told in written:
+        out.print(f"{told['path']}: {told['rows']} rows of {told['sessions']} sessions")
+        for reason, count in told["left_out"].items():
+            out.print(f"  left out: {count} {reason}", highlight=False)
+
+
+def _require_sessions(source: Reader, selection: Selection) -> None:
+    """Ends the command before any file is made when the selection takes no session."""
+    report = ExportReport(Path())
+    if next(select(source, selection, report), None) is not None:
+        return
+    reasons = ", ".join(f"{count} {reason}" for reason, count in report.left_out.items())
+    fail(nothing_found(source) + (f"; left out: {reasons}" if reasons else ""))
+
+
+def _parts(
+    path: Path, selection: Selection, eval_share: float | None
+) -> list[tuple[Path, Selection]]:
+    if eval_share is None:
+        return [(path, selection)]
+    return [
+        (
+            path.with_name(f"{path.stem}.{part}{path.suffix}"),
+            replace(selection, part=part, eval_share=eval_share),
+        )
+        for part in ("train", "eval")
+    ]
+
+
+def _write(
+    source: Reader, path: Path, form: Format, selection: Selection, builder: str
+) -> dict[str, Any]:
+    report = write(source, path, form, selection, builder)
+    card = write_card(report, form.value, selection, time.time())
+    return _as_data(report) | {"card": str(card)}
+
+
+def _conditions(texts: list[str]) -> tuple[Condition, ...]:
+    try:
+        return tuple(Condition.parse(text) for text in texts)
+    except BadCondition as error:
+        fail(str(error), 2)
+
+
+def _format(path: Path, wanted: Format | None) -> Format:
+    known = {".parquet": Format.TOKENS, ".jsonl": Format.CHAT}
+    named = known.get(path.suffix)
+    chosen = wanted or named
+    if chosen is None:
+        fail(f"{path} says no format: name it .jsonl or .parquet, or give --format", 2)
+    ending = ".parquet" if chosen is Format.TOKENS else ".jsonl"
+    if named is not None and path.suffix != ending:
+        fail(f"{path.name} is no name for {chosen}, which is written as {ending}", 2)
+    return chosen
+
+
+def _as_data(report: ExportReport) -> dict[str, Any]:
+    return {
+        "path": str(report.path),
+        "sessions": report.sessions,
+        "rows": report.rows,
+        "trained_tokens": report.tokens,
+        "left_out": report.left_out,
+    }

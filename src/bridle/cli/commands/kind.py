@@ -1,0 +1,60 @@
+"""``bridle kind``: say by hand what a call was for."""
+
+from __future__ import annotations
+
+import getpass
+from typing import Annotated
+
+import typer
+
+from bridle.cli.options import JsonOption, StoreOption
+from bridle.cli.reading import one_session, reader, require_turn
+from bridle.cli.terminal import fail, out, print_json
+from bridle.reconstruct.kinds.kinds import classify
+from bridle.reconstruct.samples.sample_store import derive_again
+from bridle.store.records import CallKind
+from bridle.store.writing.writer import Writer
+
+_AUTO = "auto"
+_KINDS = (*(kind.value for kind in CallKind), _AUTO)
+
+
+def kind(
+    session: Annotated[str, typer.Argument(help="Id, name, beginning of an id, or `last`.")],
+    turn: Annotated[int, typer.Argument(min=1, help="The call, as `show` numbers it.")],
+    kind: Annotated[str, typer.Argument(help=f"{', '.join(_KINDS)}: what the record tells.")],
+    store: StoreOption,
+    role: Annotated[str | None, typer.Option(help="Name of the sub-agent or side task.")] = None,
+    line: Annotated[
+        bool, typer.Option("--line", help="Also every call that continues this one.")
+    ] = False,
+    json: JsonOption = False,
+) -> None:
+    """Override what a call was for; the session's stored samples are made again."""
+    if kind not in _KINDS:
+        fail(f"{kind!r} is no kind: use {', '.join(_KINDS)}")
+    with reader(store) as source:
+        record = one_session(source, session)
+        calls = source.calls(record.id)
+        require_turn(record, turn, len(calls))
+        chosen = {calls[turn - 1].id}
+        for call in calls if line else ():
+            if call.parent_call_id in chosen:
+                chosen.add(call.id)
+        said = None if kind == _AUTO else CallKind(kind)
+        with Writer(store) as writer:
+            for call in calls:
+                if call.id in chosen:
+                    writer.set_kind_sync(call.id, said, role, by=getpass.getuser())
+        again = derive_again(source, record.id)
+        verdicts = classify(source.calls(record.id))
+    if json:
+        kinds = {call_id: verdict.kind.value for call_id, verdict in verdicts.items()}
+        print_json({"session": record.id, "kinds": kinds, "samples": again})
+        return
+    for number, call in enumerate(calls, start=1):
+        verdict = verdicts[call.id]
+        mark = "*" if call.id in chosen else " "
+        out.print(f"{mark} {number:>3}  {verdict.kind:<10} {verdict.evidence}", highlight=False)
+    if again:
+        out.print(f"{again} stored samples made again")

@@ -1,0 +1,210 @@
+"""``bridle proxy``: record every call that goes through it."""
+
+from __future__ import annotations
+
+import socket
+from enum import StrEnum
+from itertools import filterfalse
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final
+from urllib.parse import urlsplit
+
+import typer
+
+from bridle.cli.options import (
+    BudgetCalls,
+    BudgetSeconds,
+    BudgetTokens,
+    JsonOption,
+    StoreOption,
+    base_urls,
+)
+from bridle.cli.reading import migrated
+from bridle.cli.terminal import err, fail
+from bridle.run.config import DEFAULT_PORT, key_in
+from bridle.run.serving import announce, told_when_taken, wait_for_signal
+from bridle.store.records import Continuation
+from bridle.store.schema.database import shown
+
+if TYPE_CHECKING:
+    from fastapi import APIRouter
+
+ADMIN_KEY_VARIABLE = "BRIDLE_ADMIN_KEY"
+UPSTREAM_KEY_VARIABLE = "BRIDLE_UPSTREAM_API_KEY"
+_PATIENCE_S: Final = 2.0
+
+
+class LogLevel(StrEnum):
+    DEBUG = "debug"
+    INFO = "info"
+    WARNING = "warning"
+    ERROR = "error"
+
+
+class LogFormat(StrEnum):
+    TEXT = "text"
+    JSON = "json"
+
+
+class Synchronous(StrEnum):
+    NORMAL = "NORMAL"
+    FULL = "FULL"
+
+
+def proxy(
+    engines: Annotated[
+        list[str],
+        typer.Option(
+            "--engine",
+            "--upstream",
+            callback=base_urls,
+            help="An engine's base URL; again for each one more.",
+        ),
+    ],
+    store: StoreOption,
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = DEFAULT_PORT,
+    tokenizer: Annotated[
+        Path | None,
+        typer.Option(
+            exists=True,
+            file_okay=False,
+            help="The model's directory: makes exact continuation possible.",
+        ),
+    ] = None,
+    continuation: Annotated[
+        Continuation, typer.Option(help="How prompts are made, unless a session says.")
+    ] = Continuation.EXACT,
+    model: Annotated[
+        str | None, typer.Option(help="The engine's model name; default: the first it lists.")
+    ] = None,
+    other_models: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--other-model",
+            help="Send a model elsewhere: NAME=URL[,model=THEIRS][,key=VARIABLE][,external]. "
+            "NAME may be a pattern; recorded, never trained.",
+        ),
+    ] = None,
+    role_models: Annotated[
+        list[str] | None,
+        typer.Option("--role-model", help="ROLE=NAME of an --other-model; ROLE may be `subagent`."),
+    ] = None,
+    budget_calls: BudgetCalls = None,
+    budget_tokens: BudgetTokens = None,
+    budget_seconds: BudgetSeconds = None,
+    workers: Annotated[
+        int, typer.Option(min=1, help="Processes behind the port; any continues any session.")
+    ] = 1,
+    memory: Annotated[
+        int | None,
+        typer.Option(min=1, help="MiB to remember the sessions in use by, per process; else 48."),
+    ] = None,
+    synchronous: Annotated[
+        Synchronous,
+        typer.Option(
+            help="SQLite's: NORMAL keeps calls when the process dies, FULL when power is cut, too."
+        ),
+    ] = Synchronous.NORMAL,
+    log_format: Annotated[
+        LogFormat, typer.Option(help="Lines on standard error, with session and call ids.")
+    ] = LogFormat.TEXT,
+    log_level: Annotated[
+        LogLevel, typer.Option(help="The least that is logged: info has a line for every call.")
+    ] = LogLevel.WARNING,
+    otel: Annotated[
+        bool,
+        typer.Option("--otel", help="OpenTelemetry spans to where OTEL_* says; needs extra otel."),
+    ] = False,
+    redact: Annotated[
+        bool, typer.Option("--redact", help="Scrub keys and tokens from what is recorded as text.")
+    ] = False,
+    json: JsonOption = False,
+) -> None:
+    """Record agents: point their base URL at this proxy."""
+    from bridle.proxy.budgets import Budget
+    from bridle.proxy.process import devote_process
+    from bridle.proxy.server import ProxyServer, ProxyStartFailed
+    from bridle.proxy.settings import Limits, ProxySettings, is_loopback
+    from bridle.proxy.workers import WorkerPool
+    from bridle.run.upstreams import other_model, pair
+
+    admin_key = key_in(ADMIN_KEY_VARIABLE)
+    if admin_key is None and not is_loopback(host):
+        fail(f"{host} is reachable by others: set {ADMIN_KEY_VARIABLE} to a key of your own")
+    try:
+        settings = ProxySettings(
+            upstream_url=engines[0],
+            more_engines=tuple(engines[1:]),
+            store_url=store,
+            synchronous=synchronous.value,
+            host=host,
+            port=port,
+            admin_key=admin_key,
+            upstream_api_key=key_in(UPSTREAM_KEY_VARIABLE),
+            model=model,
+            tokenizer_dir=tokenizer,
+            continuation=continuation,
+            other_models=dict(other_model(text) for text in other_models or ()),
+            role_models=dict(pair(text, "--role-model") for text in role_models or ()),
+            budget=Budget(budget_calls, budget_tokens, budget_seconds),
+            limits=Limits() if memory is None else Limits(memory_bytes=memory << 20),
+            redact=redact,
+            log_format=log_format.value,
+            log_level=log_level.value,
+            tracing=otel,
+        )
+    except ValueError as error:
+        fail(str(error), 2)
+    migrated(store)
+    try:
+        if workers > 1:
+            with told_when_taken(host, port):
+                several = WorkerPool(settings, workers, routers=[_feed])
+            with several as pool:
+                _announce(pool.base_url, json, store, engines)
+                pool.serve()
+            return
+        devote_process()
+        with told_when_taken(host, port):
+            single = ProxyServer(settings, routers=[_feed])
+        with single as server:
+            _announce(server.base_url, json, store, engines)
+            wait_for_signal()
+    except ProxyStartFailed as error:
+        fail(str(error))
+
+
+def _feed() -> APIRouter:
+    """Imported when the control API is first asked for."""
+    from bridle.run.feed import feed
+
+    return feed()
+
+
+def _announce(url: str, json: bool, store: str, engines: list[str]) -> None:
+    for silent in filterfalse(_listens, engines):
+        err.print(
+            f"bridle: nothing listens at {silent} yet: calls fail until it does",
+            highlight=False,
+            soft_wrap=True,
+        )
+    announce(
+        url,
+        json,
+        f"Bridle records to {shown(store)}, in front of {', '.join(engines)}",
+        f"  OpenAI      OPENAI_BASE_URL={url}/v1",
+        f"  Anthropic   ANTHROPIC_BASE_URL={url}",
+        f"  Gemini      GOOGLE_GEMINI_BASE_URL={url}",
+    )
+
+
+def _listens(engine: str) -> bool:
+    """Whether anything does: a wrong port is found out before an agent fails."""
+    url = urlsplit(engine)
+    port = url.port or (443 if url.scheme == "https" else 80)
+    try:
+        socket.create_connection((url.hostname, port), timeout=_PATIENCE_S).close()
+    except OSError:
+        return False
+    return True

@@ -1,0 +1,83 @@
+"""``bridle reproduce``: an installed coding agent trained on file edits, before and after."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Annotated, Any
+
+import orjson
+import typer
+
+from bridle.cli.options import EngineOption, JsonOption
+from bridle.cli.terminal import err, fail, out, print_json
+from bridle.run.serving import leave_on_sigterm
+
+
+def reproduce(
+    named: Annotated[str, typer.Argument(help="The harness: codex or mini-swe-agent.")] = "codex",
+    harness: Annotated[str | None, typer.Option(help="The same, as an option.")] = None,
+    out_dir: Annotated[
+        Path | None, typer.Option("--out", help="Everything it makes. Default: runs/HARNESS.")
+    ] = None,
+    fresh: Annotated[bool, typer.Option(help="Start afresh instead of going on.")] = False,
+    engine: EngineOption = "vllm",
+    seed: Annotated[int, typer.Option(help="Of the policy, the tasks and their order.")] = 0,
+    teacher_sessions: Annotated[int | None, typer.Option(min=1, help="Demonstrations.")] = None,
+    steps: Annotated[int | None, typer.Option(min=1, help="GRPO steps at most.")] = None,
+    groups: Annotated[int | None, typer.Option(min=1, help="Tasks per step.")] = None,
+    group_size: Annotated[int | None, typer.Option(min=1, help="Sessions per task.")] = None,
+    eval_tasks: Annotated[
+        int | None, typer.Option(min=1, help="Held-out tasks; greedily at most 100.")
+    ] = None,
+    minutes: Annotated[
+        float | None, typer.Option(min=0, help="The whole may take so long.")
+    ] = None,
+    parallel: Annotated[int | None, typer.Option(min=1, help="Sessions at a time.")] = None,
+    json: JsonOption = False,
+) -> None:
+    """Warm-start a tiny policy on recorded demonstrations of a real coding agent, then GRPO."""
+    try:
+        from bridle.run.demo.run import Demo
+    except ImportError as error:
+        fail(f"this needs the training extra: pip install 'bridle[train]' ({error})")
+    from bridle.harnesses.sandboxes.base import NotLaunchable
+    from bridle.run.demo.stages import NothingRecorded
+    from bridle.run.demo.state import start_afresh
+    from bridle.run.reproduce.course import HARNESSES, Editing, settings_for
+
+    chosen = harness or named
+    if chosen not in HARNESSES:
+        fail(f"there is {' and '.join(HARNESSES)}, not {chosen!r}", 2)
+    directory = out_dir or Path("runs") / chosen
+    if fresh:
+        start_afresh(directory)
+    asked: dict[str, Any] = {
+        "engine": engine,
+        "seed": seed,
+        "teacher_sessions": teacher_sessions,
+        "max_steps": steps,
+        "groups": groups,
+        "group_size": group_size,
+        "eval_tasks": eval_tasks,
+        "minutes": minutes,
+        "parallel": parallel,
+    }
+    settings = dataclasses.replace(
+        settings_for(chosen), **{name: value for name, value in asked.items() if value is not None}
+    )
+    leave_on_sigterm()
+    run = Demo(directory, settings, err if json else out, Editing(chosen))
+    if run.finished:
+        report = orjson.loads((directory / "report.json").read_bytes())
+        run.show(report)
+    else:
+        try:
+            report = run.run()
+        except (NotLaunchable, NothingRecorded) as error:
+            fail(str(error))
+        except KeyboardInterrupt:
+            err.print("\nStopped. The same command goes on from here.")
+            raise typer.Exit(130) from None
+    if json:
+        print_json(report)

@@ -1,0 +1,134 @@
+"""``bridle rollout``: run a harness on tasks, verified and recorded."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.progress import Progress
+
+from bridle.cli.options import JsonOption, ProxyOption
+from bridle.cli.terminal import err, fail, out, print_json
+from bridle.harnesses.client import ControlClient, ControlError, ProxyUnreachable
+from bridle.harnesses.rollout import Outcome, RolloutResult, Settings, grouped
+from bridle.harnesses.sandboxes.base import NotLaunchable
+from bridle.harnesses.tasks.task import TaskError
+from bridle.harnesses.verifiers import REWARD
+from bridle.run.agents import UnknownAgent, agent, first_tasks, verifier
+from bridle.run.control import READS_NO_URL, end_with
+from bridle.run.rollouts import Rollouts
+from bridle.run.serving import leave_on_sigterm
+
+
+def rollout(
+    named: Annotated[
+        str,
+        typer.Option("--agent", help="codex, claude-code …, agent.py, or 'CMD {prompt}'."),
+    ],
+    tasks: Annotated[str, typer.Option(help="FILE.jsonl, FILE.py:FUNCTION or MODULE:FUNCTION.")],
+    verify: Annotated[
+        str, typer.Option("--verifier", help="number, exact, regex, or FILE.py:NAME.")
+    ],
+    proxy: ProxyOption,
+    split: Annotated[str | None, typer.Option(help="Only tasks of this split.")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="At most so many tasks.")] = None,
+    group_size: Annotated[int, typer.Option(min=1, help="Sessions per task.")] = 1,
+    parallel: Annotated[int, typer.Option(min=1, help="Sessions at a time.")] = 4,
+    timeout: Annotated[float, typer.Option(min=0.1, help="Seconds for one session.")] = 600.0,
+    model: Annotated[str, typer.Option(help="Model name that the harness asks for.")] = "policy",
+    directory: Annotated[Path, typer.Option(help="Workspaces and logs.")] = Path("runs/rollout"),
+    key: Annotated[
+        str | None, typer.Option(envvar="BRIDLE_ADMIN_KEY", help="Admin key of the proxy.")
+    ] = None,
+    json: JsonOption = False,
+) -> None:
+    """Run a harness on tasks through a running proxy; verify, reward and seal each session."""
+    try:
+        adapter, runtime = agent(named)
+        check = verifier(verify)
+        chosen = first_tasks(tasks, split, limit)
+    except (UnknownAgent, TaskError) as error:
+        fail(str(error), 2)
+    leave_on_sigterm()
+    settings = Settings(directory=directory, parallel=parallel, timeout_s=timeout, model=model)
+    jobs = list(grouped(chosen, group_size))
+    try:
+        with (
+            Progress(console=err) as progress,
+            Rollouts(proxy, runtime, check, key=key) as rollouts,
+        ):
+            bar = progress.add_task(adapter.name, total=len(jobs))
+            results = rollouts.collect(
+                adapter, jobs, settings, lambda _result: progress.advance(bar)
+            )
+    except NotLaunchable as error:
+        fail(str(error))
+    except ControlError as error:
+        end_with(error)
+    if json:
+        print_json([_as_data(result) for result in results])
+    else:
+        _print(results)
+    ran = [
+        r.session_id for r in results if r.session_id and r.outcome is not Outcome.INFRASTRUCTURE
+    ]
+    if ran and (hint := asyncio.run(_hint_at_calls(proxy, key, ran))):
+        err.print(hint, highlight=False, soft_wrap=True)
+    reasons = Counter(_reason(result, settings) for result in results if not _completed(result))
+    for reason, count in reasons.most_common():
+        err.print(f"{count} {reason}", highlight=False, soft_wrap=True)
+    if not any(map(_completed, results)):
+        fail("no session completed")
+
+
+async def _hint_at_calls(proxy: str, key: str | None, sessions: Sequence[str]) -> str:
+    """What to say when none of ``sessions`` has a call; stops at the first that has."""
+    async with ControlClient(proxy, key) as client:
+        try:
+            for session in sessions:
+                if (await client.session(session))["calls"]:
+                    return ""
+        except (ProxyUnreachable, ControlError) as error:
+            return f"the sessions' calls cannot be counted: {error}"
+    return f"no session has a call ({READS_NO_URL})"
+
+
+def _print(results: Sequence[RolloutResult]) -> None:
+    outcomes = Counter(str(result.outcome) for result in results)
+    rewards = [result.scores[REWARD] for result in results if REWARD in result.scores]
+    out.print(", ".join(f"{count} {name}" for name, count in outcomes.most_common()))
+    if rewards:
+        out.print(f"mean reward {sum(rewards) / len(rewards):.3f}")
+
+
+def _completed(result: RolloutResult) -> bool:
+    return result.outcome is Outcome.COMPLETED
+
+
+def _reason(result: RolloutResult, settings: Settings) -> str:
+    """Why a session did not complete."""
+    if result.outcome is Outcome.TIMEOUT:
+        why = f"the agent ran for more than {settings.timeout_s:g} s"
+    elif result.outcome is Outcome.AGENT_ERROR:
+        why = f"the agent exited with {result.exit_code}"
+    else:
+        why = result.error
+    return f"{result.outcome}: {why}"
+
+
+def _as_data(result: RolloutResult) -> dict[str, object]:
+    return {
+        "session_id": result.session_id,
+        "task_id": result.task_id,
+        "group_id": result.group_id,
+        "outcome": result.outcome,
+        "scores": dict(result.scores),
+        "seconds": result.seconds,
+        "exit_code": result.exit_code,
+        "answer": result.answer,
+        "error": result.error,
+    }

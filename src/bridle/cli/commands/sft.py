@@ -1,0 +1,122 @@
+"""``bridle sft``: supervised fine-tuning on exported or recorded sessions."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from bridle.cli.holding import LOCK, hold
+from bridle.cli.options import (
+    DeviceOption,
+    LoraRankOption,
+    PrecisionOption,
+    RecomputeOption,
+    RunOption,
+    SettingsOption,
+    StoreOption,
+)
+from bridle.cli.reading import reader, require_run
+from bridle.cli.terminal import fail, out
+from bridle.run.settings_file import SFT, SettingsError, chosen
+
+if TYPE_CHECKING:
+    from bridle.trainer.sft.data import SftExample
+
+
+def sft(
+    context: typer.Context,
+    policy: Annotated[
+        Path,
+        typer.Option(exists=True, file_okay=False, help="Model directory to begin with."),
+    ],
+    output: Annotated[Path, typer.Option("--out", help="Model directory to make.")],
+    store: StoreOption,
+    data: Annotated[
+        Path | None,
+        typer.Option(
+            exists=True,
+            dir_okay=False,
+            help="An export as tokens, chat, trl or trl-prompt-completion; default: the store.",
+        ),
+    ] = None,
+    run: RunOption = None,
+    min_reward: Annotated[float | None, typer.Option(help="Only from this reward up.")] = None,
+    epochs: Annotated[int, typer.Option(min=1, help="Passes over the data.")] = 1,
+    batch_size: Annotated[int, typer.Option(min=1, help="Examples per update.")] = 32,
+    learning_rate: Annotated[float, typer.Option(min=0, help="Peak learning rate.")] = 1e-5,
+    seed: Annotated[int, typer.Option(min=0, help="Decides the order.")] = 0,
+    device: DeviceOption = "auto",
+    precision: PrecisionOption = "auto",
+    recompute: RecomputeOption = False,
+    lora_rank: LoraRankOption = 0,
+    settings_file: SettingsOption = None,
+) -> None:
+    """Fine-tune a policy on recorded trajectories."""
+    hold(context, output, output.with_name(f".{output.name}{LOCK}"))
+    if output.exists() and (not output.is_dir() or any(output.iterdir())):
+        fail(f"{output} is there already and not empty: name another --out", 2)
+    try:
+        from bridle.trainer.config import SftConfig
+        from bridle.trainer.learner.group import LearnerFailed, learning
+        from bridle.trainer.policy.durable import NotWritten, atomic_directory
+        from bridle.trainer.sft.sft import train_sft
+    except ImportError as error:
+        fail(f"training needs the training extra: pip install 'bridle[train]' ({error})")
+    from bridle.trainer.sft.data import SftDataError
+
+    try:
+        config = chosen(context, SftConfig, SFT, settings_file)
+    except SettingsError as error:
+        fail(str(error), 2)
+    try:
+        left_out: Counter[str] = Counter()
+        examples = _examples(data, policy, store, run, min_reward, left_out)
+        for reason, count in left_out.items():
+            out.print(f"left out: {count} {reason}", highlight=False)
+        with learning(policy, config) as learner:
+            history = train_sft(learner, examples, config, console=out)
+            with atomic_directory(output) as scratch:
+                learner.save(scratch, policy)
+    except (SftDataError, LearnerFailed, NotWritten, ValueError) as error:
+        fail(str(error))
+    first, last = history[0].loss, history[-1].loss
+    out.print(f"{output}: {len(history)} updates, loss {first:.3f} → {last:.3f}", highlight=False)
+
+
+def _examples(
+    data: Path | None,
+    policy: Path,
+    store: str,
+    run: str | None,
+    min_reward: float | None,
+    left_out: Counter[str],
+) -> list[SftExample]:
+    from bridle.engine.contract.tokenizer import Tokenizer
+    from bridle.reconstruct.episodes import build_episode
+    from bridle.reconstruct.exports.selection import ExportReport, Selection, select
+    from bridle.reconstruct.session import BrokenTree
+    from bridle.trainer.sft.data import (
+        examples_from_episodes,
+        examples_from_jsonl,
+        examples_from_parquet,
+        is_parquet,
+    )
+
+    if data is not None:
+        if is_parquet(data):
+            return examples_from_parquet(data)
+        return examples_from_jsonl(data, Tokenizer(policy), left_out)
+    with reader(store) as source:
+        require_run(source, run)
+        report = ExportReport(Path())
+        found: list[SftExample] = []
+        for session, _ in select(source, Selection(run=run, min_reward=min_reward), report):
+            try:
+                found += examples_from_episodes([build_episode(source, session.id)])
+            except BrokenTree:
+                report.leave_out("session_broken")
+        left_out.update(report.left_out)
+        return found

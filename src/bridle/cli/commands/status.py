@@ -1,0 +1,54 @@
+"""``bridle status``: what a running proxy is doing."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Annotated, Any
+
+import typer
+
+from bridle.cli.options import JsonOption, ProxyOption
+from bridle.cli.terminal import out, print_json, print_table
+from bridle.harnesses.client import ControlClient, ControlError, ProxyUnreachable
+from bridle.run.control import end_with
+
+
+def status(
+    proxy: ProxyOption,
+    key: Annotated[
+        str | None, typer.Option(envvar="BRIDLE_ADMIN_KEY", help="Admin key of the proxy.")
+    ] = None,
+    json: JsonOption = False,
+) -> None:
+    """Show a running proxy's policy version, its gate and its engines."""
+    try:
+        found = asyncio.run(_ask(proxy, key))
+    except (ProxyUnreachable, ControlError) as error:
+        end_with(error)
+    if json:
+        print_json(found)
+        return
+    policy = found["policy"]
+    gate = "paused" if policy["paused"] else "open"
+    out.print(
+        f"policy version {policy['version']}; gate {gate}; "
+        f"{policy['running']} calls run, {policy['waiting']} wait",
+        highlight=False,
+    )
+    shown = {
+        "engine": "name",
+        "circuit": "circuit",
+        "version": "policy_version",
+        "changed": "changed",
+        "usable": "usable",
+        "running": "running",
+        "retries": "retries",
+        "ejections": "ejections",
+    }
+    rows = [[str(engine[field]) for field in shown.values()] for engine in found["engines"]]
+    print_table(list(shown), rows, shrinks="engine", spare=("retries",))
+
+
+async def _ask(proxy: str, key: str | None) -> dict[str, Any]:
+    async with ControlClient(proxy, key) as client:
+        return {"policy": await client.policy(), "engines": await client.engines()}

@@ -1,0 +1,148 @@
+"""``bridle trainer``: GRPO on what workers send, with weights to an engine that runs elsewhere."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from bridle.cli.commands.proxy import ADMIN_KEY_VARIABLE
+from bridle.cli.holding import LOCK, hold
+from bridle.cli.options import (
+    DeviceOption,
+    JsonOption,
+    LoraRankOption,
+    MinutesOption,
+    PrecisionOption,
+    ProxyOption,
+    PublishThroughOption,
+    RecomputeOption,
+    ScheduleOption,
+    SettingsOption,
+    StoreOption,
+    TransferBackendOption,
+    base_urls,
+)
+from bridle.cli.reading import reader
+from bridle.cli.terminal import fail, out, print_json
+from bridle.run.config import API_KEY_VARIABLE, key_in
+from bridle.run.serving import leave_on_sigterm
+from bridle.run.settings_file import GRPO, SettingsError, chosen
+
+
+def trainer(
+    context: typer.Context,
+    policy: Annotated[
+        Path, typer.Option(exists=True, file_okay=False, help="Model directory of version 0.")
+    ],
+    engine: Annotated[
+        list[str],
+        typer.Option(
+            callback=base_urls, help="Base URL of an engine, which reads --out. Repeatable."
+        ),
+    ],
+    proxy: ProxyOption,
+    store: StoreOption,
+    worker: Annotated[
+        list[str], typer.Option(callback=base_urls, help="A worker's base URL. Repeatable.")
+    ],
+    output: Annotated[Path, typer.Option("--out", help="Checkpoints, weights, logs.")],
+    run: Annotated[str, typer.Option(help="Name of the run; the same goes on with it.")] = "train",
+    steps: Annotated[int, typer.Option(min=1, help="GRPO steps.")] = 100,
+    seconds: MinutesOption = None,
+    groups: Annotated[int, typer.Option(min=1, help="Tasks per step.")] = 8,
+    group_size: Annotated[int, typer.Option(min=1, help="Sessions per task.")] = 8,
+    learning_rate: Annotated[float, typer.Option(min=0, help="Of AdamW.")] = 1e-6,
+    schedule: ScheduleOption = "constant",
+    minibatches: Annotated[int, typer.Option(min=1, help="Updates per step.")] = 1,
+    max_staleness: Annotated[int, typer.Option(min=0, help="0: on-policy.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Order of minibatches.")] = 0,
+    device: DeviceOption = "auto",
+    precision: PrecisionOption = "auto",
+    recompute: RecomputeOption = False,
+    lora_rank: LoraRankOption = 0,
+    publish_through: PublishThroughOption = "directory",
+    transfer_address: Annotated[
+        str, typer.Option(help="This machine's, as the engines reach it: loopback or private.")
+    ] = "127.0.0.1",
+    transfer_backend: TransferBackendOption = "gloo",
+    settings_file: SettingsOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Train with workers, proxy and engine as services. Run again to go on where it ended."""
+    try:
+        from bridle.run.training import TrainingPlan, last_line, step_line, train
+    except ImportError as error:
+        fail(f"training needs the training extra: pip install 'bridle[train]' ({error})")
+    from bridle.engine.contract.client import EngineError
+    from bridle.run.remote import RemoteWorkers, WorkerFailed
+    from bridle.run.stack import Stack, StackError, kind_of
+    from bridle.store.errors import NotFound
+    from bridle.store.records import RunRecord
+    from bridle.store.writing.writer import Writer
+    from bridle.trainer.config import GrpoConfig
+    from bridle.trainer.learner.checkpoint import CheckpointError
+    from bridle.trainer.learner.group import LearnerFailed
+    from bridle.trainer.policy.compute import UnsupportedCompute
+    from bridle.trainer.policy.durable import NotWritten
+    from bridle.trainer.policy.model import UnsupportedModel
+    from bridle.trainer.publish.swap import PublishError
+    from bridle.trainer.report import StepReport
+
+    leave_on_sigterm()
+    try:
+        config = chosen(context, GrpoConfig, GRPO, settings_file)
+    except SettingsError as error:
+        fail(str(error), 2)
+    hold(context, output, output / LOCK)
+    admin_key, engine_key = key_in(ADMIN_KEY_VARIABLE), key_in(API_KEY_VARIABLE)
+    run_id = f"train:{run}"
+    with reader(store) as source:
+        try:
+            source.run(run_id)
+        except NotFound:
+            with Writer(store) as writer:
+                writer.create_run(RunRecord(run_id, "train", time.time(), name=run))
+
+    def on_step(report: StepReport) -> None:
+        if json:
+            print_json(report.metrics() | {"step": report.step, "version": report.version})
+            return
+        out.print(step_line(report), highlight=False, soft_wrap=True)
+
+    plan = TrainingPlan(
+        policy=policy,
+        directory=output,
+        store=store,
+        run_id=run_id,
+        config=config,
+    )
+    workers = RemoteWorkers(
+        worker, run_id=run_id, groups=groups, group_size=group_size, key=admin_key
+    )
+    try:
+        stack = Stack(
+            engine[0],
+            proxy,
+            more_engines=tuple(engine[1:]),
+            kind=kind_of(engine[0], engine_key),
+            engine_key=engine_key,
+            admin_key=admin_key,
+        )
+        with workers:
+            loop = train(plan, stack, workers.sessions, on_step=on_step)
+    except (CheckpointError, UnsupportedModel, UnsupportedCompute) as error:
+        fail(str(error))
+    except (
+        WorkerFailed,
+        EngineError,
+        LearnerFailed,
+        NotWritten,
+        PublishError,
+        StackError,
+    ) as error:
+        fail(f"{error}; the same command goes on from the last step")
+    if not json:
+        out.print(last_line(plan, loop), highlight=False, soft_wrap=True)

@@ -1,0 +1,105 @@
+"""The ``bridle`` program: every command's name, and nothing else.
+
+Each command lives in ``bridle/commands`` and imports what it needs when it runs, so that recording
+never loads torch and ``bridle --help`` answers at once.
+"""
+
+from __future__ import annotations
+
+from importlib import metadata
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from bridle.bench import commands as bench
+from bridle.cli.program.commands import (
+    ablate,
+    audit,
+    copies,
+    demo,
+    doctor,
+    engine,
+    export,
+    forget,
+    kind,
+    proxy,
+    reproduce,
+    reward,
+    rollout,
+    run,
+    samples,
+    sessions,
+    sft,
+    show,
+    status,
+    train,
+    trainer,
+    worker,
+)
+from bridle.cli.terminal import fail, out
+
+
+class Commands(TyperGroup):
+    """A file or folder that cannot be had, or a full disk, ends any command in a line."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except ConnectionError:  # a closed pipe among them, which click ends quietly
+            raise
+        except OSError as error:
+            if error.errno is None:
+                raise
+            fail(f"{error.filename}: {error.strerror}" if error.filename else str(error))
+
+
+def _tell_version(asked: bool) -> None:
+    if asked:
+        out.print(f"bridle {metadata.version('bridle')}", highlight=False)
+        raise typer.Exit
+
+
+app = typer.Typer(
+    name="bridle",
+    cls=Commands,
+    no_args_is_help=True,
+    pretty_exceptions_show_locals=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+@app.callback()
+def bridle(
+    version: Annotated[
+        bool, typer.Option("--version", is_eager=True, callback=_tell_version, help="Which one.")
+    ] = False,
+) -> None:
+    """Train the model inside an agent you did not write."""
+
+
+app.command("doctor")(doctor.doctor)
+app.command("demo")(demo.demo)
+app.command("reproduce")(reproduce.reproduce)
+app.command("proxy")(proxy.proxy)
+app.command("run", context_settings=run.CONTEXT)(run.run)
+app.command("sessions")(sessions.sessions)
+app.command("status")(status.status)
+app.command("show")(show.show)
+app.command("reward", context_settings=reward.CONTEXT)(reward.reward)
+app.command("kind")(kind.kind)
+app.command("samples")(samples.samples)
+app.command("export")(export.export)
+app.command("audit")(audit.audit)
+app.command("ablate")(ablate.ablate)
+app.command("forget")(forget.forget)
+app.command("backup")(copies.backup)
+app.command("export-db")(copies.export_db)
+app.command("import-db")(copies.import_db)
+app.command("rollout")(rollout.rollout)
+app.command("train")(train.train)
+app.command("worker")(worker.worker)
+app.command("trainer")(trainer.trainer)
+app.command("sft")(sft.sft)
+app.add_typer(bench.app, name="bench")
+app.add_typer(engine.app, name="engine")

@@ -1,0 +1,95 @@
+"""Opening the store for a command."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+from bridle.cli.terminal import fail
+from bridle.store.errors import NotFound, StoreUnavailable
+from bridle.store.reading.queries import Reader
+from bridle.store.records import SessionRecord
+from bridle.store.schema.database import database_url, migrate, refuse_newer
+
+_NO_SESSION_YET: Final = "the store holds no session yet"
+_RUNS_NAMED: Final = 5
+"""Of the runs there are, where an unknown one is asked for."""
+
+
+@contextmanager
+def reader(store: str) -> Iterator[Reader]:
+    """A reader of ``store``; ends the command when there is no such store, it is a newer Bridle's,
+    or it cannot be read."""
+    require_store(store)
+    try:
+        with Reader(store) as opened:
+            refuse_newer(opened.engine)
+            yield opened
+    except StoreUnavailable as error:
+        fail(str(error))
+
+
+def require_store(store: str) -> None:
+    """Ends the command when ``store`` is a file that is not there, or no store's URL."""
+    try:
+        parsed = database_url(store)
+    except StoreUnavailable as error:
+        fail(str(error))
+    if parsed.get_backend_name() == "sqlite" and not Path(str(parsed.database)).exists():
+        fail(f"there is no store at {store}: start `bridle proxy`, or name one with --store")
+
+
+def migrated(store: str) -> None:
+    """Makes or renews ``store``; ends the command when that cannot be."""
+    try:
+        migrate(store)
+    except StoreUnavailable as error:
+        fail(str(error))
+
+
+def require_run(source: Reader, run: str | None) -> None:
+    """Ends the command when ``run`` is named and the store has no such run."""
+    if run is None:
+        return
+    try:
+        source.run(run)
+    except NotFound:
+        newest = ", ".join(known.id for known in source.runs()[-_RUNS_NAMED:])
+        fail(f"no run {run!r} in this store; " + (f"newest: {newest}" if newest else "it has none"))
+
+
+def require_turn(record: SessionRecord, turn: int, turns: int) -> None:
+    """Ends the command when a session of so many turns does not have this one."""
+    if not turns:
+        fail(f"session {record.id} has no turns yet")
+    if not 1 <= turn <= turns:
+        fail(f"session {record.id} has turns 1 to {turns}, not {turn}")
+
+
+def nothing_found(source: Reader) -> str:
+    """Why a search for sessions found none."""
+    if next(source.sessions(limit=1), None) is not None:
+        return "no session matches"
+    return _NO_SESSION_YET
+
+
+def one_session(source: Reader, wanted: str) -> SessionRecord:
+    """The session with this id, name, or unambiguous beginning of an id; ``last`` is the newest."""
+    if wanted == "last":
+        newest = next(iter(source.sessions(limit=1, newest_first=True)), None)
+        if newest is None:
+            fail(_NO_SESSION_YET)
+        return newest
+    if named := source.session_by_name(wanted):
+        return named
+    found = [record for record in source.sessions() if record.id.startswith(wanted)]
+    exact = [record for record in found if record.id == wanted]
+    if exact:
+        return exact[0]
+    if len(found) == 1:
+        return found[0]
+    if found:
+        fail(f"{len(found)} sessions begin with {wanted!r}: give more of the id")
+    fail(f"no session {wanted!r} in this store (`bridle sessions` lists them)")

@@ -1,0 +1,315 @@
+"""The demo from beginning to end, stage by stage, each with its progress on the terminal."""
+
+from __future__ import annotations
+
+import itertools
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import orjson
+from rich.console import Console
+
+from bridle.cli.progress import progress
+from bridle.harnesses.rollout import RolloutResult
+from bridle.harnesses.verifiers import REWARD
+from bridle.run.demo.course import Course, Shop
+from bridle.run.demo.report import make_report, plot, session_rewards, table
+from bridle.run.demo.settings import DemoSettings
+from bridle.run.demo.stages import (
+    Places,
+    evaluate,
+    make_base_policy,
+    record_teacher,
+    rollout_settings,
+    step_jobs,
+    warm_start,
+    warm_start_updates,
+)
+from bridle.run.demo.state import DemoState
+from bridle.run.stack import Stack, engine_service, recording, serve_instead, stack
+from bridle.run.training import TrainingPlan, train
+from bridle.store.reading.queries import Reader
+from bridle.store.records import RunRecord, new_id
+from bridle.store.schema.database import migrate
+from bridle.store.writing.writer import Writer
+from bridle.trainer.config import (
+    CheckpointConfig,
+    ComputeConfig,
+    FilterConfig,
+    GrpoConfig,
+    OptimizerConfig,
+)
+from bridle.trainer.report import StepReport
+from bridle.trainer.sft.sft import SftStep
+
+
+class Demo:
+    """One demo run in ``root``; :meth:`run` goes on from what is finished there."""
+
+    def __init__(
+        self, root: Path, settings: DemoSettings, console: Console, course: Course | None = None
+    ) -> None:
+        self.places = Places(root)
+        self.settings = settings
+        self.course = course or Shop()
+        self._console = console
+        root.mkdir(parents=True, exist_ok=True)
+        self._state = DemoState(root)
+        self._kept = ExitStack()
+        """Ends what outlives a stage."""
+        self._vllm_url: str | None = None
+        migrate(self.places.store)
+
+    @property
+    def finished(self) -> bool:
+        return (self.places.root / "report.json").exists()
+
+    def run(self) -> dict[str, Any]:
+        """All stages that are not finished, then the report."""
+        self._stage("base", self._make_base)
+        self._stage("teacher", self._record_teacher)
+        self._stage("warm", self._warm_start)
+        with self._kept:
+            self._stage("before", self._measure("before", self.places.warm))
+            self._stage("train", self._train)
+            self._stage("after", self._measure("after", self.places.trained))
+        return self._report()
+
+    def start_from(self, other: Path) -> None:
+        """Takes over the policies of another demo run that has been warm-started."""
+        source = Places(other)
+        for directory, target in ((source.base, self.places.base), (source.warm, self.places.warm)):
+            shutil.copytree(directory, target, dirs_exist_ok=True)
+        for stage in ("base", "teacher", "warm"):
+            if not self._state.is_done(stage):
+                self._state.finish(stage)
+
+    # -- stages ----------------------------------------------------------------------------------
+
+    def _stage(self, name: str, work: Callable[[str], None]) -> None:
+        if self._state.is_done(name):
+            return
+        started = time.monotonic()
+        try:
+            work(name)
+        finally:
+            self._state.spend(name, time.monotonic() - started)
+        self._state.finish(name)
+
+    def _make_base(self, stage: str) -> None:
+        with (
+            self._run_of(stage) as run_id,
+            self._bar("first look", self.settings.first_sessions) as tick,
+        ):
+            make_base_policy(self.course, self.places, self.settings, run_id, tick)
+
+    def _record_teacher(self, stage: str) -> None:
+        with (
+            self._run_of(stage) as run_id,
+            self._bar("teacher", self.settings.teacher_sessions) as tick,
+        ):
+            record_teacher(self.course, self.places, self.settings, run_id, tick)
+
+    def _warm_start(self, _stage: str) -> None:
+        updates = itertools.count(1)
+        with progress(self._console, "warm start", warm_start_updates(self.settings)) as tick:
+
+            def on_step(step: SftStep) -> None:
+                tick(next(updates), f"loss {step.loss:.3f}")
+
+            warm_start(self.places, self.settings, on_step)
+
+    def _measure(self, phase: str, policy: Path) -> Callable[[str], None]:
+        def work(_stage: str) -> None:
+            store, settings = self.places.store, self.settings
+            asked = (
+                (phase, 1.0, settings.eval_tasks),
+                (f"greedy_{phase}", 0.0, min(settings.eval_tasks, settings.greedy_tasks)),
+            )
+            with self._serving(policy) as running:
+                for name, temperature, tasks in asked:
+                    with (
+                        self._run_of(name) as run_id,
+                        self._bar(name.replace("_", ", "), tasks) as tick,
+                    ):
+                        evaluate(
+                            self.course,
+                            running,
+                            self.places,
+                            settings,
+                            run_id,
+                            tasks,
+                            temperature,
+                            tick,
+                        )
+                    with Reader(store) as reader:
+                        rewards = session_rewards(reader, run_id)
+                    self._say(f"{name.replace('_', ', ')}: {sum(rewards) / len(rewards):.2f}")
+
+        return work
+
+    def _train(self, stage: str) -> None:
+        settings = self.settings
+        tasks = self.course.tasks("train", seed=settings.seed + 1)
+        recent, sessions = list[float](), itertools.count(1)
+        per_step = settings.groups * settings.group_size
+
+        def on_step(report: StepReport) -> bool:
+            recent.append(report.reward_mean)
+            self._say(_step_line(report))
+            return len(recent) >= 3 and sum(recent[-3:]) / 3 >= settings.goal
+
+        with (
+            self._run_of(stage) as run_id,
+            self._serving(self.places.warm) as running,
+            self.course.rollouts(running.proxy_url) as rollouts,
+            progress(self._console, "GRPO sessions", settings.max_steps * per_step) as tick,
+        ):
+            agent, rollout = (
+                self.course.agent(1.0),
+                rollout_settings(self.course, self.places, settings, run_id),
+            )
+            loop = train(
+                TrainingPlan(
+                    policy=self.places.warm,
+                    directory=self.places.training,
+                    store=self.places.store,
+                    run_id=run_id,
+                    config=grpo_config(settings, self._seconds_to_train()),
+                ),
+                running,
+                lambda step: rollouts.sessions(
+                    agent,
+                    step_jobs(tasks, step, settings),
+                    rollout,
+                    lambda _result: tick(next(sessions), ""),
+                ),
+                on_step=on_step,
+            )
+            loop.learner.save(self.places.trained, self.places.warm)
+
+    def _report(self) -> dict[str, Any]:
+        with Reader(self.places.store) as reader:
+            figures = make_report(reader, self._state.runs, sum(self._state.seconds.values()))
+        report = {"harness": self.course.harness, "harness_version": self.course.harness_version}
+        report |= figures
+        root = self.places.root
+        (root / "report.json").write_bytes(orjson.dumps(report, option=orjson.OPT_INDENT_2))
+        plot(report, root / "reward.png")
+        self.show(report)
+        return report
+
+    def show(self, report: dict[str, Any]) -> None:
+        """The table, and where everything is."""
+        root = self.places.root
+        self._console.print()
+        self._console.print(table(report))
+        self._console.print(
+            f"\n{report['sessions']} sessions, {report['calls']} calls in "
+            f"{report['minutes']:.1f} minutes; of {report['tokens_captured']} tokens sampled in "
+            f"training {report['tokens_trained']} were trained, {report['tokens_masked']} masked, "
+            f"{report['tokens_dropped']} dropped; "
+            f"{_figure(report['rows_per_session'], '.2f')} rows per session; engine and trainer "
+            f"differ by {_figure(report['logprob_gap'], '.1e')} nats per token.\n"
+            f"Plot: {root / 'reward.png'}   figures: {root / 'report.json'}   "
+            f"store: {self.places.store}",
+            soft_wrap=True,
+            highlight=False,
+        )
+
+    def _seconds_to_train(self) -> float:
+        """What is left of the demo's time when measuring takes as long after as it took before."""
+        spent = self._state.seconds
+        others = sum(seconds for stage, seconds in spent.items() if stage != "train")
+        return self.settings.minutes * 60 - others - spent.get("before", 0.0)
+
+    # -- plumbing --------------------------------------------------------------------------------
+
+    @contextmanager
+    def _serving(self, policy: Path) -> Iterator[Stack]:
+        """An engine for ``policy`` and a proxy in front of it.
+
+        vLLM takes most of a minute to start, so one serves the policies of all stages.
+        """
+        store, logs = self.places.store, self.places.logs
+        if self.settings.engine == "embedded":
+            with stack(policy, store, logs) as running:
+                yield running
+            return
+        if self._vllm_url is None:
+            self._say("vLLM starts")
+            service = self._kept.enter_context(engine_service("vllm", policy, logs))
+            self._vllm_url = service.url
+        else:
+            serve_instead(self._vllm_url, policy)
+        with recording(self._vllm_url, "vllm", policy, store, logs) as running:
+            yield running
+
+    @contextmanager
+    def _run_of(self, stage: str) -> Iterator[str]:
+        """The stage's run in the store: a new one, or that of an interrupted attempt."""
+        runs = self._state.runs
+        with Writer(self.places.store) as writer:
+            if stage not in runs:
+                run = RunRecord(new_id("run"), "demo", time.time(), name=f"demo: {stage}")
+                writer.create_run(run)
+                runs[stage] = run.id
+                self._state.save()
+            try:
+                yield runs[stage]
+            except BaseException:
+                writer.finish_run(runs[stage], "stopped")
+                raise
+            writer.finish_run(runs[stage], "completed")
+
+    @contextmanager
+    def _bar(self, label: str, total: int) -> Iterator[Callable[[RolloutResult], None]]:
+        """Progress over sessions with their mean reward so far."""
+        rewards: list[float] = []
+        with progress(self._console, label, total) as tick:
+
+            def on_session(result: RolloutResult) -> None:
+                rewards.append(result.scores.get(REWARD, 0.0))
+                tick(len(rewards), f"reward {sum(rewards) / len(rewards):.2f}")
+
+            yield on_session
+
+    def _say(self, text: str) -> None:
+        self._console.print(text, highlight=False)
+
+
+def _figure(value: float | None, form: str) -> str:
+    """A figure, or that nothing was measured."""
+    return "–" if value is None else format(value, form)
+
+
+def _step_line(report: StepReport) -> str:
+    gap = _figure(report.logprob_gap, ".1e")
+    return (
+        f"step {report.step + 1}: reward {report.reward_mean:.2f}, logprob gap {gap}, "
+        f"collect {report.seconds['collect']:.0f} s, update {report.seconds.get('update', 0):.0f} s"
+    )
+
+
+def grpo_config(settings: DemoSettings, seconds: float) -> GrpoConfig:
+    """The demo's GRPO: on-policy, group baseline, clipped, one update per group of questions."""
+    return GrpoConfig(
+        steps=settings.max_steps,
+        seconds=seconds,
+        minibatches=settings.minibatches,
+        epochs=settings.epochs,
+        seed=settings.seed,
+        optimizer=OptimizerConfig(
+            learning_rate=settings.learning_rate,
+            eps=settings.adam_eps,
+            schedule="cosine",
+            final_fraction=settings.final_fraction,
+        ),
+        compute=ComputeConfig(device="cpu"),
+        checkpoints=CheckpointConfig(every=1, keep=2),
+        filters=FilterConfig(),
+    )

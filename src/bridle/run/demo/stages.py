@@ -1,0 +1,249 @@
+"""The demo's stages: make a policy, record a teacher, learn from the recording, measure, train."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from bridle.engine.contract.tokenizer import Tokenizer
+from bridle.engine.scripted import ScriptedEngine
+from bridle.harnesses.rollout import Job, Outcome, RolloutResult, Settings, grouped
+from bridle.harnesses.tasks.task import Task
+from bridle.reconstruct.exports.chat_jsonl import export_chat
+from bridle.reconstruct.exports.parquet import export_parquet
+from bridle.reconstruct.exports.selection import Selection
+from bridle.run.demo.corpus import recorded_corpus
+from bridle.run.demo.course import Course
+from bridle.run.demo.settings import DemoSettings, Lesson
+from bridle.run.stack import MODEL, Stack, proxy
+from bridle.store.reading.queries import Reader
+from bridle.trainer.config import OptimizerConfig, PackingConfig, SftConfig
+from bridle.trainer.learner.learner import Learner
+from bridle.trainer.policy.model import load_policy, save_policy
+from bridle.trainer.policy.tiny import make_policy, train_tokenizer
+from bridle.trainer.sft.data import examples_from_parquet, with_context, without_shared
+from bridle.trainer.sft.sft import SftStep, steps_of, train_sft
+
+Progress = Callable[[RolloutResult], None]
+
+
+class NothingRecorded(RuntimeError):
+    """The agent failed in every session: there is nothing to learn from."""
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Where a demo run keeps what it makes."""
+
+    root: Path
+
+    @property
+    def store(self) -> str:
+        return str(self.root / "bridle.db")
+
+    @property
+    def first(self) -> Path:
+        return self.root / "policy" / "first"
+
+    @property
+    def base(self) -> Path:
+        return self.root / "policy" / "base"
+
+    @property
+    def warm(self) -> Path:
+        return self.root / "policy" / "warm"
+
+    @property
+    def trained(self) -> Path:
+        return self.root / "policy" / "trained"
+
+    @property
+    def teacher_data(self) -> Path:
+        return self.root / "teacher.parquet"
+
+    @property
+    def training(self) -> Path:
+        return self.root / "training"
+
+    @property
+    def sessions(self) -> Path:
+        return self.root / "sessions"
+
+    @property
+    def logs(self) -> Path:
+        return self.root / "logs"
+
+
+def make_base_policy(
+    course: Course, places: Places, settings: DemoSettings, run_id: str, progress: Progress
+) -> None:
+    """A tokenizer trained on a first recording of the agent at work, and random weights."""
+    train_tokenizer(places.first, course.first_corpus(), vocab_size=512)
+    tasks = course.tasks("train", settings.teacher_sessions, settings.seed)
+    record(
+        course, places, settings, places.first, tasks[: settings.first_sessions], run_id, progress
+    )
+    conversations = places.root / "first.jsonl"
+    with Reader(places.store) as reader:
+        export_chat(reader, conversations, Selection(run=run_id, outcome="completed"))
+    size = train_tokenizer(
+        places.base,
+        recorded_corpus(conversations, Tokenizer(places.first)),
+        vocab_size=settings.vocab_size,
+        min_frequency=settings.first_sessions // 2,
+    )
+    make_policy(places.base, settings.shape, vocab_size=size, seed=settings.seed)
+
+
+def record_teacher(
+    course: Course, places: Places, settings: DemoSettings, run_id: str, progress: Progress
+) -> None:
+    """The teacher's demonstrations, recorded with the policy's tokenizer, and their export."""
+    tasks = course.tasks("train", settings.teacher_sessions, settings.seed)
+    record(course, places, settings, places.base, tasks, run_id, progress)
+    with Reader(places.store) as reader:
+        export_parquet(reader, places.teacher_data, Selection(run=run_id, outcome="completed"))
+
+
+def record(
+    course: Course,
+    places: Places,
+    settings: DemoSettings,
+    tokenizer: Path,
+    tasks: Sequence[Task],
+    run_id: str,
+    progress: Progress,
+) -> None:
+    """The scripted teacher served behind the proxy, and used by the real agent."""
+    script = course.teacher(tasks, settings.teacher_skill)
+    with (
+        ScriptedEngine(tokenizer, script, served_model_name=MODEL) as engine,
+        proxy(engine.base_url, tokenizer, places.store, places.logs) as proxy_url,
+        course.rollouts(proxy_url) as rollouts,
+    ):
+        jobs = [Job(task) for task in left_over(tasks, places, run_id, {Outcome.COMPLETED})]
+        results = rollouts.collect(
+            course.agent(1.0), jobs, rollout_settings(course, places, settings, run_id), progress
+        )
+    if len(results) == len(tasks) and all(r.outcome is not Outcome.COMPLETED for r in results):
+        last = results[-1]
+        why = last.error or f"exit code {last.exit_code}"
+        raise NothingRecorded(
+            f"no session of {len(results)} completed; the last one: {last.outcome}, {why}. "
+            f"What their agents said is in {places.sessions}"
+        )
+
+
+def warm_start(places: Places, settings: DemoSettings, on_step: Callable[[SftStep], None]) -> None:
+    """Supervised fine-tuning of the base policy on the teacher's export."""
+    model = load_policy(places.base)
+    examples = examples_from_parquet(places.teacher_data)
+    with _two_threads():
+        for lesson in settings.lessons:
+            seen = examples
+            if lesson.shared is not None:
+                seen = without_shared(seen, lesson.shared)
+            if lesson.context is not None:
+                seen = [with_context(example, lesson.context) for example in seen]
+            config = sft_config(lesson, settings)
+            learner = Learner(model, config)
+            train_sft(learner, seen, config, on_step=on_step)
+    save_policy(model, places.warm, places.base)
+
+
+@contextmanager
+def _two_threads() -> Iterator[None]:
+    """While nothing else runs; of more a tiny policy's arithmetic makes no use."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(min(2, os.cpu_count() or 1))
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def sft_config(lesson: Lesson, settings: DemoSettings) -> SftConfig:
+    """The fine-tuning of one lesson."""
+    return SftConfig(
+        epochs=lesson.epochs,
+        batch_size=lesson.batch_size,
+        seed=settings.seed,
+        optimizer=OptimizerConfig(
+            learning_rate=lesson.learning_rate,
+            warmup_steps=min(
+                30, steps_of(settings.teacher_sessions, lesson.epochs, lesson.batch_size) // 4
+            ),
+            schedule="cosine",
+            final_fraction=lesson.final_fraction,
+        ),
+        packing=PackingConfig(block_tokens=64),
+    )
+
+
+def warm_start_updates(settings: DemoSettings) -> int:
+    """Optimizer updates of all lessons."""
+    return sum(
+        steps_of(settings.teacher_sessions, lesson.epochs, lesson.batch_size)
+        for lesson in settings.lessons
+    )
+
+
+def evaluate(
+    course: Course,
+    stack: Stack,
+    places: Places,
+    settings: DemoSettings,
+    run_id: str,
+    count: int,
+    temperature: float,
+    progress: Progress,
+) -> None:
+    """Asks those of ``count`` held-out questions that ``run_id`` has not asked yet; rewards go to
+    the store."""
+    tasks = course.tasks("held_out", count, settings.seed)
+    measured = {Outcome.COMPLETED, Outcome.AGENT_ERROR, Outcome.TIMEOUT}
+    with course.rollouts(stack.proxy_url) as rollouts:
+        rollouts.collect(
+            course.agent(temperature),
+            [Job(task) for task in left_over(tasks, places, run_id, measured)],
+            rollout_settings(course, places, settings, run_id, temperature),
+            progress,
+        )
+
+
+def left_over(
+    tasks: Sequence[Task], places: Places, run_id: str, ended: Collection[Outcome]
+) -> list[Task]:
+    """The tasks of which ``run_id`` has no session that ended so; all of them in a new run."""
+    with Reader(places.store) as reader:
+        done = {s.task_id for s in reader.sessions(run=run_id, sealed=True) if s.outcome in ended}
+    return [task for task in tasks if task.id not in done]
+
+
+def step_jobs(tasks: Sequence[Task], step: int, settings: DemoSettings) -> list[Job]:
+    """The step's questions, each asked by a whole group; the questions are taken in turn."""
+    first = step * settings.groups
+    chosen = [tasks[(first + index) % len(tasks)] for index in range(settings.groups)]
+    return list(grouped(chosen, settings.group_size))
+
+
+def rollout_settings(
+    course: Course,
+    places: Places,
+    settings: DemoSettings,
+    run_id: str,
+    temperature: float = 1.0,
+) -> Settings:
+    return Settings(
+        session_settings=course.session_settings(temperature),
+        directory=places.sessions,
+        parallel=settings.parallel,
+        timeout_s=settings.timeout_s,
+        model=MODEL,
+        run_id=run_id,
+    )

@@ -1,0 +1,115 @@
+"""A coding agent on the editing tasks, as a course for the demo's stages."""
+
+from __future__ import annotations
+
+import pydoc_data.topics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Final
+
+from bridle.harnesses.adapters.base import Adapter
+from bridle.harnesses.install import pinned_version
+from bridle.harnesses.tasks.task import Task
+from bridle.harnesses.verifiers import CommandVerifier
+from bridle.run.agents import agent
+from bridle.run.demo.course import Script
+from bridle.run.demo.settings import DemoSettings, Lesson
+from bridle.run.reproduce import editing
+from bridle.run.rollouts import Rollouts
+from bridle.trainer.policy.tiny import TinyShape
+
+LONGEST_REPLY: Final = 96
+"""Tokens: a command is a fraction of it, and a policy that babbles must come to an end."""
+MOST_CALLS: Final[Mapping[str, int]] = {"codex": 8, "mini-swe-agent": 5}
+"""Per session: a task takes two or three, and an agent that is never satisfied must end, too.
+mini-swe-agent leaves replies without a tool call out of its history, and most of these come after
+four commands that failed."""
+
+
+class Editing:
+    """``harness`` on the editing tasks. Raises :class:`bridle.run.agents.UnknownAgent`."""
+
+    def __init__(self, harness: str) -> None:
+        self.harness = harness
+        self._adapter, _ = agent(harness)
+
+    @property
+    def harness_version(self) -> str | None:
+        return pinned_version({"codex": "@openai/codex"}.get(self.harness, self.harness))
+
+    def tasks(self, split: str, count: int | None = None, seed: int = 0) -> Sequence[Task]:
+        return editing.tasks(split, count, seed)
+
+    def agent(self, temperature: float) -> Adapter:
+        return self._adapter
+
+    def session_settings(self, temperature: float) -> Mapping[str, Any]:
+        """The harness asks for no temperature that could be set, so the proxy pins it."""
+        return {
+            "pin": {"temperature": temperature, "top_p": 1.0},
+            "cap": {"max_tokens": LONGEST_REPLY},
+            "budget": {"calls": MOST_CALLS[self.harness]},
+        }
+
+    def rollouts(self, proxy_url: str) -> Rollouts:
+        _, runtime = agent(self.harness)
+        return Rollouts(proxy_url, runtime, CommandVerifier(timeout_s=30))
+
+    def first_corpus(self) -> Iterable[str]:
+        return list(pydoc_data.topics.topics.values())
+
+    def teacher(self, tasks: Sequence[Task], skill: float) -> Script:
+        return editing.teacher(tasks, skill=skill, slips=_SLIPS[self.harness])
+
+
+_COMMON: Final = DemoSettings(
+    engine="vllm",
+    shape=TinyShape(layers=3, hidden=128, intermediate=256, context=16384),
+    vocab_size=4096,
+    first_sessions=4,
+    eval_tasks=100,
+    minutes=150.0,
+    timeout_s=120.0,
+)
+_SETTINGS: Final[Mapping[str, DemoSettings]] = {
+    "codex": replace(
+        _COMMON,
+        teacher_sessions=2400,
+        lessons=(
+            Lesson(epochs=4, learning_rate=3e-3, context=48),
+            Lesson(epochs=1, learning_rate=1e-3, context=512),
+            Lesson(epochs=1, learning_rate=1e-3, batch_size=32, context=2048),
+            Lesson(epochs=1, learning_rate=1e-3, batch_size=32),
+        ),
+        learning_rate=2e-4,
+        max_steps=12,
+        parallel=6,
+    ),
+    "mini-swe-agent": replace(
+        _COMMON,
+        teacher_sessions=2400,
+        lessons=(
+            Lesson(epochs=8, learning_rate=3e-3, shared=16),
+            Lesson(epochs=1, learning_rate=1e-3, shared=128),
+            Lesson(epochs=2, learning_rate=1e-3, batch_size=32),
+        ),
+        learning_rate=2e-4,
+        max_steps=10,
+        parallel=8,
+    ),
+}
+"""Codex's prompt is long and the same in every session: almost all of an update's tokens are one
+prefix, so that larger batches are the cheaper ones. It names the task at its end, mini-swe-agent's
+before its last 800 tokens."""
+
+_SLIPS: Final[Mapping[str, float]] = {"codex": 0.0, "mini-swe-agent": 0.1}
+"""Share of demonstrations with a slip. Codex ends a session at a reply without a tool call;
+mini-swe-agent asks again and leaves that reply out, so its policy must know what to do about a
+complaint."""
+
+HARNESSES: Final = tuple(_SETTINGS)
+
+
+def settings_for(harness: str) -> DemoSettings:
+    """Sizes for two cores, for one of :data:`HARNESSES`."""
+    return _SETTINGS[harness]

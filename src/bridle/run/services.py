@@ -1,0 +1,126 @@
+"""Our own engine and proxy as child processes, for commands that need them for a while."""
+
+from __future__ import annotations
+
+import os
+import queue
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Self
+
+import orjson
+
+from bridle.run.serving import LAUNCHER_VARIABLE
+
+START_TIMEOUT_S = 180.0
+STOP_TIMEOUT_S = 20.0
+
+
+class ServiceFailed(RuntimeError):
+    """A child process did not come up; the message ends with the last lines of its log."""
+
+
+class Service:
+    """``python -m bridle ARGUMENTS`` until the context ends.
+
+    The command must print one JSON line with its ``url`` once it serves (``--json``). It runs in a
+    process group of its own, so that Ctrl-C at the terminal reaches us alone and we end it in
+    order; an engine or a proxy ends by itself when we are killed. What it prints besides goes to
+    ``log``.
+    """
+
+    def __init__(
+        self,
+        arguments: Sequence[str],
+        log: Path,
+        *,
+        threads: int = 1,
+        start_timeout_s: float = START_TIMEOUT_S,
+        without: Sequence[str] = (),
+    ) -> None:
+        """``without``: environment variables of ours that it does not get."""
+        self._arguments = tuple(arguments)
+        self._log = log
+        self._threads = threads
+        self._start_timeout_s = start_timeout_s
+        self._without = frozenset(without)
+        self._process: subprocess.Popen[bytes] | None = None
+        self.url = ""
+
+    def __enter__(self) -> Self:
+        self._log.parent.mkdir(parents=True, exist_ok=True)
+        inherited = {n: value for n, value in os.environ.items() if n not in self._without}
+        with self._log.open("ab") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "bridle", *self._arguments, "--json"],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                start_new_session=True,
+                env={
+                    **inherited,
+                    "OMP_NUM_THREADS": str(self._threads),
+                    LAUNCHER_VARIABLE: str(os.getpid()),
+                },
+            )
+        try:
+            self.url = str(orjson.loads(self._first_line())["url"])
+        except BaseException:
+            self._stop()
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._stop()
+
+    @property
+    def pid(self) -> int:
+        if self._process is None:
+            raise RuntimeError("the service is not running")
+        return self._process.pid
+
+    def _first_line(self) -> bytes:
+        """Waits for it in a thread: a child may hang without printing or ending."""
+        if self._process is None or self._process.stdout is None:
+            raise RuntimeError("the service is not running")
+        lines: queue.Queue[bytes] = queue.Queue()
+        reader = threading.Thread(
+            target=_read_lines, args=(self._process.stdout, lines), daemon=True
+        )
+        reader.start()
+        try:
+            line = lines.get(timeout=self._start_timeout_s)
+        except queue.Empty:
+            line = b""
+        if not line:
+            tail = self._log.read_text(errors="replace")[-2000:]
+            raise ServiceFailed(f"`bridle {' '.join(self._arguments)}` did not start:\n{tail}")
+        return line
+
+    def _stop(self) -> None:
+        process = self._process
+        if process is None or process.poll() is not None:
+            return
+        process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+def _read_lines(stream: IO[bytes], lines: queue.Queue[bytes]) -> None:
+    """The first line to ``lines``; the rest is read on, so that the child never blocks on it."""
+    lines.put(stream.readline())
+    while stream.read(65536):
+        pass

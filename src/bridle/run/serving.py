@@ -1,0 +1,66 @@
+"""Serving in the foreground until a signal, for the commands that do."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from bridle.cli.terminal import fail, out, print_json
+
+POLL_S = 0.5
+LAUNCHER_VARIABLE = "BRIDLE_LAUNCHER"
+"""The process id of the command whose service this is."""
+
+
+@contextmanager
+def told_when_taken(host: str, port: int) -> Iterator[None]:
+    """Ends the command in a line when what is opened inside cannot listen there."""
+    try:
+        yield
+    except OSError as error:
+        fail(f"cannot listen on {host}:{port}: {error.strerror or error}")
+
+
+def announce(url: str, json: bool, *lines: str, **more: Any) -> None:
+    """Tells where it serves: one JSON line for programs, with ``more``; ``lines`` for a person."""
+    if json:
+        print_json({"url": url, **more})
+        return
+    for line in lines:
+        out.print(line, highlight=False, soft_wrap=True)
+
+
+def wait_for_signal(ended: Callable[[], bool] | None = None) -> None:
+    """Returns on SIGINT or SIGTERM, and when ``ended`` says that there is nothing to wait for.
+
+    So it does when the process is gone that runs this one for itself, as ``LAUNCHER_VARIABLE``
+    says: killed, it ended nothing.
+    """
+    launcher = os.environ.get(LAUNCHER_VARIABLE)
+    stop = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: stop.set())
+    # Python's handler of a signal that comes just before a wait runs only after it.
+    while not stop.wait(POLL_S):
+        if ended is not None and ended():
+            return
+        if launcher is not None and os.getppid() != int(launcher):
+            return
+
+
+def leave_on_sigterm() -> None:
+    """SIGTERM ends the process as Ctrl-C does: through every ``finally`` on the way out.
+
+    So does the end of its terminal, unless ``nohup`` has it ignored.
+    """
+    # A shell starts its background jobs with SIGINT ignored, and Python then leaves it so.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    # Raised again as SIGINT, for which asyncio has a handler of its own while a loop runs.
+    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, lambda *_: signal.raise_signal(signal.SIGINT))

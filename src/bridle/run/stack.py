@@ -1,0 +1,147 @@
+"""A policy, served and recorded: an engine and the proxy in front of it, while a command runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from bridle.cli.options import EngineKind
+from bridle.engine.contract.client import EngineClient
+from bridle.engine.contract.contract import contract
+from bridle.engine.vllm import VllmControl
+from bridle.run.config import API_KEY_VARIABLE, VLLM_KEY_VARIABLE
+from bridle.run.services import Service
+
+MODEL = "policy"
+VLLM_START_S = 900.0
+"""vLLM starts in a minute on an idle machine; it may be given a busy one."""
+
+
+class StackError(RuntimeError):
+    """Engine or proxy gave no answer, or refused; the message names which, and where."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stack:
+    """Where to reach what is running, and with which keys."""
+
+    engine_url: str
+    proxy_url: str
+    more_engines: tuple[str, ...] = ()
+    """Base URLs of further engines that serve the same policy."""
+    kind: EngineKind = "embedded"
+    engine_key: str | None = field(default=None, repr=False)
+    admin_key: str | None = field(default=None, repr=False)
+
+    def engine(self, url: str | None = None) -> EngineClient:
+        """A client of the engine at ``url``, else of the first one."""
+        client = VllmControl if self.kind == "vllm" else EngineClient
+        return client(url or self.engine_url, api_key=self.engine_key)
+
+    def announce(self, version: int, engine: str | None = None) -> None:
+        """Tells engine and proxy which policy version is served from now on by the engine at the
+        URL ``engine``, else by the only one. It may be an earlier one: a publish was taken back."""
+        url = engine or self.engine_url
+        if self.kind == "vllm":
+            with VllmControl(url, api_key=self.engine_key) as control:
+                control.stamp(version)
+        self._policy("PUT", json={"version": version, "back": True, "engine": engine})
+
+    def retract(self, version: int) -> None:
+        """Tells the proxy that all engines serve ``version`` again."""
+        self._policy("PUT", json={"version": version, "back": True})
+
+    def version(self) -> int:
+        """The policy version that the proxy stamps now."""
+        return int(self._policy("GET").json()["version"])
+
+    def _policy(self, method: str, **body: Any) -> httpx.Response:
+        url = f"{self.proxy_url}/bridle/v1/policy"
+        return _asked("proxy", method, url, self.admin_key, **body)
+
+
+def kind_of(engine_url: str, key: str | None = None) -> EngineKind:
+    """What runs at ``engine_url``; our own engines count the policies that they were given."""
+    reply = _asked("engine", "GET", f"{engine_url}{contract.VERSION}", key)
+    return "embedded" if "policy_version" in reply.json() else "vllm"
+
+
+def _asked(service: str, method: str, url: str, key: str | None, **body: Any) -> httpx.Response:
+    """What ``service`` answers; raises :class:`StackError`."""
+    headers = {"authorization": f"Bearer {key}"} if key else {}
+    try:
+        reply = httpx.request(method, url, headers=headers, trust_env=False, **body)
+    except httpx.HTTPError as error:
+        raise StackError(f"the {service} does not answer at {url}: {error}") from error
+    if reply.is_error:
+        told = f"the {service} answered {reply.status_code} at {url}: {reply.text[:300]}"
+        raise StackError(told)
+    return reply
+
+
+@contextmanager
+def stack(
+    policy: Path,
+    store: str,
+    logs: Path,
+    *,
+    version: int = 0,
+    engine: EngineKind = "embedded",
+    engine_arguments: Sequence[str] = (),
+) -> Iterator[Stack]:
+    """An engine serving ``policy`` as ``version``, and a proxy recording to ``store``."""
+    with (
+        engine_service(engine, policy, logs, engine_arguments) as serving,
+        recording(serving.url, engine, policy, store, logs, version=version) as running,
+    ):
+        yield running
+
+
+@contextmanager
+def recording(
+    engine_url: str, kind: EngineKind, policy: Path, store: str, logs: Path, *, version: int = 0
+) -> Iterator[Stack]:
+    """A proxy in front of an engine that serves ``policy`` as ``version``."""
+    with proxy(engine_url, policy, store, logs) as proxy_url:
+        running = Stack(engine_url, proxy_url, kind=kind)
+        running.announce(version)
+        yield running
+
+
+def serve_instead(engine_url: str, policy: Path) -> None:
+    """Has a running engine serve other weights of the same shape."""
+    with EngineClient(engine_url) as engine:
+        engine.pause("wait")
+        try:
+            engine.reload_weights(policy)
+        finally:
+            engine.resume()
+
+
+def engine_service(
+    kind: EngineKind, policy: Path, logs: Path, further: Sequence[str] = ()
+) -> Service:
+    """``bridle engine KIND`` for ``policy``, on a port of its own, which asks for no key.
+
+    ``further``: options of that command.
+    """
+    arguments = ["engine", kind, "--model", str(policy), "--served-model-name", MODEL]
+    arguments += ["--port", "0", *further]
+    log = logs / "engine.log"
+    if kind == "vllm":
+        arguments += ["--run-dir", str(logs / "vllm")]
+        return Service(arguments, log, start_timeout_s=VLLM_START_S, without=[VLLM_KEY_VARIABLE])
+    return Service(arguments, log, without=[API_KEY_VARIABLE])
+
+
+@contextmanager
+def proxy(engine_url: str, tokenizer: Path, store: str, logs: Path) -> Iterator[str]:
+    """A proxy in front of ``engine_url``, on a port of its own; yields its base URL."""
+    arguments = ["proxy", "--upstream", engine_url, "--tokenizer", str(tokenizer)]
+    with Service([*arguments, "--store", store, "--port", "0"], logs / "proxy.log") as service:
+        yield service.url

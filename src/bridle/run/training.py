@@ -1,0 +1,274 @@
+"""A GRPO run: sessions through the proxy, updates, weights to the engine.
+
+Who runs the sessions is the caller's: this process (``bridle.run.rollouts``), or workers elsewhere
+(``bridle.run.remote``).
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from bridle.engine.contract.client import EngineRefused
+from bridle.engine.vllm.transfer import Route, VllmTransfer
+from bridle.reconstruct.episodes import build_episode
+from bridle.reconstruct.rewards import Aggregation
+from bridle.reconstruct.samples.builders import BUILDER_VERSION
+from bridle.reconstruct.samples.policy import DEFAULT_POLICY
+from bridle.reconstruct.samples.sample import Conservation, Episode
+from bridle.reconstruct.session import BrokenTree
+from bridle.run.control import READS_NO_URL
+from bridle.run.stack import Stack
+from bridle.store.reading.queries import Reader
+from bridle.store.records import PolicyRecord
+from bridle.store.writing.writer import Writer
+from bridle.trainer.config import GrpoConfig
+from bridle.trainer.learner.checkpoint import POLICY_DIRECTORY, checkpoints
+from bridle.trainer.learner.group import learning
+from bridle.trainer.loop import GrpoLoop
+from bridle.trainer.metrics import SinkGroup, StoreSink, TensorBoardSink
+from bridle.trainer.policy.compute import UnsupportedCompute, choose_devices
+from bridle.trainer.policy.weights import Weights
+from bridle.trainer.publish.publisher import Publisher, default_probes
+from bridle.trainer.publish.replicas import ReplicaPublisher
+from bridle.trainer.publish.transfer import TransferPublisher
+from bridle.trainer.report import StepReport
+
+log = logging.getLogger(__name__)
+
+Sessions = Callable[[int], Sequence[str]]
+"""Runs the sessions of a step, by its number; returns their ids."""
+AnyPublisher = Publisher | ReplicaPublisher | TransferPublisher
+CHECKPOINTS = "checkpoints"
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingPlan:
+    """What to train, on what, and where everything goes."""
+
+    policy: Path
+    """Model directory of version 0."""
+    directory: Path
+    """Receives ``checkpoints/``, ``published/`` and ``tensorboard/``."""
+    store: str
+    run_id: str
+    """The run in the store under which sessions, metrics and policies are kept."""
+    config: GrpoConfig
+
+
+def stated(config: GrpoConfig) -> dict[str, Any]:
+    """What a run trains on, kept as its ``config``: how samples are made, how rewards add up, and
+    every setting."""
+    advantages = config.advantages
+    return {
+        "samples": {
+            "builder": "tree",
+            "builder_version": BUILDER_VERSION,
+            "policy": DEFAULT_POLICY.as_data(),
+        },
+        "reward": Aggregation(advantages.reward_weights, advantages.reward_turns).as_data(),
+        "settings": asdict(config),
+    }
+
+
+def require_devices(config: GrpoConfig) -> None:
+    """Raises :class:`bridle.trainer.policy.compute.UnsupportedCompute` where ``config`` names devices that are
+    not here, or that cannot train so."""
+    devices = choose_devices(config.compute.device)
+    if len(devices) > 1 and config.publish.through == "transfer":
+        raise UnsupportedCompute(
+            "weights are transferred from one device: publish through directories, or train on one"
+        )
+
+
+def train(
+    plan: TrainingPlan,
+    stack: Stack,
+    sessions: Sessions,
+    *,
+    on_step: Callable[[StepReport], bool | None],
+) -> GrpoLoop:
+    """Runs or resumes ``plan``; returns the loop, whose learner is over if it was a group's.
+
+    ``stack`` must serve ``plan.policy``, or a version of it that an earlier attempt published; a
+    resumed run publishes its own weights first. ``on_step`` may return true to stop. Interrupting
+    leaves a checkpoint of the last whole step. Raises :class:`bridle.trainer.policy.compute.UnsupportedCompute`,
+    and what its parts raise.
+    """
+    require_devices(plan.config)
+    loop_directory = plan.directory / CHECKPOINTS
+    with (
+        learning(plan.policy, plan.config) as learner,
+        Reader(plan.store) as reader,
+        Writer(plan.store) as writer,
+        _publisher(plan, stack, learner, writer) as publisher,
+    ):
+        writer.configure_run(plan.run_id, stated(plan.config))
+
+        def collect(step: int, version: int) -> list[Episode]:
+            if plan.config.max_staleness == 0:
+                # Nothing else moves meanwhile, so that a restart of engine or proxy shows.
+                _hold(publisher, stack, learner, version)
+            collected = sessions(step)
+            if collected and not any(reader.call_counts_of(collected).values()):
+                log.warning(
+                    "step %d trains nothing: no session has a call (%s)", step + 1, READS_NO_URL
+                )
+            return [_episode(reader, session_id) for session_id in collected]
+
+        sinks = SinkGroup([TensorBoardSink(plan.directory / "tensorboard")])
+        loop = GrpoLoop(
+            plan.config,
+            learner,
+            collect,
+            directory=loop_directory,
+            publish=publisher.publish,
+            metrics=SinkGroup([sinks, StoreSink(writer, plan.run_id)]),
+            tokenizer_from=plan.policy,
+        )
+
+        def after_step(report: StepReport) -> bool | None:
+            if plan.config.max_staleness and (
+                report.policy is None or plan.config.publish.through == "transfer"
+            ):
+                # An engine or a proxy that is gone or was restarted answers no call. Without calls
+                # there is nothing to train on, and so no publish that would find it out. A vLLM
+                # that dies before a version's directory is there comes back with the one before.
+                _hold(publisher, stack, learner, loop.version)
+            return on_step(report)
+
+        told = max([stack.version(), *(policy.version for policy in reader.policies(plan.run_id))])
+        if checkpoints(loop_directory):
+            loop.resume()
+        else:
+            writer.record_policy(PolicyRecord(plan.run_id, 0, time.time(), path=str(plan.policy)))
+        if told > loop.version:
+            # Published by an attempt that ended before its checkpoint, which engine and proxy may
+            # have forgotten but the store has not, or for another run. A number stands for one set
+            # of weights only, so ours get the next one.
+            loop.version = told + 1
+        if loop.version:
+            publisher.publish(learner, loop.version)
+        elif plan.config.max_staleness:
+            # On policy the first collection does so.
+            _hold(publisher, stack, learner, 0)
+        try:
+            loop.run(after_step)
+        finally:
+            sinks.close()
+    return loop
+
+
+def _episode(reader: Reader, session_id: str) -> Episode:
+    """The session, without samples when its record contradicts itself: its tokens are dropped as
+    ``tree_broken``."""
+    try:
+        return build_episode(reader, session_id)
+    except BrokenTree as error:
+        log.warning(
+            "session %s contradicts itself and is not trained on: %s; `bridle audit` says where",
+            session_id,
+            error,
+        )
+    captured = sum(call.sampled_tokens or 0 for call in reader.calls(session_id))
+    table = Conservation(captured, 0, dropped={"tree_broken": captured})
+    return Episode(reader.session(session_id), (), tuple(reader.rewards(session_id)), table)
+
+
+def last_line(plan: TrainingPlan, loop: GrpoLoop) -> str:
+    """What a terminal says at the end: how far it came, and where the policy is."""
+    newest = checkpoints(plan.directory / CHECKPOINTS)[-1]
+    return f"{newest / POLICY_DIRECTORY}: after {loop.step} of {plan.config.steps} steps"
+
+
+def step_line(report: StepReport) -> str:
+    """What a terminal says of a step."""
+    spent = ", ".join(f"{phase} {seconds:.0f} s" for phase, seconds in report.seconds.items())
+    reached = f"reward {report.reward_mean:.3f}, version {report.version}"
+    return f"step {report.step + 1}: {reached}, {spent}"
+
+
+@contextmanager
+def _publisher(
+    plan: TrainingPlan, stack: Stack, policy: Weights, writer: Writer
+) -> Iterator[AnyPublisher]:
+    """Publishes to the stack's engine, or to all of them as to one."""
+    if plan.config.publish.through == "transfer":
+        with _transferring(plan, stack, policy, writer) as transferring:
+            yield transferring
+        return
+    directory, probes = plan.directory / "published", default_probes(policy.vocabulary)
+    with ExitStack() as open_clients:
+        if not stack.more_engines:
+            yield Publisher(
+                open_clients.enter_context(stack.engine()),
+                directory,
+                run_id=plan.run_id,
+                served=plan.policy,
+                served_version=0,
+                probes=probes,
+                config=plan.config.publish,
+                announce=stack.announce,
+                record=writer.record_policy,
+            )
+            return
+        urls = (stack.engine_url, *stack.more_engines)
+        yield ReplicaPublisher(
+            {url: open_clients.enter_context(stack.engine(url)) for url in urls},
+            directory,
+            run_id=plan.run_id,
+            served=plan.policy,
+            served_version=0,
+            probes=probes,
+            config=plan.config.publish,
+            announce=stack.announce,
+            retract=stack.retract,
+            record=writer.record_policy,
+        )
+
+
+@contextmanager
+def _transferring(
+    plan: TrainingPlan, stack: Stack, policy: Weights, writer: Writer
+) -> Iterator[TransferPublisher]:
+    """Sends what is published to the stack's engines, once each is known to take it."""
+    if stack.kind != "vllm":
+        raise EngineRefused(f"{stack.engine_url} is not a vLLM: publish through directories")
+    config = plan.config.publish
+    route = Route(address=config.transfer_address, backend=config.transfer_backend)
+    alone = not stack.more_engines
+    with ExitStack() as opened:
+        engines = {}
+        for url in (stack.engine_url, *stack.more_engines):
+            engine = VllmTransfer(url, route=route, api_key=stack.engine_key)
+            engines[url] = opened.enter_context(engine)
+            engine.require_transfers()
+        publisher = TransferPublisher(
+            engines,
+            plan.directory / "published",
+            run_id=plan.run_id,
+            served=plan.policy,
+            served_version=0,
+            probes=default_probes(policy.vocabulary),
+            config=config,
+            announce=lambda version, url: stack.announce(version, None if alone else url),
+            retract=stack.retract,
+            record=writer.record_policy,
+        )
+        yield opened.enter_context(publisher)
+
+
+def _hold(publisher: AnyPublisher, stack: Stack, policy: Weights, version: int) -> None:
+    """Publishes ``version`` again when the engine or the proxy has forgotten it."""
+    if stack.version() != version or not publisher.serves(policy):
+        log.warning(
+            "the engine or the proxy was restarted or left paused, or engine and trainer score "
+            "differently: publishing version %d again",
+            version,
+        )
+        publisher.publish(policy, version)
