@@ -263,7 +263,7 @@ def upstream_process(core: int | None) -> Iterator[str]:
         preexec_fn=_pinned(core),
     )
     try:
-        assert process.stdout is not None  # noqa: S101 - it is a pipe
+        assert process.stdout is not None
         yield f"http://127.0.0.1:{int(process.stdout.readline())}"
     finally:
         _end(process)

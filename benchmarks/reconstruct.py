@@ -1,9 +1,9 @@
 """``bridle bench reconstruct``: from the store to samples, and what memory that takes.
 
 Builds a store of sessions of ten turns, then reads every session into samples as a trainer does
-(``bridle.reconstruct.episodes``). Time is CPU time of this one process, which is what a core can do also
-while others use the machine; tokens are unique ones, each span's once. The reading happens in a
-process of its own, so that its peak memory is its own.
+(``bridle.reconstruct.episodes``). Time is CPU time of this one process, which is what a core can do
+also while others use the machine; tokens are unique ones, each span's once. The reading happens in
+a process of its own, so that its peak memory is its own.
 """
 
 from __future__ import annotations

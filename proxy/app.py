@@ -168,6 +168,7 @@ def create_app(settings: ProxySettings, routers: Routers = ()) -> App:
     """The application for ``settings``, to be served by any ASGI server with lifespan.
 
     ``routers`` make what extends the control API, under ``/bridle/``: its endpoints may ask for
-    ``bridle.proxy.control.api.Admin`` and ``bridle.proxy.control.api.Running``, and are in its OpenAPI.
+    ``bridle.proxy.control.api.Admin`` and ``bridle.proxy.control.api.Running``, and are in its
+    OpenAPI.
     """
     return App(settings, routers)

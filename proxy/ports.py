@@ -9,7 +9,7 @@ from bridle.store.records import CallBegun, CallEnded, Reward, SessionRecord
 
 
 class CallWriter(Protocol):
-    """Durable writes. Everything raises ``bridle.store.errors.StoreUnavailable`` when it cannot keep."""
+    """Durable writes. Everything raises ``StoreUnavailable`` when it cannot keep."""
 
     def begin_call(self, begun: CallBegun) -> None:
         """Queues; a failed write shows when the call's end is committed."""

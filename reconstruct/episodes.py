@@ -26,8 +26,8 @@ def build_episode(
 ) -> Episode:
     """A session's samples, rewards and token table.
 
-    Raises :class:`bridle.store.errors.NotFound`, and :class:`bridle.reconstruct.session.BrokenTree` when the store
-    contradicts itself.
+    Raises :class:`bridle.store.errors.NotFound`, and :class:`bridle.reconstruct.session.BrokenTree`
+    when the store contradicts itself.
     """
     session, tree = reader.session(session_id), SessionTree.load(reader, session_id)
     return _episode(session, tree, reader.rewards(session_id), policy, builder)

@@ -267,7 +267,7 @@ class CallEnded(msgspec.Struct, frozen=True, gc=False):
     error: Mapping[str, Any] = {}
     notes: tuple[Note, ...] = ()
     compared: bool = False
-    """Whether it has been looked for a contradiction (``store/writing/integrity.py``); else the writer
+    """Whether it has been looked for a contradiction (``integrity.py``); else the writer
     looks."""
 
 

@@ -83,7 +83,8 @@ class GrpoLoop:
     def resume(self) -> Progress:
         """Go on from the newest checkpoint in ``directory``.
 
-        Raises :class:`bridle.trainer.learner.checkpoint.CheckpointError` when there is none or it does not fit.
+        Raises :class:`bridle.trainer.learner.checkpoint.CheckpointError` when there is none or it
+        does not fit.
         """
         found = checkpoints(self._directory)
         if not found:

@@ -1,7 +1,7 @@
 """A small synchronous client of an engine's control face: what the trainer needs of an engine.
 
-It speaks the contract of ``engine/contract/contract.py``, so it drives vLLM and our own engines alike. Data
-traffic (completions of agents) does not go through here.
+It speaks the contract of ``engine/contract/contract.py``, so it drives vLLM and our own engines
+alike. Data traffic (completions of agents) does not go through here.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ import httpx
 import numpy as np
 from numpy.typing import NDArray
 
-from bridle.engine.contract.contract import ModelCard, contract
+from bridle.engine.contract import contract
+from bridle.engine.contract.contract import ModelCard
 from bridle.engine.serve.backend import PauseMode
 
 

@@ -1,7 +1,7 @@
 """What serves tokens behind the HTTP face: prompts in, steps of sampled tokens out.
 
-``engine/serve/server.py`` turns a :class:`Backend` into the contract's routes. The embedded engine and
-the scripted engine are its two implementations; vLLM brings a server of its own.
+``engine/serve/server.py`` turns a :class:`Backend` into the contract's routes. The embedded engine
+and the scripted engine are its two implementations; vLLM brings a server of its own.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ class Backend(Protocol):
     def paused(self) -> bool: ...
 
     async def reload_weights(self, directory: str) -> None:
-        """Serve the weights in ``directory``. Raises :class:`bridle.engine.contract.errors.RequestRefused` when
+        """Serve the weights in ``directory``. Raises ``RequestRefused`` when
         they do not fit; the old ones are then still served, untouched."""
         ...
 

@@ -1,4 +1,4 @@
-"""The HTTP face of an engine: the contract's routes over a :class:`bridle.engine.serve.backend.Backend`."""
+"""The HTTP face of an engine: the contract's routes over a ``Backend``."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from bridle.engine.contract.contract import contract
+from bridle.engine.contract import contract
 from bridle.engine.contract.detokenizer import Vocabulary
 from bridle.engine.contract.errors import ConnectionCut, RequestRefused, unknown_model
 from bridle.engine.serve.backend import Backend, PauseMode

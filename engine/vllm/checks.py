@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 
 import httpx
 
-from bridle.engine.contract.contract import contract
+from bridle.engine.contract import contract
 from bridle.engine.vllm.flags import TRANSFER_BACKEND, WORKER, is_loopback
 from bridle.engine.vllm.installation import OLDEST, version_tuple
 from bridle.engine.vllm.parsers import Parsers, choose_parsers

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from bridle.engine.contract import contract
 from bridle.engine.contract.client import EngineClient, EngineRefused
-from bridle.engine.contract.contract import contract
 
 UPDATE_WEIGHT_VERSION: Final = "/update_weight_version"
 SERVER_INFO: Final = "/server_info"

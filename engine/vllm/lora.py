@@ -71,9 +71,9 @@ class AdapterPublisher(EngineClient):
         """Load the PEFT adapter in ``directory`` as ``version`` and hold it to its scores.
 
         ``expected[i]`` is the trainer's logprobs of ``probes[i]`` given their predecessors,
-        ``float32[T-1]``. Raises :class:`bridle.engine.contract.client.EngineError`, after unloading the adapter,
-        when the engine scores them differently, and ValueError for a version or a path that was
-        published before.
+        ``float32[T-1]``. Raises :class:`bridle.engine.contract.client.EngineError`, after unloading
+        the adapter, when the engine scores them differently, and ValueError for a version or a path
+        that was published before.
         """
         path = Path(directory).absolute()
         name = f"{self.base_name}-v{version:08d}"

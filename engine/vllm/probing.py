@@ -10,8 +10,8 @@ from typing import Any, Self
 
 import httpx
 
+from bridle.engine.contract import contract
 from bridle.engine.contract.client import connection
-from bridle.engine.contract.contract import contract
 
 QUESTION = [{"role": "user", "content": "Say hello."}]
 

@@ -1,8 +1,8 @@
 """What each kind of failure is called by each provider.
 
 Harnesses decide by these words whether to retry, to compact the conversation or to stop, so every
-kind of :class:`bridle.proxy.wire.canonical.ApiError` has its own. Context overflow is said in the provider's
-sentence; other messages are passed on.
+kind of :class:`bridle.proxy.wire.canonical.ApiError` has its own. Context overflow is said in the
+provider's sentence; other messages are passed on.
 """
 
 from __future__ import annotations

@@ -7,10 +7,10 @@ from typing import Final, NamedTuple
 
 from bridle.proxy.dialects.chat.completions import CompletionsDialect
 from bridle.proxy.dialects.chat.dialect import ChatDialect
+from bridle.proxy.dialects.google import dialect as google
 from bridle.proxy.dialects.google.dialect import GoogleDialect
-from bridle.proxy.dialects.google.dialect import dialect as google
+from bridle.proxy.dialects.messages import dialect as messages
 from bridle.proxy.dialects.messages.dialect import MessagesDialect
-from bridle.proxy.dialects.messages.dialect import dialect as messages
 from bridle.proxy.dialects.responses.dialect import ResponsesDialect
 from bridle.proxy.wire.canonical import Dialect, DialectName, Request
 

@@ -1,7 +1,7 @@
 """An engine's reply, whole or in chunks, as canonical events.
 
-The wire shapes are vLLM's (``engine/contract/contract.py``). Tool-call ids are replaced by minted ones here,
-once, so that emitters, fold and record all see the same.
+The wire shapes are vLLM's (``engine/contract/contract.py``). Tool-call ids are replaced by minted
+ones here, once, so that emitters, fold and record all see the same.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Reading a call id back out of the opaque values that a reply carried and a harness echoed.
 
-Every value of :class:`bridle.proxy.wire.canonical.Minted` contains the 24 base-32 characters of its call id,
-followed by an index of two or more digits (response ids have none), between characters that cannot
-be part of either. Harnesses join such values (``call_…|fc_…``) or prefix them with a tool's name,
-which is why the last such characters count; Google's clients insist on base 64 for signatures. All
-of these still name their call.
+Every value of :class:`bridle.proxy.wire.canonical.Minted` contains the 24 base-32 characters of its
+call id, followed by an index of two or more digits (response ids have none), between characters
+that cannot be part of either. Harnesses join such values (``call_…|fc_…``) or prefix them with a
+tool's name, which is why the last such characters count; Google's clients insist on base 64 for
+signatures. All of these still name their call.
 """
 
 from __future__ import annotations

@@ -73,7 +73,8 @@ def kept_samples(
 ) -> tuple[TrainablePolicy | None, list[Sample]]:
     """The session's kept samples and their policy; ``None`` when none are kept.
 
-    Raises :class:`bridle.reconstruct.session.BrokenTree` when they hang on spans that are not there.
+    Raises :class:`bridle.reconstruct.session.BrokenTree` when they hang on spans that are not
+    there.
     """
     rows = [row for row in _rows(reader, session_id) if row["builder"] == builder]
     if not rows:

@@ -2,11 +2,12 @@
 
 A harness sends its whole history with every call. A request is therefore kept as a splice of the
 request it goes on from: ``base[:prefix] + middle + base[len(base) - suffix:]``, and only the middle
-is stored (``store/encoding/texts.py``), with the part of the base that it replaces as zstd's dictionary when
-that pays (a harness may change a line at the top and repeat the rest). Bases form chains; reading
-one is a splice per link, linear in the chain. What shares little with the request before it begins
-a chain: it is stored whole in ``bodies``, named by its SHA-256, once for all sessions that send it.
-Whatever a body is stored as, its SHA-256 is kept with the call, so that reading proves itself.
+is stored (``store/encoding/texts.py``), with the part of the base that it replaces as zstd's
+dictionary when that pays (a harness may change a line at the top and repeat the rest). Bases form
+chains; reading one is a splice per link, linear in the chain. What shares little with the request
+before it begins a chain: it is stored whole in ``bodies``, named by its SHA-256, once for all
+sessions that send it. Whatever a body is stored as, its SHA-256 is kept with the call, so that
+reading proves itself.
 
 Until 0004 every body was a row of ``bodies``, against any other as its base; such rows are read.
 """

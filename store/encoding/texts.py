@@ -3,8 +3,8 @@ conversation's state and its reply.
 
 The four repeat each other and the text of the call's own tokens, so they are one zstd frame, whose
 dictionary is made of a *wrapping* (the same four of an earlier call of the session: field names,
-identifiers, settings) and of the text of the tokens (``store/encoding/vocabulary.py``). Both are at hand in
-the store; no frame needs another frame.
+identifiers, settings) and of the text of the tokens (``store/encoding/vocabulary.py``). Both are at
+hand in the store; no frame needs another frame.
 """
 
 from __future__ import annotations

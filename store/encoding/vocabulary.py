@@ -1,9 +1,10 @@
 """What tokens say: the bytes of each token id, so that text need not be stored beside its tokens.
 
 Nearly all that a call's bodies and messages say is in its tokens already. Their text, written as it
-stands in JSON, serves as zstd's dictionary (``store/encoding/texts.py``); nothing depends on its being the
-right one, for a dictionary that does not fit only costs bytes. What it must be is the same for the
-reader: the store keeps every vocabulary that it was written with, once, under its digest.
+stands in JSON, serves as zstd's dictionary (``store/encoding/texts.py``); nothing depends on its
+being the right one, for a dictionary that does not fit only costs bytes. What it must be is the
+same for the reader: the store keeps every vocabulary that it was written with, once, under its
+digest.
 """
 
 from __future__ import annotations

@@ -102,7 +102,7 @@ def _unreadable(context: ExceptionContext) -> StoreUnavailable:
 
 
 class Reader:
-    """Queries over a URL, or over an engine of :func:`bridle.store.schema.database.connect`, whose errors are
+    """Queries over a URL, or over an engine of ``connect``, whose errors are
     then SQLAlchemy's."""
 
     def __init__(self, source: str | Engine) -> None:

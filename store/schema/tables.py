@@ -1,9 +1,8 @@
 """The tables. Alembic's migrations in ``store/migrations`` build exactly these.
 
 Token ids are packed little-endian ``uint32``, logprobs little-endian ``float32``, both compressed
-with zstandard when that is smaller (``store/encoding/packing.py``). What a call says in text is one packed
-value, ``calls.texts`` (``store/encoding/texts.py``).
-Times are seconds since the epoch.
+with zstandard when that is smaller (``store/encoding/packing.py``). What a call says in text is one
+packed value, ``calls.texts`` (``store/encoding/texts.py``). Times are seconds since the epoch.
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ writers = Table(
     Column("lease", Float(53), nullable=False),
     Column("batch", BigInteger, nullable=False),
 )
-"""The processes that write: who is alive (``store/writing/liveness.py``), and in a server's database each
+"""The processes that write: who is alive (``liveness.py``), and in a server's database each
 one's last commit."""
 
 runs = Table(
@@ -162,8 +161,8 @@ calls = Table(
 """A request of depth 0 is whole in ``bodies``; any other is a splice of the request of
 ``request_base_id``, or of the parent call where that is NULL, and is in ``texts``. While the call
 runs, ``texts`` is NULL and the splice is in ``running``. Headers, sampling and usage are the JSON
-``null`` where they are the template's (``store/writing/rows.py``). ``kind_set`` and ``role_set`` are what a
-person (``kind_by``) says that the call was for."""
+``null`` where they are the template's (``store/writing/rows.py``). ``kind_set`` and ``role_set``
+are what a person (``kind_by``) says that the call was for."""
 
 running = Table(
     "running",

@@ -1,7 +1,7 @@
 """The statements of every call, compiled once and run by the driver's own ``executemany``.
 
-The rows of ``store/writing/rows.py`` need none of what SQLAlchemy does on its way to a cursor. Its errors
-are kept: the writer tells by them what may pass.
+The rows of ``store/writing/rows.py`` need none of what SQLAlchemy does on its way to a cursor. Its
+errors are kept: the writer tells by them what may pass.
 """
 
 from __future__ import annotations

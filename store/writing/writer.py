@@ -89,9 +89,9 @@ class WriterStats:
 class Writer:
     """Writes records to ``url``; see the module for how. Start it, or use it as a context manager.
 
-    The schema must be current (:func:`bridle.store.schema.database.migrate`). A ``redactor`` scrubs calls before
-    they are queued. With the ``vocabulary`` of the model's tokenizer, text that a call's tokens say
-    already takes next to no room.
+    The schema must be current (:func:`bridle.store.schema.database.migrate`). A ``redactor`` scrubs
+    calls before they are queued. With the ``vocabulary`` of the model's tokenizer, text that a
+    call's tokens say already takes next to no room.
 
     Methods that are ``async`` return after the commit; those ending in ``_sync``, and those for
     runs and training, block until then and are for threads without an event loop. All

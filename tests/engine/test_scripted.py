@@ -153,7 +153,7 @@ def test_a_stall_is_silence_and_then_the_rest(serve: Serve) -> None:
         times = [time.monotonic() for _ in lines(engine)]
         gaps = [after - before for before, after in pairwise(times)]
         assert max(gaps) >= 0.3
-        assert bridle.engine.serve.backend.running == 0
+        assert engine.backend.running == 0
 
 
 def test_a_slow_reply_arrives_token_by_token(serve: Serve) -> None:
@@ -165,11 +165,11 @@ def test_a_slow_reply_arrives_token_by_token(serve: Serve) -> None:
 def test_a_client_that_leaves_frees_its_slot(serve: Serve) -> None:
     with serve(lambda request: Reply("look " * 200, delay=0.05)) as engine:
         for _ in zip(lines(engine), range(4), strict=False):
-            assert bridle.engine.serve.backend.running == 1
+            assert engine.backend.running == 1
         deadline = time.monotonic() + 5
-        while bridle.engine.serve.backend.running and time.monotonic() < deadline:
+        while engine.backend.running and time.monotonic() < deadline:
             time.sleep(0.01)
-        assert bridle.engine.serve.backend.running == 0
+        assert engine.backend.running == 0
 
 
 @pytest.mark.parametrize(("mode", "finish"), [("wait", "stop"), ("abort", "abort")])
@@ -197,9 +197,11 @@ def test_a_script_that_fails_is_an_internal_error(serve: Serve) -> None:
 
 
 def test_it_needs_no_torch() -> None:
-    code = "import bridle.engine.scripted, sys; assert not {'torch', 'transformers'} & sys.modules.keys()"
-    root = Path(__file__).parents[2]
-    subprocess.run([sys.executable, "-c", code], check=True, cwd=root, timeout=60)
+    code = (
+        "import bridle.engine.scripted, sys;"
+        " assert not {'torch', 'transformers'} & sys.modules.keys()"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 
 def test_a_text_prompt_begins_as_the_tokenizer_lets_a_text_begin(

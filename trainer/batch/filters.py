@@ -2,7 +2,8 @@
 
 Nothing disappears: over a step's sessions, ``captured = trained + masked + dropped`` holds, with a
 reason for every token that is not trained. Reasons given before this room saw the session come from
-its :class:`bridle.reconstruct.samples.sample.Conservation`; the trainer's own are :class:`DropReason`.
+its :class:`bridle.reconstruct.samples.sample.Conservation`; the trainer's own are
+:class:`DropReason`.
 """
 
 from __future__ import annotations

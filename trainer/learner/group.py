@@ -1,8 +1,8 @@
 """A policy that is trained by several processes of this machine, each with a device.
 
 This process keeps no weights. It tells all of them the same at the same time, over a pipe each, and
-they compute together (:mod:`bridle.trainer.policy.sharding`). So whatever interrupts this process, they finish
-what they were told, and stay of one mind; when this process is gone, so are they.
+they compute together (:mod:`bridle.trainer.policy.sharding`). So whatever interrupts this process,
+they finish what they were told, and stay of one mind; when this process is gone, so are they.
 """
 
 from __future__ import annotations
@@ -64,8 +64,8 @@ class LearnerFailed(Exception):
 def learning(policy: Path, config: Settings) -> Iterator[AnyLearner]:
     """Whoever trains ``policy``: this process, or one for each device that ``config`` names.
 
-    Raises :class:`bridle.trainer.policy.model.UnsupportedModel`, and :class:`UnsupportedCompute` also when its
-    memory does not suffice in the end.
+    Raises :class:`bridle.trainer.policy.model.UnsupportedModel`, and :class:`UnsupportedCompute`
+    also when its memory does not suffice in the end.
     """
     devices = choose_devices(config.compute.device)
     try:
@@ -110,8 +110,9 @@ def _needs_reference(config: Settings) -> bool:
 class LearnerGroup:
     """Trains ``policy`` as ``config`` says in a process for each of ``devices``; a context manager.
 
-    Operations are those of :class:`bridle.trainer.learner.learner.AnyLearner` and raise what those raise, or
-    :class:`LearnerFailed` when a process dies; then all of them are ended. One at a time computes.
+    Operations are those of :class:`bridle.trainer.learner.learner.AnyLearner` and raise what those
+    raise, or :class:`LearnerFailed` when a process dies; then all of them are ended. One at a time
+    computes.
     """
 
     def __init__(self, policy: Path, config: Settings, devices: Sequence[torch.device]) -> None:

@@ -16,7 +16,8 @@ says it sampled from, ``r = π / π_old`` and ``A`` the advantage:
 Each token's loss is multiplied by ``sg(min(π_old / μ, C))`` (truncated importance sampling for the
 difference between engine and trainer, and for stale tokens; Yao et al. 2025, "Your efficient RL
 framework secretly brings you off-policy RL training"), the KL penalty ``β k3`` is added, and the
-batch loss is the sum over tokens times :mod:`bridle.trainer.credit.weighting`'s weights. ``sg`` stops gradients.
+batch loss is the sum over tokens times :mod:`bridle.trainer.credit.weighting`'s weights. ``sg``
+stops gradients.
 """
 
 from __future__ import annotations

@@ -89,9 +89,9 @@ def load_policy(
     """The causal LM in ``directory``, ready for tree attention, in evaluation mode (no dropout).
 
     ``dtype`` is its weights', whatever ``compute`` says of forward passes. With a ``mesh`` it is
-    spread (:mod:`bridle.trainer.policy.sharding`), and ``compute`` names this process's device. Raises
-    :class:`UnsupportedModel` when there is none, and for families that post-process their logits;
-    :class:`bridle.trainer.policy.compute.UnsupportedCompute`.
+    spread (:mod:`bridle.trainer.policy.sharding`), and ``compute`` names this process's device.
+    Raises :class:`UnsupportedModel` when there is none, and for families that post-process their
+    logits; :class:`bridle.trainer.policy.compute.UnsupportedCompute`.
     """
     return place(_read(directory, dtype), compute, mesh)
 

@@ -2,7 +2,8 @@
 
 :class:`Publisher` writes a model directory ``v00000012/`` once, whole or not at all, and has the
 engine reload from it: any engine, in any process. :class:`MemoryPublisher` hands the tensors to an
-engine in this process. How the change-over is made and checked stands in :mod:`bridle.trainer.publish.swap`.
+engine in this process. How the change-over is made and checked stands in
+:mod:`bridle.trainer.publish.swap`.
 """
 
 from __future__ import annotations
@@ -72,7 +73,8 @@ class Publisher:
         """Write, load and verify ``policy`` as ``version``.
 
         Raises :class:`PublishError` when the engine fails to load it or scores it differently, and
-        :class:`bridle.engine.contract.client.EngineError` when it cannot be reached before anything was changed.
+        :class:`bridle.engine.contract.client.EngineError` when it cannot be reached before anything
+        was changed.
         """
         before = self._swap.scores_before()
         path, digest = write_version(self.directory, policy, version, self._tokenizer_from)
@@ -96,7 +98,7 @@ class Publisher:
 
 
 class InProcessEngine(Protocol):
-    """An engine that takes weights from memory; ``bridle.engine.embedded.EmbeddedEngine`` is one."""
+    """An engine that takes weights from memory; ``EmbeddedEngine`` is one."""
 
     def load_weights(self, state: Mapping[str, Tensor]) -> int: ...
 
@@ -170,7 +172,8 @@ def write_version(
 ) -> tuple[Path, str]:
     """``policy`` as ``v00000012/`` in ``directory``, whole or not at all; its path and digest.
 
-    ``tensors`` are written for its own weights (:func:`bridle.trainer.policy.model.checkpoint_tensors`).
+    ``tensors`` are written for its own weights
+    (:func:`bridle.trainer.policy.model.checkpoint_tensors`).
     """
     path = directory / f"v{version:08d}"
     with atomic_directory(path) as scratch:

@@ -1,9 +1,9 @@
 """New weights to several engines as to one: those that fail are left behind, not waited for.
 
-Every engine makes the change-over of :mod:`bridle.trainer.publish.swap` by itself, all at the same time, and is
-announced by itself. One that fails or is away keeps its earlier version, so that whoever spreads
-calls over the engines by version takes it out of rotation; the next publish brings it up to date.
-Only when no engine takes a version has the publish failed.
+Every engine makes the change-over of :mod:`bridle.trainer.publish.swap` by itself, all at the same
+time, and is announced by itself. One that fails or is away keeps its earlier version, so that
+whoever spreads calls over the engines by version takes it out of rotation; the next publish brings
+it up to date. Only when no engine takes a version has the publish failed.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ TOLERANCE_IN_BFLOAT16: Final = 0.1
 
 
 class EngineControl(Protocol):
-    """What publishing needs of an engine; :class:`bridle.engine.contract.client.EngineClient` is one."""
+    """What publishing needs of an engine; ``EngineClient`` is one."""
 
     def pause(
         self, mode: Literal["keep", "wait", "abort"] = "wait", clear_cache: bool = True

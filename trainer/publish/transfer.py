@@ -1,10 +1,10 @@
 """New weights to engines from this process's memory, without a disk in between.
 
 The weights go to the engine while it still serves the old ones, and then change places with them in
-a pause (:mod:`bridle.trainer.publish.swap`). Their directory is written afterwards, in the background, while the
-engine serves on: it is what a restart begins with, and what a failed publish goes back to, so the
-next publish waits for it. Until it is written, an engine that is restarted comes back with the
-version before, and says so.
+a pause (:mod:`bridle.trainer.publish.swap`). Their directory is written afterwards, in the
+background, while the engine serves on: it is what a restart begins with, and what a failed publish
+goes back to, so the next publish waits for it. Until it is written, an engine that is restarted
+comes back with the version before, and says so.
 
 Several engines are each sent the weights, all at the same time; one that fails is left behind as in
 :mod:`bridle.trainer.publish.replicas`.
@@ -45,7 +45,7 @@ class TransferEngine(EngineControl, Protocol):
 
 
 class TransferPublisher(Replicas[TransferEngine]):
-    """Publishes by transfer; made as :class:`bridle.trainer.publish.replicas.Replicas` is, and a context manager,
+    """Publishes by transfer; made as ``Replicas`` is, and a context manager,
     which ends when the last directory is written.
 
     ``served`` is the directory of the version that was published last, once it is written. A

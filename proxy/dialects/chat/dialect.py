@@ -8,7 +8,7 @@ from typing import Annotated, Any, Final
 
 import msgspec
 
-from bridle.proxy.dialects.chat.dialect import openai
+from bridle.proxy.dialects.chat import openai
 from bridle.proxy.dialects.chat.history import ParsedHistory, parsed, spans
 from bridle.proxy.dialects.chat.openai import Count, Int64, StreamOptions
 from bridle.proxy.dialects.errors import openai_error, openai_error_object

@@ -8,7 +8,7 @@ from typing import Any
 import orjson
 
 from bridle.proxy.dialects.errors import google_error
-from bridle.proxy.dialects.google.dialect import request as google_request
+from bridle.proxy.dialects.google import request as google_request
 from bridle.proxy.dialects.google.request import GoogleContext
 from bridle.proxy.dialects.google.stream import (
     GoogleEmitter,
@@ -30,7 +30,7 @@ from bridle.proxy.wire.canonical import (
 
 
 class GoogleDialect:
-    """See :class:`bridle.proxy.wire.canonical.Dialect`. The emitter knows the content type of its stream."""
+    """See ``Dialect``. The emitter knows the content type of its stream."""
 
     name: DialectName = "google"
     stream_content_type = "text/event-stream"

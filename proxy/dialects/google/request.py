@@ -48,7 +48,7 @@ class GoogleContext:
 
 
 def parse(body: bytes, path: Mapping[str, str], query: Mapping[str, str]) -> Request:
-    """``path`` holds ``model`` and ``method``. Raises :class:`bridle.proxy.wire.canonical.ApiError` (400)
+    """``path`` holds ``model`` and ``method``. Raises ``ApiError`` (400)
     naming the field."""
     method = path.get("method", GENERATE)
     if method not in METHODS:

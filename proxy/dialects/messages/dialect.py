@@ -10,7 +10,7 @@ import orjson
 from bridle.proxy.dialects.blank import shown_text
 from bridle.proxy.dialects.errors import anthropic_error
 from bridle.proxy.dialects.functions import arguments_object
-from bridle.proxy.dialects.messages.dialect import request as messages_request
+from bridle.proxy.dialects.messages import request as messages_request
 from bridle.proxy.dialects.messages.stream import (
     MessagesEmitter,
     message_object,

@@ -28,7 +28,7 @@ class MessagesContext:
 
 
 def parse(body: bytes, *, counting: bool) -> Request:
-    """``counting`` requests have no ``max_tokens``. Raises :class:`bridle.proxy.wire.canonical.ApiError`
+    """``counting`` requests have no ``max_tokens``. Raises ``ApiError``
     (400) naming the field."""
     fields = decode_object(body)
     transcript = Transcript()

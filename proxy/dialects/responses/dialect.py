@@ -9,8 +9,8 @@ import orjson
 
 from bridle.proxy.dialects.blank import shown_text
 from bridle.proxy.dialects.errors import openai_error
+from bridle.proxy.dialects.responses import request as responses_request
 from bridle.proxy.dialects.responses.custom import input_text
-from bridle.proxy.dialects.responses.dialect import request as responses_request
 from bridle.proxy.dialects.responses.items import (
     aligned_logprobs,
     call_item,

@@ -13,7 +13,7 @@ import typer
 from typer.core import TyperGroup
 
 from bridle.bench import commands as bench
-from bridle.cli.program.commands import (
+from bridle.cli.commands import (
     ablate,
     audit,
     copies,
@@ -56,7 +56,7 @@ class Commands(TyperGroup):
 
 def _tell_version(asked: bool) -> None:
     if asked:
-        out.print(f"bridle {metadata.version('bridle')}", highlight=False)
+        out.print(f"bridle {metadata.version('bridle-rl')}", highlight=False)
         raise typer.Exit
 
 

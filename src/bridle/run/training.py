@@ -77,7 +77,7 @@ def stated(config: GrpoConfig) -> dict[str, Any]:
 
 
 def require_devices(config: GrpoConfig) -> None:
-    """Raises :class:`bridle.trainer.policy.compute.UnsupportedCompute` where ``config`` names devices that are
+    """Raises ``UnsupportedCompute`` where ``config`` names devices that are
     not here, or that cannot train so."""
     devices = choose_devices(config.compute.device)
     if len(devices) > 1 and config.publish.through == "transfer":
@@ -97,8 +97,8 @@ def train(
 
     ``stack`` must serve ``plan.policy``, or a version of it that an earlier attempt published; a
     resumed run publishes its own weights first. ``on_step`` may return true to stop. Interrupting
-    leaves a checkpoint of the last whole step. Raises :class:`bridle.trainer.policy.compute.UnsupportedCompute`,
-    and what its parts raise.
+    leaves a checkpoint of the last whole step. Raises
+    :class:`bridle.trainer.policy.compute.UnsupportedCompute`, and what its parts raise.
     """
     require_devices(plan.config)
     loop_directory = plan.directory / CHECKPOINTS

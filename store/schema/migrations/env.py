@@ -1,4 +1,4 @@
-"""Alembic's entry: runs on the connection that ``bridle.store.schema.database.migrate`` hands over."""
+"""Alembic's entry: runs on the connection that ``migrate`` hands over."""
 
 from __future__ import annotations
 

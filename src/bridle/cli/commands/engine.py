@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
+from bridle.cli.commands import engine_vllm
 from bridle.cli.options import JsonOption
-from bridle.cli.program.commands import engine_vllm
 from bridle.cli.terminal import fail
 from bridle.run.config import API_KEY_VARIABLE, key_in
 from bridle.run.serving import announce, told_when_taken, wait_for_signal
