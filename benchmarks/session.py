@@ -20,7 +20,7 @@ from bridle.proxy.continuation.prompt import Prompt
 from bridle.proxy.dialects.registry import DIALECTS
 from bridle.proxy.engines.policy_gate import PolicyGate
 from bridle.proxy.lineage.lineage import Conversations
-from bridle.proxy.recording.recorder import Recording, Way
+from bridle.proxy.recording.recorder import CallContext, Recording
 from bridle.proxy.wire.canonical import (
     Event,
     Finished,
@@ -129,7 +129,7 @@ class Agent:
             headers={"user-agent": "bench/1.0", "x-session-id": self.session.id},
         )
         minted = dialect.mint(call_id, int(now), "policy")
-        way = Way(link, Prompt(self._prompt), None)
+        way = CallContext(link, Prompt(self._prompt), None)
         recording = Recording(begun, self.session, request, way, self._gate)
         recording.model_served = "policy"
         recording.sampling = {"temperature": 1.0, "top_p": 1.0, "max_tokens": 8192}

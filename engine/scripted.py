@@ -155,7 +155,7 @@ class ScriptedBackend:
         self.card = ModelCard(served_model_name or directory.name, max_model_len, str(directory))
         self.vocab_size = int(self.tokenizer.backend.get_vocab_size())
         self.policy_version = 0
-        self.weights_mark = str(directory.absolute())
+        self.weights_fingerprint = str(directory.absolute())
         """The directory whose weights it plays to serve."""
         self.requests: list[ScriptedRequest] = []
         """Every request the script was asked, in order."""
@@ -218,7 +218,7 @@ class ScriptedBackend:
         if not await asyncio.to_thread(Path(directory).is_dir):
             raise RequestRefused(f"{directory} is not a directory", param="weights_path")
         self.policy_version += 1
-        self.weights_mark = directory
+        self.weights_fingerprint = directory
 
     async def reset_prefix_cache(self) -> None:
         """A script remembers nothing."""

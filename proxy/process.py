@@ -11,7 +11,7 @@ _M_ARENA_MAX: Final = -8
 """``malloc.h``'s name of the setting."""
 
 
-def devote_process() -> None:
+def tune_gc() -> None:
     """To be called before a proxy is started that this whole process is for."""
     # What start-up made stays, and the many long-lived turns and few cycles of a recording proxy
     # are little work for a collector. Every stream waits while it looks: often at a few young

@@ -12,7 +12,7 @@ import uvicorn
 
 from bridle.proxy.app import Routers, create_app
 from bridle.proxy.http.protocol import StreamingProtocol
-from bridle.proxy.process import devote_process
+from bridle.proxy.process import tune_gc
 from bridle.proxy.settings import ProxySettings
 
 _START_S = 30.0
@@ -53,7 +53,7 @@ def run(settings: ProxySettings) -> None:
         timeout_graceful_shutdown=30,
         log_level="info",
     )
-    devote_process()
+    tune_gc()
     uvicorn.Server(config).run()
 
 

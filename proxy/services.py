@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from bridle.proxy.budgets import Budgets
-from bridle.proxy.cluster.governor import Governor
+from bridle.proxy.cluster.cluster_control import ClusterControl
 from bridle.proxy.cluster.siblings import Siblings
 from bridle.proxy.dialects.chat.known_histories import KnownHistories
 from bridle.proxy.engines.policy_gate import PolicyGate
@@ -66,7 +66,7 @@ class Services:
     free_memory: FreeMemory
     seal_watch: SealWatch
     siblings: Siblings
-    governor: Governor
+    cluster_control: ClusterControl
     tracing: Tracing | None
     prompt_ids: PromptIds
     """Long prompts as the engine told them last, by session."""
@@ -108,8 +108,10 @@ class Services:
         seal_watch = SealWatch(sessions, reader)
         seal_watch.start()
         siblings = Siblings(settings.siblings)
-        governor = Governor(gate, models.policy, sessions, metrics, writer, reader, siblings)
-        await governor.start()
+        cluster_control = ClusterControl(
+            gate, models.policy, sessions, metrics, writer, reader, siblings
+        )
+        await cluster_control.start()
         return cls(
             settings=settings,
             writer=writer,
@@ -138,7 +140,7 @@ class Services:
             free_memory=free_memory,
             seal_watch=seal_watch,
             siblings=siblings,
-            governor=governor,
+            cluster_control=cluster_control,
             tracing=tracing,
             prompt_ids=PromptIds(settings.limits.memory_for("prompts")),
             free_names=free_names,

@@ -17,7 +17,7 @@ from uvicorn.config import STARTUP_FAILURE
 from uvicorn.supervisors import Multiprocess
 
 from bridle.proxy.app import App, Routers
-from bridle.proxy.process import devote_process
+from bridle.proxy.process import tune_gc
 from bridle.proxy.server import BACKLOG, ProxyStartFailed, config_for, listening, local_url
 from bridle.proxy.settings import ProxySettings
 
@@ -83,5 +83,5 @@ class _Supervisor(Multiprocess):
 
 
 def _app(settings: ProxySettings, routers: Routers) -> App:
-    devote_process()
+    tune_gc()
     return App(settings, routers)

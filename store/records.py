@@ -363,7 +363,7 @@ class ServedPolicy:
     model: str | None
     """Served model name, when it changes with the version."""
     told_at: float
-    mark: str | None = None
+    weights_fingerprint: str | None = None
     """What the engine itself then said of its weights; ``None`` when it says nothing of them."""
 
 

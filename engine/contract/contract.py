@@ -24,7 +24,8 @@ Control routes (never forwarded to clients)::
     POST /collective_rpc        {"method": "reload_weights", "kwargs": {"weights_path": DIR}}
     POST /reset_prefix_cache
     GET  /is_paused             {is_paused}
-    GET  /version               {version}; our own engines add policy_version and weights_mark,
+    GET  /version               {version}; our own engines add policy_version and
+    weights_fingerprint,
                                 which is the same wherever the same weights are served
     GET  /weight_info           {weight_version}; vLLM only
 

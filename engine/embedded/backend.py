@@ -112,7 +112,7 @@ class EmbeddedBackend:
         return self.scheduler.version
 
     @property
-    def weights_mark(self) -> str:
+    def weights_fingerprint(self) -> str:
         return self._weights_mark
 
     @property

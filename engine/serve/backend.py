@@ -106,7 +106,7 @@ class Backend(Protocol):
         ...
 
     @property
-    def weights_mark(self) -> str:
+    def weights_fingerprint(self) -> str:
         """Stands for the served weights: the same in every process that serves the same ones."""
         ...
 

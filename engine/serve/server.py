@@ -165,7 +165,7 @@ class EngineFace:
             {
                 "version": "bridle",
                 "policy_version": self._backend.policy_version,
-                "weights_mark": self._backend.weights_mark,
+                "weights_fingerprint": self._backend.weights_fingerprint,
             }
         )
 

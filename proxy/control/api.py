@@ -304,14 +304,14 @@ async def seal_session(
     """Ends the session: no further call is admitted. Sealing twice keeps the first outcome."""
     if session.sealed_at is None:
         await services.sessions.seal(session.id, (seal or Seal()).outcome)
-        await services.governor.forget_session(session.id)
+        await services.cluster_control.forget_session(session.id)
         session = await _found(session.id, services)
     return await get_session(session, services)
 
 
 async def get_policy(services: Running, _: Admin) -> PolicyState:
     """What the engines are said to be serving, and who waits, over all workers."""
-    return PolicyState(**msgspec.structs.asdict(await services.governor.state()))
+    return PolicyState(**msgspec.structs.asdict(await services.cluster_control.state()))
 
 
 async def put_policy(new: PublishPolicy, services: Running, caller: Admin) -> PolicyState:
@@ -321,7 +321,7 @@ async def put_policy(new: PublishPolicy, services: Running, caller: Admin) -> Po
         _engine(services, new.engine)
     policy = Policy(new.version, new.model)
     try:
-        await services.governor.publish(policy, new.engine, back=new.back)
+        await services.cluster_control.publish(policy, new.engine, back=new.back)
     except StaleVersion as error:
         raise ApiError("invalid_request", str(error), status=409, param="version") from error
     return await get_policy(services, caller)
@@ -329,13 +329,13 @@ async def put_policy(new: PublishPolicy, services: Running, caller: Admin) -> Po
 
 async def list_engines(services: Running, _: Admin) -> list[EngineView]:
     """The engines of the policy, and how they are."""
-    return [engine_view(state) for state in await services.governor.engines()]
+    return [engine_view(state) for state in await services.cluster_control.engines()]
 
 
 async def add_engine(new: NewEngine, services: Running, _: Admin) -> list[EngineView]:
     """One engine more for the policy; an engine that is known stays as it is."""
     try:
-        await services.governor.add_engine(new.url, new.policy_version)
+        await services.cluster_control.add_engine(new.url, new.policy_version)
     except ValueError as error:
         raise ApiError("invalid_request", str(error), status=422, param="url") from error
     return await list_engines(services, _)
@@ -345,7 +345,7 @@ async def remove_engine(name: str, services: Running, _: Admin) -> list[EngineVi
     """No further call goes to the engine; answers when its running calls are over."""
     _engine(services, name)
     try:
-        await services.governor.remove_engine(name)
+        await services.cluster_control.remove_engine(name)
     except ValueError as error:
         raise ApiError("invalid_request", str(error), status=409) from error
     return await list_engines(services, _)
@@ -359,12 +359,12 @@ def _engine(services: Services, name: str) -> None:
 
 async def pause(new: Pause, services: Running, caller: Admin) -> PolicyState:
     """New calls wait. With ``drain`` it answers once no call runs, or after ``timeout_s``."""
-    await services.governor.pause(new.timeout_s if new.mode == "drain" else None)
+    await services.cluster_control.pause(new.timeout_s if new.mode == "drain" else None)
     return await get_policy(services, caller)
 
 
 async def resume(services: Running, caller: Admin) -> PolicyState:
-    await services.governor.resume()
+    await services.cluster_control.resume()
     return await get_policy(services, caller)
 
 

@@ -35,7 +35,7 @@ class ConnectionBroke(Exception):
     """The connection ended, or stopped making sense, before the reply was whole."""
 
 
-class SpellOver(Exception):
+class ConnectionEpochOver(Exception):
     """Connections to the engine were lost meanwhile, all of them; nothing has been sent."""
 
 
@@ -163,8 +163,8 @@ class EngineConnections:
         self._common = _common_headers(url.netloc, url.username, url.password, api_key)
         self._connect_timeout_s = connect_timeout_s
         self._limit = limit
-        self.spell = 0
-        """Grows when a connection is made while no other is open. Within one spell the same process
+        self.connection_epoch = 0
+        """Grows when a connection is made while no other is open. Within one epoch the same process
         answers; after it, the engine may have been started anew."""
         self._open: set[_Connection] = set()
         self._connecting = 0
@@ -175,7 +175,7 @@ class EngineConnections:
 
     @property
     def any_open(self) -> bool:
-        """Whether the spell goes on; else the next request begins another one."""
+        """Whether the epoch goes on; else the next request begins another."""
         return bool(self._open)
 
     async def request(
@@ -186,22 +186,22 @@ class EngineConnections:
         *,
         headers: str = "",
         timeout_s: float | None = None,
-        spell: int | None = None,
+        connection_epoch: int | None = None,
     ) -> EngineReplied:
         """The reply, its headers read. ``headers`` are whole lines, each with its line end;
-        ``timeout_s`` replaces the stall timeout; ``spell``: only within that one.
+        ``timeout_s`` replaces the stall timeout; ``connection_epoch``: only within that one.
 
         Raises :class:`ConnectionFailed`, :class:`ConnectionBroke`, ``TimeoutError`` and
-        :class:`SpellOver`.
+        :class:`ConnectionEpochOver`.
         """
         head = (
             f"{method} {self._prefix}{path} HTTP/1.1\r\n{self._common}{headers}"
             f"content-length: {len(body)}\r\n\r\n"
         )
         connection = self._unused() or await self._connected()
-        if spell is not None and spell != self.spell:
+        if connection_epoch is not None and connection_epoch != self.connection_epoch:
             self.free(connection)
-            raise SpellOver
+            raise ConnectionEpochOver
         reply = connection.ask(head.encode("latin-1") + body, timeout_s or self.stall_timeout_s)
         try:
             await reply.head
@@ -256,7 +256,7 @@ class EngineConnections:
 
     def opened(self, connection: _Connection) -> None:
         if not any(one.usable for one in self._open):
-            self.spell += 1
+            self.connection_epoch += 1
         self._open.add(connection)
 
     def lost(self, connection: _Connection) -> None:

@@ -33,7 +33,7 @@ log = logging.getLogger("bridle.proxy")
 _SHORTEST_RETRY_S: Final = 1.0
 
 Answer = TypeVar("Answer")
-Marks = Mapping[str, str | None]
+Fingerprints = Mapping[str, str | None]
 """What engines say of their weights, by base URL."""
 
 
@@ -178,23 +178,29 @@ class EnginePool:
     # -- what the engines serve ------------------------------------------------------------------
 
     def published(
-        self, version: int, engine: str | None = None, marks: Marks = MappingProxyType({})
+        self,
+        version: int,
+        engine: str | None = None,
+        fingerprints: Fingerprints = MappingProxyType({}),
     ) -> None:
-        """``engine`` (all when ``None``) serves ``version`` from now on; ``marks`` are what engines
-        have said of it already. Raises ``KeyError``."""
+        """``engine`` (all when ``None``) serves ``version`` from now on; ``fingerprints`` are
+        what engines have reported for it already. Raises ``KeyError``."""
         for one in self._meant(engine):
-            one.serves.published(version, marks.get(one.upstream.base))
+            one.serves.published(version, fingerprints.get(one.upstream.base))
 
     def publishes(self) -> dict[str, int]:
         """How often each engine was published to, by base URL."""
         return {url: one.serves.publishes for url, one in self._engines.items()}
 
-    async def learn_marks(self, engine: str | None = None) -> Marks:
+    async def learn_fingerprints(self, engine: str | None = None) -> Fingerprints:
         """What ``engine`` (all when ``None``) says of the weights that were just published, by base
         URL. Raises ``KeyError``."""
         meant = self._meant(engine)
-        marks = await asyncio.gather(*(one.serves.learn() for one in meant))
-        return {one.upstream.base: mark for one, mark in zip(meant, marks, strict=True)}
+        fingerprints = await asyncio.gather(*(one.serves.learn() for one in meant))
+        return {
+            one.upstream.base: fingerprint
+            for one, fingerprint in zip(meant, fingerprints, strict=True)
+        }
 
     def _meant(self, engine: str | None) -> list[PooledEngine]:
         return list(self._engines.values()) if engine is None else [self._named(engine)]
@@ -281,14 +287,16 @@ class EnginePool:
 
     # -- membership ------------------------------------------------------------------------------
 
-    async def add(self, url: str, version: int, mark: str | None = None) -> PooledEngine | None:
+    async def add(
+        self, url: str, version: int, fingerprint: str | None = None
+    ) -> PooledEngine | None:
         """One engine more, which serves ``version``; ``None`` when it is known.
 
         Raises ``ValueError`` for a URL that is none of HTTP."""
         if _base(url) in self._engines:
             return None
         engine = self._made(url, version)
-        engine.serves.published(version, mark)
+        engine.serves.published(version, fingerprint)
         await engine.upstream.start()
         self._engines[engine.upstream.base] = engine
         return engine

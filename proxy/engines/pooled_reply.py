@@ -7,7 +7,7 @@ import asyncio
 from types import TracebackType
 from typing import Final, Self
 
-from bridle.proxy.engines.connections import SpellOver
+from bridle.proxy.engines.connections import ConnectionEpochOver
 from bridle.proxy.engines.pool import EnginePool, PooledEngine, report
 from bridle.proxy.engines.reply import EngineReply
 from bridle.proxy.engines.request import EngineRequest
@@ -134,8 +134,8 @@ class PooledReply:
     async def _open(self, engine: PooledEngine, stream: EngineStream) -> None:
         """Sends the request to an engine that is known to serve what was published to it."""
         try:
-            await stream.open(engine.serves.spell)
-        except SpellOver:
+            await stream.open(engine.serves.connection_epoch)
+        except ConnectionEpochOver:
             await engine.serves.compare()
             if engine.serves.changed:
                 raise other_weights(engine.version) from None

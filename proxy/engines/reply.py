@@ -24,7 +24,7 @@ from bridle.proxy.wire.canonical import (
     ToolCallDelta,
     Usage,
 )
-from bridle.proxy.wire.cut_ids import MARK, WORTH_CUTTING, cut_prompt_ids, read_ids
+from bridle.proxy.wire.cut_ids import PLACEHOLDER, WORTH_CUTTING, cut_prompt_ids, read_ids
 from bridle.store.records import TokenIds
 
 _FINISH_REASONS: Final[Mapping[str, FinishReason]] = {
@@ -246,7 +246,7 @@ class EngineReply:
 def _prompt(told: list[int] | str | None, cut: TokenIds | None) -> list[int] | TokenIds | None:
     if not isinstance(told, str):
         return told
-    if cut is None or told != MARK:
+    if cut is None or told != PLACEHOLDER:
         raise malformed("prompt_token_ids is a text")
     return cut
 

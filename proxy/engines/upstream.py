@@ -32,7 +32,7 @@ _DONE: Final = b"[DONE]"
 _MODELS_FRESH_S: Final = 30.0
 _HEALTH_TIMEOUT_S: Final = 15.0
 """Long: an engine that is busy loading weights or compiling is not an engine that is gone."""
-_MARKS: Final = ((VERSION, "weights_mark"), (WEIGHT_INFO, "weight_version"))
+_FINGERPRINTS: Final = ((VERSION, "weights_fingerprint"), (WEIGHT_INFO, "weight_version"))
 """Where engines tell what weights they serve: our own, and vLLM."""
 _NO_ROUTE: Final = frozenset({404, 405, 501})
 _OVERFLOW = re.compile(r"maximum (context|model) length|context (length|window)", re.IGNORECASE)
@@ -52,7 +52,7 @@ class Upstream:
         self._http: EngineConnections | None = None
         self._models: tuple[dict[str, Any], ...] = ()
         self._models_at = float("-inf")
-        self._models_spell = 0
+        self._models_epoch = 0
 
     async def start(self) -> None:
         limits = self._settings.limits
@@ -74,13 +74,18 @@ class Upstream:
         return EngineStream(self, request, reply, call_id)
 
     async def post(
-        self, path: str, body: bytes, call_id: str, spell: int | None = None
+        self, path: str, body: bytes, call_id: str, connection_epoch: int | None = None
     ) -> EngineReplied:
         """The reply, its headers read. Raises :class:`ApiError`, and
-        :class:`bridle.proxy.engines.connections.SpellOver` outside of ``spell``."""
+        :class:`bridle.proxy.engines.connections.ConnectionEpochOver` outside of
+        ``connection_epoch``."""
         try:
             return await self._connections.request(
-                "POST", path, body, headers=f"x-request-id: {call_id}\r\n", spell=spell
+                "POST",
+                path,
+                body,
+                headers=f"x-request-id: {call_id}\r\n",
+                connection_epoch=connection_epoch,
             )
         except _CONNECTION_ERRORS as error:
             raise connection_error(error) from error
@@ -94,7 +99,7 @@ class Upstream:
             try:
                 self._models = await self._read_models()
                 self._models_at = time.monotonic()
-                self._models_spell = self.spell
+                self._models_epoch = self.connection_epoch
             except ApiError:
                 if not self._models:
                     raise
@@ -107,7 +112,7 @@ class Upstream:
         if time.monotonic() - self._models_at > _MODELS_FRESH_S:
             return ()
         connections = self._connections
-        same = connections.any_open and connections.spell == self._models_spell
+        same = connections.any_open and connections.connection_epoch == self._models_epoch
         return self._models if same else ()
 
     async def _read_models(self) -> tuple[dict[str, Any], ...]:
@@ -158,20 +163,20 @@ class Upstream:
         return response.status == 200
 
     @property
-    def spell(self) -> int:
-        """See :attr:`proxy.engine_connections.EngineConnections.spell`."""
-        return self._connections.spell
+    def connection_epoch(self) -> int:
+        """See :attr:`proxy.engine_connections.EngineConnections.connection_epoch`."""
+        return self._connections.connection_epoch
 
-    async def mark(self) -> str | None:
+    async def fingerprint(self) -> str | None:
         """What the engine says of the weights that it serves; ``None`` when it says nothing.
 
         Raises :class:`ApiError` when it could not say, and ``TimeoutError``.
         """
-        for path, name in _MARKS:
+        for path, name in _FINGERPRINTS:
             with _told("what the engine says of its weights"):
                 told = await self._say(path)
-                if isinstance(told, dict) and isinstance(mark := told.get(name), str):
-                    return mark
+                if isinstance(told, dict) and isinstance(fingerprint := told.get(name), str):
+                    return fingerprint
         return None
 
     async def _say(self, path: str) -> Any:
@@ -209,11 +214,14 @@ class EngineStream:
         self._failure: ApiError | None = None
         self._over = False
 
-    async def open(self, spell: int | None = None) -> None:
+    async def open(self, connection_epoch: int | None = None) -> None:
         """Sends the request. Raises :class:`ApiError` when the engine refuses or is not there, and
-        :class:`bridle.proxy.engines.connections.SpellOver` outside of ``spell``."""
+        :class:`bridle.proxy.engines.connections.ConnectionEpochOver` outside of
+        ``connection_epoch``."""
         request, upstream = self._request, self._upstream
-        self._response = await upstream.post(request.path, request.body, self._call_id, spell)
+        self._response = await upstream.post(
+            request.path, request.body, self._call_id, connection_epoch
+        )
         if self._response.status != 200:
             refused = await refusal(self._response)
             if _NO_ROOM in refused.message and request.sampling.get("max_tokens") != 0:

@@ -58,10 +58,10 @@ class _Held:
 
 
 class SessionConversations:
-    """An LRU of :class:`Conversations` by session; anonymous sessions share one, the lobby.
+    """An LRU of :class:`Conversations` by session; all anonymous sessions share one.
 
-    In the lobby the next call of a harness that sends no session id finds the call before it, and
-    by that its session.
+    In the anonymous_sessions the next call of a harness that sends no session id finds the call
+    before it, and by that its session.
     """
 
     def __init__(
@@ -77,26 +77,26 @@ class SessionConversations:
         self._reader = reader
         self._on_read = on_read
         self._writers: frozenset[str] = frozenset()
-        """Who wrote to the store when the lobby was last read from it."""
+        """Who wrote to the store when the anonymous_sessions was last read from it."""
         self._lobby_counts: dict[str, int] = {}
         """Calls of the anonymous sessions that were over when they were last read."""
         self._capacity = capacity
         self._limit = limit
         self._size = 0
         self._sizes: dict[str, int] = {}
-        self._lobby = _Held(Conversations(max_turns=4096, max_tokens=4_194_304, strangers=True))
+        self._lobby = _Held(Conversations(max_turns=4096, max_tokens=4_194_304, unrelated=True))
         self._lobby_sessions: OrderedDict[str, str] = OrderedDict()
-        """Call id -> session id, for the calls in the lobby."""
+        """Call id -> session id, for the calls in the anonymous_sessions."""
         self._sessions: OrderedDict[str, _Held] = OrderedDict()
         self._in_flight: dict[str, asyncio.Event | None] = {}
         """Call id -> set when the call is over; made for who waits for it."""
 
     async def start(self) -> None:
-        """Takes the latest anonymous sessions into the lobby."""
+        """Takes the latest anonymous sessions into the anonymous_sessions."""
         await self._load_lobby()
 
     async def _load_lobby(self) -> None:
-        """Reads what the store has of the latest anonymous sessions and the lobby has not."""
+        """Reads the latest anonymous sessions that are in the store and not in memory."""
         self._writers = await asyncio.to_thread(self._reader.writer_ids)
         latest = await asyncio.to_thread(
             lambda: list(

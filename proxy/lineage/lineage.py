@@ -55,11 +55,11 @@ class Conversations:
         *,
         max_turns: int = 16_384,
         max_tokens: int = 16_777_216,
-        strangers: bool = False,
+        unrelated: bool = False,
     ) -> None:
-        """``strangers``: the turns are of many sessions that know nothing of each other, so that
+        """``unrelated``: the turns are of many sessions that know nothing of each other, so that
         two equal conversations are one run after another, not one that asked again."""
-        self._strangers = strangers
+        self._strangers = unrelated
         self.max_turns = max_turns
         self.max_tokens = max_tokens
         self.forgotten = 0
@@ -90,8 +90,8 @@ class Conversations:
     def find(self, request: Request, *, agent: str | None = None) -> Link:
         """Where ``request`` belongs. ``agent`` is the harness' own name of the (sub-)agent, when
         its headers tell one. Changes nothing."""
-        strangers = self._strangers
-        return Search(self._index, self._digester, request, agent, strangers=strangers).link()
+        unrelated = self._strangers
+        return Search(self._index, self._digester, request, agent, unrelated=unrelated).link()
 
     def find_tokens(self, link: Link, token_ids: TokenIds | Sequence[int]) -> Link:
         """``link``, or when it has no parent: below the longest recorded path (prompt and reply)

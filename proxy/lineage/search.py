@@ -20,7 +20,7 @@ from bridle.proxy.lineage.index import Below, TurnIndex, echoes, summaries
 from bridle.proxy.lineage.match import Match, compare
 from bridle.proxy.lineage.turn import Link, Seen, Turn
 from bridle.proxy.wire.canonical import Message, Request
-from bridle.proxy.wire.minting import Mark, call_id_of, read
+from bridle.proxy.wire.minting import MintedId, call_id_of, read
 from bridle.store.reading.summaries import SUMMARY_LENGTH
 from bridle.store.records import BreakReason, CallStatus
 
@@ -56,10 +56,10 @@ class Search:
         request: Request,
         agent: str | None,
         *,
-        strangers: bool = False,
+        unrelated: bool = False,
     ) -> None:
         self.index = index
-        self.strangers = strangers
+        self.unrelated = unrelated
         self.request = request
         named = request.previous_response_id
         self.previous = None if named is None else call_id_of(named)
@@ -120,7 +120,7 @@ class Search:
             if own:
                 if len(own) == 1:
                     return own[0]
-                if self.strangers:
+                if self.unrelated:
                     own = self._latest_first(own)
                 return max(own, key=self._rank)
         return None
@@ -194,9 +194,9 @@ class Search:
             turn.seen.tools == seen.tools,
             turn.seen.agent == seen.agent,
             self._names(place.turn, place.choice, self.units[place.end - 1]),
-            not self._answered_below(place) if self.strangers else self._asked_below(place),
+            not self._answered_below(place) if self.unrelated else self._asked_below(place),
             self._leads_on(place),
-            self.strangers or not self.index.echoed(turn),
+            self.unrelated or not self.index.echoed(turn),
             turn.status is CallStatus.COMPLETE,
         )
 
@@ -226,7 +226,9 @@ class Search:
         if len(turn.choices) == 1 or unit.message is None:
             return True
         own = _call_marks(turn.choices[choice].message)
-        of_others = {mark for other in turn.choices for mark in _call_marks(other.message)} - own
+        of_others = {
+            minted for other in turn.choices for minted in _call_marks(other.message)
+        } - own
         return of_others.isdisjoint(_call_marks(unit.message))
 
     def _leads_on(self, place: _Place) -> bool:
@@ -460,8 +462,8 @@ class Search:
         return tuple(dict.fromkeys(ids))
 
 
-def _call_marks(message: Message) -> set[Mark]:
-    return {mark for call in message.tool_calls if (mark := read(call.id)) is not None}
+def _call_marks(message: Message) -> set[MintedId]:
+    return {minted for call in message.tool_calls if (minted := read(call.id)) is not None}
 
 
 def _ask_digest(request: Request) -> bytes:

@@ -95,8 +95,8 @@ class Recorder:
             if not self._forward:
                 raise  # Else: its end is not taken either, and counted as unrecorded then.
         self._conversations.begin(begun.id)
-        way = Way(link, prompt, self._continuer)
-        recording = Recording(begun, session, request, way, self._gate)
+        context = CallContext(link, prompt, self._continuer)
+        recording = Recording(begun, session, request, context, self._gate)
         still_open = self._conversations.in_flight(link.unknown)
         recording.notes += [Note("echoed_call_still_open", call_id) for call_id in still_open]
         return recording
@@ -136,7 +136,7 @@ class Recorder:
 Observer = Callable[["Recording", CallEnded], None]
 
 
-class Way(msgspec.Struct, frozen=True):
+class CallContext(msgspec.Struct, frozen=True):
     """How a call hangs together with the calls before it."""
 
     link: Link
@@ -199,7 +199,7 @@ class Recording:
         begun: CallBegun,
         session: SessionRecord,
         request: Request,
-        way: Way,
+        context: CallContext,
         gate: PolicyGate,
     ) -> None:
         self.begun = begun
@@ -209,8 +209,8 @@ class Recording:
         self.sampling: Mapping[str, Any] = {}
         self.notes: list[Note] = list(request.notes)
         self._request = request
-        self._way = way
-        self._link = way.link
+        self._context = context
+        self._link = context.link
         self.policy: Versioned = gate
         """What is being sampled from: the pool's policy, then that of the engine that answers."""
         self._first_token_at: float | None = None
@@ -238,7 +238,7 @@ class Recording:
         ids = reply.prompt_token_ids
         messages = [assistant_message(choice) for choice in reply.choices]
         frozen = is_frozen(self.notes)
-        break_reason, notes = self._way.judged(self._request, None if frozen else ids)
+        break_reason, notes = self._context.judged(self._request, None if frozen else ids)
         # A provider that tells no ids may tell logprobs to whom they then do not belong.
         told = ids is not None or any(choice.token_ids for choice in reply.choices)
         prompt = None if ids is None else token_array(ids)
@@ -268,12 +268,12 @@ class Recording:
             sampling=self.sampling,
             message=messages[0].to_chat() if messages else {},
             conversation=self._conversation(turn, messages),
-            kind=self._way.kind(),
+            kind=self._context.kind(),
             role=self._link.seen.agent,
             break_reason=break_reason,
             reason=reason,
             error={} if error is None else _error_fields(error),
-            notes=(*self.notes, *notes, *self._way.retry(), *self._way.left_out(status)),
+            notes=(*self.notes, *notes, *self._context.retry(), *self._context.left_out(status)),
             compared=True,
         )
         found = contradiction(ended) if status in TRUSTED else None

@@ -3,8 +3,8 @@
 A prompt of 50,000 ids is most of its reply's bytes, and decoding it to a list and the list to an
 array costs more than all else that the call needs. What is cut is proven to be the array: the key's
 closing quote is followed by a colon, which no text inside a JSON string can show (its quotes are
-escaped), the array holds digits and single commas only, and the rest, with :data:`MARK` in the
-array's place, is still decoded strictly. Whatever looks otherwise is left to the decoder.
+escaped), the array holds digits and single commas only, and the rest, with :data:`PLACEHOLDER` in
+the array's place, is still decoded strictly. Whatever looks otherwise is left to the decoder.
 
 A session's next prompt mostly repeats its last one: :class:`PromptIds` reads only what comes after
 that, so that reading costs what is new.
@@ -21,14 +21,14 @@ import numpy as np
 
 from bridle.store.records import TokenIds
 
-MARK: Final = "cut"
+PLACEHOLDER: Final = "cut"
 """Stands in the JSON where the array was."""
 
 WORTH_CUTTING: Final = 1024
 """Bytes of an array from which on cutting beats decoding, for a prompt whose beginning was told
 before; for a new one both cost about the same."""
 
-_MARKED: Final = b'"%b"' % MARK.encode()
+_MARKED: Final = b'"%b"' % PLACEHOLDER.encode()
 _KEY: Final = b'"prompt_token_ids":'
 _IDS_END: Final = 2**32
 

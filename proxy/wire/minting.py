@@ -21,7 +21,7 @@ _LONGEST_ECHO = 512
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
+class MintedId:
     """Where an echoed value came from."""
 
     call_id: str
@@ -29,7 +29,7 @@ class Mark:
     """Position of the tool call or output item within the reply; ``None`` for a response id."""
 
 
-def read(value: str) -> Mark | None:
+def read(value: str) -> MintedId | None:
     """The call that minted ``value``, or ``None`` when it does not look like ours.
 
     The shape proves nothing: whoever asks still has to know the call.
@@ -43,18 +43,18 @@ def read(value: str) -> Mark | None:
     if not found:
         return None
     characters, index = found[-1]
-    return Mark(f"call_{characters}", int(index) if index else None)
+    return MintedId(f"call_{characters}", int(index) if index else None)
 
 
 def call_id_of(value: str) -> str | None:
     """The call id in a minted value, or ``None``."""
-    mark = read(value)
-    return mark.call_id if mark is not None else None
+    minted = read(value)
+    return minted.call_id if minted is not None else None
 
 
 def call_ids(values: Iterable[str]) -> tuple[str, ...]:
     """The distinct call ids in ``values``, in order of first appearance."""
-    return tuple(dict.fromkeys(mark.call_id for value in values if (mark := read(value))))
+    return tuple(dict.fromkeys(minted.call_id for value in values if (minted := read(value))))
 
 
 def as_base64(value: str) -> str:

@@ -60,10 +60,10 @@ def with_kinds(calls: Sequence[CallRow]) -> list[CallRow]:
 
 def _told_apart(call: CallRow, verdict: Verdict) -> CallRow:
     if call.kind_set is not None:
-        return call.told_apart(verdict.kind, verdict.role)
+        return call.with_kind(verdict.kind, verdict.role)
     if call.kind is verdict.kind:
         return call
-    return call.told_apart(verdict.kind, call.role or verdict.role)
+    return call.with_kind(verdict.kind, call.role or verdict.role)
 
 
 def classify(calls: Sequence[CallRow]) -> dict[str, Verdict]:

@@ -90,7 +90,7 @@ class CallRow:
         """Whether a grammar was asked to shape the reply."""
         return any(note.name == CONSTRAINED for note in self.notes)
 
-    def told_apart(self, kind: CallKind, role: str | None) -> CallRow:
+    def with_kind(self, kind: CallKind, role: str | None) -> CallRow:
         """This call with another kind and role; ``dataclasses.replace`` takes three times as long,
         and every call of every session is told apart."""
         values = list(_values(self))

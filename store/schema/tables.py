@@ -288,10 +288,10 @@ served = Table(
     Column("version", BigInteger, nullable=False),
     Column("model", Text),
     Column("told_at", Float(53), nullable=False),
-    Column("mark", Text),
+    Column("weights_fingerprint", Text),
 )
-"""What each engine was last said to serve: proxies that start know it by this. ``mark`` is what it
-then said itself of its weights."""
+"""What each engine was last said to serve: proxies read it at start-up.
+``weights_fingerprint`` is what the engine then reported of its weights."""
 
 metrics = Table(
     "metrics",

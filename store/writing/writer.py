@@ -130,7 +130,7 @@ class Writer:
         self._thread = threading.Thread(target=self._run, name="store-writer", daemon=True)
 
     def start(self) -> Self:
-        """Registers this process, marks what dead ones left open, and starts to write."""
+        """Registers this process, fingerprints what dead ones left open, and starts to write."""
         with transaction(self._engine) as connection:
             self._writer_id = liveness.register(connection, self._lease)
             if self._vocabulary is not None:
@@ -142,7 +142,7 @@ class Writer:
         return self
 
     def close(self) -> None:
-        """Writes what is queued, marks the calls that are still open, and stops."""
+        """Writes what is queued, fingerprints the calls that are still open, and stops."""
         if not self._queue.close():
             return
         self._thread.join()
@@ -167,7 +167,7 @@ class Writer:
         return len(self._queue)
 
     def mark_interrupted(self) -> int:
-        """Marks calls that died with their process as interrupted; returns how many.
+        """Fingerprints calls that died with their process as interrupted; returns how many.
 
         Done at the start and with every renewal of the lease; calls of other living processes are
         left alone (``store/writing/liveness.py``).

@@ -173,9 +173,9 @@ def test_others_are_passed_through_strangers_are_not_and_nothing_stays_behind(
 ) -> None:
     done = run(proxy_url, OTHERS, "--intercept", FOLDER=str(tmp_path))
     assert done.returncode == 0, done.stderr
-    others, strangers, told, certificate = done.stdout.splitlines()
+    others, unrelated, told, certificate = done.stdout.splitlines()
     assert others == "its own"
-    assert "407" in strangers
+    assert "407" in unrelated
     assert told == "0"
     assert not Path(certificate).parent.exists()
     assert Path(certificate).parent.name.startswith("bridle-intercept-")

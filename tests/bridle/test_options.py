@@ -187,4 +187,4 @@ def test_an_empty_key_is_none_where_others_reach_the_address(
 
 
 def test_it_tells_its_version(bridle: Bridle) -> None:
-    assert bridle("--version").stdout == f"bridle {metadata.version('bridle')}\n"
+    assert bridle("--version").stdout == f"bridle {metadata.version('bridle-rl')}\n"

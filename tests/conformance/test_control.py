@@ -173,7 +173,7 @@ def test_a_stream_goes_on_over_a_reload(api: Any, control: EngineClient) -> None
 @pytest.mark.ours
 def test_the_same_weights_have_the_same_mark(api: Any, control: EngineClient) -> None:
     def mark() -> Any:
-        return api.http.get("/version").json()["weights_mark"]
+        return api.http.get("/version").json()["weights_fingerprint"]
 
     before = mark()
     assert isinstance(before, str)

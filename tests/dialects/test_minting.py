@@ -24,8 +24,8 @@ def test_every_minted_value_gives_its_call_id_and_index_back(index: int) -> None
         minted.signature(index),
         minting.as_base64(minted.signature(index)),
     ):
-        assert minting.read(value) == minting.Mark(call_id, index)
-    assert minting.read(minted.response_id) == minting.Mark(call_id, None)
+        assert minting.read(value) == minting.MintedId(call_id, index)
+    assert minting.read(minted.response_id) == minting.MintedId(call_id, None)
 
 
 @pytest.mark.parametrize(
@@ -87,6 +87,6 @@ def test_call_ids_are_distinct_and_in_order() -> None:
 
 @given(st.text(max_size=600))
 def test_any_text_is_read_without_an_error(value: str) -> None:
-    mark = minting.read(value)
+    minted = minting.read(value)
 
-    assert mark is None or mark.call_id.startswith("call_")
+    assert minted is None or minted.call_id.startswith("call_")

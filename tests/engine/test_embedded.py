@@ -147,7 +147,7 @@ def test_the_same_weights_have_the_same_mark_however_they_came(
     engine: EmbeddedEngine, tiny_dir: Path, other_dir: Path
 ) -> None:
     def mark() -> str:
-        told = httpx.get(engine.base_url + "/version").json()["weights_mark"]
+        told = httpx.get(engine.base_url + "/version").json()["weights_fingerprint"]
         assert isinstance(told, str)
         return told
 

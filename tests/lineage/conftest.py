@@ -28,7 +28,7 @@ TEXTS = [
     'def look_up(word: str) -> dict: return {"name": "look_up", "arguments": {"word": word}}',
     "Une maison de café — ☕ naïve façade, Straße, 北京, привет.",
     Path(__file__).read_text(),
-    (Path(__file__).parents[2] / "proxy" / "canonical.py").read_text(),
+    (Path(__file__).parents[2] / "proxy" / "wire" / "canonical.py").read_text(),
 ]
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from bridle.proxy.engines.reply import EngineReply
 from bridle.proxy.wire.canonical import ApiError, Minted, Started
-from bridle.proxy.wire.cut_ids import MARK, WORTH_CUTTING, PromptIds, cut_prompt_ids
+from bridle.proxy.wire.cut_ids import PLACEHOLDER, WORTH_CUTTING, PromptIds, cut_prompt_ids
 
 LONG = [number % 4_294_967_296 for number in range(0, 400_000_000, 80_000)]
 
@@ -44,7 +44,7 @@ def test_cut_ids_are_the_decoded_ids(ids: list[int], spaced: bool, text: str) ->
 
 def test_a_long_array_is_cut_and_its_place_marked() -> None:
     rest, ids = cut_prompt_ids(compact({"choices": [], "prompt_token_ids": LONG, "after": 1}))
-    assert json.loads(rest) == {"choices": [], "prompt_token_ids": MARK, "after": 1}
+    assert json.loads(rest) == {"choices": [], "prompt_token_ids": PLACEHOLDER, "after": 1}
     assert ids is not None
     assert ids.dtype == np.uint32
     assert ids.tolist() == LONG
@@ -74,7 +74,7 @@ def test_what_is_no_array_of_ids_is_left_to_the_decoder_which_refuses_it(array: 
 
 def test_a_mark_that_the_engine_wrote_itself_is_malformed() -> None:
     with pytest.raises(ApiError, match="malformed"):
-        started(compact({"choices": [], "prompt_token_ids": MARK}))
+        started(compact({"choices": [], "prompt_token_ids": PLACEHOLDER}))
 
 
 def test_ids_under_another_key_of_the_same_name_are_not_taken_for_the_prompts() -> None:

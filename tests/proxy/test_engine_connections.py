@@ -14,9 +14,9 @@ import pytest
 
 from bridle.proxy.engines.connections import (
     ConnectionBroke,
+    ConnectionEpochOver,
     ConnectionFailed,
     EngineConnections,
-    SpellOver,
 )
 
 Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
@@ -342,13 +342,13 @@ async def test_a_spell_lasts_while_any_connection_is_open() -> None:
             await go_on.wait()
         writer.write(OK if body != b"leave" else last)
 
-    async def within(spell: int, body: bytes) -> bytes:
-        reply = await connections.request("POST", "/v1/x", body, spell=spell)
+    async def within(connection_epoch: int, body: bytes) -> bytes:
+        reply = await connections.request("POST", "/v1/x", body, connection_epoch=connection_epoch)
         return await reply.read()
 
     async with serving(answer) as served, connected(served.url) as connections:
-        assert connections.spell == 0
-        with pytest.raises(SpellOver):
+        assert connections.connection_epoch == 0
+        with pytest.raises(ConnectionEpochOver):
             await within(0, b"first")
         assert served.bodies == [], "nothing was sent"
         assert await within(1, b"first") == b"ok"
@@ -360,7 +360,7 @@ async def test_a_spell_lasts_while_any_connection_is_open() -> None:
         go_on.set()
         assert await waiting == b"ok"
         assert await within(1, b"leave") == b"ok"
-        with pytest.raises(SpellOver):
+        with pytest.raises(ConnectionEpochOver):
             await within(1, b"late")
         assert await within(2, b"again") == b"ok"
         assert b"late" not in served.bodies

@@ -145,7 +145,7 @@ def test_every_worker_leaves_out_an_engine_that_has_changed(
     with start() as workers:
         control = httpx.Client(base_url=f"{workers.url}/bridle/v1", timeout=60, trust_env=False)
         control.put("/policy", json={"version": 2}).raise_for_status()
-        stage.engine.backend.weights_mark = str(tmp_path)
+        stage.engine.backend.weights_fingerprint = str(tmp_path)
         until(lambda: control.get("/engines").json()[0]["changes"] == 2)
         for number in range(2):
             with stopped(workers.pids()[number]):

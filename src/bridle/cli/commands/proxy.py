@@ -123,7 +123,7 @@ def proxy(
 ) -> None:
     """Record agents: point their base URL at this proxy."""
     from bridle.proxy.budgets import Budget
-    from bridle.proxy.process import devote_process
+    from bridle.proxy.process import tune_gc
     from bridle.proxy.server import ProxyServer, ProxyStartFailed
     from bridle.proxy.settings import Limits, ProxySettings, is_loopback
     from bridle.proxy.workers import WorkerPool
@@ -165,7 +165,7 @@ def proxy(
                 _announce(pool.base_url, json, store, engines)
                 pool.serve()
             return
-        devote_process()
+        tune_gc()
         with told_when_taken(host, port):
             single = ProxyServer(settings, routers=[_feed])
         with single as server:

@@ -12,8 +12,8 @@ depends_on = None
 
 
 def upgrade() -> None:
-    op.add_column("served", sa.Column("mark", sa.Text(), nullable=True))
+    op.add_column("served", sa.Column("weights_fingerprint", sa.Text(), nullable=True))
 
 
 def downgrade() -> None:
-    op.drop_column("served", "mark")
+    op.drop_column("served", "weights_fingerprint")

@@ -12,7 +12,7 @@ from typing import Any, cast
 import pytest
 
 from bridle.proxy.cluster import siblings
-from bridle.proxy.cluster.governor import Governor
+from bridle.proxy.cluster.cluster_control import ClusterControl
 from bridle.proxy.cluster.siblings import Siblings
 from bridle.proxy.engines.policy_gate import Policy, PolicyGate
 from bridle.proxy.engines.pool import EnginePool
@@ -38,7 +38,7 @@ class NothingKept:
         pass
 
 
-def worker(folder: Path, name: str | None = None) -> tuple[PolicyGate, EnginePool, Governor]:
+def worker(folder: Path, name: str | None = None) -> tuple[PolicyGate, EnginePool, ClusterControl]:
     """``name`` stands for the id of a process of its own."""
     gate = PolicyGate()
     limits = Limits(health_check_s=0)
@@ -48,13 +48,13 @@ def worker(folder: Path, name: str | None = None) -> tuple[PolicyGate, EnginePoo
     among = Siblings(folder)
     if name is not None:
         among._own = folder / f"{name}.sock"
-    return gate, pool, Governor(gate, pool, unused, unused, writer, reader, among)
+    return gate, pool, ClusterControl(gate, pool, unused, unused, writer, reader, among)
 
 
 def members(pool: EnginePool) -> dict[str, tuple[int, str | None]]:
-    """Version and mark of each engine."""
+    """Version and weights_fingerprint of each engine."""
     serves = {url: engine.serves for url, engine in pool._engines.items()}
-    return {url: (one.version, one.mark) for url, one in serves.items()}
+    return {url: (one.version, one.fingerprint) for url, one in serves.items()}
 
 
 async def sibling(folder: Path, name: str, answer: Answer) -> asyncio.Server:
@@ -90,8 +90,8 @@ async def test_a_worker_that_starts_in_the_end_of_a_pause_is_not_left_paused(
 
     await sibling(tmp_path, "paused", still_paused)
     await sibling(tmp_path, "slow", slow)
-    gate, _, governor = worker(tmp_path)
-    starting = asyncio.create_task(governor.start())
+    gate, _, cluster_control = worker(tmp_path)
+    starting = asyncio.create_task(cluster_control.start())
     await asked.wait()
     await tell(tmp_path, {"do": "resume", "at": 2.0})
     await asyncio.sleep(0.1)
@@ -110,8 +110,8 @@ async def test_a_worker_that_starts_has_no_part_in_what_is_asked_of_all(tmp_path
         return []
 
     slow_one = await sibling(tmp_path, "slow", slow)
-    _, _, governor = worker(tmp_path)
-    start = asyncio.create_task(governor.start())
+    _, _, cluster_control = worker(tmp_path)
+    start = asyncio.create_task(cluster_control.start())
     await asked.wait()
     slow_one.close()
     (tmp_path / "slow.sock").unlink()
@@ -147,9 +147,9 @@ async def test_a_removed_engine_may_run_another_workers_calls_for_long(
         return True
 
     await sibling(tmp_path, "slow", slow)
-    _, pool, governor = worker(tmp_path)
+    _, pool, cluster_control = worker(tmp_path)
     await pool.start()
-    await governor.remove_engine(SECOND)
+    await cluster_control.remove_engine(SECOND)
     assert [state.url for state in pool.states()] == [FIRST]
     assert patience == [None]
 
@@ -164,8 +164,8 @@ async def test_a_worker_that_starts_waits_for_one_that_hangs(
         return [{"do": "pause", "at": 1.0}]
 
     await sibling(tmp_path, "slow", slow)
-    gate, _, governor = worker(tmp_path)
-    await governor.start()
+    gate, _, cluster_control = worker(tmp_path)
+    await cluster_control.start()
     assert gate.paused
     assert patience == [None]
 
@@ -190,11 +190,11 @@ async def test_a_pause_that_a_worker_does_not_hear_of_is_taken_back(
     monkeypatch.setattr(siblings, "_ask", impatient)
     await sibling(tmp_path, "hears", hears)
     await sibling(tmp_path, "silent", silent)
-    gate, _, governor = worker(tmp_path)
+    gate, _, cluster_control = worker(tmp_path)
     if paused:
         gate.pause()
     with pytest.raises(ApiError):
-        await governor.pause(None)
+        await cluster_control.pause(None)
     assert gate.paused is paused
     assert heard == (["pause"] if paused else ["pause", "resume"])
 
@@ -202,11 +202,11 @@ async def test_a_pause_that_a_worker_does_not_hear_of_is_taken_back(
 async def test_workers_that_are_replaced_at_once_take_up_what_was_changed_before(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def mark(engine: ServedWeights) -> str:
-        engine.mark = f"weights {engine.version}"
-        return engine.mark
+    async def weights_fingerprint(engine: ServedWeights) -> str:
+        engine.fingerprint = f"weights {engine.version}"
+        return engine.fingerprint
 
-    monkeypatch.setattr(ServedWeights, "learn", mark)
+    monkeypatch.setattr(ServedWeights, "learn", weights_fingerprint)
     old_gate, old, knows = worker(tmp_path, "old")
     await knows.start()
     await knows.add_engine(THIRD + "/v1", 1)
@@ -219,7 +219,7 @@ async def test_workers_that_are_replaced_at_once_take_up_what_was_changed_before
     await knows.publish(Policy(3, "tuned"), THIRD, back=False)
     await knows.pause(None)
     replaced = [worker(tmp_path, name) for name in ("new", "newer")]
-    await asyncio.gather(*(governor.start() for _, _, governor in replaced))
+    await asyncio.gather(*(cluster_control.start() for _, _, cluster_control in replaced))
     assert members(old) == {THIRD: (3, "weights 3"), FIRST: (3, "weights 3")}
     for gate, pool, _ in replaced:
         assert members(pool) == members(old)
@@ -235,14 +235,14 @@ async def test_none_of_the_settings_engines_is_kept_when_all_were_exchanged(tmp_
     await knows.add_engine(FOURTH, 0)
     await knows.remove_engine(THIRD)
     await knows.add_engine(THIRD, 0)
-    _, new, governor = worker(tmp_path, "new")
-    await governor.start()
+    _, new, cluster_control = worker(tmp_path, "new")
+    await cluster_control.start()
     assert set(members(new)) == set(members(old)) == {THIRD, FOURTH}
 
 
 async def test_a_sibling_that_hears_of_a_change_late_does_not_take_it_back(tmp_path: Path) -> None:
     removed = {"do": "remove_engine", "url": SECOND, "at": 2.0}
-    added = {"do": "add_engine", "url": SECOND, "version": 0, "mark": None}
+    added = {"do": "add_engine", "url": SECOND, "version": 0, "weights_fingerprint": None}
 
     async def before(_: dict[str, Any]) -> Any:
         return [{**added, "at": 1.0}]
@@ -252,12 +252,12 @@ async def test_a_sibling_that_hears_of_a_change_late_does_not_take_it_back(tmp_p
 
     await sibling(tmp_path, "before", before)
     await sibling(tmp_path, "after", after)
-    _, pool, governor = worker(tmp_path)
-    await governor.start()
+    _, pool, cluster_control = worker(tmp_path)
+    await cluster_control.start()
     assert set(members(pool)) == {FIRST}
-    await governor._handle({**added, "at": 1.5})
+    await cluster_control._handle({**added, "at": 1.5})
     assert set(members(pool)) == {FIRST}
-    await governor._handle({**added, "at": 2.5})
+    await cluster_control._handle({**added, "at": 2.5})
     assert set(members(pool)) == {FIRST, SECOND}
 
 
@@ -267,7 +267,7 @@ async def test_an_engine_that_comes_or_goes_while_a_worker_starts_is_known_to_it
 ) -> None:
     """``heard``: the sibling that is asked already answers with the change that it tells."""
     changes = [
-        {"do": "add_engine", "url": THIRD, "version": 2, "mark": "third", "at": 1.0},
+        {"do": "add_engine", "url": THIRD, "version": 2, "weights_fingerprint": "third", "at": 1.0},
         {"do": "remove_engine", "url": SECOND, "at": 2.0},
     ]
     asked, told = asyncio.Event(), asyncio.Event()
@@ -278,8 +278,8 @@ async def test_an_engine_that_comes_or_goes_while_a_worker_starts_is_known_to_it
         return changes if heard else []
 
     await sibling(tmp_path, "slow", slow)
-    _, pool, governor = worker(tmp_path)
-    starting = asyncio.create_task(governor.start())
+    _, pool, cluster_control = worker(tmp_path)
+    starting = asyncio.create_task(cluster_control.start())
     await asked.wait()
     for change in changes:
         await tell(tmp_path, change)
@@ -300,8 +300,8 @@ async def test_of_two_workers_that_each_take_out_another_engine_none_is_left_wit
         ]
 
     await sibling(tmp_path, "both", both)
-    _, pool, governor = worker(tmp_path)
-    await governor.start()
+    _, pool, cluster_control = worker(tmp_path)
+    await cluster_control.start()
     assert set(members(pool)) == {SECOND}
     assert caplog.messages == ["engine_kept"]
 
@@ -314,10 +314,10 @@ async def test_the_last_engine_is_removed_nowhere(tmp_path: Path) -> None:
         return [] if message["do"] == "changes" else True
 
     await sibling(tmp_path, "hears", hears)
-    _, pool, governor = worker(tmp_path)
-    await governor.start()
-    await governor.remove_engine(SECOND)
+    _, pool, cluster_control = worker(tmp_path)
+    await cluster_control.start()
+    await cluster_control.remove_engine(SECOND)
     with pytest.raises(ValueError, match="last"):
-        await governor.remove_engine(FIRST)
+        await cluster_control.remove_engine(FIRST)
     assert told == ["changes", "remove_engine"]
     assert set(members(pool)) == {FIRST}

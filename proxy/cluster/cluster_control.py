@@ -45,7 +45,7 @@ class GateState(msgspec.Struct, frozen=True):
     waiting: int
 
 
-class Governor:
+class ClusterControl:
     """Start it after the pool."""
 
     def __init__(
@@ -80,7 +80,9 @@ class Governor:
             newest = max(known, key=lambda one: (one.version, one.told_at))
             self._gate.publish(Policy(newest.version, newest.model), back=True)
             for one in known:
-                self._engines.published(one.version, one.engine, {one.engine: one.mark})
+                self._engines.published(
+                    one.version, one.engine, {one.engine: one.weights_fingerprint}
+                )
         # One that hangs is ended by the supervisor; a start that fails would end all workers.
         told = await self._siblings.ask({"do": "changes"}, patience_s=None)
         for change in sorted(itertools.chain.from_iterable(told), key=_turn):
@@ -94,12 +96,12 @@ class Governor:
         self._engines.published(policy.version, engine)
         publishes = self._engines.publishes()
         change = {"version": policy.version, "model": policy.model, "engine": engine, "at": _now()}
-        marks = await self._engines.learn_marks(engine)
-        await self._announce({"do": "publish", **change, "marks": marks})
+        fingerprints = await self._engines.learn_fingerprints(engine)
+        await self._announce({"do": "publish", **change, "fingerprints": fingerprints})
         now, latest = time.time(), self._engines.publishes()
         records = [
-            ServedPolicy(url, policy.version, policy.model, now, mark)
-            for url, mark in marks.items()
+            ServedPolicy(url, policy.version, policy.model, now, fingerprint)
+            for url, fingerprint in fingerprints.items()
             if latest.get(url) == publishes[url]
         ]
         try:
@@ -138,7 +140,9 @@ class Governor:
         if added is None:
             return
         change = {"url": added.upstream.base, "version": version, "at": _now()}
-        await self._announce({"do": "add_engine", **change, "mark": await added.serves.learn()})
+        await self._announce(
+            {"do": "add_engine", **change, "weights_fingerprint": await added.serves.learn()}
+        )
 
     async def remove_engine(self, name: str) -> None:
         """Raises ``KeyError`` and ``ValueError`` as :meth:`EnginePool.take_out` does."""
@@ -235,19 +239,24 @@ class Governor:
                 "version": version,
                 "model": model,
                 "engine": engine,
-                "marks": marks,
+                "fingerprints": fingerprints,
             }:
                 if engine is None or version > self._gate.version:
                     self._gate.publish(Policy(version, model), back=True)
                 with contextlib.suppress(KeyError):  # It has been removed since.
-                    self._engines.published(version, engine, marks)
+                    self._engines.published(version, engine, fingerprints)
             case {"do": "pause"}:
                 self._gate.pause()
             case {"do": "resume"}:
                 self._gate.resume()
-            case {"do": "add_engine", "url": url, "version": version, "mark": mark}:
-                if await self._engines.add(url, version, mark) is None:
-                    self._engines.published(version, url, {url: mark})
+            case {
+                "do": "add_engine",
+                "url": url,
+                "version": version,
+                "weights_fingerprint": fingerprint,
+            }:
+                if await self._engines.add(url, version, fingerprint) is None:
+                    self._engines.published(version, url, {url: fingerprint})
             case {"do": "remove_engine", "url": url}:
                 await self._remove(url)
 

@@ -101,7 +101,7 @@ def started(talker: Talker) -> Iterator[Any]:
 async def announce(pool: EnginePool, version: int) -> None:
     pool.gate.publish(Policy(version), back=True)
     pool.published(version)
-    await pool.learn_marks()
+    await pool.learn_fingerprints()
 
 
 def test_a_vllm_is_held_to_the_version_that_it_was_stamped_with(talker: Talker) -> None:
@@ -214,7 +214,7 @@ def test_a_publish_that_is_overtaken_is_not_what_a_restarted_proxy_begins_with(
     held.set()
     slow.join()
     (served,) = bench.reader.served().values()
-    assert (served.version, served.mark) == (1, "1")
+    assert (served.version, served.weights_fingerprint) == (1, "1")
 
 
 def test_a_change_before_its_publish_arrives_is_undone_by_it(talker: Talker) -> None:
