@@ -19,6 +19,8 @@ from urllib.parse import quote, unquote, urlsplit
 
 import httptools
 
+from bridle.errors import BridleError
+
 Follower = Callable[[bytes], "asyncio.Future[Any] | None"]
 """Takes the bytes of one read; returns what to wait for before more is read, if anything."""
 
@@ -27,16 +29,22 @@ _IDLE_S: Final = 4.0
 """Shorter than uvicorn's 5 s, so that we close idle connections before the engine does."""
 
 
-class ConnectionFailed(Exception):
+class ConnectionFailed(BridleError):
     """No connection to the engine could be made."""
 
+    retryable = True
 
-class ConnectionBroke(Exception):
+
+class ConnectionBroke(BridleError):
     """The connection ended, or stopped making sense, before the reply was whole."""
 
+    retryable = True
 
-class ConnectionEpochOver(Exception):
+
+class ConnectionEpochOver(BridleError):
     """Connections to the engine were lost meanwhile, all of them; nothing has been sent."""
+
+    retryable = True
 
 
 class EngineReplied:

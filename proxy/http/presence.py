@@ -7,6 +7,8 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from types import TracebackType
 from typing import Any, Final
 
+from bridle.errors import BridleError
+
 AsgiMessage = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[AsgiMessage]]
 
@@ -15,7 +17,7 @@ _UNWATCHED_S: Final = 0.05
 fast engine are whole by then, and a task for each of them would cost more than it could save."""
 
 
-class ClientGone(Exception):
+class ClientGone(BridleError):
     """The client closed its connection before its reply was complete."""
 
 
