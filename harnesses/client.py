@@ -10,12 +10,13 @@ from typing import Any, Self, TypeVar
 import httpx
 import msgspec
 
+from bridle.errors import BridleError
 from bridle.harnesses.tasks.task import Task
 
 Answer = TypeVar("Answer")
 
 
-class ControlError(Exception):
+class ControlError(BridleError):
     """The proxy refused a control request, or is none; the message holds its status and words."""
 
     def __init__(self, status: int, message: str) -> None:
@@ -23,8 +24,10 @@ class ControlError(Exception):
         self.status = status
 
 
-class ProxyUnreachable(ConnectionError):
+class ProxyUnreachable(BridleError, ConnectionError):
     """No answer from the proxy, one that cannot be read, or a 5xx one: trying again may help."""
+
+    retryable = True
 
 
 class ProxySilent(ProxyUnreachable):
