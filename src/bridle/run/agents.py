@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from bridle.cli.terminal import fail
+from bridle.errors import UsageError
 from bridle.harnesses.adapters.base import Adapter
 from bridle.harnesses.adapters.claude_code import ClaudeCode
 from bridle.harnesses.adapters.codex import Codex
@@ -51,7 +52,7 @@ VERIFIERS: dict[str, type[Any]] = {
 }
 
 
-class UnknownAgent(ValueError):
+class UnknownAgent(UsageError, ValueError):
     """The command line names something that is not there; the message says what is."""
 
 

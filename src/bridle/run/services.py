@@ -15,13 +15,14 @@ from typing import IO, Self
 
 import orjson
 
+from bridle.errors import BridleError
 from bridle.run.serving import LAUNCHER_VARIABLE
 
 START_TIMEOUT_S = 180.0
 STOP_TIMEOUT_S = 20.0
 
 
-class ServiceFailed(RuntimeError):
+class ServiceFailed(BridleError):
     """A child process did not come up; the message ends with the last lines of its log."""
 
 

@@ -11,6 +11,8 @@ from typing import Any, Final, TypeVar, get_type_hints
 import msgspec
 import typer
 
+from bridle.errors import UsageError
+
 Settings = TypeVar("Settings")
 
 COMPUTE: Final = {name: f"compute.{name}" for name in ("device", "precision", "recompute")}
@@ -39,7 +41,7 @@ SFT: Final = {
 """The settings that are options too, by the options' names."""
 
 
-class SettingsError(ValueError):
+class SettingsError(UsageError, ValueError):
     """The file cannot be read, or says something that is no setting; the message names it."""
 
 

@@ -14,6 +14,7 @@ from bridle.cli.options import EngineKind
 from bridle.engine.contract import contract
 from bridle.engine.contract.client import EngineClient
 from bridle.engine.vllm import VllmControl
+from bridle.errors import BridleError
 from bridle.run.config import API_KEY_VARIABLE, VLLM_KEY_VARIABLE
 from bridle.run.services import Service
 
@@ -22,8 +23,10 @@ VLLM_START_S = 900.0
 """vLLM starts in a minute on an idle machine; it may be given a busy one."""
 
 
-class StackError(RuntimeError):
+class StackError(BridleError):
     """Engine or proxy gave no answer, or refused; the message names which, and where."""
+
+    retryable = True
 
 
 @dataclass(frozen=True, slots=True)
