@@ -9,7 +9,7 @@ from bridle.bench.commands import harnesses as bench_harnesses
 from bridle.bench.commands import proxy as bench_proxy
 from bridle.bench.commands import store as bench_store
 from bridle.bench.commands import vllm as bench_vllm
-from bridle.run.serving import leave_on_sigterm
+from bridle.cli.serving import leave_on_sigterm
 
 app = typer.Typer(help="Measure.", no_args_is_help=True)
 

@@ -16,10 +16,11 @@ from typing import IO, Self
 import orjson
 
 from bridle.errors import BridleError
-from bridle.run.serving import LAUNCHER_VARIABLE
 
 START_TIMEOUT_S = 180.0
 STOP_TIMEOUT_S = 20.0
+LAUNCHER_VARIABLE = "BRIDLE_LAUNCHER"
+"""Holds the process id of the command that runs a service for itself."""
 
 
 class ServiceFailed(BridleError):

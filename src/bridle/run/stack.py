@@ -10,12 +10,11 @@ from typing import Any
 
 import httpx
 
-from bridle.cli.options import EngineKind
 from bridle.engine.contract import contract
 from bridle.engine.contract.client import EngineClient
 from bridle.engine.vllm import VllmControl
 from bridle.errors import BridleError
-from bridle.run.config import API_KEY_VARIABLE, VLLM_KEY_VARIABLE
+from bridle.run.environment import API_KEY_VARIABLE, VLLM_KEY_VARIABLE, EngineKind
 from bridle.run.services import Service
 
 MODEL = "policy"
