@@ -9,7 +9,7 @@ from bridle.harnesses.tasks.task import load_module
 
 _PLACES = (
     Path(__file__).with_name("_examples"),
-    Path(__file__).resolve().parents[2] / "examples",
+    Path(__file__).resolve().parents[3] / "examples",
 )
 
 
