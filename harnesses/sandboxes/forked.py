@@ -74,7 +74,7 @@ class ForkedSandbox:
             argv = (self._python, *argv)
         if len(argv) < 2 or argv[0] != self._python:
             raise NotLaunchable(
-                f"a warm sandbox runs Python scripts of {self._python}, not {launch.argv[:2]}"
+                f"a forked sandbox runs Python scripts of {self._python}, not {launch.argv[:2]}"
             )
         script = Path(argv[1])
         if not script.is_file():  # noqa: ASYNC240 - one stat of a local file
@@ -218,7 +218,7 @@ class _Zygote:
         if greeting["threads"] > 1:
             raise NotLaunchable(
                 f"importing the agent's libraries started {greeting['threads'] - 1} threads, "
-                "which a forked copy would lack; use the local sandbox for this agent"
+                "which a forked copy would lack; use the process sandbox for this agent"
             )
 
     def fork(self, request: dict[str, Any]) -> _Child:

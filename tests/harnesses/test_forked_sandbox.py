@@ -247,7 +247,7 @@ async def test_a_library_that_starts_threads_is_refused_with_the_way_out(
     sandbox = ForkedSandbox(["busy_library"])
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(site))
-        with pytest.raises(NotLaunchable, match=r"1 threads.*local sandbox"):
+        with pytest.raises(NotLaunchable, match=r"1 threads.*process sandbox"):
             await sandbox.run(make_launch(sys.executable, str(script)))
     await sandbox.close()
 

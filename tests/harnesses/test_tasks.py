@@ -85,7 +85,7 @@ def test_a_source_is_a_file_or_a_function_and_may_be_cut_to_a_split(tmp_path: Pa
         ("missing.py:make", "does not exist"),
         ("no.such.module:make", "cannot import"),
         ("bridle.harnesses.tasks:nothing", "has no 'nothing'"),
-        ("whatever", "neither"),
+        ("whatever", "is not FILE.jsonl"),
     ],
 )
 def test_a_source_that_does_not_exist_says_so(source: str, why: str) -> None:

@@ -16,7 +16,7 @@ from bridle.run.config import RunConfig
 from bridle.run.holding import LOCK, hold
 from bridle.run.rollouts import Rollouts
 from bridle.run.stack import MODEL, stack
-from bridle.run.training import TrainingPlan, newest_policy, require_devices
+from bridle.run.training import TrainingPlan, newest_policy, require_devices, require_parts
 from bridle.run.training import train as train_plan
 from bridle.store.reading.queries import Reader
 from bridle.store.records import RunRecord, new_id
@@ -61,6 +61,7 @@ def train(
     tasks = shuffled_tasks(config.tasks.source, config.tasks.split, training.seed)
     policy = Path(config.policy.model)
     check_policy(policy)
+    require_parts(training)
     require_devices(training)
     Tokenizer(policy)
     require_launchable(adapter, tasks[0], RolloutSettings(directory=directory / "sessions"))
