@@ -53,7 +53,7 @@ def measure(sessions: int = 5) -> dict[str, Any]:
                 proxy = ProxyServer(settings)
                 proxy.start()
             finally:
-                threading.setprofile(None)  # type: ignore[arg-type]
+                threading.setprofile(None)
             try:
                 with httpx.Client(base_url=proxy.base_url, timeout=60, trust_env=False) as client:
                     found = [_second_call(client, entries, n) for n in range(_WARM_UP + sessions)]

@@ -41,11 +41,12 @@ def test_the_continuation_bench_measures_both_ways(
     assert "through the proxy" in bridle("bench", "continuation").output
 
 
-def test_the_path_bench_counts_the_same_for_every_session(
+def test_the_path_bench_counts_the_proxys_own_functions(
     bridle: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first, second = path.measure(2), path.measure(2)
-    assert first == second
+    first, second = path.measure(3), path.measure(3)
+    assert first["modules"] == second["modules"]
+    assert first["python_calls"] == pytest.approx(second["python_calls"], rel=0.02)
     assert first["python_calls"] == sum(first["by_module"].values()) > first["hops"]
     assert first["modules"] == len(first["by_module"])
     assert "proxy/app.py" in first["by_module"]
