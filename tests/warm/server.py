@@ -99,7 +99,9 @@ def main(address: str, client: str) -> None:
             if not pid:
                 break
             with contextlib.suppress(OSError), clients.pop(pid) as connection:
-                connection.sendall(os.waitstatus_to_exitcode(status).to_bytes(4, "big", signed=True))
+                connection.sendall(
+                    os.waitstatus_to_exitcode(status).to_bytes(4, "big", signed=True)
+                )
 
 
 def receive(connection: socket.socket) -> tuple[dict[str, Any] | None, list[int]]:
@@ -153,7 +155,7 @@ def become(
             print(stop.code, file=sys.stderr)
     except KeyboardInterrupt:
         code = -signal.SIGINT
-    except BaseException:
+    except BaseException:  # noqa: BLE001 - reported as an interpreter does
         sys.excepthook(*sys.exc_info())
     leave(code)
 

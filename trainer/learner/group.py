@@ -47,6 +47,9 @@ from bridle.trainer.sft.update import SftUpdate
 
 Settings = GrpoConfig | SftConfig
 
+_START_METHOD: Final = "forkserver"
+"""Its server imports torch once and never touches a device: processes forked from it start in
+milliseconds."""
 LOOPBACK: Final = "lo"
 """Linux's name of the interface through which they find each other; nobody else reaches it."""
 OTHERS_FINISH_S: Final = 10.0
@@ -147,8 +150,8 @@ class LearnerGroup:
         self._end()
 
     def _start(self) -> None:
-        forking = multiprocessing.get_context("forkserver")
-        forking.set_forkserver_preload([__name__])
+        forking = multiprocessing.get_context(_START_METHOD)
+        multiprocessing.set_forkserver_preload([__name__])
         for rank, device in enumerate(self._devices):
             ours, theirs = forking.Pipe()
             store = Path(self._meeting.name) / "store"
