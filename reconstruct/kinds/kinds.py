@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import NamedTuple
 
+from bridle.reconstruct.conversation import digests, new_messages, offers_tools, own_tools, repeats
 from bridle.store.reading.queries import CallRow
 from bridle.store.reading.summaries import SUMMARY_LENGTH
 from bridle.store.records import BreakReason, CallKind, CallStatus
@@ -115,11 +116,11 @@ class _Line:
     @property
     def head(self) -> tuple[str, str]:
         """Digests of the instructions and of the tools that it began with."""
-        return _head(self.root)
+        return digests(self.root)
 
     @property
     def uses_tools(self) -> bool:
-        return bool(self.root.conversation.get("tools"))
+        return bool(own_tools(self.root))
 
     def give(self, verdict: Verdict, verdicts: dict[str, Verdict]) -> None:
         for call in self.calls:
@@ -195,10 +196,10 @@ class _Written:
         """The calls whose reply ``call`` has as a summary."""
         if not self._replies:
             return set()
-        tail = call.conversation.get("tail") or ()
+        tail = new_messages(call) or ()
         found: set[str] = set()
         for role in ("user", "system", "assistant"):
-            asked = _Asked(_head(call), begins, role == "assistant")
+            asked = _Asked(digests(call), begins, role == "assistant")
             for text in _texts(tail, (role,)):
                 if len(text) >= SUMMARY_LENGTH:
                     found |= self._quoted(text, asked)
@@ -222,8 +223,8 @@ class _Asked(NamedTuple):
     """It stands there as the assistant's own."""
 
     def allows(self, written: CallRow) -> bool:
-        alike = _head(written) == self.head
-        if self.begins and (alike or _offers_tools(written)):
+        alike = digests(written) == self.head
+        if self.begins and (alike or offers_tools(written)):
             return False  # An answer that was pasted, for all we know.
         return not (self.spoken and alike)
 
@@ -269,21 +270,8 @@ def _asked_alike(summarisers: Sequence[CallRow], calls: Sequence[CallRow]) -> se
     }
 
 
-def _offers_tools(call: CallRow) -> bool:
-    """Whether the call had tools; one that continues another has that one's."""
-    base = (call.conversation.get("lineage") or {}).get("base")
-    return base is not None or bool(call.conversation.get("tools"))
-
-
 def _last_given(call: CallRow) -> str:
-    tail = call.conversation.get("tail") or ()
-    return next(reversed(list(_given(tail))), call.id)
-
-
-def _head(call: CallRow) -> tuple[str, str]:
-    """Digests of the instructions and of the tools."""
-    lineage = call.conversation.get("lineage") or {}
-    return str(lineage.get("system")), str(lineage.get("tools"))
+    return next(reversed(list(_given(new_messages(call) or ()))), call.id)
 
 
 def _given(messages: Iterable[Mapping[str, object]]) -> Iterable[str]:
@@ -306,7 +294,7 @@ def _delegated(lines: Sequence[_Line]) -> Iterable[tuple[_Line, Verdict]]:
     calls = [(call, line) for line in lines for call in line.calls]
     for call, line in sorted(calls, key=lambda pair: pair[0].started_at):
         if call is line.root and call.parent_call_id is None:
-            given = [text.strip() for text in _given(call.conversation.get("tail") or ())]
+            given = [text.strip() for text in _given(new_messages(call) or ())]
             for other, delegating, role in (asked[text] for text in given if text in asked):
                 if other is not line:
                     evidence = f"its task is an argument of a tool call of {delegating.id}"
@@ -335,7 +323,7 @@ def _replaced(calls: Sequence[CallRow]) -> set[str]:
     bad = {call.id for call in calls if call.status is not CallStatus.COMPLETE}
     if not bad:
         return bad
-    return bad & {(call.conversation.get("lineage") or {}).get("retry_of") for call in calls}
+    return {call_id for call in calls if (call_id := repeats(call)) in bad and call_id is not None}
 
 
 def _aside(line: _Line, lines: Sequence[_Line], worked: Sequence[_Line]) -> str | None:
@@ -380,14 +368,9 @@ def _settle(lines: Sequence[_Line], verdicts: dict[str, Verdict]) -> None:
             line.give(Verdict(CallKind.MAIN, "every conversation has the same head"), verdicts)
     heads = {line.head[0] for line in begun if _kind(verdicts, line.calls[-1]) is CallKind.MAIN}
     for line in resumed:
-        if any(_system(call) in heads for call in line.calls[1:]):
+        if any(digests(call)[0] in heads for call in line.calls[1:]):
             line.give(Verdict(CallKind.MAIN, "it goes on from a summary"), verdicts)
 
 
 def _kind(verdicts: Mapping[str, Verdict], call: CallRow) -> CallKind:
     return verdicts.get(call.id, _UNKNOWN).kind
-
-
-def _system(call: CallRow) -> str:
-    """Digest of the call's instructions."""
-    return str((call.conversation.get("lineage") or {}).get("system"))
