@@ -1,4 +1,4 @@
-"""What each builder makes of the same recorded sessions, counted: ``bridle ablate``.
+"""``bridle ablate``: the yield and the cost of each builder on the same recorded sessions.
 
 ``tree`` is counted as this trainer runs it: a session's forest in one packed row, shared prefixes
 once. ``merged`` and ``per_call`` are counted as their trainers run them: a row per sample, rows
@@ -18,9 +18,10 @@ from typing import Any, Final
 import numpy as np
 
 from bridle.reconstruct.samples.builders import BUILDERS, build
-from bridle.reconstruct.samples.policy import DEFAULT_POLICY, TrainablePolicy
+from bridle.reconstruct.samples.rules import DEFAULT_RULES, SampleRules
 from bridle.reconstruct.samples.sample import Sample
-from bridle.reconstruct.session import BrokenTree, SessionTree
+from bridle.reconstruct.session import LoadedSession
+from bridle.reconstruct.tree import BrokenTree
 from bridle.store.reading.queries import Reader
 
 PACKED: Final = "tree"
@@ -36,14 +37,14 @@ class BuilderCount:
     """Rows that are padded to a common length."""
     samples: int = 0
     rows: int = 0
-    """What the trainer lays side by side: samples, or packed sessions."""
+    """Rows of a batch: samples, or packed sessions."""
     tokens_trained: int = 0
     tokens_in_samples: int = 0
     """The lengths of all samples, shared prefixes counted each time."""
     tokens_unique: int = 0
-    """What remains of them when every shared prefix is counted once."""
+    """The same, with every shared prefix counted once."""
     tokens_repeated: int = 0
-    """Run through the model again although another row has run them: 0 when packed."""
+    """Prefix tokens that run through the model in more than one row: 0 when packed."""
     padding: int = 0
     _lengths: list[int] = field(default_factory=list)
 
@@ -71,7 +72,7 @@ class BuilderCount:
 
     @property
     def tokens_processed(self) -> int:
-        """What one pass over the data runs through the model."""
+        """Tokens that one pass over the data runs through the model."""
         return self.tokens_unique + self.tokens_repeated + self.padding
 
 
@@ -122,29 +123,28 @@ class Ablation:
 
 def ablate(
     reader: Reader,
-    policy: TrainablePolicy = DEFAULT_POLICY,
+    rules: SampleRules = DEFAULT_RULES,
     *,
     batch_rows: int = 8,
     rows_per_update: int = 32,
     **filters: Any,
 ) -> Ablation:
     """Counts every builder over the sessions that match ``filters`` (those of
-    ``Reader.sessions``), one session in memory at a time."""
+    ``Reader.sessions``)."""
     result = Ablation({name: BuilderCount(name, batch_rows) for name in BUILDERS}, rows_per_update)
-    for session in reader.sessions(**filters):
+    for session in LoadedSession.stream(reader, reader.sessions(**filters)):
         try:
-            tree = SessionTree.load(reader, session.id)
+            built = {name: build(session, rules, name).samples for name in BUILDERS}
         except BrokenTree:
             result.left_out["session_broken"] += 1
             continue
         result.sessions += 1
-        result.calls += len(tree.calls)
+        result.calls += len(session.calls)
         result.breaks.update(
-            call.break_reason.value for call in tree.calls.values() if call.break_reason is not None
+            call.break_reason.value for call in session.calls if call.break_reason is not None
         )
-        for name, count in result.builders.items():
-            samples = build(tree, policy, name).samples
-            count.add(samples, unique_tokens(samples))
+        for name, samples in built.items():
+            result.builders[name].add(samples, unique_tokens(samples))
     for count in result.builders.values():
         count.flush()
     return result

@@ -1,4 +1,6 @@
-"""The one place that reads ``calls.conversation``: what a call was asked, and what it continues.
+"""What a call was asked and what it continues; whole conversations put together from that.
+
+This is the one module that reads ``calls.conversation``.
 
 The proxy keeps with a call the chat messages that come after the reply that it continues (the
 ``tail``), the tools where they differ from that call's, digests of its instructions and tools, and
@@ -9,6 +11,7 @@ the tail is the whole conversation. The first choice's reply is ``calls.message`
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from bridle.store.reading.queries import CallRow
@@ -21,6 +24,43 @@ class ReplyId(NamedTuple):
 
     call_id: str
     choice: int
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedMessage:
+    """A chat message of a conversation."""
+
+    message: Message
+    reply: ReplyId | None = None
+    """Where it was sampled; ``None`` for a message that the harness sent."""
+
+
+class IncompleteConversation(ValueError):
+    """The messages of a call were not recorded, or a call that it continues is missing."""
+
+
+def conversation(
+    calls: Mapping[str, CallRow], last: ReplyId
+) -> tuple[tuple[RecordedMessage, ...], tuple[Mapping[str, Any], ...]]:
+    """The messages up to and including one reply, and the tools.
+
+    Raises :class:`IncompleteConversation`.
+    """
+    pieces: list[list[RecordedMessage]] = []
+    tools: Sequence[Mapping[str, Any]] | None = None
+    seen: set[str] = set()
+    reply: ReplyId | None = last
+    while reply is not None:
+        call = calls.get(reply.call_id)
+        asked = None if call is None else new_messages(call)
+        if call is None or asked is None or call.id in seen or reply.choice >= len(replies(call)):
+            raise IncompleteConversation(f"the messages of call {reply.call_id} are not known")
+        seen.add(call.id)
+        pieces.append([RecordedMessage(message) for message in asked])
+        pieces[-1].append(RecordedMessage(replies(call)[reply.choice], reply))
+        tools = own_tools(call) if tools is None else tools
+        reply = base(call)
+    return tuple(message for piece in reversed(pieces) for message in piece), tuple(tools or ())
 
 
 def new_messages(call: CallRow) -> Sequence[Message] | None:

@@ -53,13 +53,15 @@ class Verdict:
     role: str | None = None
 
 
-def with_kinds(calls: Sequence[CallRow]) -> list[CallRow]:
-    """The calls of one session with their kinds filled in, in the same order."""
-    verdicts = classify(calls)
-    return [_told_apart(call, verdicts[call.id]) for call in calls]
+def with_kinds(
+    calls: Sequence[CallRow], verdicts: Mapping[str, Verdict] | None = None
+) -> list[CallRow]:
+    """The calls of one session with the kinds of :func:`classify`, in the same order."""
+    verdicts = classify(calls) if verdicts is None else verdicts
+    return [_with_kind(call, verdicts[call.id]) for call in calls]
 
 
-def _told_apart(call: CallRow, verdict: Verdict) -> CallRow:
+def _with_kind(call: CallRow, verdict: Verdict) -> CallRow:
     if call.kind_set is not None:
         return call.with_kind(verdict.kind, verdict.role)
     if call.kind is verdict.kind:

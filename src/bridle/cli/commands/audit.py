@@ -1,4 +1,4 @@
-"""``bridle audit``: does every sampled token go somewhere, and does the store hold together?"""
+"""``bridle audit``: is every sampled token accounted for, and does the store hold together?"""
 
 from __future__ import annotations
 
@@ -12,9 +12,11 @@ from rich.text import Text
 
 from bridle.cli.options import JsonOption, RunOption, StoreOption
 from bridle.cli.reading import nothing_found, one_session, reader, require_run
+from bridle.cli.rules import RulesOption, sample_rules
 from bridle.cli.terminal import out, print_json
 from bridle.reconstruct.audit import SessionAudit, audit_session
 from bridle.reconstruct.audit import audit as audit_sessions
+from bridle.reconstruct.samples.rules import SampleRules
 from bridle.store.reading.queries import Reader
 
 
@@ -22,14 +24,16 @@ def audit(
     store: StoreOption,
     session: Annotated[str | None, typer.Argument(help="Only this session.")] = None,
     run: RunOption = None,
-    bodies: Annotated[bool, typer.Option(help="Prove every recorded body as well.")] = False,
+    bodies: Annotated[bool, typer.Option(help="Verify every recorded body as well.")] = False,
+    rules: RulesOption = "{}",
     json: JsonOption = False,
 ) -> None:
     """Print the conservation table; exit with 1 when anything does not add up."""
+    chosen = sample_rules(rules)
     with reader(store) as source:
         require_run(source, run)
         total = _Total()
-        for audited in _audited(source, session, run, bodies):
+        for audited in _audited(source, session, run, chosen, bodies):
             total.add(audited)
         none = None if total.sessions else nothing_found(source)
     if json:
@@ -43,12 +47,12 @@ def audit(
 
 
 def _audited(
-    source: Reader, session: str | None, run: str | None, bodies: bool
+    source: Reader, session: str | None, run: str | None, rules: SampleRules, bodies: bool
 ) -> Iterator[SessionAudit]:
     if session is not None:
-        yield audit_session(source, one_session(source, session).id, bodies=bodies)
+        yield audit_session(source, one_session(source, session).id, rules, bodies=bodies)
     else:
-        yield from audit_sessions(source, bodies=bodies, run=run)
+        yield from audit_sessions(source, rules, bodies=bodies, run=run)
 
 
 class _Total:
