@@ -10,7 +10,7 @@ the tail is the whole conversation. The first choice's reply is ``calls.message`
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -71,6 +71,16 @@ def new_messages(call: CallRow) -> Sequence[Message] | None:
 def own_tools(call: CallRow) -> Sequence[Mapping[str, Any]] | None:
     """The call's tools; ``None`` where they are those of the call that it continues."""
     return call.conversation.get("tools")
+
+
+def texts(messages: Iterable[Message], *roles: str) -> Iterator[str]:
+    """The texts of the messages of these roles."""
+    for message in messages:
+        if message.get("role") not in roles:
+            continue
+        content = message.get("content")
+        parts = content if isinstance(content, list) else [{"text": content}]
+        yield from (str(part["text"]) for part in parts if part.get("text"))
 
 
 def replies(call: CallRow) -> list[Message]:

@@ -116,9 +116,11 @@ def _count(segment: Segment) -> int:
 
 
 def _ruling(decided: Mapping[ReplyId, Ruling], row: SpanRow) -> Ruling:
-    tokens = len(row.span.token_ids)
-    missing = Ruling(tokens, ((0, tokens, "call_missing"),))
-    return decided.get(ReplyId(row.span.call_id, row.choice or 0), missing)
+    ruling = decided.get(ReplyId(row.span.call_id, row.choice or 0))
+    if ruling is None:
+        tokens = len(row.span.token_ids)
+        return Ruling(tokens, ((0, tokens, "call_missing"),))
+    return ruling
 
 
 def plan_tree(tree: SessionTree) -> list[SamplePlan]:
@@ -216,7 +218,8 @@ def _account(
         ruling = _ruling(decided, row)
         seen, missing = shown.get(span_id, 0), length - trained.get(span_id, 0)
         captured += length
-        for counts, start, end in ((masked, 0, seen), (dropped, seen, length)):
+        parts = () if ruling.whole else ((masked, 0, seen), (dropped, seen, length))
+        for counts, start, end in parts:
             excluded = ruling.reasons(start, end)
             counts.update(excluded)
             missing -= excluded.total()
