@@ -10,18 +10,16 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from bridle.reconstruct.conversation import ReplyId
 from bridle.reconstruct.samples.builders import build, not_built
 from bridle.reconstruct.samples.rules import DEFAULT_RULES, SampleRules, rulings
 from bridle.reconstruct.samples.sample import Conservation, Sample
 from bridle.reconstruct.session import LoadedSession
-from bridle.reconstruct.tree import BrokenTree, SessionTree, version_ranges
+from bridle.reconstruct.tree import BrokenTree, Piece, SessionTree, version_ranges
 from bridle.store.errors import NotFound
 from bridle.store.reading.queries import CallRow, Reader, SpanRow
 from bridle.store.records import CallStatus, Span, SpanKind
@@ -212,26 +210,24 @@ def check_samples(
     session: LoadedSession, rules: SampleRules, samples: Sequence[Sample], found: Findings
 ) -> None:
     """Samples against the spans they claim to show: each allowed token is trained exactly once."""
-    tree, decided = session.tree, rulings(session, rules)
-    sampled = {row.span.id: row for row in tree.sampled()}
+    sampled = {row.span.id: row for row in session.tree.sampled()}
     trained = {key: np.zeros(len(row.span.token_ids), np.int32) for key, row in sampled.items()}
-    by_call: dict[str, list[Span]] = {}
-    for row in sampled.values():
-        by_call.setdefault(row.span.call_id, []).append(row.span)
     for number, sample in enumerate(samples):
         subject = f"sample {number} ({sample.leaf_call_id})"
-        if (sample.mask & (sample.calls < 0)).any():
-            found.add("mask_on_observed", subject, "trains a token that nobody sampled")
-        last: Span | None = None
-        for index, start, end in _stretches(sample.calls):
-            call_id = sample.call_ids[index]
-            last = _shown(sample, start, end, by_call.get(call_id, ()), trained)
-            if last is None:
-                found.add("sample_differs", subject, f"shows other tokens than call {call_id}")
-            else:
-                trained[last.id][: end - start] += sample.mask[start:end]
-        if last is not None and not np.array_equal(tree.ids(last), sample.token_ids):
-            found.add("sample_differs", subject, f"is not the path of span {last.id}")
+        rows = session.sampled.get(sample.leaf_call_id, ())
+        leaf = next((row for row in rows if (row.choice or 0) == sample.leaf_choice), None)
+        if leaf is None or leaf.span.end != len(sample.token_ids):
+            found.add("sample_differs", subject, "is no path of the tree")
+            continue
+        for piece in session.tree.branch(leaf):
+            span, at = piece.span, slice(piece.span.start, piece.span.start + piece.take)
+            if not _shows(sample, piece):
+                found.add("sample_differs", subject, f"shows other values than span {span.id}")
+            if span.kind is SpanKind.SAMPLED:
+                trained[span.id][: piece.take] += sample.mask[at]
+            elif sample.mask[at].any():
+                found.add("mask_on_observed", subject, "trains a token that nobody sampled")
+    decided = rulings(session, rules)
     for span_id, times in trained.items():
         row = sampled[span_id]
         ruling = decided.get(ReplyId(row.span.call_id, row.choice or 0))
@@ -245,48 +241,27 @@ def check_samples(
                 found.add(rule, span_id, f"{count} tokens")
     weight = sum(sample.weight for sample in samples)
     if samples and abs(weight - 1.0) > 1e-9:
-        found.add("weights_differ", tree.session_id, f"its samples weigh {weight}, not 1")
+        found.add("weights_differ", session.id, f"its samples weigh {weight}, not 1")
 
 
-def _stretches(calls: NDArray[np.int32]) -> Iterator[tuple[int, int, int]]:
-    """``(index, start, end)`` of each run of equal values that are not -1."""
-    borders = [0, *(np.flatnonzero(np.diff(calls)) + 1).tolist(), len(calls)]
-    for start, end in pairwise(borders):
-        if start < end and calls[start] >= 0:
-            yield int(calls[start]), start, end
-
-
-def _shown(
-    sample: Sample,
-    start: int,
-    end: int,
-    spans: Sequence[Span],
-    trained: Mapping[str, NDArray[np.int32]],
-) -> Span | None:
-    """The span that ``[start, end)`` of the sample shows; among equal ones one not yet trained."""
-    length, mask = end - start, sample.mask[start:end]
-    alike = [
-        span
-        for span in spans
-        if span.start == start
-        and len(span.token_ids) >= length
-        and np.array_equal(span.token_ids[:length], sample.token_ids[start:end])
-        and _same_scores(span, sample, start, length)
-    ]
-    fresh = [span for span in alike if not trained[span.id][:length][mask].any()]
-    return next(iter(fresh or alike), None)
-
-
-def _same_scores(span: Span, sample: Sample, start: int, length: int) -> bool:
+def _shows(sample: Sample, piece: Piece) -> bool:
+    """Whether a sample holds a piece's ids, logprobs, versions and call, bit for bit."""
+    span, take = piece.span, piece.take
+    at = slice(span.start, span.start + take)
+    if not np.array_equal(sample.token_ids[at], span.token_ids[:take]):
+        return False
+    if span.kind is not SpanKind.SAMPLED:
+        return bool((sample.calls[at] == -1).all())
+    if not all(sample.call_ids[index] == span.call_id for index in np.unique(sample.calls[at])):
+        return False
     if span.logprobs is not None and len(span.logprobs) == len(span.token_ids):
-        shown = np.ascontiguousarray(sample.logprobs[start : start + length])
-        if shown.tobytes() != np.ascontiguousarray(span.logprobs[:length]).tobytes():
+        shown = np.ascontiguousarray(sample.logprobs[at])
+        if shown.tobytes() != np.ascontiguousarray(span.logprobs[:take]).tobytes():
             return False
-    for low, high, run in version_ranges(span):
-        part = sample.versions[start + low : start + min(high, length)]
-        if not (part == run.version).all():
-            return False
-    return True
+    return all(
+        (sample.versions[at][start : min(end, take)] == run.version).all()
+        for start, end, run in version_ranges(span)
+    )
 
 
 def _check_bodies(session: LoadedSession, found: Findings) -> None:

@@ -27,24 +27,20 @@ class Piece:
 
     row: SpanRow
     take: int
+    trains: tuple[tuple[int, int], ...] = ()
+    """``[start, end)`` within the span: the tokens that a sample of this branch trains."""
 
     @property
     def span(self) -> Span:
         return self.row.span
 
-
-@dataclass(frozen=True, slots=True)
-class Branch:
-    """A path through the tree, root first, ending with all of a sampled span."""
-
-    pieces: tuple[Piece, ...]
-    leaf: CallRow
-    """The call that sampled the last piece."""
-
     @property
-    def length(self) -> int:
-        """Tokens of the whole path."""
-        return self.pieces[-1].span.start + self.pieces[-1].take
+    def trained(self) -> int:
+        return sum(end - start for start, end in self.trains)
+
+
+Branch = tuple[Piece, ...]
+"""A path through the tree, root first, that ends with all of a sampled span."""
 
 
 class SessionTree:
@@ -72,15 +68,12 @@ class SessionTree:
 
         Spans outside the tree (``bridle.store.tree.DETACHED``) are on none.
         """
-        order = {call_id: index for index, call_id in enumerate(self.calls)}
-        leaves = [row for row in self._leaves() if row.span.call_id in order]
-        leaves.sort(key=lambda row: (order[row.span.call_id], row.choice or 0))
-        return [self.branch(row) for row in leaves]
+        leaves = {row.span.id for row in self._leaves()}
+        return [self.branch(row) for row in self.attached() if row.span.id in leaves]
 
     def branch(self, leaf: SpanRow) -> Branch:
         """The path that ends with all of ``leaf``'s tokens."""
-        pieces = self.path(leaf.span.id, leaf.span.end)
-        return Branch(tuple(pieces), self.calls[leaf.span.call_id])
+        return tuple(self.path(leaf.span.id, leaf.span.end))
 
     def path(self, span_id: str | None, length: int) -> list[Piece]:
         """The pieces of the first ``length`` tokens of a span's path, root first.
@@ -107,11 +100,9 @@ class SessionTree:
         """``uint32[P]``: the prompt of a call; ``None`` when the engine did not report it."""
         if call.prompt_tokens is None:
             return None
-        return _joined(self.path(call.prompt_span_id, call.prompt_tokens))
-
-    def ids(self, span: Span) -> TokenIds:
-        """``uint32[span.end]``: the whole path that ends with all of ``span``."""
-        return _joined(self.path(span.id, span.end))
+        pieces = self.path(call.prompt_span_id, call.prompt_tokens)
+        ids = [piece.span.token_ids[: piece.take] for piece in pieces]
+        return np.concatenate(ids) if ids else np.empty(0, dtype=np.uint32)
 
     def sampled(self) -> list[SpanRow]:
         """Every sampled span with tokens, detached ones included, calls in order."""
@@ -119,6 +110,11 @@ class SessionTree:
         order = {call_id: index for index, call_id in enumerate(self.calls)}
         found = [row for row in found if len(row.span.token_ids)]
         return sorted(found, key=lambda r: (order.get(r.span.call_id, -1), r.choice or 0))
+
+    def attached(self) -> list[SpanRow]:
+        """The sampled spans that a branch can end with: those in the tree whose call is known."""
+        found = (row for row in self.sampled() if row.span.start != DETACHED)
+        return [row for row in found if row.span.call_id in self.calls]
 
     def _leaves(self) -> list[SpanRow]:
         """Sampled spans whose last token is on no branch of a call below them."""
@@ -159,12 +155,6 @@ class SessionTree:
                 f"the prompt of call {call.id} has {call.prompt_tokens} tokens, which do not end "
                 f"in span {call.prompt_span_id}"
             )
-
-
-def _joined(pieces: Sequence[Piece]) -> TokenIds:
-    if not pieces:
-        return np.empty(0, dtype=np.uint32)
-    return np.concatenate([piece.span.token_ids[: piece.take] for piece in pieces])
 
 
 def version_ranges(span: Span) -> list[tuple[int, int, VersionRun]]:

@@ -49,8 +49,7 @@ def export_parquet(
             built = build(session, selection.rules, builder)
             if not built.samples:
                 report.leave_out("session_without_trained_tokens")
-            report.untrained.update(built.conservation.masked)
-            report.untrained.update(built.conservation.dropped)
+            report.untrained.update(built.conservation.untrained)
             written = []
             for sample in built.samples:
                 tokens = int(np.count_nonzero(sample.mask))
@@ -91,19 +90,12 @@ def _trained(session: LoadedSession, samples: Sequence[Sample]) -> list[CallRow]
 
 
 def _sample(row: dict[str, Any]) -> Sample:
-    def array(name: str, dtype: Any) -> Any:
-        return row[name].values.to_numpy(zero_copy_only=False).astype(dtype, copy=False)
-
-    return Sample(
-        session_id=row["session_id"].as_py(),
-        leaf_call_id=row["leaf_call_id"].as_py(),
-        kind=CallKind(row["kind"].as_py()),
-        role=row["role"].as_py(),
-        token_ids=array("token_ids", np.uint32),
-        mask=array("mask", np.bool_),
-        logprobs=array("logprobs", np.float32),
-        versions=array("versions", np.int64),
-        calls=array("calls", np.int32),
-        call_ids=tuple(row["call_ids"].as_py()),
-        weight=row["weight"].as_py(),
-    )
+    values = {name: row[name] for name, _ in SAMPLE_COLUMNS}
+    arrays = {
+        name: value.values.to_numpy(zero_copy_only=False)
+        for name, value in values.items()
+        if name in ("token_ids", "mask", "logprobs", "versions", "calls")
+    }
+    plain = {name: value.as_py() for name, value in values.items() if name not in arrays}
+    plain |= {"kind": CallKind(plain["kind"]), "call_ids": tuple(plain["call_ids"])}
+    return Sample(**plain, **arrays)

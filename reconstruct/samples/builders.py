@@ -16,46 +16,28 @@ its share of the session's trained tokens, so that a session weighs 1 and its to
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from bridle.reconstruct.conversation import ReplyId
 from bridle.reconstruct.samples.rules import Ruling, SampleRules, rulings
 from bridle.reconstruct.samples.sample import Conservation, Sample
 from bridle.reconstruct.session import LoadedSession
 from bridle.reconstruct.tree import Branch, Piece, SessionTree, version_ranges
-from bridle.store.reading.queries import CallRow, SpanRow
-from bridle.store.records import Span, SpanKind
-from bridle.store.tree import DETACHED
+from bridle.store.reading.queries import SpanRow
+from bridle.store.records import SpanKind
 
 BUILDER_VERSION: Final = 2
 """Changes when the same session and rules would give other samples."""
 
 
-@dataclass(frozen=True, slots=True)
-class SamplePlan:
-    """A sample to be: a branch, and where in its spans the sample begins to train."""
-
-    branch: Branch
-    trains_from: Mapping[str, int]
-    """By span: tokens from here on are this sample's, as far as its branch reaches; an earlier
-    sample, or none, trains the others."""
-
-
-Builder = Callable[[SessionTree], list[SamplePlan]]
-
-
-@dataclass(frozen=True, slots=True)
-class Segment:
-    """A piece of a branch, and which of its tokens the sample trains."""
-
-    piece: Piece
-    trains: tuple[tuple[int, int], ...] = ()
-    """``[start, end)`` within the span."""
+SamplePlans = Iterable[tuple[Branch, Mapping[str, int]]]
+"""A branch for each sample; by span, the token from which on this sample trains it, as far as the
+branch reaches. Spans that are not named are context."""
+Builder = Callable[[SessionTree], SamplePlans]
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +46,7 @@ class Built:
 
     samples: tuple[Sample, ...]
     conservation: Conservation
-    segments: tuple[tuple[Segment, ...], ...]
+    branches: tuple[Branch, ...]
     """Of each sample."""
 
 
@@ -74,27 +56,25 @@ def build(session: LoadedSession, rules: SampleRules, builder: str = "tree") -> 
     Raises :class:`bridle.reconstruct.tree.BrokenTree`, and ``KeyError`` for an unknown builder.
     """
     tree, decided = session.tree, rulings(session, rules)
-    kept: list[tuple[Segment, ...]] = []
+    branches: list[Branch] = []
     shown: dict[str, int] = {}
     trained: dict[str, int] = {}
-    leaves: list[CallRow] = []
-    for plan in BUILDERS[builder](tree):
-        segments = [_segment(piece, plan, decided) for piece in plan.branch.pieces]
-        if not any(segment.trains for segment in segments):
+    for path, starts in BUILDERS[builder](tree):
+        branch = tuple(_with_trained(piece, starts.get(piece.span.id), decided) for piece in path)
+        if not any(piece.trains for piece in branch):
             continue
-        kept.append(tuple(segments))
-        leaves.append(plan.branch.leaf)
-        for segment in segments:
-            span = segment.piece.span
+        branches.append(branch)
+        for piece in branch:
+            span = piece.span
             if span.kind is SpanKind.SAMPLED:
-                shown[span.id] = max(shown.get(span.id, 0), segment.piece.take)
-                trained[span.id] = trained.get(span.id, 0) + _count(segment)
+                shown[span.id] = max(shown.get(span.id, 0), piece.take)
+                trained[span.id] = trained.get(span.id, 0) + piece.trained
     total = sum(trained.values())
     samples = tuple(
-        assemble(leaf, segments, sum(map(_count, segments)) / total)
-        for leaf, segments in zip(leaves, kept, strict=True)
+        assemble(tree, branch, sum(piece.trained for piece in branch) / total)
+        for branch in branches
     )
-    return Built(samples, _account(tree, decided, shown, trained), tuple(kept))
+    return Built(samples, _account(tree, decided, shown, trained), tuple(branches))
 
 
 def not_built(session: LoadedSession) -> Conservation:
@@ -103,16 +83,10 @@ def not_built(session: LoadedSession) -> Conservation:
     return Conservation(captured, 0, dropped={"tree_broken": captured} if captured else {})
 
 
-def _segment(piece: Piece, plan: SamplePlan, decided: Mapping[ReplyId, Ruling]) -> Segment:
-    start = plan.trains_from.get(piece.span.id)
+def _with_trained(piece: Piece, start: int | None, decided: Mapping[ReplyId, Ruling]) -> Piece:
     if start is None:
-        return Segment(piece)
-    ruling = _ruling(decided, piece.row)
-    return Segment(piece, ruling.ranges(start, piece.take))
-
-
-def _count(segment: Segment) -> int:
-    return sum(end - start for start, end in segment.trains)
+        return piece
+    return Piece(piece.row, piece.take, _ruling(decided, piece.row).ranges(start, piece.take))
 
 
 def _ruling(decided: Mapping[ReplyId, Ruling], row: SpanRow) -> Ruling:
@@ -123,35 +97,33 @@ def _ruling(decided: Mapping[ReplyId, Ruling], row: SpanRow) -> Ruling:
     return ruling
 
 
-def plan_tree(tree: SessionTree) -> list[SamplePlan]:
+def plan_tree(tree: SessionTree) -> SamplePlans:
     """Every branch; a shared sampled token belongs to the first branch that reaches it."""
     reached: dict[str, int] = {}
-    plans: list[SamplePlan] = []
     for branch in tree.branches():
         starts: dict[str, int] = {}
-        for piece in branch.pieces:
+        for piece in branch:
             before = reached.get(piece.span.id, 0)
             if piece.span.kind is SpanKind.SAMPLED and piece.take > before:
                 starts[piece.span.id] = before
                 reached[piece.span.id] = piece.take
-        plans.append(SamplePlan(branch, starts))
-    return plans
+        yield branch, starts
 
 
-def plan_merged(tree: SessionTree) -> list[SamplePlan]:
+def plan_merged(tree: SessionTree) -> SamplePlans:
     """One sample per unbroken chain of calls."""
     chains: dict[str, tuple[SpanRow, dict[str, int]]] = {}
-    for row in _attached(tree):
+    for row in tree.attached():
         above = _continues(tree, row)
         _, starts = chains.pop(above, (row, {})) if above is not None else (row, {})
         starts[row.span.id] = 0
         chains[row.span.id] = (row, starts)
-    return [SamplePlan(tree.branch(row), starts) for row, starts in chains.values()]
+    return [(tree.branch(row), starts) for row, starts in chains.values()]
 
 
-def plan_per_call(tree: SessionTree) -> list[SamplePlan]:
+def plan_per_call(tree: SessionTree) -> SamplePlans:
     """One sample per sampled span."""
-    return [SamplePlan(tree.branch(row), {row.span.id: 0}) for row in _attached(tree)]
+    return [(tree.branch(row), {row.span.id: 0}) for row in tree.attached()]
 
 
 BUILDERS: Final[Mapping[str, Builder]] = {
@@ -161,34 +133,36 @@ BUILDERS: Final[Mapping[str, Builder]] = {
 }
 
 
-def assemble(leaf: CallRow, segments: Sequence[Segment], weight: float) -> Sample:
-    """Lays a branch's spans end to end; ``leaf`` is the call that sampled its last piece."""
-    last = segments[-1].piece
-    length = last.span.start + last.take
+def assemble(tree: SessionTree, branch: Branch, weight: float) -> Sample:
+    """Lays a branch's spans end to end."""
+    leaf = branch[-1]
+    call, length = tree.calls[leaf.span.call_id], leaf.span.start + leaf.take
     token_ids = np.empty(length, dtype=np.uint32)
     mask = np.zeros(length, dtype=np.bool_)
     logprobs = np.zeros(length, dtype=np.float32)
     versions = np.full(length, -1, dtype=np.int64)
     calls = np.full(length, -1, dtype=np.int32)
     call_ids: dict[str, int] = {}
-    for segment in segments:
-        span, take = segment.piece.span, segment.piece.take
+    for piece in branch:
+        span, take = piece.span, piece.take
         at = slice(span.start, span.start + take)
         token_ids[at] = span.token_ids[:take]
         if span.kind is not SpanKind.SAMPLED:
             continue
         calls[at] = call_ids.setdefault(span.call_id, len(call_ids))
-        scores = _scores(span)[:take]
-        logprobs[span.start : span.start + len(scores)] = scores
+        if span.logprobs is not None:
+            scores = span.logprobs[:take]
+            logprobs[span.start : span.start + len(scores)] = scores
         for start, end, run in version_ranges(span):
             versions[span.start + start : span.start + min(end, take)] = run.version
-        for start, end in segment.trains:
+        for start, end in piece.trains:
             mask[span.start + start : span.start + end] = True
     return Sample(
-        session_id=leaf.session_id,
-        leaf_call_id=leaf.id,
-        kind=leaf.kind,
-        role=leaf.role,
+        session_id=call.session_id,
+        leaf_call_id=call.id,
+        leaf_choice=leaf.row.choice or 0,
+        kind=call.kind,
+        role=call.role,
         token_ids=token_ids,
         mask=mask,
         logprobs=logprobs,
@@ -228,24 +202,6 @@ def _account(
     return Conservation(captured, sum(trained.values()), dict(masked), dict(dropped))
 
 
-def add_up(tables: Iterable[Conservation]) -> Conservation:
-    """The sum of sessions' tables."""
-    captured = trained = 0
-    masked: Counter[str] = Counter()
-    dropped: Counter[str] = Counter()
-    for table in tables:
-        captured += table.captured
-        trained += table.trained
-        masked.update(table.masked)
-        dropped.update(table.dropped)
-    return Conservation(captured, trained, dict(masked), dict(dropped))
-
-
-def _attached(tree: SessionTree) -> list[SpanRow]:
-    found = (row for row in tree.sampled() if row.span.start != DETACHED)
-    return [row for row in found if row.span.call_id in tree.calls]
-
-
 def _continues(tree: SessionTree, row: SpanRow) -> str | None:
     """The sampled span nearest above, when all of it is on this span's path."""
     end, link = row.span.start, row.span.parent_id
@@ -257,7 +213,3 @@ def _continues(tree: SessionTree, row: SpanRow) -> str | None:
             end = above.start
         link = above.parent_id
     return None
-
-
-def _scores(span: Span) -> NDArray[np.float32]:
-    return np.empty(0, dtype=np.float32) if span.logprobs is None else span.logprobs

@@ -6,6 +6,7 @@ is trained at most once, and ``captured = trained + masked + dropped`` holds exa
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -39,6 +40,8 @@ class Sample:
     """The branch's calls, root first."""
     weight: float
     """Share of its session: the weights of a session's samples sum to 1 (or all are 0)."""
+    leaf_choice: int = 0
+    """Which choice of the leaf call ends the branch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,9 +56,21 @@ class Conservation:
     """In no sample: tokens by reason."""
 
     @property
+    def untrained(self) -> Counter[str]:
+        """Masked and dropped tokens by reason."""
+        return Counter(self.masked) + Counter(self.dropped)
+
+    @property
     def balanced(self) -> bool:
-        return self.captured == self.trained + sum(self.masked.values()) + sum(
-            self.dropped.values()
+        return self.captured == self.trained + self.untrained.total()
+
+    def __add__(self, other: Conservation) -> Conservation:
+        """The account of two sessions."""
+        return Conservation(
+            self.captured + other.captured,
+            self.trained + other.trained,
+            dict(Counter(self.masked) + Counter(other.masked)),
+            dict(Counter(self.dropped) + Counter(other.dropped)),
         )
 
 

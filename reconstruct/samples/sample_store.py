@@ -13,11 +13,11 @@ from typing import Any
 
 from sqlalchemy import delete, insert, select
 
-from bridle.reconstruct.samples.builders import BUILDER_VERSION, Built, Segment, assemble, build
+from bridle.reconstruct.samples.builders import BUILDER_VERSION, Built, assemble, build
 from bridle.reconstruct.samples.rules import DEFAULT_RULES, SampleRules
 from bridle.reconstruct.samples.sample import Sample
 from bridle.reconstruct.session import LoadedSession
-from bridle.reconstruct.tree import BrokenTree, Piece, SessionTree
+from bridle.reconstruct.tree import Branch, BrokenTree, Piece, SessionTree
 from bridle.store.records import new_id
 from bridle.store.schema.database import transaction
 from bridle.store.schema.tables import samples
@@ -40,11 +40,11 @@ def derive(
             "builder_version": BUILDER_VERSION,
             "policy": rules.as_data(),
             "leaf_call_id": sample.leaf_call_id,
-            "segments": [[s.piece.span.id, s.piece.take, s.trains] for s in segments],
+            "segments": [[piece.span.id, piece.take, piece.trains] for piece in branch],
             "weight": sample.weight,
             "created_at": now,
         }
-        for sample, segments in zip(built.samples, built.segments, strict=True)
+        for sample, branch in zip(built.samples, built.branches, strict=True)
     ]
     with transaction(session.reader.engine) as connection:
         connection.execute(
@@ -75,24 +75,20 @@ def stored_samples(
     if not rows:
         return None, []
     found = [
-        assemble(
-            session.by_id[row["leaf_call_id"]],
-            _segments(session.tree, row["segments"]),
-            row["weight"],
-        )
+        assemble(session.tree, _branch(session.tree, row["segments"]), row["weight"])
         for row in rows
     ]
     return SampleRules.from_data(rows[0]["policy"]), found
 
 
-def _segments(tree: SessionTree, stored: Sequence[Any]) -> list[Segment]:
-    found: list[Segment] = []
-    for span_id, take, trains in stored:
+def _branch(tree: SessionTree, segments: Sequence[Any]) -> Branch:
+    pieces: list[Piece] = []
+    for span_id, take, trains in segments:
         row = tree.rows.get(span_id)
         if row is None:
             raise BrokenTree(f"a stored sample needs span {span_id}, which is missing")
-        found.append(Segment(Piece(row, take), tuple((start, end) for start, end in trains)))
-    return found
+        pieces.append(Piece(row, take, tuple((start, end) for start, end in trains)))
+    return tuple(pieces)
 
 
 def _rows(session: LoadedSession) -> list[Any]:

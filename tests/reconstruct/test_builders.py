@@ -6,7 +6,7 @@ from msgspec import structs
 
 from bridle.reconstruct.audit import audit_session
 from bridle.reconstruct.conditions import Condition
-from bridle.reconstruct.samples.builders import BUILDERS, add_up, build
+from bridle.reconstruct.samples.builders import BUILDERS, build
 from bridle.reconstruct.samples.rules import DEFAULT_RULES, SampleRules
 from bridle.reconstruct.samples.sample import Conservation
 from bridle.reconstruct.session import LoadedSession
@@ -191,7 +191,7 @@ def test_an_empty_session_has_no_samples(reader, record):
 
 def test_tables_add_up():
     tables = [Conservation(5, 3, {"a": 2}), Conservation(4, 1, {"a": 1}, {"b": 2})]
-    assert add_up(tables) == Conservation(9, 4, {"a": 3}, {"b": 2})
+    assert sum(tables, Conservation(0, 0)) == Conservation(9, 4, {"a": 3}, {"b": 2})
 
 
 def test_rules_are_data():

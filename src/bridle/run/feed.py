@@ -15,6 +15,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, Final, Literal
 
+import numpy as np
 import orjson
 import pyarrow as pa
 from fastapi import APIRouter, Path, Query, Response
@@ -28,7 +29,7 @@ from bridle.reconstruct.samples.builders import BUILDERS
 from bridle.reconstruct.samples.rules import DEFAULT_RULES
 from bridle.reconstruct.samples.sample import Episode, Sample
 from bridle.reconstruct.session import LoadedSession
-from bridle.reconstruct.tables import sample_row, sample_schema
+from bridle.reconstruct.tables import SAMPLE_COLUMNS, sample_row, sample_schema
 from bridle.reconstruct.tree import BrokenTree
 from bridle.store.operations.deliveries import SETTLE_S, Deliveries, UnknownLease
 from bridle.store.reading.queries import Reader
@@ -162,17 +163,10 @@ def trajectory(episode: Episode) -> dict[str, Any]:
 
 
 def _sample(sample: Sample) -> dict[str, Any]:
+    values = {name: getattr(sample, name) for name, _ in SAMPLE_COLUMNS}
     return {
-        "leaf_call_id": sample.leaf_call_id,
-        "kind": sample.kind.value,
-        "role": sample.role,
-        "weight": sample.weight,
-        "token_ids": sample.token_ids.tolist(),
-        "mask": sample.mask.tolist(),
-        "logprobs": sample.logprobs.tolist(),
-        "versions": sample.versions.tolist(),
-        "calls": sample.calls.tolist(),
-        "call_ids": list(sample.call_ids),
+        name: value.tolist() if isinstance(value, np.ndarray) else value
+        for name, value in values.items()
     }
 
 

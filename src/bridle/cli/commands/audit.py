@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import asdict
 from typing import Annotated, Any
 
 import typer
@@ -17,6 +18,7 @@ from bridle.cli.terminal import out, print_json
 from bridle.reconstruct.audit import SessionAudit, audit_session
 from bridle.reconstruct.audit import audit as audit_sessions
 from bridle.reconstruct.samples.rules import SampleRules
+from bridle.reconstruct.samples.sample import Conservation
 from bridle.store.reading.queries import Reader
 
 
@@ -56,25 +58,18 @@ def _audited(
 
 
 class _Total:
-    """The table over all audited sessions."""
+    """The account over all audited sessions."""
 
     def __init__(self) -> None:
         self.sessions = 0
         self.calls: Counter[str] = Counter()
-        self.captured = 0
-        self.trained = 0
-        self.masked: Counter[str] = Counter()
-        self.dropped: Counter[str] = Counter()
+        self.tokens = Conservation(0, 0)
         self.violations: list[dict[str, str]] = []
 
     def add(self, audited: SessionAudit) -> None:
         self.sessions += 1
         self.calls.update({str(status): count for status, count in audited.calls.items()})
-        table = audited.conservation
-        self.captured += table.captured
-        self.trained += table.trained
-        self.masked.update(table.masked)
-        self.dropped.update(table.dropped)
+        self.tokens += audited.conservation
         self.violations += [
             {"session": v.session_id, "rule": v.rule, "subject": v.subject, "detail": v.detail}
             for v in audited.violations
@@ -84,10 +79,7 @@ class _Total:
         return {
             "sessions": self.sessions,
             "calls": dict(self.calls),
-            "captured": self.captured,
-            "trained": self.trained,
-            "masked": dict(self.masked),
-            "dropped": dict(self.dropped),
+            **asdict(self.tokens),
             "violations": self.violations,
         }
 
@@ -95,9 +87,9 @@ class _Total:
         table = Table(box=None, pad_edge=False)
         table.add_column("sampled tokens")
         table.add_column("", justify="right")
-        table.add_row("captured", str(self.captured))
-        table.add_row("trained", str(self.trained))
-        for label, counts in (("masked", self.masked), ("dropped", self.dropped)):
+        table.add_row("captured", str(self.tokens.captured))
+        table.add_row("trained", str(self.tokens.trained))
+        for label, counts in (("masked", self.tokens.masked), ("dropped", self.tokens.dropped)):
             for reason, count in sorted(counts.items()):
                 table.add_row(f"{label}: {reason}", str(count))
         calls = ", ".join(f"{count} {status}" for status, count in sorted(self.calls.items()))

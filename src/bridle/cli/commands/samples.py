@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import Annotated
 
 import typer
@@ -11,7 +10,8 @@ from bridle.cli.options import JsonOption, StoreOption
 from bridle.cli.reading import one_session, reader
 from bridle.cli.rules import RulesOption, sample_rules
 from bridle.cli.terminal import fail, out, print_json
-from bridle.reconstruct.samples.builders import BUILDERS, add_up
+from bridle.reconstruct.samples.builders import BUILDERS
+from bridle.reconstruct.samples.sample import Conservation
 from bridle.reconstruct.samples.sample_store import derive
 from bridle.reconstruct.session import LoadedSession
 from bridle.reconstruct.tree import BrokenTree
@@ -41,7 +41,7 @@ def samples(
                 continue
             made += len(built.samples)
             tables.append(built.conservation)
-    total = add_up(tables)
+    total = sum(tables, Conservation(0, 0))
     if json:
         print_json(
             {
@@ -55,7 +55,7 @@ def samples(
         )
         return
     out.print(f"{made} samples of {len(tables)} sessions, {total.trained} tokens trained")
-    for reason, count in sorted((Counter(total.dropped) + Counter(total.masked)).items()):
+    for reason, count in sorted(total.untrained.items()):
         out.print(f"  not trained: {count} {reason}", highlight=False)
     if broken:
         out.print(f"  {broken} sessions contradict themselves: see `bridle audit`")
