@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
 import numpy as np
@@ -32,9 +32,6 @@ FLOPS_PER_PARAMETER_TOKEN: Final = 6
 class BuilderCount:
     """One builder over all sessions."""
 
-    builder: str
-    batch_rows: int
-    """Rows that are padded to a common length."""
     samples: int = 0
     rows: int = 0
     """Rows of a batch: samples, or packed sessions."""
@@ -46,29 +43,16 @@ class BuilderCount:
     tokens_repeated: int = 0
     """Prefix tokens that run through the model in more than one row: 0 when packed."""
     padding: int = 0
-    _lengths: list[int] = field(default_factory=list)
 
-    def add(self, samples: Sequence[Sample], unique: int) -> None:
-        """Counts one session."""
+    def add(self, samples: Sequence[Sample], unique: int, *, packed: bool) -> None:
+        """Counts one session, without padding."""
         total = sum(len(sample.token_ids) for sample in samples)
         self.samples += len(samples)
+        self.rows += bool(samples) if packed else len(samples)
         self.tokens_trained += sum(int(np.count_nonzero(sample.mask)) for sample in samples)
         self.tokens_in_samples += total
         self.tokens_unique += unique
-        if self.builder == PACKED:
-            self.rows += bool(samples)
-            return
-        self.tokens_repeated += total - unique
-        for sample in samples:
-            self.rows += 1
-            self._lengths.append(len(sample.token_ids))
-            if len(self._lengths) == self.batch_rows:
-                self.flush()
-
-    def flush(self) -> None:
-        """Ends the batch that is being filled."""
-        self.padding += sum(max(self._lengths, default=0) - length for length in self._lengths)
-        self._lengths.clear()
+        self.tokens_repeated += 0 if packed else total - unique
 
     @property
     def tokens_processed(self) -> int:
@@ -80,8 +64,10 @@ class BuilderCount:
 class Ablation:
     """All builders over the same sessions."""
 
-    builders: dict[str, BuilderCount]
     rows_per_update: int
+    builders: dict[str, BuilderCount] = field(
+        default_factory=lambda: {name: BuilderCount() for name in BUILDERS}
+    )
     sessions: int = 0
     calls: int = 0
     breaks: Counter[str] = field(default_factory=Counter)
@@ -96,28 +82,17 @@ class Ablation:
             "breaks": dict(self.breaks.most_common()),
             "left_out": dict(self.left_out),
             "rows_per_update": self.rows_per_update,
-            "builders": {
-                name: self._row(count, parameters) for name, count in self.builders.items()
-            },
+            "builders": {name: self._row(n, parameters) for name, n in self.builders.items()},
         }
 
     def _row(self, count: BuilderCount, parameters: float | None) -> dict[str, Any]:
-        packed = self.builders[PACKED].tokens_processed
-        flops = None
-        if parameters is not None:
-            flops = FLOPS_PER_PARAMETER_TOKEN * parameters * count.tokens_processed
-        return {
-            "samples": count.samples,
-            "rows": count.rows,
-            "tokens_trained": count.tokens_trained,
-            "tokens_in_samples": count.tokens_in_samples,
-            "tokens_unique": count.tokens_unique,
-            "tokens_repeated": count.tokens_repeated,
-            "padding": count.padding,
-            "tokens_processed": count.tokens_processed,
+        packed, processed = self.builders[PACKED].tokens_processed, count.tokens_processed
+        flops = FLOPS_PER_PARAMETER_TOKEN * processed
+        return asdict(count) | {
+            "tokens_processed": processed,
             "updates": math.ceil(count.rows / self.rows_per_update),
-            "compute_against_tree": count.tokens_processed / packed if packed else None,
-            "flops": flops,
+            "compute_against_tree": processed / packed if packed else None,
+            "flops": None if parameters is None else flops * parameters,
         }
 
 
@@ -131,7 +106,8 @@ def ablate(
 ) -> Ablation:
     """Counts every builder over the sessions that match ``filters`` (those of
     ``Reader.sessions``)."""
-    result = Ablation({name: BuilderCount(name, batch_rows) for name in BUILDERS}, rows_per_update)
+    result = Ablation(rows_per_update)
+    lengths: dict[str, list[int]] = {name: [] for name in BUILDERS if name != PACKED}
     for session in LoadedSession.stream(reader, reader.sessions(**filters)):
         try:
             built = {name: build(session, rules, name).samples for name in BUILDERS}
@@ -140,13 +116,14 @@ def ablate(
             continue
         result.sessions += 1
         result.calls += len(session.calls)
-        result.breaks.update(
-            call.break_reason.value for call in session.calls if call.break_reason is not None
-        )
+        result.breaks.update(call.break_reason for call in session.calls if call.break_reason)
         for name, samples in built.items():
-            result.builders[name].add(samples, unique_tokens(samples))
-    for count in result.builders.values():
-        count.flush()
+            result.builders[name].add(samples, unique_tokens(samples), packed=name == PACKED)
+            if name != PACKED:
+                lengths[name] += [len(sample.token_ids) for sample in samples]
+    for name, rows in lengths.items():
+        batches = (rows[at : at + batch_rows] for at in range(0, len(rows), batch_rows))
+        result.builders[name].padding = sum(max(b) * len(b) - sum(b) for b in batches)
     return result
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from bridle.reconstruct.conditions import OPEN, Condition, session_meets
 from bridle.reconstruct.samples.rules import DEFAULT_RULES, SampleRules
@@ -55,16 +55,14 @@ class Selection:
                 raise ValueError(f"{condition}: a condition on calls is one of the rules")
 
     def as_data(self) -> dict[str, Any]:
-        """As JSON-ready data, for the data card; unset fields are left out."""
-        names = ("run", "group", "task", "harness", "split", "outcome", "since", "until", "limit")
-        data = {name: getattr(self, name) for name in (*names, "min_reward", "max_reward", "part")}
-        if self.min_reward is not None or self.max_reward is not None:
-            data["reward"] = self.reward
-        if self.part is not None:
-            data["eval_share"] = self.eval_share
-        data |= {"where": [str(condition) for condition in self.where] or None}
-        data |= {"deduplicate": self.deduplicate or None, "rules": self.rules.as_data()}
-        return {name: value for name, value in data.items() if value is not None}
+        """The set fields as JSON-ready data, for the data card."""
+        plain = {known.name: getattr(self, known.name) for known in fields(self)}
+        plain |= {"where": [str(condition) for condition in self.where]}
+        given = {name: value for name, value in plain.items() if value != _DEFAULTS[name]}
+        return given | {"rules": self.rules.as_data()}
+
+
+_DEFAULTS: Final = {known.name: known.default for known in fields(Selection)} | {"where": []}
 
 
 @dataclass(slots=True)
@@ -175,16 +173,12 @@ def _refused(
     reader: Reader, session: SessionRecord, rewards: Mapping[str, float], selection: Selection
 ) -> str | None:
     value = rewards.get(selection.reward)
-    if (selection.min_reward, selection.max_reward) != (None, None) and value is None:
-        return "session_without_reward"
-    if value is not None and not _within(value, selection):
+    low, high = selection.min_reward, selection.max_reward
+    if value is None:
+        if (low, high) != (None, None):
+            return "session_without_reward"
+    elif (low is not None and value < low) or (high is not None and value > high):
         return "session_reward_out_of_bounds"
     task = reader.task_of(session) if any(c.of == "task" for c in selection.where) else None
     met = session_meets(selection.where, session, task, rewards)
     return None if met else "session_condition"
-
-
-def _within(value: float, selection: Selection) -> bool:
-    above = selection.min_reward is None or value >= selection.min_reward
-    below = selection.max_reward is None or value <= selection.max_reward
-    return above and below
