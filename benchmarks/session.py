@@ -16,11 +16,12 @@ from typing import Any, Final
 import numpy as np
 
 from bridle.bench.corpus import Corpus
+from bridle.proxy.continuation.context import CallContext
 from bridle.proxy.continuation.prompt import Prompt
 from bridle.proxy.dialects.registry import DIALECTS
 from bridle.proxy.engines.policy_gate import PolicyGate
 from bridle.proxy.lineage.lineage import Conversations
-from bridle.proxy.recording.recorder import CallContext, Recording
+from bridle.proxy.recording.recorder import Recording
 from bridle.proxy.wire.canonical import (
     Event,
     Finished,
