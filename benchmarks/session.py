@@ -21,7 +21,7 @@ from bridle.proxy.continuation.prompt import Prompt
 from bridle.proxy.dialects.registry import DIALECTS
 from bridle.proxy.engines.policy_gate import PolicyGate
 from bridle.proxy.lineage.lineage import Conversations
-from bridle.proxy.recording.recorder import Recording
+from bridle.proxy.recording.recorder import Recording, recorded_conversation
 from bridle.proxy.wire.canonical import (
     Event,
     Finished,
@@ -128,6 +128,7 @@ class Agent:
             parent_call_id=link.parent.call_id if link.parent else None,
             lineage_rule=link.rule,
             headers={"user-agent": "bench/1.0", "x-session-id": self.session.id},
+            conversation=recorded_conversation(request, link),
         )
         minted = dialect.mint(call_id, int(now), "policy")
         way = CallContext(link, Prompt(self._prompt), None)
@@ -172,7 +173,7 @@ class Agent:
 
     def _grow(self, ended: CallEnded) -> None:
         """The reply and the tool's answer become history."""
-        message = dict(ended.message)
+        message = ended.replies[0].to_chat()
         ids, text = self._observe(OBSERVED)
         self._messages.append(message)
         answered = message["tool_calls"][0]["id"]

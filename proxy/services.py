@@ -25,7 +25,6 @@ from bridle.proxy.sessions.registry import Sessions
 from bridle.proxy.sessions.seal_watch import SealWatch
 from bridle.proxy.settings import ProxySettings
 from bridle.proxy.wire.cut_ids import PromptIds
-from bridle.store.encoding.vocabulary import Vocabulary
 from bridle.store.operations.free_names import FreeNames
 from bridle.store.reading.queries import Reader
 from bridle.store.schema.database import migrate
@@ -85,7 +84,7 @@ class Services:
         """
         continuer = await asyncio.to_thread(_continuer, settings)
         tracing = await asyncio.to_thread(_tracing) if settings.tracing else None
-        writer = await asyncio.to_thread(_open_store, settings, continuer)
+        writer = await asyncio.to_thread(_open_store, settings)
         reader = Reader(settings.store_url)
         gate = PolicyGate()
         metrics = Metrics(gate)
@@ -176,17 +175,14 @@ def _observers(tracing: Tracing | None) -> list[Observer]:
     return [] if tracing is None else [tracing.observe]
 
 
-def _open_store(settings: ProxySettings, continuer: Continuer | None) -> Writer:
+def _open_store(settings: ProxySettings) -> Writer:
     migrate(settings.store_url)
     redactor = Redactor() if settings.redact else None
-    # With it, text that the tokens say already is not stored again.
-    vocabulary = None if continuer is None else Vocabulary(continuer.tokenizer.vocabulary())
     return Writer(
         settings.store_url,
         synchronous=settings.synchronous,
         cache_bytes=settings.limits.memory_for("writer"),
         redactor=redactor,
-        vocabulary=vocabulary,
     ).start()
 
 

@@ -1,9 +1,9 @@
-"""The one place that reads ``calls.conversation``: what a call was asked, and what it continues.
+"""What a recorded call was asked, and what it continues.
 
-The proxy keeps with a call the chat messages that come after the reply that it continues (the
-``tail``), the tools where they differ from that call's, digests of its instructions and tools, and
-which reply it continues (its base; the parent call's where lineage recorded none). Without a base
-the tail is the whole conversation. The first choice's reply is ``calls.message``.
+The store keeps with a call the messages that come after the reply that it continues (its own
+messages), its tools, digests of its instructions and tools, and which reply it continues: its
+base, or its parent call's reply where lineage recorded nothing. Without a base its own messages are
+the whole conversation.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from bridle.store.reading.queries import CallRow
+from bridle.store.records import LineageState
 
 Message = Mapping[str, Any]
 
@@ -25,29 +26,30 @@ class ReplyId(NamedTuple):
 
 def new_messages(call: CallRow) -> Sequence[Message] | None:
     """The messages after the base's reply; ``None`` when they were not recorded."""
-    return call.conversation.get("tail")
+    said = call.conversation
+    return None if said is None else [message.to_chat() for message in said.tail]
 
 
-def own_tools(call: CallRow) -> Sequence[Mapping[str, Any]] | None:
-    """The call's tools; ``None`` where they are those of the call that it continues."""
-    return call.conversation.get("tools")
+def tools(call: CallRow) -> Sequence[Mapping[str, Any]]:
+    """The definitions of the call's tools."""
+    return () if call.conversation is None else call.conversation.tools
 
 
 def replies(call: CallRow) -> list[Message]:
     """The chat messages of all choices; empty when the call has no reply."""
-    return [call.message, *call.conversation.get("choices", ())] if call.message else []
+    return [message.to_chat() for message in call.replies]
 
 
 def base(call: CallRow) -> ReplyId | None:
     """The reply that the call continues; a bare prompt repeats all of what it continues."""
     if completes_prompt(call):
         return None
-    lineage = call.conversation.get("lineage")
+    lineage = _lineage(call)
     if lineage is None:
-        call_id, choice = call.parent_call_id, 0
-    else:
-        call_id, choice = lineage.get("base"), lineage.get("choice", 0)
-    return None if call_id is None else ReplyId(call_id, choice)
+        return None if call.parent_call_id is None else ReplyId(call.parent_call_id, 0)
+    if lineage.base_call_id is None:
+        return None
+    return ReplyId(lineage.base_call_id, lineage.base_choice)
 
 
 def completes_prompt(call: CallRow) -> bool:
@@ -55,21 +57,19 @@ def completes_prompt(call: CallRow) -> bool:
     return call.dialect == "completions"
 
 
-def offers_tools(call: CallRow) -> bool:
-    """Whether the model had tools; a call that continues another one has that one's."""
-    return _lineage(call).get("base") is not None or bool(own_tools(call))
-
-
-def digests(call: CallRow) -> tuple[str, str]:
+def digests(call: CallRow) -> tuple[bytes, bytes]:
     """Digests of the call's instructions and of its tools: equal for equal ones."""
     lineage = _lineage(call)
-    return str(lineage.get("system")), str(lineage.get("tools"))
+    if lineage is None:
+        return b"", b""
+    return lineage.digests.system, lineage.digests.tools
 
 
 def repeats(call: CallRow) -> str | None:
     """The call whose request this one sends again."""
-    return _lineage(call).get("retry_of")
+    lineage = _lineage(call)
+    return None if lineage is None else lineage.retry_of
 
 
-def _lineage(call: CallRow) -> Mapping[str, Any]:
-    return call.conversation.get("lineage") or {}
+def _lineage(call: CallRow) -> LineageState | None:
+    return None if call.conversation is None else call.conversation.lineage

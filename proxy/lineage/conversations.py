@@ -7,11 +7,11 @@ import contextlib
 import logging
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
-from bridle.proxy.lineage.lineage import Conversations, Link, Sampled, Turn, message_from_chat
+from bridle.proxy.lineage.lineage import Conversations, Link, Sampled, Turn
 from bridle.proxy.wire.canonical import Request
 from bridle.store.errors import NotFound
 from bridle.store.reading.queries import CallRow, Reader
@@ -277,10 +277,10 @@ def _unexplained(link: Link) -> bool:
 
 def _turn(row: CallRow, spans: Mapping[str, Span], conversations: Conversations) -> Turn | None:
     """A recorded call as a turn; ``None`` when its state cannot be used, which is logged."""
-    state = row.conversation.get("lineage")
-    if not state:
+    state = None if row.conversation is None else row.conversation.lineage
+    if state is None:
         return None
-    base = conversations.get(state["base"]) if state.get("base") else None
+    base = None if state.base_call_id is None else conversations.get(state.base_call_id)
     # Else: its echo is recognised, nothing built on it.
     trusted = row.status in _CARRY_TOKENS and not is_frozen(row.notes)
     try:
@@ -300,14 +300,11 @@ def _turn(row: CallRow, spans: Mapping[str, Span], conversations: Conversations)
 
 
 def _choices(row: CallRow, spans: Mapping[str, Span]) -> list[Sampled]:
-    messages: list[Mapping[str, Any]] = [row.message, *row.conversation.get("choices", ())]
     sampled: list[Sampled] = []
-    for index, message in enumerate(messages):
-        if not message:
-            continue
+    for index, message in enumerate(row.replies):
         span = spans.get(f"{row.id}.s{index}")
         ids = np.empty(0, dtype=np.uint32) if span is None else span.token_ids
-        sampled.append(Sampled(message_from_chat(message), ids))
+        sampled.append(Sampled(message, ids))
     return sampled
 
 

@@ -17,7 +17,7 @@ Pure: no I/O, no clocks. A call's way through here::
     …
     turn = Turn.of(call_id, link, status=…, choices=[Sampled(message, token_ids, finish_reason)],
                    prompt_token_ids=…)                # when the call is over, however it ended
-    conversations.add(turn)                           # turn.to_state() goes to the store
+    conversations.add(turn)                           # link.state() is stored with the request
 
 A request may echo a call that is not over for us yet (a client that cut a stream and went on at
 once), or that another worker recorded: ``Link.unknown`` names such calls; wait for them or load
@@ -35,11 +35,11 @@ from msgspec import structs
 from bridle.proxy.lineage.digests import Digester
 from bridle.proxy.lineage.index import TurnIndex
 from bridle.proxy.lineage.search import Search
-from bridle.proxy.lineage.turn import Link, Sampled, Seen, Turn, message_from_chat
+from bridle.proxy.lineage.turn import Link, Sampled, Turn
 from bridle.proxy.wire.canonical import Request
 from bridle.store.records import TokenIds
 
-__all__ = ["Conversations", "Link", "Sampled", "Seen", "Turn", "message_from_chat"]
+__all__ = ["Conversations", "Link", "Sampled", "Turn"]
 
 
 class Conversations:

@@ -18,11 +18,11 @@ from bridle.proxy.lineage.digests import (
 )
 from bridle.proxy.lineage.index import Below, TurnIndex, echoes, summaries
 from bridle.proxy.lineage.match import Match, compare
-from bridle.proxy.lineage.turn import Link, Seen, Turn
+from bridle.proxy.lineage.turn import Link, Turn
 from bridle.proxy.wire.canonical import Message, Request
 from bridle.proxy.wire.minting import MintedId, call_id_of, read
 from bridle.store.reading.summaries import SUMMARY_LENGTH
-from bridle.store.records import BreakReason, CallStatus
+from bridle.store.records import BreakReason, CallStatus, RequestDigests
 
 COMPACTED_BELOW = 2 / 3
 """A rewritten history with fewer steps than this share of what it was is a compaction."""
@@ -71,7 +71,7 @@ class Search:
         if history is not None:
             history.units = self.units
         self.digests = tuple([unit.digest for unit in self.units])
-        self.seen = Seen(
+        self.seen = RequestDigests(
             system=system,
             system_form=system_form,
             tools=value_digest(request.tools) if request.tools else _NO_TOOLS,

@@ -9,39 +9,21 @@ broke, and the break has a reason.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import msgspec
 import numpy as np
 
 from bridle.proxy.lineage.digests import digest_of, unfolded
-from bridle.proxy.wire.canonical import Message, ToolCall
-from bridle.store.records import BreakReason, CallStatus, TokenIds
+from bridle.store.records import (
+    BreakReason,
+    CallStatus,
+    LineageState,
+    Message,
+    RequestDigests,
+    TokenIds,
+)
 from bridle.store.tree import common_prefix
-
-STATE_VERSION = 1
-
-
-class Seen(msgspec.Struct, frozen=True, gc=False):
-    """What a request said, in digests."""
-
-    system: bytes
-    """The leading system messages (16 bytes, like every digest here)."""
-    system_form: bytes
-    tools: bytes
-    ask: bytes
-    """What else makes two requests the same question: tool choice and response format."""
-    units: tuple[bytes, ...]
-    """Digests of the steps after the base's reply (all steps when there is no base)."""
-    forms: tuple[bytes, ...]
-    """How these steps were written, one each."""
-    depth: int
-    """How many steps the whole request had, those before the base's reply included."""
-    agent: str | None = None
-    """The harness' own name of the (sub-)agent, when its headers tell one."""
-    arguments: str | None = None
-    """What the chat template was given beside messages and tools, as JSON; ``None``: nothing."""
 
 
 class Sampled(msgspec.Struct, frozen=True, gc=False):
@@ -61,7 +43,7 @@ class Turn(msgspec.Struct, frozen=True, eq=False):
     call_id: str
     parent_call_id: str | None
     status: CallStatus
-    seen: Seen
+    seen: RequestDigests
     base: Turn | None = None
     base_choice: int = 0
     choices: tuple[Sampled, ...] = ()
@@ -157,35 +139,10 @@ class Turn(msgspec.Struct, frozen=True, eq=False):
         sampled = self.choices[choice].token_ids
         return [*self._prompt_pieces(), sampled] if len(sampled) else None
 
-    def to_state(self) -> dict[str, Any]:
-        """JSON for ``calls.conversation``. Ids and messages are in the store's other columns.
-
-        Others may read ``differs``, ``confidence`` and ``retry_of`` here. A retry is only what it
-        looked like when it was asked: when the earlier call has children, both were samples.
-        """
-        seen = self.seen
-        return {
-            "version": STATE_VERSION,
-            "base": self.base.call_id if self.base is not None else None,
-            "choice": self.base_choice,
-            "system": seen.system.hex(),
-            "system_form": seen.system_form.hex(),
-            "tools": seen.tools.hex(),
-            "ask": seen.ask.hex(),
-            "units": b"".join(seen.units).hex(),
-            "forms": b"".join(seen.forms).hex(),
-            "depth": seen.depth,
-            "agent": seen.agent,
-            "arguments": seen.arguments,
-            "differs": list(self.differs),
-            "confidence": self.confidence,
-            "retry_of": self.retry_of,
-        }
-
     @classmethod
     def from_state(
         cls,
-        state: Mapping[str, Any],
+        state: LineageState,
         *,
         call_id: str,
         parent_call_id: str | None,
@@ -194,33 +151,19 @@ class Turn(msgspec.Struct, frozen=True, eq=False):
         choices: Sequence[Sampled] = (),
         prompt_token_ids: TokenIds | Sequence[int] | None = None,
     ) -> Turn:
-        """The turn that :meth:`to_state` was asked of, with what the store's other columns hold.
+        """The turn of a recorded call: :meth:`Link.state` was stored when it was admitted.
 
-        ``base`` is the turn named by ``state["base"]``. Raises ``ValueError`` for a state that an
-        incompatible version wrote, or when ``base`` is not that turn.
+        ``base`` is the turn of ``state.base_call_id``. Raises ``ValueError`` when it is another.
         """
-        if state.get("version") != STATE_VERSION:
-            raise ValueError(f"call {call_id}: unknown lineage state {state.get('version')!r}")
-        if state["base"] != (base.call_id if base is not None else None):
-            raise ValueError(f"call {call_id}: its lineage state needs call {state['base']} first")
-        seen = Seen(
-            system=bytes.fromhex(state["system"]),
-            system_form=bytes.fromhex(state["system_form"]),
-            tools=bytes.fromhex(state["tools"]),
-            ask=bytes.fromhex(state["ask"]),
-            units=_cut(state["units"]),
-            forms=_cut(state["forms"]),
-            depth=state["depth"],
-            agent=state["agent"],
-            arguments=state.get("arguments"),
-        )
+        if state.base_call_id != (base.call_id if base is not None else None):
+            raise ValueError(f"call {call_id}: its lineage needs call {state.base_call_id} first")
         link = Link(
-            seen=seen,
+            seen=state.digests,
             base=base,
-            choice=state["choice"],
-            differs=tuple(state["differs"]),
-            confidence=state["confidence"],
-            retry_of=state["retry_of"],
+            choice=state.base_choice,
+            differs=state.differs,
+            confidence=state.confidence,
+            retry_of=state.retry_of,
         )
         turn = cls.of(
             call_id, link, status=status, choices=choices, prompt_token_ids=prompt_token_ids
@@ -231,7 +174,7 @@ class Turn(msgspec.Struct, frozen=True, eq=False):
 class Link(msgspec.Struct, frozen=True):
     """Where a request belongs in its session."""
 
-    seen: Seen
+    seen: RequestDigests
     parent: Turn | None = None
     """The call that the request continues in meaning."""
     base: Turn | None = None
@@ -257,24 +200,17 @@ class Link(msgspec.Struct, frozen=True):
     """Call ids that the request echoes and this session's memory does not hold: calls that are
     still running here, or that another worker recorded."""
 
-
-def message_from_chat(chat: Mapping[str, Any]) -> Message:
-    """The inverse of :meth:`proxy.canonical.Message.to_chat`, for ``calls.message``."""
-    return Message(
-        role=chat["role"],
-        content=chat.get("content"),
-        reasoning=chat.get("reasoning"),
-        tool_calls=tuple(
-            ToolCall(
-                id=call["id"],
-                name=call["function"]["name"],
-                arguments=call["function"]["arguments"],
-            )
-            for call in chat.get("tool_calls") or ()
-        ),
-        tool_call_id=chat.get("tool_call_id"),
-        name=chat.get("name"),
-    )
+    def state(self) -> LineageState:
+        """What the store keeps of it; :meth:`Turn.from_state` reads it."""
+        base = self.base
+        return LineageState(
+            self.seen,
+            None if base is None else base.call_id,
+            0 if base is None else self.choice,
+            self.differs,
+            self.confidence,
+            self.retry_of,
+        )
 
 
 def _share(
@@ -289,8 +225,3 @@ def _share(
         return 0, prompt
     shared = common_prefix(path, prompt)
     return shared, prompt[shared:].copy()
-
-
-def _cut(digests: str) -> tuple[bytes, ...]:
-    packed = bytes.fromhex(digests)
-    return tuple(packed[at : at + 16] for at in range(0, len(packed), 16))

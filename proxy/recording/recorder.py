@@ -32,6 +32,7 @@ from bridle.store.records import (
     CallEnded,
     CallStatus,
     Choice,
+    Conversation,
     Note,
     SessionRecord,
     TokenIds,
@@ -201,8 +202,7 @@ class Recording:
             model_served=self.model_served,
             usage={} if reply.usage is None else msgspec.structs.asdict(reply.usage),
             sampling=self.sampling,
-            message=messages[0].to_chat() if messages else {},
-            conversation=self._conversation(turn, messages),
+            replies=tuple(messages),
             kind=self._context.kind(),
             role=self._link.seen.agent,
             break_reason=break_reason,
@@ -238,22 +238,6 @@ class Recording:
             prompt_token_ids=prompt if trusted else None,
         )
 
-    def _conversation(self, turn: Turn, messages: Sequence[Message]) -> dict[str, Any]:
-        """What rebuilds the request's messages (the base's conversation and reply, then ``tail``)
-        and lineage's own state. ``tools`` stands here only where they differ from the base's."""
-        link, base = self._link, self._link.base
-        conversation: dict[str, Any] = {
-            "tail": [message.to_chat() for message in link.tail],
-            "lineage": turn.to_state(),
-        }
-        if base is None or base.seen.tools != link.seen.tools:
-            conversation["tools"] = list(self._request.tools)
-        if begins_with_instructions(self._request):
-            conversation["instructions"] = True
-        if len(messages) > 1:
-            conversation["choices"] = [message.to_chat() for message in messages[1:]]
-        return conversation
-
     def _stamp(self, tokens: Tokens, version: int) -> None:
         """The choice's tokens are sampled from ``version``, from these on."""
         if not tokens.token_ids:
@@ -263,6 +247,17 @@ class Recording:
         run = VersionRun(self.fold.token_count(tokens.choice), version)
         self._versions.setdefault(tokens.choice, []).append(run)
         self._stamped[tokens.choice] = version
+
+
+def recorded_conversation(request: Request, link: Link) -> Conversation:
+    """What the store keeps of the messages of a request."""
+    return Conversation(
+        tail=link.tail,
+        tools=tuple(request.tools),
+        length=len(request.messages),
+        instructions=begins_with_instructions(request),
+        lineage=link.state(),
+    )
 
 
 def quarantined(ended: CallEnded, found: str) -> CallEnded:

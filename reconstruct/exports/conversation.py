@@ -11,8 +11,8 @@ from bridle.reconstruct.conversation import (
     ReplyId,
     base,
     new_messages,
-    own_tools,
     replies,
+    tools,
 )
 from bridle.store.reading.queries import CallRow
 
@@ -46,7 +46,6 @@ class Conversations:
     def fold(self, last: ReplyId) -> Conversation:
         """The conversation that ends with this reply. Raises :class:`IncompleteConversation`."""
         pieces: list[list[Turn]] = []
-        tools: Sequence[Mapping[str, Any]] | None = None
         reply: ReplyId | None = last
         seen: set[str] = set()
         while reply is not None:
@@ -57,8 +56,6 @@ class Conversations:
             seen.add(call.id)
             given = [Turn(message) for message in asked]
             pieces.append([*given, Turn(replies(call)[reply.choice], reply)])
-            if tools is None:
-                tools = own_tools(call)
             reply = base(call)
         turns = tuple(turn for piece in reversed(pieces) for turn in piece)
-        return Conversation(turns, tuple(tools or ()))
+        return Conversation(turns, tuple(tools(self._calls[last.call_id])))

@@ -146,7 +146,7 @@ def left_out(call: CallRow, policy: TrainablePolicy) -> str | None:
         return "call_finish_length"
     if call.constrained and not policy.constrained:
         return "call_constrained"
-    return None if call.message else "call_without_message"
+    return None if call.replies else "call_without_message"
 
 
 def _sampled(call: CallRow, reply: ReplyId, reader: Reader) -> int:
@@ -162,7 +162,7 @@ def _content(told: Told) -> tuple[bytes, bytes]:
     names: dict[str, int] = {}
     said = [[_unnamed(turn.message, names), told.is_trained(turn)] for turn in told.turns]
     leaf = told.calls[told.leaf.call_id]
-    prompt = (leaf.request_body_id or "") if completes_prompt(leaf) else ""
+    prompt = leaf.request_sha256 if completes_prompt(leaf) else ""
     whole = [said, list(told.tools)]
     return orjson.dumps(whole, option=orjson.OPT_SORT_KEYS), prompt.encode()
 

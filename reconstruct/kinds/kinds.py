@@ -18,10 +18,10 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import NamedTuple
 
-from bridle.reconstruct.conversation import digests, new_messages, offers_tools, own_tools, repeats
+from bridle.reconstruct.conversation import digests, new_messages, repeats, tools
 from bridle.store.reading.queries import CallRow
 from bridle.store.reading.summaries import SUMMARY_LENGTH
-from bridle.store.records import BreakReason, CallKind, CallStatus
+from bridle.store.records import BreakReason, CallKind, CallStatus, ToolCall
 
 TASK_LENGTH = 16
 """A tool call's argument of at least so many characters that opens a new conversation, as a user
@@ -114,13 +114,13 @@ class _Line:
         return self.calls[0]
 
     @property
-    def head(self) -> tuple[str, str]:
+    def head(self) -> tuple[bytes, bytes]:
         """Digests of the instructions and of the tools that it began with."""
         return digests(self.root)
 
     @property
     def uses_tools(self) -> bool:
-        return bool(own_tools(self.root))
+        return bool(tools(self.root))
 
     def give(self, verdict: Verdict, verdicts: dict[str, Verdict]) -> None:
         for call in self.calls:
@@ -217,14 +217,14 @@ class _Written:
 class _Asked(NamedTuple):
     """Who has a text, as far as that tells whose reply it may quote."""
 
-    head: tuple[str, str]
+    head: tuple[bytes, bytes]
     begins: bool
     spoken: bool
     """It stands there as the assistant's own."""
 
     def allows(self, written: CallRow) -> bool:
         alike = digests(written) == self.head
-        if self.begins and (alike or offers_tools(written)):
+        if self.begins and (alike or tools(written)):
             return False  # An answer that was pasted, for all we know.
         return not (self.spoken and alike)
 
@@ -232,9 +232,9 @@ class _Asked(NamedTuple):
 def _summary(call: CallRow) -> list[str]:
     """What a conversation may quote of a reply that is long enough to be a summary: all of it, or
     the inside of a tag."""
-    if call.message.get("tool_calls"):
+    if not call.replies or _calls_tools(call):
         return []
-    reply = str(call.message.get("content") or "").strip()
+    reply = str(call.replies[0].content or "").strip()
     return [text for text in (reply, *_tagged(reply)) if len(text) >= SUMMARY_LENGTH]
 
 
@@ -266,8 +266,12 @@ def _asked_alike(summarisers: Sequence[CallRow], calls: Sequence[CallRow]) -> se
     return {
         call.id
         for call in calls
-        if not call.message.get("tool_calls") and (call.parent_call_id, _last_given(call)) in asked
+        if not _calls_tools(call) and (call.parent_call_id, _last_given(call)) in asked
     }
+
+
+def _calls_tools(call: CallRow) -> bool:
+    return bool(call.replies) and bool(call.replies[0].tool_calls)
 
 
 def _last_given(call: CallRow) -> str:
@@ -300,22 +304,22 @@ def _delegated(lines: Sequence[_Line]) -> Iterable[tuple[_Line, Verdict]]:
                     evidence = f"its task is an argument of a tool call of {delegating.id}"
                     yield line, Verdict(CallKind.SUBAGENT, evidence, role)
                     break
-        for tool_call in call.message.get("tool_calls") or ():
-            for text, role in _tasks(tool_call["function"]):
+        for tool_call in call.replies[0].tool_calls if call.replies else ():
+            for text, role in _tasks(tool_call):
                 asked[text] = (line, call, role)
 
 
-def _tasks(function: Mapping[str, str]) -> Iterable[tuple[str, str]]:
+def _tasks(tool_call: ToolCall) -> Iterable[tuple[str, str]]:
     """The longer texts among a tool call's arguments, each with the name of who is to do it."""
     try:
-        arguments = json.loads(function["arguments"])
+        arguments = json.loads(tool_call.arguments)
     except ValueError:
         return
     if isinstance(arguments, dict):
         role = next((arguments[key] for key in _ROLE_ARGUMENTS if key in arguments), None)
         for value in arguments.values():
             if isinstance(value, str) and len(value.strip()) >= TASK_LENGTH:
-                yield value.strip(), str(role or function["name"])
+                yield value.strip(), str(role or tool_call.name)
 
 
 def _replaced(calls: Sequence[CallRow]) -> set[str]:
