@@ -124,6 +124,9 @@ class Writer:
         self._texts = TextReader()
         self._parents: dict[str, str | None] = {}
         """Parent call of each call that is open in this process."""
+        self._lost: set[str] = set()
+        """Calls whose ends could not be written: later ones that hang on their tokens must be
+        placed anew."""
         self._queue = JobQueue(queue_limit)
         self._number = 0
         self._writer_id = ""
@@ -339,6 +342,7 @@ class Writer:
         except StoreUnavailable as error:
             if not isinstance(error, RecordRejected):
                 self.stats.failed += len(jobs)
+                self._lose(jobs)
                 return [Outcome(job, error) for job in jobs]
             if len(jobs) == 1:
                 return [self._reject(jobs[0], error)]
@@ -346,8 +350,13 @@ class Writer:
 
     def _reject(self, job: Job, error: StoreUnavailable) -> Outcome:
         self.stats.rejected += 1
+        self._lose([job])
         log.error("store_record_rejected: %s: %s", type(job.records[0]).__name__, error)
         return Outcome(job, error)
+
+    def _lose(self, jobs: Sequence[Job]) -> None:
+        ended = (record for job in jobs for record in job.records if isinstance(record, CallEnded))
+        self._lost.update(record.id for record in ended)
 
     def _attempt(self, jobs: Sequence[Job]) -> None:
         """Commits the jobs in one transaction, waiting for a database that is busy or away.
@@ -406,7 +415,13 @@ class Writer:
 
     def _batch(self, connection: Connection) -> Batch:
         return Batch(
-            connection, self._cache, self._writer_id, self._parents, self._texts, self._vocabulary
+            connection,
+            self._cache,
+            self._writer_id,
+            self._parents,
+            self._lost,
+            self._texts,
+            self._vocabulary,
         )
 
     def _sign(self, connection: Connection) -> None:
