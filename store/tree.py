@@ -21,6 +21,8 @@ from bridle.store.records import CallEnded, Choice, Growth, Span, SpanKind, Toke
 DETACHED: Final = -1
 """``start`` of sampled tokens whose prompt is not known; they are no part of the tree."""
 
+_NONE: Final = np.empty(0, dtype=np.uint32)
+
 
 @dataclass(slots=True, eq=False)
 class Node:
@@ -51,7 +53,7 @@ class TokenTree:
 
     def __init__(self, session_id: str, spans: Iterable[Span] = ()) -> None:
         self.session_id = session_id
-        self.root = Node(None, None, 0, np.empty(0, dtype=np.uint32))
+        self.root = Node(None, None, 0, _NONE)
         self.tokens = 0
         """Tokens of all spans, each once."""
         self._nodes: dict[str | None, Node] = {None: self.root}
@@ -64,15 +66,15 @@ class TokenTree:
     def extend(self, spans: Iterable[Span]) -> None:
         """Adds the recorded spans that are missing here. Raises as :func:`parents_first` does."""
         for span in parents_first(spans):
-            if span.id not in self._nodes:
-                self._insert(span)
+            if span.id not in self._nodes and span.start != DETACHED:
+                self._insert(span, self._nodes[span.parent_id])
 
     def dissolve(self) -> None:
-        """Lets go of the nodes, which hold each other; nothing can be found in the tree afterwards,
-        and the paths of nodes that are held elsewhere stay."""
+        """Lets go of the nodes, which hold each other. The paths of nodes that are held elsewhere
+        stay."""
         for node in self._nodes.values():
             node.children.clear()
-        self._nodes.clear()
+        self._nodes = {None: self.root}
 
     def node(self, span_id: str | None) -> Node | None:
         """The span's place; ``None`` for a span that is not in the tree."""
@@ -109,38 +111,40 @@ class TokenTree:
     ) -> Growth:
         """Adds a call: its prompt's unrecorded tokens, and every choice's sampled ones. ``near``
         and ``known`` are those of :meth:`find`."""
+        if prompt is None:
+            sampled = self._sampled(call_id, choices, None, DETACHED)
+            return Growth(None, tuple(sampled))
+        point, shared = self.find(prompt, near, known)
+        end, start = point.node, point.position
         spans: list[Span] = []
-        tip, length, shared = None, DETACHED, 0
-        if prompt is not None:
-            point, shared = self.find(prompt, near, known)
-            tip, length = point.node.id, len(prompt)
-            if point.position < length:
-                # A view would keep all of the prompt.
-                new = prompt[point.position :].copy() if point.position else prompt
-                tip = f"{call_id}.o"
-                observed = SpanKind.OBSERVED
-                spans.append(
-                    Span(
-                        tip, self.session_id, call_id, point.node.id, point.position, observed, new
-                    )
-                )
-        for index, choice in enumerate(choices):
-            spans.append(
-                Span(
-                    id=f"{call_id}.s{index}",
-                    session_id=self.session_id,
-                    call_id=call_id,
-                    parent_id=tip,
-                    start=length,
-                    kind=SpanKind.SAMPLED,
-                    token_ids=choice.token_ids,
-                    logprobs=choice.logprobs,
-                    versions=choice.versions,
-                )
+        if start < len(prompt):
+            # A view would keep all of the prompt.
+            new = prompt[start:].copy() if start else prompt
+            name, observed = f"{call_id}.o", SpanKind.OBSERVED
+            spans.append(Span(name, self.session_id, call_id, end.id, start, observed, new))
+            end = self._insert(spans[0], end)
+        sampled = self._sampled(call_id, choices, end.id, len(prompt))
+        for span in sampled:
+            self._insert(span, end)
+        return Growth(end.id, (*spans, *sampled), shared)
+
+    def _sampled(
+        self, call_id: str, choices: Sequence[Choice], parent_id: str | None, start: int
+    ) -> list[Span]:
+        return [
+            Span(
+                f"{call_id}.s{index}",
+                self.session_id,
+                call_id,
+                parent_id,
+                start,
+                SpanKind.SAMPLED,
+                choice.token_ids,
+                choice.logprobs,
+                choice.versions,
             )
-        for span in spans:
-            self._insert(span)
-        return Growth(tip, tuple(spans), shared)
+            for index, choice in enumerate(choices)
+        ]
 
     def drop(self, call_id: str) -> None:
         """Forgets the call's spans as far as nothing hangs on them."""
@@ -166,14 +170,12 @@ class TokenTree:
             nodes.append(node)
         return [*nodes, self._nodes.get(f"{call_id}.o")]
 
-    def _insert(self, span: Span) -> None:
-        if span.start == DETACHED:
-            return
-        parent = self._nodes[span.parent_id]
+    def _insert(self, span: Span, parent: Node) -> Node:
         node = self._nodes[span.id] = Node(span.id, parent, span.start, span.token_ids)
         if len(span.token_ids):
             parent.children.append(node)
             self.tokens += len(span.token_ids)
+        return node
 
     def _descend(self, start: Point, prompt: TokenIds) -> Point:
         """The farthest point reached from ``start``, up to which ``prompt`` is known to match."""
@@ -217,12 +219,18 @@ def path_nodes(node: Node, length: int) -> Iterator[tuple[Node, int]]:
         step = step.parent
 
 
-def path_ids(node: Node, length: int) -> TokenIds:
-    """``uint32[length]`` along ``node``'s path. Raises ``ValueError`` when it is shorter."""
+def path_ids(node: Node, length: int, more: TokenIds = _NONE) -> TokenIds:
+    """``uint32``: ``length`` tokens along ``node``'s path, then ``more``. Raises ``ValueError``
+    when the path is shorter."""
     if node.end < length:
         raise ValueError(f"the path of span {node.id} has {node.end} tokens, not {length}")
-    pieces = [step.token_ids[:count] for step, count in path_nodes(node, length)]
-    return np.concatenate(pieces[::-1]) if pieces else np.empty(0, dtype=np.uint32)
+    pieces, step = [more], node
+    while step.parent is not None:
+        if step.start < length:
+            pieces.append(step.token_ids[: length - step.start])
+            length = step.start
+        step = step.parent
+    return np.concatenate(pieces[::-1])
 
 
 def common_prefix(left: NDArray[np.generic], right: NDArray[np.generic]) -> int:

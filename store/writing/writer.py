@@ -38,6 +38,7 @@ from bridle.store.encoding.text_reader import TextReader
 from bridle.store.encoding.vocabulary import Vocabulary, keep_vocabulary
 from bridle.store.errors import RecordRejected, StoreUnavailable
 from bridle.store.records import (
+    BreakReason,
     CallBegun,
     CallEnded,
     CallKind,
@@ -219,7 +220,12 @@ class Writer:
 
     async def set_notes(self, call_id: str, notes: Sequence[Note]) -> None:
         """Sets what is noted about a call. Raises :class:`RecordRejected` for an unknown one."""
-        fields = {"notes": [{"name": note.name, "detail": note.detail} for note in notes]}
+        await self._commit(Patch("calls", call_id, {"notes": _plain(notes)}))
+
+    async def explain_break(self, call_id: str, reason: BreakReason, notes: Sequence[Note]) -> None:
+        """Sets why a call left its parent's tokens, and what is noted about it. Raises
+        :class:`RecordRejected` for an unknown one."""
+        fields = {"break_reason": reason.value, "notes": _plain(notes)}
         await self._commit(Patch("calls", call_id, fields))
 
     # -- sessions and rewards --------------------------------------------------------------------
@@ -227,16 +233,6 @@ class Writer:
     async def create_session(self, session: SessionRecord) -> None:
         """Adds a session. Raises :class:`RecordRejected` when its id, name or key is taken."""
         await self._commit(session)
-
-    def open_session(self, session: SessionRecord) -> asyncio.Future[None]:
-        """Queues a new session, to be written before the end of the first of its calls. The future
-        is done when it has been committed, or raises what :meth:`create_session` raises.
-
-        Raises :class:`StoreBusy` when the queue is full.
-        """
-        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._queue.put_beginning(session.id, Job((session,), done))
-        return done
 
     def create_session_sync(self, session: SessionRecord) -> None:
         """:meth:`create_session` for a thread."""
@@ -468,6 +464,10 @@ class Writer:
 def _beginnings(ended: CallEnded) -> tuple[str, ...]:
     """What must be in the store before the call's end."""
     return ended.session_id, ended.id
+
+
+def _plain(notes: Sequence[Note]) -> list[dict[str, str]]:
+    return [{"name": note.name, "detail": note.detail} for note in notes]
 
 
 def _session_patch(session_id: str, fields: Mapping[str, Any]) -> Patch:
