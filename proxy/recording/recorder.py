@@ -5,18 +5,19 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
-from bridle.proxy.continuation.context import TRUSTED, CallContext
-from bridle.proxy.continuation.prompt import Prompt
+from bridle.proxy.continuation.explanations import Explanations
+from bridle.proxy.continuation.prompt import CallPrompt
 from bridle.proxy.engines.policy_gate import PolicyGate
-from bridle.proxy.lineage.conversations import SessionConversations
-from bridle.proxy.lineage.lineage import Link, Sampled, Turn
+from bridle.proxy.lineage.turn import TRUSTED, Link, Turn
 from bridle.proxy.ports import CallWriter, Versioned
 from bridle.proxy.recording.metrics import Metrics
 from bridle.proxy.recording.stored_responses import begins_with_instructions
+from bridle.proxy.sessions.memory import SessionMemory
+from bridle.proxy.sessions.session import Session
 from bridle.proxy.wire.canonical import (
     ApiError,
     ChoiceReply,
@@ -28,13 +29,14 @@ from bridle.proxy.wire.canonical import (
 from bridle.proxy.wire.fold import Fold
 from bridle.store.errors import StoreUnavailable
 from bridle.store.records import (
+    BreakReason,
     CallBegun,
     CallEnded,
     CallStatus,
     Choice,
     Conversation,
+    Growth,
     Note,
-    SessionRecord,
     TokenIds,
     VersionRun,
     is_frozen,
@@ -43,9 +45,6 @@ from bridle.store.records import (
 )
 from bridle.store.writing.integrity import contradiction
 
-if TYPE_CHECKING:
-    from bridle.proxy.continuation.continuation import Continuer
-
 
 class Recorder:
     """Begins records and commits their ends."""
@@ -53,10 +52,10 @@ class Recorder:
     def __init__(
         self,
         writer: CallWriter,
-        conversations: SessionConversations,
+        memory: SessionMemory,
         gate: PolicyGate,
         metrics: Metrics,
-        continuer: Continuer | None,
+        explanations: Explanations,
         observers: Sequence[Observer] = (),
         *,
         forward: bool = False,
@@ -66,18 +65,18 @@ class Recorder:
         self._observers = tuple(observers)
         self._forward = forward
         self._writer = writer
-        self._continuer = continuer
-        self._conversations = conversations
+        self._memory = memory
+        self._explanations = explanations
         self._gate = gate
         self._metrics = metrics
 
     def begin(
         self,
         begun: CallBegun,
-        session: SessionRecord,
+        session: Session,
         request: Request,
         link: Link,
-        prompt: Prompt,
+        prompt: CallPrompt,
     ) -> Recording:
         """Raises ``StoreUnavailable`` when the store takes no more."""
         try:
@@ -85,10 +84,9 @@ class Recorder:
         except StoreUnavailable:
             if not self._forward:
                 raise  # Else: its end is not taken either, and counted as unrecorded then.
-        self._conversations.begin(begun.id)
-        context = CallContext(link, prompt, self._continuer)
-        recording = Recording(begun, session, request, context, self._gate)
-        still_open = self._conversations.in_flight(link.unknown)
+        self._memory.begin(session, begun.id)
+        recording = Recording(begun, session, request, link, prompt, self._gate)
+        still_open = self._memory.running(link.unknown)
         recording.notes += [Note("echoed_call_still_open", call_id) for call_id in still_open]
         return recording
 
@@ -110,15 +108,14 @@ class Recorder:
             ended, turn = recording.ended(status, reason=reason, error=error)
             await self._writer.end_call(ended)
         except BaseException:
-            self._conversations.end(recording.begun.id)
+            self._memory.end(recording.session, recording.begun.id)
             raise
         asyncio.get_running_loop().call_soon(self._over, recording, ended, turn)
 
     def _over(self, recording: Recording, ended: CallEnded, turn: Turn) -> None:
-        try:
-            self._conversations.add(recording.session, turn)
-        finally:
-            self._conversations.end(recording.begun.id)
+        self._memory.end(recording.session, recording.begun.id, turn)
+        if ended.break_reason is BreakReason.UNEXPLAINED:
+            self._explanations.begin(ended, recording.link, recording.request)
         self._metrics.count_call(recording.begun.dialect, recording.begun.started_at, ended)
         for observe in self._observers:
             observe(recording, ended)
@@ -133,9 +130,10 @@ class Recording:
     def __init__(
         self,
         begun: CallBegun,
-        session: SessionRecord,
+        session: Session,
         request: Request,
-        context: CallContext,
+        link: Link,
+        prompt: CallPrompt,
         gate: PolicyGate,
     ) -> None:
         self.begun = begun
@@ -144,9 +142,9 @@ class Recording:
         self.model_served: str | None = None
         self.sampling: Mapping[str, Any] = {}
         self.notes: list[Note] = list(request.notes)
-        self._request = request
-        self._context = context
-        self._link = context.link
+        self.request = request
+        self.link = link
+        self._prompt = prompt
         self.policy: Versioned = gate
         """What is being sampled from: the pool's policy, then that of the engine that answers."""
         self._first_token_at: float | None = None
@@ -174,7 +172,6 @@ class Recording:
         ids = reply.prompt_token_ids
         messages = [assistant_message(choice) for choice in reply.choices]
         frozen = is_frozen(self.notes)
-        break_reason, notes = self._context.judged(self._request, None if frozen else ids)
         # A provider that tells no ids may tell logprobs to whom they then do not belong.
         told = ids is not None or any(choice.token_ids for choice in reply.choices)
         prompt = None if ids is None else token_array(ids)
@@ -189,7 +186,13 @@ class Recording:
                 for index, choice in enumerate(reply.choices)
             ]
         )
-        turn = self._turn(status, choices, messages, prompt)
+        exact = self._prompt.used(prompt)
+        growth = self.session.grow(self.begun.id, self.link, choices, prompt, exact=exact)
+        notes: tuple[Note, ...] = ()
+        break_reason = self.link.break_reason
+        if prompt is not None and not frozen:
+            break_reason, notes = self._prompt.verdict(self.link, growth, exact=exact)
+        turn = self._turn(status, messages, None if frozen else growth, prompt)
         ended = CallEnded(
             id=self.begun.id,
             session_id=self.begun.session_id,
@@ -198,45 +201,38 @@ class Recording:
             first_token_at=self._first_token_at,
             prompt_token_ids=prompt,
             choices=choices,
+            growth=growth,
             response_body=b"".join(self._sent),
             model_served=self.model_served,
             usage={} if reply.usage is None else msgspec.structs.asdict(reply.usage),
             sampling=self.sampling,
             replies=tuple(messages),
-            kind=self._context.kind(),
-            role=self._link.seen.agent,
+            kind=self.link.kind(),
+            role=self.link.seen.agent,
             break_reason=break_reason,
             reason=reason,
             error={} if error is None else _error_fields(error),
-            notes=(*self.notes, *notes, *self._context.retry(), *self._context.left_out(status)),
+            notes=(*self.notes, *notes, *self.link.notes(status)),
             compared=True,
         )
         found = contradiction(ended) if status in TRUSTED else None
         if found is None:
             return ended, turn
         status = CallStatus.QUARANTINED
-        return quarantined(ended, found), self._turn(status, choices, messages, prompt)
+        return quarantined(ended, found), self._turn(status, messages, None, None)
 
     def _turn(
         self,
         status: CallStatus,
-        choices: Sequence[Choice],
         messages: Sequence[Message],
+        growth: Growth | None,
         prompt: TokenIds | None,
     ) -> Turn:
         """Of a quarantined or frozen call the replies alone: its echo is recognised, and a call
         that echoes it is a break, ``parent_without_ids``."""
-        trusted = status in TRUSTED and not is_frozen(self.notes)
-        return Turn.of(
-            self.begun.id,
-            self._link,
-            status=status,
-            choices=[
-                Sampled(message, choice.token_ids, choice.finish_reason)
-                for message, choice in zip(messages, choices, strict=True)
-            ],
-            prompt_token_ids=prompt if trusted else None,
-        )
+        if prompt is None or status not in TRUSTED:
+            return self.session.turn(self.begun.id, self.link, status, messages)
+        return self.session.turn(self.begun.id, self.link, status, messages, growth, len(prompt))
 
     def _stamp(self, tokens: Tokens, version: int) -> None:
         """The choice's tokens are sampled from ``version``, from these on."""

@@ -88,7 +88,7 @@ def token_tree(connection: Connection, session_id: str) -> TokenTree:
 
 def state(connection: Connection, session_id: str) -> SessionState:
     """What a writer needs to go on with a session that it does not remember."""
-    loaded = SessionState(token_tree(connection, session_id))
+    loaded = SessionState()
     latest = connection.execute(
         select(calls.c.id)
         .where(calls.c.session_id == session_id)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any, Final
@@ -33,6 +33,7 @@ from bridle.store.records import (
     CallBegun,
     CallEnded,
     Conversation,
+    Growth,
     Metric,
     PolicyRecord,
     Reward,
@@ -52,7 +53,7 @@ from bridle.store.schema.tables import (
     sessions,
     tasks,
 )
-from bridle.store.tree import Growth, TokenTree
+from bridle.store.tree import place
 from bridle.store.writing.cache import SessionCache, SessionState
 from bridle.store.writing.rows import (
     begun_row,
@@ -101,11 +102,13 @@ class Batch:
         cache: SessionCache,
         writer_id: str,
         parents: Mapping[str, str | None],
+        lost: Collection[str],
     ) -> None:
         self._connection = connection
         self._cache = cache
         self._writer_id = writer_id
         self._parents = parents
+        self._lost = lost
         self.begun: dict[str, str | None] = {}
         """Calls begun in this batch, with their parent calls."""
         self.ended: list[str] = []
@@ -253,19 +256,27 @@ class Batch:
         return tools_id
 
     def _grow(self, state: SessionState, ended: CallEnded) -> Growth:
-        """The call in its session's tree, which is read anew when it does not know the parent."""
+        """The call's place in its session's tree: as it came with it, unless it hangs on a call
+        that is not in the database, else by a tree that is read from there."""
+        if ended.growth is not None and not self._orphaned(ended.growth):
+            return ended.growth
         parent = self.begun.get(ended.id, self._parents.get(ended.id))
-        if (
-            parent is not None
-            and not state.tree.knows(parent)
-            and parent not in state.unknown_parents
-            and parent not in self.ended
-        ):
-            state.tree.dissolve()
+        if state.tree is None or ended.growth is not None or self._missing(state, parent):
             state.tree = stored.token_tree(self._connection, ended.session_id)
-            if not state.tree.knows(parent):
-                state.unknown_parents.add(parent)
-        return state.tree.grow(ended.id, ended.prompt_token_ids, ended.choices, parent)
+            state.without_tokens.update(() if parent is None else (parent,))
+        return place(state.tree, ended, parent)
+
+    def _missing(self, state: SessionState, parent: str | None) -> bool:
+        """Whether the parent's tokens may be in the database and not in the tree."""
+        if parent is None or parent in self.ended or parent in state.without_tokens:
+            return False
+        return state.tree is not None and not state.tree.tips(parent)
+
+    def _orphaned(self, growth: Growth) -> bool:
+        return bool(self._lost) and any(
+            span.parent_id is not None and span.parent_id.rpartition(".")[0] in self._lost
+            for span in growth.spans
+        )
 
     def _state(self, session_id: str) -> SessionState:
         self._sessions.add(session_id)
@@ -274,7 +285,7 @@ class Batch:
     def _open(self, session_id: str) -> None:
         """Nothing of a new session is in the database: its state is not looked for there."""
         self._sessions.add(session_id)
-        self._cache.get(session_id, lambda: SessionState(TokenTree(session_id)))
+        self._cache.get(session_id, SessionState)
 
     def _patch(self, patch: Patch) -> None:
         table = _TABLES[patch.table]

@@ -22,17 +22,18 @@ _NODE_BYTES: Final = 1000
 
 @dataclass(slots=True)
 class SessionState:
-    """One session's token tree and the bodies that its next ones are compared with."""
+    """The bodies that a session's next ones are compared with."""
 
-    tree: TokenTree
+    tree: TokenTree | None = None
+    """Only for calls that come without their place in it."""
     requests: OrderedDict[str, Earlier] = field(default_factory=OrderedDict)
     """By call, oldest first."""
     open_calls: dict[str, int] = field(default_factory=dict)
     """How many messages the request of each open call had: its reply follows them."""
     tools: dict[bytes, bytes] = field(default_factory=dict)
     """Identifiers of tool sets that are in the store, by lineage's digest of the tools."""
-    unknown_parents: set[str] = field(default_factory=set)
-    """Parents looked for in the database in vain: calls without tokens."""
+    without_tokens: set[str] = field(default_factory=set)
+    """Parents for which the tree has been read: it need not be again."""
 
     def request_base(self, parent_call_id: str | None) -> tuple[str | None, Earlier | None]:
         """The parent's request when it is at hand, else the latest one; and whose it is."""
@@ -55,7 +56,7 @@ class SessionState:
     @property
     def size(self) -> int:
         """Bytes held, roughly."""
-        held = self.tree.size + _NODE_BYTES * self.tree.nodes
+        held = 0 if self.tree is None else 4 * self.tree.tokens + _NODE_BYTES * len(self.tree)
         for request in self.requests.values():
             held += len(request.data) + len(request.replies)
         return held
@@ -92,6 +93,6 @@ class SessionCache:
     def forget(self, session_id: str) -> None:
         """Drops a state, for room or because its transaction failed."""
         state = self._states.pop(session_id, None)
-        if state is not None:
+        if state is not None and state.tree is not None:
             state.tree.dissolve()
         self.size -= self._sizes.pop(session_id, 0)
