@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import Protocol
 
-from bridle.store.records import CallBegun, CallEnded, Reward, SessionRecord
+from bridle.store.records import BreakReason, CallBegun, CallEnded, Note, Reward, SessionRecord
 
 
 class CallWriter(Protocol):
@@ -20,11 +21,10 @@ class CallWriter(Protocol):
         ...
 
     async def create_session(self, session: SessionRecord) -> None: ...
-    def open_session(self, session: SessionRecord) -> asyncio.Future[None]:
-        """Queues; the future tells of the commit, which comes before that of its calls."""
-        ...
-
     async def seal_session(self, session_id: str, outcome: str, at: float) -> None: ...
+    async def explain_break(
+        self, call_id: str, reason: BreakReason, notes: Sequence[Note]
+    ) -> None: ...
     async def add_reward(self, reward: Reward) -> None: ...
 
 

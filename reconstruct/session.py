@@ -141,13 +141,13 @@ class LoadedSession:
         """All rewards as one number; ``None`` when there is none."""
         return (aggregation or Aggregation()).value(self.all_rewards)
 
-    def request(self, call: CallRow) -> bytes | None:
+    def request(self, call: CallRow) -> bytes:
         """The client's request, byte for byte."""
-        return None if call.request_body_id is None else self.reader.request_body(call.id)
+        return self.reader.request_body(call.id)
 
     def response(self, call: CallRow) -> bytes | None:
         """The reply that the client received, byte for byte."""
-        return None if call.response_body_id is None else self.reader.response_body(call.id)
+        return None if call.response_sha256 is None else self.reader.response_body(call.id)
 
 
 _Recorded = tuple[list[CallRow], list[SpanRow], tuple[Damage, ...]]

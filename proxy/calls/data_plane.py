@@ -10,7 +10,7 @@ from urllib.parse import parse_qsl
 
 from bridle.proxy.calls.exchange import Exchange
 from bridle.proxy.calls.models import asked_in, models_reply
-from bridle.proxy.continuation.prompt import Prompt, tail_length
+from bridle.proxy.continuation.prompt import CallPrompt, tail_length
 from bridle.proxy.dialects.registry import COUNTING, DIALECTS
 from bridle.proxy.dialects.responses.dialect import deleted
 from bridle.proxy.engines.request import EngineRequest, constraint, engine_request
@@ -18,12 +18,14 @@ from bridle.proxy.engines.routes import Destination
 from bridle.proxy.http.client import Client
 from bridle.proxy.http.presence import ClientGone
 from bridle.proxy.http.routes import Action, Route, calls_method, nothing_at
-from bridle.proxy.lineage.lineage import Link
+from bridle.proxy.lineage.turn import Link
+from bridle.proxy.recording.recorder import recorded_conversation
 from bridle.proxy.recording.stored_responses import marked_deleted, not_stored, unknown_response
 from bridle.proxy.services import Services
 from bridle.proxy.sessions.harness_identity import Identity, identify, kept_headers
 from bridle.proxy.sessions.registry import Caller, store_not_read, store_unavailable
 from bridle.proxy.sessions.sampling import effective
+from bridle.proxy.sessions.session import Session
 from bridle.proxy.wire.canonical import ApiError, Request
 from bridle.store.errors import StoreUnavailable
 from bridle.store.records import (
@@ -34,7 +36,6 @@ from bridle.store.records import (
     CallStatus,
     Continuation,
     Note,
-    SessionRecord,
     new_id,
 )
 
@@ -138,11 +139,7 @@ class DataPlane:
             recording.notes.append(note)
             await exchange.refuse(told)
             return
-        services.budgets.begin(session.id, begun.id)
-        try:
-            await exchange.run()
-        finally:
-            services.budgets.end(session.id, begun.id)
+        await exchange.run()
 
     def _parsed(self, route: Route, client: Client, body: bytes, owner: str) -> Request:
         histories = self._services.histories
@@ -152,11 +149,11 @@ class DataPlane:
         return _storable(parse(body, dict(route.parameters), _query(client)))
 
     async def _asked(
-        self, session: SessionRecord, request: Request, prompt: Prompt, to: Destination
+        self, session: Session, request: Request, prompt: CallPrompt, to: Destination
     ) -> tuple[EngineRequest, tuple[Note, ...]]:
         """What the engine is asked, and what of the client's sampling was overruled."""
         served = await _served(to, request)
-        sampling, notes = effective(request.sampling, session.settings)
+        sampling, notes = effective(request.sampling, session.record.settings)
         ask = engine_request(
             request,
             sampling,
@@ -169,17 +166,17 @@ class DataPlane:
 
     async def _admit(
         self, caller: Caller, route: Route, identity: Identity, request: Request
-    ) -> tuple[SessionRecord, Link]:
+    ) -> tuple[Session, Link]:
         """The session of the request, and what of it the request continues."""
         services = self._services
         session = await services.sessions.admit(caller, route.session, identity)
         if session is not None:
-            return session, await services.conversations.find(session.id, request, identity.role)
-        link, session_id = await services.conversations.find_anonymous(request)
-        session = await services.sessions.anonymous(session_id, identity)
-        if link.parent is not None and session.id != session_id:
+            return session, await services.memory.find(session, request, identity.role)
+        link, continued = await services.memory.find_anonymous(request)
+        session = await services.sessions.anonymous(continued, identity)
+        if link.parent is not None and session is not continued:
             # The session that it goes on from takes no more: what it says is all new here.
-            link = services.conversations.find_first(request)
+            link = services.memory.find_first(request)
         return session, link
 
     async def _count(self, route: Route, client: Client) -> None:
@@ -192,8 +189,7 @@ class DataPlane:
         identity = identify(client.headers)
         session = await services.sessions.admit(caller, route.session, identity)
         if session is None:
-            _, known = await services.conversations.find_anonymous(request)
-            session = None if known is None else await services.sessions.find(known)
+            _, session = await services.memory.find_anonymous(request)
         to = services.models.find(request.model, identity.role)
         started_at = time.time()
         served = await to.served_model(request.model)
@@ -237,6 +233,7 @@ class DataPlane:
         services = self._services
         caller = await services.sessions.authenticate(client.headers, client.address)
         response_id = dict(route.parameters)["response"]
+        await services.explanations.drain()  # it sets notes, too
         call = await services.stored_responses.find(response_id)
         if call is None or not caller.may_read(call.session_id):
             raise unknown_response(response_id)
@@ -265,16 +262,16 @@ class DataPlane:
         await client.respond(200, reply)
 
     async def _prompt(
-        self, session: SessionRecord, link: Link, request: Request, to: Destination
-    ) -> Prompt:
+        self, session: Session, link: Link, request: Request, to: Destination
+    ) -> CallPrompt:
         continuer = self._services.continuer
         if (
             continuer is None
             or to.frozen
-            or session.continuation is Continuation.RENDERED
+            or session.record.continuation is Continuation.RENDERED
             or request.dialect == "completions"
         ):
-            return Prompt(None, link.break_reason)
+            return CallPrompt(None, link.break_reason)
         if tail_length(link) < _LONG_TAIL:
             prompt = continuer.prompt(link, request)
         else:
@@ -287,7 +284,7 @@ class DataPlane:
         if await check.allows(to.engines, await _served(to, request)):
             return prompt
         reason = link.break_reason or BreakReason.TOKENIZER_DIFFERS
-        return Prompt(None, reason, notes=(Note("tokenizer_differs"),))
+        return CallPrompt(None, reason, notes=(Note("tokenizer_differs"),))
 
 
 def _allowed(method: str, route: Route) -> bool:
@@ -322,7 +319,7 @@ def _owner(caller: Caller, route: Route, identity: Identity) -> str:
 
 
 def _begun(
-    session: SessionRecord,
+    session: Session,
     request: Request,
     body: bytes,
     client: Client,
@@ -341,6 +338,7 @@ def _begun(
         parent_call_id=None if parent is None else parent.call_id,
         lineage_rule=None if link is None else link.rule,
         headers=kept_headers(client.headers),
+        conversation=None if link is None else recorded_conversation(request, link),
     )
 
 

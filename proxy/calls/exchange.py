@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from dataclasses import dataclass
-from functools import partial
 from typing import Final
 
 from bridle.proxy.engines.pool import EnginePool
@@ -91,7 +90,7 @@ class Exchange:
             choices=self._ask.choices,
             detail=self._ask.detail,
             tool_call_prefix=_TOOL_CALL_PREFIX.get(self._request.dialect, "call"),
-            read_prompt=partial(self._services.prompt_ids.read, self._recording.begun.session_id),
+            read_prompt=self._recording.session.prompt.read,
         )
         async with PooledReply(
             self._engines,

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, Final
 
-from bridle.reconstruct.conversation import Message
+from bridle.reconstruct.conversation import ChatMessage
 from bridle.reconstruct.exports.lines import ExportedConversation, Inexpressible
 from bridle.reconstruct.exports.messages import reasoning, text, tool_calls
 
@@ -77,7 +77,7 @@ def _answered(exported: ExportedConversation) -> set[str]:
     return set(results)
 
 
-def _actions(message: Message, answered: set[str]) -> list[dict[str, Any]]:
+def _actions(message: ChatMessage, answered: set[str]) -> list[dict[str, Any]]:
     said, thought = text(message), reasoning(message)
     calls = tool_calls(message)
     actions: list[dict[str, Any]] = [

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from bridle.reconstruct.conversation import Message
+from bridle.reconstruct.conversation import ChatMessage
 from bridle.reconstruct.exports.lines import ExportedConversation, export_lines
 from bridle.reconstruct.exports.messages import reasoning, text
 from bridle.reconstruct.exports.selection import ExportReport, Selection
@@ -39,7 +39,7 @@ def chat_rows(exported: ExportedConversation) -> Iterator[dict[str, Any]]:
     yield line
 
 
-def _message(message: Message) -> dict[str, Any]:
+def _message(message: ChatMessage) -> dict[str, Any]:
     """As it was recorded, but for the name of the reasoning and the newlines around it."""
     plain = dict(message)
     plain.pop("reasoning", None)

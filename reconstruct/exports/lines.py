@@ -20,7 +20,8 @@ from bridle.reconstruct.conversation import (
     ReplyId,
     base,
     completes_prompt,
-    conversation,
+    tools,
+    whole_conversation,
 )
 from bridle.reconstruct.exports.selection import ExportReport, Selection, select
 from bridle.reconstruct.samples.rules import Ruling, rulings
@@ -39,7 +40,6 @@ class ExportedConversation:
     session: LoadedSession
     leaf: ReplyId
     messages: tuple[RecordedMessage, ...]
-    tools: tuple[Mapping[str, Any], ...]
     trained: frozenset[ReplyId]
 
     @property
@@ -50,6 +50,10 @@ class ExportedConversation:
     @property
     def last_call(self) -> CallRow:
         return self.session.by_id[self.leaf.call_id]
+
+    @property
+    def tools(self) -> tuple[Mapping[str, Any], ...]:
+        return tools(self.last_call)
 
     def is_trained(self, message: RecordedMessage) -> bool:
         return message.reply in self.trained
@@ -112,12 +116,12 @@ def _conversations(
         if reply in continued:
             continue
         try:
-            messages, tools = conversation(session.by_id, reply)
+            messages = whole_conversation(session.by_id, reply)
         except IncompleteConversation:
             report.leave_out("conversation_incomplete")
             continue
         trained = frozenset(m.reply for m in messages if m.reply is not None and m.reply in whole)
-        yield ExportedConversation(session, reply, messages, tools, trained)
+        yield ExportedConversation(session, reply, messages, trained)
 
 
 def _account(
@@ -145,7 +149,7 @@ def _content(line: ExportedConversation) -> tuple[bytes, bytes]:
     names: dict[str, int] = {}
     messages = [[_unnamed(m.message, names), line.is_trained(m)] for m in line.messages]
     last = line.last_call
-    prompt = (last.request_body_id or "") if completes_prompt(last) else ""
+    prompt = last.request_sha256 if completes_prompt(last) else ""
     whole = [messages, list(line.tools)]
     return orjson.dumps(whole, option=orjson.OPT_SORT_KEYS), prompt.encode()
 

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import orjson
 
-from bridle.reconstruct.conversation import Message
+from bridle.reconstruct.conversation import ChatMessage
 from bridle.reconstruct.exports.lines import Inexpressible
 
 _LONG_INTEGER: Final = re.compile(r"\d{19}")
@@ -29,7 +29,7 @@ class ParsedToolCall:
     arguments: dict[str, Any]
 
 
-def text(message: Message) -> str:
+def text(message: ChatMessage) -> str:
     """The message's text. Raises :class:`Inexpressible` for pictures, sound and files."""
     content = message.get("content") or ""
     if not isinstance(content, str):
@@ -41,14 +41,14 @@ def text(message: Message) -> str:
     return content.removesuffix("\n") if message.get("tool_calls") else content
 
 
-def reasoning(message: Message) -> str | None:
+def reasoning(message: ChatMessage) -> str | None:
     """What the model thought before it said this; empty where it opened and closed its thoughts and
     ``None`` where it did not."""
     thought: str = message.get("reasoning") or message.get("reasoning_content") or ""
     return thought.removeprefix("\n").removesuffix("\n") if thought else None
 
 
-def tool_calls(message: Message) -> list[ParsedToolCall]:
+def tool_calls(message: ChatMessage) -> list[ParsedToolCall]:
     """Raises :class:`Inexpressible` where the sampled arguments are no JSON object, or hold an
     integer that is too long to be written exactly."""
     return [

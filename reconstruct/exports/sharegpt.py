@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import orjson
 
-from bridle.reconstruct.conversation import Message
+from bridle.reconstruct.conversation import ChatMessage
 from bridle.reconstruct.exports.lines import ExportedConversation, Inexpressible
 from bridle.reconstruct.exports.messages import reasoning, text, tool_calls
 
@@ -45,7 +45,7 @@ def sharegpt_rows(exported: ExportedConversation) -> Iterator[dict[str, Any]]:
     yield line
 
 
-def _value(speaker: str, message: Message) -> str:
+def _value(speaker: str, message: ChatMessage) -> str:
     said = text(message)
     if speaker == "tool":
         return f"<tool_response>\n{said}\n</tool_response>"

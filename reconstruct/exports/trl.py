@@ -17,7 +17,7 @@ from typing import Any
 
 import orjson
 
-from bridle.reconstruct.conversation import Message, completes_prompt
+from bridle.reconstruct.conversation import ChatMessage, completes_prompt
 from bridle.reconstruct.exports.lines import ExportedConversation, Inexpressible
 from bridle.reconstruct.exports.messages import reasoning, text, tool_calls
 
@@ -44,7 +44,7 @@ def prompt_completion_rows(exported: ExportedConversation) -> Iterator[dict[str,
 
 
 def _prompt(exported: ExportedConversation) -> str:
-    prompt = orjson.loads(exported.session.request(exported.last_call) or b"{}").get("prompt")
+    prompt = orjson.loads(exported.session.request(exported.last_call))["prompt"]
     while isinstance(prompt, list) and len(prompt) == 1:
         (prompt,) = prompt
     if not isinstance(prompt, str):
@@ -56,7 +56,7 @@ def _tools(exported: ExportedConversation) -> dict[str, str]:
     return {"tools": orjson.dumps(list(exported.tools)).decode()} if exported.tools else {}
 
 
-def _message(message: Message) -> dict[str, Any]:
+def _message(message: ChatMessage) -> dict[str, Any]:
     plain: dict[str, Any] = {"role": message["role"], "content": text(message)}
     if (thought := reasoning(message)) is not None:
         plain["reasoning_content"] = thought

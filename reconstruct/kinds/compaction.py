@@ -1,7 +1,4 @@
-"""Compactions: calls whose reply a shortened conversation quotes as its summary.
-
-Texts are read only where a conversation was shortened or begins beside another one.
-"""
+"""Compactions: calls whose reply a shortened conversation quotes as its summary."""
 
 from __future__ import annotations
 
@@ -10,7 +7,7 @@ from collections.abc import Collection, Iterator, Sequence
 from itertools import islice
 from typing import Final, NamedTuple
 
-from bridle.reconstruct.conversation import digests, new_messages, offers_tools, texts
+from bridle.reconstruct.conversation import digests, first_reply, new_messages, texts, tools
 from bridle.store.reading.queries import CallRow
 from bridle.store.reading.summaries import SUMMARY_LENGTH
 from bridle.store.records import BreakReason
@@ -43,14 +40,14 @@ def compactions(calls: Sequence[CallRow], handed_on: Collection[str]) -> set[str
 class _Quoter(NamedTuple):
     """The properties of a conversation that decide whose replies it may quote."""
 
-    head: tuple[str, str]
+    head: tuple[bytes, bytes]
     begins: bool
     as_assistant: bool
     """The quoting message is the assistant's."""
 
     def may_quote(self, reply: CallRow) -> bool:
         same_head = digests(reply) == self.head
-        if self.begins and (same_head or offers_tools(reply)):
+        if self.begins and (same_head or tools(reply)):
             return False  # It may be an answer that a person pasted.
         return not (self.as_assistant and same_head)
 
@@ -62,24 +59,21 @@ class _Candidates:
     """
 
     def __init__(self) -> None:
-        self._unread: list[CallRow] = []
         self._summaries: list[tuple[CallRow, list[str]]] = []
         self._compared: dict[tuple[str, _Quoter], tuple[int, set[str]]] = {}
         """By text: how many replies it was compared with, and which of them it quotes."""
 
     def add(self, call: CallRow) -> None:
-        self._unread.append(call)
+        if summaries := _summaries(call):
+            self._summaries.append((call, summaries))
 
     def quoted_by(self, call: CallRow, begins: bool) -> set[str]:
         """The calls whose reply is a summary in the messages of ``call``."""
-        read = ((candidate, _summaries(candidate)) for candidate in self._unread)
-        self._summaries += [(candidate, quotable) for candidate, quotable in read if quotable]
-        self._unread.clear()
         found: set[str] = set()
         if self._summaries:
             for role in ("user", "system", "assistant"):
                 quoter = _Quoter(digests(call), begins, role == "assistant")
-                for text in texts(new_messages(call) or (), role):
+                for text in texts(new_messages(call), role):
                     if len(text) >= SUMMARY_LENGTH:
                         found |= self._quoted_in(text, quoter)
         return found
@@ -96,9 +90,10 @@ class _Candidates:
 def _summaries(call: CallRow) -> list[str]:
     """The texts of a reply that are long enough to be a summary: all of it, or the inside of a
     tag."""
-    if call.message.get("tool_calls"):
+    message = first_reply(call)
+    if message.tool_calls:
         return []
-    reply = str(call.message.get("content") or "").strip()
+    reply = str(message.content or "").strip()
     return [text for text in (reply, *_tagged(reply)) if len(text) >= SUMMARY_LENGTH]
 
 
@@ -130,10 +125,10 @@ def _same_question(summarisers: Sequence[CallRow], calls: Sequence[CallRow]) -> 
     return {
         call.id
         for call in calls
-        if not call.message.get("tool_calls") and (call.parent_call_id, _last_given(call)) in asked
+        if not first_reply(call).tool_calls and (call.parent_call_id, _last_given(call)) in asked
     }
 
 
 def _last_given(call: CallRow) -> str:
-    given = list(texts(new_messages(call) or (), "user", "system"))
+    given = list(texts(new_messages(call), "user", "system"))
     return given[-1] if given else call.id

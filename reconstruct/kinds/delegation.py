@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from typing import Final, NamedTuple
 
-from bridle.reconstruct.conversation import new_messages, texts
+from bridle.reconstruct.conversation import first_reply, new_messages, texts
 from bridle.store.reading.queries import CallRow
+from bridle.store.records import ToolCall
 
 TASK_LENGTH: Final = 16
 """A tool call's argument of at least so many characters that opens a new conversation, as a user
@@ -35,24 +36,24 @@ def delegated(calls: Iterable[tuple[CallRow, str]]) -> dict[str, Delegation]:
     found: dict[str, Delegation] = {}
     for call, first in calls:
         if call.id == first and call.parent_call_id is None:
-            for text in texts(new_messages(call) or (), "user", "system"):
+            for text in texts(new_messages(call), "user", "system"):
                 delegation = asked.get(text.strip())
                 if delegation is not None and delegation.first_call_id != first:
                     found.setdefault(first, delegation)
-        for tool_call in call.message.get("tool_calls") or ():
-            for text, role in _tasks(tool_call["function"]):
+        for tool_call in first_reply(call).tool_calls:
+            for text, role in _tasks(tool_call):
                 asked[text] = Delegation(first, call.id, role)
     return found
 
 
-def _tasks(function: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+def _tasks(tool_call: ToolCall) -> Iterator[tuple[str, str]]:
     """The longer texts among a tool call's arguments, each with the name of the sub-agent."""
     try:
-        arguments = json.loads(function["arguments"])
+        arguments = json.loads(tool_call.arguments)
     except ValueError:
         return
     if isinstance(arguments, dict):
         role = next((arguments[key] for key in _ROLE_ARGUMENTS if key in arguments), None)
         for value in arguments.values():
             if isinstance(value, str) and len(value.strip()) >= TASK_LENGTH:
-                yield value.strip(), str(role or function["name"])
+                yield value.strip(), str(role or tool_call.name)

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from bridle.reconstruct.conversation import digests, own_tools, repeats
+from bridle.reconstruct.conversation import digests, repeats, tools
 from bridle.reconstruct.kinds.compaction import compactions
 from bridle.reconstruct.kinds.delegation import delegated
 from bridle.store.reading.queries import CallRow
@@ -93,13 +93,13 @@ class _Line:
         return self.calls[0]
 
     @property
-    def instructions(self) -> str:
+    def instructions(self) -> bytes:
         """Digest of the instructions that it began with."""
         return digests(self.first)[0]
 
     @property
     def uses_tools(self) -> bool:
-        return bool(own_tools(self.first))
+        return bool(tools(self.first))
 
     def give(self, verdict: Verdict, verdicts: dict[str, Verdict]) -> None:
         for call in self.calls:

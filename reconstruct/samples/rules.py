@@ -18,7 +18,7 @@ import orjson
 from numpy.typing import NDArray
 
 from bridle.reconstruct.conditions import Condition, call_meets
-from bridle.reconstruct.conversation import ReplyId, replies
+from bridle.reconstruct.conversation import ReplyId
 from bridle.reconstruct.session import LoadedSession
 from bridle.reconstruct.tree import version_ranges
 from bridle.store.reading.queries import CallRow, SpanRow
@@ -169,7 +169,7 @@ def trainable(call: CallRow, session: LoadedSession, rules: SampleRules) -> dict
     if rows:
         return {row.choice or 0: _ruling(call, row, rules, reason) for row in rows}
     found: dict[int, Ruling] = {}
-    for choice in range(len(replies(call))):
+    for choice in range(len(call.replies)):
         why = reason or _excluded_reply(call, choice, call.finish_reason, rules)
         found[choice] = Ruling(0) if why is None else Ruling(0, ((0, 0, why),))
     return found
@@ -241,17 +241,12 @@ def _excluded_version(version: int, rules: SampleRules) -> str | None:
 def parse_failed(call: CallRow, choice: int = 0) -> bool:
     """Whether a reply calls a tool in a way that cannot be parsed: arguments that are no JSON
     object, or a call that the engine's parser left in the text."""
-    messages = replies(call)
-    if choice >= len(messages):
+    if choice >= len(call.replies):
         return False
-    message = messages[choice]
-    if any(mark in str(message.get("content") or "") for mark in _CALL_MARKS):
+    message = call.replies[choice]
+    if any(mark in str(message.content or "") for mark in _CALL_MARKS):
         return True
-    return not all(
-        _is_object(tool_call["function"]["arguments"])
-        for tool_call in message.get("tool_calls") or ()
-        if "function" in tool_call
-    )
+    return not all(_is_object(tool_call.arguments) for tool_call in message.tool_calls)
 
 
 def _is_object(arguments: str) -> bool:

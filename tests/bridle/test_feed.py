@@ -21,7 +21,7 @@ from bridle.proxy.settings import ProxySettings
 from bridle.reconstruct.episodes import build_episode
 from bridle.reconstruct.samples.rules import DEFAULT_RULES, SampleRules
 from bridle.run.feed import feed
-from bridle.store.operations import deliveries
+from bridle.store.operations import leases
 from bridle.store.reading.queries import Reader
 
 
@@ -58,7 +58,7 @@ class Api(httpx.Client):
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Sealed a moment ago is long enough: there is one writer."""
-    monkeypatch.setattr(deliveries, "SETTLE_S", -1.0)
+    monkeypatch.setattr(leases, "SETTLE_S", -1.0)
     monkeypatch.setattr(bridle.run.feed, "SETTLE_S", -1.0)
 
 

@@ -24,7 +24,7 @@ from bridle.store.encoding.packing import (
 )
 from bridle.store.records import CallStatus, VersionRun
 from bridle.store.schema.database import connect, transaction
-from bridle.store.schema.tables import bodies, calls, spans
+from bridle.store.schema.tables import bodies, call_messages, calls, spans
 from bridle.store.writing.rows import OBSERVED
 
 pytestmark = pytest.mark.damages_store
@@ -86,7 +86,8 @@ def test_no_call_is_dropped_from_under_its_spans(reader, agent, change):
 
 def test_a_call_dropped_with_its_spans_is_found_by_what_hangs_on_them(reader, agent, change):
     first = reader.calls(agent.id)[0]
-    change(spans.delete().where(spans.c.call_id == first.id))
+    for table in (spans, bodies, call_messages):
+        change(table.delete().where(table.c.call_id == first.id))
     change(calls.delete().where(calls.c.id == first.id))
     assert "tree_broken" in rules(reader, agent)
 
@@ -172,7 +173,7 @@ def test_a_span_that_was_moved_is_found(reader, agent, change, column):
 
 def test_a_damaged_body_is_found_when_asked_for(reader, agent, change):
     call = reader.calls(agent.id)[0]
-    change(update(bodies).where(bodies.c.id == call.request_body_id).values(data=b"\0other"))
+    change(update(bodies).where(bodies.c.call_id == call.id).values(data=b"\0other"))
     assert rules(reader, agent) == set()
     report = audit_session(reader, agent.id, bodies=True)
     assert "body_damaged" in {violation.rule for violation in report.violations}

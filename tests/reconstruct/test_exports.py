@@ -25,7 +25,7 @@ def assistant(text):
 
 def calling(name):
     call = {"id": f"call_{name}", "type": "function", "function": {"name": name, "arguments": "{}"}}
-    return {"role": "assistant", "content": None, "reasoning": "hm", "tool_calls": [call]}
+    return {"role": "assistant", "reasoning": "hm", "tool_calls": [call]}
 
 
 def shown(name):

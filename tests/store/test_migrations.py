@@ -14,11 +14,11 @@ from pathlib import Path
 import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
+from bridle.store.encoding.vocabulary import Vocabulary
+from bridle.store.operations.deliveries import Deliveries
 from sqlalchemy import JSON, Boolean, MetaData, inspect, text
 
-from bridle.store.encoding.vocabulary import Vocabulary
 from bridle.store.errors import StoreUnavailable
-from bridle.store.operations.deliveries import Deliveries
 from bridle.store.reading.queries import Reader
 from bridle.store.records import ServedPolicy, TaskRecord
 from bridle.store.schema.database import (

@@ -4,11 +4,11 @@ import sqlite3
 
 import numpy as np
 import pytest
+from bridle.store.encoding.vocabulary import Vocabulary
 from sqlalchemy import func, select
 
 from bridle.reconstruct.audit import audit_session
 from bridle.store.encoding.packing import pack_ids
-from bridle.store.encoding.vocabulary import Vocabulary
 from bridle.store.operations.copying import copy_store
 from bridle.store.operations.retention import forget
 from bridle.store.reading.queries import Reader

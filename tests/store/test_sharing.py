@@ -5,6 +5,7 @@ import contextlib
 import threading
 
 from bridle.store.encoding.vocabulary import Vocabulary
+
 from bridle.store.reading.queries import Reader
 from bridle.store.records import CallEnded, CallStatus
 from bridle.store.writing.writer import Writer

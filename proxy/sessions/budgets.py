@@ -10,27 +10,18 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Mapping
-from typing import Annotated, Any, Final
+from typing import Any, Final
 
 import msgspec
 
+from bridle.proxy.sessions.session import Session
+from bridle.proxy.settings import Budget
 from bridle.proxy.wire.canonical import ApiError
 from bridle.store.reading.queries import Reader
 from bridle.store.records import Note, SessionRecord
 
 EXHAUSTED: Final = "budget"
 """The reason of a call that was refused; such calls spend nothing."""
-
-Amount = Annotated[int, msgspec.Meta(ge=0)]
-
-
-class Budget(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Upper bounds; ``None`` where there is none."""
-
-    calls: Amount | None = None
-    tokens: Amount | None = None
-    """Sampled tokens; of an upstream that tells no ids, the completion tokens it reports."""
-    wall_s: Annotated[float, msgspec.Meta(ge=0)] | None = None
 
 
 class Budgets:
@@ -39,36 +30,25 @@ class Budgets:
     def __init__(self, reader: Reader, default: Budget) -> None:
         self._reader = reader
         self._default = default
-        self._running: dict[str, set[str]] = {}
-        """Calls that run here, by session."""
 
-    async def refusal(self, session: SessionRecord) -> tuple[ApiError, Note] | None:
-        """Why the session's next call is refused, if it is; call it before :meth:`begin`."""
-        budget = self._of(session.settings)
+    async def refusal(self, session: Session) -> tuple[ApiError, Note] | None:
+        """Why the session's next call is refused, if it is; ask before the call begins."""
+        record = session.record
+        budget = self._of(record.settings)
         if budget == _UNLIMITED:
             return None
-        if budget.wall_s is not None and time.time() - session.created_at >= budget.wall_s:
-            return _exhausted("wall_s", f"{budget.wall_s:g} s of time", session)
+        if budget.wall_s is not None and time.time() - record.created_at >= budget.wall_s:
+            return _exhausted("wall_s", f"{budget.wall_s:g} s of time", record)
         if budget.calls is None and budget.tokens is None:
             return None
-        before = tuple(self._running.get(session.id, ()))
+        before = tuple(session.running)
         calls, tokens = await asyncio.to_thread(self._reader.spent, session.id, before)
-        calls += len(self._running.get(session.id, set()).union(before))
+        calls += len(session.running.union(before))
         if budget.calls is not None and calls >= budget.calls:
-            return _exhausted("calls", f"{budget.calls} calls", session)
+            return _exhausted("calls", f"{budget.calls} calls", record)
         if budget.tokens is not None and tokens >= budget.tokens:
-            return _exhausted("tokens", f"{budget.tokens} sampled tokens", session)
+            return _exhausted("tokens", f"{budget.tokens} sampled tokens", record)
         return None
-
-    def begin(self, session_id: str, call_id: str) -> None:
-        """A call of the session runs; pair with :meth:`end`, after its record is committed."""
-        self._running.setdefault(session_id, set()).add(call_id)
-
-    def end(self, session_id: str, call_id: str) -> None:
-        running = self._running[session_id]
-        running.discard(call_id)
-        if not running:
-            del self._running[session_id]
 
     def _of(self, settings: Mapping[str, Any]) -> Budget:
         own = settings.get("budget")

@@ -6,9 +6,9 @@ import threading
 import time
 
 import pytest
+from bridle.store.operations.deliveries import Deliveries, UnknownLease
 
 from bridle.store.operations import deliveries
-from bridle.store.operations.deliveries import Deliveries, UnknownLease
 from bridle.store.operations.retention import forget
 from bridle.store.records import Reward
 from bridle.store.schema.database import connect
