@@ -38,7 +38,7 @@ def derive(
             "session_id": session.id,
             "builder": builder,
             "builder_version": BUILDER_VERSION,
-            "policy": rules.as_data(),
+            "rules": rules.as_data(),
             "leaf_call_id": sample.leaf_call_id,
             "segments": [[piece.span.id, piece.take, piece.trains] for piece in branch],
             "weight": sample.weight,
@@ -57,7 +57,7 @@ def derive(
 
 def derive_again(session: LoadedSession) -> int:
     """Makes a session's stored samples again, each set under its own rules; returns how many."""
-    sets = {row["builder"]: row["policy"] for row in _rows(session)}
+    sets = {row["builder"]: row["rules"] for row in _rows(session)}
     return sum(
         len(derive(session, SampleRules.from_data(rules), builder).samples)
         for builder, rules in sets.items()
@@ -78,7 +78,7 @@ def stored_samples(
         assemble(session.tree, _branch(session.tree, row["segments"]), row["weight"])
         for row in rows
     ]
-    return SampleRules.from_data(rows[0]["policy"]), found
+    return SampleRules.from_data(rows[0]["rules"]), found
 
 
 def _branch(tree: SessionTree, segments: Sequence[Any]) -> Branch:

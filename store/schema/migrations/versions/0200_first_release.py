@@ -209,7 +209,7 @@ def upgrade() -> None:
         sa.Column("session_id", sa.String(length=64), nullable=False),
         sa.Column("builder", sa.String(length=32), nullable=False),
         sa.Column("builder_version", sa.Integer(), nullable=False),
-        sa.Column("policy", sa.JSON(), nullable=False),
+        sa.Column("rules", sa.JSON(), nullable=False),
         sa.Column("leaf_call_id", sa.String(length=64), nullable=False),
         sa.Column("segments", sa.JSON(), nullable=False),
         sa.Column("weight", sa.Float(precision=53), nullable=False),
