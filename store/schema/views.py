@@ -1,4 +1,4 @@
-"""The views ``turns``, ``messages`` and ``tool_calls``: what people ask a store for, by plain names.
+"""The views ``turns``, ``messages`` and ``tool_calls``, by which people read a store.
 
 They are no part of the migrations: every :func:`bridle.store.schema.database.migrate` makes them
 anew from here. docs/sql.md describes their columns.

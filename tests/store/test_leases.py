@@ -6,9 +6,9 @@ import threading
 import time
 
 import pytest
-from bridle.store.operations.leases import Leases, UnknownLease
 
 from bridle.store.operations import leases
+from bridle.store.operations.leases import Leases, UnknownLease
 from bridle.store.operations.retention import forget
 from bridle.store.records import Reward
 from bridle.store.schema.database import connect

@@ -20,7 +20,8 @@ from bridle.store.records import (
     ToolCall,
 )
 from bridle.store.schema.database import connect, migrate, transaction
-from bridle.store.schema.tables import bodies, call_messages, calls as calls_table, tool_sets
+from bridle.store.schema.tables import bodies, call_messages, tool_sets
+from bridle.store.schema.tables import calls as calls_table
 from bridle.store.writing.writer import Writer
 
 TOOLS = ({"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}},)

@@ -31,9 +31,7 @@ def record(writer, calls, turns=3, marker=b"", **session):
             parent_call_id=parent,
             conversation=Conversation((Message("user", history.decode()),), length=1),
         )
-        ended = calls.ended(
-            begun, prompt, [turn, 7], response_body=b"reply %d %s" % (turn, marker)
-        )
+        ended = calls.ended(begun, prompt, [turn, 7], response_body=b"reply %d %s" % (turn, marker))
         writer.begin_call(begun)
         writer.end_call_sync(ended)
         made_calls.append((begun, ended))

@@ -278,7 +278,7 @@ async def test_failed_calls_are_kept_with_their_reason(writer, reader, calls):
     )
     row = reader.call(begun.id)
     assert (row.status, row.reason) == (CallStatus.FAILED, "refused")
-    assert (row.error, row.response_body_id) == ({"kind": "overloaded"}, None)
+    assert (row.error, row.response_sha256) == ({"kind": "overloaded"}, None)
 
 
 async def test_a_full_queue_turns_new_calls_away_and_lets_ends_in(url, calls, held):
