@@ -44,6 +44,33 @@ def test_a_secret_is_nowhere_in_the_record_and_the_call_says_so(url, reader, cal
     secret = SECRETS[name]
     written = json.loads(f'"{secret}"')
     request = b'{"messages":[{"role":"user","content":"use %s now"}]}' % secret.encode()
+    found = recorded(
+        url,
+        calls,
+        Redactor(),
+        {
+            "request_body": request,
+            "conversation": Conversation((Message("user", f"use {written} now"),), length=1),
+        },
+        response_body=f'{{"content":"I use {secret}"}}'.encode(),
+        replies=(Message("assistant", f"I use {written}"),),
+    )
+    row = reader.call(found)
+    for stored in (
+        reader.request_body(row.id),
+        reader.response_body(row.id),
+        msgspec.json.encode([row.replies, row.conversation.tail]),
+    ):
+        assert secret.encode() not in stored
+        assert b"[redacted:%b]" % name.encode() in stored
+    assert [note.detail for note in row.notes if note.name == "redacted"] == [f"2 {name}"]
+    assert row.status is CallStatus.COMPLETE
+    assert reader.prompt_token_ids(found).tolist() == [1, 2], "tokens stay what they were"
+
+
+def test_a_secret_spelled_across_a_stream_takes_the_raw_body_with_it(url, reader, calls):
+    secret = SECRETS["aws_access_key"]
+    stream = b"".join(b'data: {"delta":"%c"}\n\n' % letter for letter in secret.encode())
     said = (Message("assistant", f"it is {secret}"),)
     found = recorded(url, calls, Redactor(), {}, response_body=stream, replies=said)
     row = reader.call(found)
