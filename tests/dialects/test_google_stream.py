@@ -104,9 +104,9 @@ def test_the_client_reads_the_stream(
     ]
     signatures = [part.thought_signature for part in parts if part.thought_signature]
     assert [minting.read(signature.decode()) for signature in signatures] == [
-        minting.Mark(call_id, 0),
-        minting.Mark(call_id, 0),
-        minting.Mark(call_id, 1),
+        minting.MintedId(call_id, 0),
+        minting.MintedId(call_id, 0),
+        minting.MintedId(call_id, 1),
     ]
     usage = chunks[-1].usage_metadata
     assert usage is not None
