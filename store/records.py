@@ -237,6 +237,41 @@ class Choice(msgspec.Struct, frozen=True, gc=False):
     finish_reason: str | None
 
 
+class Span(msgspec.Struct, frozen=True, gc=False):
+    """An edge of a session's token tree; append-only, never changed after its commit.
+
+    A span hangs at absolute token position ``start`` of its parent's path. The parent may reach
+    further than ``start``: then this span branches off inside it.
+    """
+
+    id: str
+    """``{call_id}.o`` for observed tokens, ``{call_id}.s{choice}`` for sampled ones."""
+    session_id: str
+    call_id: str
+    parent_id: str | None
+    start: int
+    kind: SpanKind
+    token_ids: TokenIds
+    logprobs: Logprobs | None = None
+    """``float32[len(token_ids)]`` for sampled spans, else ``None``."""
+    versions: tuple[VersionRun, ...] = ()
+
+    @property
+    def end(self) -> int:
+        """Absolute position after the last token."""
+        return self.start + len(self.token_ids)
+
+
+class Growth(msgspec.Struct, frozen=True, gc=False):
+    """What a call adds to its session's token tree."""
+
+    prompt_span_id: str | None
+    """The span in which the prompt ends; ``None`` for an empty or unknown prompt."""
+    spans: tuple[Span, ...]
+    shared: int = 0
+    """How many leading tokens of the prompt are those of the path that the call continues."""
+
+
 class CallEnded(msgspec.Struct, frozen=True, gc=False):
     """What is known when a call is over; committing it is what makes the reply deliverable."""
 
@@ -248,6 +283,8 @@ class CallEnded(msgspec.Struct, frozen=True, gc=False):
     prompt_token_ids: TokenIds | None = None
     """``uint32[P]`` as the engine says it used them; ``None`` when it did not say."""
     choices: tuple[Choice, ...] = ()
+    growth: Growth | None = None
+    """Where these tokens stand in the session's tree; ``None``: the writer looks, in its own."""
     response_body: bytes = b""
     """What the client was sent, as bytes (the whole event stream when streaming)."""
     model_served: str | None = None
@@ -283,31 +320,6 @@ class Reward:
     turn: int | None = None
     source: str | None = None
     detail: Mapping[str, Any] = field(default_factory=dict)
-
-
-class Span(msgspec.Struct, frozen=True, gc=False):
-    """An edge of a session's token tree; append-only, never changed after its commit.
-
-    A span hangs at absolute token position ``start`` of its parent's path. The parent may reach
-    further than ``start``: then this span branches off inside it.
-    """
-
-    id: str
-    """``{call_id}.o`` for observed tokens, ``{call_id}.s{choice}`` for sampled ones."""
-    session_id: str
-    call_id: str
-    parent_id: str | None
-    start: int
-    kind: SpanKind
-    token_ids: TokenIds
-    logprobs: Logprobs | None = None
-    """``float32[len(token_ids)]`` for sampled spans, else ``None``."""
-    versions: tuple[VersionRun, ...] = ()
-
-    @property
-    def end(self) -> int:
-        """Absolute position after the last token."""
-        return self.start + len(self.token_ids)
 
 
 @dataclass(frozen=True, slots=True)

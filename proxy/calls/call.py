@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from dataclasses import dataclass
-from functools import partial
 from typing import Final
 
 from bridle.proxy.engines.pool import EnginePool
@@ -92,7 +91,7 @@ class Call:
             choices=ask.choices,
             detail=ask.detail,
             tool_call_prefix=_TOOL_CALL_PREFIX.get(request.dialect, "call"),
-            read_prompt=partial(services.prompt_ids.read, begun.session_id),
+            read_prompt=recording.session.prompt.read,
         )
         self._stream = EngineStream(
             engines,

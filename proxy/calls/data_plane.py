@@ -10,19 +10,20 @@ from urllib.parse import parse_qsl
 
 from bridle.proxy.calls.call import Call
 from bridle.proxy.calls.models import models_dialect, models_reply
-from bridle.proxy.continuation.prompt import Prompt, tail_length
+from bridle.proxy.continuation.prompt import CallPrompt, tail_length
 from bridle.proxy.dialects.registry import COUNTING, DIALECTS
 from bridle.proxy.dialects.responses.dialect import deleted
 from bridle.proxy.engines.request import constraint, engine_request
 from bridle.proxy.engines.routes import Destination
 from bridle.proxy.http.client import Client, ClientGone, encoded
 from bridle.proxy.http.routes import Action, Route, calls_method, nothing_at
-from bridle.proxy.lineage.lineage import Link
+from bridle.proxy.lineage.turn import Link
 from bridle.proxy.recording.stored_responses import marked_deleted, not_stored, unknown_response
 from bridle.proxy.services import Services
 from bridle.proxy.sessions.harness_identity import Identity, identify, kept_headers
 from bridle.proxy.sessions.registry import Caller, store_not_read, store_unavailable
 from bridle.proxy.sessions.sampling import effective
+from bridle.proxy.sessions.session import Session
 from bridle.proxy.wire.canonical import ApiError, Request
 from bridle.store.errors import StoreUnavailable
 from bridle.store.records import (
@@ -33,7 +34,6 @@ from bridle.store.records import (
     CallStatus,
     Continuation,
     Note,
-    SessionRecord,
     new_id,
 )
 
@@ -122,7 +122,7 @@ class DataPlane:
         started_at = time.time()
         to = services.models.find(request.model, link.seen.agent)
         prompt = await self._prompt(session, link, request, to)
-        sampling, overruled = effective(request.sampling, session.settings)
+        sampling, overruled = effective(request.sampling, session.record.settings)
         ask = engine_request(
             request,
             sampling,
@@ -132,12 +132,12 @@ class DataPlane:
         )
         notes = [*request.notes]
         if link.unknown:
-            still_open = services.conversations.in_flight(link.unknown)
+            still_open = services.memory.running(link.unknown)
             notes += [Note("echoed_call_still_open", call_id) for call_id in still_open]
         notes += (*to.notes, *prompt.notes, *overruled, *ask.notes, *constraint(request))
         if request.dialect == "responses":
             notes += not_stored(request)
-        budget = services.budgets.of(session)
+        budget = services.budgets.of(session.record)
         refusal = None if budget is None else await services.budgets.refusal(session, budget)
         begun = _begun(session, request, body, client, started_at, link)
         try:
@@ -150,14 +150,8 @@ class DataPlane:
             reason, note = refusal
             notes.append(note)
             await call.refuse(reason)
-        elif budget is None:
-            await call.serve()
         else:
-            services.budgets.begin(session.id, begun.id)
-            try:
-                await call.serve()
-            finally:
-                services.budgets.end(session.id, begun.id)
+            await call.serve()
 
     def _parsed(self, route: Route, client: Client, body: bytes, owner: str) -> Request:
         histories = self._services.histories
@@ -168,17 +162,17 @@ class DataPlane:
 
     async def _admit(
         self, caller: Caller, route: Route, identity: Identity, request: Request
-    ) -> tuple[SessionRecord, Link]:
+    ) -> tuple[Session, Link]:
         """The session of the request, and what of it the request continues."""
         services = self._services
         session = await services.sessions.admit(caller, route.session, identity)
         if session is not None:
-            return session, await services.conversations.find(session.id, request, identity.role)
-        link, session_id = await services.conversations.find_anonymous(request)
-        session = await services.sessions.anonymous(session_id, identity)
-        if link.parent is not None and session.id != session_id:
+            return session, await services.memory.find(session, request, identity.role)
+        link, continued = await services.memory.find_anonymous(request)
+        session = await services.sessions.anonymous(continued, identity)
+        if link.parent is not None and session is not continued:
             # The session that it goes on from takes no more: what it says is all new here.
-            link = services.conversations.find_first(request)
+            link = services.memory.find_first(request)
         return session, link
 
     async def _count(self, route: Route, client: Client) -> None:
@@ -191,8 +185,7 @@ class DataPlane:
         identity = identify(client.headers)
         session = await services.sessions.admit(caller, route.session, identity)
         if session is None:
-            _, known = await services.conversations.find_anonymous(request)
-            session = None if known is None else await services.sessions.find(known)
+            _, session = await services.memory.find_anonymous(request)
         to = services.models.find(request.model, identity.role)
         started_at = time.time()
         count, served = await to.engines.count_tokens(request)
@@ -235,6 +228,7 @@ class DataPlane:
         services = self._services
         caller = await services.sessions.authenticate(client.headers, client.address)
         response_id = dict(route.parameters)["response"]
+        await services.explanations.drain()  # it sets notes, too
         call = await services.stored_responses.find(response_id)
         if call is None or not caller.may_read(call.session_id):
             raise unknown_response(response_id)
@@ -263,16 +257,16 @@ class DataPlane:
         await client.respond(200, reply)
 
     async def _prompt(
-        self, session: SessionRecord, link: Link, request: Request, to: Destination
-    ) -> Prompt:
+        self, session: Session, link: Link, request: Request, to: Destination
+    ) -> CallPrompt:
         continuer = self._services.continuer
         if (
             continuer is None
             or to.frozen
-            or session.continuation is Continuation.RENDERED
+            or session.record.continuation is Continuation.RENDERED
             or request.dialect == "completions"
         ):
-            return Prompt(None, link.break_reason)
+            return CallPrompt(None, link.break_reason)
         if tail_length(link) < _LONG_TAIL:
             prompt = continuer.prompt(link, request)
         else:
@@ -285,7 +279,7 @@ class DataPlane:
         if await check.allows(to.engines, request.model):
             return prompt
         reason = link.break_reason or BreakReason.TOKENIZER_DIFFERS
-        return Prompt(None, reason, notes=(Note("tokenizer_differs"),))
+        return CallPrompt(None, reason, notes=(Note("tokenizer_differs"),))
 
 
 def _allowed(method: str, route: Route) -> bool:
@@ -309,7 +303,7 @@ def _owner(caller: Caller, route: Route, identity: Identity) -> str:
 
 
 def _begun(
-    session: SessionRecord,
+    session: Session,
     request: Request,
     body: bytes,
     client: Client,

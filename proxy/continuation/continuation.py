@@ -17,14 +17,14 @@ from typing import Any, Final
 import numpy as np
 
 from bridle.engine.contract.tokenizer import TemplateError, Tokenizer
-from bridle.proxy.continuation.breaks import explain
 from bridle.proxy.continuation.probe import Prober
-from bridle.proxy.continuation.prompt import Prompt
+from bridle.proxy.continuation.prompt import CallPrompt
 from bridle.proxy.continuation.report import TemplateReport
 from bridle.proxy.continuation.tail import MARKER, SeamError, Setting, Tail, TailRenderer
 from bridle.proxy.lineage.turn import Link
 from bridle.proxy.wire.canonical import Request
 from bridle.store.records import BreakReason, TokenIds
+from bridle.store.tree import path_ids
 
 __all__ = ["Continuer", "TemplateReport"]
 
@@ -44,30 +44,23 @@ class Continuer:
         self.report: TemplateReport = self._prober.report()
         self._stops = tokenizer.eos_token_ids | self.report.end_of_turn_ids
 
-    def prompt(self, link: Link, request: Request) -> Prompt:
+    def prompt(self, link: Link, request: Request) -> CallPrompt:
         """The prompt of a request that belongs where ``link`` says."""
         if isinstance(request.prompt, tuple):
-            return Prompt(np.asarray(request.prompt, dtype=np.uint32), link.break_reason)
+            return CallPrompt(np.asarray(request.prompt, dtype=np.uint32), link.break_reason)
         base = link.base
         if base is None:
-            return Prompt(None, link.break_reason)
-        path = base.path_pieces(link.choice)
-        if path is None:
-            return Prompt(None, link.break_reason or BreakReason.PARENT_WITHOUT_IDS)
+            return CallPrompt(None, link.break_reason)
+        tip = base.tip(link.choice)
+        if tip is None:
+            return CallPrompt(None, link.break_reason or BreakReason.PARENT_WITHOUT_IDS)
         tail = self._tail(link, request)
         if tail is None:
-            return Prompt(None, link.break_reason or BreakReason.TAIL_NOT_LOCAL)
+            return CallPrompt(None, link.break_reason or BreakReason.TAIL_NOT_LOCAL)
         if self._other_beginning(base.seen.arguments, link, request):
-            return Prompt(None, link.break_reason or BreakReason.TEMPLATE_REWROTE_HISTORY)
-        new = self._new_ids(int(path[-1][-1]), tail)
-        return Prompt(np.concatenate([*path, new]), link.break_reason, len(new))
-
-    def explain(
-        self, link: Link, request: Request, rendered: TokenIds | Sequence[int]
-    ) -> tuple[BreakReason, ...]:
-        """What exactness would have saved: why the engine's own rendering of ``request`` does not
-        begin with its parent's ids. Empty when it does, or when there is no parent."""
-        return explain(self.tokenizer, link, request, rendered)
+            return CallPrompt(None, link.break_reason or BreakReason.TEMPLATE_REWROTE_HISTORY)
+        new = self._new_ids(int(tip.token_ids[-1]), tail)
+        return CallPrompt(path_ids(tip, tip.end, new), link.break_reason, len(new))
 
     def _other_beginning(self, before: str | None, link: Link, request: Request) -> bool:
         """Whether the template, which was given the arguments ``before``, says something else

@@ -1,24 +1,52 @@
-"""What an engine is given as the prompt, and how much of it is still to be rendered."""
+"""The prompt of a call, and whether the engine's own ids continue the parent's."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from bridle.proxy.lineage.turn import Link
-from bridle.store.records import BreakReason, Note, TokenIds
+from bridle.store.records import BreakReason, Growth, Note, TokenIds
 
 
 @dataclass(frozen=True, slots=True)
-class Prompt:
-    """What to send the engine."""
+class CallPrompt:
+    """What is sent to the engine as the prompt."""
 
     token_ids: TokenIds | None
-    """``uint32``: the exact prompt; ``None``: send the messages, the engine renders them."""
+    """``uint32``: the exact prompt; ``None``: the messages are sent, and the engine renders
+    them."""
     break_reason: BreakReason | None = None
     tail_token_count: int = 0
     """Ids at the prompt's end that are new, i.e. were rendered now."""
     notes: tuple[Note, ...] = ()
+
+    def used(self, prompt: TokenIds | None) -> bool:
+        """Whether the ids that the engine reports are those that it was sent."""
+        if prompt is None or self.token_ids is None:
+            return False
+        return np.array_equal(self.token_ids, prompt)
+
+    def verdict(
+        self, link: Link, growth: Growth, *, exact: bool
+    ) -> tuple[BreakReason | None, tuple[Note, ...]]:
+        """Why the ids that the engine used, which stand in the token tree as ``growth`` says, do
+        not continue those of the link's base, if they do not. ``UNEXPLAINED`` where texts have to
+        be compared for that (:mod:`bridle.proxy.continuation.explanations`)."""
+        if exact or link.base is None:
+            return link.break_reason, ()
+        notes = () if self.token_ids is None else (Note("exact_continuation_ignored"),)
+        if link.break_reason is not None:
+            return link.break_reason, notes
+        tip = link.base.tip(link.choice)
+        if tip is None:
+            return self.break_reason or BreakReason.PARENT_WITHOUT_IDS, notes
+        if growth.shared == tip.end:
+            return None, notes
+        # The prompt's own reason was known before the engine was asked.
+        return self.break_reason or BreakReason.UNEXPLAINED, notes
 
 
 def tail_length(link: Link) -> int:

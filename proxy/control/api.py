@@ -160,7 +160,8 @@ async def _found(session_id: str, services: Services) -> SessionRecord:
     session = await services.sessions.find(session_id)
     if session is None:
         raise ApiError("not_found", f"there is no session {session_id}", status=404)
-    return session
+    await services.explanations.drain(session.id)
+    return session.record
 
 
 OwnSession = Annotated[SessionRecord, Depends(_session)]

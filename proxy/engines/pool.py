@@ -31,6 +31,7 @@ from bridle.proxy.wire.canonical import ApiError, Request
 log = logging.getLogger("bridle.proxy")
 
 _SHORTEST_RETRY_S: Final = 1.0
+_HOMES_KEPT: Final = 4096
 
 Answer = TypeVar("Answer")
 Fingerprints = Mapping[str, str | None]
@@ -143,7 +144,7 @@ class EnginePool:
         chosen = min(fresh or usable, key=lambda one: (one.running, _rank(one, session_id)))
         if session_id is not None:
             self._homes[session_id] = chosen
-            while len(self._homes) > self._settings.limits.sessions_in_memory:
+            while len(self._homes) > _HOMES_KEPT:
                 self._homes.popitem(last=False)
         return chosen
 

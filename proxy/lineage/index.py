@@ -9,7 +9,7 @@ from typing import Final, TypeVar
 
 import msgspec
 
-from bridle.proxy.lineage.digests import digest_of, spoken_text
+from bridle.proxy.lineage.digests import Digester, digest_of, spoken_text
 from bridle.proxy.lineage.turn import Sampled, Seen, Turn
 from bridle.store.reading.summaries import SUMMARY_LENGTH, quotable
 
@@ -24,24 +24,27 @@ _BEGINNINGS: Final = re.compile(r"(?<!\w)\w|[^\w\s]")
 class TurnIndex:
     """Turns by id (longest out of use first), by place, by reply and by question."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, unrelated: bool = False) -> None:
+        """``unrelated``: the turns are of many sessions that know nothing of each other, so that
+        two equal conversations are one run after another, not one that asked again."""
+        self.unrelated = unrelated
+        self.digester = Digester()
         self.turns: OrderedDict[str, Turn] = OrderedDict()
-        self.held_tokens = 0
         self._children: dict[Below, dict[bytes, list[Turn]]] = {}
         self._replies: dict[bytes, list[Turn]] = {}
         self._questions: dict[tuple[object, ...], list[Turn]] = {}
         self._echoed: dict[str, int] = {}
         self._openings: dict[str, list[Turn]] = {}
         """By the first ``SUMMARY_LENGTH`` characters of what may be quoted of each reply."""
-        self._prompts: dict[int, int] = {}
-        """How many turns hold an array of prompt ids, by the array's identity: calls that ask the
-        same again share it."""
         self._depths: dict[tuple[bytes, str | None], list[int]] = {}
         """Of the turns with these instructions and agent: how many there are, and the depth of the
         deepest there has been."""
 
-    def insert(self, turn: Turn) -> None:
-        self.held_tokens += self._new_tokens(turn)
+    def add(self, turn: Turn) -> None:
+        """Adds a call that is over, or replaces what was known of it."""
+        known = self.turns.get(turn.call_id)
+        if known is not None:
+            self.remove(known)
         below = _below(turn)
         siblings = self._children.setdefault(below, {})
         siblings.setdefault(_first(turn.seen.units), []).append(turn)
@@ -60,7 +63,6 @@ class TurnIndex:
 
     def remove(self, turn: Turn) -> None:
         del self.turns[turn.call_id]
-        self.held_tokens -= self._freed_tokens(turn)
         below = _below(turn)
         siblings = self._children[below]
         _discard(siblings, _first(turn.seen.units), turn)
@@ -79,23 +81,6 @@ class TurnIndex:
             self._echoed[used] -= 1
             if not self._echoed[used]:
                 del self._echoed[used]
-
-    def _new_tokens(self, turn: Turn) -> int:
-        sampled = _sampled_tokens(turn)
-        if turn.own_ids is None:
-            return sampled
-        holders = self._prompts[id(turn.own_ids)] = self._prompts.get(id(turn.own_ids), 0) + 1
-        return sampled + (len(turn.own_ids) if holders == 1 else 0)
-
-    def _freed_tokens(self, turn: Turn) -> int:
-        sampled = _sampled_tokens(turn)
-        if turn.own_ids is None:
-            return sampled
-        self._prompts[id(turn.own_ids)] -= 1
-        if self._prompts[id(turn.own_ids)]:
-            return sampled
-        del self._prompts[id(turn.own_ids)]
-        return sampled + len(turn.own_ids)
 
     def leaves(self) -> list[Turn]:
         """Turns that no other turn builds on: lone calls first, then ends of longer lines; each
@@ -190,10 +175,6 @@ def _used(turn: Turn) -> set[str]:
     if turn.base is not None:
         used.add(turn.base.call_id)
     return used
-
-
-def _sampled_tokens(turn: Turn) -> int:
-    return sum([len(choice.token_ids) for choice in turn.choices])
 
 
 def _discard(lists: dict[Key, list[Turn]], key: Key, turn: Turn) -> None:

@@ -1,4 +1,5 @@
-"""One recorded call as lineage knows it: what was asked, what was answered, and in which tokens.
+"""One recorded call as lineage knows it: what was asked, what was answered, and where its tokens
+stand in the session's token tree.
 
 Turns form two trees that mostly coincide. The *parent* is the call that a request continues in
 meaning. The *base* is the deepest call whose whole conversation, reply included, stands unchanged
@@ -9,18 +10,22 @@ broke, and the break has a reason.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, Final
 
 import msgspec
-import numpy as np
 
-from bridle.proxy.lineage.digests import digest_of, unfolded
 from bridle.proxy.wire.canonical import Message, ToolCall
-from bridle.store.records import BreakReason, CallStatus, TokenIds
-from bridle.store.tree import common_prefix
+from bridle.store.records import BreakReason, CallKind, CallStatus, Note, TokenIds
+from bridle.store.tree import Node, Point, path_ids
 
 STATE_VERSION = 1
+
+_CUT: Final = frozenset({CallStatus.FAILED, CallStatus.PARTIAL, CallStatus.INTERRUPTED})
+"""The statuses after which a client sends its request again."""
+
+TRUSTED: Final = frozenset({CallStatus.COMPLETE, CallStatus.PARTIAL})
+"""The statuses of calls whose tokens later calls may continue, contradictions excepted."""
 
 
 class Seen(msgspec.Struct, frozen=True, gc=False):
@@ -49,26 +54,27 @@ class Sampled(msgspec.Struct, frozen=True, gc=False):
 
     message: Message
     """The reply in chat shape, tool-call ids as the client was sent them."""
-    token_ids: TokenIds
-    """``uint32[T]``, the engine's own, stop token included when there is one."""
-    finish_reason: str | None = None
-    digest: bytes = b""
+    digest: bytes
+    form: bytes
+    """What it says, and how it is written when it is echoed as it is."""
+    node: Node | None = None
+    """Its tokens; ``None`` when nothing can be built on them."""
 
 
 class Turn(msgspec.Struct, frozen=True, eq=False):
-    """One recorded call: from :meth:`of` when it is over, from :meth:`from_state` at restart."""
+    """One recorded call, when it is over."""
 
     call_id: str
+    session_id: str
     parent_call_id: str | None
     status: CallStatus
     seen: Seen
     base: Turn | None = None
     base_choice: int = 0
     choices: tuple[Sampled, ...] = ()
-    shared: int = 0
-    """How many tokens of the base's path (its prompt and reply) this prompt begins with."""
-    own_ids: TokenIds | None = None
-    """``uint32``: the prompt ids after the shared ones; ``None`` when the engine told no ids."""
+    prompt: Point | None = None
+    """Where its prompt ends; ``None`` when the engine reported no ids, or when the record is not
+    to be trusted: then its echo is recognised, and nothing is built on it."""
     differs: tuple[str, ...] = ()
     """What the harness wrote differently along this conversation, so far."""
     confidence: float = 1.0
@@ -77,85 +83,22 @@ class Turn(msgspec.Struct, frozen=True, eq=False):
     def __repr__(self) -> str:
         return f"Turn({self.call_id!r})"  # its bases are as many as the conversation is long
 
-    @classmethod
-    def of(
-        cls,
-        call_id: str,
-        link: Link,
-        *,
-        status: CallStatus,
-        choices: Sequence[Sampled] = (),
-        prompt_token_ids: TokenIds | Sequence[int] | None = None,
-    ) -> Turn:
-        """The turn of a call that was admitted with ``link`` and is now over.
-
-        ``choices`` are the replies as sampled (none when the call failed), ``prompt_token_ids`` the
-        ids that the engine says it used. Of a quarantined call give the replies but no prompt ids:
-        it is recognised when it is echoed, and nothing is built on it.
-        """
-        shared, own_ids = _share(link.base, link.choice, prompt_token_ids)
-        return cls(
-            call_id=call_id,
-            parent_call_id=link.parent.call_id if link.parent is not None else None,
-            status=status,
-            seen=link.seen,
-            base=link.base,
-            base_choice=link.choice if link.base is not None else 0,
-            choices=tuple(
-                Sampled(
-                    choice.message,
-                    np.asarray(choice.token_ids, dtype=np.uint32),
-                    choice.finish_reason,
-                    digest_of(unfolded(choice.message)),
-                )
-                for choice in choices
-            ),
-            shared=shared,
-            own_ids=own_ids,
-            differs=link.differs,
-            confidence=link.confidence,
-            retry_of=link.retry_of,
-        )
-
-    @property
-    def prompt_token_ids(self) -> TokenIds | None:
-        """``uint32[P]`` as the engine used them, put together from the path."""
-        return None if self.own_ids is None else np.concatenate(self._prompt_pieces())
-
-    def _prompt_pieces(self) -> list[TokenIds]:
-        """The prompt's ids as the turns of its path hold them, in order; at least one piece."""
-        pieces: list[TokenIds] = []
-        turn, wanted = self, self.prompt_length
-        while True:
-            if turn.own_ids is not None and wanted > turn.shared:
-                pieces.append(turn.own_ids[: wanted - turn.shared])
-                wanted = turn.shared
-            if wanted == 0 or turn.base is None:
-                break
-            length = turn.base.prompt_length
-            if wanted > length:
-                sampled = turn.base.choices[turn.base_choice].token_ids
-                pieces.append(sampled[: wanted - length])
-                wanted = length
-            turn = turn.base
-        return pieces[::-1] or [np.empty(0, np.uint32)]
-
     @property
     def prompt_length(self) -> int:
-        """Tokens in the prompt; 0 when the engine told no ids."""
-        return 0 if self.own_ids is None else self.shared + len(self.own_ids)
+        """Tokens in the prompt; 0 when its ids are not known."""
+        return 0 if self.prompt is None else self.prompt.position
+
+    def tip(self, choice: int = 0) -> Node | None:
+        """Where prompt and reply of one choice end; ``None`` when either has no ids."""
+        if self.prompt is None or choice >= len(self.choices):
+            return None
+        node = self.choices[choice].node
+        return node if node is not None and len(node.token_ids) else None
 
     def path_ids(self, choice: int = 0) -> TokenIds | None:
         """``uint32``: prompt and reply of one choice; ``None`` when either has no ids."""
-        pieces = self.path_pieces(choice)
-        return None if pieces is None else np.concatenate(pieces)
-
-    def path_pieces(self, choice: int = 0) -> list[TokenIds] | None:
-        """:meth:`path_ids` in pieces, for who puts more behind them; the last is the reply."""
-        if self.own_ids is None or choice >= len(self.choices):
-            return None
-        sampled = self.choices[choice].token_ids
-        return [*self._prompt_pieces(), sampled] if len(sampled) else None
+        tip = self.tip(choice)
+        return None if tip is None else path_ids(tip, tip.end)
 
     def to_state(self) -> dict[str, Any]:
         """JSON for ``calls.conversation``. Ids and messages are in the store's other columns.
@@ -181,51 +124,6 @@ class Turn(msgspec.Struct, frozen=True, eq=False):
             "confidence": self.confidence,
             "retry_of": self.retry_of,
         }
-
-    @classmethod
-    def from_state(
-        cls,
-        state: Mapping[str, Any],
-        *,
-        call_id: str,
-        parent_call_id: str | None,
-        status: CallStatus,
-        base: Turn | None,
-        choices: Sequence[Sampled] = (),
-        prompt_token_ids: TokenIds | Sequence[int] | None = None,
-    ) -> Turn:
-        """The turn that :meth:`to_state` was asked of, with what the store's other columns hold.
-
-        ``base`` is the turn named by ``state["base"]``. Raises ``ValueError`` for a state that an
-        incompatible version wrote, or when ``base`` is not that turn.
-        """
-        if state.get("version") != STATE_VERSION:
-            raise ValueError(f"call {call_id}: unknown lineage state {state.get('version')!r}")
-        if state["base"] != (base.call_id if base is not None else None):
-            raise ValueError(f"call {call_id}: its lineage state needs call {state['base']} first")
-        seen = Seen(
-            system=bytes.fromhex(state["system"]),
-            system_form=bytes.fromhex(state["system_form"]),
-            tools=bytes.fromhex(state["tools"]),
-            ask=bytes.fromhex(state["ask"]),
-            units=_cut(state["units"]),
-            forms=_cut(state["forms"]),
-            depth=state["depth"],
-            agent=state["agent"],
-            arguments=state.get("arguments"),
-        )
-        link = Link(
-            seen=seen,
-            base=base,
-            choice=state["choice"],
-            differs=tuple(state["differs"]),
-            confidence=state["confidence"],
-            retry_of=state["retry_of"],
-        )
-        turn = cls.of(
-            call_id, link, status=status, choices=choices, prompt_token_ids=prompt_token_ids
-        )
-        return msgspec.structs.replace(turn, parent_call_id=parent_call_id)
 
 
 class Link(msgspec.Struct, frozen=True):
@@ -257,9 +155,27 @@ class Link(msgspec.Struct, frozen=True):
     """Call ids that the request echoes and this session's memory does not hold: calls that are
     still running here, or that another worker recorded."""
 
+    def kind(self) -> CallKind:
+        """As far as lineage can say. An earlier call that ended well and was asked again may be a
+        sample beside this one, so that is no retry."""
+        if self.seen.agent is not None:
+            return CallKind.SUBAGENT
+        return CallKind.RETRY if self.retry_after in _CUT else CallKind.UNKNOWN
+
+    def notes(self, status: CallStatus) -> tuple[Note, ...]:
+        """The evidence for a retry (the earlier call, and how it ended), and on an answered call
+        the one whose reply the harness went on without."""
+        notes: tuple[Note, ...] = ()
+        if self.retry_of is not None and self.retry_after is not None:
+            name = "retry" if self.retry_after in _CUT else "asked_again"
+            notes = (Note(name, f"{self.retry_of} {self.retry_after}"),)
+        if self.dropped is not None and status in TRUSTED:
+            notes += (Note("reply_dropped", self.dropped),)
+        return notes
+
 
 def message_from_chat(chat: Mapping[str, Any]) -> Message:
-    """The inverse of :meth:`proxy.canonical.Message.to_chat`, for ``calls.message``."""
+    """The inverse of :meth:`proxy.wire.canonical.Message.to_chat`, for ``calls.message``."""
     return Message(
         role=chat["role"],
         content=chat.get("content"),
@@ -277,18 +193,35 @@ def message_from_chat(chat: Mapping[str, Any]) -> Message:
     )
 
 
-def _share(
-    base: Turn | None, choice: int, prompt_token_ids: TokenIds | Sequence[int] | None
-) -> tuple[int, TokenIds | None]:
-    """How many ids the prompt shares with the base's path, and its own ids after them."""
-    if prompt_token_ids is None:
-        return 0, None
-    prompt = np.asarray(prompt_token_ids, dtype=np.uint32)
-    path = base.path_ids(choice) if base is not None else None
-    if path is None:
-        return 0, prompt
-    shared = common_prefix(path, prompt)
-    return shared, prompt[shared:].copy()
+def link_of(state: Mapping[str, Any], call_id: str, base: Turn | None) -> Link:
+    """The link of a recorded call from what :meth:`Turn.to_state` made of it.
+
+    ``base`` is the turn named by ``state["base"]``. Raises ``ValueError`` for a state that an
+    incompatible version wrote, or when ``base`` is not that turn.
+    """
+    if state.get("version") != STATE_VERSION:
+        raise ValueError(f"call {call_id}: unknown lineage state {state.get('version')!r}")
+    if state["base"] != (base.call_id if base is not None else None):
+        raise ValueError(f"call {call_id}: its lineage state needs call {state['base']} first")
+    seen = Seen(
+        system=bytes.fromhex(state["system"]),
+        system_form=bytes.fromhex(state["system_form"]),
+        tools=bytes.fromhex(state["tools"]),
+        ask=bytes.fromhex(state["ask"]),
+        units=_cut(state["units"]),
+        forms=_cut(state["forms"]),
+        depth=state["depth"],
+        agent=state["agent"],
+        arguments=state.get("arguments"),
+    )
+    return Link(
+        seen=seen,
+        base=base,
+        choice=state["choice"],
+        differs=tuple(state["differs"]),
+        confidence=state["confidence"],
+        retry_of=state["retry_of"],
+    )
 
 
 def _cut(digests: str) -> tuple[bytes, ...]:

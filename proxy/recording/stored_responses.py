@@ -13,7 +13,7 @@ from typing import Final
 import msgspec
 
 from bridle.proxy.dialects.responses.request import ResponsesContext, own_messages
-from bridle.proxy.lineage.lineage import message_from_chat
+from bridle.proxy.lineage.turn import message_from_chat
 from bridle.proxy.recording.stored_items import DELETED, NOT_STORED, Readable, StoredItems, is_gone
 from bridle.proxy.wire.canonical import ApiError, Message, Request
 from bridle.proxy.wire.minting import call_id_of

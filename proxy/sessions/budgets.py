@@ -12,6 +12,7 @@ import time
 
 import msgspec
 
+from bridle.proxy.sessions.session import Session
 from bridle.proxy.settings import Budget
 from bridle.proxy.wire.canonical import ApiError
 from bridle.store.reading.queries import Reader
@@ -24,44 +25,33 @@ class Budgets:
     def __init__(self, reader: Reader, default: Budget) -> None:
         self._reader = reader
         self._default = None if default == Budget() else default
-        self._running: dict[str, set[str]] = {}
-        """Calls that run here, by session."""
 
-    def of(self, session: SessionRecord) -> Budget | None:
-        """The session's budget; ``None`` when it has none, so that nothing has to be counted."""
-        own = session.settings.get("budget")
+    def of(self, record: SessionRecord) -> Budget | None:
+        """The session's budget, or ``None`` when it has none."""
+        own = record.settings.get("budget")
         if not own:
             return self._default
         return msgspec.structs.replace(self._default or Budget(), **own)
 
-    async def refusal(self, session: SessionRecord, budget: Budget) -> tuple[ApiError, Note] | None:
-        """Why the session's next call is refused, if it is; to be called before :meth:`begin`."""
-        if budget.wall_s is not None and time.time() - session.created_at >= budget.wall_s:
-            return _exhausted("wall_s", f"{budget.wall_s:g} s of time", session)
+    async def refusal(self, session: Session, budget: Budget) -> tuple[ApiError, Note] | None:
+        """Why the session's next call is refused, if it is; ask before the call begins."""
+        record = session.record
+        if budget.wall_s is not None and time.time() - record.created_at >= budget.wall_s:
+            return _exhausted("wall_s", f"{budget.wall_s:g} s of time", record)
         if budget.calls is None and budget.tokens is None:
             return None
-        before = tuple(self._running.get(session.id, ()))
+        before = tuple(session.running)
         calls, tokens = await asyncio.to_thread(self._reader.spent, session.id, before)
-        calls += len(self._running.get(session.id, set()).union(before))
+        calls += len(session.running.union(before))
         if budget.calls is not None and calls >= budget.calls:
-            return _exhausted("calls", f"{budget.calls} calls", session)
+            return _exhausted("calls", f"{budget.calls} calls", record)
         if budget.tokens is not None and tokens >= budget.tokens:
-            return _exhausted("tokens", f"{budget.tokens} sampled tokens", session)
+            return _exhausted("tokens", f"{budget.tokens} sampled tokens", record)
         return None
-
-    def begin(self, session_id: str, call_id: str) -> None:
-        """A call of the session runs; pair with :meth:`end`, after its record is committed."""
-        self._running.setdefault(session_id, set()).add(call_id)
-
-    def end(self, session_id: str, call_id: str) -> None:
-        running = self._running[session_id]
-        running.discard(call_id)
-        if not running:
-            del self._running[session_id]
 
 
 def _exhausted(name: str, amount: str, session: SessionRecord) -> tuple[ApiError, Note]:
-    # Qwen Code repeats a 429 for minutes, but not one that says when its quota is reset.
+    # Qwen Code repeats a 429 for minutes, but not one that tells when its quota is reset.
     message = (
         f"You exceeded your current quota: session {session.id} has used its {amount}, and nothing "
         "but a new session will reset it."

@@ -71,9 +71,21 @@ def token_tree(connection: Connection, session_id: str) -> TokenTree:
     return TokenTree(session_id, map(read_span, rows))
 
 
+def span(connection: Connection, span_id: str) -> Span:
+    """Raises :class:`NotFound`, and ``ValueError`` when it is damaged."""
+    call_id, _, name = span_id.rpartition(".")
+    choice = OBSERVED if name == "o" else int(name[1:])
+    row = connection.execute(
+        SPANS.where((spans.c.call_id == call_id) & (spans.c.choice == choice))
+    ).first()
+    if row is None:
+        raise NotFound(f"no span {span_id}")
+    return read_span(row)
+
+
 def state(connection: Connection, session_id: str, texts: TextReader) -> SessionState:
     """What a writer needs to go on with a session that it does not remember."""
-    loaded = SessionState(token_tree(connection, session_id))
+    loaded = SessionState()
     latest = connection.execute(
         select(calls.c.id, calls.c.request_body_id)
         .where(calls.c.session_id == session_id)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -33,14 +33,17 @@ from bridle.store.reading import loading as stored
 from bridle.store.records import (
     CallBegun,
     CallEnded,
+    Growth,
     Metric,
     PolicyRecord,
     Reward,
     RunRecord,
     ServedPolicy,
     SessionRecord,
+    Span,
     SpanKind,
     TaskRecord,
+    TokenIds,
     new_id,
 )
 from bridle.store.schema.tables import (
@@ -53,7 +56,7 @@ from bridle.store.schema.tables import (
     sessions,
     tasks,
 )
-from bridle.store.tree import Growth, TokenTree
+from bridle.store.tree import place
 from bridle.store.writing.cache import OpenCall, SessionCache, SessionState, Template
 from bridle.store.writing.rows import (
     begun_row,
@@ -106,6 +109,7 @@ class Batch:
         cache: SessionCache,
         writer_id: str,
         parents: Mapping[str, str | None],
+        lost: Collection[str],
         texts: TextReader,
         vocabulary: Vocabulary | None,
     ) -> None:
@@ -115,12 +119,14 @@ class Batch:
         self._vocabulary = vocabulary
         self._writer_id = writer_id
         self._parents = parents
+        self._lost = lost
         self.begun: dict[str, str | None] = {}
         """Calls begun in this batch, with their parent calls."""
         self.ended: list[str] = []
         self._sessions: set[str] = set()
         self._new_calls: dict[str, dict[str, Any]] = {}
         self._ended_calls: list[dict[str, Any]] = []
+        self._spans: dict[str, Span] = {}
         self._new_spans: list[dict[str, Any]] = []
         self._new_bodies: dict[str, dict[str, Any]] = {}
         self._new_templates: list[dict[str, Any]] = []
@@ -209,6 +215,7 @@ class Batch:
         state = self._state(ended.session_id)
         growth = self._grow(state, ended)
         self._new_spans += [span_row(span, ended) for span in growth.spans]
+        self._spans.update((span.id, span) for span in growth.spans)
         begun = self._begun_call(state, ended.id)
         texts = Texts(
             begun.request,
@@ -222,7 +229,7 @@ class Batch:
         if template is None:
             packed = pack_alone(laid_out)
         else:
-            packed = pack_texts(laid_out, template.context, self._tokens(state, growth))
+            packed = pack_texts(laid_out, template.context, self._tokens(growth))
         response_id = body_id(ended.response_body) if ended.response_body else None
         row = ended_row(ended, growth.prompt_span_id, response_id, fields, template, packed)
         if ended.id in self._new_calls:
@@ -234,28 +241,41 @@ class Batch:
         self.ended.append(ended.id)
 
     def _grow(self, state: SessionState, ended: CallEnded) -> Growth:
-        """The call in its session's tree, which is read anew when it does not know the parent."""
+        """The call's place in its session's tree: as it came with it, unless it hangs on a call
+        that is not in the database, else by a tree that is read from there."""
+        if ended.growth is not None and not self._orphaned(ended.growth):
+            return ended.growth
         parent = self.begun.get(ended.id, self._parents.get(ended.id))
-        if (
-            parent is not None
-            and not state.tree.knows(parent)
-            and parent not in state.unknown_parents
-            and parent not in self.ended
-        ):
-            state.tree.dissolve()
+        if state.tree is None or ended.growth is not None or self._missing(state, parent):
             state.tree = stored.token_tree(self._connection, ended.session_id)
-            if not state.tree.knows(parent):
-                state.unknown_parents.add(parent)
-        return state.tree.grow(ended.id, ended.prompt_token_ids, ended.choices, parent)
+            state.without_tokens.update(() if parent is None else (parent,))
+        return place(state.tree, ended, parent)
 
-    def _tokens(self, state: SessionState, growth: Growth) -> CallTokens:
+    def _missing(self, state: SessionState, parent: str | None) -> bool:
+        """Whether the parent's tokens may be in the database and not in the tree."""
+        if parent is None or parent in self.ended or parent in state.without_tokens:
+            return False
+        return state.tree is not None and not state.tree.tips(parent)
+
+    def _orphaned(self, growth: Growth) -> bool:
+        return bool(self._lost) and any(
+            span.parent_id is not None and span.parent_id.rpartition(".")[0] in self._lost
+            for span in growth.spans
+        )
+
+    def _tokens(self, growth: Growth) -> CallTokens:
         observed = next((s for s in growth.spans if s.kind is SpanKind.OBSERVED), None)
         before = None if observed is None else observed.parent_id
         return CallTokens(
-            None if before is None else state.tree.tokens_of(before),
+            None if before is None else self._tokens_of(before),
             None if observed is None else observed.token_ids,
             tuple(s.token_ids for s in growth.spans if s.kind is SpanKind.SAMPLED),
         )
+
+    def _tokens_of(self, span_id: str) -> TokenIds:
+        if (span := self._spans.get(span_id)) is not None:
+            return span.token_ids
+        return stored.span(self._connection, span_id).token_ids
 
     def _begun_call(self, state: SessionState, call_id: str) -> OpenCall:
         """The call's beginning; what its request adds goes from ``running`` into its own row."""
@@ -297,7 +317,7 @@ class Batch:
     def _open(self, session_id: str) -> None:
         """Nothing of a new session is in the database: its state is not looked for there."""
         self._sessions.add(session_id)
-        self._cache.get(session_id, lambda: SessionState(TokenTree(session_id)))
+        self._cache.get(session_id, SessionState)
 
     def _whole(self, data: bytes) -> Body:
         row = whole(data)

@@ -43,17 +43,18 @@ class OpenCall(msgspec.Struct, frozen=True, gc=False):
 
 @dataclass(slots=True)
 class SessionState:
-    """One session's token tree and the bodies that its next ones are compared with."""
+    """The bodies that a session's next ones are compared with."""
 
-    tree: TokenTree
+    tree: TokenTree | None = None
+    """Only for calls that come without their place in it."""
     requests: OrderedDict[str, Body] = field(default_factory=OrderedDict)
     """By call, oldest first."""
     open_calls: dict[str, OpenCall] = field(default_factory=dict)
     templates: dict[tuple[str, str | None], Template] = field(default_factory=dict)
     """By kind of call and digest of the vocabulary."""
+    without_tokens: set[str] = field(default_factory=set)
+    """Parents for which the tree has been read: it need not be again."""
     has_ended_calls: bool = False
-    unknown_parents: set[str] = field(default_factory=set)
-    """Parents looked for in the database in vain: calls without tokens."""
 
     def request_base(self, parent_call_id: str | None) -> tuple[str | None, Body | None]:
         """The parent's request when it is at hand, else the latest one; and whose it is."""
@@ -74,7 +75,7 @@ class SessionState:
     @property
     def size(self) -> int:
         """Bytes held, roughly."""
-        held = self.tree.size + _NODE_BYTES * self.tree.nodes
+        held = 0 if self.tree is None else 4 * self.tree.tokens + _NODE_BYTES * len(self.tree)
         for body in self.requests.values():
             held += len(body.data)
         for call in self.open_calls.values():
@@ -115,6 +116,6 @@ class SessionCache:
     def forget(self, session_id: str) -> None:
         """Drops a state, for room or because its transaction failed."""
         state = self._states.pop(session_id, None)
-        if state is not None:
+        if state is not None and state.tree is not None:
             state.tree.dissolve()
         self.size -= self._sizes.pop(session_id, 0)

@@ -38,6 +38,7 @@ from bridle.store.encoding.text_reader import TextReader
 from bridle.store.encoding.vocabulary import Vocabulary, keep_vocabulary
 from bridle.store.errors import RecordRejected, StoreUnavailable
 from bridle.store.records import (
+    BreakReason,
     CallBegun,
     CallEnded,
     CallKind,
@@ -124,6 +125,9 @@ class Writer:
         self._texts = TextReader()
         self._parents: dict[str, str | None] = {}
         """Parent call of each call that is open in this process."""
+        self._lost: set[str] = set()
+        """Calls whose ends could not be written: later ones that hang on their tokens must be
+        placed anew."""
         self._queue = JobQueue(queue_limit)
         self._number = 0
         self._writer_id = ""
@@ -216,7 +220,12 @@ class Writer:
 
     async def set_notes(self, call_id: str, notes: Sequence[Note]) -> None:
         """Sets what is noted about a call. Raises :class:`RecordRejected` for an unknown one."""
-        fields = {"notes": [{"name": note.name, "detail": note.detail} for note in notes]}
+        await self._commit(Patch("calls", call_id, {"notes": _plain(notes)}))
+
+    async def explain_break(self, call_id: str, reason: BreakReason, notes: Sequence[Note]) -> None:
+        """Sets why a call left its parent's tokens, and what is noted about it. Raises
+        :class:`RecordRejected` for an unknown one."""
+        fields = {"break_reason": reason.value, "notes": _plain(notes)}
         await self._commit(Patch("calls", call_id, fields))
 
     # -- sessions and rewards --------------------------------------------------------------------
@@ -224,16 +233,6 @@ class Writer:
     async def create_session(self, session: SessionRecord) -> None:
         """Adds a session. Raises :class:`RecordRejected` when its id, name or key is taken."""
         await self._commit(session)
-
-    def open_session(self, session: SessionRecord) -> asyncio.Future[None]:
-        """Queues a new session, to be written before the end of the first of its calls. The future
-        is done when it has been committed, or raises what :meth:`create_session` raises.
-
-        Raises :class:`StoreBusy` when the queue is full.
-        """
-        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._queue.put_beginning(session.id, Job((session,), done))
-        return done
 
     def create_session_sync(self, session: SessionRecord) -> None:
         """:meth:`create_session` for a thread."""
@@ -339,6 +338,7 @@ class Writer:
         except StoreUnavailable as error:
             if not isinstance(error, RecordRejected):
                 self.stats.failed += len(jobs)
+                self._lose(jobs)
                 return [Outcome(job, error) for job in jobs]
             if len(jobs) == 1:
                 return [self._reject(jobs[0], error)]
@@ -346,8 +346,13 @@ class Writer:
 
     def _reject(self, job: Job, error: StoreUnavailable) -> Outcome:
         self.stats.rejected += 1
+        self._lose([job])
         log.error("store_record_rejected: %s: %s", type(job.records[0]).__name__, error)
         return Outcome(job, error)
+
+    def _lose(self, jobs: Sequence[Job]) -> None:
+        ended = (record for job in jobs for record in job.records if isinstance(record, CallEnded))
+        self._lost.update(record.id for record in ended)
 
     def _attempt(self, jobs: Sequence[Job]) -> None:
         """Commits the jobs in one transaction, waiting for a database that is busy or away.
@@ -406,7 +411,13 @@ class Writer:
 
     def _batch(self, connection: Connection) -> Batch:
         return Batch(
-            connection, self._cache, self._writer_id, self._parents, self._texts, self._vocabulary
+            connection,
+            self._cache,
+            self._writer_id,
+            self._parents,
+            self._lost,
+            self._texts,
+            self._vocabulary,
         )
 
     def _sign(self, connection: Connection) -> None:
@@ -453,6 +464,10 @@ class Writer:
 def _beginnings(ended: CallEnded) -> tuple[str, ...]:
     """What must be in the store before the call's end."""
     return ended.session_id, ended.id
+
+
+def _plain(notes: Sequence[Note]) -> list[dict[str, str]]:
+    return [{"name": note.name, "detail": note.detail} for note in notes]
 
 
 def _session_patch(session_id: str, fields: Mapping[str, Any]) -> Patch:

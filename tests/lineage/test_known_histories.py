@@ -16,7 +16,8 @@ from bridle.proxy.dialects.chat.dialect import ChatDialect
 from bridle.proxy.dialects.chat.history import spans
 from bridle.proxy.dialects.chat.known_histories import KnownHistories
 from bridle.proxy.lineage.digests import Digester, system_digest
-from bridle.proxy.lineage.lineage import Conversations
+from bridle.proxy.lineage.index import TurnIndex
+from bridle.proxy.lineage.search import find
 from bridle.proxy.wire.canonical import ApiError, Request
 
 CALL = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
@@ -150,9 +151,9 @@ def test_histories_are_held_within_a_bound() -> None:
 
 def test_lineage_of_a_request_that_was_read_on_is_the_same() -> None:
     """Also with what an earlier search left behind, and when the instructions change in length."""
-    histories, conversations = KnownHistories(shortest=0), Conversations()
+    histories, conversations = KnownHistories(shortest=0), TurnIndex()
     for messages in ([0, 2, 4], [0, 2, 4, 2], [0, 1, 2, 4, 2], [0, 2, 4, 2, 5, 7, 8], [0, 2, 4]):
         chosen = [MESSAGES[n] for n in messages]
         body = json.dumps({"model": "m", "messages": chosen}).encode()
-        link = conversations.find(histories.parse(body, "someone"))
-        assert link == conversations.find(ChatDialect().parse(body, {}, {}))
+        link = find(conversations, histories.parse(body, "someone"))
+        assert link == find(conversations, ChatDialect().parse(body, {}, {}))

@@ -122,10 +122,9 @@ def proxy(
     json: JsonOption = False,
 ) -> None:
     """Record agents: point their base URL at this proxy."""
-    from bridle.proxy.settings import Budget
     from bridle.proxy.process import tune_gc
     from bridle.proxy.server import ProxyServer, ProxyStartFailed
-    from bridle.proxy.settings import Limits, ProxySettings, is_loopback
+    from bridle.proxy.settings import Budget, Limits, ProxySettings, is_loopback
     from bridle.proxy.workers import WorkerPool
     from bridle.run.upstreams import other_model, pair
 
