@@ -6,6 +6,7 @@ import asyncio
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from bridle.errors import BridleError
 from bridle.proxy.cluster.cluster_control import ClusterControl
 from bridle.proxy.cluster.siblings import Siblings
 from bridle.proxy.continuation.explanations import Explanations
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
     from bridle.proxy.recording.tracing import Tracing
 
 
-class CannotStart(RuntimeError):
+class CannotStart(BridleError):
     """What the settings ask for is not to be had here; the message says what."""
 
 

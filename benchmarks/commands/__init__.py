@@ -10,7 +10,7 @@ from bridle.bench.commands import path as bench_path
 from bridle.bench.commands import proxy as bench_proxy
 from bridle.bench.commands import store as bench_store
 from bridle.bench.commands import vllm as bench_vllm
-from bridle.run.serving import leave_on_sigterm
+from bridle.cli.serving import leave_on_sigterm
 
 app = typer.Typer(help="Measure.", no_args_is_help=True)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rich.table import Table
 
-from bridle.cli.extras import needs
+from bridle.cli.extras import require
 from bridle.cli.figures import flat
 from bridle.cli.options import JsonOption
 from bridle.cli.terminal import err, out, print_json
@@ -12,7 +12,7 @@ from bridle.cli.terminal import err, out, print_json
 
 def path(json: JsonOption = False) -> None:
     """Modules, hops and function calls of one recorded chat call, counted by the profiler."""
-    needs("torch", "train", "this bench trains a small tokenizer beside the policy's code")
+    require("torch", "train", "this bench trains a small tokenizer beside the policy's code")
     from bridle.bench.path import measure
 
     with err.status("Starting."):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass
 
+from bridle.errors import BridleError
+
 
 @dataclass(frozen=True, slots=True)
 class Policy:
@@ -15,7 +17,7 @@ class Policy:
     """Served model name when it changes with the version (LoRA); else ``None``."""
 
 
-class StaleVersion(ValueError):
+class StaleVersion(BridleError, ValueError):
     """A policy version may only grow."""
 
 

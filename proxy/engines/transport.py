@@ -14,20 +14,28 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 from urllib.parse import SplitResult, quote, unquote, urlsplit
 
+from bridle.errors import BridleError
+
 Follower = Callable[[bytes], "asyncio.Future[Any] | None"]
 """Takes the bytes of one read; returns what to wait for before more is read, if anything."""
 
 
-class ConnectionFailed(Exception):
+class ConnectionFailed(BridleError):
     """No connection to the engine could be made."""
 
+    retryable = True
 
-class ConnectionBroke(Exception):
+
+class ConnectionBroke(BridleError):
     """The connection ended, or stopped making sense, before the response was whole."""
 
+    retryable = True
 
-class ConnectionEpochOver(Exception):
+
+class ConnectionEpochOver(BridleError):
     """Connections to the engine were lost meanwhile, all of them; nothing has been sent."""
+
+    retryable = True
 
 
 class EngineResponse(Protocol):

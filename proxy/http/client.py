@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Generator, Iterable, MutableMapping
 from typing import Any
 
+from bridle.errors import BridleError
 from bridle.proxy.http.protocol import EXTENSION, ShortWay
 from bridle.proxy.wire.canonical import ApiError, HttpError
 
@@ -18,7 +19,7 @@ Send = Callable[[AsgiMessage], Awaitable[None]]
 Headers = tuple[tuple[bytes, bytes], ...]
 
 
-class ClientGone(Exception):
+class ClientGone(BridleError):
     """The client closed its connection before its request was whole."""
 
 
