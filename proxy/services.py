@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 from bridle.proxy.budgets import Budgets
 from bridle.proxy.cluster.cluster_control import ClusterControl
 from bridle.proxy.cluster.siblings import Siblings
-from bridle.proxy.dialects.chat.known_histories import KnownHistories
 from bridle.proxy.engines.policy_gate import PolicyGate
 from bridle.proxy.engines.pool import EnginePool
 from bridle.proxy.engines.routes import ModelRoutes
@@ -60,7 +59,6 @@ class Services:
     tokenizer_check: TokenizerCheck | None
     """Makes exact prompts; ``None`` without the model's tokenizer."""
     stored_responses: StoredResponses
-    histories: KnownHistories
     keep_alives: KeepAlives
     watch: Watch
     free_memory: FreeMemory
@@ -134,7 +132,6 @@ class Services:
             continuer=continuer,
             tokenizer_check=_tokenizer_check(continuer),
             stored_responses=StoredResponses(reader),
-            histories=KnownHistories(settings.limits.memory_for("requests")),
             keep_alives=keep_alives,
             watch=Watch(),
             free_memory=free_memory,

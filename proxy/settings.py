@@ -32,12 +32,11 @@ def is_loopback(host: str | None) -> bool:
         return False
 
 
-MemoryUse = Literal["lineage", "writer", "requests", "prompts"]
+MemoryUse = Literal["lineage", "writer", "prompts"]
 _MEMORY_SHARES: Final[Mapping[MemoryUse, float]] = {
-    "lineage": 0.2,  # the calls of each session, and their ids
-    "writer": 0.4,  # what the store's writer compares a session's next call with
-    "requests": 0.3,  # the latest long requests as they were read
-    "prompts": 0.1,  # the latest long prompts as the engine told them
+    "lineage": 0.3,  # the calls of each session, and their ids
+    "writer": 0.5,  # the state that the store's writer compares a session's next call with
+    "prompts": 0.2,  # the latest long prompts as the engine reported them
 }
 
 

@@ -36,8 +36,6 @@ from bridle.store.records import CallStatus, Note
 
 log = logging.getLogger("bridle.proxy")
 
-_TOOL_CALL_PREFIX: Final = {"messages": "toolu"}
-
 
 @dataclass(frozen=True, slots=True)
 class Failure:
@@ -76,9 +74,7 @@ class Exchange:
         self._engines = engines
         self._emitter: Emitter | None = dialect.emitter(request, minted) if request.stream else None
         self._begun = False
-        self._content_type: str = getattr(
-            self._emitter, "content_type", dialect.stream_content_type
-        )
+        self._content_type = "" if self._emitter is None else self._emitter.content_type
         self._headers: Headers = (
             ("x-request-id", minted.call_id),
             ("x-bridle-session", recording.begun.session_id),
@@ -90,7 +86,7 @@ class Exchange:
             self._minted,
             choices=self._ask.choices,
             detail=self._ask.detail,
-            tool_call_prefix=_TOOL_CALL_PREFIX.get(self._request.dialect, "call"),
+            tool_call_prefix=self._dialect.tool_call_prefix,
             read_prompt=partial(self._services.prompt_ids.read, self._recording.begun.session_id),
         )
         async with PooledReply(
@@ -229,11 +225,8 @@ class Exchange:
 
     def _error_bytes(self, error: ApiError) -> HttpError:
         """``error`` inside the stream when it has begun, else as a response of its own."""
-        if self._emitter is not None:
-            if self._client.started:
-                return HttpError(200, self._emitter.fail(error))
-            if error.kind in self._dialect.stream_failures:
-                return HttpError(200, b"".join((*self._opening(), self._emitter.fail(error))))
+        if self._emitter is not None and self._client.started:
+            return HttpError(200, self._emitter.fail(error))
         return self._dialect.error(error)
 
     async def _tell(self, told: HttpError) -> None:

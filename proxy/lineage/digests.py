@@ -69,15 +69,11 @@ class Digester:
         self._capacity = capacity
         self._known: OrderedDict[bytes, _Known] = OrderedDict()
 
-    def units(
-        self, messages: Sequence[Message], first: int = 0, cut: Sequence[Unit] = ()
-    ) -> tuple[Unit, ...]:
-        """The units of ``messages[first:]``, in order. ``cut`` are the first of them where they are
-        known already; no later message may belong to their last."""
-        units = [unit for unit in cut if unit.start >= first]
-        last = next((unit.message for unit in reversed(units) if unit.message is not None), None)
-        calls: Sequence[ToolCall] = () if last is None else last.tool_calls
-        position = units[-1].end if units else first
+    def units(self, messages: Sequence[Message], first: int = 0) -> tuple[Unit, ...]:
+        """The units of ``messages[first:]``, in order."""
+        units: list[Unit] = []
+        calls: Sequence[ToolCall] = ()
+        position = first
         while position < len(messages):
             message = messages[position]
             if message.role == "assistant":

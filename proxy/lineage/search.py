@@ -64,12 +64,7 @@ class Search:
         named = request.previous_response_id
         self.previous = None if named is None else call_id_of(named)
         system, system_form, self.leading = digester.system(request.messages)
-        history = request.history
-        self.units = digester.units(
-            request.messages, self.leading, history.units if history is not None else ()
-        )
-        if history is not None:
-            history.units = self.units
+        self.units = digester.units(request.messages, self.leading)
         self.digests = tuple([unit.digest for unit in self.units])
         self.seen = Seen(
             system=system,
