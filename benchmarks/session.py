@@ -133,7 +133,8 @@ class Agent:
             headers={"user-agent": "bench/1.0", "x-session-id": self.session.id},
         )
         minted = dialect.mint(call_id, int(now), "policy")
-        recording = Recording(begun, self._held, request, link, CallPrompt(self._prompt))
+        prompt = CallPrompt(self._prompt)
+        recording = Recording(begun, self._held, request, link, prompt)
         emitter = dialect.emitter(request, minted)
         recording.sent(emitter.begin())
         for event in self._reply(minted.tool_call_id(0)):

@@ -10,7 +10,6 @@ from bridle.errors import BridleError
 from bridle.proxy.cluster.cluster_control import ClusterControl
 from bridle.proxy.cluster.siblings import Siblings
 from bridle.proxy.continuation.explanations import Explanations
-from bridle.proxy.dialects.chat.known_histories import KnownHistories
 from bridle.proxy.engines.policy_gate import PolicyGate
 from bridle.proxy.engines.pool import EnginePool
 from bridle.proxy.engines.routes import ModelRoutes
@@ -60,7 +59,6 @@ class Services:
     tokenizer_check: TokenizerCheck | None
     """Makes exact prompts; ``None`` without the model's tokenizer."""
     stored_responses: StoredResponses
-    histories: KnownHistories
     watch: Watch
     free_memory: FreeMemory
     seal_watch: SealWatch
@@ -128,7 +126,6 @@ class Services:
             continuer=continuer,
             tokenizer_check=_tokenizer_check(continuer),
             stored_responses=StoredResponses(reader),
-            histories=KnownHistories(),
             watch=watch,
             free_memory=free_memory,
             seal_watch=seal_watch,

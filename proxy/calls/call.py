@@ -33,8 +33,6 @@ from bridle.store.records import CallStatus, Note
 
 log = logging.getLogger("bridle.proxy")
 
-_TOOL_CALL_PREFIX: Final = {"messages": "toolu"}
-
 
 @dataclass(frozen=True, slots=True)
 class CallFailure:
@@ -79,9 +77,7 @@ class Call:
         self._minted = minted
         self._emitter: Emitter | None = dialect.emitter(request, minted) if request.stream else None
         self._begun = False
-        self._content_type: str = getattr(
-            self._emitter, "content_type", dialect.stream_content_type
-        )
+        self._content_type = "" if self._emitter is None else self._emitter.content_type
         self._headers: Headers = (
             (b"x-request-id", begun.id.encode()),
             (b"x-bridle-session", begun.session_id.encode()),
@@ -90,7 +86,7 @@ class Call:
             minted,
             choices=ask.choices,
             detail=ask.detail,
-            tool_call_prefix=_TOOL_CALL_PREFIX.get(request.dialect, "call"),
+            tool_call_prefix=dialect.tool_call_prefix,
             read_prompt=recording.session.prompt.read,
         )
         self._stream = EngineStream(
@@ -247,11 +243,8 @@ class Call:
 
     def _error_bytes(self, error: ApiError) -> HttpError:
         """``error`` inside the stream when it has begun, else as a response of its own."""
-        if self._emitter is not None:
-            if self._client.started:
-                return HttpError(200, self._emitter.fail(error))
-            if error.kind in self._dialect.stream_failures:
-                return HttpError(200, b"".join((*self._opening(), self._emitter.fail(error))))
+        if self._emitter is not None and self._client.started:
+            return HttpError(200, self._emitter.fail(error))
         return self._dialect.error(error)
 
     async def _send_error(self, reply: HttpError) -> None:

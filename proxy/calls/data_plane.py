@@ -12,7 +12,7 @@ from bridle.proxy.calls.call import Call
 from bridle.proxy.calls.models import models_dialect, models_reply
 from bridle.proxy.continuation.prompt import CallPrompt, tail_length
 from bridle.proxy.dialects.registry import COUNTING, DIALECTS
-from bridle.proxy.dialects.responses.dialect import deleted
+from bridle.proxy.dialects.responses.reply import deleted
 from bridle.proxy.engines.request import constraint, engine_request
 from bridle.proxy.engines.routes import Destination
 from bridle.proxy.http.client import Client, ClientGone, encoded
@@ -115,7 +115,7 @@ class DataPlane:
         caller = await services.sessions.authenticate(client.headers, client.address)
         body = await client.body(services.settings.limits.body_bytes)
         identity = identify(client.headers)
-        request = self._parsed(route, client, body, _owner(caller, route, identity))
+        request = self._parsed(route, client, body)
         if request.dialect == "responses":
             request = await services.stored_responses.expand(request, body, caller.may_read)
         session, link = await self._admit(caller, route, identity, request)
@@ -137,7 +137,7 @@ class DataPlane:
         notes += (*to.notes, *prompt.notes, *overruled, *ask.notes, *constraint(request))
         if request.dialect == "responses":
             notes += not_stored(request)
-        budget = services.budgets.of(session)
+        budget = services.budgets.of(session.record)
         refusal = None if budget is None else await services.budgets.refusal(session, budget)
         begun = _begun(session, request, body, client, started_at, link)
         try:
@@ -153,10 +153,7 @@ class DataPlane:
         else:
             await call.serve()
 
-    def _parsed(self, route: Route, client: Client, body: bytes, owner: str) -> Request:
-        histories = self._services.histories
-        if route.dialect == histories.dialect:
-            return _storable(histories.parse(body, owner))
+    def _parsed(self, route: Route, client: Client, body: bytes) -> Request:
         parse = DIALECTS[route.dialect].parse
         return _storable(parse(body, dict(route.parameters), _query(client)))
 
@@ -293,13 +290,6 @@ def _storable(request: Request) -> Request:
         told = "a model's name has no NUL character"
         raise ApiError("invalid_request", told, status=400, param="model")
     return request
-
-
-def _owner(caller: Caller, route: Route, identity: Identity) -> str:
-    """Whose requests are likely to go on from one another."""
-    if caller.session is not None:
-        return caller.session.id
-    return route.session or identity.session_name or ""
 
 
 def _begun(

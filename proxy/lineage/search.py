@@ -55,12 +55,7 @@ class Search:
         named = request.previous_response_id
         self.previous = None if named is None else call_id_of(named)
         system, system_form, leading = index.digester.system(request.messages)
-        history = request.history
-        self.units = index.digester.units(
-            request.messages, leading, history.units if history is not None else ()
-        )
-        if history is not None:
-            history.units = self.units
+        self.units = index.digester.units(request.messages, leading)
         self.digests = tuple([unit.digest for unit in self.units])
         asked = request.tool_choice is not None or request.response_format is not None
         arguments = request.template_arguments

@@ -26,15 +26,15 @@ class Budgets:
         self._reader = reader
         self._default = None if default == Budget() else default
 
-    def of(self, session: Session) -> Budget | None:
-        """The session's budget; ``None`` when it has none, so that nothing has to be counted."""
-        own = session.record.settings.get("budget")
+    def of(self, record: SessionRecord) -> Budget | None:
+        """The session's budget, or ``None`` when it has none."""
+        own = record.settings.get("budget")
         if not own:
             return self._default
         return msgspec.structs.replace(self._default or Budget(), **own)
 
     async def refusal(self, session: Session, budget: Budget) -> tuple[ApiError, Note] | None:
-        """Why the session's next call is refused, if it is; to be called before it begins."""
+        """Why the session's next call is refused, if it is; ask before the call begins."""
         record = session.record
         if budget.wall_s is not None and time.time() - record.created_at >= budget.wall_s:
             return _exhausted("wall_s", f"{budget.wall_s:g} s of time", record)
