@@ -10,8 +10,9 @@ from typing import Final, TypeVar
 import msgspec
 
 from bridle.proxy.lineage.digests import Digester, digest_of, spoken_text
-from bridle.proxy.lineage.turn import Sampled, Seen, Turn
+from bridle.proxy.lineage.turn import Sampled, Turn
 from bridle.store.reading.summaries import SUMMARY_LENGTH, quotable
+from bridle.store.records import RequestDigests
 
 Key = TypeVar("Key")
 Below = tuple[str, int] | None
@@ -102,11 +103,11 @@ class TurnIndex:
         """Turns with a reply that says this, or that calls this beside a text; oldest first."""
         return self._replies.get(digest, ())
 
-    def asked(self, below: Below, seen: Seen) -> Sequence[Turn]:
+    def asked(self, below: Below, seen: RequestDigests) -> Sequence[Turn]:
         """Turns that asked exactly this at this place, oldest first."""
         return self._questions.get(question(below, seen), ())
 
-    def deepest(self, seen: Seen) -> int:
+    def deepest(self, seen: RequestDigests) -> int:
         """Steps of the longest request known under the instructions and agent of ``seen``."""
         return self._depths.get(_speaker(seen), (0, 0))[1]
 
@@ -132,7 +133,7 @@ class TurnIndex:
         return False
 
 
-def question(below: Below, seen: Seen) -> tuple[object, ...]:
+def question(below: Below, seen: RequestDigests) -> tuple[object, ...]:
     """Equal for requests that ask the same at the same place, sampling parameters aside."""
     return (below, seen.system, seen.tools, seen.ask, seen.units)
 
@@ -157,7 +158,7 @@ def _openings(turn: Turn) -> set[str]:
     return {text[:SUMMARY_LENGTH] for text in summaries(turn)}
 
 
-def _speaker(seen: Seen) -> tuple[bytes, str | None]:
+def _speaker(seen: RequestDigests) -> tuple[bytes, str | None]:
     return (seen.system, seen.agent)
 
 

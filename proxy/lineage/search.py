@@ -28,10 +28,10 @@ from bridle.proxy.lineage.digests import Unit, value_digest
 from bridle.proxy.lineage.index import Below, TurnIndex
 from bridle.proxy.lineage.match import WHOLE, Match, Place, compare, names_own_calls, same_call
 from bridle.proxy.lineage.rewritten import echoed_last, summariser
-from bridle.proxy.lineage.turn import Link, Seen, Turn
+from bridle.proxy.lineage.turn import Link, Turn
 from bridle.proxy.wire.canonical import Request
 from bridle.proxy.wire.minting import call_id_of
-from bridle.store.records import BreakReason, CallStatus
+from bridle.store.records import BreakReason, CallStatus, RequestDigests
 
 COMPACTED_BELOW = 2 / 3
 """A rewritten history with fewer steps than this share of what it was is a compaction."""
@@ -59,7 +59,7 @@ class Search:
         self.digests = tuple([unit.digest for unit in self.units])
         asked = request.tool_choice is not None or request.response_format is not None
         arguments = request.template_arguments
-        self.seen = Seen(
+        self.seen = RequestDigests(
             system=system,
             system_form=system_form,
             tools=value_digest(request.tools) if request.tools else _NO_TOOLS,

@@ -10,43 +10,27 @@ broke, and the break has a reason.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
-from bridle.proxy.wire.canonical import Message, ToolCall
-from bridle.store.records import BreakReason, CallKind, CallStatus, Note, TokenIds
+from bridle.store.records import (
+    BreakReason,
+    CallKind,
+    CallStatus,
+    LineageState,
+    Message,
+    Note,
+    RequestDigests,
+    TokenIds,
+)
 from bridle.store.tree import Node, Point, path_ids
-
-STATE_VERSION = 1
 
 _CUT: Final = frozenset({CallStatus.FAILED, CallStatus.PARTIAL, CallStatus.INTERRUPTED})
 """The statuses after which a client sends its request again."""
 
 TRUSTED: Final = frozenset({CallStatus.COMPLETE, CallStatus.PARTIAL})
 """The statuses of calls whose tokens later calls may continue, contradictions excepted."""
-
-
-class Seen(msgspec.Struct, frozen=True, gc=False):
-    """What a request said, in digests."""
-
-    system: bytes
-    """The leading system messages (16 bytes, like every digest here)."""
-    system_form: bytes
-    tools: bytes
-    ask: bytes
-    """What else makes two requests the same question: tool choice and response format."""
-    units: tuple[bytes, ...]
-    """Digests of the steps after the base's reply (all steps when there is no base)."""
-    forms: tuple[bytes, ...]
-    """How these steps were written, one each."""
-    depth: int
-    """How many steps the whole request had, those before the base's reply included."""
-    agent: str | None = None
-    """The harness' own name of the (sub-)agent, when its headers tell one."""
-    arguments: str | None = None
-    """What the chat template was given beside messages and tools, as JSON; ``None``: nothing."""
 
 
 class Sampled(msgspec.Struct, frozen=True, gc=False):
@@ -68,7 +52,7 @@ class Turn(msgspec.Struct, frozen=True, eq=False):
     session_id: str
     parent_call_id: str | None
     status: CallStatus
-    seen: Seen
+    seen: RequestDigests
     base: Turn | None = None
     base_choice: int = 0
     choices: tuple[Sampled, ...] = ()
@@ -100,36 +84,11 @@ class Turn(msgspec.Struct, frozen=True, eq=False):
         tip = self.tip(choice)
         return None if tip is None else path_ids(tip, tip.end)
 
-    def to_state(self) -> dict[str, Any]:
-        """JSON for ``calls.conversation``. Ids and messages are in the store's other columns.
-
-        Others may read ``differs``, ``confidence`` and ``retry_of`` here. A retry is only what it
-        looked like when it was asked: when the earlier call has children, both were samples.
-        """
-        seen = self.seen
-        return {
-            "version": STATE_VERSION,
-            "base": self.base.call_id if self.base is not None else None,
-            "choice": self.base_choice,
-            "system": seen.system.hex(),
-            "system_form": seen.system_form.hex(),
-            "tools": seen.tools.hex(),
-            "ask": seen.ask.hex(),
-            "units": b"".join(seen.units).hex(),
-            "forms": b"".join(seen.forms).hex(),
-            "depth": seen.depth,
-            "agent": seen.agent,
-            "arguments": seen.arguments,
-            "differs": list(self.differs),
-            "confidence": self.confidence,
-            "retry_of": self.retry_of,
-        }
-
 
 class Link(msgspec.Struct, frozen=True):
     """Where a request belongs in its session."""
 
-    seen: Seen
+    seen: RequestDigests
     parent: Turn | None = None
     """The call that the request continues in meaning."""
     base: Turn | None = None
@@ -155,6 +114,18 @@ class Link(msgspec.Struct, frozen=True):
     """Call ids that the request echoes and this session's memory does not hold: calls that are
     still running here, or that another worker recorded."""
 
+    def state(self) -> LineageState:
+        """What the store keeps of it; :func:`link_of` reads it."""
+        base = self.base
+        return LineageState(
+            self.seen,
+            None if base is None else base.call_id,
+            0 if base is None else self.choice,
+            self.differs,
+            self.confidence,
+            self.retry_of,
+        )
+
     def kind(self) -> CallKind:
         """As far as lineage can say. An earlier call that ended well and was asked again may be a
         sample beside this one, so that is no retry."""
@@ -174,56 +145,18 @@ class Link(msgspec.Struct, frozen=True):
         return notes
 
 
-def message_from_chat(chat: Mapping[str, Any]) -> Message:
-    """The inverse of :meth:`proxy.wire.canonical.Message.to_chat`, for ``calls.message``."""
-    return Message(
-        role=chat["role"],
-        content=chat.get("content"),
-        reasoning=chat.get("reasoning"),
-        tool_calls=tuple(
-            ToolCall(
-                id=call["id"],
-                name=call["function"]["name"],
-                arguments=call["function"]["arguments"],
-            )
-            for call in chat.get("tool_calls") or ()
-        ),
-        tool_call_id=chat.get("tool_call_id"),
-        name=chat.get("name"),
-    )
+def link_of(state: LineageState, call_id: str, base: Turn | None) -> Link:
+    """The link of a recorded call, whose :meth:`Link.state` was stored.
 
-
-def link_of(state: Mapping[str, Any], call_id: str, base: Turn | None) -> Link:
-    """The link of a recorded call from what :meth:`Turn.to_state` made of it.
-
-    ``base`` is the turn named by ``state["base"]``. Raises ``ValueError`` for a state that an
-    incompatible version wrote, or when ``base`` is not that turn.
+    ``base`` is the turn of ``state.base_call_id``. Raises ``ValueError`` when it is another.
     """
-    if state.get("version") != STATE_VERSION:
-        raise ValueError(f"call {call_id}: unknown lineage state {state.get('version')!r}")
-    if state["base"] != (base.call_id if base is not None else None):
-        raise ValueError(f"call {call_id}: its lineage state needs call {state['base']} first")
-    seen = Seen(
-        system=bytes.fromhex(state["system"]),
-        system_form=bytes.fromhex(state["system_form"]),
-        tools=bytes.fromhex(state["tools"]),
-        ask=bytes.fromhex(state["ask"]),
-        units=_cut(state["units"]),
-        forms=_cut(state["forms"]),
-        depth=state["depth"],
-        agent=state["agent"],
-        arguments=state.get("arguments"),
-    )
+    if state.base_call_id != (base.call_id if base is not None else None):
+        raise ValueError(f"call {call_id}: its lineage needs call {state.base_call_id} first")
     return Link(
-        seen=seen,
+        seen=state.digests,
         base=base,
-        choice=state["choice"],
-        differs=tuple(state["differs"]),
-        confidence=state["confidence"],
-        retry_of=state["retry_of"],
+        choice=state.base_choice,
+        differs=state.differs,
+        confidence=state.confidence,
+        retry_of=state.retry_of,
     )
-
-
-def _cut(digests: str) -> tuple[bytes, ...]:
-    packed = bytes.fromhex(digests)
-    return tuple(packed[at : at + 16] for at in range(0, len(packed), 16))
