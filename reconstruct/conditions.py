@@ -34,7 +34,7 @@ _COLUMNS: Final[Mapping[str, frozenset[str]]] = {
 
 
 class BadCondition(ValueError):
-    """A condition that cannot be read; the message says what was expected."""
+    """A condition that cannot be read; the message names what was expected."""
 
 
 @dataclass(frozen=True, slots=True)
