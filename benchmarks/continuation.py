@@ -31,7 +31,7 @@ from bridle.engine.contract.tokenizer import Tokenizer
 from bridle.engine.embedded import EmbeddedEngine
 from bridle.engine.scripted import Reply, ScriptedCall, ScriptedEngine
 from bridle.proxy.continuation.continuation import Continuer
-from bridle.proxy.dialects.chat.known_histories import KnownHistories
+from bridle.proxy.dialects.chat.dialect import CHAT
 from bridle.proxy.server import ProxyServer
 from bridle.proxy.sessions.session import Session
 from bridle.proxy.settings import ProxySettings
@@ -119,7 +119,6 @@ class _Agent:
         self._tokenizer = tokenizer
         self._continuer = Continuer(tokenizer)
         self._session = Session(SessionRecord(id="ses_bench", created_at=0.0))
-        self._histories = KnownHistories()
         self._texts = cycle(texts)
         self.tokens = 0
         self._messages: list[dict[str, Any]] = [
@@ -141,7 +140,7 @@ class _Agent:
 
     def turn(self) -> None:
         """One call, and the result that the harness appends."""
-        request = self._histories.parse(self.body(), "agent")
+        request = CHAT.parse(self.body(), {}, {})
         link = self._session.find(request)
         prompt = self._continuer.prompt(link, request).token_ids
         if prompt is None:
@@ -163,7 +162,7 @@ class _Agent:
 
     def exact(self, body: bytes) -> int:
         """From the request's bytes to its prompt ids by lineage; how many of them are new."""
-        request = self._histories.parse(body, "agent")
+        request = CHAT.parse(body, {}, {})
         prompt = self._continuer.prompt(self._session.find(request), request)
         if prompt.token_ids is None:
             raise RuntimeError(f"the call was not continued exactly: {prompt.break_reason}")

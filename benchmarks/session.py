@@ -18,8 +18,7 @@ import numpy as np
 from bridle.bench.corpus import Corpus
 from bridle.proxy.continuation.prompt import CallPrompt
 from bridle.proxy.dialects.registry import DIALECTS
-from bridle.proxy.engines.policy_gate import PolicyGate
-from bridle.proxy.recording.recorder import Recording, recorded_conversation
+from bridle.proxy.recording.recorder import CallOutcome, Recording, recorded_conversation
 from bridle.proxy.sessions.session import Session
 from bridle.proxy.wire.canonical import (
     Event,
@@ -34,6 +33,12 @@ from bridle.store.records import CallBegun, CallEnded, CallStatus, SessionRecord
 
 SAMPLED: Final = 150
 OBSERVED: Final = 450
+
+_OUTCOME: Final = CallOutcome(
+    CallStatus.COMPLETE,
+    sampling={"temperature": 1.0, "top_p": 1.0, "max_tokens": 8192},
+    model_served="policy",
+)
 
 _SAID: Final = 90
 """Sampled tokens of prose; the rest are the tool call's."""
@@ -89,7 +94,6 @@ class Agent:
         self._code = int(self._random.integers(len(corpus.code)))
         self._prose = int(self._random.integers(len(corpus.prose)))
         self._held = Session(session)
-        self._gate = PolicyGate()
         system, text = self._observe(_SYSTEM_TOKENS)
         self._messages: list[dict[str, Any]] = [
             {"role": "system", "content": text},
@@ -131,17 +135,15 @@ class Agent:
         )
         minted = dialect.mint(call_id, int(now), "policy")
         prompt = CallPrompt(self._prompt)
-        recording = Recording(begun, self._held, request, link, prompt, self._gate)
-        recording.model_served = "policy"
-        recording.sampling = {"temperature": 1.0, "top_p": 1.0, "max_tokens": 8192}
+        recording = Recording(begun, self._held, request, link, prompt)
         emitter = dialect.emitter(request, minted)
         recording.sent(emitter.begin())
         for event in self._reply(minted.tool_call_id(0)):
-            recording.take([event])
+            recording.take([event], 0)
             if piece := emitter.event(event):
                 recording.sent(piece)
         recording.sent(emitter.end())
-        ended, turn = recording.ended(CallStatus.COMPLETE)
+        ended, turn = recording.ended(_OUTCOME)
         self._held.add(turn)
         self._grow(ended)
         return BenchCall(begun, ended)

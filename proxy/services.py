@@ -6,16 +6,15 @@ import asyncio
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from bridle.errors import BridleError
 from bridle.proxy.cluster.cluster_control import ClusterControl
 from bridle.proxy.cluster.siblings import Siblings
 from bridle.proxy.continuation.explanations import Explanations
-from bridle.proxy.dialects.chat.known_histories import KnownHistories
 from bridle.proxy.engines.policy_gate import PolicyGate
 from bridle.proxy.engines.pool import EnginePool
 from bridle.proxy.engines.routes import ModelRoutes
 from bridle.proxy.free_memory import FreeMemory
-from bridle.proxy.http.keep_alive import KeepAlives
-from bridle.proxy.http.presence import Watch
+from bridle.proxy.http.watch import Watch
 from bridle.proxy.recording.logs import log_call
 from bridle.proxy.recording.metrics import Metrics
 from bridle.proxy.recording.recorder import Observer, Recorder
@@ -36,7 +35,7 @@ if TYPE_CHECKING:
     from bridle.proxy.recording.tracing import Tracing
 
 
-class CannotStart(RuntimeError):
+class CannotStart(BridleError):
     """What the settings ask for is not to be had here; the message says what."""
 
 
@@ -59,8 +58,6 @@ class Services:
     tokenizer_check: TokenizerCheck | None
     """Makes exact prompts; ``None`` without the model's tokenizer."""
     stored_responses: StoredResponses
-    histories: KnownHistories
-    keep_alives: KeepAlives
     watch: Watch
     free_memory: FreeMemory
     seal_watch: SealWatch
@@ -94,8 +91,8 @@ class Services:
         models = ModelRoutes(settings, gate)
         await models.start()
         metrics.watch(models.policy.states)
-        keep_alives = KeepAlives(settings.limits.keep_alive_s)
-        keep_alives.start()
+        watch = Watch(settings.limits.keep_alive_s)
+        watch.start()
         free_memory = FreeMemory()
         free_memory.start()
         sessions = Sessions(settings, writer, reader, memory, explanations)
@@ -120,7 +117,6 @@ class Services:
             recorder=Recorder(
                 writer,
                 memory,
-                gate,
                 metrics,
                 explanations,
                 [log_call, *_observers(tracing)],
@@ -129,9 +125,7 @@ class Services:
             continuer=continuer,
             tokenizer_check=_tokenizer_check(continuer),
             stored_responses=StoredResponses(reader),
-            histories=KnownHistories(),
-            keep_alives=keep_alives,
-            watch=Watch(),
+            watch=watch,
             free_memory=free_memory,
             seal_watch=seal_watch,
             siblings=siblings,
@@ -142,8 +136,7 @@ class Services:
     async def close(self) -> None:
         """Stops what :meth:`start` started; queued records are written first."""
         await self.siblings.close()
-        await self.keep_alives.close()
-        self.watch.close()
+        await self.watch.close()
         await self.free_memory.close()
         await self.seal_watch.close()
         await self.models.close()

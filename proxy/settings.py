@@ -95,6 +95,9 @@ class ProxySettings:
     """Base URL of the (first) engine without ``/v1``; a trailing ``/v1`` is taken off."""
     store_url: str
     """SQLAlchemy URL, for example ``sqlite:///runs/bridle.db``."""
+    engine_transport: Literal["fast", "plain"] = "fast"
+    """``plain`` is the reference implementation, with a connection for each request: to compare
+    with when a fault may lie in the fast one."""
     synchronous: Synchronous = "NORMAL"
     """SQLite's pragma: ``NORMAL`` keeps every commit through ``kill -9``, ``FULL`` also through a
     power cut, for a wait on the disk in every call."""

@@ -12,12 +12,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from bridle.errors import BridleError
 from bridle.store.reading.queries import CallRow, SpanRow
 from bridle.store.records import Span, SpanKind, TokenIds, VersionRun
 from bridle.store.tree import DETACHED, parents_first
 
 
-class BrokenTree(ValueError):
+class BrokenTree(BridleError, ValueError):
     """The spans of a session contradict its calls; ``bridle audit`` names where."""
 
 

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING
 
 from bridle.proxy.continuation.breaks import explain
 from bridle.proxy.lineage.turn import Link
-from bridle.proxy.ports import CallWriter
 from bridle.proxy.wire.canonical import Request
 from bridle.store.errors import StoreUnavailable
 from bridle.store.records import ALSO_BROKE_ON, BreakReason, CallEnded, Note
+from bridle.store.writing.writer import Writer
 
 if TYPE_CHECKING:
     from bridle.engine.contract.tokenizer import Tokenizer
@@ -30,7 +30,7 @@ Count = Callable[[BreakReason, tuple[Note, ...]], None]
 class Explanations:
     """One at a time for each break; :meth:`drain` waits for them."""
 
-    def __init__(self, writer: CallWriter, tokenizer: Tokenizer | None, count: Count) -> None:
+    def __init__(self, writer: Writer, tokenizer: Tokenizer | None, count: Count) -> None:
         """``count`` gets every break's reason and the notes that came with it."""
         self._writer = writer
         self._tokenizer = tokenizer

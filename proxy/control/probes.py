@@ -42,7 +42,8 @@ async def metrics(client: Client, running: Running) -> None:
     if not caller.admin:
         raise ApiError("permission", "this needs the admin key", status=403)
     await services.explanations.drain()
-    await client.respond(200, await services.cluster_control.metrics(), "text/plain; version=0.0.4")
+    exposition = await services.cluster_control.metrics()
+    await client.respond(200, exposition, b"text/plain; version=0.0.4")
 
 
 PROBES: Final[Mapping[str, Probe]] = {

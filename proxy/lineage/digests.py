@@ -69,14 +69,11 @@ class Digester:
     def __init__(self) -> None:
         self._known: dict[bytes, _Known] = {}
 
-    def units(
-        self, messages: Sequence[Message], first: int = 0, cut: Sequence[Unit] = ()
-    ) -> tuple[Unit, ...]:
-        """The units of ``messages[first:]``, in order. ``cut`` are the first of them where they are
-        known already; no later message may belong to their last."""
-        units = [unit for unit in cut if unit.start >= first]
-        last = next((unit.message for unit in reversed(units) if unit.message is not None), None)
-        position = units[-1].end if units else first
+    def units(self, messages: Sequence[Message], first: int = 0) -> tuple[Unit, ...]:
+        """The units of ``messages[first:]``, in order."""
+        units: list[Unit] = []
+        last: Message | None = None
+        position = first
         while position < len(messages):
             message, end = messages[position], position + 1
             if message.role == "tool":

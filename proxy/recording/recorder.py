@@ -11,9 +11,7 @@ import msgspec
 
 from bridle.proxy.continuation.explanations import Explanations
 from bridle.proxy.continuation.prompt import CallPrompt
-from bridle.proxy.engines.policy_gate import PolicyGate
 from bridle.proxy.lineage.turn import TRUSTED, Link, Turn
-from bridle.proxy.ports import CallWriter, Versioned
 from bridle.proxy.recording.metrics import Metrics
 from bridle.proxy.recording.stored_responses import begins_with_instructions
 from bridle.proxy.sessions.memory import SessionMemory
@@ -44,6 +42,24 @@ from bridle.store.records import (
     token_array,
 )
 from bridle.store.writing.integrity import contradiction
+from bridle.store.writing.writer import Writer
+
+
+class CallOutcome(msgspec.Struct, frozen=True, gc=False):
+    """How a call ended, as the one who served it knows it."""
+
+    status: CallStatus
+    notes: tuple[Note, ...] = ()
+    sampling: Mapping[str, Any] = {}
+    """Effective sampling parameters, as sent."""
+    model_served: str | None = None
+    policy_version: int = 0
+    """Of the engine that answered, at the end of the call."""
+    reason: str | None = None
+    error: ApiError | None = None
+
+
+Observer = Callable[[CallBegun, CallEnded, CallOutcome], None]
 
 
 class Recorder:
@@ -51,135 +67,106 @@ class Recorder:
 
     def __init__(
         self,
-        writer: CallWriter,
+        writer: Writer,
         memory: SessionMemory,
-        gate: PolicyGate,
         metrics: Metrics,
         explanations: Explanations,
         observers: Sequence[Observer] = (),
         *,
         forward: bool = False,
     ) -> None:
-        """``observers`` are told of every call after its commit; they must not block. ``forward``:
-        a call goes on although the store does not take its beginning."""
+        """``observers`` get every call after its commit; they must not block. ``forward``: a call
+        goes on although the store does not take its beginning."""
         self._observers = tuple(observers)
         self._forward = forward
         self._writer = writer
         self._memory = memory
         self._explanations = explanations
-        self._gate = gate
         self._metrics = metrics
 
     def begin(
-        self,
-        begun: CallBegun,
-        session: Session,
-        request: Request,
-        link: Link,
-        prompt: CallPrompt,
+        self, begun: CallBegun, session: Session, request: Request, link: Link, prompt: CallPrompt
     ) -> Recording:
         """Raises ``StoreUnavailable`` when the store takes no more."""
         try:
             self._writer.begin_call(begun)
         except StoreUnavailable:
             if not self._forward:
-                raise  # Else: its end is not taken either, and counted as unrecorded then.
+                raise  # Otherwise its end is refused, too, and counted as unrecorded then.
         self._memory.begin(session, begun.id)
-        recording = Recording(begun, session, request, link, prompt, self._gate)
-        still_open = self._memory.running(link.unknown)
-        recording.notes += [Note("echoed_call_still_open", call_id) for call_id in still_open]
-        return recording
+        return Recording(begun, session, request, link, prompt)
 
-    async def commit(
-        self,
-        recording: Recording,
-        status: CallStatus,
-        *,
-        reason: str | None = None,
-        error: ApiError | None = None,
-    ) -> None:
-        """Returns when the call's end is durable. Other calls may continue it from then on: what
-        lineage, metrics and observers do with it is the loop's next turn, before that of any
-        request that comes later, and runs while the client reads its reply.
+    async def commit(self, recording: Recording, outcome: CallOutcome) -> None:
+        """Returns when the call's end is durable. Other calls may continue it from then on:
+        lineage, metrics and observers get it in the loop's next turn, before that of any request
+        that comes later, while the client reads its reply.
 
         Raises ``StoreUnavailable``.
         """
         try:
-            ended, turn = recording.ended(status, reason=reason, error=error)
+            ended, turn = recording.ended(outcome)
             await self._writer.end_call(ended)
         except BaseException:
             self._memory.end(recording.session, recording.begun.id)
             raise
-        asyncio.get_running_loop().call_soon(self._over, recording, ended, turn)
+        asyncio.get_running_loop().call_soon(self._over, recording, outcome, ended, turn)
 
-    def _over(self, recording: Recording, ended: CallEnded, turn: Turn) -> None:
-        self._memory.end(recording.session, recording.begun.id, turn)
+    def _over(
+        self, recording: Recording, outcome: CallOutcome, ended: CallEnded, turn: Turn
+    ) -> None:
+        begun = recording.begun
+        self._memory.end(recording.session, begun.id, turn)
         if ended.break_reason is BreakReason.UNEXPLAINED:
             self._explanations.begin(ended, recording.link, recording.request)
-        self._metrics.count_call(recording.begun.dialect, recording.begun.started_at, ended)
+        self._metrics.count_call(begun.dialect, begun.started_at, ended)
         for observe in self._observers:
-            observe(recording, ended)
-
-
-Observer = Callable[["Recording", CallEnded], None]
+            observe(begun, ended, outcome)
 
 
 class Recording:
-    """One call between its beginning and its end."""
+    """The record of one call, grown from the events of its reply."""
 
     def __init__(
-        self,
-        begun: CallBegun,
-        session: Session,
-        request: Request,
-        link: Link,
-        prompt: CallPrompt,
-        gate: PolicyGate,
+        self, begun: CallBegun, session: Session, request: Request, link: Link, prompt: CallPrompt
     ) -> None:
         self.begun = begun
         self.session = session
         self.fold = Fold()
-        self.model_served: str | None = None
-        self.sampling: Mapping[str, Any] = {}
-        self.notes: list[Note] = list(request.notes)
         self.request = request
         self.link = link
         self._prompt = prompt
-        self.policy: Versioned = gate
-        """What is being sampled from: the pool's policy, then that of the engine that answers."""
         self._first_token_at: float | None = None
         self._sent: list[bytes] = []
         self.sent = self._sent.append
-        """What goes to the client."""
+        """Takes the bytes that go to the client."""
         self._versions: dict[int, list[VersionRun]] = {}
         self._stamped: dict[int, int] = {}
         """Choice -> the version of its latest tokens."""
 
-    def take(self, events: Sequence[Event]) -> None:
-        """Folds ``events`` and stamps their tokens with the policy version of this moment."""
-        stamped, version = self._stamped, self.policy.version
+    def take(self, events: Sequence[Event], version: int) -> None:
+        """Folds ``events`` and stamps their tokens with the policy ``version`` of this moment."""
+        stamped = self._stamped
         for event in events:
             if isinstance(event, Tokens) and stamped.get(event.choice) != version:
                 self._stamp(event, version)
         self.fold.take(events)
 
-    def ended(
-        self, status: CallStatus, *, reason: str | None = None, error: ApiError | None = None
-    ) -> tuple[CallEnded, Turn]:
-        """The record as it stands, and what lineage has to know of it. A contradiction within the
-        record makes it ``QUARANTINED``."""
+    def ended(self, outcome: CallOutcome) -> tuple[CallEnded, Turn]:
+        """The record as it stands, and the turn that lineage keeps of it. A contradiction within
+        the record makes it ``QUARANTINED``."""
+        status = outcome.status
         reply = self.fold.reply()
         ids = reply.prompt_token_ids
         messages = [assistant_message(choice) for choice in reply.choices]
-        frozen = is_frozen(self.notes)
-        # A provider that tells no ids may tell logprobs to whom they then do not belong.
-        told = ids is not None or any(choice.token_ids for choice in reply.choices)
+        frozen = is_frozen(outcome.notes)
+        # Logprobs without ids, as some providers send them, belong to no token.
+        with_ids = ids is not None or any(choice.token_ids for choice in reply.choices)
         prompt = None if ids is None else token_array(ids)
         choices = tuple(
             [
                 Choice(
                     token_ids=token_array(choice.token_ids),
-                    logprobs=logprob_array(choice.logprobs if told else ()),
+                    logprobs=logprob_array(choice.logprobs if with_ids else ()),
                     versions=tuple(self._versions.get(index, ())),
                     finish_reason=choice.finish_reason,
                 )
@@ -190,8 +177,8 @@ class Recording:
         growth = self.session.grow(self.begun.id, self.link, choices, prompt, exact=exact)
         notes: tuple[Note, ...] = ()
         break_reason = self.link.break_reason
-        if prompt is not None and not frozen:
-            break_reason, notes = self._prompt.verdict(self.link, growth, exact=exact)
+        if prompt is not None and not frozen and not exact:
+            break_reason, notes = self._prompt.verdict(self.link, growth)
         turn = self._turn(status, messages, None if frozen else growth, prompt)
         ended = CallEnded(
             id=self.begun.id,
@@ -203,16 +190,16 @@ class Recording:
             choices=choices,
             growth=growth,
             response_body=b"".join(self._sent),
-            model_served=self.model_served,
+            model_served=outcome.model_served,
             usage={} if reply.usage is None else msgspec.structs.asdict(reply.usage),
-            sampling=self.sampling,
+            sampling=outcome.sampling,
             replies=tuple(messages),
             kind=self.link.kind(),
             role=self.link.seen.agent,
             break_reason=break_reason,
-            reason=reason,
-            error={} if error is None else _error_fields(error),
-            notes=(*self.notes, *notes, *self.link.notes(status)),
+            reason=outcome.reason,
+            error={} if outcome.error is None else _error_fields(outcome.error),
+            notes=(*outcome.notes, *notes, *self.link.notes(status)),
             compared=True,
         )
         found = contradiction(ended) if status in TRUSTED else None

@@ -12,7 +12,7 @@ from typing import Final
 
 import msgspec
 
-from bridle.proxy.dialects.responses.request import ResponsesContext, own_messages
+from bridle.proxy.dialects.responses.request import with_history
 from bridle.proxy.recording.stored_items import DELETED, NOT_STORED, Readable, StoredItems, is_gone
 from bridle.proxy.wire.canonical import ApiError, Message, Request
 from bridle.proxy.wire.minting import call_id_of
@@ -33,15 +33,12 @@ class _Event(msgspec.Struct):
 
 def begins_with_instructions(request: Request) -> bool:
     """Whether the first message is a Responses request's ``instructions``."""
-    return isinstance(request.context, ResponsesContext) and request.context.instructions
+    return request.responses.instructions
 
 
 def not_stored(request: Request) -> tuple[Note, ...]:
     """The note on a call whose client said ``store: false``."""
-    context = request.context
-    if isinstance(context, ResponsesContext) and not context.store:
-        return (Note(NOT_STORED),)
-    return ()
+    return () if request.responses.store else (Note(NOT_STORED),)
 
 
 def marked_deleted(call: CallRow) -> tuple[Note, ...]:
@@ -84,9 +81,7 @@ class StoredResponses:
                 status=404,
                 param="previous_response_id",
             )
-        own = own_messages(request)
-        instructions = request.messages[: len(request.messages) - len(own)]
-        return msgspec.structs.replace(request, messages=(*instructions, *stored, *own))
+        return with_history(request, stored)
 
     async def find(self, response_id: str) -> CallRow | None:
         """The call that made the response, unless it is not stored for its client."""

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping
-from typing import Any, Final
 
 import msgspec
 
@@ -20,23 +18,24 @@ from bridle.proxy.wire.canonical import ApiError
 from bridle.store.reading.queries import Reader
 from bridle.store.records import Note, SessionRecord
 
-EXHAUSTED: Final = "budget"
-"""The reason of a call that was refused; such calls spend nothing."""
-
 
 class Budgets:
     """Every session's budget: its own settings' ``budget`` over the proxy's default."""
 
     def __init__(self, reader: Reader, default: Budget) -> None:
         self._reader = reader
-        self._default = default
+        self._default = None if default == Budget() else default
 
-    async def refusal(self, session: Session) -> tuple[ApiError, Note] | None:
+    def of(self, record: SessionRecord) -> Budget | None:
+        """The session's budget, or ``None`` when it has none."""
+        own = record.settings.get("budget")
+        if not own:
+            return self._default
+        return msgspec.structs.replace(self._default or Budget(), **own)
+
+    async def refusal(self, session: Session, budget: Budget) -> tuple[ApiError, Note] | None:
         """Why the session's next call is refused, if it is; ask before the call begins."""
         record = session.record
-        budget = self._of(record.settings)
-        if budget == _UNLIMITED:
-            return None
         if budget.wall_s is not None and time.time() - record.created_at >= budget.wall_s:
             return _exhausted("wall_s", f"{budget.wall_s:g} s of time", record)
         if budget.calls is None and budget.tokens is None:
@@ -49,15 +48,6 @@ class Budgets:
         if budget.tokens is not None and tokens >= budget.tokens:
             return _exhausted("tokens", f"{budget.tokens} sampled tokens", record)
         return None
-
-    def _of(self, settings: Mapping[str, Any]) -> Budget:
-        own = settings.get("budget")
-        if not own:
-            return self._default
-        return msgspec.structs.replace(self._default, **own)
-
-
-_UNLIMITED: Final = Budget()
 
 
 def _exhausted(name: str, amount: str, session: SessionRecord) -> tuple[ApiError, Note]:

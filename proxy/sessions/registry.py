@@ -17,7 +17,6 @@ from typing import Final
 import msgspec
 
 from bridle.proxy.continuation.explanations import Explanations
-from bridle.proxy.ports import CallWriter, SessionReader
 from bridle.proxy.sessions.harness_identity import Identity
 from bridle.proxy.sessions.keys import SESSION_KEY_PREFIX, credentials, hash_key, same
 from bridle.proxy.sessions.memory import SessionMemory
@@ -25,7 +24,9 @@ from bridle.proxy.sessions.session import Session
 from bridle.proxy.settings import ProxySettings, is_loopback
 from bridle.proxy.wire.canonical import ApiError
 from bridle.store.errors import NotFound, RecordRejected, StoreUnavailable
+from bridle.store.reading.queries import Reader
 from bridle.store.records import SessionRecord, new_id
+from bridle.store.writing.writer import Writer
 
 log = logging.getLogger("bridle.proxy")
 
@@ -52,8 +53,8 @@ class Sessions:
     def __init__(
         self,
         settings: ProxySettings,
-        writer: CallWriter,
-        reader: SessionReader,
+        writer: Writer,
+        reader: Reader,
         memory: SessionMemory,
         explanations: Explanations,
     ) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 
 import orjson
 
+from bridle.errors import BridleError
 from bridle.reconstruct.conversation import (
     IncompleteConversation,
     RecordedMessage,
@@ -29,7 +30,7 @@ from bridle.reconstruct.session import LoadedSession
 from bridle.store.reading.queries import CallRow, Reader
 
 
-class Inexpressible(ValueError):
+class Inexpressible(BridleError, ValueError):
     """A format cannot express a conversation; the message is the reason it is counted by."""
 
 

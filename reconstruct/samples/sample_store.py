@@ -11,7 +11,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import delete, insert, select
+from sqlalchemy import Connection, delete, insert, select
 
 from bridle.reconstruct.samples.builders import BUILDER_VERSION, Built, assemble, build
 from bridle.reconstruct.samples.rules import DEFAULT_RULES, SampleRules
@@ -20,7 +20,7 @@ from bridle.reconstruct.session import LoadedSession
 from bridle.reconstruct.tree import Branch, BrokenTree, SessionTree, SpanPiece
 from bridle.store.records import new_id
 from bridle.store.schema.database import transaction
-from bridle.store.schema.tables import samples
+from bridle.store.schema.tables import call_kinds, samples, token_fates
 
 
 def derive(
@@ -52,7 +52,32 @@ def derive(
         )
         if rows:
             connection.execute(insert(samples), rows)
+        _store_account(connection, session, built, builder)
     return built
+
+
+def _store_account(
+    connection: Connection, session: LoadedSession, built: Built, builder: str
+) -> None:
+    """What became of the sampled tokens, and what each call was for: SQL reads both."""
+    of_builder = (token_fates.c.session_id == session.id) & (token_fates.c.builder == builder)
+    connection.execute(delete(token_fates).where(of_builder))
+    account = built.conservation
+    fates = [("trained", "", account.trained)]
+    fates += [("masked", reason, tokens) for reason, tokens in account.masked.items()]
+    fates += [("dropped", reason, tokens) for reason, tokens in account.dropped.items()]
+    columns = ("fate", "reason", "tokens")
+    known = {"session_id": session.id, "builder": builder}
+    connection.execute(
+        insert(token_fates), [known | dict(zip(columns, fate, strict=True)) for fate in fates]
+    )
+    calls = session.calls
+    connection.execute(
+        delete(call_kinds).where(call_kinds.c.call_id.in_([call.id for call in calls]))
+    )
+    if calls:
+        kinds = [{"call_id": call.id, "kind": call.kind, "role": call.role} for call in calls]
+        connection.execute(insert(call_kinds), kinds)
 
 
 def derive_again(session: LoadedSession) -> int:

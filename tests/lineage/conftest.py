@@ -358,7 +358,7 @@ class Policy:
         ids = np.asarray(used, dtype=np.uint32)
         call_id = new_id("call")
         growth = self.held.grow(call_id, link, [], ids)
-        reason, _ = CallPrompt(None).verdict(link, growth, exact=False)
+        reason, _ = CallPrompt(None).verdict(link, growth)
         self.held.tree.drop(call_id)
         if reason is not BreakReason.UNEXPLAINED:
             return () if reason is None else (reason,)

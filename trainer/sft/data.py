@@ -14,6 +14,7 @@ import pyarrow.parquet as parquet
 from numpy.typing import NDArray
 
 from bridle.engine.contract.tokenizer import ArgumentsNotJson, TemplateError, Tokenizer
+from bridle.errors import BridleError
 from bridle.reconstruct.exports.selection import ExportReport, Selection, select
 from bridle.reconstruct.samples.builders import build
 from bridle.store.reading.queries import Reader
@@ -34,7 +35,7 @@ class SftExample:
 _READABLE: Final = "exports as tokens, chat, trl and trl-prompt-completion can be learned from"
 
 
-class SftDataError(ValueError):
+class SftDataError(BridleError, ValueError):
     """A training file cannot be read; the message names the line or column."""
 
 

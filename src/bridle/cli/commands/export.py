@@ -13,7 +13,7 @@ from bridle.cli.options import HarnessOption, JsonOption, RunOption, StoreOption
 from bridle.cli.reading import nothing_found, reader, require_run
 from bridle.cli.rules import RulesOption, sample_rules
 from bridle.cli.terminal import fail, out, print_json
-from bridle.reconstruct.conditions import BadCondition, Condition
+from bridle.reconstruct.conditions import Condition
 from bridle.reconstruct.exports.card import write_card
 from bridle.reconstruct.exports.formats import ExportFormat
 from bridle.reconstruct.exports.formats import export as write
@@ -58,7 +58,7 @@ def export(
     """Write recorded sessions as training data, each file with a data card beside it."""
     if builder not in BUILDERS:
         fail(f"there is no builder {builder!r}: {', '.join(BUILDERS)}", 2)
-    conditions = _conditions(where or [])
+    conditions = [Condition.parse(text) for text in where or []]
     chosen_rules = sample_rules(rules)
     chosen_rules = replace(
         chosen_rules,
@@ -128,13 +128,6 @@ def _write(
     report = write(source, path, form, selection, builder)
     card = write_card(report, form.value, selection, time.time())
     return _as_data(report) | {"card": str(card)}
-
-
-def _conditions(texts: list[str]) -> tuple[Condition, ...]:
-    try:
-        return tuple(Condition.parse(text) for text in texts)
-    except BadCondition as error:
-        fail(str(error), 2)
 
 
 def _format(path: Path, wanted: ExportFormat | None) -> ExportFormat:

@@ -1,9 +1,9 @@
-"""Putting a provider's pieces of a conversation together into chat-shaped messages.
+"""A provider's pieces of a conversation, put together into chat-shaped messages.
 
-Responses and Messages carry an assistant turn as several items or blocks; chat carries it as one
-message with its tool calls, directly followed by their results. Pieces belong to one turn when the
-ids they carry were minted for the same call, even if tool results were filed between them; pieces
-without such ids belong together while nothing stands between them.
+Responses, Messages and Gemini carry an assistant turn as several items, blocks or parts. Chat
+carries it as one message with its tool calls, directly followed by their results. Pieces belong to
+one turn when their ids were minted for the same call, even if tool results stand between them;
+pieces without such ids belong together while nothing stands between them.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ Content = str | list[dict[str, Any]]
 
 
 def joined(parts: list[dict[str, Any]]) -> Content:
-    """Content parts as plain text when they are nothing else (line by line, as engines join
-    them for templates that know only text), or as they are."""
+    """Content parts as plain text where all are text (line by line, as engines join them for
+    templates that know only text), else as they are."""
     if all(part["type"] == "text" for part in parts):
         return "\n".join(part["text"] for part in parts)
     return parts
@@ -28,6 +28,10 @@ def joined(parts: list[dict[str, Any]]) -> Content:
 
 def text_part(text: str) -> dict[str, Any]:
     return {"type": "text", "text": text}
+
+
+def audio_part(data: str, form: str) -> dict[str, Any]:
+    return {"type": "input_audio", "input_audio": {"data": data, "format": form}}
 
 
 def image_part(url: str, detail: str | None = None) -> dict[str, Any]:
@@ -38,18 +42,18 @@ def image_part(url: str, detail: str | None = None) -> dict[str, Any]:
 
 
 @dataclass(slots=True)
-class Turn:
+class AssistantTurn:
     """An assistant message under construction."""
 
     call_id: str | None = None
-    """The call that produced it, as far as its ids tell."""
+    """The call that produced it, where its ids name one."""
     text: list[str] = field(default_factory=list)
     reasoning: list[str] = field(default_factory=list)
     tool_calls: list[ToolCall] = field(default_factory=list)
     anchors: list[str] = field(default_factory=list)
 
     def anchor(self, value: str | None) -> None:
-        """Keep ``value`` if we minted it."""
+        """Keeps ``value`` if this proxy minted it."""
         if value is not None and value not in self.anchors and minting.read(value) is not None:
             self.anchors.append(value)
 
@@ -64,16 +68,16 @@ class Turn:
 
 
 class Transcript:
-    """The conversation so far, and what was lost or changed on the way into it."""
+    """The conversation so far, with a note for each conversion and loss."""
 
     def __init__(self) -> None:
-        self._entries: list[Message | Turn] = []
-        self._open: Turn | None = None
+        self._entries: list[Message | AssistantTurn] = []
+        self._open: AssistantTurn | None = None
         self._answered = False
         self._notes: dict[Note, None] = {}
 
     def note(self, name: str, detail: str = "") -> None:
-        """Record a conversion or a loss; the same one twice in a request counts once."""
+        """Records a conversion or a loss; the same one twice in a request counts once."""
         self._notes[Note(name, detail)] = None
 
     def system(self, content: Content) -> None:
@@ -88,11 +92,10 @@ class Transcript:
         self._answered = True
         self._entries.append(Message(role="tool", content=content, tool_call_id=call_id, name=name))
 
-    def turn(self, *ids: str | None, new_text: bool = False) -> Turn:
+    def turn(self, *ids: str | None, new_text: bool = False) -> AssistantTurn:
         """The assistant turn that a piece with these ids belongs to, opened if need be.
 
-        ``new_text`` says that the piece is a message of its own, so that two without known ids
-        are not run together.
+        ``new_text``: the piece is a message of its own, so two without known ids are not joined.
         """
         minted = minting.call_ids(value for value in ids if value is not None)
         call_id = minted[0] if minted else None
@@ -103,7 +106,7 @@ class Transcript:
             if (current.call_id == call_id) if known else adjacent:
                 current.call_id = current.call_id or call_id
                 return current
-        self._open = Turn(call_id=call_id)
+        self._open = AssistantTurn(call_id=call_id)
         self._answered = False
         self._entries.append(self._open)
         return self._open
@@ -111,7 +114,8 @@ class Transcript:
     @property
     def messages(self) -> tuple[Message, ...]:
         return tuple(
-            entry.message() if isinstance(entry, Turn) else entry for entry in self._entries
+            entry.message() if isinstance(entry, AssistantTurn) else entry
+            for entry in self._entries
         )
 
     @property
