@@ -58,7 +58,7 @@ def bench(sessions: int = SESSIONS, turns: int = TURNS) -> dict[str, Any]:
 
 
 def fill(path: str, sessions: int, turns: int) -> None:
-    """A store of sessions that grow by 600 tokens a turn, and say as much."""
+    """A store of sessions that grow by 600 tokens a turn, with as much text."""
     migrate(path)
     random, text = np.random.default_rng(0), corpus().code
     with Writer(path, synchronous="OFF") as writer:
@@ -71,10 +71,10 @@ def fill(path: str, sessions: int, turns: int) -> None:
                 ids, call_id, now = _ids(random, SAMPLED), new_id("call"), time.time()
                 logprobs = -random.random(SAMPLED).astype(np.float32)
                 at = int(random.integers(len(text) - 2400))
-                told = Message("tool", text[at : at + 1800])
+                result = Message("tool", text[at : at + 1800])
                 reply = Message("assistant", text[at + 1800 : at + 2400])
-                said = [told.to_chat()]
-                body = orjson.dumps({"model": "policy", "turn": turn, "messages": said})
+                messages = [result.to_chat()]
+                body = orjson.dumps({"model": "policy", "turn": turn, "messages": messages})
                 begun = CallBegun(
                     call_id,
                     session.id,
@@ -84,7 +84,7 @@ def fill(path: str, sessions: int, turns: int) -> None:
                     stream=True,
                     model_requested="policy",
                     parent_call_id=parent,
-                    conversation=Conversation((told,), tools=_TOOLS, length=2 * turn + 1),
+                    conversation=Conversation((result,), tools=_TOOLS, length=2 * turn + 1),
                 )
                 ended = CallEnded(
                     call_id,

@@ -19,7 +19,7 @@ from bridle.reconstruct.samples.builders import build, not_built
 from bridle.reconstruct.samples.rules import DEFAULT_RULES, SampleRules, rulings
 from bridle.reconstruct.samples.sample import Conservation, Sample
 from bridle.reconstruct.session import LoadedSession
-from bridle.reconstruct.tree import BrokenTree, Piece, SessionTree, version_ranges
+from bridle.reconstruct.tree import BrokenTree, SessionTree, SpanPiece, version_ranges
 from bridle.store.errors import NotFound
 from bridle.store.reading.queries import CallRow, Reader, SpanRow
 from bridle.store.records import CallStatus, Span, SpanKind
@@ -244,7 +244,7 @@ def check_samples(
         found.add("weights_differ", session.id, f"its samples weigh {weight}, not 1")
 
 
-def _shows(sample: Sample, piece: Piece) -> bool:
+def _shows(sample: Sample, piece: SpanPiece) -> bool:
     """Whether a sample holds a piece's ids, logprobs, versions and call, bit for bit."""
     span, take = piece.span, piece.take
     at = slice(span.start, span.start + take)

@@ -35,7 +35,7 @@ _COLUMNS: Final[Mapping[str, frozenset[str]]] = {
 
 
 class BadCondition(UsageError, ValueError):
-    """A condition that cannot be read; the message says what was expected."""
+    """A condition that cannot be read; the message names what was expected."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from bridle.errors import BridleError
 from bridle.store.reading.queries import CallRow
 from bridle.store.records import LineageState, Message
 
@@ -32,7 +33,7 @@ class RecordedMessage:
     """Where it was sampled; ``None`` for a message that the harness sent."""
 
 
-class IncompleteConversation(ValueError):
+class IncompleteConversation(BridleError, ValueError):
     """The messages of a call were not recorded, or a call that it continues is missing."""
 
 

@@ -23,7 +23,7 @@ class BrokenTree(BridleError, ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class SpanPiece:
     """The first ``take`` tokens of a span, as a branch passes through it."""
 
     row: SpanRow
@@ -40,7 +40,7 @@ class Piece:
         return sum(end - start for start, end in self.trains)
 
 
-Branch = tuple[Piece, ...]
+Branch = tuple[SpanPiece, ...]
 """A path through the tree, root first, that ends with all of a sampled span."""
 
 
@@ -76,12 +76,12 @@ class SessionTree:
         """The path that ends with all of ``leaf``'s tokens."""
         return tuple(self.path(leaf.span.id, leaf.span.end))
 
-    def path(self, span_id: str | None, length: int) -> list[Piece]:
+    def path(self, span_id: str | None, length: int) -> list[SpanPiece]:
         """The pieces of the first ``length`` tokens of a span's path, root first.
 
         Raises :class:`BrokenTree` when the path is shorter.
         """
-        pieces: list[Piece] = []
+        pieces: list[SpanPiece] = []
         end, link = length, span_id
         while link is not None:
             row = self.rows.get(link)
@@ -90,7 +90,7 @@ class SessionTree:
             if row.span.start < end:
                 if row.span.end < end:
                     raise BrokenTree(f"the path of span {span_id} ends before token {length}")
-                pieces.append(Piece(row, end - row.span.start))
+                pieces.append(SpanPiece(row, end - row.span.start))
                 end = row.span.start
             link = row.span.parent_id
         if end:

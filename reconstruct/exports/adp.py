@@ -78,18 +78,18 @@ def _answered(exported: ExportedConversation) -> set[str]:
 
 
 def _actions(message: ChatMessage, answered: set[str]) -> list[dict[str, Any]]:
-    said, thought = text(message), reasoning(message)
+    content, thought = text(message), reasoning(message)
     calls = tool_calls(message)
     actions: list[dict[str, Any]] = [
         {
             "class_": "api_action",
             "function": call.name,
             "kwargs": call.arguments,
-            "description": said or None,
+            "description": content or None,
             **({"tool_call_id": call.id} if call.id in answered else {}),
         }
         for call in calls
-    ] or [{"class_": "message_action", "content": said}]
+    ] or [{"class_": "message_action", "content": content}]
     actions[0]["reasoning_content"] = thought
     for later in actions[1:]:
         later["description"] = None

@@ -42,8 +42,8 @@ def text(message: ChatMessage) -> str:
 
 
 def reasoning(message: ChatMessage) -> str | None:
-    """What the model thought before it said this; empty where it opened and closed its thoughts and
-    ``None`` where it did not."""
+    """The model's reasoning before the message; empty where it opened and closed its thoughts at
+    once, ``None`` without any."""
     thought: str = message.get("reasoning") or message.get("reasoning_content") or ""
     return thought.removeprefix("\n").removesuffix("\n") if thought else None
 

@@ -16,7 +16,7 @@ from bridle.reconstruct.tree import BrokenTree
 from bridle.store.reading.queries import CallRow, Reader
 from bridle.store.records import SessionRecord
 
-Part = Literal["train", "eval"]
+ExportPart = Literal["train", "eval"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class Selection:
     """On any column of the session, its task, labels and rewards; for calls see ``rules``."""
     deduplicate: bool = False
     """Leave out rows with the content of an earlier one."""
-    part: Part | None = None
+    part: ExportPart | None = None
     """Only the tasks of this part of the split that ``eval_share`` makes."""
     eval_share: float = 0.0
 
@@ -159,7 +159,7 @@ def select(reader: Reader, selection: Selection, report: ExportReport) -> Iterat
             report.leave_out("session_without_calls")
 
 
-def part_of(session: SessionRecord, eval_share: float) -> Part:
+def part_of(session: SessionRecord, eval_share: float) -> ExportPart:
     """The part that a session's task falls into, whatever else the store holds.
 
     A session without a task goes by its group, and without a group by its own id.

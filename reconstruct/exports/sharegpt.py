@@ -32,13 +32,13 @@ def sharegpt_rows(exported: ExportedConversation) -> Iterator[dict[str, Any]]:
         speaker = _FROM.get(entry.message["role"])
         if speaker is None:
             raise Inexpressible("role_unknown")
-        said: dict[str, Any] = {"from": speaker, "value": _value(speaker, entry.message)}
+        turn: dict[str, Any] = {"from": speaker, "value": _value(speaker, entry.message)}
         if speaker == "tool" and turns and turns[-1]["from"] == "tool":
-            turns[-1]["value"] += "\n" + said["value"]
+            turns[-1]["value"] += "\n" + turn["value"]
             continue
         if speaker == "gpt":
-            said["weight"] = int(exported.is_trained(entry))
-        turns.append(said)
+            turn["weight"] = int(exported.is_trained(entry))
+        turns.append(turn)
     line: dict[str, Any] = {"id": exported.id, "conversations": turns}
     if exported.tools:
         line["tools"] = orjson.dumps(list(exported.tools)).decode()
@@ -46,10 +46,10 @@ def sharegpt_rows(exported: ExportedConversation) -> Iterator[dict[str, Any]]:
 
 
 def _value(speaker: str, message: ChatMessage) -> str:
-    said = text(message)
+    content = text(message)
     if speaker == "tool":
-        return f"<tool_response>\n{said}\n</tool_response>"
-    parts = [said] if said else []
+        return f"<tool_response>\n{content}\n</tool_response>"
+    parts = [content] if content else []
     for call in tool_calls(message):
         body = json.dumps({"name": call.name, "arguments": call.arguments}, ensure_ascii=False)
         parts.append(f"<tool_call>\n{body}\n</tool_call>")

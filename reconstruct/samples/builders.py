@@ -26,7 +26,7 @@ from bridle.reconstruct.conversation import ReplyId
 from bridle.reconstruct.samples.rules import Ruling, SampleRules, rulings
 from bridle.reconstruct.samples.sample import Conservation, Sample
 from bridle.reconstruct.session import LoadedSession
-from bridle.reconstruct.tree import Branch, Piece, SessionTree, version_ranges
+from bridle.reconstruct.tree import Branch, SessionTree, SpanPiece, version_ranges
 from bridle.store.reading.queries import SpanRow
 from bridle.store.records import SpanKind
 
@@ -83,10 +83,12 @@ def not_built(session: LoadedSession) -> Conservation:
     return Conservation(captured, 0, dropped={"tree_broken": captured} if captured else {})
 
 
-def _with_trained(piece: Piece, start: int | None, decided: Mapping[ReplyId, Ruling]) -> Piece:
+def _with_trained(
+    piece: SpanPiece, start: int | None, decided: Mapping[ReplyId, Ruling]
+) -> SpanPiece:
     if start is None:
         return piece
-    return Piece(piece.row, piece.take, _ruling(decided, piece.row).ranges(start, piece.take))
+    return SpanPiece(piece.row, piece.take, _ruling(decided, piece.row).ranges(start, piece.take))
 
 
 def _ruling(decided: Mapping[ReplyId, Ruling], row: SpanRow) -> Ruling:

@@ -17,7 +17,7 @@ from bridle.reconstruct.samples.builders import BUILDER_VERSION, Built, assemble
 from bridle.reconstruct.samples.rules import DEFAULT_RULES, SampleRules
 from bridle.reconstruct.samples.sample import Sample
 from bridle.reconstruct.session import LoadedSession
-from bridle.reconstruct.tree import Branch, BrokenTree, Piece, SessionTree
+from bridle.reconstruct.tree import Branch, BrokenTree, SessionTree, SpanPiece
 from bridle.store.records import new_id
 from bridle.store.schema.database import transaction
 from bridle.store.schema.tables import call_kinds, samples, token_fates
@@ -107,12 +107,12 @@ def stored_samples(
 
 
 def _branch(tree: SessionTree, segments: Sequence[Any]) -> Branch:
-    pieces: list[Piece] = []
+    pieces: list[SpanPiece] = []
     for span_id, take, trains in segments:
         row = tree.rows.get(span_id)
         if row is None:
             raise BrokenTree(f"a stored sample needs span {span_id}, which is missing")
-        pieces.append(Piece(row, take, tuple((start, end) for start, end in trains)))
+        pieces.append(SpanPiece(row, take, tuple((start, end) for start, end in trains)))
     return tuple(pieces)
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 
@@ -93,6 +95,21 @@ def test_samples_are_kept_under_rules_from_text_or_file(
         assert (told["trained_tokens"], told["rules"]["kinds"]) == (0, ["compaction"])
     for wrong in ('{"colour": 1}', str(tmp_path / "none.json"), "{"):
         assert bridle("samples", "--rules", wrong, "--store", store).exit_code == 2
+
+
+def test_the_commands_of_the_page_that_set_rules_run(
+    bridle: Callable[..., Result],
+    recorded: str,
+    store: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    page = (Path(__file__).parents[2] / "docs" / "data.md").read_text()
+    (block,) = re.findall(r"```sh\n(bridle samples .*?)```", page, re.DOTALL)
+    for command in block.splitlines():
+        done = bridle(*shlex.split(command)[1:], "--store", store)
+        assert done.exit_code == 0, done.output
 
 
 def test_what_one_session_masks_and_another_drops_for_a_reason_adds_up(

@@ -12,7 +12,7 @@ from bridle.reconstruct.ablation import ablate
 from bridle.reconstruct.audit import audit
 from bridle.reconstruct.conditions import Condition
 from bridle.reconstruct.episodes import episodes
-from bridle.reconstruct.exports.formats import LINES, Format, export
+from bridle.reconstruct.exports.formats import LINES, ExportFormat, export
 from bridle.reconstruct.exports.parquet import read_samples
 from bridle.reconstruct.exports.selection import Selection
 from bridle.reconstruct.samples.builders import BUILDERS
@@ -126,18 +126,18 @@ def trained_ids(samples) -> list[int]:
     return [token for s in samples for token in s.token_ids[s.mask].tolist()]
 
 
-def trained_texts(form: Format, line) -> list[str]:
+def trained_texts(form: ExportFormat, line) -> list[str]:
     """The replies that a line trains, each in its format's own way."""
     match form:
-        case Format.CHAT | Format.TRL:
+        case ExportFormat.CHAT | ExportFormat.TRL:
             said = [m for m in line["messages"] if m["role"] == "assistant"]
             return [message["content"] for message in said if message.get("weight") != 0]
-        case Format.TRL_PROMPT_COMPLETION:
+        case ExportFormat.TRL_PROMPT_COMPLETION:
             return [message["content"] for message in line["completion"]]
-        case Format.SHAREGPT:
+        case ExportFormat.SHAREGPT:
             said = [turn for turn in line["conversations"] if turn["from"] == "gpt"]
             return [turn["value"] for turn in said if turn["weight"]]
-        case Format.ADP:
+        case ExportFormat.ADP:
             actions = line["details"]["trained_actions"]
             return [line["content"][index]["content"] for index in actions]
     said = [step for step in line["steps"] if step["source"] == "agent"]
@@ -162,7 +162,7 @@ def test_samples_sft_ablation_and_audit_train_the_same_tokens(reader, replies, t
     assert {name: row["tokens_trained"] for name, row in rows.items()} == dict.fromkeys(
         BUILDERS, len(wanted)
     )
-    report = export(reader, tmp_path / "x", Format.TOKENS, Selection(rules=rules))
+    report = export(reader, tmp_path / "x", ExportFormat.TOKENS, Selection(rules=rules))
     assert sorted(trained_ids(read_samples(tmp_path / "x"))) == wanted
     assert report.tokens == len(wanted)
     table = audited.conservation
@@ -190,7 +190,7 @@ def test_every_format_of_messages_trains_the_replies_that_samples_train_whole(
         missing = report.untrained["conversation_partly_trained"]
         assert set(found) <= whole
         assert replies.count(whole - set(found)) == missing
-        assert form is Format.TRL or not missing
+        assert form is ExportFormat.TRL or not missing
 
 
 def test_a_rule_on_sessions_is_refused():

@@ -1,4 +1,4 @@
-"""What supervised fine-tuning learns from: token ids with a mask, of samples or exports."""
+"""The data of supervised fine-tuning: token ids with a mask, from the store or from exports."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _READABLE: Final = "exports as tokens, chat, trl and trl-prompt-completion can b
 
 
 class SftDataError(BridleError, ValueError):
-    """A training file does not hold what it should; the message names the line or column."""
+    """A training file cannot be read; the message names the line or column."""
 
 
 def with_context(example: SftExample, tokens: int) -> SftExample:
@@ -166,7 +166,7 @@ def _messages(record: Mapping[str, Any], name: str) -> list[Mapping[str, Any]]:
 
 
 def example_from_text(prompt: str, completion: str, tokenizer: Tokenizer) -> SftExample:
-    """A completed prompt; learned is the completion, to its end as the tokenizer says it.
+    """A completed prompt, of which the completion is learned, with the tokenizer's end token.
 
     The prompt begins as vLLM and TRL let a bare text begin: with the special tokens, if there are
     any, that the tokenizer puts before one.
@@ -201,7 +201,7 @@ def examples_from_chat(
 
     Each reply is tokenised by itself behind its prompt, as the engine produces it, and learned up
     to its end-of-turn token. While the template only ever appends, all replies share one example;
-    where it rewrites the history (dropped reasoning, say), a new example begins. An assistant
+    where it rewrites the history (drops reasoning), a new example begins. An assistant
     message with ``"weight": 0`` is context only, as in OpenAI's fine-tuning format.
     """
     pieces = _Pieces(tokenizer)
@@ -213,7 +213,7 @@ def examples_from_chat(
         if not whole.startswith(prompt):
             raise SftDataError(
                 f"message {index}: the chat template renders this reply differently from its "
-                "generation prompt, so where the reply begins cannot be told"
+                "generation prompt, so the start of the reply is unknown"
             )
         if not prompt.startswith(pieces.text):
             yield pieces.example()

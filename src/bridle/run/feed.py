@@ -43,7 +43,7 @@ BROKEN_HEADER: Final = "x-bridle-broken"
 """How many of the sessions contradict themselves and came without samples: ``bridle audit``."""
 
 Form = Literal["ndjson", "arrow"]
-Builder = Annotated[str, Query(pattern=f"^({'|'.join(BUILDERS)})$")]
+BuilderName = Annotated[str, Query(pattern=f"^({'|'.join(BUILDERS)})$")]
 Limit = Annotated[int, Query(ge=1, le=1000)]
 Name = Annotated[str, Path(pattern=r"^[A-Za-z0-9._-]{1,48}$")]
 _V1: Final = "/bridle/v1/trajectories"
@@ -64,7 +64,7 @@ def feed() -> APIRouter:
         limit: Limit = 8,
         lease_s: Annotated[float, Query(gt=0, le=86400)] = 600.0,
         form: Annotated[Form, Query(alias="format")] = "ndjson",
-        builder: Builder = "tree",
+        builder: BuilderName = "tree",
         rewarded: bool = False,
         run: str | None = None,
     ) -> Response:
@@ -109,7 +109,7 @@ def feed() -> APIRouter:
         cursor: str | None = None,
         limit: Limit = 8,
         form: Annotated[Form, Query(alias="format")] = "ndjson",
-        builder: Builder = "tree",
+        builder: BuilderName = "tree",
         run: str | None = None,
     ) -> Response:
         """The sessions sealed after ``cursor``; the next cursor is in ``x-bridle-cursor``."""

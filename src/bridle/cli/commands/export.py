@@ -13,9 +13,9 @@ from bridle.cli.options import HarnessOption, JsonOption, RunOption, StoreOption
 from bridle.cli.reading import nothing_found, reader, require_run
 from bridle.cli.rules import RulesOption, sample_rules
 from bridle.cli.terminal import fail, out, print_json
-from bridle.reconstruct.conditions import BadCondition, Condition
+from bridle.reconstruct.conditions import Condition
 from bridle.reconstruct.exports.card import write_card
-from bridle.reconstruct.exports.formats import Format
+from bridle.reconstruct.exports.formats import ExportFormat
 from bridle.reconstruct.exports.formats import export as write
 from bridle.reconstruct.exports.selection import ExportReport, Selection, select
 from bridle.reconstruct.samples.builders import BUILDERS
@@ -26,7 +26,7 @@ def export(
     path: Annotated[Path, typer.Argument(help="File to write: .jsonl or .parquet.")],
     store: StoreOption,
     form: Annotated[
-        Format | None,
+        ExportFormat | None,
         typer.Option("--format", help="Default: tokens for .parquet, chat for .jsonl."),
     ] = None,
     run: RunOption = None,
@@ -58,7 +58,7 @@ def export(
     """Write recorded sessions as training data, each file with a data card beside it."""
     if builder not in BUILDERS:
         fail(f"there is no builder {builder!r}: {', '.join(BUILDERS)}", 2)
-    conditions = _conditions(where or [])
+    conditions = [Condition.parse(text) for text in where or []]
     chosen_rules = sample_rules(rules)
     chosen_rules = replace(
         chosen_rules,
@@ -123,27 +123,20 @@ def _parts(
 
 
 def _write(
-    source: Reader, path: Path, form: Format, selection: Selection, builder: str
+    source: Reader, path: Path, form: ExportFormat, selection: Selection, builder: str
 ) -> dict[str, Any]:
     report = write(source, path, form, selection, builder)
     card = write_card(report, form.value, selection, time.time())
     return _as_data(report) | {"card": str(card)}
 
 
-def _conditions(texts: list[str]) -> tuple[Condition, ...]:
-    try:
-        return tuple(Condition.parse(text) for text in texts)
-    except BadCondition as error:
-        fail(str(error), 2)
-
-
-def _format(path: Path, wanted: Format | None) -> Format:
-    known = {".parquet": Format.TOKENS, ".jsonl": Format.CHAT}
+def _format(path: Path, wanted: ExportFormat | None) -> ExportFormat:
+    known = {".parquet": ExportFormat.TOKENS, ".jsonl": ExportFormat.CHAT}
     named = known.get(path.suffix)
     chosen = wanted or named
     if chosen is None:
-        fail(f"{path} says no format: name it .jsonl or .parquet, or give --format", 2)
-    ending = ".parquet" if chosen is Format.TOKENS else ".jsonl"
+        fail(f"{path} names no format: call it .jsonl or .parquet, or give --format", 2)
+    ending = ".parquet" if chosen is ExportFormat.TOKENS else ".jsonl"
     if named is not None and path.suffix != ending:
         fail(f"{path.name} is no name for {chosen}, which is written as {ending}", 2)
     return chosen

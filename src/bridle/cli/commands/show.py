@@ -84,13 +84,13 @@ def _turns(session: LoadedSession) -> list[dict[str, Any]]:
             "notes": [note.name for note in call.notes],
             "rewards": {name: of[call.id] for name, of in rewards.items() if call.id in of},
             "reply": call.replies[0].to_chat() if call.replies else {},
-            "said": _said(call),
+            "said": _one_line(call),
         }
         for call in session.calls
     ]
 
 
-def _said(call: CallRow) -> str:
+def _one_line(call: CallRow) -> str:
     """The reply on one line: its text, then its tool calls."""
     if not call.replies:
         return ""
@@ -106,7 +106,7 @@ def _cells(turn: dict[str, Any]) -> list[str]:
         remarks.append("constrained")
     if turn["break_reasons"]:
         remarks.append(f"break: {', '.join(turn['break_reasons'])}")
-    said = turn["said"] or turn["reason"] or ""
+    text = turn["said"] or turn["reason"] or ""
     return [
         str(turn["turn"]),
         str(turn["continues"] or "–"),
@@ -114,5 +114,5 @@ def _cells(turn: dict[str, Any]) -> list[str]:
         str(turn["sampled_tokens"] if turn["sampled_tokens"] is not None else "–"),
         turn["finish_reason"] or "–",
         turn["status"],
-        f"({'; '.join(remarks)}) {said}" if remarks else said,
+        f"({'; '.join(remarks)}) {text}" if remarks else text,
     ]
