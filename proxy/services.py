@@ -19,9 +19,9 @@ from bridle.proxy.recording.logs import log_call
 from bridle.proxy.recording.metrics import Metrics
 from bridle.proxy.recording.recorder import Observer, Recorder
 from bridle.proxy.recording.stored_responses import StoredResponses
-from bridle.proxy.sessions.budgets import Budgets
 from bridle.proxy.sessions.memory import SessionMemory
 from bridle.proxy.sessions.registry import Sessions
+from bridle.proxy.sessions.rules import Budgets
 from bridle.proxy.sessions.seal_watch import SealWatch
 from bridle.proxy.settings import ProxySettings
 from bridle.store.reading.queries import Reader

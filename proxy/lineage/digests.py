@@ -34,6 +34,7 @@ FOLDED_CALLS = "Calling tools:"
 _FOLDED_LONGEST = 262_144
 _FORMS_KEPT = 16_384
 """Ways of writing a message that are remembered; all are forgotten when there are more."""
+_SORTED = orjson.OPT_SORT_KEYS | orjson.OPT_NON_STR_KEYS
 _ENCODER = msgspec.msgpack.Encoder()
 _THOUGHTS = re.compile(r"\s*<think>.*?</think>", re.DOTALL)
 
@@ -96,7 +97,7 @@ class Digester:
 
     def reply(self, message: Message) -> tuple[bytes, bytes]:
         """Digest and form of a reply, and the form is known when it is echoed."""
-        form = form_of(message)
+        form = _blake(_ENCODER.encode(message), digest_size=16).digest()
         known = self._known.get(form) or self._read(message, form)
         return known.digest, form
 
@@ -274,7 +275,10 @@ def spoken_text(message: Message) -> str:
     """What an assistant said aloud: its text without thoughts written into it."""
     if message.content is None:
         return ""
-    text = "\n".join([part for part in meaning_parts(message.content) if isinstance(part, str)])
+    parts = meaning_parts(message.content)
+    if not isinstance(message.content, str):
+        parts = [part for part in parts if isinstance(part, str)]
+    text = "\n".join(parts)
     if text.startswith("<think>"):
         text = _THOUGHTS.sub("", text, count=1).strip()
     return text
@@ -361,12 +365,16 @@ def _plain_numbers(value: Any) -> Any:
 
 
 def _hash(value: Any) -> bytes:
-    return _blake(_encoded(value), digest_size=16).digest()
+    try:
+        encoded = orjson.dumps(value, option=_SORTED)
+    except TypeError:
+        encoded = _encoded(value)
+    return _blake(encoded, digest_size=16).digest()
 
 
 def _encoded(value: Any) -> bytes:
     try:
-        return orjson.dumps(value, option=orjson.OPT_SORT_KEYS | orjson.OPT_NON_STR_KEYS)
+        return orjson.dumps(value, option=_SORTED)
     except TypeError:  # half a surrogate, or deeper than it writes
         return json.dumps(value, sort_keys=True).encode()
 

@@ -48,8 +48,8 @@ class Search:
         self.request = request
         named = request.previous_response_id
         self.previous = None if named is None else call_id_of(named)
-        system, system_form, leading = index.digester.system(request.messages)
-        self.units = index.digester.units(request.messages, leading)
+        system, system_form, self.head = index.digester.system(request.messages)
+        self.units = index.digester.units(request.messages, self.head)
         self.digests = tuple([unit.digest for unit in self.units])
         asked = request.tool_choice is not None or request.response_format is not None
         arguments = request.template_arguments
@@ -75,10 +75,10 @@ class Search:
         """The verdict."""
         base = self._deepest()
         link = self._unbroken(base)
-        named = None
+        echoes, named = False, None
         for unit in self.units[0 if base is None else base.end :]:
             if unit.message is not None:
-                named = echoed_last(self, base)
+                echoes, named = True, echoed_last(self, base)
                 break
         if named is not None:
             link = self._broken(link, named)
@@ -88,13 +88,15 @@ class Search:
             link = structs.replace(link, break_reason=BreakReason.PARENT_WITHOUT_IDS)
         earlier, unknown = self._retry(link), self._unknown()
         dropped = self._dropped(link) if self.passed_over else None
-        if earlier is None and dropped is None and not unknown:
+        unexplained = unknown != () or echoes
+        if earlier is None and dropped is None and not unexplained:
             return link
         return structs.replace(
             link,
             retry_of=earlier.call_id if earlier is not None else None,
             retry_after=earlier.status if earlier is not None else None,
             dropped=dropped.call_id if dropped is not None else None,
+            unexplained=unexplained,
             unknown=unknown,
         )
 
@@ -242,7 +244,7 @@ class Search:
         """The link of a request that continues ``base``, or starts a conversation."""
         request, seen = self.request, self.seen
         if base is None:
-            return Link(seen=seen, tail=request.messages)
+            return Link(seen=seen, tail=request.messages, head=self.head)
         end, before = base.end, base.turn.seen
         link = Link(
             seen=seen,
@@ -250,6 +252,7 @@ class Search:
             rule="minted_id" if base.minted else "content",
             confidence=self._confidence(base),
             tail=request.messages,
+            head=self.head,
         )
         differs = self._differs(base)
         system, tools = before.system != seen.system, before.tools != seen.tools

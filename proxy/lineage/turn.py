@@ -118,6 +118,8 @@ class Link(msgspec.Struct, frozen=True):
     """1.0 when an echoed id names the parent; less the more is inferred."""
     tail: tuple[Message, ...] = ()
     """The request's messages after the base's reply; all of them when there is no base."""
+    head: int = 0
+    """How many leading system messages the request has."""
     break_reason: BreakReason | None = None
     retry_of: str | None = None
     """An earlier call that asked the same and failed, was cut, or has not been echoed so far."""
@@ -125,6 +127,8 @@ class Link(msgspec.Struct, frozen=True):
     """How that call ended."""
     dropped: str | None = None
     """An earlier call whose question the request repeats and goes on from without its reply."""
+    unexplained: bool = False
+    """Whether the request shows a reply or an id that these turns do not account for."""
     unknown: tuple[str, ...] = ()
     """Call ids that the request echoes and this session's memory does not hold: calls that are
     still running here, or that another worker recorded."""

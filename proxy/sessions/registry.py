@@ -18,7 +18,7 @@ import msgspec
 
 from bridle.proxy.continuation.explanations import Explanations
 from bridle.proxy.sessions.harness_identity import Identity
-from bridle.proxy.sessions.keys import SESSION_KEY_PREFIX, credentials, hash_key, same
+from bridle.proxy.sessions.keys import SESSION_KEY_PREFIX, hash_key, same
 from bridle.proxy.sessions.memory import SessionMemory
 from bridle.proxy.sessions.session import Session
 from bridle.proxy.settings import ProxySettings, is_loopback
@@ -69,7 +69,7 @@ class Sessions:
         """Raises :class:`ApiError` (401) when there is no valid key and one is needed, or when a
         key in our form is not, or no longer, valid."""
         admin_key = self._settings.admin_key
-        given = list(credentials(headers))
+        given = credentials(headers)
         for key in given:
             if admin_key is not None and same(key, admin_key):
                 return Caller(admin=True, session=None)
@@ -218,6 +218,17 @@ class Sessions:
             return self._reader.session(id_or_name)
         except NotFound:
             return self._reader.session_by_name(id_or_name)
+
+
+def credentials(headers: Mapping[str, str]) -> list[str]:
+    """Every key that the request carries, in any of the providers' three headers."""
+    scheme, _, token = headers.get("authorization", "").partition(" ")
+    given = [
+        token if scheme.lower() == "bearer" else "",
+        headers.get("x-api-key", ""),
+        headers.get("x-goog-api-key", ""),
+    ]
+    return [*filter(None, map(str.strip, given))]
 
 
 def unauthorised(message: str) -> ApiError:

@@ -15,7 +15,7 @@ from bridle.engine.scripted import Reply, ScriptedCall
 from bridle.proxy.continuation.explanations import Explanations
 from bridle.proxy.sessions.memory import SessionMemory
 from bridle.proxy.sessions.registry import Sessions
-from bridle.proxy.sessions.sampling import effective
+from bridle.proxy.sessions.rules import effective
 from bridle.proxy.settings import ProxySettings
 from bridle.proxy.wire.canonical import Sampling
 from bridle.store.errors import StoreUnavailable
