@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import httpx
+import msgspec
 import numpy as np
 import orjson
 
@@ -31,12 +32,11 @@ from bridle.engine.embedded import EmbeddedEngine
 from bridle.engine.scripted import Reply, ScriptedCall, ScriptedEngine
 from bridle.proxy.continuation.continuation import Continuer
 from bridle.proxy.dialects.chat.dialect import CHAT
-from bridle.proxy.lineage.turn import message_from_chat
 from bridle.proxy.server import ProxyServer
 from bridle.proxy.sessions.session import Session
 from bridle.proxy.settings import ProxySettings
 from bridle.proxy.wire.canonical import Minted
-from bridle.store.records import CallStatus, Choice, SessionRecord, new_id
+from bridle.store.records import CallStatus, Choice, Message, SessionRecord, ToolCall, new_id
 from bridle.trainer.policy.tiny import TinyShape, make_policy, train_tokenizer
 
 CONTEXTS: Final = (8192, 32768, 131072)
@@ -147,20 +147,17 @@ class _Agent:
             prompt = np.asarray(self.rendered(self.body()), dtype=np.uint32)
         call_id = new_id("call")
         reply = _reading(len(self._messages))
-        call = {
-            "id": Minted(call_id, 0, call_id, _MODEL).tool_call_id(0),
-            "type": "function",
-            "function": {"name": "read_file", "arguments": str(reply.tool_calls[0].arguments)},
-        }
-        message = {"role": "assistant", "content": reply.content, "tool_calls": [call]}
+        called = Minted(call_id, 0, call_id, _MODEL).tool_call_id(0)
+        call = ToolCall(called, "read_file", str(reply.tool_calls[0].arguments))
+        said = Message("assistant", reply.content, reply.reasoning, (call,))
+        message = msgspec.structs.replace(said, reasoning=None).to_chat()
         sampled = [*self._tokenizer.encode(reply.markup()), *self._tokenizer.eos_token_ids]
         ids = np.asarray(sampled, dtype=np.uint32)
         choice = Choice(ids, np.zeros(len(ids), dtype=np.float32), (), "tool_calls")
-        said = message_from_chat(message | {"reasoning": reply.reasoning})
         growth = self._session.grow(call_id, link, [choice], prompt)
         turn = self._session.turn(call_id, link, CallStatus.COMPLETE, [said], growth, len(prompt))
         self._session.add(turn)
-        self._messages += [message, _result(call["id"], next(self._texts))]
+        self._messages += [message, _result(called, next(self._texts))]
         self.tokens = len(prompt) + len(ids)
 
     def exact(self, body: bytes) -> int:

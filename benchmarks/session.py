@@ -18,7 +18,7 @@ import numpy as np
 from bridle.bench.corpus import Corpus
 from bridle.proxy.continuation.prompt import CallPrompt
 from bridle.proxy.dialects.registry import DIALECTS
-from bridle.proxy.recording.recorder import CallOutcome, Recording
+from bridle.proxy.recording.recorder import CallOutcome, Recording, recorded_conversation
 from bridle.proxy.sessions.session import Session
 from bridle.proxy.wire.canonical import (
     Event,
@@ -131,6 +131,7 @@ class Agent:
             parent_call_id=link.parent.call_id if link.parent else None,
             lineage_rule=link.rule,
             headers={"user-agent": "bench/1.0", "x-session-id": self.session.id},
+            conversation=recorded_conversation(request, link),
         )
         minted = dialect.mint(call_id, int(now), "policy")
         prompt = CallPrompt(self._prompt)
@@ -173,7 +174,7 @@ class Agent:
 
     def _grow(self, ended: CallEnded) -> None:
         """The reply and the tool's answer become history."""
-        message = dict(ended.message)
+        message = ended.replies[0].to_chat()
         ids, text = self._observe(OBSERVED)
         self._messages.append(message)
         answered = message["tool_calls"][0]["id"]

@@ -24,7 +24,6 @@ from bridle.proxy.sessions.memory import SessionMemory
 from bridle.proxy.sessions.registry import Sessions
 from bridle.proxy.sessions.seal_watch import SealWatch
 from bridle.proxy.settings import ProxySettings
-from bridle.store.encoding.vocabulary import Vocabulary
 from bridle.store.reading.queries import Reader
 from bridle.store.schema.database import migrate
 from bridle.store.writing.redaction import Redactor
@@ -79,7 +78,7 @@ class Services:
         """
         continuer = await asyncio.to_thread(_continuer, settings)
         tracing = await asyncio.to_thread(_tracing) if settings.tracing else None
-        writer = await asyncio.to_thread(_open_store, settings, continuer)
+        writer = await asyncio.to_thread(_open_store, settings)
         reader = Reader(settings.store_url)
         gate = PolicyGate()
         metrics = Metrics(gate)
@@ -162,16 +161,13 @@ def _observers(tracing: Tracing | None) -> list[Observer]:
     return [] if tracing is None else [tracing.observe]
 
 
-def _open_store(settings: ProxySettings, continuer: Continuer | None) -> Writer:
+def _open_store(settings: ProxySettings) -> Writer:
     migrate(settings.store_url)
     redactor = Redactor() if settings.redact else None
-    # With it, text that the tokens say already is not stored again.
-    vocabulary = None if continuer is None else Vocabulary(continuer.tokenizer.vocabulary())
     return Writer(
         settings.store_url,
         synchronous=settings.synchronous,
         redactor=redactor,
-        vocabulary=vocabulary,
     ).start()
 
 

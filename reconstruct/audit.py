@@ -286,11 +286,11 @@ def _same_scores(span: Span, sample: Sample, start: int, length: int) -> bool:
 
 def _check_bodies(reader: Reader, calls: Sequence[CallRow], found: Findings) -> None:
     for call in calls:
-        for body_id, read in (
-            (call.request_body_id, reader.request_body),
-            (call.response_body_id, reader.response_body),
+        for digest, read in (
+            (call.request_sha256, reader.request_body),
+            (call.response_sha256, reader.response_body),
         ):
-            if body_id is None:
+            if digest is None:
                 continue
             try:
                 read(call.id)

@@ -77,13 +77,13 @@ class RecordedSession:
         """Whether it holds together; with ``bodies`` every recorded body is proved as well."""
         return audit_session(self._reader, self.id, bodies=bodies)
 
-    def request(self, call: CallRow) -> bytes | None:
+    def request(self, call: CallRow) -> bytes:
         """The client's request, byte for byte."""
-        return None if call.request_body_id is None else self._reader.request_body(call.id)
+        return self._reader.request_body(call.id)
 
     def response(self, call: CallRow) -> bytes | None:
         """What the client was sent, byte for byte."""
-        return None if call.response_body_id is None else self._reader.response_body(call.id)
+        return None if call.response_sha256 is None else self._reader.response_body(call.id)
 
 
 class RecordedStore:

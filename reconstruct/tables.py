@@ -79,10 +79,13 @@ def session_table(
 
 
 def call_table(calls: Iterable[CallRow]) -> pa.Table:
-    """A row per call; what is nested (usage, message, notes …) as JSON text."""
-    return _table(
-        [_flat(call, leave={"conversation"}) for call in calls], CallRow, {"conversation"}
-    )
+    """A row per call; what is nested (usage, replies, notes …) as JSON text."""
+    leave = {"conversation", "replies"}
+    rows = [
+        _flat(call, leave) | {"replies": dump_json([r.to_chat() for r in call.replies]).decode()}
+        for call in calls
+    ]
+    return _table(rows, CallRow, {"conversation"})
 
 
 def _flat(record: Any, leave: set[str]) -> dict[str, Any]:

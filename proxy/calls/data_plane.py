@@ -18,6 +18,7 @@ from bridle.proxy.engines.routes import Destination
 from bridle.proxy.http.client import Client, ClientGone, encoded
 from bridle.proxy.http.routes import Action, Route, calls_method, nothing_at
 from bridle.proxy.lineage.turn import Link
+from bridle.proxy.recording.recorder import recorded_conversation
 from bridle.proxy.recording.stored_responses import marked_deleted, not_stored, unknown_response
 from bridle.proxy.services import Services
 from bridle.proxy.sessions.harness_identity import Identity, identify, kept_headers
@@ -316,6 +317,7 @@ def _begun(
         parent_call_id=None if parent is None else parent.call_id,
         lineage_rule=None if link is None else link.rule,
         headers=kept_headers(client.headers),
+        conversation=None if link is None else recorded_conversation(request, link),
     )
 
 

@@ -29,13 +29,12 @@ class CallPrompt:
             return False
         return np.array_equal(self.token_ids, prompt)
 
-    def verdict(
-        self, link: Link, growth: Growth, *, exact: bool
-    ) -> tuple[BreakReason | None, tuple[Note, ...]]:
-        """Why the ids that the engine used, which stand in the token tree as ``growth`` says, do
-        not continue those of the link's base, if they do not. ``UNEXPLAINED`` where texts have to
-        be compared for that (:mod:`bridle.proxy.continuation.explanations`)."""
-        if exact or link.base is None:
+    def verdict(self, link: Link, growth: Growth) -> tuple[BreakReason | None, tuple[Note, ...]]:
+        """Why the ids that the engine used do not continue those of the link's base, if they do
+        not. They are not the ones that it was sent, and stand in the token tree as ``growth`` says.
+        ``UNEXPLAINED`` where texts have to be compared for that
+        (:mod:`bridle.proxy.continuation.explanations`)."""
+        if link.base is None:
             return link.break_reason, ()
         notes = () if self.token_ids is None else (Note("exact_continuation_ignored"),)
         if link.break_reason is not None:

@@ -6,9 +6,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from bridle.proxy.lineage.digests import Unit, meaning_parts, spoken_text
-from bridle.proxy.lineage.index import echoes, summaries
 from bridle.proxy.lineage.match import WHOLE, Place, names_own_calls, same_call
-from bridle.proxy.lineage.turn import Turn
+from bridle.proxy.lineage.turn import Turn, calls_alone, summaries
 from bridle.proxy.wire.canonical import Message
 from bridle.store.reading.summaries import SUMMARY_LENGTH
 
@@ -75,7 +74,11 @@ def _worded_here(search: Search, unit: Unit, at: int, base: Place | None) -> Pla
     if unit.message is None:
         return None
     for turn in reversed(search.index.replied(unit.digest)):
-        choice = next(n for n, reply in enumerate(turn.choices) if unit.digest in echoes(reply))
+        choice = next(
+            n
+            for n, reply in enumerate(turn.choices)
+            if unit.digest == reply.digest or unit.digest == calls_alone(reply.message)
+        )
         if base is not None:
             proven = search.index.descends(turn, base.turn)
         else:

@@ -25,13 +25,12 @@ from collections.abc import Iterable
 from msgspec import structs
 
 from bridle.proxy.lineage.digests import Unit, value_digest
-from bridle.proxy.lineage.index import Below, TurnIndex
 from bridle.proxy.lineage.match import WHOLE, Match, Place, compare, names_own_calls, same_call
 from bridle.proxy.lineage.rewritten import echoed_last, summariser
-from bridle.proxy.lineage.turn import Link, Seen, Turn
+from bridle.proxy.lineage.turn import Below, Link, Turn, TurnIndex
 from bridle.proxy.wire.canonical import Request
 from bridle.proxy.wire.minting import call_id_of
-from bridle.store.records import BreakReason, CallStatus
+from bridle.store.records import BreakReason, CallStatus, RequestDigests
 
 COMPACTED_BELOW = 2 / 3
 """A rewritten history with fewer steps than this share of what it was is a compaction."""
@@ -40,16 +39,11 @@ _NO_TOOLS = value_digest(())
 _PLAIN_ASK = value_digest([None, None])
 
 
-def find(index: TurnIndex, request: Request, agent: str | None = None) -> Link:
-    """Where ``request`` belongs among the turns. ``agent`` is the harness' own name of the
-    (sub-)agent, when its headers have one."""
-    return Search(index, request, agent).link()
-
-
 class Search:
     """Finds the base (history unchanged), then the parent (whose reply is echoed last)."""
 
     def __init__(self, index: TurnIndex, request: Request, agent: str | None) -> None:
+        """``agent`` is the harness' own name of the (sub-)agent, when its headers have one."""
         self.index = index
         self.request = request
         named = request.previous_response_id
@@ -59,7 +53,7 @@ class Search:
         self.digests = tuple([unit.digest for unit in self.units])
         asked = request.tool_choice is not None or request.response_format is not None
         arguments = request.template_arguments
-        self.seen = Seen(
+        self.seen = RequestDigests(
             system=system,
             system_form=system_form,
             tools=value_digest(request.tools) if request.tools else _NO_TOOLS,
@@ -81,14 +75,19 @@ class Search:
         """The verdict."""
         base = self._deepest()
         link = self._unbroken(base)
-        named = echoed_last(self, base)
+        named = None
+        for unit in self.units[0 if base is None else base.end :]:
+            if unit.message is not None:
+                named = echoed_last(self, base)
+                break
         if named is not None:
             link = self._broken(link, named)
         elif base is None:
             link = self._compacted(link)
         if link.parent is not None and not link.parent.choices:
             link = structs.replace(link, break_reason=BreakReason.PARENT_WITHOUT_IDS)
-        earlier, dropped, unknown = self._retry(link), self._dropped(link), self._unknown()
+        earlier, unknown = self._retry(link), self._unknown()
+        dropped = self._dropped(link) if self.passed_over else None
         if earlier is None and dropped is None and not unknown:
             return link
         return structs.replace(
@@ -104,12 +103,18 @@ class Search:
     def _deepest(self) -> Place | None:
         places = self._places()
         while places:
-            end = max([place.end for place in places])
-            own = [place for place in places if place.end == end and not self._foreign(place)]
-            if len(own) == 1:
-                return own[0]
-            if own:
-                return max(self._latest_first(own) if self.index.unrelated else own, key=self._rank)
+            end, deepest = 0, places[:0]
+            for place in places:
+                if place.end > end:
+                    end, deepest = place.end, []
+                if place.end == end and not self._foreign(place):
+                    deepest.append(place)
+            if len(deepest) == 1:
+                return deepest[0]
+            if deepest:
+                if self.index.unrelated:
+                    deepest = self._latest_first(deepest)
+                return max(deepest, key=self._rank)
             places = [place for place in places if place.end < end]
         return None
 
@@ -128,12 +133,15 @@ class Search:
         """Every reply that the request repeats whole, with its whole history."""
         found: list[Place] = []
         open_: list[tuple[Below, int]] = [(None, 0)]
-        digests, units, turns = self.digests, self.units, self.index.turns
+        digests, units, turns, index = self.digests, self.units, self.index.turns, self.index.found
         while open_:
             below, start = open_.pop()
             if start >= len(digests):
                 continue
-            for turn in self.index.children(below, digests[start]):
+            known = index.get(("next", below, digests[start]), ())
+            if nothing_new := index.get(("next", below, b"")):
+                known = [*known, *nothing_new]
+            for turn in known:
                 end = start + len(turn.seen.units)
                 if end >= len(digests) or digests[start:end] != turn.seen.units:
                     continue
@@ -168,8 +176,6 @@ class Search:
         reply = turn.choices[choice]
         if unit.message is None:
             return None
-        if unit.form == reply.form:
-            return WHOLE
         return compare(reply.message, unit.message, self.request.messages[unit.start])
 
     def _rank(self, place: Place) -> tuple[object, ...]:
@@ -300,10 +306,10 @@ class Search:
 
     def _differs(self, place: Place) -> set[str]:
         """What this request writes differently than the base's request and reply did."""
-        seen, found = place.turn.seen, set(place.match.differs)
-        compared = self.compared(place.turn, place.choice, self.units[place.end - 1])
-        if compared is not None:
-            found |= compared.differs
+        seen, found, echo = place.turn.seen, set(place.match.differs), self.units[place.end - 1]
+        if echo.form != place.turn.choices[place.choice].form:
+            compared = self.compared(place.turn, place.choice, echo)
+            found |= frozenset() if compared is None else compared.differs
         first = place.end - 1 - len(seen.units)
         for form, unit in zip(seen.forms, self.units[first:], strict=False):
             if form != unit.form:
@@ -316,12 +322,10 @@ class Search:
         if place.minted or place.turn.call_id == self.previous:
             return 1.0
         turn = place.turn
-        twins = any(
-            other is not turn
-            and same_call(other.base, turn.base)
-            and other.seen.units == turn.seen.units
-            for other in self.index.replied(turn.choices[place.choice].digest)
-        )
+        twins = False
+        for other in self.index.replied(turn.choices[place.choice].digest):
+            if other is not turn and other.seen.units == turn.seen.units:
+                twins = twins or same_call(other.base, turn.base)
         return 0.5 if twins else 0.95
 
     def _retry(self, link: Link) -> Turn | None:
@@ -334,8 +338,6 @@ class Search:
     def _dropped(self, link: Link) -> Turn | None:
         """The call whose whole question stands in the request, and whose reply does not: what came
         next stands in its place."""
-        if not self.passed_over:
-            return None
         below = (link.base.call_id, link.choice) if link.base is not None else None
         asked = [
             turn
@@ -354,9 +356,12 @@ class Search:
         return tuple([call_id for call_id in unit.minted if call_id in turns])
 
     def _unknown(self) -> tuple[str, ...]:
-        turns = self.index.turns
-        ids = [one for unit in self.units for one in unit.minted if one not in turns]
-        if self.previous is not None and self.previous not in turns:
+        ids: list[str] = []
+        for unit in self.units:
+            for call_id in unit.minted:
+                if call_id not in self.index.turns:
+                    ids.append(call_id)
+        if self.previous is not None and self.previous not in self.index.turns:
             ids.append(self.previous)
         return tuple(dict.fromkeys(ids))
 

@@ -1,5 +1,7 @@
-"""One recorded call as lineage knows it: what was asked, what was answered, and where its tokens
-stand in the session's token tree.
+"""Recorded calls as lineage knows them, and the index by which a request finds them.
+
+A turn is one call: what was asked, what was answered, and where its tokens stand in the session's
+token tree.
 
 Turns form two trees that mostly coincide. The *parent* is the call that a request continues in
 meaning. The *base* is the deepest call whose whole conversation, reply included, stands unchanged
@@ -10,16 +12,26 @@ broke, and the break has a reason.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Final
+import re
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from typing import Final
 
 import msgspec
 
-from bridle.proxy.wire.canonical import Message, ToolCall
-from bridle.store.records import BreakReason, CallKind, CallStatus, Note, TokenIds
+from bridle.proxy.lineage.digests import Digester, digest_of, spoken_text
+from bridle.store.reading.summaries import SUMMARY_LENGTH, quotable
+from bridle.store.records import (
+    BreakReason,
+    CallKind,
+    CallStatus,
+    LineageState,
+    Message,
+    Note,
+    RequestDigests,
+    TokenIds,
+)
 from bridle.store.tree import Node, Point, path_ids
-
-STATE_VERSION = 1
 
 _CUT: Final = frozenset({CallStatus.FAILED, CallStatus.PARTIAL, CallStatus.INTERRUPTED})
 """The statuses after which a client sends its request again."""
@@ -28,25 +40,12 @@ TRUSTED: Final = frozenset({CallStatus.COMPLETE, CallStatus.PARTIAL})
 """The statuses of calls whose tokens later calls may continue, contradictions excepted."""
 
 
-class Seen(msgspec.Struct, frozen=True, gc=False):
-    """What a request said, in digests."""
+Below = tuple[str, int] | None
+"""A place in the tree: below one reply of a call, or at the root."""
+Key = tuple[object, ...]
 
-    system: bytes
-    """The leading system messages (16 bytes, like every digest here)."""
-    system_form: bytes
-    tools: bytes
-    ask: bytes
-    """What else makes two requests the same question: tool choice and response format."""
-    units: tuple[bytes, ...]
-    """Digests of the steps after the base's reply (all steps when there is no base)."""
-    forms: tuple[bytes, ...]
-    """How these steps were written, one each."""
-    depth: int
-    """How many steps the whole request had, those before the base's reply included."""
-    agent: str | None = None
-    """The harness' own name of the (sub-)agent, when its headers tell one."""
-    arguments: str | None = None
-    """What the chat template was given beside messages and tools, as JSON; ``None``: nothing."""
+_BEGINNINGS: Final = re.compile(r"(?<!\w)\w|[^\w\s]")
+"""Where a quoted text may begin: at a word, or at any sign that is not part of one."""
 
 
 class Sampled(msgspec.Struct, frozen=True, gc=False):
@@ -68,7 +67,7 @@ class Turn(msgspec.Struct, frozen=True, eq=False):
     session_id: str
     parent_call_id: str | None
     status: CallStatus
-    seen: Seen
+    seen: RequestDigests
     base: Turn | None = None
     base_choice: int = 0
     choices: tuple[Sampled, ...] = ()
@@ -100,36 +99,11 @@ class Turn(msgspec.Struct, frozen=True, eq=False):
         tip = self.tip(choice)
         return None if tip is None else path_ids(tip, tip.end)
 
-    def to_state(self) -> dict[str, Any]:
-        """JSON for ``calls.conversation``. Ids and messages are in the store's other columns.
-
-        Others may read ``differs``, ``confidence`` and ``retry_of`` here. A retry is only what it
-        looked like when it was asked: when the earlier call has children, both were samples.
-        """
-        seen = self.seen
-        return {
-            "version": STATE_VERSION,
-            "base": self.base.call_id if self.base is not None else None,
-            "choice": self.base_choice,
-            "system": seen.system.hex(),
-            "system_form": seen.system_form.hex(),
-            "tools": seen.tools.hex(),
-            "ask": seen.ask.hex(),
-            "units": b"".join(seen.units).hex(),
-            "forms": b"".join(seen.forms).hex(),
-            "depth": seen.depth,
-            "agent": seen.agent,
-            "arguments": seen.arguments,
-            "differs": list(self.differs),
-            "confidence": self.confidence,
-            "retry_of": self.retry_of,
-        }
-
 
 class Link(msgspec.Struct, frozen=True):
     """Where a request belongs in its session."""
 
-    seen: Seen
+    seen: RequestDigests
     parent: Turn | None = None
     """The call that the request continues in meaning."""
     base: Turn | None = None
@@ -155,6 +129,18 @@ class Link(msgspec.Struct, frozen=True):
     """Call ids that the request echoes and this session's memory does not hold: calls that are
     still running here, or that another worker recorded."""
 
+    def state(self) -> LineageState:
+        """What the store keeps of it; :func:`link_of` reads it."""
+        base = self.base
+        return LineageState(
+            self.seen,
+            None if base is None else base.call_id,
+            0 if base is None else self.choice,
+            self.differs,
+            self.confidence,
+            self.retry_of,
+        )
+
     def kind(self) -> CallKind:
         """As far as lineage can say. An earlier call that ended well and was asked again may be a
         sample beside this one, so that is no retry."""
@@ -174,56 +160,131 @@ class Link(msgspec.Struct, frozen=True):
         return notes
 
 
-def message_from_chat(chat: Mapping[str, Any]) -> Message:
-    """The inverse of :meth:`proxy.wire.canonical.Message.to_chat`, for ``calls.message``."""
-    return Message(
-        role=chat["role"],
-        content=chat.get("content"),
-        reasoning=chat.get("reasoning"),
-        tool_calls=tuple(
-            ToolCall(
-                id=call["id"],
-                name=call["function"]["name"],
-                arguments=call["function"]["arguments"],
-            )
-            for call in chat.get("tool_calls") or ()
-        ),
-        tool_call_id=chat.get("tool_call_id"),
-        name=chat.get("name"),
-    )
+def link_of(state: LineageState, call_id: str, base: Turn | None) -> Link:
+    """The link of a recorded call, whose :meth:`Link.state` was stored.
 
-
-def link_of(state: Mapping[str, Any], call_id: str, base: Turn | None) -> Link:
-    """The link of a recorded call from what :meth:`Turn.to_state` made of it.
-
-    ``base`` is the turn named by ``state["base"]``. Raises ``ValueError`` for a state that an
-    incompatible version wrote, or when ``base`` is not that turn.
+    ``base`` is the turn of ``state.base_call_id``. Raises ``ValueError`` when it is another.
     """
-    if state.get("version") != STATE_VERSION:
-        raise ValueError(f"call {call_id}: unknown lineage state {state.get('version')!r}")
-    if state["base"] != (base.call_id if base is not None else None):
-        raise ValueError(f"call {call_id}: its lineage state needs call {state['base']} first")
-    seen = Seen(
-        system=bytes.fromhex(state["system"]),
-        system_form=bytes.fromhex(state["system_form"]),
-        tools=bytes.fromhex(state["tools"]),
-        ask=bytes.fromhex(state["ask"]),
-        units=_cut(state["units"]),
-        forms=_cut(state["forms"]),
-        depth=state["depth"],
-        agent=state["agent"],
-        arguments=state.get("arguments"),
-    )
+    if state.base_call_id != (base.call_id if base is not None else None):
+        raise ValueError(f"call {call_id}: its lineage needs call {state.base_call_id} first")
     return Link(
-        seen=seen,
+        seen=state.digests,
         base=base,
-        choice=state["choice"],
-        differs=tuple(state["differs"]),
-        confidence=state["confidence"],
-        retry_of=state["retry_of"],
+        choice=state.base_choice,
+        differs=state.differs,
+        confidence=state.confidence,
+        retry_of=state.retry_of,
     )
 
 
-def _cut(digests: str) -> tuple[bytes, ...]:
-    packed = bytes.fromhex(digests)
-    return tuple(packed[at : at + 16] for at in range(0, len(packed), 16))
+class TurnIndex:
+    """Turns by id (longest out of use first), by place, by reply and by question."""
+
+    def __init__(self, *, unrelated: bool = False) -> None:
+        """``unrelated``: the turns are of many sessions that know nothing of each other, so that
+        two equal conversations are one run after another, not one that asked again."""
+        self.unrelated = unrelated
+        self.digester = Digester()
+        self.turns: OrderedDict[str, Turn] = OrderedDict()
+        self.found: dict[Key, list[Turn]] = {}
+        """Turns by everything that they can be recognised by (:func:`_keys`), oldest first."""
+        self._deepest: dict[tuple[bytes, str | None], int] = {}
+        """By instructions and agent, the steps of the longest request there has been."""
+
+    def add(self, turn: Turn) -> None:
+        """Adds a call that is over, or replaces what was known of it."""
+        turns, found = self.turns, self.found
+        if turn.call_id in turns:
+            self.remove(turns[turn.call_id])
+        for key in _keys(turn):
+            found.setdefault(key, []).append(turn)
+            if key[0] == "used" and key[1] in turns:
+                turns.move_to_end(str(key[1]))
+        turns[turn.call_id] = turn
+        speaker, depth = (turn.seen.system, turn.seen.agent), turn.seen.depth
+        if depth > self._deepest.get(speaker, 0):
+            self._deepest[speaker] = depth
+
+    def remove(self, turn: Turn) -> None:
+        del self.turns[turn.call_id]
+        for key in _keys(turn):
+            remaining = self.found[key]
+            remaining.remove(turn)
+            if not remaining:
+                del self.found[key]
+
+    def leaves(self) -> list[Turn]:
+        """Turns that no other turn builds on: lone calls first, then ends of longer lines; each
+        longest out of use first."""
+        bases = {turn.base.call_id for turn in self.turns.values() if turn.base is not None}
+        ends = (turn for turn in self.turns.values() if turn.call_id not in bases)
+        return sorted(ends, key=lambda turn: turn.base is not None)
+
+    def replied(self, digest: bytes) -> Sequence[Turn]:
+        """Turns with a reply that says this, or that calls this beside a text; oldest first."""
+        return self.found.get(("reply", digest), ())
+
+    def asked(self, below: Below, seen: RequestDigests) -> Sequence[Turn]:
+        """Turns that asked exactly this at this place, sampling parameters aside; oldest first."""
+        key = ("asked", below, seen.system, seen.tools, seen.ask, seen.units)
+        return self.found.get(key, ())
+
+    def deepest(self, seen: RequestDigests) -> int:
+        """Steps of the longest request known under the instructions and agent of ``seen``."""
+        return self._deepest.get((seen.system, seen.agent), 0)
+
+    def opened_within(self, text: str) -> Iterator[Turn]:
+        """Turns with a long reply that may stand in ``text``; costs what ``text`` is long, however
+        many turns there are."""
+        for match in _BEGINNINGS.finditer(text):
+            at = match.start()
+            yield from self.found.get(("opening", text[at : at + SUMMARY_LENGTH]), ())
+
+    def echoed(self, turn: Turn) -> bool:
+        """Whether a later call was built on this one's reply."""
+        return ("used", turn.call_id) in self.found
+
+    def descends(self, turn: Turn, ancestor: Turn) -> bool:
+        """Whether ``turn`` lies below ``ancestor``, by base or by parent, or is it."""
+        at: Turn | None = turn
+        while at is not None:
+            if at.call_id == ancestor.call_id:
+                return True
+            at = at.base or self.turns.get(at.parent_call_id or "")
+        return False
+
+
+def _keys(turn: Turn) -> dict[Key, None]:
+    """By what a request can recognise the turn, each once: the place and first new step of its
+    request, its whole question, the calls whose replies its request repeats, its replies, and the
+    beginnings of long ones."""
+    seen, base = turn.seen, turn.base
+    below = None if base is None else (base.call_id, turn.base_choice)
+    keys: dict[Key, None] = {
+        ("next", below, seen.units[0] if seen.units else b""): None,
+        ("asked", below, seen.system, seen.tools, seen.ask, seen.units): None,
+    }
+    if turn.parent_call_id is not None:
+        keys["used", turn.parent_call_id] = None
+    if base is not None:
+        keys["used", base.call_id] = None
+    for reply in turn.choices:
+        message = reply.message
+        keys["reply", reply.digest] = None
+        if message.tool_calls and message.content:
+            keys["reply", calls_alone(message)] = None
+        if isinstance(message.content, str) and len(message.content) < SUMMARY_LENGTH:
+            continue
+        for text in quotable(spoken_text(message)):
+            keys["opening", text[:SUMMARY_LENGTH]] = None
+    return keys
+
+
+def calls_alone(message: Message) -> bytes:
+    """The digest of a reply's tool calls: some harnesses drop the text beside them."""
+    return digest_of(msgspec.structs.replace(message, content=None))
+
+
+def summaries(turn: Turn) -> list[str]:
+    """What may be quoted of the turn's replies if they are summaries."""
+    return [text for choice in turn.choices for text in quotable(spoken_text(choice.message))]

@@ -32,6 +32,7 @@ from bridle.store.records import (
     CallEnded,
     CallStatus,
     Choice,
+    Conversation,
     Growth,
     Note,
     TokenIds,
@@ -176,8 +177,8 @@ class Recording:
         growth = self.session.grow(self.begun.id, self.link, choices, prompt, exact=exact)
         notes: tuple[Note, ...] = ()
         break_reason = self.link.break_reason
-        if prompt is not None and not frozen:
-            break_reason, notes = self._prompt.verdict(self.link, growth, exact=exact)
+        if prompt is not None and not frozen and not exact:
+            break_reason, notes = self._prompt.verdict(self.link, growth)
         turn = self._turn(status, messages, None if frozen else growth, prompt)
         ended = CallEnded(
             id=self.begun.id,
@@ -192,8 +193,7 @@ class Recording:
             model_served=outcome.model_served,
             usage={} if reply.usage is None else msgspec.structs.asdict(reply.usage),
             sampling=outcome.sampling,
-            message=messages[0].to_chat() if messages else {},
-            conversation=self._conversation(turn, messages),
+            replies=tuple(messages),
             kind=self.link.kind(),
             role=self.link.seen.agent,
             break_reason=break_reason,
@@ -221,22 +221,6 @@ class Recording:
             return self.session.turn(self.begun.id, self.link, status, messages)
         return self.session.turn(self.begun.id, self.link, status, messages, growth, len(prompt))
 
-    def _conversation(self, turn: Turn, messages: Sequence[Message]) -> dict[str, Any]:
-        """What rebuilds the request's messages (the base's conversation and reply, then ``tail``)
-        and lineage's own state. ``tools`` stands here only where they differ from the base's."""
-        link, base = self.link, self.link.base
-        conversation: dict[str, Any] = {
-            "tail": [message.to_chat() for message in link.tail],
-            "lineage": turn.to_state(),
-        }
-        if base is None or base.seen.tools != link.seen.tools:
-            conversation["tools"] = list(self.request.tools)
-        if begins_with_instructions(self.request):
-            conversation["instructions"] = True
-        if len(messages) > 1:
-            conversation["choices"] = [message.to_chat() for message in messages[1:]]
-        return conversation
-
     def _stamp(self, tokens: Tokens, version: int) -> None:
         """The choice's tokens are sampled from ``version``, from these on."""
         if not tokens.token_ids:
@@ -246,6 +230,17 @@ class Recording:
         run = VersionRun(self.fold.token_count(tokens.choice), version)
         self._versions.setdefault(tokens.choice, []).append(run)
         self._stamped[tokens.choice] = version
+
+
+def recorded_conversation(request: Request, link: Link) -> Conversation:
+    """What the store keeps of the messages of a request."""
+    return Conversation(
+        tail=link.tail,
+        tools=tuple(request.tools),
+        length=len(request.messages),
+        instructions=begins_with_instructions(request),
+        lineage=link.state(),
+    )
 
 
 def quarantined(ended: CallEnded, found: str) -> CallEnded:

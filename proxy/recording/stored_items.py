@@ -85,7 +85,7 @@ class StoredItems:
             return known
         try:
             row = self._reader.call(call_id)
-            if row.dialect != "responses" or row.response_body_id is None or is_gone(row):
+            if row.dialect != "responses" or row.response_sha256 is None or is_gone(row):
                 return row.session_id, {}
             found = row.session_id, _written(self._reader.response_body(row.id))
         except NotFound:

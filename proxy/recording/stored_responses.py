@@ -13,7 +13,6 @@ from typing import Final
 import msgspec
 
 from bridle.proxy.dialects.responses.request import with_history
-from bridle.proxy.lineage.turn import message_from_chat
 from bridle.proxy.recording.stored_items import DELETED, NOT_STORED, Readable, StoredItems, is_gone
 from bridle.proxy.wire.canonical import ApiError, Message, Request
 from bridle.proxy.wire.minting import call_id_of
@@ -97,7 +96,7 @@ class StoredResponses:
 
     async def whole(self, call: CallRow) -> bytes | None:
         """The response object that the client was sent; ``None`` when it never got a whole one."""
-        if call.response_body_id is None:
+        if call.response_sha256 is None:
             return None
         body = await asyncio.to_thread(self._reader.response_body, call.id)
         if not call.stream:
@@ -134,16 +133,13 @@ class StoredResponses:
                 row = self._reader.call(at)
             except NotFound:
                 return None
-            replies = [row.message, *row.conversation.get("choices", ())]
-            if not row.message or choice >= len(replies):
+            said = row.conversation
+            if said is None or choice >= len(row.replies):
                 return None
-            tail = [message_from_chat(message) for message in row.conversation.get("tail", ())]
-            lineage = row.conversation.get("lineage", {})
-            at = lineage.get("base")
-            if at is None and row.conversation.get("instructions"):
-                tail = tail[1:]
-            pieces.append((*tail, message_from_chat(replies[choice])))
-            choice = lineage.get("choice", 0)
+            at = None if said.lineage is None else said.lineage.base_call_id
+            tail = said.tail[1:] if at is None and said.instructions else said.tail
+            pieces.append((*tail, row.replies[choice]))
+            choice = 0 if said.lineage is None else said.lineage.base_choice
         whole = tuple(message for piece in reversed(pieces) for message in piece)
         self._known[call_id] = whole
         while len(self._known) > _CAPACITY:

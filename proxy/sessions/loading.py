@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable
 
 from msgspec import structs
 
-from bridle.proxy.lineage.turn import TRUSTED, link_of, message_from_chat
+from bridle.proxy.lineage.turn import TRUSTED, link_of
 from bridle.proxy.sessions.session import Session
-from bridle.proxy.wire.canonical import Message
 from bridle.store.reading.queries import CallRow
-from bridle.store.records import CallStatus, Growth, Span, is_frozen
+from bridle.store.records import CallStatus, Growth, LineageState, Span, is_frozen
 
 log = logging.getLogger("bridle.proxy")
 
@@ -24,15 +22,14 @@ def load_calls(session: Session, calls: Iterable[CallRow], spans: Iterable[Span]
         if row.status is CallStatus.OPEN or row.id in session.calls:
             continue
         session.calls.add(row.id)
-        state = row.conversation.get("lineage")
-        if state:
-            _add(session, row, state)
+        if row.conversation is not None and row.conversation.lineage is not None:
+            _add(session, row, row.conversation.lineage)
 
 
-def _add(session: Session, row: CallRow, state: Mapping[str, Any]) -> None:
+def _add(session: Session, row: CallRow, state: LineageState) -> None:
     """Adds a call as a turn; one whose state cannot be used is logged."""
     turns = session.turns
-    base = turns.turns.get(state.get("base") or "")
+    base = turns.turns.get(state.base_call_id or "")
     # Otherwise its echo is recognised and nothing is built on it.
     trusted = row.status in TRUSTED and not is_frozen(row.notes)
     length = row.prompt_tokens
@@ -43,10 +40,5 @@ def _add(session: Session, row: CallRow, state: Mapping[str, Any]) -> None:
         fields = {"session": row.session_id, "call": row.id, "error": str(error)}
         log.warning("lineage_state_unusable", extra=fields)
         return
-    turn = session.turn(row.id, link, row.status, _replies(row), growth, length or 0)
+    turn = session.turn(row.id, link, row.status, row.replies, growth, length or 0)
     turns.add(structs.replace(turn, parent_call_id=row.parent_call_id))
-
-
-def _replies(row: CallRow) -> list[Message]:
-    messages: list[Mapping[str, Any]] = [row.message, *row.conversation.get("choices", ())]
-    return [message_from_chat(message) for message in messages if message]

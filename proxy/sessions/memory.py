@@ -15,9 +15,8 @@ from collections.abc import Callable, Iterable, Mapping
 from itertools import islice
 from typing import Final
 
-from bridle.proxy.lineage.index import TurnIndex
-from bridle.proxy.lineage.search import find
-from bridle.proxy.lineage.turn import Link, Turn
+from bridle.proxy.lineage.search import Search
+from bridle.proxy.lineage.turn import Link, Turn, TurnIndex
 from bridle.proxy.sessions.loading import load_calls
 from bridle.proxy.sessions.session import Session
 from bridle.proxy.wire.canonical import Request
@@ -176,10 +175,10 @@ class SessionMemory:
 
     def find_first(self, request: Request) -> Link:
         """Where ``request`` belongs in a session that it is the first call of."""
-        return find(TurnIndex(), request, None)
+        return Search(TurnIndex(), request, None).link()
 
     def _find_anonymous(self, request: Request) -> Link:
-        link = find(self._anonymous, request, None)
+        link = Search(self._anonymous, request, None).link()
         if link.parent is not None or not isinstance(request.prompt, tuple):
             return link
         prompt = token_array(request.prompt)

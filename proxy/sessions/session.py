@@ -16,9 +16,8 @@ from typing import Final
 
 from msgspec import structs
 
-from bridle.proxy.lineage.index import TurnIndex
-from bridle.proxy.lineage.search import find
-from bridle.proxy.lineage.turn import Link, Sampled, Turn
+from bridle.proxy.lineage.search import Search
+from bridle.proxy.lineage.turn import Link, Sampled, Turn, TurnIndex
 from bridle.proxy.wire.canonical import Message, Request
 from bridle.proxy.wire.cut_ids import KnownPrompt
 from bridle.store.records import CallStatus, Choice, Growth, SessionRecord, TokenIds, token_array
@@ -65,7 +64,7 @@ class Session:
     def find(self, request: Request, agent: str | None = None) -> Link:
         """Where ``request`` belongs: by what it says, or by its tokens. ``agent`` is the harness'
         own name of the (sub-)agent, when its headers have one. Changes nothing."""
-        link = find(self.turns, request, agent)
+        link = Search(self.turns, request, agent).link()
         if link.parent is None and isinstance(request.prompt, tuple):
             return self.find_tokens(link, token_array(request.prompt))
         return link

@@ -18,59 +18,15 @@ import msgspec
 import numpy as np
 
 from bridle.errors import BridleError
+from bridle.store.records import Message as Message
 from bridle.store.records import Note, TokenIds
+from bridle.store.records import Role as Role
+from bridle.store.records import ToolCall as ToolCall
 
 _IDENTIFIER: Final = re.compile(r"\b[a-z]+(?:_[a-z]+)+\b")
 
-Role = Literal["system", "user", "assistant", "tool"]
 DialectName = Literal["chat", "completions", "responses", "messages", "google"]
 FinishReason = Literal["stop", "length", "tool_calls", "content_filter"]
-
-
-class ToolCall(msgspec.Struct, frozen=True, gc=False):
-    """A function call of an assistant message."""
-
-    id: str
-    name: str
-    arguments: str
-    """JSON text as the client sent it, or as the engine produced it."""
-
-
-class Message(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
-    """One turn of the conversation in chat shape."""
-
-    role: Role
-    content: str | list[dict[str, Any]] | None = None
-    """Text, or chat content parts (``{"type": "text", ...}``, ``{"type": "image_url", ...}``)."""
-    reasoning: str | None = None
-    tool_calls: tuple[ToolCall, ...] = ()
-    tool_call_id: str | None = None
-    name: str | None = None
-    anchors: tuple[str, ...] = ()
-    """Opaque values that this proxy minted and the harness echoed with this message: Responses item
-    ids, encrypted reasoning, thinking signatures. Tool-call ids are not repeated here."""
-
-    def to_chat(self) -> dict[str, Any]:
-        """This message in the shape of an engine's chat API; arguments stay JSON text."""
-        chat: dict[str, Any] = {"role": self.role}
-        if self.content is not None or not self.tool_calls:
-            chat["content"] = self.content if self.content is not None else ""
-        if self.reasoning is not None:
-            chat["reasoning"] = self.reasoning
-        if self.tool_calls:
-            chat["tool_calls"] = [
-                {
-                    "id": call.id,
-                    "type": "function",
-                    "function": {"name": call.name, "arguments": call.arguments},
-                }
-                for call in self.tool_calls
-            ]
-        if self.tool_call_id is not None:
-            chat["tool_call_id"] = self.tool_call_id
-        if self.name is not None:
-            chat["name"] = self.name
-        return chat
 
 
 class Sampling(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):

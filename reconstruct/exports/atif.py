@@ -11,7 +11,8 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from bridle.reconstruct.exports.conversation import Reply, Turn
+from bridle.reconstruct.conversation import ReplyId
+from bridle.reconstruct.exports.conversation import Turn
 from bridle.reconstruct.exports.lines import Inexpressible, Told
 from bridle.reconstruct.exports.messages import reasoning, text, tool_calls
 from bridle.store.reading.queries import Reader
@@ -83,7 +84,7 @@ def _reply(told: Told, turn: Turn, reader: Reader) -> dict[str, Any]:
     return step
 
 
-def _metrics(told: Told, reply: Reply, reader: Reader) -> dict[str, Any]:
+def _metrics(told: Told, reply: ReplyId, reader: Reader) -> dict[str, Any]:
     call = told.calls[reply.call_id]
     choices = reader.sampled(reply.call_id)
     if reply.choice >= len(choices):

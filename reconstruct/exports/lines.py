@@ -15,13 +15,11 @@ from typing import Any
 import orjson
 
 from bridle.errors import BridleError
+from bridle.reconstruct.conversation import ReplyId, base, completes_prompt, replies
 from bridle.reconstruct.exports.conversation import (
     Conversations,
     IncompleteConversation,
-    Reply,
     Turn,
-    completes_prompt,
-    replies,
 )
 from bridle.reconstruct.exports.selection import ExportReport, Selection, call_refused, select
 from bridle.reconstruct.kinds.kinds import with_kinds
@@ -37,10 +35,10 @@ class Told:
     session: SessionRecord
     rewards: Mapping[str, float]
     """The session's, by name."""
-    leaf: Reply
+    leaf: ReplyId
     turns: tuple[Turn, ...]
     tools: tuple[Mapping[str, Any], ...]
-    trained: frozenset[Reply]
+    trained: frozenset[ReplyId]
     calls: Mapping[str, CallRow]
     """All of the session's, by id."""
 
@@ -78,7 +76,7 @@ def export_lines(
             calls, given = with_kinds(reader.calls(session.id)), reader.rewards(session.id)
             if not calls:
                 report.leave_out("session_without_calls")
-            before: set[Reply] = set()
+            before: set[ReplyId] = set()
             count, written = 0, set[str]()
             for whole in tell(session, calls, rewards, given, selection, report):
                 told = replace(whole, trained=whole.trained - before)
@@ -113,14 +111,14 @@ def tell(
     """The conversations of one session, in the order in which their last calls began, each with all
     of its replies that may be trained."""
     conversations = Conversations(calls)
-    allowed: set[Reply] = set()
+    allowed: set[ReplyId] = set()
     for call in calls:
         reason = left_out(call, selection.policy) or call_refused(call, selection, given)
         if reason is not None:
             report.leave_out(reason)
         else:
-            allowed.update(Reply(call.id, index) for index in range(len(replies(call))))
-    continued = {conversations.base(call) for call in calls if Reply(call.id, 0) in allowed}
+            allowed.update(ReplyId(call.id, index) for index in range(len(replies(call))))
+    continued = {base(call) for call in calls if ReplyId(call.id, 0) in allowed}
     by_id = {call.id: call for call in calls}
     order = {call.id: index for index, call in enumerate(calls)}
     for reply in sorted(allowed - continued, key=lambda r: (order[r.call_id], r.choice)):
@@ -149,12 +147,12 @@ def left_out(call: CallRow, policy: TrainablePolicy) -> str | None:
         return "call_finish_length"
     if call.constrained and not policy.constrained:
         return "call_constrained"
-    return None if call.message else "call_without_message"
+    return None if call.replies else "call_without_message"
 
 
-def _sampled(call: CallRow, reply: Reply, reader: Reader) -> int:
+def _sampled(call: CallRow, reply: ReplyId, reader: Reader) -> int:
     """How many tokens a reply has; those of a single one are counted with its call."""
-    if "choices" not in call.conversation or call.sampled_tokens is None:
+    if len(replies(call)) == 1 or call.sampled_tokens is None:
         return call.sampled_tokens or 0
     return len(reader.sampled(call.id)[reply.choice].token_ids)
 
@@ -165,7 +163,7 @@ def _content(told: Told) -> tuple[bytes, bytes]:
     names: dict[str, int] = {}
     said = [[_unnamed(turn.message, names), told.is_trained(turn)] for turn in told.turns]
     leaf = told.calls[told.leaf.call_id]
-    prompt = (leaf.request_body_id or "") if completes_prompt(leaf) else ""
+    prompt = leaf.request_sha256 if completes_prompt(leaf) else ""
     whole = [said, list(told.tools)]
     return orjson.dumps(whole, option=orjson.OPT_SORT_KEYS), prompt.encode()
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import orjson
 
-from bridle.reconstruct.exports.conversation import completes_prompt
+from bridle.reconstruct.conversation import completes_prompt
 from bridle.reconstruct.exports.lines import Inexpressible, Told
 from bridle.reconstruct.exports.messages import Message, reasoning, text, tool_calls
 from bridle.store.reading.queries import Reader

@@ -18,9 +18,10 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import NamedTuple
 
+from bridle.reconstruct.conversation import digests, new_messages, repeats, tools
 from bridle.store.reading.queries import CallRow
 from bridle.store.reading.summaries import SUMMARY_LENGTH
-from bridle.store.records import BreakReason, CallKind, CallStatus
+from bridle.store.records import BreakReason, CallKind, CallStatus, ToolCall
 
 TASK_LENGTH = 16
 """A tool call's argument of at least so many characters that opens a new conversation, as a user
@@ -113,13 +114,13 @@ class _Line:
         return self.calls[0]
 
     @property
-    def head(self) -> tuple[str, str]:
+    def head(self) -> tuple[bytes, bytes]:
         """Digests of the instructions and of the tools that it began with."""
-        return _head(self.root)
+        return digests(self.root)
 
     @property
     def uses_tools(self) -> bool:
-        return bool(self.root.conversation.get("tools"))
+        return bool(tools(self.root))
 
     def give(self, verdict: Verdict, verdicts: dict[str, Verdict]) -> None:
         for call in self.calls:
@@ -195,10 +196,10 @@ class _Written:
         """The calls whose reply ``call`` has as a summary."""
         if not self._replies:
             return set()
-        tail = call.conversation.get("tail") or ()
+        tail = new_messages(call) or ()
         found: set[str] = set()
         for role in ("user", "system", "assistant"):
-            asked = _Asked(_head(call), begins, role == "assistant")
+            asked = _Asked(digests(call), begins, role == "assistant")
             for text in _texts(tail, (role,)):
                 if len(text) >= SUMMARY_LENGTH:
                     found |= self._quoted(text, asked)
@@ -216,14 +217,14 @@ class _Written:
 class _Asked(NamedTuple):
     """Who has a text, as far as that tells whose reply it may quote."""
 
-    head: tuple[str, str]
+    head: tuple[bytes, bytes]
     begins: bool
     spoken: bool
     """It stands there as the assistant's own."""
 
     def allows(self, written: CallRow) -> bool:
-        alike = _head(written) == self.head
-        if self.begins and (alike or _offers_tools(written)):
+        alike = digests(written) == self.head
+        if self.begins and (alike or tools(written)):
             return False  # An answer that was pasted, for all we know.
         return not (self.spoken and alike)
 
@@ -231,9 +232,9 @@ class _Asked(NamedTuple):
 def _summary(call: CallRow) -> list[str]:
     """What a conversation may quote of a reply that is long enough to be a summary: all of it, or
     the inside of a tag."""
-    if call.message.get("tool_calls"):
+    if not call.replies or _calls_tools(call):
         return []
-    reply = str(call.message.get("content") or "").strip()
+    reply = str(call.replies[0].content or "").strip()
     return [text for text in (reply, *_tagged(reply)) if len(text) >= SUMMARY_LENGTH]
 
 
@@ -265,25 +266,16 @@ def _asked_alike(summarisers: Sequence[CallRow], calls: Sequence[CallRow]) -> se
     return {
         call.id
         for call in calls
-        if not call.message.get("tool_calls") and (call.parent_call_id, _last_given(call)) in asked
+        if not _calls_tools(call) and (call.parent_call_id, _last_given(call)) in asked
     }
 
 
-def _offers_tools(call: CallRow) -> bool:
-    """Whether the call had tools; one that continues another has that one's."""
-    base = (call.conversation.get("lineage") or {}).get("base")
-    return base is not None or bool(call.conversation.get("tools"))
+def _calls_tools(call: CallRow) -> bool:
+    return bool(call.replies) and bool(call.replies[0].tool_calls)
 
 
 def _last_given(call: CallRow) -> str:
-    tail = call.conversation.get("tail") or ()
-    return next(reversed(list(_given(tail))), call.id)
-
-
-def _head(call: CallRow) -> tuple[str, str]:
-    """Digests of the instructions and of the tools."""
-    lineage = call.conversation.get("lineage") or {}
-    return str(lineage.get("system")), str(lineage.get("tools"))
+    return next(reversed(list(_given(new_messages(call) or ()))), call.id)
 
 
 def _given(messages: Iterable[Mapping[str, object]]) -> Iterable[str]:
@@ -306,28 +298,28 @@ def _delegated(lines: Sequence[_Line]) -> Iterable[tuple[_Line, Verdict]]:
     calls = [(call, line) for line in lines for call in line.calls]
     for call, line in sorted(calls, key=lambda pair: pair[0].started_at):
         if call is line.root and call.parent_call_id is None:
-            given = [text.strip() for text in _given(call.conversation.get("tail") or ())]
+            given = [text.strip() for text in _given(new_messages(call) or ())]
             for other, delegating, role in (asked[text] for text in given if text in asked):
                 if other is not line:
                     evidence = f"its task is an argument of a tool call of {delegating.id}"
                     yield line, Verdict(CallKind.SUBAGENT, evidence, role)
                     break
-        for tool_call in call.message.get("tool_calls") or ():
-            for text, role in _tasks(tool_call["function"]):
+        for tool_call in call.replies[0].tool_calls if call.replies else ():
+            for text, role in _tasks(tool_call):
                 asked[text] = (line, call, role)
 
 
-def _tasks(function: Mapping[str, str]) -> Iterable[tuple[str, str]]:
+def _tasks(tool_call: ToolCall) -> Iterable[tuple[str, str]]:
     """The longer texts among a tool call's arguments, each with the name of who is to do it."""
     try:
-        arguments = json.loads(function["arguments"])
+        arguments = json.loads(tool_call.arguments)
     except ValueError:
         return
     if isinstance(arguments, dict):
         role = next((arguments[key] for key in _ROLE_ARGUMENTS if key in arguments), None)
         for value in arguments.values():
             if isinstance(value, str) and len(value.strip()) >= TASK_LENGTH:
-                yield value.strip(), str(role or function["name"])
+                yield value.strip(), str(role or tool_call.name)
 
 
 def _replaced(calls: Sequence[CallRow]) -> set[str]:
@@ -335,7 +327,7 @@ def _replaced(calls: Sequence[CallRow]) -> set[str]:
     bad = {call.id for call in calls if call.status is not CallStatus.COMPLETE}
     if not bad:
         return bad
-    return bad & {(call.conversation.get("lineage") or {}).get("retry_of") for call in calls}
+    return {call_id for call in calls if (call_id := repeats(call)) in bad and call_id is not None}
 
 
 def _aside(line: _Line, lines: Sequence[_Line], worked: Sequence[_Line]) -> str | None:
@@ -380,14 +372,9 @@ def _settle(lines: Sequence[_Line], verdicts: dict[str, Verdict]) -> None:
             line.give(Verdict(CallKind.MAIN, "every conversation has the same head"), verdicts)
     heads = {line.head[0] for line in begun if _kind(verdicts, line.calls[-1]) is CallKind.MAIN}
     for line in resumed:
-        if any(_system(call) in heads for call in line.calls[1:]):
+        if any(digests(call)[0] in heads for call in line.calls[1:]):
             line.give(Verdict(CallKind.MAIN, "it goes on from a summary"), verdicts)
 
 
 def _kind(verdicts: Mapping[str, Verdict], call: CallRow) -> CallKind:
     return verdicts.get(call.id, _UNKNOWN).kind
-
-
-def _system(call: CallRow) -> str:
-    """Digest of the call's instructions."""
-    return str((call.conversation.get("lineage") or {}).get("system"))

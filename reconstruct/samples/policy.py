@@ -12,6 +12,7 @@ from typing import Any, Final
 
 import orjson
 
+from bridle.reconstruct.conversation import replies
 from bridle.store.reading.queries import CallRow, SpanRow
 from bridle.store.records import CallKind, CallStatus, VersionRun, is_frozen
 from bridle.store.tree import DETACHED
@@ -113,10 +114,10 @@ def untrainable(policy: TrainablePolicy, call: CallRow, row: SpanRow) -> str | N
 def parse_failed(call: CallRow, choice: int = 0) -> bool:
     """Whether a reply called a tool in a way that nobody can read: arguments that are no JSON
     object, or a call that the engine's parser left in the text."""
-    replies = [call.message, *call.conversation.get("choices", ())]
-    if choice >= len(replies):
+    said = replies(call)
+    if choice >= len(said):
         return False
-    reply = replies[choice]
+    reply = said[choice]
     if any(mark in str(reply.get("content") or "") for mark in _CALL_MARKS):
         return True
     return not all(

@@ -34,8 +34,6 @@ from sqlalchemy.exc import (
     StatementError,
 )
 
-from bridle.store.encoding.text_reader import TextReader
-from bridle.store.encoding.vocabulary import Vocabulary, keep_vocabulary
 from bridle.store.errors import RecordRejected, StoreUnavailable
 from bridle.store.records import (
     BreakReason,
@@ -58,7 +56,7 @@ from bridle.store.writing.batch import Batch, Patch, Record
 from bridle.store.writing.cache import SessionCache
 from bridle.store.writing.job_queue import Job, JobQueue, Outcome, deliver
 from bridle.store.writing.redaction import Redactor
-from bridle.store.writing.statements import statements
+from bridle.store.writing.rows import statements
 
 log = logging.getLogger("bridle.store")
 
@@ -91,8 +89,7 @@ class Writer:
     """Writes records to ``url``; see the module for how. Start it, or use it as a context manager.
 
     The schema must be current (:func:`bridle.store.schema.database.migrate`). A ``redactor`` scrubs
-    calls before they are queued. With the ``vocabulary`` of the model's tokenizer, text that a
-    call's tokens say already takes next to no room.
+    calls before they are queued.
 
     Methods that are ``async`` return after the commit; those ending in ``_sync``, and those for
     runs and training, block until then and are for threads without an event loop. All
@@ -110,7 +107,6 @@ class Writer:
         lease: float = 30.0,
         cache_bytes: int = 32 << 20,
         redactor: Redactor | None = None,
-        vocabulary: Vocabulary | None = None,
     ) -> None:
         self.stats = WriterStats()
         self._engine = connect(url, synchronous=synchronous, page_cache_kib=8192)
@@ -121,8 +117,6 @@ class Writer:
         self._lease = lease
         self._cache = SessionCache(cache_bytes)
         self._redactor = redactor
-        self._vocabulary = vocabulary
-        self._texts = TextReader()
         self._parents: dict[str, str | None] = {}
         """Parent call of each call that is open in this process."""
         self._lost: set[str] = set()
@@ -137,8 +131,6 @@ class Writer:
         """Registers this process, fingerprints what dead ones left open, and starts to write."""
         with transaction(self._engine) as connection:
             self._writer_id = liveness.register(connection, self._lease)
-            if self._vocabulary is not None:
-                keep_vocabulary(connection, self._vocabulary)
         self._file = file_id(self._engine)
         self.mark_interrupted()
         self._queue.open()
@@ -410,23 +402,15 @@ class Writer:
         self.stats.records += sum(len(job.records) for job in jobs)
 
     def _batch(self, connection: Connection) -> Batch:
-        return Batch(
-            connection,
-            self._cache,
-            self._writer_id,
-            self._parents,
-            self._lost,
-            self._texts,
-            self._vocabulary,
-        )
+        return Batch(connection, self._cache, self._writer_id, self._parents, self._lost)
 
     def _sign(self, connection: Connection) -> None:
         """Renews the lease and numbers the transaction, by which :meth:`_committed` tells."""
         renew = statements(connection.dialect.name).renew
         values = {"now": time.time(), "number": self._number}
-        if renew.run(connection, [{"writer": self._writer_id, **values}]) == 0:
+        if renew.run_named(connection, [{"writer": self._writer_id, **values}]) == 0:
             self._writer_id = liveness.register(connection, self._lease)
-            renew.run(connection, [{"writer": self._writer_id, **values}])
+            renew.run_named(connection, [{"writer": self._writer_id, **values}])
 
     @contextmanager
     def _transaction(self) -> Iterator[Connection]:

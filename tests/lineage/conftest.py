@@ -25,6 +25,9 @@ from bridle.store.records import (
     BreakReason,
     CallStatus,
     Choice,
+    Conversation,
+    LineageState,
+    RequestDigests,
     SessionRecord,
     Span,
     SpanKind,
@@ -139,6 +142,19 @@ def ended(
     return turn
 
 
+def recorded_state(turn: Turn) -> LineageState:
+    """What the store has of the turn."""
+    digests = msgspec.msgpack.encode(turn.seen)
+    return LineageState(
+        digests=msgspec.msgpack.decode(digests, type=RequestDigests),
+        base_call_id=None if turn.base is None else turn.base.call_id,
+        base_choice=turn.base_choice,
+        differs=turn.differs,
+        confidence=turn.confidence,
+        retry_of=turn.retry_of,
+    )
+
+
 def restarted(session: Session, turns: Sequence[Turn]) -> Session:
     """The session as a restarted proxy reads it from the store, which has these calls."""
     spans = [
@@ -161,16 +177,12 @@ def restarted(session: Session, turns: Sequence[Turn]) -> Session:
             parent_call_id=turn.parent_call_id,
             status=turn.status,
             notes=(),
-            message=messages[0] if messages else {},
-            conversation={
-                "lineage": json.loads(json.dumps(turn.to_state())),
-                "choices": messages[1:],
-            },
+            replies=tuple(choice.message for choice in turn.choices),
+            conversation=Conversation((), lineage=recorded_state(turn)),
             prompt_tokens=None if turn.prompt is None else turn.prompt.position,
             prompt_span_id=None if turn.prompt is None else turn.prompt.node.id,
         )
         for turn in turns
-        for messages in [[choice.message.to_chat() for choice in turn.choices]]
     ]
     again = new_session()
     load_calls(again, rows, spans)  # type: ignore[arg-type]
@@ -346,7 +358,7 @@ class Policy:
         ids = np.asarray(used, dtype=np.uint32)
         call_id = new_id("call")
         growth = self.held.grow(call_id, link, [], ids)
-        reason, _ = CallPrompt(None).verdict(link, growth, exact=False)
+        reason, _ = CallPrompt(None).verdict(link, growth)
         self.held.tree.drop(call_id)
         if reason is not BreakReason.UNEXPLAINED:
             return () if reason is None else (reason,)

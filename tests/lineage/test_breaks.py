@@ -243,6 +243,6 @@ def test_a_tail_that_is_not_local_is_named_only_when_the_rendering_breaks(
     prompt = CallPrompt(None, BreakReason.TAIL_NOT_LOCAL)
     kept = np.asarray(session.tokenizer.encode(session.rendered()), dtype=np.uint32)
     same = session.held.grow("call_a", link, [], kept)
-    assert prompt.verdict(link, same, exact=False) == (None, ())
+    assert prompt.verdict(link, same) == (None, ())
     other = session.held.grow("call_b", link, [], kept[1:])
-    assert prompt.verdict(link, other, exact=False) == (BreakReason.TAIL_NOT_LOCAL, ())
+    assert prompt.verdict(link, other) == (BreakReason.TAIL_NOT_LOCAL, ())

@@ -74,7 +74,7 @@ class Bench:
 
     def calls(self) -> list[CallRow]:
         """Every recorded call, in the order of their start; breaks explained."""
-        with contextlib.suppress(httpx.HTTPError):
+        with contextlib.suppress(httpx.HTTPError, OSError):
             httpx.get(f"{self.url}/metrics")
         sessions = list(self.reader.sessions())
         rows = [row for session in sessions for row in self.reader.calls(session.id)]

@@ -21,7 +21,7 @@ from bridle.proxy.wire.canonical import Sampling
 from bridle.store.errors import StoreUnavailable
 from bridle.store.operations.retention import forget
 from bridle.store.reading.queries import Reader
-from bridle.store.records import BreakReason, CallKind, CallStatus, SessionRecord
+from bridle.store.records import BreakReason, CallKind, CallStatus, Message, SessionRecord
 from bridle.store.schema.database import migrate
 from bridle.store.writing.job_queue import Job, Outcome
 from bridle.store.writing.writer import Writer
@@ -128,9 +128,8 @@ def test_without_any_id_the_conversation_finds_its_session(bench: Any) -> None:
     call = bench.reader.calls(first["session"])[-1]
     assert call.lineage_rule == "content"
     assert call.parent_call_id == bench.reader.calls(first["session"])[0].id
-    tail = call.conversation["tail"]
-    assert tail == [{"role": "user", "content": "and then?"}]
-    assert "tools" not in call.conversation
+    assert call.conversation.tail == (Message("user", "and then?"),)
+    assert call.conversation.tools == ()
 
 
 def test_equal_conversations_one_after_the_other_are_sessions_of_their_own(bench: Any) -> None:
@@ -217,7 +216,7 @@ def test_a_conversation_that_goes_on_after_its_seal_is_whole_in_its_new_session(
     assert first["session"] != second["session"] == third["session"]
     begun, continued = again.reader.calls(second["session"])
     assert (begun.parent_call_id, continued.parent_call_id) == (None, begun.id)
-    assert [message["content"] for message in begun.conversation["tail"]] == [
+    assert [message.content for message in begun.conversation.tail] == [
         "one",
         first["content"],
         "two",
@@ -240,7 +239,7 @@ def test_a_session_that_was_deleted_costs_one_call_and_is_opened_anew(
     assert say(bench, history, path)["session"] == second["session"]
     begun, continued = bench.calls()
     assert (begun.parent_call_id, continued.parent_call_id) == (None, begun.id)
-    assert len(begun.conversation["tail"]) == 3
+    assert len(begun.conversation.tail) == 3
 
 
 def test_an_echoed_tool_call_finds_its_session_also_after_a_restart(

@@ -29,7 +29,7 @@ from bridle.reconstruct.samples.policy import DEFAULT_POLICY
 from bridle.reconstruct.samples.sample import Episode, Sample
 from bridle.reconstruct.session import BrokenTree
 from bridle.reconstruct.tables import sample_row, sample_schema
-from bridle.store.operations.deliveries import SETTLE_S, Deliveries, UnknownLease
+from bridle.store.operations.leases import SETTLE_S, Leases, UnknownLease
 from bridle.store.reading.queries import Reader
 from bridle.store.records import SessionRecord
 
@@ -51,8 +51,8 @@ def feed() -> APIRouter:
     """The routes, to be given to the proxy's application."""
     router = APIRouter(tags=["trajectories"])
 
-    def deliveries(services: Services) -> Deliveries:
-        return Deliveries(services.reader.engine)
+    def leases(services: Services) -> Leases:
+        return Leases(services.reader.engine)
 
     @router.post(f"{_V1}/{{consumer}}/lease")
     async def lease(
@@ -72,7 +72,7 @@ def feed() -> APIRouter:
         """
 
         def work() -> Response:
-            held = deliveries(services).lease(consumer, limit, lease_s, run=run, rewarded=rewarded)
+            held = leases(services).lease(consumer, limit, lease_s, run=run, rewarded=rewarded)
             if held is None:
                 return Response(status_code=204)
             sessions = [services.reader.session(one) for one in held.sessions]
@@ -86,7 +86,7 @@ def feed() -> APIRouter:
     ) -> dict[str, Any]:
         """The lease's sessions are done with: this consumer does not get them again."""
         try:
-            done = await asyncio.to_thread(deliveries(services).acknowledge, consumer, lease_id)
+            done = await asyncio.to_thread(leases(services).acknowledge, consumer, lease_id)
         except UnknownLease:
             raise _no_lease(lease_id) from None
         return {"acknowledged": list(done)}
@@ -95,7 +95,7 @@ def feed() -> APIRouter:
     async def release(consumer: Name, lease_id: str, services: Running, _: Admin) -> Response:
         """Gives the lease's sessions back at once."""
         try:
-            await asyncio.to_thread(deliveries(services).release, consumer, lease_id)
+            await asyncio.to_thread(leases(services).release, consumer, lease_id)
         except UnknownLease:
             raise _no_lease(lease_id) from None
         return Response(status_code=204)

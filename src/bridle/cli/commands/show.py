@@ -87,7 +87,7 @@ def _turns(source: Reader, session_id: str) -> list[dict[str, Any]]:
             "constrained": call.constrained,
             "notes": [note.name for note in call.notes],
             "rewards": {name: of[call.id] for name, of in given.items() if call.id in of},
-            "reply": dict(call.message),
+            "reply": call.replies[0].to_chat() if call.replies else {},
             "said": _said(call),
         }
         for call in calls
@@ -96,11 +96,11 @@ def _turns(source: Reader, session_id: str) -> list[dict[str, Any]]:
 
 def _said(call: CallRow) -> str:
     """The reply on one line: its text, then its tool calls."""
-    message = call.message
-    parts = [str(message.get("content") or "").strip()]
-    for tool_call in message.get("tool_calls") or []:
-        function = tool_call["function"]
-        parts.append(f"{function['name']}({function['arguments']})")
+    if not call.replies:
+        return ""
+    reply = call.replies[0]
+    parts = [str(reply.content or "").strip()]
+    parts += [f"{tool_call.name}({tool_call.arguments})" for tool_call in reply.tool_calls]
     return " ".join(" ".join(part.split()) for part in parts if part)
 
 

@@ -1,10 +1,10 @@
 """Which sessions each consumer of the trajectory feed holds on lease or is done with.
 
-A delivery is a row: this session was handed to this consumer, until a time, or for good once
-acknowledged. Sealed sessions without a row, or with one whose time is over, are handed out next; so
-every session reaches every consumer at least once, whichever of the proxies that share the store it
-asks. Times are the wall clock's: proxies whose clocks differ by a second disagree on a lease's end
-by that second.
+Each row is one session that was handed to one consumer, until a time, or for good once it is
+acknowledged. Sealed sessions without a row, or with a row whose time is over, are handed out next.
+So every session reaches every consumer at least once, whichever of the proxies that share the store
+the consumer asks. Times are the wall clock's: proxies whose clocks differ by a second disagree by
+that second on the end of a lease.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 from bridle.errors import BridleError
 from bridle.store.records import new_id
 from bridle.store.schema.database import transaction
-from bridle.store.schema.tables import deliveries, rewards, sessions
+from bridle.store.schema.tables import leases, rewards, sessions
 
 SETTLE_S: Final = 1.0
 """Sessions are handed out this long after their sealing: until then one that was sealed earlier may
@@ -41,7 +41,7 @@ class Lease:
     until: float
 
 
-class Deliveries:
+class Leases:
     """The consumers of one store; its methods may be called from any thread and process."""
 
     def __init__(self, engine: Engine, clock: Callable[[], float] = time.time) -> None:
@@ -65,9 +65,9 @@ class Deliveries:
         free = select(sessions.c.id).where(
             sessions.c.sealed_at < now - SETTLE_S,
             ~exists().where(
-                deliveries.c.session_id == sessions.c.id,
-                deliveries.c.consumer == consumer,
-                deliveries.c.until.is_(None) | (deliveries.c.until > now),
+                leases.c.session_id == sessions.c.id,
+                leases.c.consumer == consumer,
+                leases.c.until.is_(None) | (leases.c.until > now),
             ),
         )
         if run is not None:
@@ -82,9 +82,9 @@ class Deliveries:
                 return None
             lease = Lease(new_id("lease"), found, now + lease_s)
             insert = postgresql.insert if _is_postgres(connection) else sqlite.insert
-            statement = insert(deliveries)
+            statement = insert(leases)
             again = statement.on_conflict_do_update(
-                index_elements=[deliveries.c.consumer, deliveries.c.session_id],
+                index_elements=[leases.c.consumer, leases.c.session_id],
                 set_={
                     "lease_id": statement.excluded.lease_id,
                     "until": statement.excluded.until,
@@ -103,14 +103,14 @@ class Deliveries:
         return lease
 
     def acknowledge(self, consumer: str, lease_id: str) -> Sequence[str]:
-        """The sessions that will not be delivered to this consumer again, once committed.
+        """Commits that these sessions are not handed to this consumer again, and returns them.
 
         Raises :class:`UnknownLease`.
         """
         with transaction(self._engine) as connection:
             self._in_turn(connection, consumer)
             held = self._held(connection, consumer, lease_id)
-            done = update(deliveries).where(_of(consumer, lease_id)).values(until=None)
+            done = update(leases).where(_of(consumer, lease_id)).values(until=None)
             connection.execute(done)
         return held
 
@@ -119,13 +119,13 @@ class Deliveries:
         with transaction(self._engine) as connection:
             self._in_turn(connection, consumer)
             self._held(connection, consumer, lease_id)
-            connection.execute(delete(deliveries).where(_of(consumer, lease_id)))
+            connection.execute(delete(leases).where(_of(consumer, lease_id)))
 
     def _held(self, connection: Connection, consumer: str, lease_id: str) -> Sequence[str]:
-        held = select(deliveries.c.session_id).where(
-            _of(consumer, lease_id), deliveries.c.until > self._clock()
+        held = select(leases.c.session_id).where(
+            _of(consumer, lease_id), leases.c.until > self._clock()
         )
-        found = list(connection.execute(held.order_by(deliveries.c.session_id)).scalars())
+        found = list(connection.execute(held.order_by(leases.c.session_id)).scalars())
         if not found:
             raise UnknownLease(f"lease {lease_id!r} does not exist: it expired or was given back")
         return found
@@ -141,7 +141,7 @@ class Deliveries:
 
 
 def _of(consumer: str, lease_id: str) -> ColumnElement[bool]:
-    return and_(deliveries.c.consumer == consumer, deliveries.c.lease_id == lease_id)
+    return and_(leases.c.consumer == consumer, leases.c.lease_id == lease_id)
 
 
 def _is_postgres(connection: Connection) -> bool:

@@ -1,28 +1,17 @@
-"""The tables of the first release."""
+"""The schema of release 0.2.0, the first one."""
 
 from __future__ import annotations
 
 import sqlalchemy as sa
 from alembic import op
 
-revision = "0001"
+revision = "0200"
 down_revision = None
 branch_labels = None
 depends_on = None
 
 
 def upgrade() -> None:
-    op.create_table(
-        "bodies",
-        sa.Column("id", sa.LargeBinary(length=32), nullable=False),
-        sa.Column("base_id", sa.LargeBinary(length=32), nullable=True),
-        sa.Column("prefix", sa.Integer(), nullable=False),
-        sa.Column("suffix", sa.Integer(), nullable=False),
-        sa.Column("size", sa.Integer(), nullable=False),
-        sa.Column("depth", sa.Integer(), nullable=False),
-        sa.Column("data", sa.LargeBinary(), nullable=False),
-        sa.PrimaryKeyConstraint("id", name=op.f("pk_bodies")),
-    )
     op.create_table(
         "policies",
         sa.Column("run_id", sa.String(length=64), nullable=False),
@@ -46,13 +35,22 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("id", name=op.f("pk_runs")),
     )
     op.create_table(
+        "served",
+        sa.Column("engine", sa.String(length=512), nullable=False),
+        sa.Column("version", sa.BigInteger(), nullable=False),
+        sa.Column("model", sa.Text(), nullable=True),
+        sa.Column("told_at", sa.Float(precision=53), nullable=False),
+        sa.Column("weights_fingerprint", sa.Text(), nullable=True),
+        sa.PrimaryKeyConstraint("engine", name=op.f("pk_served")),
+    )
+    op.create_table(
         "tasks",
-        sa.Column("id", sa.String(length=128), nullable=False),
         sa.Column("suite", sa.String(length=128), nullable=False),
         sa.Column("split", sa.String(length=32), nullable=False),
+        sa.Column("id", sa.String(length=128), nullable=False),
         sa.Column("payload", sa.JSON(), nullable=False),
         sa.Column("created_at", sa.Float(precision=53), nullable=False),
-        sa.PrimaryKeyConstraint("id", name=op.f("pk_tasks")),
+        sa.PrimaryKeyConstraint("suite", "split", "id", name=op.f("pk_tasks")),
     )
     op.create_table(
         "writers",
@@ -80,6 +78,8 @@ def upgrade() -> None:
         "sessions",
         sa.Column("id", sa.String(length=64), nullable=False),
         sa.Column("run_id", sa.String(length=64), nullable=True),
+        sa.Column("task_suite", sa.String(length=128), nullable=True),
+        sa.Column("task_split", sa.String(length=32), nullable=True),
         sa.Column("task_id", sa.String(length=128), nullable=True),
         sa.Column("group_id", sa.String(length=128), nullable=True),
         sa.Column("harness", sa.String(length=128), nullable=True),
@@ -93,16 +93,27 @@ def upgrade() -> None:
         sa.Column("sealed_at", sa.Float(precision=53), nullable=True),
         sa.Column("outcome", sa.String(length=32), nullable=True),
         sa.ForeignKeyConstraint(["run_id"], ["runs.id"], name=op.f("fk_sessions_run_id_runs")),
-        sa.ForeignKeyConstraint(["task_id"], ["tasks.id"], name=op.f("fk_sessions_task_id_tasks")),
+        sa.ForeignKeyConstraint(
+            ["task_suite", "task_split", "task_id"],
+            ["tasks.suite", "tasks.split", "tasks.id"],
+            name=op.f("fk_sessions_task_suite_task_split_task_id_tasks"),
+        ),
         sa.PrimaryKeyConstraint("id", name=op.f("pk_sessions")),
         sa.UniqueConstraint("key_hash", name=op.f("uq_sessions_key_hash")),
         sa.UniqueConstraint("name", name=op.f("uq_sessions_name")),
     )
-    with op.batch_alter_table("sessions", schema=None) as batch_op:
-        batch_op.create_index(batch_op.f("ix_sessions_created_at"), ["created_at"], unique=False)
-        batch_op.create_index(batch_op.f("ix_sessions_group_id"), ["group_id"], unique=False)
-        batch_op.create_index(batch_op.f("ix_sessions_run_id"), ["run_id"], unique=False)
-
+    op.create_index(
+        "ix_sessions_anonymous",
+        "sessions",
+        ["key_hash", "name", "created_at", "id"],
+        unique=False,
+        sqlite_where=sa.text("name IS NULL AND key_hash IS NULL"),
+        postgresql_where=sa.text("name IS NULL AND key_hash IS NULL"),
+    )
+    op.create_index(op.f("ix_sessions_created_at"), "sessions", ["created_at"], unique=False)
+    op.create_index(op.f("ix_sessions_group_id"), "sessions", ["group_id"], unique=False)
+    op.create_index(op.f("ix_sessions_run_id"), "sessions", ["run_id"], unique=False)
+    op.create_index(op.f("ix_sessions_sealed_at"), "sessions", ["sealed_at"], unique=False)
     op.create_table(
         "calls",
         sa.Column("id", sa.String(length=64), nullable=False),
@@ -117,6 +128,15 @@ def upgrade() -> None:
         sa.Column("parent_call_id", sa.String(length=64), nullable=True),
         sa.Column("lineage_rule", sa.String(length=32), nullable=True),
         sa.Column("break_reason", sa.String(length=32), nullable=True),
+        sa.Column("base_call_id", sa.String(length=64), nullable=True),
+        sa.Column("base_choice", sa.Integer(), nullable=True),
+        sa.Column("retry_of", sa.String(length=64), nullable=True),
+        sa.Column("confidence", sa.Float(precision=53), nullable=True),
+        sa.Column("differs", sa.JSON(), nullable=True),
+        sa.Column("digests", sa.LargeBinary(), nullable=True),
+        sa.Column("request_messages", sa.Integer(), nullable=True),
+        sa.Column("instructions", sa.Boolean(), nullable=True),
+        sa.Column("tools_id", sa.LargeBinary(length=16), nullable=True),
         sa.Column("model_requested", sa.Text(), nullable=False),
         sa.Column("model_served", sa.Text(), nullable=True),
         sa.Column("prompt_span_id", sa.String(length=80), nullable=True),
@@ -125,35 +145,47 @@ def upgrade() -> None:
         sa.Column("version_start", sa.BigInteger(), nullable=True),
         sa.Column("version_end", sa.BigInteger(), nullable=True),
         sa.Column("finish_reason", sa.String(length=32), nullable=True),
-        sa.Column("request_body_id", sa.LargeBinary(length=32), nullable=True),
-        sa.Column("response_body_id", sa.LargeBinary(length=32), nullable=True),
+        sa.Column("request_sha256", sa.LargeBinary(length=32), nullable=False),
+        sa.Column("response_sha256", sa.LargeBinary(length=32), nullable=True),
         sa.Column("headers", sa.JSON(), nullable=False),
-        sa.Column("sampling", sa.JSON(), nullable=False),
-        sa.Column("usage", sa.JSON(), nullable=False),
-        sa.Column("message", sa.LargeBinary(), nullable=False),
-        sa.Column("conversation", sa.LargeBinary(), nullable=False),
-        sa.Column("error", sa.JSON(), nullable=False),
-        sa.Column("notes", sa.JSON(), nullable=False),
+        sa.Column("sampling", sa.JSON(), nullable=True),
+        sa.Column("usage", sa.JSON(), nullable=True),
+        sa.Column("error", sa.JSON(), nullable=True),
+        sa.Column("notes", sa.JSON(), nullable=True),
         sa.Column("started_at", sa.Float(precision=53), nullable=False),
         sa.Column("first_token_at", sa.Float(precision=53), nullable=True),
         sa.Column("ended_at", sa.Float(precision=53), nullable=True),
+        sa.Column("kind_set", sa.String(length=16), nullable=True),
+        sa.Column("role_set", sa.Text(), nullable=True),
+        sa.Column("kind_by", sa.Text(), nullable=True),
         sa.ForeignKeyConstraint(
             ["session_id"], ["sessions.id"], name=op.f("fk_calls_session_id_sessions")
         ),
         sa.PrimaryKeyConstraint("id", name=op.f("pk_calls")),
     )
-    with op.batch_alter_table("calls", schema=None) as batch_op:
-        batch_op.create_index(
-            "ix_calls_open",
-            ["writer_id"],
-            unique=False,
-            sqlite_where=sa.text("status = 'open'"),
-            postgresql_where=sa.text("status = 'open'"),
-        )
-        batch_op.create_index(
-            batch_op.f("ix_calls_session_id_started_at"), ["session_id", "started_at"], unique=False
-        )
-
+    op.create_index(
+        "ix_calls_open",
+        "calls",
+        ["writer_id"],
+        unique=False,
+        sqlite_where=sa.text("status = 'open'"),
+        postgresql_where=sa.text("status = 'open'"),
+    )
+    op.create_index(
+        op.f("ix_calls_session_id_started_at"), "calls", ["session_id", "started_at"], unique=False
+    )
+    op.create_table(
+        "leases",
+        sa.Column("consumer", sa.String(length=64), nullable=False),
+        sa.Column("session_id", sa.String(length=64), nullable=False),
+        sa.Column("lease_id", sa.String(length=64), nullable=False),
+        sa.Column("until", sa.Float(precision=53), nullable=True),
+        sa.ForeignKeyConstraint(
+            ["session_id"], ["sessions.id"], name=op.f("fk_leases_session_id_sessions")
+        ),
+        sa.PrimaryKeyConstraint("consumer", "session_id", name=op.f("pk_leases")),
+    )
+    op.create_index(op.f("ix_leases_session_id"), "leases", ["session_id"], unique=False)
     op.create_table(
         "rewards",
         sa.Column("id", sa.String(length=64), nullable=False),
@@ -170,9 +202,7 @@ def upgrade() -> None:
         ),
         sa.PrimaryKeyConstraint("id", name=op.f("pk_rewards")),
     )
-    with op.batch_alter_table("rewards", schema=None) as batch_op:
-        batch_op.create_index(batch_op.f("ix_rewards_session_id"), ["session_id"], unique=False)
-
+    op.create_index(op.f("ix_rewards_session_id"), "rewards", ["session_id"], unique=False)
     op.create_table(
         "samples",
         sa.Column("id", sa.String(length=64), nullable=False),
@@ -189,66 +219,65 @@ def upgrade() -> None:
         ),
         sa.PrimaryKeyConstraint("id", name=op.f("pk_samples")),
     )
-    with op.batch_alter_table("samples", schema=None) as batch_op:
-        batch_op.create_index(
-            batch_op.f("ix_samples_session_id_builder"), ["session_id", "builder"], unique=False
-        )
-
+    op.create_index(
+        op.f("ix_samples_session_id_builder"), "samples", ["session_id", "builder"], unique=False
+    )
+    op.create_table(
+        "tool_sets",
+        sa.Column("session_id", sa.String(length=64), nullable=False),
+        sa.Column("id", sa.LargeBinary(length=16), nullable=False),
+        sa.Column("definitions", sa.JSON(), nullable=False),
+        sa.ForeignKeyConstraint(
+            ["session_id"], ["sessions.id"], name=op.f("fk_tool_sets_session_id_sessions")
+        ),
+        sa.PrimaryKeyConstraint("session_id", "id", name=op.f("pk_tool_sets")),
+    )
+    op.create_table(
+        "bodies",
+        sa.Column("call_id", sa.String(length=64), nullable=False),
+        sa.Column("part", sa.String(length=8), nullable=False),
+        sa.Column("base_call_id", sa.String(length=64), nullable=True),
+        sa.Column("prefix", sa.Integer(), nullable=False),
+        sa.Column("suffix", sa.Integer(), nullable=False),
+        sa.Column("depth", sa.Integer(), nullable=False),
+        sa.Column("data", sa.LargeBinary(), nullable=False),
+        sa.ForeignKeyConstraint(["call_id"], ["calls.id"], name=op.f("fk_bodies_call_id_calls")),
+        sa.PrimaryKeyConstraint("call_id", "part", name=op.f("pk_bodies")),
+    )
+    op.create_table(
+        "call_messages",
+        sa.Column("call_id", sa.String(length=64), nullable=False),
+        sa.Column("choice", sa.Integer(), autoincrement=False, nullable=False),
+        sa.Column("position", sa.Integer(), autoincrement=False, nullable=False),
+        sa.Column("role", sa.String(length=16), nullable=False),
+        sa.Column("content", sa.Text(), nullable=True),
+        sa.Column("content_json", sa.JSON(), nullable=True),
+        sa.Column("reasoning", sa.Text(), nullable=True),
+        sa.Column("tool_calls", sa.JSON(), nullable=True),
+        sa.Column("tool_call_id", sa.Text(), nullable=True),
+        sa.Column("name", sa.Text(), nullable=True),
+        sa.ForeignKeyConstraint(
+            ["call_id"], ["calls.id"], name=op.f("fk_call_messages_call_id_calls")
+        ),
+        sa.PrimaryKeyConstraint("call_id", "choice", "position", name=op.f("pk_call_messages")),
+    )
     op.create_table(
         "spans",
-        sa.Column("id", sa.String(length=80), nullable=False),
-        sa.Column("session_id", sa.String(length=64), nullable=False),
         sa.Column("call_id", sa.String(length=64), nullable=False),
-        sa.Column("parent_id", sa.String(length=80), nullable=True),
+        sa.Column("choice", sa.Integer(), autoincrement=False, nullable=False),
+        sa.Column("parent_call_id", sa.String(length=64), nullable=True),
+        sa.Column("parent_choice", sa.Integer(), nullable=True),
         sa.Column("start", sa.Integer(), nullable=False),
         sa.Column("length", sa.Integer(), nullable=False),
-        sa.Column("kind", sa.String(length=16), nullable=False),
-        sa.Column("choice", sa.Integer(), nullable=True),
         sa.Column("finish_reason", sa.String(length=32), nullable=True),
         sa.Column("token_ids", sa.LargeBinary(), nullable=False),
         sa.Column("logprobs", sa.LargeBinary(), nullable=True),
         sa.Column("versions", sa.JSON(), nullable=False),
         sa.Column("checksum", sa.LargeBinary(length=8), nullable=False),
-        sa.ForeignKeyConstraint(
-            ["session_id"], ["sessions.id"], name=op.f("fk_spans_session_id_sessions")
-        ),
-        sa.PrimaryKeyConstraint("id", name=op.f("pk_spans")),
+        sa.ForeignKeyConstraint(["call_id"], ["calls.id"], name=op.f("fk_spans_call_id_calls")),
+        sa.PrimaryKeyConstraint("call_id", "choice", name=op.f("pk_spans")),
     )
-    with op.batch_alter_table("spans", schema=None) as batch_op:
-        batch_op.create_index(batch_op.f("ix_spans_session_id"), ["session_id"], unique=False)
 
 
 def downgrade() -> None:
-    with op.batch_alter_table("spans", schema=None) as batch_op:
-        batch_op.drop_index(batch_op.f("ix_spans_session_id"))
-
-    op.drop_table("spans")
-    with op.batch_alter_table("samples", schema=None) as batch_op:
-        batch_op.drop_index(batch_op.f("ix_samples_session_id_builder"))
-
-    op.drop_table("samples")
-    with op.batch_alter_table("rewards", schema=None) as batch_op:
-        batch_op.drop_index(batch_op.f("ix_rewards_session_id"))
-
-    op.drop_table("rewards")
-    with op.batch_alter_table("calls", schema=None) as batch_op:
-        batch_op.drop_index(batch_op.f("ix_calls_session_id_started_at"))
-        batch_op.drop_index(
-            "ix_calls_open",
-            sqlite_where=sa.text("status = 'open'"),
-            postgresql_where=sa.text("status = 'open'"),
-        )
-
-    op.drop_table("calls")
-    with op.batch_alter_table("sessions", schema=None) as batch_op:
-        batch_op.drop_index(batch_op.f("ix_sessions_run_id"))
-        batch_op.drop_index(batch_op.f("ix_sessions_group_id"))
-        batch_op.drop_index(batch_op.f("ix_sessions_created_at"))
-
-    op.drop_table("sessions")
-    op.drop_table("metrics")
-    op.drop_table("writers")
-    op.drop_table("tasks")
-    op.drop_table("runs")
-    op.drop_table("policies")
-    op.drop_table("bodies")
+    raise NotImplementedError("there is no release before this one")
