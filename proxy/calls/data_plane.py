@@ -116,9 +116,14 @@ class DataPlane:
             request = await services.stored_responses.expand(request, body, caller.may_read)
         session, link = await self._admit(caller, route, identity, request)
         started_at = time.time()
-        to = services.models.find(request.model, link.seen.agent)
+        to = services.models.only or services.models.find(request.model, link.seen.agent)
         prompt = await self._prompt(session, link, request, to)
-        sampling, overruled = effective(request.sampling, session.record.settings)
+        rules = session.record.settings
+        overruled: tuple[Note, ...] = ()
+        sampling, budget = request.sampling, services.budgets.default
+        if rules:
+            sampling, overruled = effective(sampling, rules)
+            budget = services.budgets.of(rules)
         ask = engine_request(
             request,
             sampling,
@@ -133,7 +138,6 @@ class DataPlane:
         notes += (*to.notes, *prompt.notes, *overruled, *ask.notes, *constraint(request))
         if request.dialect == "responses":
             notes += not_stored(request)
-        budget = services.budgets.of(session.record)
         refusal = None if budget is None else await services.budgets.refusal(session, budget)
         begun = _begun(session, request, body, client, started_at, link)
         try:

@@ -92,14 +92,15 @@ class Budgets:
 
     def __init__(self, reader: Reader, default: Budget) -> None:
         self._reader = reader
-        self._default = None if default == Budget() else default
+        self.default = None if default == Budget() else default
+        """Of sessions that have no settings of their own; ``None`` when there is none."""
 
-    def of(self, record: SessionRecord) -> Budget | None:
-        """The session's budget, or ``None`` when it has none."""
-        own = record.settings.get("budget")
+    def of(self, settings: Mapping[str, Any]) -> Budget | None:
+        """The budget of a session with such settings, or ``None`` when it has none."""
+        own = settings.get("budget")
         if not own:
-            return self._default
-        return msgspec.structs.replace(self._default or Budget(), **own)
+            return self.default
+        return msgspec.structs.replace(self.default or Budget(), **own)
 
     async def refusal(self, session: Session, budget: Budget) -> tuple[ApiError, Note] | None:
         """Why the session's next call is refused, if it is; ask before the call begins."""
