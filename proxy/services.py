@@ -95,7 +95,7 @@ class Services:
         watch.start()
         free_memory = FreeMemory()
         free_memory.start()
-        sessions = Sessions(settings, writer, reader, memory, explanations)
+        sessions = Sessions(settings, writer, reader, memory, explanations.drain)
         seal_watch = SealWatch(memory, reader)
         seal_watch.start()
         siblings = Siblings(settings.siblings)

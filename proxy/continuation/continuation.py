@@ -32,7 +32,7 @@ __all__ = ["Continuer", "TemplateReport"]
 _OF_THE_RENDERER: Final = frozenset(
     {"add_generation_prompt", "documents", "messages", "self", "tools"}
 )
-"""Template arguments that whoever renders sets: what a client's mean is for the engine to say."""
+"""Template arguments that the renderer sets; the engine decides what a client's values mean."""
 
 _LONG_TAIL: Final = 16_384
 """Characters from which on a tail takes longer to tokenise than a thread takes to wake up."""
@@ -66,7 +66,7 @@ class Continuer:
         return length >= _LONG_TAIL
 
     def prompt(self, link: Link, request: Request) -> CallPrompt:
-        """The prompt of a request that belongs where ``link`` says."""
+        """The prompt of a request that has this ``link``."""
         if isinstance(request.prompt, tuple):
             return CallPrompt(np.asarray(request.prompt, dtype=np.uint32), link.break_reason)
         base = link.base

@@ -22,7 +22,7 @@ class CallPrompt:
 
     def verdict(self, link: Link, growth: Growth) -> tuple[BreakReason | None, tuple[Note, ...]]:
         """Why the ids that the engine used do not continue those of the link's base, if they do
-        not. They are not the ones that it was sent, and stand in the token tree as ``growth`` says.
+        not. They are not the ones that it was sent; ``growth`` is their place in the token tree.
         ``UNEXPLAINED`` where texts have to be compared for that
         (:mod:`bridle.proxy.continuation.explanations`)."""
         if link.base is None:

@@ -1,9 +1,9 @@
 """What a chat template writes after a reply, without rendering what stands before it.
 
 Works for any template: a short surrogate conversation is rendered that ends in an assistant turn of
-the same shape, followed by the new messages and the generation prompt. The assistant says a marker
-word; what follows the marker is the turn's end and then the tail. Nothing model-specific is known
-here except what the tokenizer says: which tokens are special, which of them end a reply.
+the same shape, followed by the new messages and the generation prompt. The assistant's text is a
+marker word; the end of the turn and then the tail follow it. Nothing model-specific is known here
+except the tokenizer's own data: which tokens are special, which of them end a reply.
 """
 
 from __future__ import annotations
@@ -162,5 +162,5 @@ def surrogate(reply: Message, head: Sequence[Message], marker: str) -> list[dict
 def _after(text: str, marker: str) -> str:
     _, found, after = text.rpartition(marker)
     if not found:
-        raise SeamError("the template does not render what an assistant says")
+        raise SeamError("the template does not render an assistant's text")
     return after

@@ -1,4 +1,4 @@
-"""What a message says, whatever way a harness happened to write it down.
+"""Digests of messages that are equal for equal meaning, however a harness writes it.
 
 A :class:`Unit` is one step of a conversation: a message, a run of tool results that answer one
 assistant turn (in any order), or an assistant turn that was split over several messages. Its
@@ -7,7 +7,7 @@ dropped or renamed, arguments serialised again, white space at line ends, conten
 or blocks, ``cache_control`` marks, other call ids, tool calls folded into text, Claude Code's
 changing billing block. Its *form* is equal only for the same message written the same way.
 
-Every message is hashed as it is written; what it says is worked out once for each way of writing.
+Every message is hashed in its written form; its meaning is digested once for each form.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ class Unit(msgspec.Struct, frozen=True, gc=False):
 
     role: Role
     digest: bytes
-    """16 bytes: what it says."""
+    """16 bytes: the meaning."""
     form: bytes
-    """16 bytes: how it is written."""
+    """16 bytes: the written form."""
     start: int
     end: int
     """The messages it covers: ``messages[start:end]``."""
@@ -65,7 +65,7 @@ class _Known(msgspec.Struct, frozen=True, gc=False):
 
 
 class Digester:
-    """Cuts conversations into units; remembers what messages say by how they are written."""
+    """Cuts conversations into units; remembers the meaning of each written form."""
 
     def __init__(self) -> None:
         self._known: dict[bytes, _Known] = {}

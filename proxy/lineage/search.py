@@ -1,10 +1,10 @@
 """Which earlier call a request continues, and how we know.
 
 A session's turns form a tree (``proxy/lineage/turn.py``). A request is followed down from the
-roots: its first steps must say what a root's request said, the next step must be that call's reply,
-the steps after it must say what one of its children asked, and so on; the deepest call whose reply
-is reached is the *base*. Echoed values that the proxy minted decide between replies that say the
-same, and they name the *parent* also where the history above it was edited or compacted away
+roots: its first steps must mean the same as a root's request, the next step must be that call's
+reply, the steps after it must mean the same as a child's request, and so on. The deepest call whose
+reply is reached is the *base*. Echoed values that the proxy minted decide between equal replies.
+They name the *parent* also where the history above it was edited or compacted away
 (``proxy/lineage/rewritten.py``); then the link is a break and has a reason.
 
 Agents that share a session cannot adopt each other's calls: a different system prompt, tool set,
@@ -351,7 +351,7 @@ class Search:
             and turn.seen.agent == self.seen.agent
             and not self.index.echoed(turn)
         ]
-        # Each call tells of the reply before it: earlier ones were told of by then.
+        # Each call reports the reply before it; earlier ones have been reported by then.
         return max(asked, key=lambda turn: len(turn.seen.units), default=None)
 
     def known_ids(self, unit: Unit) -> tuple[str, ...]:

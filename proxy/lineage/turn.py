@@ -55,7 +55,7 @@ class Sampled(msgspec.Struct, frozen=True, gc=False):
     """The reply in chat shape, tool-call ids as the client was sent them."""
     digest: bytes
     form: bytes
-    """What it says, and how it is written when it is echoed as it is."""
+    """Digests of its meaning, and of its form when it is echoed unchanged."""
     node: Node | None = None
     """Its tokens; ``None`` when nothing can be built on them."""
 
@@ -225,7 +225,7 @@ class TurnIndex:
         return sorted(ends, key=lambda turn: turn.base is not None)
 
     def replied(self, digest: bytes) -> Sequence[Turn]:
-        """Turns with a reply that says this, or that calls this beside a text; oldest first."""
+        """Turns with a reply of this meaning, or with these tool calls beside a text; oldest first."""
         return self.found.get(("reply", digest), ())
 
     def asked(self, below: Below, seen: RequestDigests) -> Sequence[Turn]:
@@ -290,5 +290,5 @@ def calls_alone(message: Message) -> bytes:
 
 
 def summaries(turn: Turn) -> list[str]:
-    """What may be quoted of the turn's replies if they are summaries."""
+    """The texts that a later conversation quotes of the turn's replies, if they are summaries."""
     return [text for choice in turn.choices for text in quotable(spoken_text(choice.message))]

@@ -20,5 +20,5 @@ def hash_key(key: str) -> str:
 
 
 def same(given: str, expected: str) -> bool:
-    """Equality in a time that does not tell where they differ."""
+    """Equality, in a time that does not depend on where they differ."""
     return hmac.compare_digest(given.encode(), expected.encode())

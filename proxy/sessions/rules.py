@@ -1,4 +1,4 @@
-"""What a session's settings say: sampling parameters that the server pins or caps, and a budget.
+"""The rules in a session's settings: pins and caps of sampling parameters, and a budget.
 
 A budget is looked at when a call begins; a call that runs may end. The store is the account, so
 that every process on it sees the same. Calls that run here are added to it, and those that run in
@@ -120,7 +120,7 @@ class Budgets:
 
 
 def _exhausted(name: str, amount: str, session: SessionRecord) -> tuple[ApiError, Note]:
-    # Qwen Code repeats a 429 for minutes, but not one that tells when its quota is reset.
+    # Qwen Code repeats a 429 for minutes, unless its message has the time of the quota's reset.
     message = (
         f"You exceeded your current quota: session {session.id} has used its {amount}, and nothing "
         "but a new session will reset it."

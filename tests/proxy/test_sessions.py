@@ -381,7 +381,7 @@ async def test_a_session_that_changed_elsewhere_leaves_nothing_behind(tmp_path: 
         memory = SessionMemory(reader, 1 << 20)
         explanations = Explanations(writer, None, lambda *_: None)
         settings = ProxySettings("http://engine", path)
-        sessions = Sessions(settings, writer, reader, memory, explanations)
+        sessions = Sessions(settings, writer, reader, memory, explanations.drain)
         made = SessionRecord("ses_1", time.time(), name="lamp", key_hash="hash")
         await sessions.create(made)
         sessions.forget(made.id)
