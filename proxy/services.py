@@ -13,7 +13,6 @@ from bridle.proxy.continuation.explanations import Explanations
 from bridle.proxy.engines.policy_gate import PolicyGate
 from bridle.proxy.engines.pool import EnginePool
 from bridle.proxy.engines.routes import ModelRoutes
-from bridle.proxy.free_memory import FreeMemory
 from bridle.proxy.http.watch import Watch
 from bridle.proxy.recording.logs import log_call
 from bridle.proxy.recording.metrics import Metrics
@@ -59,7 +58,6 @@ class Services:
     """Makes exact prompts; ``None`` without the model's tokenizer."""
     stored_responses: StoredResponses
     watch: Watch
-    free_memory: FreeMemory
     seal_watch: SealWatch
     siblings: Siblings
     cluster_control: ClusterControl
@@ -93,8 +91,6 @@ class Services:
         metrics.watch(models.policy.states)
         watch = Watch(settings.limits.keep_alive_s)
         watch.start()
-        free_memory = FreeMemory()
-        free_memory.start()
         sessions = Sessions(settings, writer, reader, memory, explanations.drain)
         seal_watch = SealWatch(memory, reader)
         seal_watch.start()
@@ -126,7 +122,6 @@ class Services:
             tokenizer_check=_tokenizer_check(continuer),
             stored_responses=StoredResponses(reader),
             watch=watch,
-            free_memory=free_memory,
             seal_watch=seal_watch,
             siblings=siblings,
             cluster_control=cluster_control,
@@ -137,7 +132,6 @@ class Services:
         """Stops what :meth:`start` started; queued records are written first."""
         await self.siblings.close()
         await self.watch.close()
-        await self.free_memory.close()
         await self.seal_watch.close()
         await self.models.close()
         await self.explanations.drain()
