@@ -225,7 +225,7 @@ class TurnIndex:
         return sorted(ends, key=lambda turn: turn.base is not None)
 
     def replied(self, digest: bytes) -> Sequence[Turn]:
-        """Turns with a reply of this meaning, or with these tool calls beside a text; oldest first."""
+        """Turns with a reply of this meaning, or with these calls beside a text; oldest first."""
         return self.found.get(("reply", digest), ())
 
     def asked(self, below: Below, seen: RequestDigests) -> Sequence[Turn]:
