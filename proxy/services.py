@@ -161,6 +161,7 @@ def _open_store(settings: ProxySettings) -> Writer:
     return Writer(
         settings.store_url,
         synchronous=settings.synchronous,
+        cache_bytes=settings.limits.memory_bytes // 2,
         redactor=redactor,
     ).start()
 
