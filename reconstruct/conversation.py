@@ -1,20 +1,19 @@
-"""What a recorded call was asked, and what it continues.
+"""What a call was asked and what it continues; whole conversations put together from that.
 
-The store keeps with a call the messages that come after the reply that it continues (its own
-messages), its tools, digests of its instructions and tools, and which reply it continues: its
-base, or its parent call's reply where lineage recorded nothing. Without a base its own messages are
-the whole conversation.
+The store keeps with a call the messages after the reply that it continues (its base), its tools,
+and digests of its instructions and tools. Without a base these messages are the whole conversation.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from bridle.store.reading.queries import CallRow
-from bridle.store.records import LineageState
+from bridle.store.records import LineageState, Message
 
-Message = Mapping[str, Any]
+ChatMessage = Mapping[str, Any]
 
 
 class ReplyId(NamedTuple):
@@ -24,20 +23,58 @@ class ReplyId(NamedTuple):
     choice: int
 
 
-def new_messages(call: CallRow) -> Sequence[Message] | None:
-    """The messages after the base's reply; ``None`` when they were not recorded."""
-    said = call.conversation
-    return None if said is None else [message.to_chat() for message in said.tail]
+@dataclass(frozen=True, slots=True)
+class RecordedMessage:
+    """A chat message of a conversation."""
+
+    message: ChatMessage
+    reply: ReplyId | None = None
+    """Where it was sampled; ``None`` for a message that the harness sent."""
 
 
-def tools(call: CallRow) -> Sequence[Mapping[str, Any]]:
+class IncompleteConversation(ValueError):
+    """The messages of a call were not recorded, or a call that it continues is missing."""
+
+
+def whole_conversation(calls: Mapping[str, CallRow], last: ReplyId) -> tuple[RecordedMessage, ...]:
+    """The messages up to and including one reply. Raises :class:`IncompleteConversation`."""
+    pieces: list[list[RecordedMessage]] = []
+    seen: set[str] = set()
+    reply: ReplyId | None = last
+    while reply is not None:
+        call = calls.get(reply.call_id)
+        asked = None if call is None else call.conversation
+        if call is None or asked is None or call.id in seen or reply.choice >= len(call.replies):
+            raise IncompleteConversation(f"the messages of call {reply.call_id} are not known")
+        seen.add(call.id)
+        piece = [RecordedMessage(message.to_chat()) for message in asked.tail]
+        pieces.append([*piece, RecordedMessage(call.replies[reply.choice].to_chat(), reply)])
+        reply = base(call)
+    return tuple(message for piece in reversed(pieces) for message in piece)
+
+
+def new_messages(call: CallRow) -> Sequence[Message]:
+    """The messages after the base's reply; none when they were not recorded."""
+    return () if call.conversation is None else call.conversation.tail
+
+
+def tools(call: CallRow) -> tuple[Mapping[str, Any], ...]:
     """The definitions of the call's tools."""
     return () if call.conversation is None else call.conversation.tools
 
 
-def replies(call: CallRow) -> list[Message]:
-    """The chat messages of all choices; empty when the call has no reply."""
-    return [message.to_chat() for message in call.replies]
+def texts(messages: Iterable[Message], *roles: str) -> Iterator[str]:
+    """The texts of the messages of these roles."""
+    for message in messages:
+        if message.role in roles:
+            content = message.content
+            parts = content if isinstance(content, list) else [{"text": content}]
+            yield from (str(part["text"]) for part in parts if part.get("text"))
+
+
+def first_reply(call: CallRow) -> Message:
+    """The first choice's message; an empty one when the call has no reply."""
+    return call.replies[0] if call.replies else Message("assistant")
 
 
 def base(call: CallRow) -> ReplyId | None:
@@ -60,9 +97,7 @@ def completes_prompt(call: CallRow) -> bool:
 def digests(call: CallRow) -> tuple[bytes, bytes]:
     """Digests of the call's instructions and of its tools: equal for equal ones."""
     lineage = _lineage(call)
-    if lineage is None:
-        return b"", b""
-    return lineage.digests.system, lineage.digests.tools
+    return (b"", b"") if lineage is None else (lineage.digests.system, lineage.digests.tools)
 
 
 def repeats(call: CallRow) -> str | None:

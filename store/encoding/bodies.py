@@ -31,6 +31,9 @@ MAX_DEPTH: Final = 1000
 _WITH_REPLIES: Final = 16
 """Codec of a request whose dictionary has the replies of its base call."""
 
+_DICTIONARY_GAIN: Final = 4
+"""So many times smaller the replaced bytes must make what replaces most of the base."""
+
 _WINDOW: Final = 1 << 12
 _WINDOW_AT_END: Final = 1 << 7
 """Bodies that continue each other share most of themselves, and mostly a few brackets after
@@ -80,12 +83,16 @@ def pack_request(data: bytes, base: Earlier | None, texts: bytes) -> Packed | No
     if base is None or base.depth >= MAX_DEPTH:
         return None
     prefix, suffix = shared_ends(base.data, data)
-    if 2 * (prefix + suffix) < len(data):
-        return None
     replaced = base.data[prefix : len(base.data) - suffix]
-    codec = _WITH_REPLIES if base.replies else DICTIONARY
     middle = data[prefix : len(data) - suffix]
+    alike = 2 * (prefix + suffix) >= len(data)
+    if not alike and 2 * len(replaced) < len(middle):
+        return None
+    codec = _WITH_REPLIES if base.replies else DICTIONARY
     packed = pack_against(middle, b"".join((replaced, base.replies, texts)), codec)
+    # A harness may change a line at the top and repeat the rest.
+    if not alike and _DICTIONARY_GAIN * len(packed) > len(middle):
+        return None
     return Packed(prefix, suffix, base.depth + 1, packed)
 
 

@@ -188,6 +188,15 @@ conversation. Content that is not plain text (a list of parts, or text with a NU
 no column of text holds) is in ``content_json``, and ``content`` is NULL then. ``tool_calls`` is a
 list of objects with ``id``, ``name`` and ``arguments``."""
 
+call_kinds = Table(
+    "call_kinds",
+    metadata,
+    Column("call_id", String(64), ForeignKey("calls.id"), primary_key=True),
+    Column("kind", String(16), nullable=False),
+    Column("role", Text),
+)
+"""What each call was for, as it was classified when its session's samples were last made."""
+
 tool_sets = Table(
     "tool_sets",
     metadata,
@@ -262,13 +271,25 @@ samples = Table(
     Column("session_id", String(64), ForeignKey("sessions.id"), nullable=False),
     Column("builder", String(32), nullable=False),
     Column("builder_version", Integer, nullable=False),
-    Column("policy", JSON, nullable=False),
+    Column("rules", JSON, nullable=False),
     Column("leaf_call_id", String(64), nullable=False),
     Column("segments", JSON, nullable=False),
     Column("weight", Float(53), nullable=False),
     Column("created_at", Float(53), nullable=False),
     Index(None, "session_id", "builder"),
 )
+
+token_fates = Table(
+    "token_fates",
+    metadata,
+    Column("session_id", String(64), ForeignKey("sessions.id"), primary_key=True),
+    Column("builder", String(32), primary_key=True),
+    Column("fate", String(16), primary_key=True),
+    Column("reason", String(64), primary_key=True),
+    Column("tokens", BigInteger, nullable=False),
+)
+"""What became of a session's sampled tokens when its samples were last made: ``trained`` (with an
+empty reason), ``masked`` or ``dropped``."""
 
 policies = Table(
     "policies",

@@ -211,7 +211,7 @@ def test_reasoning_is_told_under_both_names_and_hidden_on_request(
     for name in ("reasoning", "reasoning_content"):
         assert "".join(part.get(name) or "" for part in told).strip() == "one two"
     assert "reasoning_content" not in hidden.text
-    assert all(call.message["reasoning"].strip() == "one two" for call in bench.calls())
+    assert all(call.replies[0].reasoning.strip() == "one two" for call in bench.calls())
 
 
 @pytest.mark.parametrize("stream", [True, False])
@@ -236,9 +236,9 @@ def test_tool_call_ids_are_ours_and_lead_back_to_the_call(
     )
     stem = row.id.removeprefix("call_")
     assert [call["id"] for call in told] == [f"call_{stem}00", f"call_{stem}01"]
-    recorded = row.message["tool_calls"]
-    assert [call["id"] for call in recorded] == [call["id"] for call in told]
-    assert [json.loads(call["function"]["arguments"]) for call in recorded] == [{"a": 1}, {"a": 2}]
+    recorded = row.replies[0].tool_calls
+    assert [call.id for call in recorded] == [call["id"] for call in told]
+    assert [json.loads(call.arguments) for call in recorded] == [{"a": 1}, {"a": 2}]
 
 
 def test_completions_take_text_and_ids(bench: Any, events: Any) -> None:

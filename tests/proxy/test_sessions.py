@@ -21,7 +21,7 @@ from bridle.proxy.wire.canonical import Sampling
 from bridle.store.errors import StoreUnavailable
 from bridle.store.operations.retention import forget
 from bridle.store.reading.queries import Reader
-from bridle.store.records import BreakReason, CallKind, CallStatus, Message, SessionRecord
+from bridle.store.records import BreakReason, CallKind, CallStatus, SessionRecord
 from bridle.store.schema.database import migrate
 from bridle.store.writing.job_queue import Job, Outcome
 from bridle.store.writing.writer import Writer
@@ -128,8 +128,9 @@ def test_without_any_id_the_conversation_finds_its_session(bench: Any) -> None:
     call = bench.reader.calls(first["session"])[-1]
     assert call.lineage_rule == "content"
     assert call.parent_call_id == bench.reader.calls(first["session"])[0].id
-    assert call.conversation.tail == (Message("user", "and then?"),)
-    assert call.conversation.tools == ()
+    said = call.conversation
+    assert [(message.role, message.content) for message in said.tail] == [("user", "and then?")]
+    assert (said.length, said.tools) == (3, ())
 
 
 def test_equal_conversations_one_after_the_other_are_sessions_of_their_own(bench: Any) -> None:

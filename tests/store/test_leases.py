@@ -7,8 +7,8 @@ import time
 
 import pytest
 
-from bridle.store.operations import deliveries
-from bridle.store.operations.deliveries import Deliveries, UnknownLease
+from bridle.store.operations import leases
+from bridle.store.operations.leases import Leases, UnknownLease
 from bridle.store.operations.retention import forget
 from bridle.store.records import Reward
 from bridle.store.schema.database import connect
@@ -16,7 +16,7 @@ from bridle.store.schema.database import connect
 
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch):
-    monkeypatch.setattr(deliveries, "SETTLE_S", -1.0)
+    monkeypatch.setattr(leases, "SETTLE_S", -1.0)
 
 
 @pytest.fixture
@@ -47,7 +47,7 @@ def clock():
 @pytest.fixture
 def one(url, clock):
     engine = connect(url)
-    yield Deliveries(engine, clock)
+    yield Leases(engine, clock)
     engine.dispose()
 
 
@@ -55,7 +55,7 @@ def one(url, clock):
 def other(url, clock):
     """Another process's view of the same store."""
     engine = connect(url)
-    yield Deliveries(engine, clock)
+    yield Leases(engine, clock)
     engine.dispose()
 
 
@@ -108,14 +108,14 @@ def test_only_a_runs_and_only_rewarded_sessions_when_asked(one, sealed, writer):
 
 
 def test_sessions_sealed_this_moment_wait(one, writer, calls, monkeypatch, clock):
-    monkeypatch.setattr(deliveries, "SETTLE_S", 1.0)
+    monkeypatch.setattr(leases, "SETTLE_S", 1.0)
     writer.create_session_sync(calls.session(sealed_at=clock.now))
     assert one.lease("trl", 1, 60) is None
     clock.now += 1.5
     assert one.lease("trl", 1, 60) is not None
 
 
-def test_a_forgotten_session_takes_its_deliveries_along(one, reader, sealed):
+def test_a_forgotten_session_takes_its_leases_along(one, reader, sealed):
     made = sealed()
     lease = one.lease("trl", 1, 60)
     assert forget(reader.engine, [made]).sessions == 1
@@ -127,7 +127,7 @@ def test_consumers_that_ask_at_once_share_the_sessions_out(one, other, sealed):
     made = {sealed() for _ in range(24)}
     taken: list[str] = []
 
-    def work(source: Deliveries) -> None:
+    def work(source: Leases) -> None:
         while (lease := source.lease("trl", 2, 60)) is not None:
             taken.extend(lease.sessions)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -15,7 +15,9 @@ from numpy.typing import NDArray
 
 from bridle.engine.contract.tokenizer import ArgumentsNotJson, TemplateError, Tokenizer
 from bridle.errors import BridleError
-from bridle.reconstruct.samples.sample import Episode
+from bridle.reconstruct.exports.selection import ExportReport, Selection, select
+from bridle.reconstruct.samples.builders import build
+from bridle.store.reading.queries import Reader
 from bridle.store.records import TokenIds
 from bridle.store.tree import common_prefix
 
@@ -63,14 +65,19 @@ def without_shared(examples: Sequence[SftExample], tokens: int) -> list[SftExamp
     return found
 
 
-def examples_from_episodes(episodes: Iterable[Episode]) -> list[SftExample]:
-    """The trainable samples of recorded sessions, exactly as they were sampled."""
-    return [
+def examples_from_store(
+    reader: Reader, selection: Selection, left_out: Counter[str]
+) -> list[SftExample]:
+    """The samples of the selected sessions, exactly as they were sampled; sessions that are left
+    out are counted by reason."""
+    report = ExportReport(Path())
+    found = [
         SftExample(sample.token_ids, sample.mask)
-        for episode in episodes
-        for sample in episode.samples
-        if sample.mask.any()
+        for session in select(reader, selection, report)
+        for sample in build(session, selection.rules).samples
     ]
+    left_out.update(report.left_out)
+    return found
 
 
 def is_parquet(path: Path) -> bool:

@@ -15,6 +15,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, Final, Literal
 
+import numpy as np
 import orjson
 import pyarrow as pa
 from fastapi import APIRouter, Path, Query, Response
@@ -22,13 +23,14 @@ from fastapi import APIRouter, Path, Query, Response
 from bridle.proxy.control.api import Admin, Running
 from bridle.proxy.services import Services
 from bridle.proxy.wire.canonical import ApiError
-from bridle.reconstruct.episodes import build_episode
+from bridle.reconstruct.episodes import episode_of
 from bridle.reconstruct.rewards import session_rewards
 from bridle.reconstruct.samples.builders import BUILDERS
-from bridle.reconstruct.samples.policy import DEFAULT_POLICY
+from bridle.reconstruct.samples.rules import DEFAULT_RULES
 from bridle.reconstruct.samples.sample import Episode, Sample
-from bridle.reconstruct.session import BrokenTree
-from bridle.reconstruct.tables import sample_row, sample_schema
+from bridle.reconstruct.session import LoadedSession
+from bridle.reconstruct.tables import SAMPLE_COLUMNS, sample_row, sample_schema
+from bridle.reconstruct.tree import BrokenTree
 from bridle.store.operations.leases import SETTLE_S, Leases, UnknownLease
 from bridle.store.reading.queries import Reader
 from bridle.store.records import SessionRecord
@@ -143,7 +145,7 @@ def trajectory(episode: Episode) -> dict[str, Any]:
         "harness": session.harness,
         "outcome": session.outcome,
         "sealed_at": session.sealed_at,
-        "policy": DEFAULT_POLICY.as_data(),
+        "rules": DEFAULT_RULES.as_data(),
         "rewards": session_rewards(episode.rewards),
         "call_rewards": [
             {"name": r.name, "value": r.value, "call_id": r.call_id, "turn": r.turn}
@@ -161,17 +163,10 @@ def trajectory(episode: Episode) -> dict[str, Any]:
 
 
 def _sample(sample: Sample) -> dict[str, Any]:
+    values = {name: getattr(sample, name) for name, _ in SAMPLE_COLUMNS}
     return {
-        "leaf_call_id": sample.leaf_call_id,
-        "kind": sample.kind.value,
-        "role": sample.role,
-        "weight": sample.weight,
-        "token_ids": sample.token_ids.tolist(),
-        "mask": sample.mask.tolist(),
-        "logprobs": sample.logprobs.tolist(),
-        "versions": sample.versions.tolist(),
-        "calls": sample.calls.tolist(),
-        "call_ids": list(sample.call_ids),
+        name: value.tolist() if isinstance(value, np.ndarray) else value
+        for name, value in values.items()
     }
 
 
@@ -184,9 +179,9 @@ def _told(
 ) -> Response:
     found: list[Episode] = []
     broken = 0
-    for session in sessions:
+    for session in LoadedSession.stream(reader, sessions):
         try:
-            found.append(build_episode(reader, session.id, builder=builder))
+            found.append(episode_of(session, builder=builder))
         except BrokenTree:
             broken += 1
     headers = {**headers, BROKEN_HEADER: str(broken)}
@@ -198,8 +193,8 @@ def _told(
 
 def _arrow(reader: Reader, found: Sequence[Episode]) -> bytes:
     names = reader.reward_names()
-    policy = {b"bridle.policy": orjson.dumps(DEFAULT_POLICY.as_data())}
-    schema = sample_schema(names).with_metadata(policy)
+    rules = {b"bridle.rules": orjson.dumps(DEFAULT_RULES.as_data())}
+    schema = sample_schema(names).with_metadata(rules)
 
     def rows() -> Iterator[dict[str, Any]]:
         for episode in found:

@@ -11,9 +11,10 @@ import typer
 
 from bridle.cli.options import HarnessOption, JsonOption, RunOption, StoreOption
 from bridle.cli.reading import nothing_found, reader, require_run
+from bridle.cli.rules import RulesOption, sample_rules
 from bridle.cli.terminal import fail, out, print_json
+from bridle.reconstruct.conditions import BadCondition, Condition
 from bridle.reconstruct.exports.card import write_card
-from bridle.reconstruct.exports.conditions import BadCondition, Condition
 from bridle.reconstruct.exports.formats import Format
 from bridle.reconstruct.exports.formats import export as write
 from bridle.reconstruct.exports.selection import ExportReport, Selection, select
@@ -41,6 +42,7 @@ def export(
         list[str] | None,
         typer.Option(help="Any column: harness=pi, call.dialect!=chat, label.x=1, task.suite=…"),
     ] = None,
+    rules: RulesOption = "{}",
     turn_reward: Annotated[
         str | None, typer.Option(help="Train only turns that have this reward, high enough.")
     ] = None,
@@ -56,6 +58,16 @@ def export(
     """Write recorded sessions as training data, each file with a data card beside it."""
     if builder not in BUILDERS:
         fail(f"there is no builder {builder!r}: {', '.join(BUILDERS)}", 2)
+    conditions = _conditions(where or [])
+    chosen_rules = sample_rules(rules)
+    chosen_rules = replace(
+        chosen_rules,
+        where=(*chosen_rules.where, *(c for c in conditions if c.of == "call")),
+    )
+    if turn_reward is not None:
+        chosen_rules = replace(
+            chosen_rules, turn_reward=turn_reward, min_turn_reward=min_turn_reward
+        )
     selection = Selection(
         run=run,
         harness=harness,
@@ -64,9 +76,8 @@ def export(
         reward=reward,
         min_reward=min_reward,
         max_reward=max_reward,
-        where=_conditions(where or []),
-        turn_reward=turn_reward,
-        min_turn_reward=min_turn_reward,
+        rules=chosen_rules,
+        where=tuple(condition for condition in conditions if condition.of != "call"),
         deduplicate=deduplicate,
     )
     chosen = _format(path, form)
@@ -80,16 +91,18 @@ def export(
     if json:
         print_json(written[0] if eval_share is None else {"files": written})
         return
-    for told in written:
-        out.print(f"{told['path']}: {told['rows']} rows of {told['sessions']} sessions")
-        for reason, count in told["left_out"].items():
+    for file in written:
+        out.print(f"{file['path']}: {file['rows']} rows of {file['sessions']} sessions")
+        for reason, count in file["left_out"].items():
             out.print(f"  left out: {count} {reason}", highlight=False)
+        for reason, count in file["untrained_tokens"].items():
+            out.print(f"  tokens not trained: {count} {reason}", highlight=False)
 
 
 def _require_sessions(source: Reader, selection: Selection) -> None:
     """Ends the command before any file is made when the selection takes no session."""
     report = ExportReport(Path())
-    if next(select(source, selection, report), None) is not None:
+    if next(select(source, selection, report), None) is not None or report.sessions:
         return
     reasons = ", ".join(f"{count} {reason}" for reason, count in report.left_out.items())
     fail(nothing_found(source) + (f"; left out: {reasons}" if reasons else ""))
@@ -142,5 +155,6 @@ def _as_data(report: ExportReport) -> dict[str, Any]:
         "sessions": report.sessions,
         "rows": report.rows,
         "trained_tokens": report.tokens,
+        "untrained_tokens": dict(report.untrained),
         "left_out": report.left_out,
     }

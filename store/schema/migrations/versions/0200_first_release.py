@@ -209,7 +209,7 @@ def upgrade() -> None:
         sa.Column("session_id", sa.String(length=64), nullable=False),
         sa.Column("builder", sa.String(length=32), nullable=False),
         sa.Column("builder_version", sa.Integer(), nullable=False),
-        sa.Column("policy", sa.JSON(), nullable=False),
+        sa.Column("rules", sa.JSON(), nullable=False),
         sa.Column("leaf_call_id", sa.String(length=64), nullable=False),
         sa.Column("segments", sa.JSON(), nullable=False),
         sa.Column("weight", sa.Float(precision=53), nullable=False),
@@ -221,6 +221,20 @@ def upgrade() -> None:
     )
     op.create_index(
         op.f("ix_samples_session_id_builder"), "samples", ["session_id", "builder"], unique=False
+    )
+    op.create_table(
+        "token_fates",
+        sa.Column("session_id", sa.String(length=64), nullable=False),
+        sa.Column("builder", sa.String(length=32), nullable=False),
+        sa.Column("fate", sa.String(length=16), nullable=False),
+        sa.Column("reason", sa.String(length=64), nullable=False),
+        sa.Column("tokens", sa.BigInteger(), nullable=False),
+        sa.ForeignKeyConstraint(
+            ["session_id"], ["sessions.id"], name=op.f("fk_token_fates_session_id_sessions")
+        ),
+        sa.PrimaryKeyConstraint(
+            "session_id", "builder", "fate", "reason", name=op.f("pk_token_fates")
+        ),
     )
     op.create_table(
         "tool_sets",
@@ -243,6 +257,16 @@ def upgrade() -> None:
         sa.Column("data", sa.LargeBinary(), nullable=False),
         sa.ForeignKeyConstraint(["call_id"], ["calls.id"], name=op.f("fk_bodies_call_id_calls")),
         sa.PrimaryKeyConstraint("call_id", "part", name=op.f("pk_bodies")),
+    )
+    op.create_table(
+        "call_kinds",
+        sa.Column("call_id", sa.String(length=64), nullable=False),
+        sa.Column("kind", sa.String(length=16), nullable=False),
+        sa.Column("role", sa.Text(), nullable=True),
+        sa.ForeignKeyConstraint(
+            ["call_id"], ["calls.id"], name=op.f("fk_call_kinds_call_id_calls")
+        ),
+        sa.PrimaryKeyConstraint("call_id", name=op.f("pk_call_kinds")),
     )
     op.create_table(
         "call_messages",
