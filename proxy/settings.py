@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import lru_cache
 from pathlib import Path
-from typing import Annotated, Final, Literal
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -45,26 +45,16 @@ class Budget(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     wall_s: Annotated[float, msgspec.Meta(ge=0)] | None = None
 
 
-MemoryUse = Literal["lineage", "writer", "requests", "prompts"]
-_MEMORY_SHARES: Final[Mapping[MemoryUse, float]] = {
-    "lineage": 0.2,  # the calls of each session, and their ids
-    "writer": 0.4,  # what the store's writer compares a session's next call with
-    "requests": 0.3,  # the latest long requests as they were read
-    "prompts": 0.1,  # the latest long prompts as the engine told them
-}
-
-
 @dataclass(frozen=True, slots=True)
 class Limits:
     """Sizes and times after which the proxy says no instead of growing or waiting."""
 
     body_bytes: int = 64 * 1024 * 1024
     header_bytes: int = 64 * 1024
-    sessions_in_memory: int = 4096
-    memory_bytes: int = 48 << 20
-    """What a process remembers of the sessions in use, roughly, so that a call costs what is new in
-    it; what does not fit is read again, from the store or from the request
-    (``bridle_sessions_read_total``)."""
+    memory_bytes: int = 32 << 20
+    """What a process keeps in memory of the sessions in use, roughly, so that a call costs what is
+    new in it; what does not fit is read again from the store (``bridle_sessions_read_total``). The
+    store's writer keeps half as much beside it, to compare requests with."""
     connect_timeout_s: float = 10.0
     stall_timeout_s: float = 600.0
     """The longest silence of the engine within one reply, time to the first token included."""
@@ -78,10 +68,6 @@ class Limits:
     """Failed calls or health checks in a row after which an engine is left alone for a while."""
     health_check_s: float = 2.0
     """Time between health checks of an engine; 0 for none."""
-
-    def memory_for(self, use: MemoryUse) -> int:
-        """The part of ``memory_bytes`` that is for one use."""
-        return int(self.memory_bytes * _MEMORY_SHARES[use])
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,12 +153,6 @@ class ProxySettings:
     def open_on_loopback(self) -> bool:
         """Whether loopback clients may come in without a key."""
         return is_loopback(self.host)
-
-    @property
-    def alone(self) -> bool:
-        """Whether no other process opens sessions in the store by name: what this one does not
-        find there it may open without waiting to be told that nobody else just did."""
-        return self.siblings is None and not self.store_url.startswith("postgres")
 
     @property
     def engine_urls(self) -> tuple[str, ...]:

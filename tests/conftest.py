@@ -28,7 +28,9 @@ from bridle.store.records import (
     CallEnded,
     CallStatus,
     Choice,
+    Message,
     SessionRecord,
+    ToolCall,
     VersionRun,
     new_id,
 )
@@ -199,9 +201,19 @@ class Calls:
                 "prompt_tokens": len(prompt),
                 "completion_tokens": sum(len(choice.token_ids) for choice in choices),
             },
-            "message": {"role": "assistant", "content": "yes"},
+            "replies": (Message("assistant", "yes"),),
         }
         return CallEnded(**values | fields)
+
+    @staticmethod
+    def message(chat) -> Message:
+        """A message from its chat shape."""
+        plain = {name: value for name, value in chat.items() if name != "tool_calls"}
+        called = (
+            ToolCall(call.get("id", ""), **call["function"])
+            for call in chat.get("tool_calls") or ()
+        )
+        return Message(**{"role": "assistant", **plain}, tool_calls=tuple(called))
 
 
 @pytest.fixture

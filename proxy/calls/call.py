@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from dataclasses import dataclass
-from functools import partial
 from typing import Final
 
 from bridle.proxy.engines.pool import EnginePool
@@ -33,8 +32,6 @@ from bridle.store.errors import RecordRejected, StoreUnavailable
 from bridle.store.records import CallStatus, Note
 
 log = logging.getLogger("bridle.proxy")
-
-_TOOL_CALL_PREFIX: Final = {"messages": "toolu"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,9 +77,7 @@ class Call:
         self._minted = minted
         self._emitter: Emitter | None = dialect.emitter(request, minted) if request.stream else None
         self._begun = False
-        self._content_type: str = getattr(
-            self._emitter, "content_type", dialect.stream_content_type
-        )
+        self._content_type = "" if self._emitter is None else self._emitter.content_type
         self._headers: Headers = (
             (b"x-request-id", begun.id.encode()),
             (b"x-bridle-session", begun.session_id.encode()),
@@ -91,8 +86,8 @@ class Call:
             minted,
             choices=ask.choices,
             detail=ask.detail,
-            tool_call_prefix=_TOOL_CALL_PREFIX.get(request.dialect, "call"),
-            read_prompt=partial(services.prompt_ids.read, begun.session_id),
+            tool_call_prefix=dialect.tool_call_prefix,
+            read_prompt=recording.session.prompt.read,
         )
         self._stream = EngineStream(
             engines,
@@ -135,7 +130,9 @@ class Call:
                     await self._stream.open()
                     await self._stream.follow(self._take)
                 finally:
-                    gate.leave()
+                    gate.running -= 1
+                    if gate.draining:
+                        gate.left()
             finally:
                 client_left = watch.leave(client)
             return self._last_bytes()
@@ -230,7 +227,7 @@ class Call:
             notes=tuple(self.notes),
             sampling=self._ask.sampling,
             model_served=self._decoder.model,
-            policy_version=self._gate.version if engine is None else engine.version,
+            policy_version=self._gate.version if engine is None else engine.serves.version,
             reason=None if failure is None else failure.reason,
             error=None if failure is None else failure.error,
         )
@@ -248,11 +245,8 @@ class Call:
 
     def _error_bytes(self, error: ApiError) -> HttpError:
         """``error`` inside the stream when it has begun, else as a response of its own."""
-        if self._emitter is not None:
-            if self._client.started:
-                return HttpError(200, self._emitter.fail(error))
-            if error.kind in self._dialect.stream_failures:
-                return HttpError(200, b"".join((*self._opening(), self._emitter.fail(error))))
+        if self._emitter is not None and self._client.started:
+            return HttpError(200, self._emitter.fail(error))
         return self._dialect.error(error)
 
     async def _send_error(self, reply: HttpError) -> None:

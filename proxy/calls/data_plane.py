@@ -5,24 +5,25 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from typing import Final
 from urllib.parse import parse_qsl
 
 from bridle.proxy.calls.call import Call
 from bridle.proxy.calls.models import models_dialect, models_reply
-from bridle.proxy.continuation.prompt import Prompt, tail_length
+from bridle.proxy.continuation.prompt import CallPrompt
 from bridle.proxy.dialects.registry import COUNTING, DIALECTS
-from bridle.proxy.dialects.responses.dialect import deleted
+from bridle.proxy.dialects.responses.reply import deleted
 from bridle.proxy.engines.request import constraint, engine_request
 from bridle.proxy.engines.routes import Destination
 from bridle.proxy.http.client import Client, ClientGone, encoded
 from bridle.proxy.http.routes import Action, Route, calls_method, nothing_at
-from bridle.proxy.lineage.lineage import Link
+from bridle.proxy.lineage.turn import Link
+from bridle.proxy.recording.recorder import recorded_conversation
 from bridle.proxy.recording.stored_responses import marked_deleted, not_stored, unknown_response
 from bridle.proxy.services import Services
 from bridle.proxy.sessions.harness_identity import Identity, identify, kept_headers
 from bridle.proxy.sessions.registry import Caller, store_not_read, store_unavailable
-from bridle.proxy.sessions.sampling import effective
+from bridle.proxy.sessions.rules import effective
+from bridle.proxy.sessions.session import Session
 from bridle.proxy.wire.canonical import ApiError, Request
 from bridle.store.errors import StoreUnavailable
 from bridle.store.records import (
@@ -33,15 +34,10 @@ from bridle.store.records import (
     CallStatus,
     Continuation,
     Note,
-    SessionRecord,
     new_id,
 )
 
 log = logging.getLogger("bridle.proxy")
-
-_LONG_TAIL: Final = 16_384
-"""Characters from which on a tail takes longer to tokenise than a thread takes to wake up, by far:
-other clients' streams need not wait for it."""
 
 
 class DataPlane:
@@ -115,14 +111,19 @@ class DataPlane:
         caller = await services.sessions.authenticate(client.headers, client.address)
         body = await client.body(services.settings.limits.body_bytes)
         identity = identify(client.headers)
-        request = self._parsed(route, client, body, _owner(caller, route, identity))
+        request = self._parsed(route, client, body)
         if request.dialect == "responses":
             request = await services.stored_responses.expand(request, body, caller.may_read)
         session, link = await self._admit(caller, route, identity, request)
         started_at = time.time()
-        to = services.models.find(request.model, link.seen.agent)
+        to = services.models.only or services.models.find(request.model, link.seen.agent)
         prompt = await self._prompt(session, link, request, to)
-        sampling, overruled = effective(request.sampling, session.settings)
+        rules = session.record.settings
+        overruled: tuple[Note, ...] = ()
+        sampling, budget = request.sampling, services.budgets.default
+        if rules:
+            sampling, overruled = effective(sampling, rules)
+            budget = services.budgets.of(rules)
         ask = engine_request(
             request,
             sampling,
@@ -132,12 +133,11 @@ class DataPlane:
         )
         notes = [*request.notes]
         if link.unknown:
-            still_open = services.conversations.in_flight(link.unknown)
+            still_open = services.memory.running(link.unknown)
             notes += [Note("echoed_call_still_open", call_id) for call_id in still_open]
         notes += (*to.notes, *prompt.notes, *overruled, *ask.notes, *constraint(request))
         if request.dialect == "responses":
             notes += not_stored(request)
-        budget = services.budgets.of(session)
         refusal = None if budget is None else await services.budgets.refusal(session, budget)
         begun = _begun(session, request, body, client, started_at, link)
         try:
@@ -150,35 +150,26 @@ class DataPlane:
             reason, note = refusal
             notes.append(note)
             await call.refuse(reason)
-        elif budget is None:
-            await call.serve()
         else:
-            services.budgets.begin(session.id, begun.id)
-            try:
-                await call.serve()
-            finally:
-                services.budgets.end(session.id, begun.id)
+            await call.serve()
 
-    def _parsed(self, route: Route, client: Client, body: bytes, owner: str) -> Request:
-        histories = self._services.histories
-        if route.dialect == histories.dialect:
-            return _storable(histories.parse(body, owner))
+    def _parsed(self, route: Route, client: Client, body: bytes) -> Request:
         parse = DIALECTS[route.dialect].parse
         return _storable(parse(body, dict(route.parameters), _query(client)))
 
     async def _admit(
         self, caller: Caller, route: Route, identity: Identity, request: Request
-    ) -> tuple[SessionRecord, Link]:
+    ) -> tuple[Session, Link]:
         """The session of the request, and what of it the request continues."""
         services = self._services
         session = await services.sessions.admit(caller, route.session, identity)
         if session is not None:
-            return session, await services.conversations.find(session.id, request, identity.role)
-        link, session_id = await services.conversations.find_anonymous(request)
-        session = await services.sessions.anonymous(session_id, identity)
-        if link.parent is not None and session.id != session_id:
+            return session, await services.memory.find(session, request, identity.role)
+        link, continued = await services.memory.find_anonymous(request)
+        session = await services.sessions.anonymous(continued, identity)
+        if link.parent is not None and session is not continued:
             # The session that it goes on from takes no more: what it says is all new here.
-            link = services.conversations.find_first(request)
+            link = services.memory.find_first(request)
         return session, link
 
     async def _count(self, route: Route, client: Client) -> None:
@@ -191,8 +182,7 @@ class DataPlane:
         identity = identify(client.headers)
         session = await services.sessions.admit(caller, route.session, identity)
         if session is None:
-            _, known = await services.conversations.find_anonymous(request)
-            session = None if known is None else await services.sessions.find(known)
+            _, session = await services.memory.find_anonymous(request)
         to = services.models.find(request.model, identity.role)
         started_at = time.time()
         count, served = await to.engines.count_tokens(request)
@@ -235,6 +225,7 @@ class DataPlane:
         services = self._services
         caller = await services.sessions.authenticate(client.headers, client.address)
         response_id = dict(route.parameters)["response"]
+        await services.explanations.drain()  # it sets notes, too
         call = await services.stored_responses.find(response_id)
         if call is None or not caller.may_read(call.session_id):
             raise unknown_response(response_id)
@@ -263,20 +254,20 @@ class DataPlane:
         await client.respond(200, reply)
 
     async def _prompt(
-        self, session: SessionRecord, link: Link, request: Request, to: Destination
-    ) -> Prompt:
+        self, session: Session, link: Link, request: Request, to: Destination
+    ) -> CallPrompt:
         continuer = self._services.continuer
         if (
             continuer is None
             or to.frozen
-            or session.continuation is Continuation.RENDERED
+            or session.record.continuation is Continuation.RENDERED
             or request.dialect == "completions"
         ):
-            return Prompt(None, link.break_reason)
-        if tail_length(link) < _LONG_TAIL:
-            prompt = continuer.prompt(link, request)
-        else:
+            return CallPrompt(None, link.break_reason)
+        if continuer.takes_long(link):
             prompt = await asyncio.to_thread(continuer.prompt, link, request)
+        else:
+            prompt = continuer.prompt(link, request)
         if prompt.token_ids is None or isinstance(request.prompt, tuple):
             return prompt
         check = self._services.tokenizer_check
@@ -285,7 +276,7 @@ class DataPlane:
         if await check.allows(to.engines, request.model):
             return prompt
         reason = link.break_reason or BreakReason.TOKENIZER_DIFFERS
-        return Prompt(None, reason, notes=(Note("tokenizer_differs"),))
+        return CallPrompt(None, reason, notes=(Note("tokenizer_differs"),))
 
 
 def _allowed(method: str, route: Route) -> bool:
@@ -301,15 +292,8 @@ def _storable(request: Request) -> Request:
     return request
 
 
-def _owner(caller: Caller, route: Route, identity: Identity) -> str:
-    """Whose requests are likely to go on from one another."""
-    if caller.session is not None:
-        return caller.session.id
-    return route.session or identity.session_name or ""
-
-
 def _begun(
-    session: SessionRecord,
+    session: Session,
     request: Request,
     body: bytes,
     client: Client,
@@ -328,6 +312,7 @@ def _begun(
         parent_call_id=None if parent is None else parent.call_id,
         lineage_rule=None if link is None else link.rule,
         headers=kept_headers(client.headers),
+        conversation=None if link is None else recorded_conversation(request, link),
     )
 
 

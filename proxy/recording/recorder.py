@@ -5,16 +5,17 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
-from bridle.proxy.continuation.context import TRUSTED, CallContext
-from bridle.proxy.continuation.prompt import Prompt
-from bridle.proxy.lineage.conversations import SessionConversations
-from bridle.proxy.lineage.lineage import Link, Sampled, Turn
+from bridle.proxy.continuation.explanations import Explanations
+from bridle.proxy.continuation.prompt import CallPrompt
+from bridle.proxy.lineage.turn import TRUSTED, Link, Turn
 from bridle.proxy.recording.metrics import Metrics
 from bridle.proxy.recording.stored_responses import begins_with_instructions
+from bridle.proxy.sessions.memory import SessionMemory
+from bridle.proxy.sessions.session import Session
 from bridle.proxy.wire.canonical import (
     ApiError,
     ChoiceReply,
@@ -26,12 +27,14 @@ from bridle.proxy.wire.canonical import (
 from bridle.proxy.wire.fold import Fold
 from bridle.store.errors import StoreUnavailable
 from bridle.store.records import (
+    BreakReason,
     CallBegun,
     CallEnded,
     CallStatus,
     Choice,
+    Conversation,
+    Growth,
     Note,
-    SessionRecord,
     TokenIds,
     VersionRun,
     is_frozen,
@@ -40,9 +43,6 @@ from bridle.store.records import (
 )
 from bridle.store.writing.integrity import contradiction
 from bridle.store.writing.writer import Writer
-
-if TYPE_CHECKING:
-    from bridle.proxy.continuation.continuation import Continuer
 
 
 class CallOutcome(msgspec.Struct, frozen=True, gc=False):
@@ -68,9 +68,9 @@ class Recorder:
     def __init__(
         self,
         writer: Writer,
-        conversations: SessionConversations,
+        memory: SessionMemory,
         metrics: Metrics,
-        continuer: Continuer | None,
+        explanations: Explanations,
         observers: Sequence[Observer] = (),
         *,
         forward: bool = False,
@@ -80,12 +80,12 @@ class Recorder:
         self._observers = tuple(observers)
         self._forward = forward
         self._writer = writer
-        self._continuer = continuer
-        self._conversations = conversations
+        self._memory = memory
+        self._explanations = explanations
         self._metrics = metrics
 
     def begin(
-        self, begun: CallBegun, session: SessionRecord, request: Request, link: Link, prompt: Prompt
+        self, begun: CallBegun, session: Session, request: Request, link: Link, prompt: CallPrompt
     ) -> Recording:
         """Raises ``StoreUnavailable`` when the store takes no more."""
         try:
@@ -93,8 +93,8 @@ class Recorder:
         except StoreUnavailable:
             if not self._forward:
                 raise  # Otherwise its end is refused, too, and counted as unrecorded then.
-        self._conversations.begin(begun.id)
-        return Recording(begun, session, request, CallContext(link, prompt, self._continuer))
+        self._memory.begin(session, begun.id)
+        return Recording(begun, session, request, link, prompt)
 
     async def commit(self, recording: Recording, outcome: CallOutcome) -> None:
         """Returns when the call's end is durable. Other calls may continue it from then on:
@@ -107,7 +107,7 @@ class Recorder:
             ended, turn = recording.ended(outcome)
             await self._writer.end_call(ended)
         except BaseException:
-            self._conversations.end(recording.begun.id)
+            self._memory.end(recording.session, recording.begun.id)
             raise
         asyncio.get_running_loop().call_soon(self._over, recording, outcome, ended, turn)
 
@@ -115,10 +115,9 @@ class Recorder:
         self, recording: Recording, outcome: CallOutcome, ended: CallEnded, turn: Turn
     ) -> None:
         begun = recording.begun
-        try:
-            self._conversations.add(recording.session, turn)
-        finally:
-            self._conversations.end(begun.id)
+        self._memory.end(recording.session, begun.id, turn)
+        if ended.break_reason is BreakReason.UNEXPLAINED:
+            self._explanations.begin(ended, recording.link, recording.request)
         self._metrics.count_call(begun.dialect, begun.started_at, ended)
         for observe in self._observers:
             observe(begun, ended, outcome)
@@ -128,14 +127,14 @@ class Recording:
     """The record of one call, grown from the events of its reply."""
 
     def __init__(
-        self, begun: CallBegun, session: SessionRecord, request: Request, context: CallContext
+        self, begun: CallBegun, session: Session, request: Request, link: Link, prompt: CallPrompt
     ) -> None:
         self.begun = begun
         self.session = session
         self.fold = Fold()
-        self._request = request
-        self._context = context
-        self._link = context.link
+        self.request = request
+        self.link = link
+        self._prompt = prompt
         self._first_token_at: float | None = None
         self._sent: list[bytes] = []
         self.sent = self._sent.append
@@ -160,7 +159,6 @@ class Recording:
         ids = reply.prompt_token_ids
         messages = [assistant_message(choice) for choice in reply.choices]
         frozen = is_frozen(outcome.notes)
-        break_reason, notes = self._context.judged(self._request, None if frozen else ids)
         # Logprobs without ids, as some providers send them, belong to no token.
         with_ids = ids is not None or any(choice.token_ids for choice in reply.choices)
         prompt = None if ids is None else token_array(ids)
@@ -175,7 +173,13 @@ class Recording:
                 for index, choice in enumerate(reply.choices)
             ]
         )
-        turn = self._turn(status, choices, messages, None if frozen else prompt)
+        sent = self._prompt.token_ids
+        growth, exact = self.session.grow(self.begun.id, self.link, choices, prompt, sent)
+        notes: tuple[Note, ...] = ()
+        break_reason = self.link.break_reason
+        if prompt is not None and not frozen and not exact:
+            break_reason, notes = self._prompt.verdict(self.link, growth)
+        turn = self._turn(status, messages, None if frozen else growth, prompt)
         ended = CallEnded(
             id=self.begun.id,
             session_id=self.begun.session_id,
@@ -184,64 +188,38 @@ class Recording:
             first_token_at=self._first_token_at,
             prompt_token_ids=prompt,
             choices=choices,
+            growth=growth,
             response_body=b"".join(self._sent),
             model_served=outcome.model_served,
             usage={} if reply.usage is None else msgspec.structs.asdict(reply.usage),
             sampling=outcome.sampling,
-            message=messages[0].to_chat() if messages else {},
-            conversation=self._conversation(turn, messages),
-            kind=self._context.kind(),
-            role=self._link.seen.agent,
+            replies=tuple(messages),
+            kind=self.link.kind(),
+            role=self.link.seen.agent,
             break_reason=break_reason,
             reason=outcome.reason,
             error={} if outcome.error is None else _error_fields(outcome.error),
-            notes=(*outcome.notes, *notes, *self._context.retry(), *self._context.left_out(status)),
+            notes=(*outcome.notes, *notes, *self.link.notes(status)),
             compared=True,
         )
         found = contradiction(ended) if status in TRUSTED else None
         if found is None:
             return ended, turn
         status = CallStatus.QUARANTINED
-        return quarantined(ended, found), self._turn(
-            status, choices, messages, None if frozen else prompt
-        )
+        return quarantined(ended, found), self._turn(status, messages, None, None)
 
     def _turn(
         self,
         status: CallStatus,
-        choices: Sequence[Choice],
         messages: Sequence[Message],
+        growth: Growth | None,
         prompt: TokenIds | None,
     ) -> Turn:
         """Of a quarantined or frozen call the replies alone: its echo is recognised, and a call
         that echoes it is a break, ``parent_without_ids``."""
-        trusted = status in TRUSTED
-        return Turn.of(
-            self.begun.id,
-            self._link,
-            status=status,
-            choices=[
-                Sampled(message, choice.token_ids, choice.finish_reason)
-                for message, choice in zip(messages, choices, strict=True)
-            ],
-            prompt_token_ids=prompt if trusted else None,
-        )
-
-    def _conversation(self, turn: Turn, messages: Sequence[Message]) -> dict[str, Any]:
-        """What rebuilds the request's messages (the base's conversation and reply, then ``tail``)
-        and lineage's own state. ``tools`` stands here only where they differ from the base's."""
-        link, base = self._link, self._link.base
-        conversation: dict[str, Any] = {
-            "tail": [message.to_chat() for message in link.tail],
-            "lineage": turn.to_state(),
-        }
-        if base is None or base.seen.tools != link.seen.tools:
-            conversation["tools"] = list(self._request.tools)
-        if begins_with_instructions(self._request):
-            conversation["instructions"] = True
-        if len(messages) > 1:
-            conversation["choices"] = [message.to_chat() for message in messages[1:]]
-        return conversation
+        if prompt is None or status not in TRUSTED:
+            return self.session.turn(self.begun.id, self.link, status, messages)
+        return self.session.turn(self.begun.id, self.link, status, messages, growth, len(prompt))
 
     def _stamp(self, tokens: Tokens, version: int) -> None:
         """The choice's tokens are sampled from ``version``, from these on."""
@@ -252,6 +230,17 @@ class Recording:
         run = VersionRun(self.fold.token_count(tokens.choice), version)
         self._versions.setdefault(tokens.choice, []).append(run)
         self._stamped[tokens.choice] = version
+
+
+def recorded_conversation(request: Request, link: Link) -> Conversation:
+    """What the store keeps of the messages of a request."""
+    return Conversation(
+        tail=link.tail,
+        tools=tuple(request.tools),
+        length=len(request.messages),
+        instructions=begins_with_instructions(request),
+        lineage=link.state(),
+    )
 
 
 def quarantined(ended: CallEnded, found: str) -> CallEnded:
