@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import httpx
+import msgspec
 import numpy as np
 import orjson
 
@@ -30,12 +31,12 @@ from bridle.engine.contract.tokenizer import Tokenizer
 from bridle.engine.embedded import EmbeddedEngine
 from bridle.engine.scripted import Reply, ScriptedCall, ScriptedEngine
 from bridle.proxy.continuation.continuation import Continuer
-from bridle.proxy.dialects.chat.known_histories import KnownHistories
-from bridle.proxy.lineage.lineage import Conversations, Sampled, Turn, message_from_chat
+from bridle.proxy.dialects.chat.dialect import CHAT
 from bridle.proxy.server import ProxyServer
+from bridle.proxy.sessions.session import Session
 from bridle.proxy.settings import ProxySettings
 from bridle.proxy.wire.canonical import Minted
-from bridle.store.records import CallStatus, new_id
+from bridle.store.records import CallStatus, Choice, Message, SessionRecord, ToolCall, new_id
 from bridle.trainer.policy.tiny import TinyShape, make_policy, train_tokenizer
 
 CONTEXTS: Final = (8192, 32768, 131072)
@@ -117,8 +118,7 @@ class _Agent:
     def __init__(self, tokenizer: Tokenizer, texts: Sequence[str]) -> None:
         self._tokenizer = tokenizer
         self._continuer = Continuer(tokenizer)
-        self._conversations = Conversations()
-        self._histories = KnownHistories()
+        self._session = Session(SessionRecord(id="ses_bench", created_at=0.0))
         self._texts = cycle(texts)
         self.tokens = 0
         self._messages: list[dict[str, Any]] = [
@@ -140,36 +140,30 @@ class _Agent:
 
     def turn(self) -> None:
         """One call, and the result that the harness appends."""
-        request = self._histories.parse(self.body(), "agent")
-        link = self._conversations.find(request)
+        request = CHAT.parse(self.body(), {}, {})
+        link = self._session.find(request)
         prompt = self._continuer.prompt(link, request).token_ids
         if prompt is None:
             prompt = np.asarray(self.rendered(self.body()), dtype=np.uint32)
         call_id = new_id("call")
         reply = _reading(len(self._messages))
-        call = {
-            "id": Minted(call_id, 0, call_id, _MODEL).tool_call_id(0),
-            "type": "function",
-            "function": {"name": "read_file", "arguments": str(reply.tool_calls[0].arguments)},
-        }
-        message = {"role": "assistant", "content": reply.content, "tool_calls": [call]}
+        called = Minted(call_id, 0, call_id, _MODEL).tool_call_id(0)
+        call = ToolCall(called, "read_file", str(reply.tool_calls[0].arguments))
+        said = Message("assistant", reply.content, reply.reasoning, (call,))
+        message = msgspec.structs.replace(said, reasoning=None).to_chat()
         sampled = [*self._tokenizer.encode(reply.markup()), *self._tokenizer.eos_token_ids]
         ids = np.asarray(sampled, dtype=np.uint32)
-        turn = Turn.of(
-            call_id,
-            link,
-            status=CallStatus.COMPLETE,
-            choices=[Sampled(message_from_chat(message | {"reasoning": reply.reasoning}), ids)],
-            prompt_token_ids=prompt,
-        )
-        self._conversations.add(turn)
-        self._messages += [message, _result(call["id"], next(self._texts))]
+        choice = Choice(ids, np.zeros(len(ids), dtype=np.float32), (), "tool_calls")
+        growth, _ = self._session.grow(call_id, link, [choice], prompt)
+        turn = self._session.turn(call_id, link, CallStatus.COMPLETE, [said], growth, len(prompt))
+        self._session.add(turn)
+        self._messages += [message, _result(called, next(self._texts))]
         self.tokens = len(prompt) + len(ids)
 
     def exact(self, body: bytes) -> int:
         """From the request's bytes to its prompt ids by lineage; how many of them are new."""
-        request = self._histories.parse(body, "agent")
-        prompt = self._continuer.prompt(self._conversations.find(request), request)
+        request = CHAT.parse(body, {}, {})
+        prompt = self._continuer.prompt(self._session.find(request), request)
         if prompt.token_ids is None:
             raise RuntimeError(f"the call was not continued exactly: {prompt.break_reason}")
         return prompt.tail_token_count

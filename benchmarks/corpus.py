@@ -10,15 +10,13 @@ import re
 import sysconfig
 import tempfile
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cache
 from pathlib import Path
 from typing import Final
 
 import numpy as np
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from bridle.engine.contract.tokenizer import token_bytes
-from bridle.store.encoding.vocabulary import Vocabulary
 from bridle.store.records import TokenIds
 
 VOCABULARY: Final = 32_768
@@ -29,18 +27,13 @@ _PROSE = re.compile(r'"""(.{200,}?)"""', re.DOTALL)
 
 @dataclass(frozen=True)
 class Corpus:
-    """Text by what an agent does with it, and the vocabulary."""
+    """Text by what an agent does with it, and its tokenizer."""
 
     tokenizer: Tokenizer
     code: str
     """What tools print: source files, one after the other."""
     prose: str
     """What a model writes: documentation."""
-
-    @cached_property
-    def vocabulary(self) -> Vocabulary:
-        """For the store."""
-        return Vocabulary(token_bytes(self.tokenizer))
 
     def encode(self, text: str) -> TokenIds:
         """``uint32[T]``."""
@@ -57,7 +50,7 @@ class Corpus:
 
 @cache
 def corpus() -> Corpus:
-    """Made once per process; the vocabulary is kept in the temporary folder."""
+    """Made once per process; the tokenizer is kept in the temporary folder."""
     training, sessions = _halves()
     code = "\n".join(sessions)
     prose = "\n".join(

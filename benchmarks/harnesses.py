@@ -24,15 +24,14 @@ from bridle.harnesses.sandboxes import ProcessSandbox
 from bridle.proxy.server import ProxyServer
 from bridle.proxy.settings import ProxySettings
 from bridle.reconstruct.audit import audit_session
-from bridle.reconstruct.kinds.kinds import with_kinds
 from bridle.reconstruct.samples.builders import build
-from bridle.reconstruct.samples.policy import TrainablePolicy
-from bridle.reconstruct.session import SessionTree
+from bridle.reconstruct.samples.rules import SampleRules
+from bridle.reconstruct.session import LoadedSession
 from bridle.store.reading.queries import CallRow, Reader
 from bridle.store.records import BreakReason, CallKind, CallStatus, Continuation
 
 MODES: Final = (Continuation.EXACT, Continuation.RENDERED)
-MAIN_ROWS: Final = TrainablePolicy(kinds=frozenset({CallKind.MAIN, CallKind.UNKNOWN}))
+MAIN_ROWS: Final = SampleRules(kinds=frozenset({CallKind.MAIN, CallKind.UNKNOWN}))
 """Only what is known to be a side call, a sub-agent or a compaction is left out of the count."""
 
 
@@ -169,10 +168,10 @@ def measured(reader: Reader, results: Sequence[RolloutResult], directory: Path) 
         audited = audit_session(reader, result.session_id, bodies=True)
         if not audited.clean:
             problems.append(f"audit: {', '.join(v.rule for v in audited.violations)}")
-        calls = with_kinds(reader.calls(result.session_id))
+        session = LoadedSession.load(reader, result.session_id)
+        calls = session.calls
         problems += [f"call {c.status}: {c.reason}" for c in calls if _spoilt(c)]
-        tree = SessionTree(result.session_id, calls, reader.span_rows(result.session_id))
-        rows += len(build(tree, MAIN_ROWS).samples)
+        rows += len(build(session, MAIN_ROWS).samples)
         breaks += sum(call.break_reason is not None for call in calls)
         reasons.update(reason for call in calls for reason in call.break_reasons)
         kinds.update(str(call.kind) for call in calls)

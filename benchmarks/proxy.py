@@ -33,6 +33,8 @@ from bridle.store.reading.queries import Reader
 from bridle.store.records import CallStatus
 
 _START_S: Final = 30.0
+_ALLOCATOR: Final = {"MALLOC_ARENA_MAX": "1", "MALLOC_TRIM_THRESHOLD_": "1048576"}
+"""What docs/deploy.md recommends for a proxy's process."""
 _CONCURRENT: Final = (1, 16, 64)
 _STREAMS: Final = (64, 256)
 
@@ -147,6 +149,7 @@ def measure(
     report = _report(figures.pop(PROXIED), direct, cases) | {"rss_mb": round(rss, 1)}
     report["direct"] = {"calls_per_s": _medians(direct.calls_per_s)}
     report["floor"] = _report(bare, direct, cases)
+    report["floor_ratio"] = _ratios(report["calls_per_s"], report["floor"]["calls_per_s"])
     report["full"] = {"added_ms": _report(full, direct, cases)["added_ms"]}
     report["peers"] = {name: _report(found, direct, cases) for name, found in figures.items()}
     return report
@@ -209,6 +212,15 @@ def _median(values: Sequence[float]) -> float | None:
 
 def _medians(values: Mapping[str, Sequence[float]]) -> dict[str, float | None]:
     return {name: _median(found) for name, found in values.items()}
+
+
+def _ratios(own: Mapping[str, float | None], floor: Mapping[str, float | None]) -> dict[str, float]:
+    """Bridle's calls per second over the floor's, of the cases that both answered."""
+    return {
+        name: round(value / bare, 3)
+        for name, value in own.items()
+        if value and (bare := floor.get(name))
+    }
 
 
 def _load(case: Case, url: str, seconds: float, name: str) -> Load:
@@ -285,6 +297,7 @@ def proxy_process(
         command,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
+        env={**os.environ, **_ALLOCATOR},
         preexec_fn=_pinned(core),
     )
     url = f"http://127.0.0.1:{port}"

@@ -24,12 +24,23 @@ from bridle.bench.corpus import corpus
 from bridle.bench.session import OBSERVED, SAMPLED, session_record
 from bridle.reconstruct.episodes import episodes
 from bridle.store.reading.queries import Reader
-from bridle.store.records import CallBegun, CallEnded, CallStatus, Choice, VersionRun, new_id
+from bridle.store.records import (
+    CallBegun,
+    CallEnded,
+    CallStatus,
+    Choice,
+    Conversation,
+    Message,
+    VersionRun,
+    new_id,
+)
 from bridle.store.schema.database import migrate
 from bridle.store.writing.writer import Writer
 
 SESSIONS: Final = 1000
 TURNS: Final = 10
+
+_TOOLS: Final = ({"type": "function", "function": {"name": "run_shell_command"}},)
 
 
 def bench(sessions: int = SESSIONS, turns: int = TURNS) -> dict[str, Any]:
@@ -47,7 +58,7 @@ def bench(sessions: int = SESSIONS, turns: int = TURNS) -> dict[str, Any]:
 
 
 def fill(path: str, sessions: int, turns: int) -> None:
-    """A store of sessions that grow by 600 tokens a turn, and say as much."""
+    """A store of sessions that grow by 600 tokens a turn, with as much text."""
     migrate(path)
     random, text = np.random.default_rng(0), corpus().code
     with Writer(path, synchronous="OFF") as writer:
@@ -60,10 +71,21 @@ def fill(path: str, sessions: int, turns: int) -> None:
                 ids, call_id, now = _ids(random, SAMPLED), new_id("call"), time.time()
                 logprobs = -random.random(SAMPLED).astype(np.float32)
                 at = int(random.integers(len(text) - 2400))
-                told = {"role": "tool", "content": text[at : at + 1800]}
-                message = {"role": "assistant", "content": text[at + 1800 : at + 2400]}
-                body = orjson.dumps({"model": "policy", "turn": turn, "messages": [told]})
-                begun = CallBegun(call_id, session.id, "chat", now, body, True, "policy", parent)
+                result = Message("tool", text[at : at + 1800])
+                reply = Message("assistant", text[at + 1800 : at + 2400])
+                messages = [result.to_chat()]
+                body = orjson.dumps({"model": "policy", "turn": turn, "messages": messages})
+                begun = CallBegun(
+                    call_id,
+                    session.id,
+                    "chat",
+                    now,
+                    body,
+                    stream=True,
+                    model_requested="policy",
+                    parent_call_id=parent,
+                    conversation=Conversation((result,), tools=_TOOLS, length=2 * turn + 1),
+                )
                 ended = CallEnded(
                     call_id,
                     session.id,
@@ -71,10 +93,9 @@ def fill(path: str, sessions: int, turns: int) -> None:
                     now,
                     prompt_token_ids=prompt,
                     choices=(Choice(ids, logprobs, (VersionRun(0, 1),), "stop"),),
-                    response_body=orjson.dumps({"id": call_id, "choices": [message]}),
+                    response_body=orjson.dumps({"id": call_id, "choices": [reply.to_chat()]}),
                     usage={"prompt_tokens": len(prompt), "completion_tokens": SAMPLED},
-                    message=message,
-                    conversation={"tail": [told], "tools": ["run_shell_command"]},
+                    replies=(reply,),
                 )
                 writer.begin_call(begun)
                 writer.end_call_sync(ended)

@@ -16,11 +16,10 @@ from typing import Any, Final
 import numpy as np
 
 from bridle.bench.corpus import Corpus
-from bridle.proxy.continuation.prompt import Prompt
+from bridle.proxy.continuation.prompt import CallPrompt
 from bridle.proxy.dialects.registry import DIALECTS
-from bridle.proxy.engines.policy_gate import PolicyGate
-from bridle.proxy.lineage.lineage import Conversations
-from bridle.proxy.recording.recorder import CallContext, Recording
+from bridle.proxy.recording.recorder import CallOutcome, Recording, recorded_conversation
+from bridle.proxy.sessions.session import Session
 from bridle.proxy.wire.canonical import (
     Event,
     Finished,
@@ -34,6 +33,12 @@ from bridle.store.records import CallBegun, CallEnded, CallStatus, SessionRecord
 
 SAMPLED: Final = 150
 OBSERVED: Final = 450
+
+_OUTCOME: Final = CallOutcome(
+    CallStatus.COMPLETE,
+    sampling={"temperature": 1.0, "top_p": 1.0, "max_tokens": 8192},
+    model_served="policy",
+)
 
 _SAID: Final = 90
 """Sampled tokens of prose; the rest are the tool call's."""
@@ -88,8 +93,7 @@ class Agent:
         self._random = np.random.default_rng(seed)
         self._code = int(self._random.integers(len(corpus.code)))
         self._prose = int(self._random.integers(len(corpus.prose)))
-        self._conversations = Conversations()
-        self._gate = PolicyGate()
+        self._held = Session(session)
         system, text = self._observe(_SYSTEM_TOKENS)
         self._messages: list[dict[str, Any]] = [
             {"role": "system", "content": text},
@@ -114,7 +118,7 @@ class Agent:
         }
         data = json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode()
         request = dialect.parse(data, {}, {})
-        link = self._conversations.find(request)
+        link = self._held.find(request)
         call_id, now = new_id("call"), time.time()
         begun = CallBegun(
             id=call_id,
@@ -127,21 +131,20 @@ class Agent:
             parent_call_id=link.parent.call_id if link.parent else None,
             lineage_rule=link.rule,
             headers={"user-agent": "bench/1.0", "x-session-id": self.session.id},
+            conversation=recorded_conversation(request, link),
         )
         minted = dialect.mint(call_id, int(now), "policy")
-        way = CallContext(link, Prompt(self._prompt), None)
-        recording = Recording(begun, self.session, request, way, self._gate)
-        recording.model_served = "policy"
-        recording.sampling = {"temperature": 1.0, "top_p": 1.0, "max_tokens": 8192}
+        prompt = CallPrompt(self._prompt)
+        recording = Recording(begun, self._held, request, link, prompt)
         emitter = dialect.emitter(request, minted)
         recording.sent(emitter.begin())
         for event in self._reply(minted.tool_call_id(0)):
-            recording.take([event])
+            recording.take([event], 0)
             if piece := emitter.event(event):
                 recording.sent(piece)
         recording.sent(emitter.end())
-        ended, turn = recording.ended(CallStatus.COMPLETE)
-        self._conversations.add(turn)
+        ended, turn = recording.ended(_OUTCOME)
+        self._held.add(turn)
         self._grow(ended)
         return BenchCall(begun, ended)
 
@@ -171,7 +174,7 @@ class Agent:
 
     def _grow(self, ended: CallEnded) -> None:
         """The reply and the tool's answer become history."""
-        message = dict(ended.message)
+        message = ended.replies[0].to_chat()
         ids, text = self._observe(OBSERVED)
         self._messages.append(message)
         answered = message["tool_calls"][0]["id"]

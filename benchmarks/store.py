@@ -29,7 +29,16 @@ import orjson
 from bridle.bench.corpus import corpus
 from bridle.bench.session import Agent, BenchCall, session_record
 from bridle.store.reading.queries import Reader
-from bridle.store.records import CallBegun, CallEnded, CallStatus, Choice, VersionRun, new_id
+from bridle.store.records import (
+    CallBegun,
+    CallEnded,
+    CallStatus,
+    Choice,
+    Conversation,
+    Message,
+    VersionRun,
+    new_id,
+)
 from bridle.store.schema.database import migrate
 from bridle.store.writing.writer import Writer
 
@@ -89,7 +98,7 @@ def measure_size(turns: int, *, apart: bool = False) -> Stored:
         with Writer(str(path)):
             pass
         empty, json_size, traces_size = path.stat().st_size, 0, 0
-        with Writer(str(path), vocabulary=corpus().vocabulary) as writer:
+        with Writer(str(path)) as writer:
             for number in range(sessions):
                 session = session_record(f"bench-{number}")
                 writer.create_session_sync(session)
@@ -165,7 +174,7 @@ def engine_reply(call: BenchCall) -> dict[str, Any]:
         "choices": [
             {
                 "index": index,
-                "message": dict(ended.message),
+                "message": ended.replies[index].to_chat(),
                 "logprobs": {"content": _logprob_objects(choice)},
                 "finish_reason": choice.finish_reason,
                 "token_ids": choice.token_ids.tolist(),
@@ -211,8 +220,7 @@ def measure_commits(url: str | None) -> Rate:
         migrate(address)
         sessions = [session_record(f"commits-{new_id('b')}") for _ in range(_CONCURRENT)]
         lines = [list(_small_calls(session.id, seed)) for seed, session in enumerate(sessions)]
-        vocabulary = corpus().vocabulary
-        with Writer(address, synchronous="FULL", vocabulary=vocabulary) as writer:
+        with Writer(address, synchronous="FULL") as writer:
             for session in sessions:
                 writer.create_session_sync(session)
             return asyncio.run(_commit_all(writer, lines))
@@ -234,7 +242,7 @@ def _small_calls(session_id: str, seed: int) -> Iterator[BenchCall]:
     """Calls that add 1.5 KB to the request and answer with 0.5 KB, and the tokens of both."""
     random, text = np.random.default_rng(seed), corpus().code
     at, prompt, parent, history = seed * 9_973 % len(text), np.empty(0, np.uint32), None, b"["
-    for _ in range(_COMMIT_TURNS):
+    for turn in range(_COMMIT_TURNS):
         asked, said = text[at : at + 1500], text[at + 1500 : at + 2000]
         at = (at + 2000) % (len(text) - 2000)
         history += orjson.dumps({"role": "user", "content": asked}) + b","
@@ -243,9 +251,17 @@ def _small_calls(session_id: str, seed: int) -> Iterator[BenchCall]:
         ids = random.integers(0, 32_768, 125).astype(np.uint32)
         logprobs = -random.random(125).astype(np.float32)
         now, call_id = time.time(), new_id("call")
-        message = {"role": "assistant", "content": said}
+        reply = Message("assistant", said)
         begun = CallBegun(
-            call_id, session_id, "chat", now, history + b"{}]", True, "policy", parent
+            call_id,
+            session_id,
+            "chat",
+            now,
+            history + b"{}]",
+            stream=True,
+            model_requested="policy",
+            parent_call_id=parent,
+            conversation=Conversation((Message("user", asked),), length=2 * turn + 1),
         )
         ended = CallEnded(
             call_id,
@@ -254,10 +270,10 @@ def _small_calls(session_id: str, seed: int) -> Iterator[BenchCall]:
             now,
             prompt_token_ids=prompt,
             choices=(Choice(ids, logprobs, (VersionRun(0, 1),), "stop"),),
-            response_body=orjson.dumps({"id": call_id, "message": message}),
+            response_body=orjson.dumps({"id": call_id, "message": reply.to_chat()}),
             usage={"prompt_tokens": len(prompt), "completion_tokens": len(ids)},
-            message=message,
+            replies=(reply,),
         )
         yield BenchCall(begun, ended)
         parent, prompt = call_id, np.concatenate([prompt, ids])
-        history += orjson.dumps(message) + b","
+        history += orjson.dumps(reply.to_chat()) + b","

@@ -7,27 +7,22 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from bridle.errors import BridleError
-from bridle.proxy.budgets import Budgets
 from bridle.proxy.cluster.cluster_control import ClusterControl
 from bridle.proxy.cluster.siblings import Siblings
-from bridle.proxy.dialects.chat.known_histories import KnownHistories
+from bridle.proxy.continuation.explanations import Explanations
 from bridle.proxy.engines.policy_gate import PolicyGate
 from bridle.proxy.engines.pool import EnginePool
 from bridle.proxy.engines.routes import ModelRoutes
-from bridle.proxy.free_memory import FreeMemory
-from bridle.proxy.http.keep_alive import KeepAlives
-from bridle.proxy.http.presence import Watch
-from bridle.proxy.lineage.conversations import SessionConversations
+from bridle.proxy.http.watch import Watch
 from bridle.proxy.recording.logs import log_call
 from bridle.proxy.recording.metrics import Metrics
 from bridle.proxy.recording.recorder import Observer, Recorder
 from bridle.proxy.recording.stored_responses import StoredResponses
+from bridle.proxy.sessions.memory import SessionMemory
 from bridle.proxy.sessions.registry import Sessions
+from bridle.proxy.sessions.rules import Budgets
 from bridle.proxy.sessions.seal_watch import SealWatch
 from bridle.proxy.settings import ProxySettings
-from bridle.proxy.wire.cut_ids import PromptIds
-from bridle.store.encoding.vocabulary import Vocabulary
-from bridle.store.operations.free_names import FreeNames
 from bridle.store.reading.queries import Reader
 from bridle.store.schema.database import migrate
 from bridle.store.writing.redaction import Redactor
@@ -53,7 +48,8 @@ class Services:
     models: ModelRoutes
     budgets: Budgets
     sessions: Sessions
-    conversations: SessionConversations
+    memory: SessionMemory
+    explanations: Explanations
     gate: PolicyGate
     metrics: Metrics
     recorder: Recorder
@@ -61,17 +57,11 @@ class Services:
     tokenizer_check: TokenizerCheck | None
     """Makes exact prompts; ``None`` without the model's tokenizer."""
     stored_responses: StoredResponses
-    histories: KnownHistories
-    keep_alives: KeepAlives
     watch: Watch
-    free_memory: FreeMemory
     seal_watch: SealWatch
     siblings: Siblings
     cluster_control: ClusterControl
     tracing: Tracing | None
-    prompt_ids: PromptIds
-    """Long prompts as the engine told them last, by session."""
-    free_names: FreeNames | None
 
     @property
     def engines(self) -> EnginePool:
@@ -86,27 +76,23 @@ class Services:
         """
         continuer = await asyncio.to_thread(_continuer, settings)
         tracing = await asyncio.to_thread(_tracing) if settings.tracing else None
-        writer = await asyncio.to_thread(_open_store, settings, continuer)
+        writer = await asyncio.to_thread(_open_store, settings)
         reader = Reader(settings.store_url)
         gate = PolicyGate()
         metrics = Metrics(gate)
-        conversations = SessionConversations(
-            reader,
-            settings.limits.sessions_in_memory,
-            settings.limits.memory_for("lineage"),
-            on_read=metrics.sessions_read.inc,
+        memory = SessionMemory(
+            reader, settings.limits.memory_bytes, on_read=metrics.sessions_read.inc
         )
-        await conversations.start()
+        await memory.start()
+        tokenizer = None if continuer is None else continuer.tokenizer
+        explanations = Explanations(writer, tokenizer, metrics.count_break)
         models = ModelRoutes(settings, gate)
         await models.start()
         metrics.watch(models.policy.states)
-        keep_alives = KeepAlives(settings.limits.keep_alive_s)
-        keep_alives.start()
-        free_memory = FreeMemory()
-        free_memory.start()
-        free_names = FreeNames(reader.engine) if settings.alone else None
-        sessions = Sessions(settings, writer, reader, conversations.opened, free_names or ())
-        seal_watch = SealWatch(sessions, reader)
+        watch = Watch(settings.limits.keep_alive_s)
+        watch.start()
+        sessions = Sessions(settings, writer, reader, memory, explanations.drain)
+        seal_watch = SealWatch(memory, reader)
         seal_watch.start()
         siblings = Siblings(settings.siblings)
         cluster_control = ClusterControl(
@@ -120,44 +106,36 @@ class Services:
             models=models,
             budgets=Budgets(reader, settings.budget),
             sessions=sessions,
-            conversations=conversations,
+            memory=memory,
+            explanations=explanations,
             gate=gate,
             metrics=metrics,
             recorder=Recorder(
                 writer,
-                conversations,
-                gate,
+                memory,
                 metrics,
-                continuer,
+                explanations,
                 [log_call, *_observers(tracing)],
                 forward=settings.when_store_is_down == "forward",
             ),
             continuer=continuer,
             tokenizer_check=_tokenizer_check(continuer),
             stored_responses=StoredResponses(reader),
-            histories=KnownHistories(settings.limits.memory_for("requests")),
-            keep_alives=keep_alives,
-            watch=Watch(),
-            free_memory=free_memory,
+            watch=watch,
             seal_watch=seal_watch,
             siblings=siblings,
             cluster_control=cluster_control,
             tracing=tracing,
-            prompt_ids=PromptIds(settings.limits.memory_for("prompts")),
-            free_names=free_names,
         )
 
     async def close(self) -> None:
         """Stops what :meth:`start` started; queued records are written first."""
         await self.siblings.close()
-        await self.keep_alives.close()
-        self.watch.close()
-        await self.free_memory.close()
+        await self.watch.close()
         await self.seal_watch.close()
         await self.models.close()
+        await self.explanations.drain()
         await asyncio.to_thread(self.writer.close)
-        if self.free_names is not None:
-            self.free_names.close()
         self.reader.close()
         if self.tracing is not None:
             await asyncio.to_thread(self.tracing.close)
@@ -177,17 +155,14 @@ def _observers(tracing: Tracing | None) -> list[Observer]:
     return [] if tracing is None else [tracing.observe]
 
 
-def _open_store(settings: ProxySettings, continuer: Continuer | None) -> Writer:
+def _open_store(settings: ProxySettings) -> Writer:
     migrate(settings.store_url)
     redactor = Redactor() if settings.redact else None
-    # With it, text that the tokens say already is not stored again.
-    vocabulary = None if continuer is None else Vocabulary(continuer.tokenizer.vocabulary())
     return Writer(
         settings.store_url,
         synchronous=settings.synchronous,
-        cache_bytes=settings.limits.memory_for("writer"),
+        cache_bytes=settings.limits.memory_bytes // 2,
         redactor=redactor,
-        vocabulary=vocabulary,
     ).start()
 
 

@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import lru_cache
 from pathlib import Path
-from typing import Final, Literal
+from typing import Annotated, Literal
 
-from bridle.proxy.budgets import Budget
+import msgspec
+
 from bridle.store.records import Continuation
 from bridle.store.schema.database import Synchronous
 
@@ -32,13 +33,16 @@ def is_loopback(host: str | None) -> bool:
         return False
 
 
-MemoryUse = Literal["lineage", "writer", "requests", "prompts"]
-_MEMORY_SHARES: Final[Mapping[MemoryUse, float]] = {
-    "lineage": 0.2,  # the calls of each session, and their ids
-    "writer": 0.4,  # what the store's writer compares a session's next call with
-    "requests": 0.3,  # the latest long requests as they were read
-    "prompts": 0.1,  # the latest long prompts as the engine told them
-}
+Amount = Annotated[int, msgspec.Meta(ge=0)]
+
+
+class Budget(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Upper bounds of what a session may spend; ``None`` where there is none."""
+
+    calls: Amount | None = None
+    tokens: Amount | None = None
+    """Sampled tokens; of an upstream that reports no ids, the completion tokens it reports."""
+    wall_s: Annotated[float, msgspec.Meta(ge=0)] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,11 +51,10 @@ class Limits:
 
     body_bytes: int = 64 * 1024 * 1024
     header_bytes: int = 64 * 1024
-    sessions_in_memory: int = 4096
-    memory_bytes: int = 48 << 20
-    """What a process remembers of the sessions in use, roughly, so that a call costs what is new in
-    it; what does not fit is read again, from the store or from the request
-    (``bridle_sessions_read_total``)."""
+    memory_bytes: int = 32 << 20
+    """What a process keeps in memory of the sessions in use, roughly, so that a call costs what is
+    new in it; what does not fit is read again from the store (``bridle_sessions_read_total``). The
+    store's writer keeps half as much beside it, to compare requests with."""
     connect_timeout_s: float = 10.0
     stall_timeout_s: float = 600.0
     """The longest silence of the engine within one reply, time to the first token included."""
@@ -65,10 +68,6 @@ class Limits:
     """Failed calls or health checks in a row after which an engine is left alone for a while."""
     health_check_s: float = 2.0
     """Time between health checks of an engine; 0 for none."""
-
-    def memory_for(self, use: MemoryUse) -> int:
-        """The part of ``memory_bytes`` that is for one use."""
-        return int(self.memory_bytes * _MEMORY_SHARES[use])
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +96,9 @@ class ProxySettings:
     """Base URL of the (first) engine without ``/v1``; a trailing ``/v1`` is taken off."""
     store_url: str
     """SQLAlchemy URL, for example ``sqlite:///runs/bridle.db``."""
+    engine_transport: Literal["fast", "plain"] = "fast"
+    """``plain`` is the reference implementation, with a connection for each request: to compare
+    with when a fault may lie in the fast one."""
     synchronous: Synchronous = "NORMAL"
     """SQLite's pragma: ``NORMAL`` keeps every commit through ``kill -9``, ``FULL`` also through a
     power cut, for a wait on the disk in every call."""
@@ -151,12 +153,6 @@ class ProxySettings:
     def open_on_loopback(self) -> bool:
         """Whether loopback clients may come in without a key."""
         return is_loopback(self.host)
-
-    @property
-    def alone(self) -> bool:
-        """Whether no other process opens sessions in the store by name: what this one does not
-        find there it may open without waiting to be told that nobody else just did."""
-        return self.siblings is None and not self.store_url.startswith("postgres")
 
     @property
     def engine_urls(self) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""What each builder makes of the same recorded sessions, counted: ``bridle ablate``.
+"""``bridle ablate``: the yield and the cost of each builder on the same recorded sessions.
 
 ``tree`` is counted as this trainer runs it: a session's forest in one packed row, shared prefixes
 once. ``merged`` and ``per_call`` are counted as their trainers run them: a row per sample, rows
@@ -12,15 +12,16 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
 import numpy as np
 
 from bridle.reconstruct.samples.builders import BUILDERS, build
-from bridle.reconstruct.samples.policy import DEFAULT_POLICY, TrainablePolicy
+from bridle.reconstruct.samples.rules import DEFAULT_RULES, SampleRules
 from bridle.reconstruct.samples.sample import Sample
-from bridle.reconstruct.session import BrokenTree, SessionTree
+from bridle.reconstruct.session import LoadedSession
+from bridle.reconstruct.tree import BrokenTree
 from bridle.store.reading.queries import Reader
 
 PACKED: Final = "tree"
@@ -31,47 +32,31 @@ FLOPS_PER_PARAMETER_TOKEN: Final = 6
 class BuilderCount:
     """One builder over all sessions."""
 
-    builder: str
-    batch_rows: int
-    """Rows that are padded to a common length."""
     samples: int = 0
     rows: int = 0
-    """What the trainer lays side by side: samples, or packed sessions."""
+    """Rows of a batch: samples, or packed sessions."""
     tokens_trained: int = 0
     tokens_in_samples: int = 0
     """The lengths of all samples, shared prefixes counted each time."""
     tokens_unique: int = 0
-    """What remains of them when every shared prefix is counted once."""
+    """The same, with every shared prefix counted once."""
     tokens_repeated: int = 0
-    """Run through the model again although another row has run them: 0 when packed."""
+    """Prefix tokens that run through the model in more than one row: 0 when packed."""
     padding: int = 0
-    _lengths: list[int] = field(default_factory=list)
 
-    def add(self, samples: Sequence[Sample], unique: int) -> None:
-        """Counts one session."""
+    def add(self, samples: Sequence[Sample], unique: int, *, packed: bool) -> None:
+        """Counts one session, without padding."""
         total = sum(len(sample.token_ids) for sample in samples)
         self.samples += len(samples)
+        self.rows += bool(samples) if packed else len(samples)
         self.tokens_trained += sum(int(np.count_nonzero(sample.mask)) for sample in samples)
         self.tokens_in_samples += total
         self.tokens_unique += unique
-        if self.builder == PACKED:
-            self.rows += bool(samples)
-            return
-        self.tokens_repeated += total - unique
-        for sample in samples:
-            self.rows += 1
-            self._lengths.append(len(sample.token_ids))
-            if len(self._lengths) == self.batch_rows:
-                self.flush()
-
-    def flush(self) -> None:
-        """Ends the batch that is being filled."""
-        self.padding += sum(max(self._lengths, default=0) - length for length in self._lengths)
-        self._lengths.clear()
+        self.tokens_repeated += 0 if packed else total - unique
 
     @property
     def tokens_processed(self) -> int:
-        """What one pass over the data runs through the model."""
+        """Tokens that one pass over the data runs through the model."""
         return self.tokens_unique + self.tokens_repeated + self.padding
 
 
@@ -79,8 +64,10 @@ class BuilderCount:
 class Ablation:
     """All builders over the same sessions."""
 
-    builders: dict[str, BuilderCount]
     rows_per_update: int
+    builders: dict[str, BuilderCount] = field(
+        default_factory=lambda: {name: BuilderCount() for name in BUILDERS}
+    )
     sessions: int = 0
     calls: int = 0
     breaks: Counter[str] = field(default_factory=Counter)
@@ -95,58 +82,48 @@ class Ablation:
             "breaks": dict(self.breaks.most_common()),
             "left_out": dict(self.left_out),
             "rows_per_update": self.rows_per_update,
-            "builders": {
-                name: self._row(count, parameters) for name, count in self.builders.items()
-            },
+            "builders": {name: self._row(n, parameters) for name, n in self.builders.items()},
         }
 
     def _row(self, count: BuilderCount, parameters: float | None) -> dict[str, Any]:
-        packed = self.builders[PACKED].tokens_processed
-        flops = None
-        if parameters is not None:
-            flops = FLOPS_PER_PARAMETER_TOKEN * parameters * count.tokens_processed
-        return {
-            "samples": count.samples,
-            "rows": count.rows,
-            "tokens_trained": count.tokens_trained,
-            "tokens_in_samples": count.tokens_in_samples,
-            "tokens_unique": count.tokens_unique,
-            "tokens_repeated": count.tokens_repeated,
-            "padding": count.padding,
-            "tokens_processed": count.tokens_processed,
+        packed, processed = self.builders[PACKED].tokens_processed, count.tokens_processed
+        flops = FLOPS_PER_PARAMETER_TOKEN * processed
+        return asdict(count) | {
+            "tokens_processed": processed,
             "updates": math.ceil(count.rows / self.rows_per_update),
-            "compute_against_tree": count.tokens_processed / packed if packed else None,
-            "flops": flops,
+            "compute_against_tree": processed / packed if packed else None,
+            "flops": None if parameters is None else flops * parameters,
         }
 
 
 def ablate(
     reader: Reader,
-    policy: TrainablePolicy = DEFAULT_POLICY,
+    rules: SampleRules = DEFAULT_RULES,
     *,
     batch_rows: int = 8,
     rows_per_update: int = 32,
     **filters: Any,
 ) -> Ablation:
     """Counts every builder over the sessions that match ``filters`` (those of
-    ``Reader.sessions``), one session in memory at a time."""
-    result = Ablation({name: BuilderCount(name, batch_rows) for name in BUILDERS}, rows_per_update)
-    for session in reader.sessions(**filters):
+    ``Reader.sessions``)."""
+    result = Ablation(rows_per_update)
+    lengths: dict[str, list[int]] = {name: [] for name in BUILDERS if name != PACKED}
+    for session in LoadedSession.stream(reader, reader.sessions(**filters)):
         try:
-            tree = SessionTree.load(reader, session.id)
+            built = {name: build(session, rules, name).samples for name in BUILDERS}
         except BrokenTree:
             result.left_out["session_broken"] += 1
             continue
         result.sessions += 1
-        result.calls += len(tree.calls)
-        result.breaks.update(
-            call.break_reason.value for call in tree.calls.values() if call.break_reason is not None
-        )
-        for name, count in result.builders.items():
-            samples = build(tree, policy, name).samples
-            count.add(samples, unique_tokens(samples))
-    for count in result.builders.values():
-        count.flush()
+        result.calls += len(session.calls)
+        result.breaks.update(call.break_reason for call in session.calls if call.break_reason)
+        for name, samples in built.items():
+            result.builders[name].add(samples, unique_tokens(samples), packed=name == PACKED)
+            if name != PACKED:
+                lengths[name] += [len(sample.token_ids) for sample in samples]
+    for name, rows in lengths.items():
+        batches = (rows[at : at + batch_rows] for at in range(0, len(rows), batch_rows))
+        result.builders[name].padding = sum(max(b) * len(b) - sum(b) for b in batches)
     return result
 
 

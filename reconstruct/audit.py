@@ -1,8 +1,8 @@
-"""Does the store hold together, and does every sampled token go somewhere?
+"""Does the store hold together, and is every sampled token accounted for?
 
 The audit recounts what the writer and the builders claim, from other sides: calls against spans,
-spans against their checksums, samples against spans. It reports every violation it finds and never
-stops at the first.
+spans against their checksums, samples against spans. It reports every violation and never stops at
+the first one.
 """
 
 from __future__ import annotations
@@ -10,17 +10,16 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from bridle.reconstruct.kinds.kinds import with_kinds
-from bridle.reconstruct.samples.builders import Allowance, build, version_ranges
-from bridle.reconstruct.samples.policy import DEFAULT_POLICY, TrainablePolicy
+from bridle.reconstruct.conversation import ReplyId
+from bridle.reconstruct.samples.builders import build, not_built
+from bridle.reconstruct.samples.rules import DEFAULT_RULES, SampleRules, rulings
 from bridle.reconstruct.samples.sample import Conservation, Sample
-from bridle.reconstruct.session import BrokenTree, SessionTree
+from bridle.reconstruct.session import LoadedSession
+from bridle.reconstruct.tree import BrokenTree, SessionTree, SpanPiece, version_ranges
 from bridle.store.errors import NotFound
 from bridle.store.reading.queries import CallRow, Reader, SpanRow
 from bridle.store.records import CallStatus, Span, SpanKind
@@ -30,7 +29,7 @@ from bridle.store.writing.integrity import span_checksum
 
 @dataclass(frozen=True, slots=True)
 class Violation:
-    """One thing that is not as it must be."""
+    """One contradiction."""
 
     session_id: str
     rule: str
@@ -57,59 +56,63 @@ class SessionAudit:
 
 def audit(
     reader: Reader,
-    policy: TrainablePolicy = DEFAULT_POLICY,
+    rules: SampleRules = DEFAULT_RULES,
     builder: str = "tree",
     *,
     bodies: bool = False,
     **filters: Any,
 ) -> Iterator[SessionAudit]:
     """Audits all sessions that match ``filters`` (those of ``Reader.sessions``), one at a time."""
-    for session in reader.sessions(**filters):
-        yield audit_session(reader, session.id, policy, builder, bodies=bodies)
+    for session in LoadedSession.stream(reader, reader.sessions(**filters)):
+        yield audit_loaded(session, rules, builder, bodies=bodies)
 
 
 def audit_session(
     reader: Reader,
     session_id: str,
-    policy: TrainablePolicy = DEFAULT_POLICY,
+    rules: SampleRules = DEFAULT_RULES,
     builder: str = "tree",
     *,
     bodies: bool = False,
 ) -> SessionAudit:
-    """Checks one session. With ``bodies`` every recorded body is read and proved as well."""
-    found = Findings(session_id)
-    try:
-        calls, rows = reader.recorded(session_id)
-    except ValueError as error:
-        found.add("span_damaged", session_id, str(error))
-        calls, rows = reader.calls(session_id), []
-    else:
-        check_spans(rows, calls, found)
-        check_calls(calls, rows, found)
-    try:
-        calls = with_kinds(calls)
-    except (NotFound, ValueError) as error:
-        found.add("texts_damaged", session_id, str(error))
+    """Audits one session by its id. Raises :class:`bridle.store.errors.NotFound`."""
+    session = LoadedSession.load(reader, session_id)
+    return audit_loaded(session, rules, builder, bodies=bodies)
+
+
+def audit_loaded(
+    session: LoadedSession,
+    rules: SampleRules = DEFAULT_RULES,
+    builder: str = "tree",
+    *,
+    bodies: bool = False,
+) -> SessionAudit:
+    """Audits one session. With ``bodies`` every recorded body is read and verified as well."""
+    found = Findings(session.id)
+    for damage in session.damage:
+        found.add(damage.rule, session.id, damage.detail)
+    if not any(damage.rule == "span_damaged" for damage in session.damage):
+        check_spans(session, found)
+        check_calls(session, found)
     if bodies:
-        _check_bodies(reader, calls, found)
-    captured = sum(call.sampled_tokens or 0 for call in calls)
+        _check_bodies(session, found)
     samples: Sequence[Sample] = ()
-    table = Conservation(captured, 0, {}, {"tree_broken": captured} if captured else {})
     try:
-        tree = SessionTree(session_id, calls, rows)
+        built = build(session, rules, builder)
     except BrokenTree as error:
-        found.add("tree_broken", session_id, str(error))
+        found.add("tree_broken", session.id, str(error))
+        table = not_built(session)
     else:
-        built = build(tree, policy, builder)
         samples, table = built.samples, built.conservation
-        if table.captured != captured:
-            found.add("captured_differs", session_id, f"{table.captured} sampled, {captured} said")
-        check_versions(tree, found)
-        check_samples(tree, policy, samples, found)
+        if table.captured != session.captured:
+            detail = f"{table.captured} sampled, the calls count {session.captured}"
+            found.add("captured_differs", session.id, detail)
+        check_versions(session.tree, found)
+        check_samples(session, rules, samples, found)
     if not table.balanced:
-        found.add("not_conserved", session_id, f"{table}")
-    counts = Counter(call.status for call in calls)
-    return SessionAudit(session_id, table, dict(counts), len(samples), tuple(found.violations))
+        found.add("not_conserved", session.id, f"{table}")
+    counts = Counter(call.status for call in session.calls)
+    return SessionAudit(session.id, table, dict(counts), len(samples), tuple(found.violations))
 
 
 class Findings:
@@ -123,30 +126,29 @@ class Findings:
         self.violations.append(Violation(self._session_id, rule, subject, detail))
 
 
-def check_spans(rows: Sequence[SpanRow], calls: Sequence[CallRow], found: Findings) -> None:
-    """Each span for itself: its lengths, its checksum, its versions, its call."""
-    known = {call.id for call in calls}
-    for row in rows:
+def check_spans(session: LoadedSession, found: Findings) -> None:
+    """Each span by itself: its length, its checksum, its call."""
+    for row in session.spans:
         span = row.span
-        if span.call_id not in known:
+        if span.call_id not in session.by_id:
             found.add("span_without_call", span.id, f"call {span.call_id} is not recorded")
         if row.length != len(span.token_ids):
-            found.add("length_differs", span.id, f"{len(span.token_ids)} ids, {row.length} said")
+            found.add("length_differs", span.id, f"{len(span.token_ids)} ids, not {row.length}")
         if row.checksum != span_checksum(span):
             found.add("checksum_differs", span.id, "the span is not what was written")
 
 
-def check_calls(calls: Sequence[CallRow], rows: Sequence[SpanRow], found: Findings) -> None:
+def check_calls(session: LoadedSession, found: Findings) -> None:
     """Each call against its spans: their number, their place, their tokens, its usage."""
     spans_of: dict[str, list[SpanRow]] = {}
-    for row in rows:
+    for row in session.spans:
         spans_of.setdefault(row.span.call_id, []).append(row)
-    for call in calls:
+    for call in session.calls:
         own = spans_of.get(call.id, [])
-        sampled = [row for row in own if row.span.kind is SpanKind.SAMPLED]
+        sampled = session.sampled.get(call.id, ())
         count = sum(len(row.span.token_ids) for row in sampled)
         if count != (call.sampled_tokens or 0):
-            found.add("sampled_differs", call.id, f"{count} in spans, {call.sampled_tokens} said")
+            found.add("sampled_differs", call.id, f"{count} in spans, not {call.sampled_tokens}")
         if sorted(row.choice or 0 for row in sampled) != list(range(len(sampled))):
             found.add("choices_differ", call.id, "its choices are not numbered from 0 on")
         start = DETACHED if call.prompt_tokens is None else call.prompt_tokens
@@ -162,7 +164,7 @@ def check_calls(calls: Sequence[CallRow], rows: Sequence[SpanRow], found: Findin
 
 
 def _check_complete(call: CallRow, sampled: Sequence[SpanRow], found: Findings) -> None:
-    """What a call that is not quarantined promises."""
+    """Usage, logprobs and versions of a complete call agree with its tokens."""
     if call.prompt_tokens is None and not call.sampled_tokens:
         return
     for name, recorded in (
@@ -185,7 +187,7 @@ def _check_complete(call: CallRow, sampled: Sequence[SpanRow], found: Findings) 
 
 
 def check_versions(tree: SessionTree, found: Findings) -> None:
-    """Along every branch the policy only grows older to newer."""
+    """Along every branch the policy version never falls."""
     above: dict[str, int] = {}
     for row in tree.rows.values():
         span = row.span
@@ -205,94 +207,67 @@ def _last_version(span: Span, take: int) -> int:
 
 
 def check_samples(
-    tree: SessionTree, policy: TrainablePolicy, samples: Sequence[Sample], found: Findings
+    session: LoadedSession, rules: SampleRules, samples: Sequence[Sample], found: Findings
 ) -> None:
     """Samples against the spans they claim to show: each allowed token is trained exactly once."""
-    allowed = Allowance(tree, policy)
-    trained = {
-        row.span.id: np.zeros(len(row.span.token_ids), dtype=np.int32) for row in tree.sampled()
-    }
-    by_call: dict[str, list[Span]] = {}
-    for row in tree.sampled():
-        by_call.setdefault(row.span.call_id, []).append(row.span)
+    sampled = {row.span.id: row for row in session.tree.sampled()}
+    trained = {key: np.zeros(len(row.span.token_ids), np.int32) for key, row in sampled.items()}
     for number, sample in enumerate(samples):
         subject = f"sample {number} ({sample.leaf_call_id})"
-        if (sample.mask & (sample.calls < 0)).any():
-            found.add("mask_on_observed", subject, "trains a token that nobody sampled")
-        last: Span | None = None
-        for index, start, end in _stretches(sample.calls):
-            call_id = sample.call_ids[index]
-            last = _shown(sample, start, end, by_call.get(call_id, ()), trained)
-            if last is None:
-                found.add("sample_differs", subject, f"shows other tokens than call {call_id}")
-            else:
-                trained[last.id][: end - start] += sample.mask[start:end]
-        if last is not None and not np.array_equal(tree.ids(last), sample.token_ids):
-            found.add("sample_differs", subject, f"is not the path of span {last.id}")
+        rows = session.sampled.get(sample.leaf_call_id, ())
+        leaf = next((row for row in rows if (row.choice or 0) == sample.leaf_choice), None)
+        if leaf is None or leaf.span.end != len(sample.token_ids):
+            found.add("sample_differs", subject, "is no path of the tree")
+            continue
+        for piece in session.tree.branch(leaf):
+            span, at = piece.span, slice(piece.span.start, piece.span.start + piece.take)
+            if not _shows(sample, piece):
+                found.add("sample_differs", subject, f"shows other values than span {span.id}")
+            if span.kind is SpanKind.SAMPLED:
+                trained[span.id][: piece.take] += sample.mask[at]
+            elif sample.mask[at].any():
+                found.add("mask_on_observed", subject, "trains a token that nobody sampled")
+    decided = rulings(session, rules)
     for span_id, times in trained.items():
-        wanted = allowed.tokens(tree.rows[span_id].span).astype(np.int32)
+        row = sampled[span_id]
+        ruling = decided.get(ReplyId(row.span.call_id, row.choice or 0))
+        wanted = ruling.mask() if ruling is not None else np.zeros(len(times), np.bool_)
         for rule, count in (
             ("trained_twice", int(np.count_nonzero(times > 1))),
-            ("trained_against_policy", int(np.count_nonzero((times > 0) & (wanted == 0)))),
-            ("not_delivered", int(np.count_nonzero((times == 0) & (wanted > 0)))),
+            ("trained_against_rules", int(np.count_nonzero((times > 0) & ~wanted))),
+            ("not_delivered", int(np.count_nonzero((times == 0) & wanted))),
         ):
-            if count and tree.rows[span_id].span.start != DETACHED:
+            if count:
                 found.add(rule, span_id, f"{count} tokens")
     weight = sum(sample.weight for sample in samples)
     if samples and abs(weight - 1.0) > 1e-9:
-        found.add("weights_differ", tree.session_id, f"its samples weigh {weight}, not 1")
+        found.add("weights_differ", session.id, f"its samples weigh {weight}, not 1")
 
 
-def _stretches(calls: NDArray[np.int32]) -> Iterator[tuple[int, int, int]]:
-    """``(index, start, end)`` of each run of equal values that are not -1."""
-    borders = [0, *(np.flatnonzero(np.diff(calls)) + 1).tolist(), len(calls)]
-    for start, end in pairwise(borders):
-        if start < end and calls[start] >= 0:
-            yield int(calls[start]), start, end
-
-
-def _shown(
-    sample: Sample,
-    start: int,
-    end: int,
-    spans: Sequence[Span],
-    trained: Mapping[str, NDArray[np.int32]],
-) -> Span | None:
-    """The choice that ``[start, end)`` of the sample shows; among equals one not yet trained."""
-    length, mask = end - start, sample.mask[start:end]
-    alike = [
-        span
-        for span in spans
-        if span.start == start
-        and len(span.token_ids) >= length
-        and np.array_equal(span.token_ids[:length], sample.token_ids[start:end])
-        and _same_scores(span, sample, start, length)
-    ]
-    fresh = [span for span in alike if not trained[span.id][:length][mask].any()]
-    return next(iter(fresh or alike), None)
-
-
-def _same_scores(span: Span, sample: Sample, start: int, length: int) -> bool:
+def _shows(sample: Sample, piece: SpanPiece) -> bool:
+    """Whether a sample holds a piece's ids, logprobs, versions and call, bit for bit."""
+    span, take = piece.span, piece.take
+    at = slice(span.start, span.start + take)
+    if not np.array_equal(sample.token_ids[at], span.token_ids[:take]):
+        return False
+    if span.kind is not SpanKind.SAMPLED:
+        return bool((sample.calls[at] == -1).all())
+    if not all(sample.call_ids[index] == span.call_id for index in np.unique(sample.calls[at])):
+        return False
     if span.logprobs is not None and len(span.logprobs) == len(span.token_ids):
-        shown = np.ascontiguousarray(sample.logprobs[start : start + length])
-        if shown.tobytes() != np.ascontiguousarray(span.logprobs[:length]).tobytes():
+        shown = np.ascontiguousarray(sample.logprobs[at])
+        if shown.tobytes() != np.ascontiguousarray(span.logprobs[:take]).tobytes():
             return False
-    for low, high, run in version_ranges(span):
-        part = sample.versions[start + low : start + min(high, length)]
-        if not (part == run.version).all():
-            return False
-    return True
+    return all(
+        (sample.versions[at][start : min(end, take)] == run.version).all()
+        for start, end, run in version_ranges(span)
+    )
 
 
-def _check_bodies(reader: Reader, calls: Sequence[CallRow], found: Findings) -> None:
-    for call in calls:
-        for body_id, read in (
-            (call.request_body_id, reader.request_body),
-            (call.response_body_id, reader.response_body),
-        ):
-            if body_id is None:
-                continue
+def _check_bodies(session: LoadedSession, found: Findings) -> None:
+    for call in session.calls:
+        for read in (session.request, session.response):
             try:
-                read(call.id)
+                read(call)
             except (NotFound, ValueError) as error:
                 found.add("body_damaged", call.id, str(error))

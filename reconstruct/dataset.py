@@ -1,4 +1,4 @@
-"""A recorded store as Python sees it: typed objects, and the same as Arrow and pandas tables.
+"""The recorded store in Python: typed objects, and the same as Arrow and pandas tables.
 
 >>> with open_store("runs/bridle.db") as store:
 ...     for session in store.sessions(harness="codex"):
@@ -8,82 +8,38 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 from sqlalchemy import text
 
-from bridle.reconstruct.audit import SessionAudit, audit_session
-from bridle.reconstruct.kinds.kinds import with_kinds
-from bridle.reconstruct.rewards import Aggregation, session_rewards
+from bridle.reconstruct.audit import SessionAudit, audit_loaded
+from bridle.reconstruct.rewards import session_rewards
 from bridle.reconstruct.samples.builders import Built, build
-from bridle.reconstruct.samples.policy import DEFAULT_POLICY, TrainablePolicy
+from bridle.reconstruct.samples.rules import DEFAULT_RULES, SampleRules
 from bridle.reconstruct.samples.sample import Sample
-from bridle.reconstruct.session import SessionTree
+from bridle.reconstruct.session import LoadedSession
 from bridle.reconstruct.tables import call_table, sample_row, sample_schema, session_table
-from bridle.store.reading.queries import CallRow, Reader
-from bridle.store.records import Reward, SessionRecord
+from bridle.store.reading.queries import Reader
 
 
-class RecordedSession:
-    """One session; everything is read when it is first asked for."""
+class RecordedSession(LoadedSession):
+    """A session as it was at one moment, and the samples that it makes."""
 
-    def __init__(self, reader: Reader, record: SessionRecord) -> None:
-        self._reader = reader
-        self.record = record
-
-    @property
-    def id(self) -> str:
-        return self.record.id
-
-    @cached_property
-    def calls(self) -> list[CallRow]:
-        """In the order of their start, their kinds told."""
-        return with_kinds(self._reader.calls(self.id))
-
-    @cached_property
-    def tree(self) -> SessionTree:
-        """The token tree, with the calls of its own moment: a session that goes on may have had
-        fewer when :attr:`calls` was read. Raises :class:`bridle.reconstruct.session.BrokenTree`."""
-        return SessionTree.load(self._reader, self.id)
-
-    @cached_property
-    def all_rewards(self) -> list[Reward]:
-        """Of the session, its calls and turns, oldest first."""
-        return self._reader.rewards(self.id)
-
-    @property
-    def rewards(self) -> dict[str, float]:
-        """The session's own, by name: of several the latest."""
-        return session_rewards(self.all_rewards)
-
-    def reward(self, aggregation: Aggregation | None = None) -> float | None:
-        """All of them as one number; ``None`` when there is none."""
-        return (aggregation or Aggregation()).value(self.all_rewards)
-
-    def build(self, policy: TrainablePolicy = DEFAULT_POLICY, builder: str = "tree") -> Built:
+    def build(self, rules: SampleRules = DEFAULT_RULES, builder: str = "tree") -> Built:
         """The samples, and where every sampled token went."""
-        return build(self.tree, policy, builder)
+        return build(self, rules, builder)
 
     def samples(
-        self, policy: TrainablePolicy = DEFAULT_POLICY, builder: str = "tree"
+        self, rules: SampleRules = DEFAULT_RULES, builder: str = "tree"
     ) -> tuple[Sample, ...]:
-        """What a trainer sees."""
-        return self.build(policy, builder).samples
+        """The session as a trainer sees it."""
+        return self.build(rules, builder).samples
 
     def audit(self, *, bodies: bool = False) -> SessionAudit:
-        """Whether it holds together; with ``bodies`` every recorded body is proved as well."""
-        return audit_session(self._reader, self.id, bodies=bodies)
-
-    def request(self, call: CallRow) -> bytes | None:
-        """The client's request, byte for byte."""
-        return None if call.request_body_id is None else self._reader.request_body(call.id)
-
-    def response(self, call: CallRow) -> bytes | None:
-        """What the client was sent, byte for byte."""
-        return None if call.response_body_id is None else self._reader.response_body(call.id)
+        """Whether the record holds together; with ``bodies`` every body is verified as well."""
+        return audit_loaded(self, bodies=bodies)
 
 
 class RecordedStore:
@@ -104,17 +60,18 @@ class RecordedStore:
     def session(self, wanted: str) -> RecordedSession:
         """By id or name. Raises :class:`bridle.store.errors.NotFound`."""
         named = self.reader.session_by_name(wanted)
-        return RecordedSession(self.reader, named or self.reader.session(wanted))
+        return RecordedSession.load(self.reader, wanted if named is None else named.id)
 
     def sessions(self, **filters: Any) -> Iterator[RecordedSession]:
-        """Those that match ``filters`` (of ``Reader.sessions``), oldest first, one at a time."""
-        for record in self.reader.sessions(**filters):
-            yield RecordedSession(self.reader, record)
+        """The sessions that match ``filters`` (of ``Reader.sessions``), oldest first."""
+        return RecordedSession.stream(self.reader, self.reader.sessions(**filters))
 
     def sessions_table(self, **filters: Any) -> pa.Table:
         """A row per session, with a column ``reward.NAME`` for each name of reward."""
-        names = self.reader.reward_names()
-        return session_table(((s.record, s.rewards) for s in self.sessions(**filters)), names)
+        records = list(self.reader.sessions(**filters))
+        rewards = self.reader.rewards_of([record.id for record in records])
+        rows = ((record, session_rewards(rewards[record.id])) for record in records)
+        return session_table(rows, self.reader.reward_names())
 
     def calls_table(self, **filters: Any) -> pa.Table:
         """A row per call of the sessions that match."""
@@ -122,7 +79,7 @@ class RecordedStore:
 
     def samples_table(
         self,
-        policy: TrainablePolicy = DEFAULT_POLICY,
+        rules: SampleRules = DEFAULT_RULES,
         builder: str = "tree",
         **filters: Any,
     ) -> pa.Table:
@@ -131,7 +88,7 @@ class RecordedStore:
         rows = [
             sample_row(session.record, sample, names, session.rewards)
             for session in self.sessions(**filters)
-            for sample in session.samples(policy, builder)
+            for sample in session.samples(rules, builder)
         ]
         return pa.Table.from_pylist(rows, sample_schema(names))
 
@@ -146,7 +103,7 @@ class RecordedStore:
 def open_store(source: str | Path) -> RecordedStore:
     """Opens a store for reading: an SQLite file, or a database URL.
 
-    Raises :class:`FileNotFoundError` where there is no such file; looking never makes a store.
+    Raises :class:`FileNotFoundError` where there is no such file; reading never creates one.
     """
     address = str(source)
     if "://" not in address and not Path(address).exists():

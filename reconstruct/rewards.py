@@ -1,4 +1,4 @@
-"""A session's rewards by name and place, and how a run adds them up.
+"""A session's rewards by name, call and turn, and how a run adds them up.
 
 Of several values with the same name and place the latest counts. Values are float64 throughout.
 """
@@ -6,14 +6,21 @@ Of several values with the same name and place the latest counts. Values are flo
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Any, Final, Literal
 
 from bridle.store.records import Reward
 
 Over = Literal["sum", "mean", "min", "max", "last"]
-_OVERS: Final = ("sum", "mean", "min", "max", "last")
+_OVERS: Final[Mapping[str, Callable[[list[float]], float]]] = {
+    "sum": math.fsum,
+    "mean": fmean,
+    "min": min,
+    "max": max,
+    "last": lambda values: values[-1],
+}
 
 
 def session_rewards(rewards: Iterable[Reward]) -> dict[str, float]:
@@ -37,19 +44,19 @@ class Aggregation:
     """How the rewards of a session become one number; a run keeps it in its ``config``."""
 
     weights: Mapping[str, float] | None = None
-    """Names of session rewards and their factors: every one must be there. ``None``: whatever the
-    session has, each with factor 1."""
+    """Names of session rewards and their factors: a session must have every one. ``None``: all that
+    the session has, each with factor 1."""
     turns: Over | None = None
-    """Adds up each name's rewards of single calls or turns first; such a value counts for names
-    that the session as a whole was not given. ``last`` is the one given last. ``None``: they do
-    not count."""
+    """How each name's rewards of single calls or turns become one value first, which counts where
+    the session as a whole has no reward of that name. ``last`` is the one given last. ``None``:
+    rewards of calls and turns do not count."""
 
     def __post_init__(self) -> None:
         if self.turns is not None and self.turns not in _OVERS:
             raise ValueError(f"turns must be one of {', '.join(_OVERS)}, not {self.turns!r}")
 
     def value(self, rewards: Iterable[Reward]) -> float | None:
-        """The session's one number; ``None`` when there is nothing to add up, or a name lacks."""
+        """The session's one number; ``None`` without rewards, or when a name is missing."""
         rewards = list(rewards)
         named = self._turn_values(rewards) | session_rewards(rewards)
         if self.weights is None:
@@ -78,18 +85,5 @@ class Aggregation:
                 values = latest.setdefault(reward.name, {})
                 values.pop(place, None)
                 values[place] = reward.value
-        return {name: _over(self.turns, list(values.values())) for name, values in latest.items()}
-
-
-def _over(how: Over, values: list[float]) -> float:
-    match how:
-        case "sum":
-            return math.fsum(values)
-        case "mean":
-            return math.fsum(values) / len(values)
-        case "min":
-            return min(values)
-        case "max":
-            return max(values)
-        case "last":
-            return values[-1]
+        over = _OVERS[self.turns]
+        return {name: over(list(values.values())) for name, values in latest.items()}

@@ -13,15 +13,18 @@ from bridle.store.encoding.packing import dump_json
 from bridle.store.reading.queries import CallRow
 from bridle.store.records import SessionRecord
 
-SAMPLE_COLUMNS: Final = (
-    ("session_id", pa.string()),
+_SESSION_COLUMNS: Final = (
     ("run_id", pa.string()),
     ("task_suite", pa.string()),
     ("task_split", pa.string()),
     ("task_id", pa.string()),
     ("group_id", pa.string()),
     ("harness", pa.string()),
+)
+SAMPLE_COLUMNS: Final = (
+    ("session_id", pa.string()),
     ("leaf_call_id", pa.string()),
+    ("leaf_choice", pa.int32()),
     ("kind", pa.string()),
     ("role", pa.string()),
     ("weight", pa.float64()),
@@ -32,38 +35,23 @@ SAMPLE_COLUMNS: Final = (
     ("calls", pa.list_(pa.int32())),
     ("call_ids", pa.list_(pa.string())),
 )
+"""The fields of a sample."""
 
 
 def sample_schema(reward_names: Sequence[str]) -> pa.Schema:
-    """A row per sample, with a column ``reward.NAME`` (float64) for each name."""
+    """A row per sample: its fields, its session's, and a float64 column ``reward.NAME`` for each
+    name."""
     rewards = ((f"reward.{name}", pa.float64()) for name in reward_names)
-    return pa.schema([*SAMPLE_COLUMNS, *rewards])
+    return pa.schema([*SAMPLE_COLUMNS, *_SESSION_COLUMNS, *rewards])
 
 
 def sample_row(
     session: SessionRecord, sample: Sample, names: Sequence[str], rewards: Mapping[str, float]
 ) -> dict[str, Any]:
     """One row of :func:`sample_schema`."""
-    return {
-        "session_id": session.id,
-        "run_id": session.run_id,
-        "task_suite": session.task_suite,
-        "task_split": session.task_split,
-        "task_id": session.task_id,
-        "group_id": session.group_id,
-        "harness": session.harness,
-        "leaf_call_id": sample.leaf_call_id,
-        "kind": sample.kind.value,
-        "role": sample.role,
-        "weight": sample.weight,
-        "token_ids": sample.token_ids,
-        "mask": sample.mask,
-        "logprobs": sample.logprobs,
-        "versions": sample.versions,
-        "calls": sample.calls,
-        "call_ids": list(sample.call_ids),
-        **{f"reward.{name}": rewards.get(name) for name in names},
-    }
+    row = {name: getattr(sample, name) for name, _ in SAMPLE_COLUMNS}
+    row |= {name: getattr(session, name) for name, _ in _SESSION_COLUMNS}
+    return row | {f"reward.{name}": rewards.get(name) for name in names}
 
 
 def session_table(
@@ -79,10 +67,13 @@ def session_table(
 
 
 def call_table(calls: Iterable[CallRow]) -> pa.Table:
-    """A row per call; what is nested (usage, message, notes …) as JSON text."""
-    return _table(
-        [_flat(call, leave={"conversation"}) for call in calls], CallRow, {"conversation"}
-    )
+    """A row per call; what is nested (usage, replies, notes …) as JSON text."""
+    leave = {"conversation", "replies"}
+    rows = [
+        _flat(call, leave) | {"replies": dump_json([r.to_chat() for r in call.replies]).decode()}
+        for call in calls
+    ]
+    return _table(rows, CallRow, {"conversation"})
 
 
 def _flat(record: Any, leave: set[str]) -> dict[str, Any]:

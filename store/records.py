@@ -10,12 +10,10 @@ from __future__ import annotations
 import os
 import time
 from array import array
-from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from functools import lru_cache
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import msgspec
 import numpy as np
@@ -43,8 +41,9 @@ def new_id(prefix: str) -> str:
     headers and paths of every provider.
     """
     now = int(time.time() * 1000)
-    # The first six characters stand still for a quarter of an hour.
-    return f"{prefix}_{_head(now >> 20)}{_PAIRS[now >> 10 & 1023]}{_PAIRS[now & 1023]}{_chance()}"
+    when = "".join([_PAIRS[now >> shift & 1023] for shift in (40, 30, 20, 10, 0)])
+    chance = os.urandom(_RANDOM_CHARACTERS).translate(_AS_TEXT).decode("ascii")
+    return f"{prefix}_{when}{chance}"
 
 
 _ALPHABET: Final = "abcdefghijklmnopqrstuvwxyz234567"
@@ -52,26 +51,6 @@ _ALPHABET: Final = "abcdefghijklmnopqrstuvwxyz234567"
 _PAIRS: Final = [first + second for first in _ALPHABET for second in _ALPHABET]
 _AS_TEXT: Final = bytes(ord(_ALPHABET[byte & 31]) for byte in range(256))
 _RANDOM_CHARACTERS: Final = 14
-_random_stock: deque[str] = deque()
-"""Pieces of the system's randomness, each used once: asking for every identifier costs more than
-making it."""
-# A child process must not repeat its parent's identifiers.
-os.register_at_fork(after_in_child=_random_stock.clear)
-
-
-@lru_cache(maxsize=1)
-def _head(bits: int) -> str:
-    return "".join([_PAIRS[bits >> shift & 1023] for shift in (20, 10, 0)])
-
-
-def _chance() -> str:
-    try:
-        return _random_stock.popleft()
-    except IndexError:
-        fresh = os.urandom(_RANDOM_CHARACTERS * 256).translate(_AS_TEXT).decode("ascii")
-        pieces = range(_RANDOM_CHARACTERS, len(fresh), _RANDOM_CHARACTERS)
-        _random_stock.extend(fresh[at : at + _RANDOM_CHARACTERS] for at in pieces)
-        return fresh[:_RANDOM_CHARACTERS]
 
 
 def logprob_array(logprobs: Sequence[float]) -> Logprobs:
@@ -143,6 +122,10 @@ ALSO_BROKE_ON: Final = "also_broke_on"
 """Name of the note for each further reason of a break, after the first difference's."""
 
 
+OBSERVED: Final = -1
+"""In place of a choice: what a call was given, and not what a choice of it sampled."""
+
+
 class SpanKind(StrEnum):
     OBSERVED = "observed"
     """Tokens that the engine was given: rendered prompt text."""
@@ -208,6 +191,109 @@ class SessionRecord:
             raise ValueError(f"session {self.id}: a task is named by its suite, split and id")
 
 
+Role = Literal["system", "user", "assistant", "tool"]
+
+
+class ToolCall(msgspec.Struct, frozen=True, gc=False):
+    """A call of a tool, as the assistant wrote it."""
+
+    id: str
+    name: str
+    arguments: str
+    """JSON text as the client sent it, or as the engine produced it."""
+
+
+class Message(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
+    """One message of a conversation in chat shape."""
+
+    role: Role
+    content: str | list[dict[str, Any]] | None = None
+    """Text, or chat content parts (``{"type": "text", ...}``, ``{"type": "image_url", ...}``)."""
+    reasoning: str | None = None
+    tool_calls: tuple[ToolCall, ...] = ()
+    tool_call_id: str | None = None
+    name: str | None = None
+    anchors: tuple[str, ...] = ()
+    """Opaque values minted by the proxy that the harness echoed with this message: Responses item
+    ids, encrypted reasoning, thinking signatures. Tool-call ids are not repeated here. They serve
+    lineage while the request is admitted and are not stored."""
+
+    def to_chat(self) -> dict[str, Any]:
+        """This message as an engine's chat template expects it (arguments stay JSON text)."""
+        chat: dict[str, Any] = {"role": self.role}
+        if self.content is not None or not self.tool_calls:
+            chat["content"] = self.content if self.content is not None else ""
+        if self.reasoning is not None:
+            chat["reasoning"] = self.reasoning
+        if self.tool_calls:
+            chat["tool_calls"] = [
+                {
+                    "id": call.id,
+                    "type": "function",
+                    "function": {"name": call.name, "arguments": call.arguments},
+                }
+                for call in self.tool_calls
+            ]
+        if self.tool_call_id is not None:
+            chat["tool_call_id"] = self.tool_call_id
+        if self.name is not None:
+            chat["name"] = self.name
+        return chat
+
+
+class RequestDigests(msgspec.Struct, frozen=True, gc=False, array_like=True):
+    """What a request says, in digests of 16 bytes: lineage compares requests by them."""
+
+    system: bytes
+    """The leading system messages."""
+    system_form: bytes
+    """How these are written."""
+    tools: bytes
+    ask: bytes
+    """What else makes two requests the same question: tool choice and response format."""
+    units: tuple[bytes, ...]
+    """The steps after the base's reply (all steps when there is no base)."""
+    forms: tuple[bytes, ...]
+    """How these steps are written, one each."""
+    depth: int
+    """How many steps the whole request has, those before the base's reply included."""
+    agent: str | None = None
+    """The harness' own name of the (sub-)agent, when its headers give one."""
+    arguments: str | None = None
+    """What the chat template was given beside messages and tools, as JSON; ``None``: nothing."""
+
+
+class LineageState(msgspec.Struct, frozen=True, gc=False):
+    """Which recorded reply a request continues, as lineage found when it was admitted."""
+
+    digests: RequestDigests
+    base_call_id: str | None = None
+    """The deepest call whose whole conversation stands unchanged at the request's start."""
+    base_choice: int = 0
+    """Which of that call's replies is continued."""
+    differs: tuple[str, ...] = ()
+    """What the harness wrote differently along this conversation, so far."""
+    confidence: float = 1.0
+    """1.0 when an echoed id names the parent; less the more is inferred."""
+    retry_of: str | None = None
+    """An earlier call that asked the same. A retry is only what the request looked like when it
+    was admitted: when the earlier call has children, both were samples."""
+
+
+class Conversation(msgspec.Struct, frozen=True, gc=False):
+    """What a request says. Its whole conversation is its base's, that call's reply and ``tail``."""
+
+    tail: tuple[Message, ...]
+    """The messages after the base's reply; all of them when there is no base."""
+    tools: tuple[Mapping[str, Any], ...] = ()
+    """The definitions of the tools that the model had."""
+    length: int = 0
+    """Messages of the whole request, those before ``tail`` included."""
+    instructions: bool = False
+    """Whether the first message is a Responses request's ``instructions``."""
+    lineage: LineageState | None = None
+
+
 class CallBegun(msgspec.Struct, frozen=True, gc=False):
     """What is known when a request has been admitted; written before the engine is asked."""
 
@@ -224,6 +310,8 @@ class CallBegun(msgspec.Struct, frozen=True, gc=False):
     """Which rule found the parent: ``minted_id``, ``content``, ``token_prefix`` …"""
     headers: Mapping[str, str] = {}
     """Identity headers of the harness only; never credentials."""
+    conversation: Conversation | None = None
+    """``None`` for a request that has no messages which were read."""
 
 
 class Choice(msgspec.Struct, frozen=True, gc=False):
@@ -237,6 +325,41 @@ class Choice(msgspec.Struct, frozen=True, gc=False):
     finish_reason: str | None
 
 
+class Span(msgspec.Struct, frozen=True, gc=False):
+    """An edge of a session's token tree; append-only, never changed after its commit.
+
+    A span hangs at absolute token position ``start`` of its parent's path. The parent may reach
+    further than ``start``: then this span branches off inside it.
+    """
+
+    id: str
+    """``{call_id}.o`` for observed tokens, ``{call_id}.s{choice}`` for sampled ones."""
+    session_id: str
+    call_id: str
+    parent_id: str | None
+    start: int
+    kind: SpanKind
+    token_ids: TokenIds
+    logprobs: Logprobs | None = None
+    """``float32[len(token_ids)]`` for sampled spans, else ``None``."""
+    versions: tuple[VersionRun, ...] = ()
+
+    @property
+    def end(self) -> int:
+        """Absolute position after the last token."""
+        return self.start + len(self.token_ids)
+
+
+class Growth(msgspec.Struct, frozen=True, gc=False):
+    """What a call adds to its session's token tree."""
+
+    prompt_span_id: str | None
+    """The span in which the prompt ends; ``None`` for an empty or unknown prompt."""
+    spans: tuple[Span, ...]
+    shared: int = 0
+    """How many leading tokens of the prompt are those of the path that the call continues."""
+
+
 class CallEnded(msgspec.Struct, frozen=True, gc=False):
     """What is known when a call is over; committing it is what makes the reply deliverable."""
 
@@ -248,16 +371,16 @@ class CallEnded(msgspec.Struct, frozen=True, gc=False):
     prompt_token_ids: TokenIds | None = None
     """``uint32[P]`` as the engine says it used them; ``None`` when it did not say."""
     choices: tuple[Choice, ...] = ()
+    growth: Growth | None = None
+    """Where these tokens stand in the session's tree; ``None``: the writer looks, in its own."""
     response_body: bytes = b""
     """What the client was sent, as bytes (the whole event stream when streaming)."""
     model_served: str | None = None
     usage: Mapping[str, Any] = {}
     sampling: Mapping[str, Any] = {}
     """Effective sampling parameters, as sent to the engine."""
-    message: Mapping[str, Any] = {}
-    """The reply as a chat message (content, reasoning, tool_calls with minted ids)."""
-    conversation: Mapping[str, Any] = {}
-    """Lineage's own state for this call (digests of the request's messages), opaque here."""
+    replies: tuple[Message, ...] = ()
+    """The reply of each choice, its tool calls under their minted ids."""
     kind: CallKind = CallKind.UNKNOWN
     role: str | None = None
     """Name of the sub-agent or side task, when the harness told."""
@@ -285,29 +408,15 @@ class Reward:
     detail: Mapping[str, Any] = field(default_factory=dict)
 
 
-class Span(msgspec.Struct, frozen=True, gc=False):
-    """An edge of a session's token tree; append-only, never changed after its commit.
+def span_id(call_id: str, choice: int) -> str:
+    """``{call_id}.o`` or ``{call_id}.s{choice}``."""
+    return f"{call_id}.o" if choice == OBSERVED else f"{call_id}.s{choice}"
 
-    A span hangs at absolute token position ``start`` of its parent's path. The parent may reach
-    further than ``start``: then this span branches off inside it.
-    """
 
-    id: str
-    """``{call_id}.o`` for observed tokens, ``{call_id}.s{choice}`` for sampled ones."""
-    session_id: str
-    call_id: str
-    parent_id: str | None
-    start: int
-    kind: SpanKind
-    token_ids: TokenIds
-    logprobs: Logprobs | None = None
-    """``float32[len(token_ids)]`` for sampled spans, else ``None``."""
-    versions: tuple[VersionRun, ...] = ()
-
-    @property
-    def end(self) -> int:
-        """Absolute position after the last token."""
-        return self.start + len(self.token_ids)
+def span_place(identifier: str) -> tuple[str, int]:
+    """The call and the choice of a :func:`span_id`."""
+    call_id, _, part = identifier.rpartition(".")
+    return call_id, OBSERVED if part == "o" else int(part[1:])
 
 
 @dataclass(frozen=True, slots=True)

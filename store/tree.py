@@ -2,44 +2,43 @@
 
 A session's prompts share long prefixes. Every span of tokens is stored once and hangs at an
 absolute position of its parent's path; a prompt is attached at its longest recorded prefix, and
-only what comes after it becomes a new span. The tree only grows. What another process has added
-meanwhile is not seen: a prefix found without it is still exact, merely shorter than it could be.
+only what comes after it becomes a new span. A tree that lacks what another process has added, or
+what was dropped to save memory, is still exact: the prefixes found in it are merely shorter.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from bridle.store.records import Choice, Span, SpanKind, TokenIds
+from bridle.store.records import CallEnded, Choice, Growth, Span, SpanKind, TokenIds
 
 DETACHED: Final = -1
 """``start`` of sampled tokens whose prompt is not known; they are no part of the tree."""
 
-_PROMPTS_KEPT: Final = 4
+_NONE: Final = np.empty(0, dtype=np.uint32)
 
 
-@dataclass(slots=True, eq=False)
 class Node:
     """A span in its place."""
 
-    id: str | None
-    """``None`` for the root, which has no tokens."""
-    parent: Node | None
-    start: int
-    token_ids: TokenIds
-    children: list[Node] = field(default_factory=list)
-    """In the order of attachment; each starts inside ``(self.start, self.end]``."""
+    __slots__ = ("children", "end", "id", "parent", "start", "token_ids")
 
-    @property
-    def end(self) -> int:
-        return self.start + len(self.token_ids)
+    def __init__(
+        self, span_id: str | None, parent: Node | None, start: int, token_ids: TokenIds
+    ) -> None:
+        self.id = span_id
+        """``None`` for the root, which has no tokens."""
+        self.parent = parent
+        self.start = start
+        self.end = start + len(token_ids)
+        self.token_ids = token_ids
+        self.children: list[Node] = []
+        """In the order of attachment; each starts inside ``(self.start, self.end]``."""
 
 
 class Point(msgspec.Struct, frozen=True, gc=False):
@@ -49,169 +48,131 @@ class Point(msgspec.Struct, frozen=True, gc=False):
     position: int
 
 
-class Growth(msgspec.Struct, frozen=True, gc=False):
-    """What a call adds to its session's tree."""
-
-    prompt_span_id: str | None
-    """The span in which the prompt ends; ``None`` for an empty or unknown prompt."""
-    spans: tuple[Span, ...]
-
-
-class _Prompt(msgspec.Struct, frozen=True):
-    """A call's whole prompt: ``tip``'s path, cut after ``len(token_ids)``."""
-
-    tip: Node
-    token_ids: TokenIds
-
-
 class TokenTree:
     """All token spans of one session."""
 
     def __init__(self, session_id: str, spans: Iterable[Span] = ()) -> None:
         self.session_id = session_id
-        self.root = Node(None, None, 0, np.empty(0, dtype=np.uint32))
+        self.root = Node(None, None, 0, _NONE)
         self.tokens = 0
         """Tokens of all spans, each once."""
-        self._nodes: dict[str | None, Node] = {None: self.root}
-        self._ends: dict[str, list[Node]] = {}
-        self._recent: OrderedDict[str, _Prompt] = OrderedDict()
+        self.nodes: dict[str | None, Node] = {None: self.root}
+        """By the ids of their spans; the root by ``None``."""
+        self.extend(spans)
+
+    def extend(self, spans: Iterable[Span]) -> None:
+        """Adds the recorded spans that are missing here. Raises as :func:`parents_first` does."""
         for span in parents_first(spans):
-            self._insert(span)
-
-    @property
-    def size(self) -> int:
-        """Bytes of tokens held in memory."""
-        held = self.tokens
-        for recent in self._recent.values():
-            held += len(recent.token_ids)
-        return 4 * held
-
-    @property
-    def nodes(self) -> int:
-        """How many spans there are, the root among them."""
-        return len(self._nodes)
+            if span.id not in self.nodes and span.start != DETACHED:
+                self._insert(span, self.nodes[span.parent_id])
 
     def dissolve(self) -> None:
-        """Lets go of the nodes, which hold each other; the tree is of no use afterwards."""
-        for node in self._nodes.values():
+        """Lets go of the nodes, which hold each other. The paths of nodes that are held elsewhere
+        stay."""
+        for node in self.nodes.values():
             node.children.clear()
-        self._nodes.clear()
+        self.nodes = {None: self.root}
 
-    def knows(self, call_id: str) -> bool:
-        """Whether a span of this call is in the tree."""
-        return call_id in self._ends
+    def tips(self, call_id: str) -> list[Node]:
+        """Where the paths of a call end: its sampled spans, else what it added to its prompt."""
+        *sampled, observed = self._of_call(call_id)
+        tips = [node for node in sampled if node is not None and len(node.token_ids)]
+        return tips or ([] if observed is None else [observed])
 
-    def tokens_of(self, span_id: str) -> TokenIds:
-        """A span's own tokens. Raises ``KeyError`` for an unknown span."""
-        return self._nodes[span_id].token_ids
+    def find(self, prompt: TokenIds, near: Node | None = None, known: int = 0) -> tuple[Point, int]:
+        """The longest recorded prefix of ``prompt`` (``uint32[P]``), and how many of its tokens are
+        those of the path of ``near``.
 
-    def find(self, prompt: TokenIds, parent_call_id: str | None = None) -> Point:
-        """The longest recorded prefix of ``prompt`` (``uint32[P]``).
-
-        ``parent_call_id`` names the call that the prompt probably continues; when it does, only
-        that path is compared. Among equal prefixes the named call's, then the oldest, wins.
+        ``near`` is the node whose path the prompt probably continues; when it does, only what hangs
+        on it is compared. ``known`` leading tokens are known to be those of that path. Among equal
+        prefixes that of ``near``, then the oldest, wins.
         """
-        for node in self._ends.get(parent_call_id or "", ()):
-            if self._on_path(node, prompt, self._recent.get(parent_call_id or "")):
-                return self._descend(Point(node, node.end), prompt)
-        return self._descend(Point(self.root, 0), prompt)
+        if near is None:
+            return self._descend(Point(self.root, 0), prompt), 0
+        shared = near.end if known >= near.end else common_prefix(path_ids(near, near.end), prompt)
+        if shared == near.end:
+            return self._descend(Point(near, shared), prompt), shared
+        return self._descend(Point(self.root, 0), prompt), shared
 
     def grow(
         self,
         call_id: str,
         prompt: TokenIds | None,
         choices: Sequence[Choice],
-        parent_call_id: str | None = None,
+        near: Node | None = None,
+        known: int = 0,
     ) -> Growth:
-        """Adds a call: its prompt's unrecorded tokens, and every choice's sampled ones."""
+        """Adds a call: its prompt's unrecorded tokens, and every choice's sampled ones. ``near``
+        and ``known`` are those of :meth:`find`."""
         if prompt is None:
-            detached = [
-                self._sampled_span(call_id, index, choice, None, DETACHED)
-                for index, choice in enumerate(choices)
-            ]
-            return Growth(None, tuple(detached))
-        point = self.find(prompt, parent_call_id)
+            sampled = self._sampled(call_id, choices, None, DETACHED)
+            return Growth(None, tuple(sampled))
+        point, shared = self.find(prompt, near, known)
+        end, start = point.node, point.position
         spans: list[Span] = []
-        tip = point.node.id
-        if point.position < len(prompt):
-            observed = Span(
-                id=f"{call_id}.o",
-                session_id=self.session_id,
-                call_id=call_id,
-                parent_id=tip,
-                start=point.position,
-                kind=SpanKind.OBSERVED,
-                # A view would keep all of the prompt.
-                token_ids=prompt[point.position :].copy() if point.position else prompt,
-            )
-            spans.append(observed)
-            tip = observed.id
+        if start < len(prompt):
+            # A view would keep all of the prompt.
+            new = prompt[start:].copy() if start else prompt
+            name, observed = f"{call_id}.o", SpanKind.OBSERVED
+            spans.append(Span(name, self.session_id, call_id, end.id, start, observed, new))
+            end = self._insert(spans[0], end)
+        sampled = self._sampled(call_id, choices, end.id, len(prompt))
+        for span in sampled:
+            self._insert(span, end)
+        return Growth(end.id, (*spans, *sampled), shared)
+
+    def _sampled(
+        self, call_id: str, choices: Sequence[Choice], parent_id: str | None, start: int
+    ) -> list[Span]:
+        spans: list[Span] = []
         for index, choice in enumerate(choices):
-            spans.append(self._sampled_span(call_id, index, choice, tip, len(prompt)))
-        for span in spans:
-            self._insert(span)
-        if parent_call_id is not None:
-            self._recent.pop(parent_call_id, None)  # what continues it continues this one
-        self._remember(call_id, tip, prompt)
-        return Growth(tip, tuple(spans))
+            name, sampled = f"{call_id}.s{index}", SpanKind.SAMPLED
+            ids, logprobs, versions = choice.token_ids, choice.logprobs, choice.versions
+            spans.append(
+                Span(
+                    name,
+                    self.session_id,
+                    call_id,
+                    parent_id,
+                    start,
+                    sampled,
+                    ids,
+                    logprobs,
+                    versions,
+                )
+            )
+        return spans
+
+    def drop(self, call_id: str) -> None:
+        """Forgets the call's spans as far as nothing hangs on them."""
+        for node in self._of_call(call_id):
+            if node is None or node.children or node.parent is None:
+                continue
+            if len(node.token_ids):
+                node.parent.children.remove(node)
+                self.tokens -= len(node.token_ids)
+            del self.nodes[node.id]
 
     def path(self, span_id: str | None, length: int) -> TokenIds:
         """``uint32[length]``: the tokens from the root to ``length`` along this span's path.
 
         Raises ``KeyError`` for an unknown span and ``ValueError`` when the path is shorter.
         """
-        return path_ids(self._nodes[span_id], length)
+        return path_ids(self.nodes[span_id], length)
 
-    def _sampled_span(
-        self, call_id: str, index: int, choice: Choice, parent_id: str | None, start: int
-    ) -> Span:
-        return Span(
-            id=f"{call_id}.s{index}",
-            session_id=self.session_id,
-            call_id=call_id,
-            parent_id=parent_id,
-            start=start,
-            kind=SpanKind.SAMPLED,
-            token_ids=choice.token_ids,
-            logprobs=choice.logprobs,
-            versions=choice.versions,
-        )
+    def _of_call(self, call_id: str) -> list[Node | None]:
+        """The call's sampled nodes, then its observed one, ``None`` where it has none."""
+        nodes: list[Node | None] = []
+        while (node := self.nodes.get(f"{call_id}.s{len(nodes)}")) is not None:
+            nodes.append(node)
+        return [*nodes, self.nodes.get(f"{call_id}.o")]
 
-    def _insert(self, span: Span) -> None:
-        if span.start == DETACHED:
-            return
-        parent = self._nodes[span.parent_id]
-        node = Node(span.id, parent, span.start, span.token_ids)
-        self._nodes[span.id] = node
-        ends = self._ends.setdefault(span.call_id, [])
+    def _insert(self, span: Span, parent: Node) -> Node:
+        node = self.nodes[span.id] = Node(span.id, parent, span.start, span.token_ids)
         if len(span.token_ids):
             parent.children.append(node)
             self.tokens += len(span.token_ids)
-            ends[:] = [end for end in ends if end is not parent]
-            ends.append(node)
-
-    def _remember(self, call_id: str, tip: str | None, prompt: TokenIds) -> None:
-        self._recent[call_id] = _Prompt(self._nodes[tip], prompt)
-        if len(self._recent) > _PROMPTS_KEPT:
-            self._recent.popitem(last=False)
-
-    def _on_path(self, node: Node, prompt: TokenIds, known: _Prompt | None) -> bool:
-        """Whether ``prompt`` begins with all of ``node``'s path.
-
-        With the whole prompt of the node's call at hand (``known``) that is one comparison instead
-        of one per turn.
-        """
-        if node.end > len(prompt):
-            return False
-        end = node.end
-        step: Node | None = node
-        while step is not None:
-            if known is not None and step is known.tip:
-                return np.array_equal(prompt[:end], known.token_ids[:end])
-            if not np.array_equal(prompt[step.start : end], step.token_ids[: end - step.start]):
-                return False
-            end, step = step.start, step.parent
-        return True
+        return node
 
     def _descend(self, start: Point, prompt: TokenIds) -> Point:
         """The farthest point reached from ``start``, up to which ``prompt`` is known to match."""
@@ -231,18 +192,42 @@ class TokenTree:
         return best
 
 
-def path_ids(node: Node, length: int) -> TokenIds:
-    """``uint32[length]`` along ``node``'s path. Raises ``ValueError`` when it is shorter."""
+def place(tree: TokenTree, ended: CallEnded, parent_call_id: str | None) -> Growth:
+    """Adds a call that comes without its place in the tree, below ``parent_call_id`` when its
+    prompt continues that call."""
+    near = None
+    if ended.prompt_token_ids is not None and parent_call_id is not None:
+        for tip in tree.tips(parent_call_id):
+            if common_prefix(path_ids(tip, tip.end), ended.prompt_token_ids) == tip.end:
+                near = tip
+                break
+    known = 0 if near is None else near.end
+    return tree.grow(ended.id, ended.prompt_token_ids, ended.choices, near, known)
+
+
+def path_nodes(node: Node, length: int) -> Iterator[tuple[Node, int]]:
+    """The nodes of a path of ``length`` tokens from its end to the root, and how many tokens of
+    each are on it."""
+    step: Node = node
+    while step.parent is not None:
+        if step.start < length:
+            yield step, length - step.start
+            length = step.start
+        step = step.parent
+
+
+def path_ids(node: Node, length: int, more: TokenIds = _NONE) -> TokenIds:
+    """``uint32``: ``length`` tokens along ``node``'s path, then ``more``. Raises ``ValueError``
+    when the path is shorter."""
     if node.end < length:
         raise ValueError(f"the path of span {node.id} has {node.end} tokens, not {length}")
-    pieces: list[TokenIds] = []
-    end, step = length, node
+    pieces, step = [more], node
     while step.parent is not None:
-        if step.start < end:
-            pieces.append(step.token_ids[: end - step.start])
-            end = step.start
+        if step.start < length:
+            pieces.append(step.token_ids[: length - step.start])
+            length = step.start
         step = step.parent
-    return np.concatenate(pieces[::-1]) if pieces else np.empty(0, dtype=np.uint32)
+    return np.concatenate(pieces[::-1])
 
 
 def common_prefix(left: NDArray[np.generic], right: NDArray[np.generic]) -> int:

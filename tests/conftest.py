@@ -6,8 +6,11 @@ A room that writes to stores of its own has a fixture ``url`` for ``writer`` and
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import sqlite3
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -25,7 +28,9 @@ from bridle.store.records import (
     CallEnded,
     CallStatus,
     Choice,
+    Message,
     SessionRecord,
+    ToolCall,
     VersionRun,
     new_id,
 )
@@ -43,6 +48,8 @@ AUDITED = (
     "store",
 )
 """Rooms whose tests record what holds together unless they are marked ``damages_store``."""
+
+WARM = Path(__file__).with_name("warm")
 
 AuditStore = Callable[[Path], None]
 
@@ -120,6 +127,37 @@ def _is_store(path: Path) -> bool:
             return False
 
 
+@pytest.fixture(scope="session")
+def warm_python(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A stand-in for ``sys.executable`` under which ``-m bridle`` starts in milliseconds.
+
+    It forks a process that has imported torch and all of ours: see ``tests/warm``.
+    """
+    folder = tmp_path_factory.mktemp("warm")
+    address, client = folder / "socket", folder / "python"
+    script = (WARM / "client.py").read_text()
+    filled = script.replace("@PYTHON@", sys.executable).replace("@ADDRESS@", str(address))
+    client.write_text(f"#!{sys.executable} -IS\n{filled}")
+    client.chmod(0o755)
+    command = [sys.executable, str(WARM / "server.py"), str(address), str(client)]
+    threads = {"OMP_NUM_THREADS": "1", "JE_ARROW_MALLOC_CONF": "background_thread:false"}
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=os.environ | threads
+    ) as server:
+        assert server.stdout is not None
+        assert server.stdout.readline() == b"ready\n"
+        yield str(client)
+        assert server.stdin is not None
+        server.stdin.close()
+
+
+@pytest.fixture
+def warm_start(warm_python: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Commands that the test starts as ``sys.executable -m bridle`` are forks of the warm process,
+    and so are those that they start."""
+    monkeypatch.setattr(sys, "executable", warm_python)
+
+
 class Calls:
     """Makes the records of calls that are complete and agree with themselves."""
 
@@ -163,9 +201,19 @@ class Calls:
                 "prompt_tokens": len(prompt),
                 "completion_tokens": sum(len(choice.token_ids) for choice in choices),
             },
-            "message": {"role": "assistant", "content": "yes"},
+            "replies": (Message("assistant", "yes"),),
         }
         return CallEnded(**values | fields)
+
+    @staticmethod
+    def message(chat) -> Message:
+        """A message from its chat shape."""
+        plain = {name: value for name, value in chat.items() if name != "tool_calls"}
+        called = (
+            ToolCall(call.get("id", ""), **call["function"])
+            for call in chat.get("tool_calls") or ()
+        )
+        return Message(**{"role": "assistant", **plain}, tool_calls=tuple(called))
 
 
 @pytest.fixture

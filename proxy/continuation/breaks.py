@@ -1,10 +1,10 @@
 """Why a rendered prompt does not continue its parent's ids: the first difference, explained.
 
 The prompt that the engine rendered is compared with what the parent's engine call saw and sampled.
-Where they part tells which reply (or which observed turn) was rewritten, and the echo of that turn
-tells by whom: by the harness, by the template, or only by the tokenizer. What else that reply lost
-is named after the first difference. Without the model's tokenizer the texts cannot be read; then
-the echo alone is judged, which is an inference.
+The place where they part shows which reply (or which observed turn) was rewritten, and the echo of
+that turn shows the cause: the harness, the template, or only the tokenizer. Further losses of that
+reply are named after the first difference. Without the model's tokenizer the texts cannot be read;
+then the echo alone is judged, which is an inference.
 """
 
 from __future__ import annotations
@@ -14,14 +14,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from bridle.proxy.lineage.digests import Digester, Unit, system_digest
 from bridle.proxy.lineage.match import Match, compare
 from bridle.proxy.lineage.turn import Link, Turn
 from bridle.proxy.wire.canonical import Message, Request
 from bridle.store.records import BreakReason, TokenIds
-from bridle.store.tree import common_prefix
+from bridle.store.tree import common_prefix, path_nodes
 
 if TYPE_CHECKING:
     from bridle.engine.contract.tokenizer import Tokenizer
@@ -43,31 +41,24 @@ class _Reply:
 
     @property
     def end(self) -> int:
-        return self.start + len(self.turn.choices[self.choice].token_ids)
+        tip = self.turn.tip(self.choice)
+        return self.start if tip is None else tip.end
 
 
 def explain(
-    tokenizer: Tokenizer | None,
-    link: Link,
-    request: Request,
-    rendered: TokenIds | Sequence[int],
+    tokenizer: Tokenizer | None, link: Link, request: Request, ids: TokenIds, parted: int
 ) -> tuple[BreakReason, ...]:
-    """The reasons why ``rendered`` (the prompt ids of ``request``) does not begin with the ids of
-    the call that it continues: that of the first difference, then those of others in the same
-    reply. Empty when it does or continues none.
+    """The reasons why ``ids`` (the prompt of ``request`` as the engine used it) leave the path of
+    the link's base after ``parted`` tokens: that of the first difference, then those of others in
+    the same reply.
 
-    ``tokenizer`` is ``None`` where the model's is not to be had.
+    ``tokenizer`` is ``None`` where the model's cannot be had.
     """
-    if link.parent is None or link.break_reason is not None or link.base is None:
-        return () if link.break_reason is None else (link.break_reason,)
-    path = link.base.path_ids(link.choice)
-    if path is None:
+    base = link.base
+    path = None if base is None else base.path_ids(link.choice)
+    if base is None or path is None:
         return (BreakReason.PARENT_WITHOUT_IDS,)
-    ids = np.asarray(rendered, dtype=np.uint32)
-    parted = common_prefix(path, ids)
-    if parted == len(path):
-        return ()
-    reply = _parted_reply(link.base, link.choice, parted)
+    reply = _parted_reply(base, link.choice, parted)
     _, system_form, leading = system_digest(request.messages)
     units = Digester().units(request.messages, leading)
     if parted < reply.start:
@@ -98,10 +89,22 @@ def _parted_reply(base: Turn, choice: int, parted: int) -> _Reply:
     found = at = _Reply(base, choice)
     while at.turn.base is not None:
         above = _Reply(at.turn.base, at.turn.base_choice)
-        if at.turn.shared < above.end or above.end <= parted:
+        if above.end <= parted or not _continues(at.turn, above):
             break
         found = at = above
     return found
+
+
+def _continues(turn: Turn, reply: _Reply) -> bool:
+    """Whether the turn's prompt goes on from all of the reply's path."""
+    tip = reply.turn.tip(reply.choice)
+    if tip is None or turn.prompt is None:
+        return False
+    prompt = turn.prompt
+    return any(
+        node is tip and prompt.position >= tip.end
+        for node, _ in path_nodes(prompt.node, prompt.position)
+    )
 
 
 def _observed(turn: Turn, units: Sequence[Unit], system_form: bytes) -> BreakReason:

@@ -1,35 +1,39 @@
-"""What an engine is given as the prompt, and how much of it is still to be rendered."""
+"""The prompt of a call, and whether the engine's own ids continue the parent's."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from bridle.proxy.lineage.turn import Link
-from bridle.store.records import BreakReason, Note, TokenIds
+from bridle.store.records import BreakReason, Growth, Note, TokenIds
 
 
 @dataclass(frozen=True, slots=True)
-class Prompt:
-    """What to send the engine."""
+class CallPrompt:
+    """What is sent to the engine as the prompt."""
 
     token_ids: TokenIds | None
-    """``uint32``: the exact prompt; ``None``: send the messages, the engine renders them."""
+    """``uint32``: the exact prompt; ``None``: the messages are sent, and the engine renders
+    them."""
     break_reason: BreakReason | None = None
     tail_token_count: int = 0
     """Ids at the prompt's end that are new, i.e. were rendered now."""
     notes: tuple[Note, ...] = ()
 
-
-def tail_length(link: Link) -> int:
-    """Characters of text that have to be rendered and tokenised for a request that continues
-    another, roughly; 0 for one that the engine renders."""
-    if link.base is None:
-        return 0
-    return sum(_length(message.content) for message in link.tail)
-
-
-def _length(content: str | list[dict[str, Any]] | None) -> int:
-    if isinstance(content, list):
-        return sum(len(part["text"]) for part in content if part.get("type") == "text")
-    return len(content or "")
+    def verdict(self, link: Link, growth: Growth) -> tuple[BreakReason | None, tuple[Note, ...]]:
+        """Why the ids that the engine used do not continue those of the link's base, if they do
+        not. They are not the ones that it was sent; ``growth`` is their place in the token tree.
+        ``UNEXPLAINED`` where texts have to be compared for that
+        (:mod:`bridle.proxy.continuation.explanations`)."""
+        if link.base is None:
+            return link.break_reason, ()
+        notes = () if self.token_ids is None else (Note("exact_continuation_ignored"),)
+        if link.break_reason is not None:
+            return link.break_reason, notes
+        tip = link.base.tip(link.choice)
+        if tip is None:
+            return self.break_reason or BreakReason.PARENT_WITHOUT_IDS, notes
+        if growth.shared == tip.end:
+            return None, notes
+        # The prompt's own reason was known before the engine was asked.
+        return self.break_reason or BreakReason.UNEXPLAINED, notes

@@ -1,8 +1,8 @@
 """White space that an engine leaves between reasoning and tool calls, kept from the client.
 
-Parsers hand over the line breaks around ``</think>`` and ``<tool_call>`` as text. As items or
-blocks of their own they would be shown as empty messages, and some harnesses refuse to send them
-back. The record keeps them; a client gets blank text only with other text, or when there is nothing
+Parsers return the line breaks around ``</think>`` and ``<tool_call>`` as text. As items or blocks
+of their own they would appear as empty messages, and some harnesses refuse to send those back. The
+record keeps them. A client gets blank text only with other text, or when the reply has nothing
 else.
 """
 
@@ -20,12 +20,12 @@ class BlankText:
         self._held = ""
 
     def opening(self, text: str) -> str:
-        """What a new block of text begins with; empty while all of it is blank."""
+        """The beginning of a new block of text; empty while all of it is blank."""
         self._held += text
         return "" if self._held.isspace() else self.rest()
 
     def rest(self) -> str:
-        """What is held, which is then forgotten."""
+        """The text that is held; afterwards none is."""
         held, self._held = self._held, ""
         return held
 

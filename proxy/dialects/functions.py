@@ -1,4 +1,5 @@
-"""Functions between providers that speak in objects and engines that speak in text."""
+"""Function tools and their arguments, between providers that use objects and engines that use
+text."""
 
 from __future__ import annotations
 
@@ -6,34 +7,47 @@ from typing import Any, Final
 
 import orjson
 
-from bridle.proxy.dialects.fields import Fields, embeddable, json_text, writable
+from bridle.proxy.dialects.body import Json, embeddable, json_text, writable
+from bridle.proxy.wire.canonical import ApiError
 
 INVALID_JSON: Final = "_invalid_json"
 """Key of an arguments object that carries text which is not a JSON object."""
 
 
 def function_tool(
-    name: str, description: str | None, parameters: dict[str, Any] | None, *, strict: bool = False
-) -> dict[str, Any]:
-    """Chat-shaped; a function without ``parameters`` takes none. ``strict`` is left out unless it
-    is asked for, since templates show engines' models every key."""
-    function: dict[str, Any] = {"name": name}
+    name: str,
+    description: str | None,
+    parameters: Json | None,
+    field: str,
+    *,
+    strict: bool | None = None,
+) -> Json:
+    """A tool in chat shape; ``parameters`` is the JSON schema in ``field``, and without one the
+    function takes none. ``strict`` is left out unless it is true, since templates show the model
+    every key."""
+    function: Json = {"name": name}
     if description is not None:
         function["description"] = description
-    function["parameters"] = parameters or {"type": "object", "properties": {}}
+    function["parameters"] = writable(parameters, field) or {"type": "object", "properties": {}}
     if strict:
         function["strict"] = True
     return {"type": "function", "function": function}
 
 
-def schema_of(tool: Fields, name: str) -> dict[str, Any] | None:
-    """The JSON schema in the field ``name``."""
-    schema = tool.child(name)
-    return writable(schema.data, schema.where) if schema else None
+def named_function(name: str) -> Json:
+    """``tool_choice`` in chat shape for one function."""
+    return {"type": "function", "function": {"name": name}}
 
 
-def arguments_object(arguments: str) -> dict[str, Any]:
-    """A call's arguments as an object; whatever is not one travels whole under
+def json_schema_format(schema: Json, field: str, name: str = "output", **more: Any) -> Json:
+    """``response_format`` in chat shape for the JSON schema in ``field``."""
+    given = {key: value for key, value in more.items() if value is not None}
+    wanted = {"name": name, "schema": writable(schema, field), **given}
+    return {"type": "json_schema", "json_schema": wanted}
+
+
+def arguments_object(arguments: str) -> Json:
+    """A call's arguments as an object; text that is not one is the value of
     :data:`INVALID_JSON`."""
     if not arguments.strip():
         return {}
@@ -54,12 +68,19 @@ def arguments_object_text(arguments: str) -> str:
     return arguments
 
 
-def arguments_text(given: Any, where: str) -> str:
-    """An object of arguments as JSON text: the way back from :func:`arguments_object`."""
+def arguments_text(given: Any, field: str) -> str:
+    """An object of arguments as JSON text: the inverse of :func:`arguments_object`."""
     if given is None:
         return "{}"
     if isinstance(given, dict) and given.keys() == {INVALID_JSON}:
         broken = given[INVALID_JSON]
         if isinstance(broken, str):
             return broken
-    return json_text(given, where)
+    return json_text(given, field)
+
+
+def call_in_pieces(index: int) -> ApiError:
+    """The error for an engine that returns to a tool call which it had left; no provider's stream
+    can express that."""
+    message = f"The engine's tool call {index} did not come in one piece."
+    return ApiError("upstream_error", message, status=502)

@@ -5,37 +5,29 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Final, NamedTuple
 
-from bridle.proxy.dialects.chat.completions import CompletionsDialect
-from bridle.proxy.dialects.chat.dialect import ChatDialect
-from bridle.proxy.dialects.google import dialect as google
-from bridle.proxy.dialects.google.dialect import GoogleDialect
-from bridle.proxy.dialects.messages import dialect as messages
-from bridle.proxy.dialects.messages.dialect import MessagesDialect
-from bridle.proxy.dialects.responses.dialect import ResponsesDialect
-from bridle.proxy.wire.canonical import Dialect, DialectName, Request
-
-_MESSAGES: Final = MessagesDialect()
-_GOOGLE: Final = GoogleDialect()
+from bridle.proxy.dialects.chat.completions import COMPLETIONS
+from bridle.proxy.dialects.chat.dialect import CHAT
+from bridle.proxy.dialects.google import reply as google_reply
+from bridle.proxy.dialects.google.dialect import GOOGLE
+from bridle.proxy.dialects.messages import reply as messages_reply
+from bridle.proxy.dialects.messages import request as messages_request
+from bridle.proxy.dialects.messages.dialect import MESSAGES
+from bridle.proxy.dialects.responses.dialect import RESPONSES
+from bridle.proxy.wire.canonical import Dialect, DialectName, Parse
 
 DIALECTS: Final[Mapping[DialectName, Dialect]] = {
-    "chat": ChatDialect(),
-    "completions": CompletionsDialect(),
-    "responses": ResponsesDialect(),
-    "messages": _MESSAGES,
-    "google": _GOOGLE,
+    dialect.name: dialect for dialect in (CHAT, COMPLETIONS, RESPONSES, MESSAGES, GOOGLE)
 }
 
 
 class Counting(NamedTuple):
-    """How a dialect asks for the number of tokens of a prompt, and is told."""
+    """A dialect's request for the number of tokens of a prompt, and its reply."""
 
-    parse: Callable[[bytes, Mapping[str, str], Mapping[str, str]], Request]
+    parse: Parse
     reply: Callable[[int], bytes]
 
 
 COUNTING: Final[Mapping[DialectName, Counting]] = {
-    "messages": Counting(
-        lambda body, path, query: _MESSAGES.parse_count(body), messages.count_reply
-    ),
-    "google": Counting(_GOOGLE.parse, google.count_reply),
+    "messages": Counting(messages_request.parse_count, messages_reply.count),
+    "google": Counting(GOOGLE.parse, google_reply.count),
 }

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
-from bridle.proxy.dialects.turns import Transcript
+from bridle.proxy.dialects.body import Json, writable
+from bridle.proxy.dialects.transcript import Transcript
 
 _EFFORTS: Final = {
     "minimal": "low",
@@ -17,12 +18,14 @@ _EFFORTS: Final = {
 
 
 def apply_effort(
-    effort: str | None, template_kwargs: dict[str, Any] | None, transcript: Transcript
-) -> tuple[dict[str, Any], dict[str, Any] | None]:
-    """Fields to forward and the template's arguments for a client's ``effort``.
+    effort: str | None, template_kwargs: Json | None, transcript: Transcript
+) -> tuple[Json, Json | None]:
+    """The fields to forward and the template's arguments for a client's ``effort``; the client's
+    own ``template_kwargs`` are ``chat_template_kwargs`` of its body.
 
-    ``"none"`` switches thinking off in templates that can; unknown words are dropped with a note.
+    ``"none"`` disables thinking in templates that can; unknown words are dropped with a note.
     """
+    writable(template_kwargs, "chat_template_kwargs")
     if effort is None:
         return {}, template_kwargs
     if effort == "none":

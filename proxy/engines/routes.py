@@ -27,14 +27,8 @@ class Destination:
     frozen: bool = False
     """It is not the policy: recorded, never trained, its ids continue nothing of ours."""
     external: bool = False
-    """It knows nothing of token ids: it is asked in plain terms of the provider's API."""
+    """It knows no token ids: it is asked in plain terms of the provider's API."""
     notes: tuple[Note, ...] = ()
-
-    async def served_model(self, requested: str) -> str:
-        """The name to ask for. Raises :class:`bridle.proxy.wire.canonical.ApiError`."""
-        if self.external:
-            return self.engines.model or requested
-        return await self.engines.served_model(requested)
 
 
 class ModelRoutes:
@@ -53,6 +47,8 @@ class ModelRoutes:
         self._others = {
             name: _other(settings, name, other) for name, other in settings.other_models.items()
         }
+        self.only = None if self._others else self._to_policy
+        """Where every call goes, if there are no other models."""
 
     async def start(self) -> None:
         await self.policy.start()
@@ -95,7 +91,7 @@ def _other(settings: ProxySettings, name: str, other: OtherModel) -> Destination
         other.urls,
         model=other.model,
         api_key=other.api_key,
-        checked=not other.external,
+        external=other.external,
     )
     kind = "external" if other.external else "frozen"
     return Destination(pool, True, other.external, (Note(FROZEN, f"{kind} {name}"),))

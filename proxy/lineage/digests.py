@@ -1,4 +1,4 @@
-"""What a message says, whatever way a harness happened to write it down.
+"""Digests of messages that are equal for equal meaning, however a harness writes it.
 
 A :class:`Unit` is one step of a conversation: a message, a run of tool results that answer one
 assistant turn (in any order), or an assistant turn that was split over several messages. Its
@@ -7,7 +7,7 @@ dropped or renamed, arguments serialised again, white space at line ends, conten
 or blocks, ``cache_control`` marks, other call ids, tool calls folded into text, Claude Code's
 changing billing block. Its *form* is equal only for the same message written the same way.
 
-Hashing is linear in the request; a bounded cache keeps normalising linear in what is new.
+Every message is hashed in its written form; its meaning is digested once for each form.
 """
 
 from __future__ import annotations
@@ -15,9 +15,8 @@ from __future__ import annotations
 import ast
 import json
 import re
-from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from hashlib import blake2b
+from hashlib import blake2b as _blake
 from typing import Any
 
 import msgspec
@@ -33,6 +32,9 @@ FOLDED_CALLS = "Calling tools:"
 """How smolagents introduces the Python literal that it writes tool calls as."""
 
 _FOLDED_LONGEST = 262_144
+_FORMS_KEPT = 16_384
+"""Ways of writing a message that are remembered; all are forgotten when there are more."""
+_SORTED = orjson.OPT_SORT_KEYS | orjson.OPT_NON_STR_KEYS
 _ENCODER = msgspec.msgpack.Encoder()
 _THOUGHTS = re.compile(r"\s*<think>.*?</think>", re.DOTALL)
 
@@ -42,9 +44,9 @@ class Unit(msgspec.Struct, frozen=True, gc=False):
 
     role: Role
     digest: bytes
-    """16 bytes: what it says."""
+    """16 bytes: the meaning."""
     form: bytes
-    """16 bytes: how it is written."""
+    """16 bytes: the written form."""
     start: int
     end: int
     """The messages it covers: ``messages[start:end]``."""
@@ -63,52 +65,58 @@ class _Known(msgspec.Struct, frozen=True, gc=False):
 
 
 class Digester:
-    """Cuts conversations into units; remembers what it found out about messages it has seen."""
+    """Cuts conversations into units; remembers the meaning of each written form."""
 
-    def __init__(self, capacity: int = 16_384) -> None:
-        self._capacity = capacity
-        self._known: OrderedDict[bytes, _Known] = OrderedDict()
+    def __init__(self) -> None:
+        self._known: dict[bytes, _Known] = {}
 
-    def units(
-        self, messages: Sequence[Message], first: int = 0, cut: Sequence[Unit] = ()
-    ) -> tuple[Unit, ...]:
-        """The units of ``messages[first:]``, in order. ``cut`` are the first of them where they are
-        known already; no later message may belong to their last."""
-        units = [unit for unit in cut if unit.start >= first]
-        last = next((unit.message for unit in reversed(units) if unit.message is not None), None)
-        calls: Sequence[ToolCall] = () if last is None else last.tool_calls
-        position = units[-1].end if units else first
+    def units(self, messages: Sequence[Message], first: int = 0) -> tuple[Unit, ...]:
+        """The units of ``messages[first:]``, in order."""
+        units: list[Unit] = []
+        last: Message | None = None
+        position = first
         while position < len(messages):
-            message = messages[position]
-            if message.role == "assistant":
-                unit = self._assistant(messages, position)
-                calls = unit.message.tool_calls if unit.message is not None else ()
-            elif message.role == "tool":
-                unit = self._tool_results(messages, position, calls)
+            message, end = messages[position], position + 1
+            if message.role == "tool":
+                unit = self._tool_results(messages, position, last)
+            elif message.role != "assistant":
+                form = _blake(_ENCODER.encode(message), digest_size=16).digest()
+                known = self._known.get(form) or self._read(message, form)
+                unit = Unit(message.role, known.digest, form, position, end, minted=known.minted)
+            elif end < len(messages) and messages[end].role == "assistant":
+                unit = self._split_reply(messages, position)
+                last = unit.message
             else:
-                form = form_of(message)
-                known = self._look_up(message, form)
-                unit = Unit(
-                    message.role, known.digest, form, position, position + 1, minted=known.minted
-                )
+                form = _blake(_ENCODER.encode(message), digest_size=16).digest()
+                known = self._known.get(form) or self._read(message, form)
+                last = unfolded(message) if known.folded else message
+                unit = Unit("assistant", known.digest, form, position, end, last, known.minted)
             units.append(unit)
             position = unit.end
         return tuple(units)
 
+    def reply(self, message: Message) -> tuple[bytes, bytes]:
+        """Digest and form of a reply, and the form is known when it is echoed."""
+        form = _blake(_ENCODER.encode(message), digest_size=16).digest()
+        known = self._known.get(form) or self._read(message, form)
+        return known.digest, form
+
     def system(self, messages: Sequence[Message]) -> tuple[bytes, bytes, int]:
         """:func:`system_digest`, remembered by form."""
+        if not messages or messages[0].role != "system":
+            return NO_SYSTEM
         form, count = _system_form(messages)
         known = self._known.get(form)
         if known is None:
-            known = _Known(_system_meaning(messages[:count]), (), folded=False)
-            self._remember(form, known)
+            known = self._remember(form, _Known(_system_meaning(messages[:count]), (), False))
         return known.digest, form, count
 
-    def _assistant(self, messages: Sequence[Message], start: int) -> Unit:
+    def _split_reply(self, messages: Sequence[Message], start: int) -> Unit:
+        """An assistant turn that another assistant message follows, which may belong to it."""
         end = start + 1
-        form = form_of(messages[start])
-        known = self._look_up(messages[start], form)
-        message = unfolded(messages[start]) if known.folded else messages[start]
+        message, form = messages[start], form_of(messages[start])
+        known = self._known.get(form) or self._read(message, form)
+        message = unfolded(message) if known.folded else message
         digest, minted = known.digest, known.minted
         while end < len(messages) and messages[end].role == "assistant":
             following = unfolded(messages[end])
@@ -120,9 +128,10 @@ class Digester:
             end += 1
         return Unit("assistant", digest, form, start, end, message=message, minted=minted)
 
-    def _tool_results(
-        self, messages: Sequence[Message], start: int, calls: Sequence[ToolCall]
-    ) -> Unit:
+    def _tool_results(self, messages: Sequence[Message], start: int, asked: Message | None) -> Unit:
+        """A run of results; each is known by the place of its call in the message that ``asked``,
+        whatever the calls' ids."""
+        calls = () if asked is None else asked.tool_calls
         answers = {call.id: index for index, call in enumerate(calls)}
         end = start
         forms: list[bytes] = []
@@ -130,43 +139,42 @@ class Digester:
         minted: list[str] = []
         while end < len(messages) and messages[end].role == "tool":
             message = messages[end]
-            form = form_of(message)
-            known = self._look_up(message, form)
+            form = _blake(_ENCODER.encode(message), digest_size=16).digest()
+            known = self._known.get(form) or self._read(message, form)
             call = answers.get(message.tool_call_id or "", end - start)
             forms.append(form)
             results.append(call.to_bytes(4, "big") + known.digest)
             minted += known.minted
             end += 1
-        digest = blake2b(b"".join(sorted(results)), digest_size=16).digest()
-        form = forms[0] if len(forms) == 1 else blake2b(b"".join(forms), digest_size=16).digest()
+        digest = _blake(b"".join(sorted(results)), digest_size=16).digest()
+        form = forms[0] if len(forms) == 1 else _blake(b"".join(forms), digest_size=16).digest()
         return Unit("tool", digest, form, start, end, minted=tuple(dict.fromkeys(minted)))
 
-    def _look_up(self, message: Message, form: bytes) -> _Known:
-        known = self._known.get(form)
-        if known is not None:
-            self._known.move_to_end(form)
-            return known
-        plain = unfolded(message)
-        known = _Known(digest_of(plain), _minted(plain), plain is not message)
-        self._remember(form, known)
-        return known
+    def _read(self, message: Message, form: bytes) -> _Known:
+        plain = unfolded(message) if message.role == "assistant" else message
+        echoes = plain.anchors or plain.tool_calls or plain.tool_call_id is not None
+        minted = _minted(plain) if echoes else ()
+        return self._remember(form, _Known(digest_of(plain), minted, plain is not message))
 
-    def _remember(self, form: bytes, known: _Known) -> None:
+    def _remember(self, form: bytes, known: _Known) -> _Known:
+        if len(self._known) >= _FORMS_KEPT:
+            self._known.clear()
         self._known[form] = known
-        if len(self._known) > self._capacity:
-            self._known.popitem(last=False)
+        return known
 
 
 def form_of(message: Message) -> bytes:
     """16 bytes that are equal for messages written the same way, ids and anchors included."""
-    return blake2b(_ENCODER.encode(message), digest_size=16).digest()
+    return _blake(_ENCODER.encode(message), digest_size=16).digest()
 
 
 def digest_of(message: Message) -> bytes:
     """16 bytes that are equal for messages that say the same."""
-    said: list[Any] = [message.role, *meaning_parts(message.content)]
-    if message.role == "assistant":
-        said = [message.role, spoken_text(message)]
+    said: list[Any] = [message.role]
+    if message.role != "assistant":
+        said += meaning_parts(message.content)
+    else:
+        said.append(spoken_text(message))
         said += [[call.name, meaning_arguments(call.arguments)] for call in message.tool_calls]
     return _hash(said)
 
@@ -182,7 +190,7 @@ def _system_form(messages: Sequence[Message]) -> tuple[bytes, int]:
     while count < len(messages) and messages[count].role == "system":
         count += 1
     forms = b"".join([form_of(message) for message in messages[:count]])
-    return blake2b(forms, digest_size=16).digest(), count
+    return _blake(forms, digest_size=16).digest(), count
 
 
 def _system_meaning(leading: Sequence[Message]) -> bytes:
@@ -198,7 +206,7 @@ def value_digest(value: Any) -> bytes:
     encoded = _encoded(value)
     if b'"cache_control"' in encoded:
         encoded = _encoded(_without_cache_marks(value))
-    return blake2b(encoded, digest_size=16).digest()
+    return _blake(encoded, digest_size=16).digest()
 
 
 def meaning_text(text: str) -> str:
@@ -215,7 +223,8 @@ def meaning_parts(content: str | list[dict[str, Any]] | None) -> list[Any]:
     if content is None:
         return []
     if isinstance(content, str):
-        whole = meaning_text(_without_billing(content))
+        whole = _without_billing(content) if content.startswith(BILLING_MARK) else content
+        whole = meaning_text(whole) if "\n" in whole else whole.strip()
         return [whole] if whole else []
     said: list[Any] = []
     for part in content:
@@ -264,8 +273,12 @@ def _decoded(text: str) -> Any:
 
 def spoken_text(message: Message) -> str:
     """What an assistant said aloud: its text without thoughts written into it."""
-    texts = [part for part in meaning_parts(message.content) if isinstance(part, str)]
-    text = "\n".join(texts)
+    if message.content is None:
+        return ""
+    parts = meaning_parts(message.content)
+    if not isinstance(message.content, str):
+        parts = [part for part in parts if isinstance(part, str)]
+    text = "\n".join(parts)
     if text.startswith("<think>"):
         text = _THOUGHTS.sub("", text, count=1).strip()
     return text
@@ -352,11 +365,18 @@ def _plain_numbers(value: Any) -> Any:
 
 
 def _hash(value: Any) -> bytes:
-    return blake2b(_encoded(value), digest_size=16).digest()
+    try:
+        encoded = orjson.dumps(value, option=_SORTED)
+    except TypeError:
+        encoded = _encoded(value)
+    return _blake(encoded, digest_size=16).digest()
 
 
 def _encoded(value: Any) -> bytes:
     try:
-        return orjson.dumps(value, option=orjson.OPT_SORT_KEYS | orjson.OPT_NON_STR_KEYS)
+        return orjson.dumps(value, option=_SORTED)
     except TypeError:  # half a surrogate, or deeper than it writes
         return json.dumps(value, sort_keys=True).encode()
+
+
+NO_SYSTEM = system_digest(())

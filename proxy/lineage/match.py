@@ -1,13 +1,21 @@
-"""Does an echoed assistant turn say what a recorded reply said?"""
+"""Compares an echoed assistant turn with a recorded reply."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
-from bridle.proxy.lineage.digests import meaning_arguments, meaning_text, spoken_text, unfolded
+from bridle.proxy.lineage.digests import (
+    Unit,
+    meaning_arguments,
+    meaning_text,
+    spoken_text,
+    unfolded,
+)
+from bridle.proxy.lineage.turn import Turn
 from bridle.proxy.wire.canonical import Message, ToolCall
+from bridle.proxy.wire.minting import MintedId, read
 
 Part = Literal["whole", "prefix"]
 
@@ -22,8 +30,23 @@ class Match:
     ``text`` (text beside tool calls dropped)."""
 
 
+WHOLE = Match("whole")
+
+
+class Place(NamedTuple):
+    """A recorded reply and the step of a request that echoes it."""
+
+    turn: Turn
+    choice: int
+    end: int
+    """Index of the unit after the echo."""
+    match: Match
+    minted: bool
+    """Whether the echo carries an id that this call minted."""
+
+
 def compare(reply: Message, echo: Message, raw_echo: Message | None = None) -> Match | None:
-    """How ``echo`` repeats ``reply``; ``None`` when it says something else.
+    """How ``echo`` repeats ``reply``; ``None`` when it is another reply.
 
     ``echo`` has its tool calls unfolded; ``raw_echo`` is the message as the harness wrote it.
     """
@@ -98,3 +121,24 @@ def _reasoning(reply: Message, echo: Message) -> frozenset[str]:
     if said == echoed:
         return frozenset()
     return frozenset({"whitespace" if meaning_text(said) == meaning_text(echoed) else "reasoning"})
+
+
+def same_call(one: Turn | None, other: Turn | None) -> bool:
+    """Whether both are the same call, whenever they were made from its record."""
+    if one is None or other is None:
+        return one is other
+    return one.call_id == other.call_id
+
+
+def names_own_calls(turn: Turn, choice: int, unit: Unit) -> bool:
+    """Whether no tool call of the echo has the id of another sample's: of samples that show the
+    same and thought differently, the client says which one it goes on from."""
+    if len(turn.choices) == 1 or unit.message is None:
+        return True
+    own = _minted_ids(turn.choices[choice].message)
+    others = {minted for other in turn.choices for minted in _minted_ids(other.message)} - own
+    return others.isdisjoint(_minted_ids(unit.message))
+
+
+def _minted_ids(message: Message) -> set[MintedId]:
+    return {minted for call in message.tool_calls if (minted := read(call.id)) is not None}

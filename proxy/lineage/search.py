@@ -1,88 +1,72 @@
-"""One request against one session's turns: see ``proxy/lineage/lineage.py`` for the idea."""
+"""Which earlier call a request continues, and how we know.
+
+A session's turns form a tree (``proxy/lineage/turn.py``). A request is followed down from the
+roots: its first steps must mean the same as a root's request, the next step must be that call's
+reply, the steps after it must mean the same as a child's request, and so on. The deepest call whose
+reply is reached is the *base*. Echoed values that the proxy minted decide between equal replies.
+They name the *parent* also where the history above it was edited or compacted away
+(``proxy/lineage/rewritten.py``); then the link is a break and has a reason.
+
+Agents that share a session cannot adopt each other's calls: a different system prompt, tool set,
+first message or reply is a different path, an echoed id admits only the call that minted it, and
+among equals a path with the same system prompt, tools and agent name wins.
+
+Pure: no I/O, no clocks. A request may echo a call that is not over yet (a client that cut a stream
+and went on at once), or that another process recorded: ``Link.unknown`` names such calls; wait for
+them or load them, add them to the index, and find again. A Responses request with
+``previous_response_id`` is expected with the stored conversation put before its messages.
+"""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from itertools import chain, groupby
-from typing import NamedTuple
 
 from msgspec import structs
 
-from bridle.proxy.lineage.digests import (
-    Digester,
-    Unit,
-    meaning_parts,
-    spoken_text,
-    value_digest,
-)
-from bridle.proxy.lineage.index import Below, TurnIndex, echoes, summaries
-from bridle.proxy.lineage.match import Match, compare
-from bridle.proxy.lineage.turn import Link, Seen, Turn
-from bridle.proxy.wire.canonical import Message, Request
-from bridle.proxy.wire.minting import MintedId, call_id_of, read
-from bridle.store.reading.summaries import SUMMARY_LENGTH
-from bridle.store.records import BreakReason, CallStatus
+from bridle.proxy.lineage.digests import Unit, value_digest
+from bridle.proxy.lineage.match import WHOLE, Match, Place, compare, names_own_calls, same_call
+from bridle.proxy.lineage.rewritten import echoed_last, summariser
+from bridle.proxy.lineage.turn import Below, Link, Turn, TurnIndex
+from bridle.proxy.wire.canonical import Request
+from bridle.proxy.wire.minting import call_id_of
+from bridle.store.records import BreakReason, CallStatus, RequestDigests
 
 COMPACTED_BELOW = 2 / 3
 """A rewritten history with fewer steps than this share of what it was is a compaction."""
-
-
-_WHOLE = Match("whole")
 
 _NO_TOOLS = value_digest(())
 _PLAIN_ASK = value_digest([None, None])
 
 
-class _Place(NamedTuple):
-    """A recorded reply and the step of the request that echoes it."""
-
-    turn: Turn
-    choice: int
-    end: int
-    """Index of the unit after the echo."""
-    match: Match
-    minted: bool
-    """Whether the echo carries an id that this call minted."""
-
-
 class Search:
     """Finds the base (history unchanged), then the parent (whose reply is echoed last)."""
 
-    def __init__(
-        self,
-        index: TurnIndex,
-        digester: Digester,
-        request: Request,
-        agent: str | None,
-        *,
-        unrelated: bool = False,
-    ) -> None:
+    def __init__(self, index: TurnIndex, request: Request, agent: str | None) -> None:
+        """``agent`` is the harness' own name of the (sub-)agent, when its headers have one."""
         self.index = index
-        self.unrelated = unrelated
         self.request = request
         named = request.previous_response_id
         self.previous = None if named is None else call_id_of(named)
-        system, system_form, self.leading = digester.system(request.messages)
-        history = request.history
-        self.units = digester.units(
-            request.messages, self.leading, history.units if history is not None else ()
-        )
-        if history is not None:
-            history.units = self.units
+        system, system_form, self.head = index.digester.system(request.messages)
+        self.units = index.digester.units(request.messages, self.head)
         self.digests = tuple([unit.digest for unit in self.units])
-        self.seen = Seen(
+        asked = request.tool_choice is not None or request.response_format is not None
+        arguments = request.template_arguments
+        self.seen = RequestDigests(
             system=system,
             system_form=system_form,
             tools=value_digest(request.tools) if request.tools else _NO_TOOLS,
-            ask=_ask_digest(request),
+            ask=value_digest([request.tool_choice, request.response_format])
+            if asked
+            else _PLAIN_ASK,
             units=self.digests,
             forms=tuple([unit.form for unit in self.units]),
             depth=len(self.units),
             agent=agent,
-            arguments=_arguments(request),
+            arguments=json.dumps(arguments, sort_keys=True) if arguments else None,
         )
-        self.cut: list[_Place] = []
+        self.cut: list[Place] = []
         """Replies of which the request echoes only a part, their history standing unchanged."""
         self.passed_over: list[tuple[Below, Turn]] = []
         """Calls after whose question, unchanged, something else than a reply stands."""
@@ -91,41 +75,52 @@ class Search:
         """The verdict."""
         base = self._deepest()
         link = self._unbroken(base)
-        if base is not None:
-            link = self._same_head(link, base)
-        named = self._named(base)
+        echoes, named = False, None
+        for unit in self.units[0 if base is None else base.end :]:
+            if unit.message is not None:
+                echoes, named = True, echoed_last(self, base)
+                break
         if named is not None:
             link = self._broken(link, named)
         elif base is None:
             link = self._compacted(link)
         if link.parent is not None and not link.parent.choices:
             link = structs.replace(link, break_reason=BreakReason.PARENT_WITHOUT_IDS)
-        earlier, dropped, unknown = self._retry(link), self._dropped(link), self._unknown()
-        if earlier is None and dropped is None and not unknown:
+        earlier, unknown = self._retry(link), self._unknown()
+        dropped = self._dropped(link) if self.passed_over else None
+        unexplained = unknown != () or echoes
+        if earlier is None and dropped is None and not unexplained:
             return link
         return structs.replace(
             link,
             retry_of=earlier.call_id if earlier is not None else None,
             retry_after=earlier.status if earlier is not None else None,
             dropped=dropped.call_id if dropped is not None else None,
+            unexplained=unexplained,
             unknown=unknown,
         )
 
     # — the base: following the request down from the roots —
 
-    def _deepest(self) -> _Place | None:
-        places = sorted(self._places(), key=lambda place: -place.end)
-        for _, equals in groupby(places, key=lambda place: place.end):
-            own = [place for place in equals if not self._foreign(place)]
-            if own:
-                if len(own) == 1:
-                    return own[0]
-                if self.unrelated:
-                    own = self._latest_first(own)
-                return max(own, key=self._rank)
+    def _deepest(self) -> Place | None:
+        places = self._places()
+        while places:
+            end, deepest = 0, places[:0]
+            for place in places:
+                if place.end > end:
+                    end, deepest = place.end, []
+                if place.end == end and not self._foreign(place):
+                    deepest.append(place)
+            if len(deepest) == 1:
+                return deepest[0]
+            if deepest:
+                if self.index.unrelated:
+                    deepest = self._latest_first(deepest)
+                return max(deepest, key=self._rank)
+            places = [place for place in places if place.end < end]
         return None
 
-    def _latest_first(self, places: list[_Place]) -> list[_Place]:
+    def _latest_first(self, places: list[Place]) -> list[Place]:
         """The places as their conversations went on, the latest first."""
         ids = {place.turn.call_id for place in places}
         order: dict[str, int] = {}
@@ -136,56 +131,56 @@ class Search:
                     break
         return sorted(places, key=lambda place: order[place.turn.call_id])
 
-    def _places(self) -> list[_Place]:
+    def _places(self) -> list[Place]:
         """Every reply that the request repeats whole, with its whole history."""
-        found: list[_Place] = []
+        found: list[Place] = []
         open_: list[tuple[Below, int]] = [(None, 0)]
-        digests = self.digests
+        digests, units, turns, index = self.digests, self.units, self.index.turns, self.index.found
         while open_:
             below, start = open_.pop()
             if start >= len(digests):
                 continue
-            for turn in self.index.children(below, digests[start]):
+            known = index.get(("next", below, digests[start]), ())
+            if nothing_new := index.get(("next", below, b"")):
+                known = [*known, *nothing_new]
+            for turn in known:
                 end = start + len(turn.seen.units)
-                if digests[start:end] != turn.seen.units:
+                if end >= len(digests) or digests[start:end] != turn.seen.units:
                     continue
-                if end < len(digests) and self.units[end].message is None:
+                unit = units[end]
+                if unit.message is None:
                     self.passed_over.append((below, turn))
-                for place in self._replies_at(turn, end):
-                    if place.match.part == "prefix":
+                    continue
+                minted = [call_id for call_id in unit.minted if call_id in turns]
+                if minted and turn.call_id not in minted:
+                    continue
+                for choice, reply in enumerate(turn.choices):
+                    same = reply.digest == unit.digest
+                    match = WHOLE if same else self.compared(turn, choice, unit)
+                    if match is None:
+                        continue
+                    place = Place(turn, choice, end + 1, match, bool(minted))
+                    if match.part == "prefix":
                         self.cut.append(place)
                         continue
                     found.append(place)
-                    open_.append(((turn.call_id, place.choice), place.end))
+                    open_.append(((turn.call_id, choice), end + 1))
         return found
 
-    def _replies_at(self, turn: Turn, index: int) -> list[_Place]:
-        """The replies of ``turn`` that unit ``index`` echoes."""
-        if index >= len(self.units) or self.units[index].message is None:
-            return []
-        unit = self.units[index]
-        minted = self._known_ids(unit)
-        if minted and turn.call_id not in minted:
-            return []
-        places = []
-        for choice in range(len(turn.choices)):
-            match = self._match(turn, choice, unit)
-            if match is not None:
-                places.append(_Place(turn, choice, index + 1, match, bool(minted)))
-        return places
-
-    def _match(self, turn: Turn, choice: int, unit: Unit) -> Match | None:
+    def match(self, turn: Turn, choice: int, unit: Unit) -> Match | None:
+        """How the unit repeats a reply of ``turn``, if it does."""
         if turn.choices[choice].digest == unit.digest:
-            return _WHOLE
-        return self._compared(turn, choice, unit)
+            return WHOLE
+        return self.compared(turn, choice, unit)
 
-    def _compared(self, turn: Turn, choice: int, unit: Unit) -> Match | None:
+    def compared(self, turn: Turn, choice: int, unit: Unit) -> Match | None:
+        """:meth:`match` with what is written differently."""
+        reply = turn.choices[choice]
         if unit.message is None:
             return None
-        raw = self.request.messages[unit.start]
-        return compare(turn.choices[choice].message, unit.message, raw)
+        return compare(reply.message, unit.message, self.request.messages[unit.start])
 
-    def _rank(self, place: _Place) -> tuple[object, ...]:
+    def _rank(self, place: Place) -> tuple[object, ...]:
         """Greater is better; among equals the first found stays."""
         turn, seen = place.turn, self.seen
         return (
@@ -193,14 +188,14 @@ class Search:
             turn.seen.system == seen.system,
             turn.seen.tools == seen.tools,
             turn.seen.agent == seen.agent,
-            self._names(place.turn, place.choice, self.units[place.end - 1]),
-            not self._answered_below(place) if self.unrelated else self._asked_below(place),
+            names_own_calls(turn, place.choice, self.units[place.end - 1]),
+            not self._answered_below(place) if self.index.unrelated else self._asked_below(place),
             self._leads_on(place),
-            self.unrelated or not self.index.echoed(turn),
+            self.index.unrelated or not self.index.echoed(turn),
             turn.status is CallStatus.COMPLETE,
         )
 
-    def _asked_below(self, place: _Place) -> bool:
+    def _asked_below(self, place: Place) -> bool:
         """Whether this very question went on from there before; under other instructions or tools
         than the place's own it was recorded from the start."""
         turn = place.turn
@@ -209,29 +204,18 @@ class Search:
             asked.parent_call_id == turn.call_id for asked in self.index.asked(None, self.seen)
         )
 
-    def _answered_below(self, place: _Place) -> bool:
+    def _answered_below(self, place: Place) -> bool:
         """Whether this very question has been answered there: to an equal conversation's run."""
         rest = structs.replace(self.seen, units=self.digests[place.end :])
         asked = self.index.asked((place.turn.call_id, place.choice), rest)
         return any(turn.status is CallStatus.COMPLETE for turn in asked)
 
-    def _own_head(self, place: _Place) -> bool:
+    def own_head(self, place: Place) -> bool:
         """Whether the call had the instructions and tools that this request has."""
         seen = place.turn.seen
         return (seen.system, seen.tools) == (self.seen.system, self.seen.tools)
 
-    def _names(self, turn: Turn, choice: int, unit: Unit) -> bool:
-        """Whether no tool call of the echo has the id of another sample's: of samples that show the
-        same and thought differently, the client says which one it goes on from."""
-        if len(turn.choices) == 1 or unit.message is None:
-            return True
-        own = _call_marks(turn.choices[choice].message)
-        of_others = {
-            minted for other in turn.choices for minted in _call_marks(other.message)
-        } - own
-        return of_others.isdisjoint(_call_marks(unit.message))
-
-    def _leads_on(self, place: _Place) -> bool:
+    def _leads_on(self, place: Place) -> bool:
         """Whether a reply that is echoed later was given below this one: then, of samples that say
         the same, this one was used."""
         return any(
@@ -241,7 +225,7 @@ class Search:
             for turn in self.index.replied(unit.digest)
         )
 
-    def _foreign(self, place: _Place) -> bool:
+    def _foreign(self, place: Place) -> bool:
         """Another agent's call: other instructions, other tools, and no echoed id to vouch."""
         seen = place.turn.seen
         if seen.system == self.seen.system or seen.tools == self.seen.tools:
@@ -254,122 +238,46 @@ class Search:
             turn = turn.base
         return True
 
-    # — the parent: the last echo, wherever its history went —
-
-    def _named(self, base: _Place | None) -> _Place | None:
-        """The call whose reply is echoed last after the base, its history not standing there."""
-        start = base.end if base is not None else 0
-        for at in range(len(self.units) - 1, start - 1, -1):
-            unit = self.units[at]
-            if unit.message is None:
-                continue
-            found = (
-                self._cut_here(at, base)
-                or self._minted_here(unit, at)
-                or self._worded_here(unit, at, base)
-            )
-            if found is not None:
-                return found
-        return None
-
-    def _cut_here(self, at: int, base: _Place | None) -> _Place | None:
-        above = base.turn if base is not None else None
-        here = [place for place in reversed(self.cut) if place.end == at + 1]
-        below = [place for place in here if same_call(place.turn.base, above)]
-        return next(iter(below or filter(self._own_head, here)), None)
-
-    def _minted_here(self, unit: Unit, at: int) -> _Place | None:
-        for call_id in reversed(self._known_ids(unit)):
-            turn = self.index.turns[call_id]
-            choices = range(len(turn.choices))
-            same = [n for n in choices if self._match(turn, n, unit) is not None]
-            choice = max(same, key=lambda n: self._names(turn, n, unit), default=0)
-            return _Place(turn, choice, at + 1, _WHOLE, True)
-        return None
-
-    def _worded_here(self, unit: Unit, at: int, base: _Place | None) -> _Place | None:
-        """A recorded reply in this unit's very words, where that is evidence enough."""
-        if unit.message is None:
-            return None
-        for turn in reversed(self.index.replied(unit.digest)):
-            choice = next(n for n, reply in enumerate(turn.choices) if unit.digest in echoes(reply))
-            if base is not None:
-                proven = self.index.descends(turn, base.turn)
-            else:
-                proven = _telling(turn.choices[choice].message) or self._follows(turn, at)
-            if proven:
-                return _Place(turn, choice, at + 1, _WHOLE, False)
-        return None
-
-    def _follows(self, turn: Turn, at: int) -> bool:
-        """Whether the assistant's turn before unit ``at`` echoes the parent of ``turn``."""
-        parent = self.index.turns.get(turn.parent_call_id or "")
-        earlier = [unit for unit in self.units[:at] if unit.message is not None]
-        if parent is None or not earlier:
-            return False
-        choices = range(len(parent.choices))
-        return any(self._match(parent, choice, earlier[-1]) is not None for choice in choices)
-
-    def _summariser(self) -> Turn | None:
-        """The call whose reply, or the end of it inside a tag, stands whole in this new
-        conversation's first messages, when the session knows a longer one with the same
-        instructions."""
-        if self.index.deepest(self.seen) <= self.seen.depth:
-            return None
-        found = {
-            turn.call_id: turn
-            for unit in self.units
-            if unit.role in ("user", "system")
-            for text in meaning_parts(self.request.messages[unit.start].content)
-            if isinstance(text, str) and len(text) >= SUMMARY_LENGTH
-            for turn in self.index.opened_within(text)
-            if any(told in text for told in summaries(turn)) and not _was_told(turn, unit)
-        }
-        if len(found) < 2:
-            return next(iter(found.values()), None)
-        return next(turn for turn in reversed(self.index.turns.values()) if turn.call_id in found)
-
     # — the verdict —
 
-    def _unbroken(self, base: _Place | None) -> Link:
+    def _unbroken(self, base: Place | None) -> Link:
         """The link of a request that continues ``base``, or starts a conversation."""
+        request, seen = self.request, self.seen
         if base is None:
-            return Link(seen=self.seen, tail=self.request.messages)
-        end = base.end
-        return Link(
-            seen=structs.replace(self.seen, units=self.digests[end:], forms=self.seen.forms[end:]),
+            return Link(seen=seen, tail=request.messages, head=self.head)
+        end, before = base.end, base.turn.seen
+        link = Link(
+            seen=seen,
             parent=base.turn,
-            base=base.turn,
-            choice=base.choice,
             rule="minted_id" if base.minted else "content",
-            differs=_merged(base.turn.differs, self._differs(base)),
             confidence=self._confidence(base),
-            tail=self.request.messages[self.units[end - 1].end :],
+            tail=request.messages,
+            head=self.head,
         )
-
-    def _same_head(self, link: Link, base: _Place) -> Link:
-        """A changed system prompt or tool set stands before everything else in the prompt: then
-        nothing of the base's tokens can be kept."""
-        seen = base.turn.seen
-        system, tools = seen.system != self.seen.system, seen.tools != self.seen.tools
-        if not system and not tools:
-            return link
-        reason = BreakReason.SYSTEM_CHANGED if system else BreakReason.TOOLS_CHANGED
-        changed = ["system"] * system + ["tools"] * tools
+        differs = self._differs(base)
+        system, tools = before.system != seen.system, before.tools != seen.tools
+        if system or tools:
+            # They stand before everything else in the prompt: nothing of the base's tokens can be
+            # kept.
+            reason = BreakReason.SYSTEM_CHANGED if system else BreakReason.TOOLS_CHANGED
+            differs |= {"system"} if system else set()
+            differs |= {"tools"} if tools else set()
+            return structs.replace(
+                link, differs=_merged(base.turn.differs, differs), break_reason=reason
+            )
         return structs.replace(
             link,
-            seen=self.seen,
-            base=None,
-            choice=0,
-            tail=self.request.messages,
-            differs=_merged(link.differs, changed),
-            break_reason=reason,
+            seen=structs.replace(seen, units=self.digests[end:], forms=seen.forms[end:]),
+            base=base.turn,
+            choice=base.choice,
+            differs=_merged(base.turn.differs, differs) if differs else base.turn.differs,
+            tail=request.messages[self.units[end - 1].end :],
         )
 
-    def _broken(self, link: Link, named: _Place) -> Link:
+    def _broken(self, link: Link, named: Place) -> Link:
         """The request goes on from ``named``, but what stood before it was rewritten."""
         seen = named.turn.seen
-        if link.break_reason is not None and not self._own_head(named):
+        if link.break_reason is not None and not self.own_head(named):
             reason = link.break_reason
         elif named.match.part == "prefix":
             reason = BreakReason.TRUNCATED
@@ -387,24 +295,24 @@ class Search:
         )
 
     def _compacted(self, link: Link) -> Link:
-        summariser = self._summariser()
-        if summariser is None:
+        parent = summariser(self)
+        if parent is None:
             return link
         return structs.replace(
             link,
-            parent=summariser,
+            parent=parent,
             rule="content",
             confidence=0.6,
             differs=("history",),
             break_reason=BreakReason.COMPACTED,
         )
 
-    def _differs(self, place: _Place) -> set[str]:
+    def _differs(self, place: Place) -> set[str]:
         """What this request writes differently than the base's request and reply did."""
-        seen, found = place.turn.seen, set(place.match.differs)
-        compared = self._compared(place.turn, place.choice, self.units[place.end - 1])
-        if compared is not None:
-            found |= compared.differs
+        seen, found, echo = place.turn.seen, set(place.match.differs), self.units[place.end - 1]
+        if echo.form != place.turn.choices[place.choice].form:
+            compared = self.compared(place.turn, place.choice, echo)
+            found |= frozenset() if compared is None else compared.differs
         first = place.end - 1 - len(seen.units)
         for form, unit in zip(seen.forms, self.units[first:], strict=False):
             if form != unit.form:
@@ -413,16 +321,14 @@ class Search:
             found.add("system_form")
         return found
 
-    def _confidence(self, place: _Place) -> float:
+    def _confidence(self, place: Place) -> float:
         if place.minted or place.turn.call_id == self.previous:
             return 1.0
         turn = place.turn
-        twins = any(
-            other is not turn
-            and same_call(other.base, turn.base)
-            and other.seen.units == turn.seen.units
-            for other in self.index.replied(turn.choices[place.choice].digest)
-        )
+        twins = False
+        for other in self.index.replied(turn.choices[place.choice].digest):
+            if other is not turn and other.seen.units == turn.seen.units:
+                twins = twins or same_call(other.base, turn.base)
         return 0.5 if twins else 0.95
 
     def _retry(self, link: Link) -> Turn | None:
@@ -435,8 +341,6 @@ class Search:
     def _dropped(self, link: Link) -> Turn | None:
         """The call whose whole question stands in the request, and whose reply does not: what came
         next stands in its place."""
-        if not self.passed_over:
-            return None
         below = (link.base.call_id, link.choice) if link.base is not None else None
         asked = [
             turn
@@ -447,59 +351,23 @@ class Search:
             and turn.seen.agent == self.seen.agent
             and not self.index.echoed(turn)
         ]
-        # Each call tells of the reply before it: earlier ones were told of by then.
+        # Each call reports the reply before it; earlier ones have been reported by then.
         return max(asked, key=lambda turn: len(turn.seen.units), default=None)
 
-    def _known_ids(self, unit: Unit) -> tuple[str, ...]:
+    def known_ids(self, unit: Unit) -> tuple[str, ...]:
         turns = self.index.turns
         return tuple([call_id for call_id in unit.minted if call_id in turns])
 
     def _unknown(self) -> tuple[str, ...]:
-        turns = self.index.turns
-        ids = [one for unit in self.units for one in unit.minted if one not in turns]
-        if self.previous is not None and self.previous not in turns:
+        ids: list[str] = []
+        for unit in self.units:
+            for call_id in unit.minted:
+                if call_id not in self.index.turns:
+                    ids.append(call_id)
+        if self.previous is not None and self.previous not in self.index.turns:
             ids.append(self.previous)
         return tuple(dict.fromkeys(ids))
 
 
-def _call_marks(message: Message) -> set[MintedId]:
-    return {minted for call in message.tool_calls if (minted := read(call.id)) is not None}
-
-
-def _ask_digest(request: Request) -> bytes:
-    if request.tool_choice is None and request.response_format is None:
-        return _PLAIN_ASK
-    return value_digest([request.tool_choice, request.response_format])
-
-
-def _arguments(request: Request) -> str | None:
-    arguments = request.template_arguments
-    return json.dumps(arguments, sort_keys=True) if arguments else None
-
-
-def _was_told(turn: Turn, unit: Unit) -> bool:
-    """Whether the call's own conversation has the step: then its reply repeats that, as a text that
-    needed no correction, and not the other way round."""
-    at: Turn | None = turn
-    while at is not None:
-        if unit.digest in at.seen.units:
-            return True
-        at = at.base
-    return False
-
-
-def _telling(reply: Message) -> bool:
-    """Whether a reply is so long that two calls hardly give the same."""
-    arguments = sum(len(call.arguments) for call in reply.tool_calls)
-    return len(spoken_text(reply)) + arguments >= SUMMARY_LENGTH
-
-
-def same_call(one: Turn | None, other: Turn | None) -> bool:
-    """Whether both are the same call, whenever they were made from its record."""
-    if one is None or other is None:
-        return one is other
-    return one.call_id == other.call_id
-
-
 def _merged(*names: Iterable[str]) -> tuple[str, ...]:
-    return tuple(sorted(set(chain.from_iterable(names))))
+    return tuple(sorted(set().union(*names)))

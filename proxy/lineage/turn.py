@@ -1,4 +1,7 @@
-"""One recorded call as lineage knows it: what was asked, what was answered, and in which tokens.
+"""Recorded calls as lineage knows them, and the index by which a request finds them.
+
+A turn is one call: what was asked, what was answered, and where its tokens stand in the session's
+token tree.
 
 Turns form two trees that mostly coincide. The *parent* is the call that a request continues in
 meaning. The *base* is the deepest call whose whole conversation, reply included, stands unchanged
@@ -9,39 +12,40 @@ broke, and the break has a reason.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+import re
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from typing import Final
 
 import msgspec
-import numpy as np
 
-from bridle.proxy.lineage.digests import digest_of, unfolded
-from bridle.proxy.wire.canonical import Message, ToolCall
-from bridle.store.records import BreakReason, CallStatus, TokenIds
-from bridle.store.tree import common_prefix
+from bridle.proxy.lineage.digests import Digester, digest_of, spoken_text
+from bridle.store.reading.summaries import SUMMARY_LENGTH, quotable
+from bridle.store.records import (
+    BreakReason,
+    CallKind,
+    CallStatus,
+    LineageState,
+    Message,
+    Note,
+    RequestDigests,
+    TokenIds,
+)
+from bridle.store.tree import Node, Point, path_ids
 
-STATE_VERSION = 1
+_CUT: Final = frozenset({CallStatus.FAILED, CallStatus.PARTIAL, CallStatus.INTERRUPTED})
+"""The statuses after which a client sends its request again."""
+
+TRUSTED: Final = frozenset({CallStatus.COMPLETE, CallStatus.PARTIAL})
+"""The statuses of calls whose tokens later calls may continue, contradictions excepted."""
 
 
-class Seen(msgspec.Struct, frozen=True, gc=False):
-    """What a request said, in digests."""
+Below = tuple[str, int] | None
+"""A place in the tree: below one reply of a call, or at the root."""
+Key = tuple[object, ...]
 
-    system: bytes
-    """The leading system messages (16 bytes, like every digest here)."""
-    system_form: bytes
-    tools: bytes
-    ask: bytes
-    """What else makes two requests the same question: tool choice and response format."""
-    units: tuple[bytes, ...]
-    """Digests of the steps after the base's reply (all steps when there is no base)."""
-    forms: tuple[bytes, ...]
-    """How these steps were written, one each."""
-    depth: int
-    """How many steps the whole request had, those before the base's reply included."""
-    agent: str | None = None
-    """The harness' own name of the (sub-)agent, when its headers tell one."""
-    arguments: str | None = None
-    """What the chat template was given beside messages and tools, as JSON; ``None``: nothing."""
+_BEGINNINGS: Final = re.compile(r"(?<!\w)\w|[^\w\s]")
+"""Where a quoted text may begin: at a word, or at any sign that is not part of one."""
 
 
 class Sampled(msgspec.Struct, frozen=True, gc=False):
@@ -49,26 +53,27 @@ class Sampled(msgspec.Struct, frozen=True, gc=False):
 
     message: Message
     """The reply in chat shape, tool-call ids as the client was sent them."""
-    token_ids: TokenIds
-    """``uint32[T]``, the engine's own, stop token included when there is one."""
-    finish_reason: str | None = None
-    digest: bytes = b""
+    digest: bytes
+    form: bytes
+    """Digests of its meaning, and of its form when it is echoed unchanged."""
+    node: Node | None = None
+    """Its tokens; ``None`` when nothing can be built on them."""
 
 
 class Turn(msgspec.Struct, frozen=True, eq=False):
-    """One recorded call: from :meth:`of` when it is over, from :meth:`from_state` at restart."""
+    """One recorded call, when it is over."""
 
     call_id: str
+    session_id: str
     parent_call_id: str | None
     status: CallStatus
-    seen: Seen
+    seen: RequestDigests
     base: Turn | None = None
     base_choice: int = 0
     choices: tuple[Sampled, ...] = ()
-    shared: int = 0
-    """How many tokens of the base's path (its prompt and reply) this prompt begins with."""
-    own_ids: TokenIds | None = None
-    """``uint32``: the prompt ids after the shared ones; ``None`` when the engine told no ids."""
+    prompt: Point | None = None
+    """Where its prompt ends; ``None`` when the engine reported no ids, or when the record is not
+    to be trusted: then its echo is recognised, and nothing is built on it."""
     differs: tuple[str, ...] = ()
     """What the harness wrote differently along this conversation, so far."""
     confidence: float = 1.0
@@ -77,161 +82,28 @@ class Turn(msgspec.Struct, frozen=True, eq=False):
     def __repr__(self) -> str:
         return f"Turn({self.call_id!r})"  # its bases are as many as the conversation is long
 
-    @classmethod
-    def of(
-        cls,
-        call_id: str,
-        link: Link,
-        *,
-        status: CallStatus,
-        choices: Sequence[Sampled] = (),
-        prompt_token_ids: TokenIds | Sequence[int] | None = None,
-    ) -> Turn:
-        """The turn of a call that was admitted with ``link`` and is now over.
-
-        ``choices`` are the replies as sampled (none when the call failed), ``prompt_token_ids`` the
-        ids that the engine says it used. Of a quarantined call give the replies but no prompt ids:
-        it is recognised when it is echoed, and nothing is built on it.
-        """
-        shared, own_ids = _share(link.base, link.choice, prompt_token_ids)
-        return cls(
-            call_id=call_id,
-            parent_call_id=link.parent.call_id if link.parent is not None else None,
-            status=status,
-            seen=link.seen,
-            base=link.base,
-            base_choice=link.choice if link.base is not None else 0,
-            choices=tuple(
-                Sampled(
-                    choice.message,
-                    np.asarray(choice.token_ids, dtype=np.uint32),
-                    choice.finish_reason,
-                    digest_of(unfolded(choice.message)),
-                )
-                for choice in choices
-            ),
-            shared=shared,
-            own_ids=own_ids,
-            differs=link.differs,
-            confidence=link.confidence,
-            retry_of=link.retry_of,
-        )
-
-    @property
-    def prompt_token_ids(self) -> TokenIds | None:
-        """``uint32[P]`` as the engine used them, put together from the path."""
-        return None if self.own_ids is None else np.concatenate(self._prompt_pieces())
-
-    def _prompt_pieces(self) -> list[TokenIds]:
-        """The prompt's ids as the turns of its path hold them, in order; at least one piece."""
-        pieces: list[TokenIds] = []
-        turn, wanted = self, self.prompt_length
-        while True:
-            if turn.own_ids is not None and wanted > turn.shared:
-                pieces.append(turn.own_ids[: wanted - turn.shared])
-                wanted = turn.shared
-            if wanted == 0 or turn.base is None:
-                break
-            length = turn.base.prompt_length
-            if wanted > length:
-                sampled = turn.base.choices[turn.base_choice].token_ids
-                pieces.append(sampled[: wanted - length])
-                wanted = length
-            turn = turn.base
-        return pieces[::-1] or [np.empty(0, np.uint32)]
-
     @property
     def prompt_length(self) -> int:
-        """Tokens in the prompt; 0 when the engine told no ids."""
-        return 0 if self.own_ids is None else self.shared + len(self.own_ids)
+        """Tokens in the prompt; 0 when its ids are not known."""
+        return 0 if self.prompt is None else self.prompt.position
+
+    def tip(self, choice: int = 0) -> Node | None:
+        """Where prompt and reply of one choice end; ``None`` when either has no ids."""
+        if self.prompt is None or choice >= len(self.choices):
+            return None
+        node = self.choices[choice].node
+        return node if node is not None and len(node.token_ids) else None
 
     def path_ids(self, choice: int = 0) -> TokenIds | None:
         """``uint32``: prompt and reply of one choice; ``None`` when either has no ids."""
-        pieces = self.path_pieces(choice)
-        return None if pieces is None else np.concatenate(pieces)
-
-    def path_pieces(self, choice: int = 0) -> list[TokenIds] | None:
-        """:meth:`path_ids` in pieces, for who puts more behind them; the last is the reply."""
-        if self.own_ids is None or choice >= len(self.choices):
-            return None
-        sampled = self.choices[choice].token_ids
-        return [*self._prompt_pieces(), sampled] if len(sampled) else None
-
-    def to_state(self) -> dict[str, Any]:
-        """JSON for ``calls.conversation``. Ids and messages are in the store's other columns.
-
-        Others may read ``differs``, ``confidence`` and ``retry_of`` here. A retry is only what it
-        looked like when it was asked: when the earlier call has children, both were samples.
-        """
-        seen = self.seen
-        return {
-            "version": STATE_VERSION,
-            "base": self.base.call_id if self.base is not None else None,
-            "choice": self.base_choice,
-            "system": seen.system.hex(),
-            "system_form": seen.system_form.hex(),
-            "tools": seen.tools.hex(),
-            "ask": seen.ask.hex(),
-            "units": b"".join(seen.units).hex(),
-            "forms": b"".join(seen.forms).hex(),
-            "depth": seen.depth,
-            "agent": seen.agent,
-            "arguments": seen.arguments,
-            "differs": list(self.differs),
-            "confidence": self.confidence,
-            "retry_of": self.retry_of,
-        }
-
-    @classmethod
-    def from_state(
-        cls,
-        state: Mapping[str, Any],
-        *,
-        call_id: str,
-        parent_call_id: str | None,
-        status: CallStatus,
-        base: Turn | None,
-        choices: Sequence[Sampled] = (),
-        prompt_token_ids: TokenIds | Sequence[int] | None = None,
-    ) -> Turn:
-        """The turn that :meth:`to_state` was asked of, with what the store's other columns hold.
-
-        ``base`` is the turn named by ``state["base"]``. Raises ``ValueError`` for a state that an
-        incompatible version wrote, or when ``base`` is not that turn.
-        """
-        if state.get("version") != STATE_VERSION:
-            raise ValueError(f"call {call_id}: unknown lineage state {state.get('version')!r}")
-        if state["base"] != (base.call_id if base is not None else None):
-            raise ValueError(f"call {call_id}: its lineage state needs call {state['base']} first")
-        seen = Seen(
-            system=bytes.fromhex(state["system"]),
-            system_form=bytes.fromhex(state["system_form"]),
-            tools=bytes.fromhex(state["tools"]),
-            ask=bytes.fromhex(state["ask"]),
-            units=_cut(state["units"]),
-            forms=_cut(state["forms"]),
-            depth=state["depth"],
-            agent=state["agent"],
-            arguments=state.get("arguments"),
-        )
-        link = Link(
-            seen=seen,
-            base=base,
-            choice=state["choice"],
-            differs=tuple(state["differs"]),
-            confidence=state["confidence"],
-            retry_of=state["retry_of"],
-        )
-        turn = cls.of(
-            call_id, link, status=status, choices=choices, prompt_token_ids=prompt_token_ids
-        )
-        return msgspec.structs.replace(turn, parent_call_id=parent_call_id)
+        tip = self.tip(choice)
+        return None if tip is None else path_ids(tip, tip.end)
 
 
 class Link(msgspec.Struct, frozen=True):
     """Where a request belongs in its session."""
 
-    seen: Seen
+    seen: RequestDigests
     parent: Turn | None = None
     """The call that the request continues in meaning."""
     base: Turn | None = None
@@ -246,6 +118,8 @@ class Link(msgspec.Struct, frozen=True):
     """1.0 when an echoed id names the parent; less the more is inferred."""
     tail: tuple[Message, ...] = ()
     """The request's messages after the base's reply; all of them when there is no base."""
+    head: int = 0
+    """How many leading system messages the request has."""
     break_reason: BreakReason | None = None
     retry_of: str | None = None
     """An earlier call that asked the same and failed, was cut, or has not been echoed so far."""
@@ -253,44 +127,168 @@ class Link(msgspec.Struct, frozen=True):
     """How that call ended."""
     dropped: str | None = None
     """An earlier call whose question the request repeats and goes on from without its reply."""
+    unexplained: bool = False
+    """Whether the request shows a reply or an id that these turns do not account for."""
     unknown: tuple[str, ...] = ()
     """Call ids that the request echoes and this session's memory does not hold: calls that are
     still running here, or that another worker recorded."""
 
+    def state(self) -> LineageState:
+        """What the store keeps of it; :func:`link_of` reads it."""
+        base = self.base
+        return LineageState(
+            self.seen,
+            None if base is None else base.call_id,
+            0 if base is None else self.choice,
+            self.differs,
+            self.confidence,
+            self.retry_of,
+        )
 
-def message_from_chat(chat: Mapping[str, Any]) -> Message:
-    """The inverse of :meth:`proxy.canonical.Message.to_chat`, for ``calls.message``."""
-    return Message(
-        role=chat["role"],
-        content=chat.get("content"),
-        reasoning=chat.get("reasoning"),
-        tool_calls=tuple(
-            ToolCall(
-                id=call["id"],
-                name=call["function"]["name"],
-                arguments=call["function"]["arguments"],
-            )
-            for call in chat.get("tool_calls") or ()
-        ),
-        tool_call_id=chat.get("tool_call_id"),
-        name=chat.get("name"),
+    def kind(self) -> CallKind:
+        """As far as lineage can say. An earlier call that ended well and was asked again may be a
+        sample beside this one, so that is no retry."""
+        if self.seen.agent is not None:
+            return CallKind.SUBAGENT
+        return CallKind.RETRY if self.retry_after in _CUT else CallKind.UNKNOWN
+
+    def notes(self, status: CallStatus) -> tuple[Note, ...]:
+        """The evidence for a retry (the earlier call, and how it ended), and on an answered call
+        the one whose reply the harness went on without."""
+        notes: tuple[Note, ...] = ()
+        if self.retry_of is not None and self.retry_after is not None:
+            name = "retry" if self.retry_after in _CUT else "asked_again"
+            notes = (Note(name, f"{self.retry_of} {self.retry_after}"),)
+        if self.dropped is not None and status in TRUSTED:
+            notes += (Note("reply_dropped", self.dropped),)
+        return notes
+
+
+def link_of(state: LineageState, call_id: str, base: Turn | None) -> Link:
+    """The link of a recorded call, whose :meth:`Link.state` was stored.
+
+    ``base`` is the turn of ``state.base_call_id``. Raises ``ValueError`` when it is another.
+    """
+    if state.base_call_id != (base.call_id if base is not None else None):
+        raise ValueError(f"call {call_id}: its lineage needs call {state.base_call_id} first")
+    return Link(
+        seen=state.digests,
+        base=base,
+        choice=state.base_choice,
+        differs=state.differs,
+        confidence=state.confidence,
+        retry_of=state.retry_of,
     )
 
 
-def _share(
-    base: Turn | None, choice: int, prompt_token_ids: TokenIds | Sequence[int] | None
-) -> tuple[int, TokenIds | None]:
-    """How many ids the prompt shares with the base's path, and its own ids after them."""
-    if prompt_token_ids is None:
-        return 0, None
-    prompt = np.asarray(prompt_token_ids, dtype=np.uint32)
-    path = base.path_ids(choice) if base is not None else None
-    if path is None:
-        return 0, prompt
-    shared = common_prefix(path, prompt)
-    return shared, prompt[shared:].copy()
+class TurnIndex:
+    """Turns by id (longest out of use first), by place, by reply and by question."""
+
+    def __init__(self, *, unrelated: bool = False) -> None:
+        """``unrelated``: the turns are of many sessions that know nothing of each other, so that
+        two equal conversations are one run after another, not one that asked again."""
+        self.unrelated = unrelated
+        self.digester = Digester()
+        self.turns: OrderedDict[str, Turn] = OrderedDict()
+        self.found: dict[Key, list[Turn]] = {}
+        """Turns by everything that they can be recognised by (:func:`_keys`), oldest first."""
+        self._deepest: dict[tuple[bytes, str | None], int] = {}
+        """By instructions and agent, the steps of the longest request there has been."""
+
+    def add(self, turn: Turn) -> None:
+        """Adds a call that is over, or replaces what was known of it."""
+        turns, found = self.turns, self.found
+        if turn.call_id in turns:
+            self.remove(turns[turn.call_id])
+        for key in _keys(turn):
+            found.setdefault(key, []).append(turn)
+            if key[0] == "used" and key[1] in turns:
+                turns.move_to_end(str(key[1]))
+        turns[turn.call_id] = turn
+        speaker, depth = (turn.seen.system, turn.seen.agent), turn.seen.depth
+        if depth > self._deepest.get(speaker, 0):
+            self._deepest[speaker] = depth
+
+    def remove(self, turn: Turn) -> None:
+        del self.turns[turn.call_id]
+        for key in _keys(turn):
+            remaining = self.found[key]
+            remaining.remove(turn)
+            if not remaining:
+                del self.found[key]
+
+    def leaves(self) -> list[Turn]:
+        """Turns that no other turn builds on: lone calls first, then ends of longer lines; each
+        longest out of use first."""
+        bases = {turn.base.call_id for turn in self.turns.values() if turn.base is not None}
+        ends = (turn for turn in self.turns.values() if turn.call_id not in bases)
+        return sorted(ends, key=lambda turn: turn.base is not None)
+
+    def replied(self, digest: bytes) -> Sequence[Turn]:
+        """Turns with a reply of this meaning, or with these calls beside a text; oldest first."""
+        return self.found.get(("reply", digest), ())
+
+    def asked(self, below: Below, seen: RequestDigests) -> Sequence[Turn]:
+        """Turns that asked exactly this at this place, sampling parameters aside; oldest first."""
+        key = ("asked", below, seen.system, seen.tools, seen.ask, seen.units)
+        return self.found.get(key, ())
+
+    def deepest(self, seen: RequestDigests) -> int:
+        """Steps of the longest request known under the instructions and agent of ``seen``."""
+        return self._deepest.get((seen.system, seen.agent), 0)
+
+    def opened_within(self, text: str) -> Iterator[Turn]:
+        """Turns with a long reply that may stand in ``text``; costs what ``text`` is long, however
+        many turns there are."""
+        for match in _BEGINNINGS.finditer(text):
+            at = match.start()
+            yield from self.found.get(("opening", text[at : at + SUMMARY_LENGTH]), ())
+
+    def echoed(self, turn: Turn) -> bool:
+        """Whether a later call was built on this one's reply."""
+        return ("used", turn.call_id) in self.found
+
+    def descends(self, turn: Turn, ancestor: Turn) -> bool:
+        """Whether ``turn`` lies below ``ancestor``, by base or by parent, or is it."""
+        at: Turn | None = turn
+        while at is not None:
+            if at.call_id == ancestor.call_id:
+                return True
+            at = at.base or self.turns.get(at.parent_call_id or "")
+        return False
 
 
-def _cut(digests: str) -> tuple[bytes, ...]:
-    packed = bytes.fromhex(digests)
-    return tuple(packed[at : at + 16] for at in range(0, len(packed), 16))
+def _keys(turn: Turn) -> dict[Key, None]:
+    """By what a request can recognise the turn, each once: the place and first new step of its
+    request, its whole question, the calls whose replies its request repeats, its replies, and the
+    beginnings of long ones."""
+    seen, base = turn.seen, turn.base
+    below = None if base is None else (base.call_id, turn.base_choice)
+    keys: dict[Key, None] = {
+        ("next", below, seen.units[0] if seen.units else b""): None,
+        ("asked", below, seen.system, seen.tools, seen.ask, seen.units): None,
+    }
+    if turn.parent_call_id is not None:
+        keys["used", turn.parent_call_id] = None
+    if base is not None:
+        keys["used", base.call_id] = None
+    for reply in turn.choices:
+        message = reply.message
+        keys["reply", reply.digest] = None
+        if message.tool_calls and message.content:
+            keys["reply", calls_alone(message)] = None
+        if isinstance(message.content, str) and len(message.content) < SUMMARY_LENGTH:
+            continue
+        for text in quotable(spoken_text(message)):
+            keys["opening", text[:SUMMARY_LENGTH]] = None
+    return keys
+
+
+def calls_alone(message: Message) -> bytes:
+    """The digest of a reply's tool calls: some harnesses drop the text beside them."""
+    return digest_of(msgspec.structs.replace(message, content=None))
+
+
+def summaries(turn: Turn) -> list[str]:
+    """The texts that a later conversation quotes of the turn's replies, if they are summaries."""
+    return [text for choice in turn.choices for text in quotable(spoken_text(choice.message))]

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import orjson
 
-from bridle.proxy.dialects.responses.request import ResponsesContext, parse
+from bridle.proxy.dialects.responses.request import parse_with
 from bridle.proxy.wire.canonical import ApiError, Request
 from bridle.proxy.wire.minting import call_id_of
 from bridle.proxy.wire.sse import SseParser
@@ -52,10 +52,10 @@ class StoredItems:
 
         Raises :class:`ApiError` (404) when an item is not stored here, or not for this client.
         """
-        context = request.context
-        if not isinstance(context, ResponsesContext) or not context.references:
+        references = request.responses.references
+        if not references:
             return request
-        return parse(body, await asyncio.to_thread(self._items, context.references, readable))
+        return parse_with(body, await asyncio.to_thread(self._items, references, readable))
 
     def forget(self, call_id: str) -> None:
         """The call's response has been deleted."""
@@ -85,7 +85,7 @@ class StoredItems:
             return known
         try:
             row = self._reader.call(call_id)
-            if row.dialect != "responses" or row.response_body_id is None or is_gone(row):
+            if row.dialect != "responses" or row.response_sha256 is None or is_gone(row):
                 return row.session_id, {}
             found = row.session_id, _written(self._reader.response_body(row.id))
         except NotFound:

@@ -12,8 +12,7 @@ from typing import Final
 
 import msgspec
 
-from bridle.proxy.dialects.responses.request import ResponsesContext, own_messages
-from bridle.proxy.lineage.lineage import message_from_chat
+from bridle.proxy.dialects.responses.request import with_history
 from bridle.proxy.recording.stored_items import DELETED, NOT_STORED, Readable, StoredItems, is_gone
 from bridle.proxy.wire.canonical import ApiError, Message, Request
 from bridle.proxy.wire.minting import call_id_of
@@ -34,15 +33,12 @@ class _Event(msgspec.Struct):
 
 def begins_with_instructions(request: Request) -> bool:
     """Whether the first message is a Responses request's ``instructions``."""
-    return isinstance(request.context, ResponsesContext) and request.context.instructions
+    return request.responses.instructions
 
 
 def not_stored(request: Request) -> tuple[Note, ...]:
     """The note on a call whose client said ``store: false``."""
-    context = request.context
-    if isinstance(context, ResponsesContext) and not context.store:
-        return (Note(NOT_STORED),)
-    return ()
+    return () if request.responses.store else (Note(NOT_STORED),)
 
 
 def marked_deleted(call: CallRow) -> tuple[Note, ...]:
@@ -85,9 +81,7 @@ class StoredResponses:
                 status=404,
                 param="previous_response_id",
             )
-        own = own_messages(request)
-        instructions = request.messages[: len(request.messages) - len(own)]
-        return msgspec.structs.replace(request, messages=(*instructions, *stored, *own))
+        return with_history(request, stored)
 
     async def find(self, response_id: str) -> CallRow | None:
         """The call that made the response, unless it is not stored for its client."""
@@ -102,7 +96,7 @@ class StoredResponses:
 
     async def whole(self, call: CallRow) -> bytes | None:
         """The response object that the client was sent; ``None`` when it never got a whole one."""
-        if call.response_body_id is None:
+        if call.response_sha256 is None:
             return None
         body = await asyncio.to_thread(self._reader.response_body, call.id)
         if not call.stream:
@@ -139,16 +133,13 @@ class StoredResponses:
                 row = self._reader.call(at)
             except NotFound:
                 return None
-            replies = [row.message, *row.conversation.get("choices", ())]
-            if not row.message or choice >= len(replies):
+            said = row.conversation
+            if said is None or choice >= len(row.replies):
                 return None
-            tail = [message_from_chat(message) for message in row.conversation.get("tail", ())]
-            lineage = row.conversation.get("lineage", {})
-            at = lineage.get("base")
-            if at is None and row.conversation.get("instructions"):
-                tail = tail[1:]
-            pieces.append((*tail, message_from_chat(replies[choice])))
-            choice = lineage.get("choice", 0)
+            at = None if said.lineage is None else said.lineage.base_call_id
+            tail = said.tail[1:] if at is None and said.instructions else said.tail
+            pieces.append((*tail, row.replies[choice]))
+            choice = 0 if said.lineage is None else said.lineage.base_choice
         whole = tuple(message for piece in reversed(pieces) for message in piece)
         self._known[call_id] = whole
         while len(self._known) > _CAPACITY:

@@ -11,21 +11,21 @@ import asyncio
 import logging
 import re
 import time
-from collections import OrderedDict
-from collections.abc import Callable, Container, Mapping
-from functools import partial
-from itertools import islice
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Final
 
 import msgspec
 
-from bridle.proxy.ports import CallWriter, SessionReader
 from bridle.proxy.sessions.harness_identity import Identity
-from bridle.proxy.sessions.keys import SESSION_KEY_PREFIX, credentials, hash_key, same
+from bridle.proxy.sessions.keys import SESSION_KEY_PREFIX, hash_key, same
+from bridle.proxy.sessions.memory import SessionMemory
+from bridle.proxy.sessions.session import Session
 from bridle.proxy.settings import ProxySettings, is_loopback
 from bridle.proxy.wire.canonical import ApiError
 from bridle.store.errors import NotFound, RecordRejected, StoreUnavailable
+from bridle.store.reading.queries import Reader
 from bridle.store.records import SessionRecord, new_id
+from bridle.store.writing.writer import Writer
 
 log = logging.getLogger("bridle.proxy")
 
@@ -38,42 +38,38 @@ class Caller(msgspec.Struct, frozen=True):
 
     admin: bool
     """May use the control routes and any session."""
-    session: SessionRecord | None
+    session: Session | None
     """The session whose key was given."""
 
     def may_read(self, session_id: str) -> bool:
-        """Whether what was recorded in the session may be told to it."""
+        """Whether the caller may read the records of the session."""
         return self.admin or (self.session is not None and self.session.id == session_id)
 
 
 class Sessions:
-    """Sessions by id, name and key: an LRU over the store, and the rules of admission."""
+    """Sessions by id, name and key, from memory or the store, and the rules of admission."""
 
     def __init__(
         self,
         settings: ProxySettings,
-        writer: CallWriter,
-        reader: SessionReader,
-        on_created: Callable[[SessionRecord], None] = lambda _: None,
-        free_names: Container[str] = (),
+        writer: Writer,
+        reader: Reader,
+        memory: SessionMemory,
+        before_seal: Callable[[str], Awaitable[None]],
     ) -> None:
-        """``free_names`` holds the names that a session may get without anybody being asked; what
-        it does not hold is looked for in the store."""
+        """``before_seal`` is awaited with the id of a session that is about to be sealed."""
         self._settings = settings
-        self._on_created = on_created
         self._writer = writer
         self._reader = reader
-        self._free_names = free_names
-        self._by_id: OrderedDict[str, SessionRecord] = OrderedDict()
-        self._ids: dict[tuple[str, str], str] = {}
-        """``("name" | "key", value)`` -> session id, for the sessions in ``_by_id``."""
+        self._memory = memory
+        self._before_seal = before_seal
         self._creating: dict[str, asyncio.Lock] = {}
 
     async def authenticate(self, headers: Mapping[str, str], address: str | None) -> Caller:
         """Raises :class:`ApiError` (401) when there is no valid key and one is needed, or when a
         key in our form is not, or no longer, valid."""
         admin_key = self._settings.admin_key
-        given = list(credentials(headers))
+        given = credentials(headers)
         for key in given:
             if admin_key is not None and same(key, admin_key):
                 return Caller(admin=True, session=None)
@@ -90,13 +86,13 @@ class Sessions:
 
     async def admit(
         self, caller: Caller, path_session: str | None, identity: Identity
-    ) -> SessionRecord | None:
+    ) -> Session | None:
         """The open session that a data request names by key, path or the harness's own session id;
         ``None`` when nothing does. Raises :class:`ApiError` when it is sealed, expired or not the
         caller's."""
         session = caller.session
         if session is not None:
-            if path_session not in (None, session.id, session.name):
+            if path_session not in (None, session.id, session.record.name):
                 raise ApiError(
                     "permission", "this key does not open the session in the path", status=403
                 )
@@ -105,78 +101,69 @@ class Sessions:
         elif identity.session_name is not None:
             session = await self._named(identity.session_name, identity)
         if session is not None:
-            _check_open(session)
+            _check_open(session.record)
         return session
 
-    async def anonymous(self, session_id: str | None, identity: Identity) -> SessionRecord:
-        """The session of a request that only its conversation identifies: ``session_id`` when it
-        continues one, else a new one."""
-        session = await self.find(session_id) if session_id is not None else None
-        if session is not None and session.sealed_at is None:
-            return session
+    async def anonymous(self, continued: Session | None, identity: Identity) -> Session:
+        """The session of a request that only its conversation identifies: the one that it continues
+        while that is open, else a new one."""
+        if continued is not None and continued.record.sealed_at is None:
+            return continued
         return await self.create(self._record(identity))
 
-    async def find(self, id_or_name: str) -> SessionRecord | None:
+    async def find(self, id_or_name: str) -> Session | None:
         """A session by id, or else by name."""
-        found = self._cached(id_or_name) or self._cached(self._ids.get(("name", id_or_name)))
+        found = self._memory.get(id_or_name) or self._memory.named(id_or_name)
         if found is None:
-            found = await asyncio.to_thread(self._read, id_or_name)
-            if found is not None:
-                self._remember(found)
+            record = await asyncio.to_thread(self._read, id_or_name)
+            return None if record is None else self._memory.add(record)
         return found
-
-    def latest_open(self, limit: int) -> list[str]:
-        """Ids of the sessions in memory that are not known to be sealed, latest used first."""
-        latest = islice(reversed(self._by_id.values()), limit)
-        return [session.id for session in latest if session.sealed_at is None]
 
     def forget(self, session_id: str) -> None:
         """The session changed elsewhere: the store is asked for it again."""
-        session = self._by_id.pop(session_id, None)
-        if session is not None:
-            self._forget_names(session)
+        self._memory.forget(session_id)
 
-    async def create(self, record: SessionRecord) -> SessionRecord:
+    async def create(self, record: SessionRecord) -> Session:
         """Raises :class:`ApiError` (409) when its name is taken, 503 when the store is down."""
         try:
             await self._writer.create_session(record)
         except RecordRejected as error:
             if record.name is not None and await self.find(record.name) is not None:
-                told = ApiError(
+                refusal = ApiError(
                     "invalid_request", f"session {record.name!r} exists already", status=409
                 )
             else:
-                told = ApiError("invalid_request", f"it cannot be stored: {error}", status=422)
-            raise told from error
+                refusal = ApiError("invalid_request", f"it cannot be stored: {error}", status=422)
+            raise refusal from error
         except StoreUnavailable as error:
             raise store_unavailable() from error
-        self._remember(record)
-        self._on_created(record)
-        return record
+        return self._memory.add(record, new=True)
 
     async def seal(self, session_id: str, outcome: str) -> None:
         """Ends the session; the first seal counts, wherever it was made. Raises 503."""
+        await self._before_seal(session_id)
         try:
             await self._writer.seal_session(session_id, outcome, time.time())
         except StoreUnavailable as error:
             raise store_unavailable() from error
         self.forget(session_id)
 
-    async def _by_key(self, key: str) -> SessionRecord:
+    async def _by_key(self, key: str) -> Session:
         digest = hash_key(key)
-        session = self._cached(self._ids.get(("key", digest)))
+        session = self._memory.keyed(digest)
         if session is None:
-            session = await asyncio.to_thread(self._reader.session_by_key_hash, digest)
-            if session is None or session.key_hash is None:
+            record = await asyncio.to_thread(self._reader.session_by_key_hash, digest)
+            if record is None:
                 raise unauthorised("this session key is not known here")
-            self._remember(session)
-        if session.key_hash is None or not same(digest, session.key_hash):
+            session = self._memory.add(record)
+        known, expires_at = session.record.key_hash, session.record.expires_at
+        if known is None or not same(digest, known):
             raise unauthorised("this session key is not known here")
-        if session.expires_at is not None and session.expires_at <= time.time():
+        if expires_at is not None and expires_at <= time.time():
             raise unauthorised("this session key has expired")
         return session
 
-    async def _named_in_path(self, name: str, identity: Identity) -> SessionRecord:
+    async def _named_in_path(self, name: str, identity: Identity) -> Session:
         if name.startswith(f"{SESSION_ID_PREFIX}_"):
             session = await self.find(name)
             if session is None:
@@ -190,22 +177,19 @@ class Sessions:
             )
         return await self._named(name, identity)
 
-    async def _named(self, name: str, identity: Identity) -> SessionRecord:
+    async def _named(self, name: str, identity: Identity) -> Session:
         """The session called ``name``, created on first use, once however many ask at once."""
-        session = self._cached(self._ids.get(("name", name)))
+        session = self._memory.named(name)
         if session is not None:
             return session
-        if name in self._free_names:
-            return self._open_soon(self._record(identity, name))
-        session = await asyncio.to_thread(self._reader.session_by_name, name)
-        if session is not None:
-            self._remember(session)
-            return session
+        record = await asyncio.to_thread(self._reader.session_by_name, name)
+        if record is not None:
+            return self._memory.add(record)
         lock = self._creating.setdefault(name, asyncio.Lock())
         try:
             async with lock:
-                # Who waited for the lock finds what was made meanwhile.
-                session = self._cached(self._ids.get(("name", name)))
+                # A request that waited for the lock finds what was made meanwhile.
+                session = self._memory.named(name)
                 if session is not None:
                     return session
                 try:
@@ -219,25 +203,6 @@ class Sessions:
         finally:
             if not lock.locked():
                 self._creating.pop(name, None)
-
-    def _open_soon(self, record: SessionRecord) -> SessionRecord:
-        """Queues the session and does not wait: none of its calls is acknowledged before it is in
-        the store. Raises :class:`ApiError` (503)."""
-        try:
-            opened = self._writer.open_session(record)
-        except StoreUnavailable as error:
-            raise store_unavailable() from error
-        self._remember(record)
-        self._on_created(record)
-        opened.add_done_callback(partial(self._opened, record))
-        return record
-
-    def _opened(self, record: SessionRecord, opened: asyncio.Future[None]) -> None:
-        error = opened.exception()
-        if error is not None:
-            # Its calls fail with it; the next one asks the store.
-            self.forget(record.id)
-            log.error("session_not_created", extra={"session": record.id, "error": str(error)})
 
     def _record(self, identity: Identity, name: str | None = None) -> SessionRecord:
         return SessionRecord(
@@ -254,28 +219,16 @@ class Sessions:
         except NotFound:
             return self._reader.session_by_name(id_or_name)
 
-    def _cached(self, session_id: str | None) -> SessionRecord | None:
-        if session_id is None:
-            return None
-        found = self._by_id.get(session_id)
-        if found is not None:
-            self._by_id.move_to_end(session_id)
-        return found
 
-    def _remember(self, session: SessionRecord) -> None:
-        self._by_id[session.id] = session
-        self._by_id.move_to_end(session.id)
-        if session.name:
-            self._ids["name", session.name] = session.id
-        if session.key_hash:
-            self._ids["key", session.key_hash] = session.id
-        while len(self._by_id) > self._settings.limits.sessions_in_memory:
-            _, old = self._by_id.popitem(last=False)
-            self._forget_names(old)
-
-    def _forget_names(self, session: SessionRecord) -> None:
-        self._ids.pop(("name", session.name or ""), None)
-        self._ids.pop(("key", session.key_hash or ""), None)
+def credentials(headers: Mapping[str, str]) -> list[str]:
+    """Every key that the request carries, in any of the providers' three headers."""
+    scheme, _, token = headers.get("authorization", "").partition(" ")
+    given = [
+        token if scheme.lower() == "bearer" else "",
+        headers.get("x-api-key", ""),
+        headers.get("x-goog-api-key", ""),
+    ]
+    return [*filter(None, map(str.strip, given))]
 
 
 def unauthorised(message: str) -> ApiError:
@@ -292,7 +245,7 @@ def store_unavailable() -> ApiError:
 
 
 def store_not_read(error: StoreUnavailable) -> ApiError:
-    """What clients are told of ``error``, which the log says more of."""
+    """The error that clients get for ``error``, which is logged."""
     log.error("store_not_read", extra={"error": str(error)})
     return store_unavailable()
 

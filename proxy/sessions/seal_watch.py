@@ -1,8 +1,8 @@
 """Sessions that another proxy on the same store has sealed.
 
-The workers of one port tell each other (``proxy/cluster/cluster_control.py``). Proxies that share
-no more than a store do not know of each other: while others write to it, it is asked now and then
-which of the sessions in use have been sealed.
+The workers of one port send each other their seals (``proxy/cluster/cluster_control.py``). Proxies
+that share no more than a store do not know of each other: while others write to it, it is asked now
+and then which of the sessions in use have been sealed.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import logging
 from typing import Final
 
 from bridle.proxy.periodic import Periodic
-from bridle.proxy.sessions.registry import Sessions
+from bridle.proxy.sessions.memory import SessionMemory
 from bridle.store.errors import StoreUnavailable
 from bridle.store.reading.queries import Reader
 
@@ -26,8 +26,8 @@ _AT_ONCE: Final = 1000
 class SealWatch:
     """Looks every ``every_s`` seconds, in a thread."""
 
-    def __init__(self, sessions: Sessions, reader: Reader, every_s: float = EVERY_S) -> None:
-        self._sessions = sessions
+    def __init__(self, memory: SessionMemory, reader: Reader, every_s: float = EVERY_S) -> None:
+        self._memory = memory
         self._reader = reader
         self._looks = Periodic("seal-watch", every_s, self._look)
 
@@ -38,7 +38,7 @@ class SealWatch:
         await self._looks.close()
 
     async def _look(self) -> None:
-        latest = self._sessions.latest_open(_AT_ONCE)
+        latest = self._memory.latest_open(_AT_ONCE)
         if not latest:
             return
         try:
@@ -47,7 +47,7 @@ class SealWatch:
             log.warning("seals_not_read", extra={"error": str(error)})
             return
         for session_id in sealed:
-            self._sessions.forget(session_id)
+            self._memory.forget(session_id)
 
     def _sealed(self, session_ids: list[str]) -> set[str]:
         if len(self._reader.writer_ids()) < 2:

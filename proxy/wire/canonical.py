@@ -1,78 +1,36 @@
-"""The one request and the one event stream that every dialect is translated to and from.
+"""The request, the events and the reply that every dialect is translated to and from.
 
-A dialect is pure: client bytes become a :class:`Request`; engine :data:`Event` values become client
-bytes. The canonical shape is the chat completions shape, which is what engines speak; what a
-provider has beyond it (signatures, item ids, cache marks) is kept as *anchors* or named in a note.
-A non-streaming reply is the fold of the same events (``proxy/wire/fold.py``), so there is one path.
+A :class:`Dialect` turns a client's bytes into a :class:`Request`, and :data:`Event` values into
+client bytes. The canonical shape is that of chat completions, which engines use. What a provider
+has beyond it (signatures, item ids, cache marks) is kept as *anchors* or named in a note. A
+non-streaming reply is the fold of the same events (``proxy/wire/fold.py``). All types here are
+plain data.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final, Literal, Protocol
 
 import msgspec
 import numpy as np
 
 from bridle.errors import BridleError
+from bridle.store.records import Message as Message
 from bridle.store.records import Note, TokenIds
+from bridle.store.records import Role as Role
+from bridle.store.records import ToolCall as ToolCall
 
 _IDENTIFIER: Final = re.compile(r"\b[a-z]+(?:_[a-z]+)+\b")
 
-Role = Literal["system", "user", "assistant", "tool"]
 DialectName = Literal["chat", "completions", "responses", "messages", "google"]
 FinishReason = Literal["stop", "length", "tool_calls", "content_filter"]
 
 
-class ToolCall(msgspec.Struct, frozen=True, gc=False):
-    """A function call of an assistant message."""
-
-    id: str
-    name: str
-    arguments: str
-    """JSON text as the client sent it, or as the engine produced it."""
-
-
-class Message(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
-    """One turn of the conversation in chat shape."""
-
-    role: Role
-    content: str | list[dict[str, Any]] | None = None
-    """Text, or chat content parts (``{"type": "text", ...}``, ``{"type": "image_url", ...}``)."""
-    reasoning: str | None = None
-    tool_calls: tuple[ToolCall, ...] = ()
-    tool_call_id: str | None = None
-    name: str | None = None
-    anchors: tuple[str, ...] = ()
-    """Opaque values minted by us that the harness echoed with this message: Responses item ids,
-    encrypted reasoning, thinking signatures. Tool-call ids are not repeated here."""
-
-    def to_chat(self) -> dict[str, Any]:
-        """This message as an engine's chat template expects it (arguments stay JSON text)."""
-        chat: dict[str, Any] = {"role": self.role}
-        if self.content is not None or not self.tool_calls:
-            chat["content"] = self.content if self.content is not None else ""
-        if self.reasoning is not None:
-            chat["reasoning"] = self.reasoning
-        if self.tool_calls:
-            chat["tool_calls"] = [
-                {
-                    "id": call.id,
-                    "type": "function",
-                    "function": {"name": call.name, "arguments": call.arguments},
-                }
-                for call in self.tool_calls
-            ]
-        if self.tool_call_id is not None:
-            chat["tool_call_id"] = self.tool_call_id
-        if self.name is not None:
-            chat["name"] = self.name
-        return chat
-
-
 class Sampling(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
-    """Sampling parameters as the client asked; ``None`` means that it did not say."""
+    """Sampling parameters of the client's request; ``None`` where the request has none."""
 
     temperature: float | None = None
     top_p: float | None = None
@@ -88,12 +46,43 @@ class Sampling(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
 
 
 class Wants(msgspec.Struct, frozen=True, gc=False):
-    """What the client asked to see of what is always recorded."""
+    """What the client's reply shows of what is always recorded, and in which form."""
 
     logprobs: bool = False
     top_logprobs: int = 0
     token_ids: bool = False
     stream_usage: bool = False
+    reasoning: bool = True
+    reasoning_summary: bool = False
+    """Responses only: reasoning as the item's ``summary``, else as its ``content``."""
+    encrypted_reasoning: bool = False
+    """Responses only: reasoning items carry ``encrypted_content``."""
+    json_array: bool = False
+    """Google only: the stream is one JSON array that grows, not server-sent events."""
+
+
+class ClientTool(msgspec.Struct, frozen=True, gc=False):
+    """The client's tool that an engine's function stands for."""
+
+    name: str
+    namespace: str | None = None
+    custom: bool = False
+    """A freeform tool, whose input is a text and not an object."""
+
+
+class ResponsesFields(msgspec.Struct, frozen=True, gc=False):
+    """What only a Responses request has."""
+
+    echo: bytes = b"{}"
+    """The fields that a response repeats from its request, as one JSON object."""
+    tools: Mapping[str, ClientTool] = {}
+    """By the name of the function that stands for the tool."""
+    instructions: bool = False
+    """Whether ``messages[0]`` is the request's ``instructions``, which a response that continues
+    this one does not inherit."""
+    store: bool = True
+    references: tuple[str, ...] = ()
+    """Ids of items that the input names and does not contain."""
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -119,20 +108,16 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Harmless fields that are forwarded to the engine as they are."""
     previous_response_id: str | None = None
     """Responses only: the stored response whose conversation comes before ``messages``."""
-    context: Any = None
-    """The dialect's own: what its emitter must echo. Opaque to everyone else."""
+    responses: ResponsesFields = ResponsesFields()
     names: Mapping[str, str] = {}
-    """What the client calls the engine's parameters, where it is another name."""
+    """The client's names of the engine's parameters, where they differ."""
     notes: tuple[Note, ...] = ()
     """What was converted or dropped in translation; each is counted."""
-    history: Any = None
-    """The messages as the next request of the conversation will find them known
-    (:class:`bridle.proxy.dialects.chat.history.ParsedHistory`); ``None`` where that is not kept."""
 
     @property
     def template_arguments(self) -> dict[str, Any] | None:
-        """``template_kwargs`` with what a reasoning effort is to a template. vLLM adds the same
-        when it renders; a tail that is rendered here must not read differently."""
+        """``template_kwargs`` with the arguments that stand for a reasoning effort. vLLM adds the
+        same ones when it renders, and a tail that is rendered here must be equal to its own."""
         effort = self.extra.get("reasoning_effort")
         if effort is None:
             return self.template_kwargs
@@ -144,9 +129,9 @@ class Started(msgspec.Struct, frozen=True, gc=False):
     """The engine has accepted the request; nothing sampled is visible yet."""
 
     prompt_tokens: int | None = None
-    """Known at once under exact continuation or when the engine tells; else ``None``."""
+    """``None`` until the engine reports it."""
     prompt_token_ids: Sequence[int] | TokenIds | None = None
-    """The ids that the engine says it used, when it says so at once; long ones as an array."""
+    """The ids that the engine used, where it reports them at the start; long ones as an array."""
 
 
 class TextDelta(msgspec.Struct, frozen=True, gc=False):
@@ -195,23 +180,23 @@ class Usage(msgspec.Struct, frozen=True, gc=False):
 Event = Started | TextDelta | ReasoningDelta | ToolCallDelta | Tokens | Finished | Usage
 
 
-class ChoiceReply(msgspec.Struct, gc=False):
+class ChoiceReply(msgspec.Struct, frozen=True, gc=False):
     """The fold of one choice's events."""
 
     text: str = ""
     reasoning: str = ""
-    tool_calls: list[ToolCall] = []
-    token_ids: list[int] = []
-    logprobs: list[float] = []
-    detail: list[Mapping[str, Any]] = []
+    tool_calls: Sequence[ToolCall] = ()
+    token_ids: Sequence[int] = ()
+    logprobs: Sequence[float] = ()
+    detail: Sequence[Mapping[str, Any]] = ()
     finish_reason: FinishReason | None = None
     stop_sequence: str | None = None
 
 
-class Reply(msgspec.Struct, gc=False):
-    """The fold of a whole event stream: what a non-streaming client gets, what the record keeps."""
+class Reply(msgspec.Struct, frozen=True, gc=False):
+    """The fold of a whole event stream: a non-streaming client gets it, and the record keeps it."""
 
-    choices: list[ChoiceReply] = []
+    choices: Sequence[ChoiceReply] = ()
     usage: Usage | None = None
     prompt_token_ids: Sequence[int] | TokenIds | None = None
 
@@ -224,7 +209,7 @@ def plain_ids(ids: Sequence[int] | TokenIds | None) -> list[int] | None:
 class Minted(msgspec.Struct, frozen=True, gc=False):
     """The opaque values that one call's reply carries, all derived from its call id.
 
-    A harness echoes them, and ``proxy/wire/minting.py`` reads the call id back out of any of them.
+    A harness echoes them, and ``proxy/wire/minting.py`` finds the call id in each of them.
     """
 
     call_id: str
@@ -233,7 +218,7 @@ class Minted(msgspec.Struct, frozen=True, gc=False):
     response_id: str
     """``chatcmpl-…``, ``resp_…`` or ``msg_…`` by dialect."""
     model: str
-    """The model name that the client asked for, answered back to it."""
+    """The model name of the client's request, which its reply repeats."""
 
     def item_id(self, kind: str, index: int) -> str:
         """Id of the ``index``-th output item: ``kind`` is the provider's prefix (``msg``, ``fc``,
@@ -274,8 +259,8 @@ class ApiError(BridleError):
         self.retry_after = retry_after
 
     def renamed(self, names: Mapping[str, str]) -> ApiError:
-        """The error in the client's ``names`` of the engine's parameters; those that are English
-        words stay in the message."""
+        """The error with the client's ``names`` of the engine's parameters. Names that are English
+        words stay as they are in the message."""
         if not names or self.kind != "invalid_request":
             return self
         message = _IDENTIFIER.sub(lambda found: names.get(found[0], found[0]), self.message)
@@ -294,16 +279,20 @@ class HttpError(msgspec.Struct, frozen=True):
 
 
 class Emitter(Protocol):
-    """Writes one streamed reply. Called in this order: ``begin``, ``event``…, then ``end`` or
-    ``fail``. Everything that tells the client that the reply is complete is in ``end``, because it
-    may leave only after the call has been committed. When that commit fails, the bytes of ``end``
-    are thrown away and ``fail`` is called after it. ``keep_alive`` may come at any time after
-    ``begin`` and before the last bytes."""
+    """Writes one streamed reply.
 
+    Called in this order: ``begin``, ``event``…, then ``end`` or ``fail``. Everything that marks the
+    reply as complete is in ``end``, because it may leave only after the call has been committed.
+    When that commit fails, the bytes of ``end`` are discarded and ``fail`` is called after it.
+    ``keep_alive`` may be called at any time after ``begin`` and before the last bytes.
+    """
+
+    @property
+    def content_type(self) -> str: ...
     def begin(self) -> bytes: ...
     def event(self, event: Event) -> bytes: ...
     def keep_alive(self) -> bytes:
-        """A real protocol event that resets the client's idle timer and changes nothing."""
+        """A valid protocol event that resets the client's idle timer and changes nothing."""
         ...
 
     def end(self) -> bytes: ...
@@ -312,24 +301,25 @@ class Emitter(Protocol):
         ...
 
 
-class Dialect(Protocol):
-    """A provider's wire API. Pure: no I/O, no clocks, no randomness."""
+Parse = Callable[[bytes, Mapping[str, str], Mapping[str, str]], Request]
+"""Body, path and query to request. ``path`` holds the route's parameters (Google puts the model and
+the method there). Raises :class:`ApiError` (``invalid_request``) that names the field."""
+
+
+@dataclass(frozen=True, slots=True)
+class Dialect:
+    """A provider's wire API, as pure functions: no I/O, no clocks, no randomness."""
 
     name: DialectName
-    stream_content_type: str
-    """An emitter that has a ``content_type`` of its own knows better."""
-    stream_failures: frozenset[str]
-    """Kinds of :class:`ApiError` that this provider's clients understand only inside a stream: to
-    a streaming request they are answered with status 200, ``begin`` and ``fail``."""
+    parse: Parse
+    emitter: Callable[[Request, Minted], Emitter]
+    reply: Callable[[Request, Minted, Reply], bytes]
+    error: Callable[[ApiError], HttpError]
+    response_prefix: str
+    """Of response ids."""
+    tool_call_prefix: str = "call"
 
-    def parse(self, body: bytes, path: Mapping[str, str], query: Mapping[str, str]) -> Request:
-        """Raises :class:`ApiError` (``invalid_request``) naming the offending field.
-
-        ``path`` holds the route's parameters (Google puts the model and the method there).
-        """
-        ...
-
-    def mint(self, call_id: str, created: int, model: str) -> Minted: ...
-    def emitter(self, request: Request, minted: Minted) -> Emitter: ...
-    def reply(self, request: Request, minted: Minted, reply: Reply) -> bytes: ...
-    def error(self, error: ApiError) -> HttpError: ...
+    def mint(self, call_id: str, created: int, model: str) -> Minted:
+        """The opaque values of the call's reply."""
+        response_id = f"{self.response_prefix}_{call_id.removeprefix('call_')}"
+        return Minted(call_id, created, response_id, model)

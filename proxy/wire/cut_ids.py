@@ -6,17 +6,15 @@ closing quote is followed by a colon, which no text inside a JSON string can sho
 escaped), the array holds digits and single commas only, and the rest, with :data:`PLACEHOLDER` in
 the array's place, is still decoded strictly. Whatever looks otherwise is left to the decoder.
 
-A session's next prompt mostly repeats its last one: :class:`PromptIds` reads only what comes after
-that, so that reading costs what is new.
+A session's next prompt mostly repeats its last one: :class:`KnownPrompt` reads only what comes
+after that, so that reading costs what is new.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable
 from typing import Final
 
-import msgspec
 import numpy as np
 
 from bridle.store.records import TokenIds
@@ -31,6 +29,7 @@ before; for a new one both cost about the same."""
 _MARKED: Final = b'"%b"' % PLACEHOLDER.encode()
 _KEY: Final = b'"prompt_token_ids":'
 _IDS_END: Final = 2**32
+_NO_IDS: Final = np.empty(0, dtype=np.uint32)
 
 
 def read_ids(text: bytes) -> TokenIds | None:
@@ -46,52 +45,36 @@ def read_ids(text: bytes) -> TokenIds | None:
     return ids.astype(np.uint32)
 
 
-class _Told(msgspec.Struct, frozen=True, gc=False):
-    text: bytes
-    ids: TokenIds
+class KnownPrompt:
+    """A session's latest long prompt as the engine reported it and as it was read."""
+
+    __slots__ = ("_ids", "_text")
+
+    def __init__(self) -> None:
+        self._text = b""
+        self._ids: TokenIds = _NO_IDS
 
     @property
     def size(self) -> int:
-        return len(self.text) + self.ids.nbytes
+        """Bytes."""
+        return len(self._text) + 4 * len(self._ids)
 
-
-class PromptIds:
-    """The latest long prompt of each session as it was told and as it was read, within ``limit``
-    bytes, the longest unused forgotten first."""
-
-    def __init__(self, limit: int = 8 << 20) -> None:
-        self._limit = limit
-        self._told: OrderedDict[str, _Told] = OrderedDict()
-        self._size = 0
-
-    def read(self, session_id: str, text: bytes) -> TokenIds | None:
+    def read(self, text: bytes) -> TokenIds | None:
         """What :func:`read_ids` makes of ``text``, read-only."""
-        before = self._told.pop(session_id, None)
-        if before is not None:
-            if text == before.text:
-                self._told[session_id] = before
-                return before.ids
-            self._size -= before.size
-        ids = _continued(before, text) if before is not None else read_ids(text)
+        if text == self._text:
+            return self._ids
+        before, rest = self._text, text[len(self._text) :]
+        # Otherwise a number goes on where the earlier text ended.
+        if before and rest.startswith(b",") and text.startswith(before):
+            new = read_ids(rest[1:])
+            ids = None if new is None else np.concatenate([self._ids, new])
+        else:
+            ids = read_ids(text)
         if ids is None:
             return None
         ids.flags.writeable = False
-        told = self._told[session_id] = _Told(text, ids)
-        self._size += told.size
-        while self._size > self._limit:
-            _, forgotten = self._told.popitem(last=False)
-            self._size -= forgotten.size
+        self._text, self._ids = text, ids
         return ids
-
-
-def _continued(before: _Told, text: bytes) -> TokenIds | None:
-    if not text.startswith(before.text):
-        return read_ids(text)
-    rest = text[len(before.text) :]
-    if not rest.startswith(b","):  # a number goes on where the earlier text ended
-        return read_ids(text)
-    new = read_ids(rest[1:])
-    return None if new is None else np.concatenate([before.ids, new])
 
 
 def cut_prompt_ids(

@@ -1,4 +1,4 @@
-"""Events to a whole reply: what a non-streaming client gets and what every record keeps."""
+"""Events folded to a whole reply, for non-streaming clients and for every record."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from bridle.proxy.wire.canonical import (
     ChoiceReply,
     Event,
     Finished,
-    FinishReason,
     ReasoningDelta,
     Reply,
     Started,
@@ -23,7 +22,7 @@ from bridle.store.records import TokenIds
 
 
 class Fold:
-    """Grows with each batch of events; :meth:`reply` may be asked at any time, also after a cut."""
+    """Grows with each batch of events; :meth:`reply` may be called at any time."""
 
     __slots__ = ("_choices", "_reply", "prompt_token_ids", "prompt_tokens", "sampled", "usage")
 
@@ -35,82 +34,70 @@ class Fold:
         """Sampled tokens of all choices so far."""
         self._choices: dict[int, _Choice] = {}
         self._reply: Reply | None = None
-        """What was told last, as long as nothing came after it."""
+        """The latest result of :meth:`reply`, until further events come."""
 
     def take(self, events: Iterable[Event]) -> None:
-        # Every token of every stream comes by here: the commonest first, and no call that can be
-        # spared.
+        # Every token of every stream passes here: the commonest events come first, and nothing is
+        # called that need not be.
         self._reply = None
         choices = self._choices
         for event in events:
+            if isinstance(event, Usage):
+                self.usage = event
+                continue
+            if isinstance(event, Started):
+                self.prompt_tokens = event.prompt_tokens
+                self.prompt_token_ids = event.prompt_token_ids
+                continue
+            choice = choices.get(event.choice)
+            if choice is None:
+                choice = choices[event.choice] = _Choice()
             if isinstance(event, Tokens):
-                choice = choices.get(event.choice) or self.choice(event.choice)
                 choice.token_ids += event.token_ids
                 choice.logprobs += event.logprobs
                 if event.detail:
                     choice.detail.extend(event.detail)
                 self.sampled += len(event.token_ids)
             elif isinstance(event, TextDelta):
-                choice = choices.get(event.choice) or self.choice(event.choice)
                 choice.text.append(event.text)
+            elif isinstance(event, ReasoningDelta):
+                choice.reasoning.append(event.text)
+            elif isinstance(event, ToolCallDelta):
+                head, pieces = choice.tool_calls.get(event.index, (event, []))
+                choice.tool_calls[event.index] = head, pieces
+                pieces.append(event.arguments)
             else:
-                self._take_rarer(event)
-
-    def _take_rarer(self, event: Event) -> None:
-        if isinstance(event, ReasoningDelta):
-            self.choice(event.choice).reasoning.append(event.text)
-        elif isinstance(event, ToolCallDelta):
-            self._take_tool_call(event)
-        elif isinstance(event, Finished):
-            choice = self.choice(event.choice)
-            choice.finish_reason = event.reason
-            choice.stop_sequence = event.stop_sequence
-        elif isinstance(event, Usage):
-            self.usage = event
-        elif isinstance(event, Started):
-            self.prompt_tokens = event.prompt_tokens
-            self.prompt_token_ids = event.prompt_token_ids
-
-    def choice(self, index: int) -> _Choice:
-        found = self._choices.get(index)
-        if found is None:
-            found = self._choices[index] = _Choice()
-        return found
+                choice.finished = event
 
     def token_count(self, choice: int) -> int:
         found = self._choices.get(choice)
         return len(found.token_ids) if found else 0
 
     def reply(self) -> Reply:
+        """The reply so far. A choice without events that stands before one with events is empty."""
         if self._reply is None:
-            indexes = range(max(self._choices, default=-1) + 1)
-            self._reply = Reply(
-                choices=[self.choice(index).reply() for index in indexes],
-                usage=self.usage,
-                prompt_token_ids=self.prompt_token_ids,
-            )
+            choices: list[ChoiceReply] = []
+            for index in range(max(self._choices, default=-1) + 1):
+                choice = self._choices.get(index) or _Choice()
+                calls: list[ToolCall] = []
+                if choice.tool_calls:
+                    for _, (head, pieces) in sorted(choice.tool_calls.items()):
+                        calls.append(ToolCall(head.id or "", head.name or "", "".join(pieces)))
+                finished = choice.finished
+                choices.append(
+                    ChoiceReply(
+                        text="".join(choice.text),
+                        reasoning="".join(choice.reasoning),
+                        tool_calls=calls,
+                        token_ids=choice.token_ids,
+                        logprobs=choice.logprobs,
+                        detail=choice.detail,
+                        finish_reason=finished.reason if finished else None,
+                        stop_sequence=finished.stop_sequence if finished else None,
+                    )
+                )
+            self._reply = Reply(choices, self.usage, self.prompt_token_ids)
         return self._reply
-
-    def _take_tool_call(self, event: ToolCallDelta) -> None:
-        calls = self.choice(event.choice).tool_calls
-        call = calls.get(event.index)
-        if call is None:
-            call = calls[event.index] = _Call()
-        if event.id is not None:
-            call.id = event.id
-        if event.name is not None:
-            call.name = event.name
-        if event.arguments:
-            call.arguments.append(event.arguments)
-
-
-class _Call:
-    __slots__ = ("arguments", "id", "name")
-
-    def __init__(self) -> None:
-        self.id = ""
-        self.name = ""
-        self.arguments: list[str] = []
 
 
 class _Choice:
@@ -118,10 +105,9 @@ class _Choice:
 
     __slots__ = (
         "detail",
-        "finish_reason",
+        "finished",
         "logprobs",
         "reasoning",
-        "stop_sequence",
         "text",
         "token_ids",
         "tool_calls",
@@ -130,31 +116,9 @@ class _Choice:
     def __init__(self) -> None:
         self.text: list[str] = []
         self.reasoning: list[str] = []
-        self.tool_calls: dict[int, _Call] = {}
+        self.tool_calls: dict[int, tuple[ToolCallDelta, list[str]]] = {}
+        """By index: the call's first piece, which has its id and name, and its arguments."""
         self.token_ids: list[int] = []
         self.logprobs: list[float] = []
         self.detail: list[Mapping[str, Any]] = []
-        self.finish_reason: FinishReason | None = None
-        self.stop_sequence: str | None = None
-
-    def reply(self) -> ChoiceReply:
-        return ChoiceReply(
-            text="".join(self.text),
-            reasoning="".join(self.reasoning),
-            tool_calls=[
-                ToolCall(id=call.id, name=call.name, arguments="".join(call.arguments))
-                for _, call in sorted(self.tool_calls.items())
-            ],
-            token_ids=self.token_ids,
-            logprobs=self.logprobs,
-            detail=self.detail,
-            finish_reason=self.finish_reason,
-            stop_sequence=self.stop_sequence,
-        )
-
-
-def fold(events: Iterable[Event]) -> Reply:
-    """The reply that ``events`` add up to."""
-    state = Fold()
-    state.take(events)
-    return state.reply()
+        self.finished: Finished | None = None

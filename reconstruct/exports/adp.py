@@ -11,24 +11,24 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, Final
 
-from bridle.reconstruct.exports.lines import Inexpressible, Told
-from bridle.reconstruct.exports.messages import Message, reasoning, text, tool_calls
-from bridle.store.reading.queries import Reader
+from bridle.reconstruct.conversation import ChatMessage
+from bridle.reconstruct.exports.lines import ExportedConversation, Inexpressible
+from bridle.reconstruct.exports.messages import reasoning, text, tool_calls
 
 SCHEMA_VERSION: Final = "1.5.0"
 
 
-def adp_rows(told: Told, _: Reader) -> Iterator[dict[str, Any]]:
+def adp_rows(exported: ExportedConversation) -> Iterator[dict[str, Any]]:
     """One trajectory."""
-    told.require_messages()
-    answered = _answered(told)
+    exported.require_messages()
+    answered = _answered(exported)
     content: list[dict[str, Any]] = []
     trained: list[int] = []
-    for turn in told.turns:
-        message = turn.message
+    for entry in exported.messages:
+        message = entry.message
         if message["role"] == "assistant":
             actions = _actions(message, answered)
-            if told.is_trained(turn):
+            if exported.is_trained(entry):
                 trained += range(len(content), len(content) + len(actions))
             content += actions
         elif message["role"] == "tool":
@@ -46,50 +46,50 @@ def adp_rows(told: Told, _: Reader) -> Iterator[dict[str, Any]]:
             content.append(observation)
     yield {
         "schema_version": SCHEMA_VERSION,
-        "id": told.id,
+        "id": exported.id,
         "content": content,
         "details": {
-            "session_id": told.session.id,
-            "task_id": told.session.task_id,
-            "harness": told.session.harness,
-            "rewards": dict(told.rewards),
+            "session_id": exported.session.record.id,
+            "task_id": exported.session.record.task_id,
+            "harness": exported.session.record.harness,
+            "rewards": dict(exported.session.rewards),
             "trained_actions": trained,
-            "tools": list(told.tools),
+            "tools": list(exported.tools),
         },
     }
 
 
-def _answered(told: Told) -> set[str]:
+def _answered(exported: ExportedConversation) -> set[str]:
     """The tool calls that have a result. Raises :class:`Inexpressible` where links are broken."""
     called: list[str] = []
     results: list[str] = []
-    for turn in told.turns:
-        called += [call.id for call in tool_calls(turn.message)]
-        if turn.message["role"] == "tool":
-            results.append(turn.message["tool_call_id"])
+    for entry in exported.messages:
+        called += [call.id for call in tool_calls(entry.message)]
+        if entry.message["role"] == "tool":
+            results.append(entry.message["tool_call_id"])
     if len(set(called)) != len(called) or len(set(results)) != len(results):
         raise Inexpressible("tool_call_id_twice")
     if not set(results) <= set(called):
         raise Inexpressible("tool_result_without_call")
-    last = {call.id for call in tool_calls(told.turns[-1].message)}
+    last = {call.id for call in tool_calls(exported.messages[-1].message)}
     if set(called) - set(results) - last:
         raise Inexpressible("tool_call_without_result")
     return set(results)
 
 
-def _actions(message: Message, answered: set[str]) -> list[dict[str, Any]]:
-    said, thought = text(message), reasoning(message)
+def _actions(message: ChatMessage, answered: set[str]) -> list[dict[str, Any]]:
+    content, thought = text(message), reasoning(message)
     calls = tool_calls(message)
     actions: list[dict[str, Any]] = [
         {
             "class_": "api_action",
             "function": call.name,
             "kwargs": call.arguments,
-            "description": said or None,
+            "description": content or None,
             **({"tool_call_id": call.id} if call.id in answered else {}),
         }
         for call in calls
-    ] or [{"class_": "message_action", "content": said}]
+    ] or [{"class_": "message_action", "content": content}]
     actions[0]["reasoning_content"] = thought
     for later in actions[1:]:
         later["description"] = None

@@ -10,8 +10,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from bridle.reconstruct.exports.lines import Told, export_lines
-from bridle.reconstruct.exports.messages import Message, reasoning, text
+from bridle.reconstruct.conversation import ChatMessage
+from bridle.reconstruct.exports.lines import ExportedConversation, export_lines
+from bridle.reconstruct.exports.messages import reasoning, text
 from bridle.reconstruct.exports.selection import ExportReport, Selection
 from bridle.store.reading.queries import Reader
 
@@ -23,22 +24,22 @@ def export_chat(
     return export_lines(reader, path, chat_rows, selection)
 
 
-def chat_rows(told: Told, _: Reader) -> Iterator[dict[str, Any]]:
+def chat_rows(exported: ExportedConversation) -> Iterator[dict[str, Any]]:
     """One line."""
-    told.require_messages()
+    exported.require_messages()
     messages = []
-    for turn in told.turns:
-        message = _message(turn.message)
-        if message.get("role") == "assistant" and not told.is_trained(turn):
+    for entry in exported.messages:
+        message = _message(entry.message)
+        if message.get("role") == "assistant" and not exported.is_trained(entry):
             message["weight"] = 0
         messages.append(message)
     line: dict[str, Any] = {"messages": messages}
-    if told.tools:
-        line["tools"] = list(told.tools)
+    if exported.tools:
+        line["tools"] = list(exported.tools)
     yield line
 
 
-def _message(message: Message) -> dict[str, Any]:
+def _message(message: ChatMessage) -> dict[str, Any]:
     """As it was recorded, but for the name of the reasoning and the newlines around it."""
     plain = dict(message)
     plain.pop("reasoning", None)

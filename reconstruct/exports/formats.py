@@ -18,7 +18,7 @@ from bridle.reconstruct.exports.trl import conversational_rows, prompt_completio
 from bridle.store.reading.queries import Reader
 
 
-class Format(StrEnum):
+class ExportFormat(StrEnum):
     """What a file is written as."""
 
     CHAT = "chat"
@@ -32,27 +32,27 @@ class Format(StrEnum):
     ADP = "adp"
     """Agent Data Protocol."""
     ATIF = "atif"
-    """Agent Trajectory Interchange Format (Harbor)."""
+    """Agent Trajectory Interchange ExportFormat (Harbor)."""
 
 
-LINES: Final[Mapping[Format, Rows]] = {
-    Format.CHAT: chat_rows,
-    Format.TRL: conversational_rows,
-    Format.TRL_PROMPT_COMPLETION: prompt_completion_rows,
-    Format.SHAREGPT: sharegpt_rows,
-    Format.ADP: adp_rows,
-    Format.ATIF: atif_rows,
+LINES: Final[Mapping[ExportFormat, Rows]] = {
+    ExportFormat.CHAT: chat_rows,
+    ExportFormat.TRL: conversational_rows,
+    ExportFormat.TRL_PROMPT_COMPLETION: prompt_completion_rows,
+    ExportFormat.SHAREGPT: sharegpt_rows,
+    ExportFormat.ADP: adp_rows,
+    ExportFormat.ATIF: atif_rows,
 }
 
 
 def export(
     reader: Reader,
     path: str | Path,
-    form: Format,
+    form: ExportFormat,
     selection: Selection | None = None,
     builder: str = "tree",
 ) -> ExportReport:
     """Writes the selected sessions; ``builder`` makes the samples of ``tokens``."""
-    if form is Format.TOKENS:
+    if form is ExportFormat.TOKENS:
         return export_parquet(reader, path, selection, builder)
     return export_lines(reader, path, LINES[form], selection)

@@ -14,15 +14,14 @@ from typing import Any, Final
 
 import orjson
 
+from bridle.reconstruct.conversation import ChatMessage
 from bridle.reconstruct.exports.lines import Inexpressible
-
-Message = Mapping[str, Any]
 
 _LONG_INTEGER: Final = re.compile(r"\d{19}")
 
 
 @dataclass(frozen=True, slots=True)
-class ToolCall:
+class ParsedToolCall:
     """A call of a tool, its arguments parsed."""
 
     id: str
@@ -30,7 +29,7 @@ class ToolCall:
     arguments: dict[str, Any]
 
 
-def text(message: Message) -> str:
+def text(message: ChatMessage) -> str:
     """The message's text. Raises :class:`Inexpressible` for pictures, sound and files."""
     content = message.get("content") or ""
     if not isinstance(content, str):
@@ -42,18 +41,18 @@ def text(message: Message) -> str:
     return content.removesuffix("\n") if message.get("tool_calls") else content
 
 
-def reasoning(message: Message) -> str | None:
-    """What the model thought before it said this; empty where it opened and closed its thoughts and
-    ``None`` where it did not."""
+def reasoning(message: ChatMessage) -> str | None:
+    """The model's reasoning before the message; empty where it opened and closed its thoughts at
+    once, ``None`` without any."""
     thought: str = message.get("reasoning") or message.get("reasoning_content") or ""
     return thought.removeprefix("\n").removesuffix("\n") if thought else None
 
 
-def tool_calls(message: Message) -> list[ToolCall]:
+def tool_calls(message: ChatMessage) -> list[ParsedToolCall]:
     """Raises :class:`Inexpressible` where the sampled arguments are no JSON object, or hold an
-    integer that is too long to be told exactly."""
+    integer that is too long to be written exactly."""
     return [
-        ToolCall(call.get("id", ""), call["function"]["name"], _arguments(call["function"]))
+        ParsedToolCall(call.get("id", ""), call["function"]["name"], _arguments(call["function"]))
         for call in message.get("tool_calls") or ()
     ]
 
@@ -61,13 +60,13 @@ def tool_calls(message: Message) -> list[ToolCall]:
 def _arguments(function: Mapping[str, Any]) -> dict[str, Any]:
     arguments = function.get("arguments") or {}
     if isinstance(arguments, str):
-        told = arguments
+        written = arguments
         try:
-            arguments = orjson.loads(told)
+            arguments = orjson.loads(written)
         except orjson.JSONDecodeError:
             raise Inexpressible("tool_arguments_not_json") from None
-        # What does not fit 64 bits has become a float here, which says another number.
-        if _LONG_INTEGER.search(told) and json.loads(told) != arguments:
+        # orjson reads an integer of more than 64 bits as a float, which is another number.
+        if _LONG_INTEGER.search(written) and json.loads(written) != arguments:
             raise Inexpressible("tool_arguments_not_exact")
     if not isinstance(arguments, dict):
         raise Inexpressible("tool_arguments_not_json")

@@ -1,8 +1,8 @@
 """Tokens, masks and logprobs as Parquet: a row per sample, exact to the bit.
 
 ``datasets.load_dataset("parquet", data_files=…)`` reads it. Every reward name of the store is a
-column ``reward.NAME`` (float64, null where the session has none); :func:`read_samples` gives the
-samples back.
+column ``reward.NAME`` (float64, null where the session has none); :func:`read_samples` reads
+the samples back.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from bridle.reconstruct.exports.selection import ExportReport, Selection, call_refused, select
+from bridle.reconstruct.exports.selection import ExportReport, Selection, select
 from bridle.reconstruct.samples.builders import BUILDER_VERSION, build
-from bridle.reconstruct.samples.sample import Sample, only_calls
-from bridle.reconstruct.session import BrokenTree, SessionTree
+from bridle.reconstruct.samples.sample import Sample
+from bridle.reconstruct.session import LoadedSession
 from bridle.reconstruct.tables import SAMPLE_COLUMNS, sample_row, sample_schema
 from bridle.store.encoding.packing import dump_json
 from bridle.store.reading.queries import CallRow, Reader
@@ -40,32 +40,28 @@ def export_parquet(
     names = reader.reward_names()
     provenance = {
         b"bridle.builder": f"{builder}/{BUILDER_VERSION}".encode(),
-        b"bridle.policy": dump_json(selection.policy.as_data()),
+        b"bridle.rules": dump_json(selection.rules.as_data()),
     }
     schema = sample_schema(names).with_metadata(provenance)
     waiting: list[dict[str, Any]] = []
     with pq.ParquetWriter(report.path, schema, compression="zstd") as file:
-        for session, rewards in select(reader, selection, report):
-            try:
-                tree = SessionTree.load(reader, session.id)
-            except BrokenTree:
-                report.leave_out("session_broken")
-                continue
-            built = build(tree, selection.policy, builder).samples
-            samples = only_calls(built, _allowed(reader, tree, selection, report))
-            if not built:
-                without = "trained_tokens" if tree.calls else "calls"
-                report.leave_out(f"session_without_{without}")
+        for session in select(reader, selection, report):
+            built = build(session, selection.rules, builder)
+            if not built.samples:
+                report.leave_out("session_without_trained_tokens")
+            report.untrained.update(built.conservation.untrained)
             written = []
-            for sample in samples:
+            for sample in built.samples:
+                tokens = int(np.count_nonzero(sample.mask))
                 content = (sample.token_ids.tobytes(), sample.mask.tobytes())
                 if selection.deduplicate and report.repeats(*content):
                     report.leave_out("duplicate")
+                    report.untrained["duplicate"] += tokens
                     continue
-                waiting.append(sample_row(session, sample, names, rewards))
+                waiting.append(sample_row(session.record, sample, names, session.rewards))
                 written.append(sample)
-                report.tokens += int(np.count_nonzero(sample.mask))
-            report.take_rows(len(written), rewards, _trained(tree, written))
+                report.tokens += tokens
+            report.take_rows(len(written), session, _trained(session, written))
             if len(waiting) >= _ROWS_PER_GROUP:
                 file.write_table(pa.Table.from_pylist(waiting, schema))
                 waiting.clear()
@@ -83,45 +79,23 @@ def read_samples(path: str | Path) -> Iterator[Sample]:
                 yield _sample({name: column[index] for name, column in columns.items()})
 
 
-def _allowed(
-    reader: Reader, tree: SessionTree, selection: Selection, report: ExportReport
-) -> set[str]:
-    """The calls that the selection trains, as far as the policy allows."""
-    allowed: set[str] = set()
-    given = reader.rewards(tree.session_id)
-    for call in tree.calls.values():
-        reason = call_refused(call, selection, given)
-        if reason is not None:
-            report.leave_out(reason)
-        else:
-            allowed.add(call.id)
-    return allowed
-
-
-def _trained(tree: SessionTree, samples: Sequence[Sample]) -> list[CallRow]:
+def _trained(session: LoadedSession, samples: Sequence[Sample]) -> list[CallRow]:
     """The calls of which a sample trains a token, in the order of their start."""
     found = {
         sample.call_ids[index]
         for sample in samples
         for index in np.unique(sample.calls[sample.mask])
     }
-    return [call for call in tree.calls.values() if call.id in found]
+    return [call for call in session.calls if call.id in found]
 
 
 def _sample(row: dict[str, Any]) -> Sample:
-    def array(name: str, dtype: Any) -> Any:
-        return row[name].values.to_numpy(zero_copy_only=False).astype(dtype, copy=False)
-
-    return Sample(
-        session_id=row["session_id"].as_py(),
-        leaf_call_id=row["leaf_call_id"].as_py(),
-        kind=CallKind(row["kind"].as_py()),
-        role=row["role"].as_py(),
-        token_ids=array("token_ids", np.uint32),
-        mask=array("mask", np.bool_),
-        logprobs=array("logprobs", np.float32),
-        versions=array("versions", np.int64),
-        calls=array("calls", np.int32),
-        call_ids=tuple(row["call_ids"].as_py()),
-        weight=row["weight"].as_py(),
-    )
+    values = {name: row[name] for name, _ in SAMPLE_COLUMNS}
+    arrays = {
+        name: value.values.to_numpy(zero_copy_only=False)
+        for name, value in values.items()
+        if name in ("token_ids", "mask", "logprobs", "versions", "calls")
+    }
+    plain = {name: value.as_py() for name, value in values.items() if name not in arrays}
+    plain |= {"kind": CallKind(plain["kind"]), "call_ids": tuple(plain["call_ids"])}
+    return Sample(**plain, **arrays)

@@ -1,21 +1,22 @@
-"""Which sessions and calls an export takes, and the account of what it wrote."""
+"""Which sessions an export takes, and its report: what was written and what was left out."""
 
 from __future__ import annotations
 
 import hashlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
-from bridle.reconstruct.exports.conditions import OPEN, Condition, call_meets, session_meets
-from bridle.reconstruct.rewards import session_rewards, turn_rewards
-from bridle.reconstruct.samples.policy import DEFAULT_POLICY, TrainablePolicy
+from bridle.reconstruct.conditions import OPEN, Condition, session_meets
+from bridle.reconstruct.samples.rules import DEFAULT_RULES, SampleRules
+from bridle.reconstruct.session import LoadedSession
+from bridle.reconstruct.tree import BrokenTree
 from bridle.store.reading.queries import CallRow, Reader
-from bridle.store.records import Reward, SessionRecord
+from bridle.store.records import SessionRecord
 
-Part = Literal["train", "eval"]
+ExportPart = Literal["train", "eval"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,46 +39,48 @@ class Selection:
     """The name that the two bounds look at."""
     min_reward: float | None = None
     max_reward: float | None = None
-    policy: TrainablePolicy = DEFAULT_POLICY
-    """Which calls: by kind, status, model and policy version."""
+    rules: SampleRules = DEFAULT_RULES
+    """Which replies of the sessions are trained; the others stay as context."""
     where: tuple[Condition, ...] = ()
-    """On any column of the session, its task, calls, labels and rewards."""
-    turn_reward: str | None = None
-    """Train only the replies whose own reward of this name is at least ``min_turn_reward``; the
-    others stay as context."""
-    min_turn_reward: float = 0.0
+    """On any column of the session, its task, labels and rewards; for calls see ``rules``."""
     deduplicate: bool = False
-    """Leave out rows that say what an earlier one has said."""
-    part: Part | None = None
+    """Leave out rows with the content of an earlier one."""
+    part: ExportPart | None = None
     """Only the tasks of this part of the split that ``eval_share`` makes."""
     eval_share: float = 0.0
 
+    def __post_init__(self) -> None:
+        for condition in self.where:
+            if condition.of == "call":
+                raise ValueError(f"{condition}: a condition on calls is one of the rules")
+
     def as_data(self) -> dict[str, Any]:
-        """As JSON-ready data, for the data card; what is not set is left out."""
-        names = ("run", "group", "task", "harness", "split", "outcome", "since", "until", "limit")
-        data = {name: getattr(self, name) for name in (*names, "min_reward", "max_reward", "part")}
-        if self.min_reward is not None or self.max_reward is not None:
-            data["reward"] = self.reward
-        if self.turn_reward is not None:
-            data |= {"turn_reward": self.turn_reward, "min_turn_reward": self.min_turn_reward}
-        if self.part is not None:
-            data["eval_share"] = self.eval_share
-        data |= {"where": [str(condition) for condition in self.where] or None}
-        data |= {"deduplicate": self.deduplicate or None, "policy": self.policy.as_data()}
-        return {name: value for name, value in data.items() if value is not None}
+        """The set fields as JSON-ready data, for the data card."""
+        plain = {known.name: getattr(self, known.name) for known in fields(self)}
+        plain |= {"where": [str(condition) for condition in self.where]}
+        given = {name: value for name, value in plain.items() if value != _DEFAULTS[name]}
+        return given | {"rules": self.rules.as_data()}
+
+
+_DEFAULTS: Final = {known.name: known.default for known in fields(Selection)} | {"where": []}
 
 
 @dataclass(slots=True)
 class ExportReport:
-    """What an export wrote, of what, and what it left out."""
+    """What an export wrote, of what, and what it left out.
+
+    Every sampled token of the taken sessions is in ``tokens`` or in ``untrained``.
+    """
 
     path: Path
     sessions: int = 0
     rows: int = 0
     tokens: int = 0
     """Trained tokens, as many as were sampled."""
+    untrained: Counter[str] = field(default_factory=Counter)
+    """Sampled tokens that no row trains, by reason."""
     left_out: dict[str, int] = field(default_factory=dict)
-    """Sessions and calls by reason."""
+    """Sessions, conversations and rows by reason."""
     taken: dict[str, Counter[str]] = field(default_factory=dict)
     """The taken sessions by run, task, harness and outcome; their calls by model and version."""
     rewards: dict[str, list[float]] = field(default_factory=dict)
@@ -97,14 +100,12 @@ class ExportReport:
             if value is not None:
                 self.taken.setdefault(name, Counter())[value] += 1
 
-    def take_rows(
-        self, count: int, rewards: Mapping[str, float], trained: Iterable[CallRow]
-    ) -> None:
-        """Counts a session's rows, if it has any: what it earned, and whose replies they train."""
+    def take_rows(self, count: int, session: LoadedSession, trained: Iterable[CallRow]) -> None:
+        """Counts a session's rows; where it has any, also its rewards and the trained calls."""
         if not count:
             return
         self.rows += count
-        for name, reward in rewards.items():
+        for name, reward in session.rewards.items():
             self.rewards.setdefault(name, []).append(reward)
         for call in trained:
             model = call.model_served or call.model_requested
@@ -122,11 +123,9 @@ class ExportReport:
         return known
 
 
-def select(
-    reader: Reader, selection: Selection, report: ExportReport
-) -> Iterator[tuple[SessionRecord, dict[str, float]]]:
-    """The sessions to export, each with its rewards by name."""
-    found = reader.sessions(
+def select(reader: Reader, selection: Selection, report: ExportReport) -> Iterator[LoadedSession]:
+    """The sessions to export; those that are refused are counted in the report."""
+    records = reader.sessions(
         run=selection.run,
         group=selection.group,
         task=selection.task,
@@ -138,54 +137,48 @@ def select(
         until=selection.until,
         limit=selection.limit,
     )
-    for session in found:
-        if selection.part not in (None, part_of(session, selection.eval_share)):
-            continue
-        rewards = session_rewards(reader.rewards(session.id))
-        reason = _refused(reader, session, rewards, selection)
+
+    def wanted(record: SessionRecord, rewards: Mapping[str, float]) -> bool:
+        if selection.part not in (None, part_of(record, selection.eval_share)):
+            return False
+        reason = _refused(reader, record, rewards, selection)
         if reason is not None:
             report.leave_out(reason)
+        return reason is None
+
+    for session in LoadedSession.stream(reader, records, wanted):
+        try:
+            has_calls = bool(session.tree.calls)
+        except BrokenTree:
+            report.leave_out("session_broken")
             continue
-        report.take(session)
-        yield session, rewards
+        report.take(session.record)
+        if has_calls:
+            yield session
+        else:
+            report.leave_out("session_without_calls")
 
 
-def part_of(session: SessionRecord, eval_share: float) -> Part:
+def part_of(session: SessionRecord, eval_share: float) -> ExportPart:
     """The part that a session's task falls into, whatever else the store holds.
 
-    Sessions without a task are told apart by their group, else each by itself.
+    A session without a task goes by its group, and without a group by its own id.
     """
     key = session.task_id or session.group_id or session.id
     place = int.from_bytes(hashlib.sha256(key.encode()).digest()[:8], "big") / 2**64
     return "eval" if place < eval_share else "train"
 
 
-def call_refused(call: CallRow, selection: Selection, rewards: list[Reward]) -> str | None:
-    """Why the selection does not train a call, beyond what its policy says."""
-    if not call_meets(selection.where, call):
-        return "call_condition"
-    if selection.turn_reward is None:
-        return None
-    value = turn_rewards(rewards, selection.turn_reward).get(call.id)
-    if value is None:
-        return "turn_without_reward"
-    return None if value >= selection.min_turn_reward else "turn_reward_too_low"
-
-
 def _refused(
-    reader: Reader, session: SessionRecord, rewards: dict[str, float], selection: Selection
+    reader: Reader, session: SessionRecord, rewards: Mapping[str, float], selection: Selection
 ) -> str | None:
     value = rewards.get(selection.reward)
-    if (selection.min_reward, selection.max_reward) != (None, None) and value is None:
-        return "session_without_reward"
-    if value is not None and not _within(value, selection):
+    low, high = selection.min_reward, selection.max_reward
+    if value is None:
+        if (low, high) != (None, None):
+            return "session_without_reward"
+    elif (low is not None and value < low) or (high is not None and value > high):
         return "session_reward_out_of_bounds"
     task = reader.task_of(session) if any(c.of == "task" for c in selection.where) else None
     met = session_meets(selection.where, session, task, rewards)
     return None if met else "session_condition"
-
-
-def _within(value: float, selection: Selection) -> bool:
-    above = selection.min_reward is None or value >= selection.min_reward
-    below = selection.max_reward is None or value <= selection.max_reward
-    return above and below

@@ -11,9 +11,9 @@ from typing import Any, Final
 
 import orjson
 
-from bridle.reconstruct.exports.lines import Inexpressible, Told
-from bridle.reconstruct.exports.messages import Message, reasoning, text, tool_calls
-from bridle.store.reading.queries import Reader
+from bridle.reconstruct.conversation import ChatMessage
+from bridle.reconstruct.exports.lines import ExportedConversation, Inexpressible
+from bridle.reconstruct.exports.messages import reasoning, text, tool_calls
 
 _FROM: Final = {
     "system": "system",
@@ -24,32 +24,32 @@ _FROM: Final = {
 }
 
 
-def sharegpt_rows(told: Told, _: Reader) -> Iterator[dict[str, Any]]:
+def sharegpt_rows(exported: ExportedConversation) -> Iterator[dict[str, Any]]:
     """One line; results that follow one another are one ``tool`` turn."""
-    told.require_messages()
+    exported.require_messages()
     turns: list[dict[str, Any]] = []
-    for turn in told.turns:
-        speaker = _FROM.get(turn.message["role"])
+    for entry in exported.messages:
+        speaker = _FROM.get(entry.message["role"])
         if speaker is None:
             raise Inexpressible("role_unknown")
-        said: dict[str, Any] = {"from": speaker, "value": _value(speaker, turn.message)}
+        turn: dict[str, Any] = {"from": speaker, "value": _value(speaker, entry.message)}
         if speaker == "tool" and turns and turns[-1]["from"] == "tool":
-            turns[-1]["value"] += "\n" + said["value"]
+            turns[-1]["value"] += "\n" + turn["value"]
             continue
         if speaker == "gpt":
-            said["weight"] = int(told.is_trained(turn))
-        turns.append(said)
-    line: dict[str, Any] = {"id": told.id, "conversations": turns}
-    if told.tools:
-        line["tools"] = orjson.dumps(list(told.tools)).decode()
+            turn["weight"] = int(exported.is_trained(entry))
+        turns.append(turn)
+    line: dict[str, Any] = {"id": exported.id, "conversations": turns}
+    if exported.tools:
+        line["tools"] = orjson.dumps(list(exported.tools)).decode()
     yield line
 
 
-def _value(speaker: str, message: Message) -> str:
-    said = text(message)
+def _value(speaker: str, message: ChatMessage) -> str:
+    content = text(message)
     if speaker == "tool":
-        return f"<tool_response>\n{said}\n</tool_response>"
-    parts = [said] if said else []
+        return f"<tool_response>\n{content}\n</tool_response>"
+    parts = [content] if content else []
     for call in tool_calls(message):
         body = json.dumps({"name": call.name, "arguments": call.arguments}, ensure_ascii=False)
         parts.append(f"<tool_call>\n{body}\n</tool_call>")

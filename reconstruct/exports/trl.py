@@ -17,35 +17,34 @@ from typing import Any
 
 import orjson
 
-from bridle.reconstruct.exports.conversation import completes_prompt
-from bridle.reconstruct.exports.lines import Inexpressible, Told
-from bridle.reconstruct.exports.messages import Message, reasoning, text, tool_calls
-from bridle.store.reading.queries import Reader
+from bridle.reconstruct.conversation import ChatMessage, completes_prompt
+from bridle.reconstruct.exports.lines import ExportedConversation, Inexpressible
+from bridle.reconstruct.exports.messages import reasoning, text, tool_calls
 
 
-def conversational_rows(told: Told, _: Reader) -> Iterator[dict[str, Any]]:
+def conversational_rows(exported: ExportedConversation) -> Iterator[dict[str, Any]]:
     """``{"messages": […], "tools": "…"}``: for ``assistant_only_loss=True``."""
-    told.require_messages()
-    for turn in told.turns:
-        if turn.message.get("role") == "assistant" and not told.is_trained(turn):
+    exported.require_messages()
+    for entry in exported.messages:
+        if entry.message.get("role") == "assistant" and not exported.is_trained(entry):
             raise Inexpressible("conversation_partly_trained")
-    yield {"messages": [_message(turn.message) for turn in told.turns], **_tools(told)}
+    yield {"messages": [_message(entry.message) for entry in exported.messages], **_tools(exported)}
 
 
-def prompt_completion_rows(told: Told, reader: Reader) -> Iterator[dict[str, Any]]:
+def prompt_completion_rows(exported: ExportedConversation) -> Iterator[dict[str, Any]]:
     """``{"prompt": […], "completion": […], "tools": "…"}`` for each reply that is trained."""
-    if completes_prompt(told.calls[told.leaf.call_id]):
-        yield {"prompt": _prompt(told, reader), "completion": text(told.turns[-1].message)}
+    if completes_prompt(exported.last_call):
+        yield {"prompt": _prompt(exported), "completion": text(exported.messages[-1].message)}
         return
-    messages = [_message(turn.message) for turn in told.turns]
-    for index, turn in enumerate(told.turns):
-        if told.is_trained(turn):
+    messages = [_message(entry.message) for entry in exported.messages]
+    for index, entry in enumerate(exported.messages):
+        if exported.is_trained(entry):
             prompt, completion = messages[:index], messages[index : index + 1]
-            yield {"prompt": prompt, "completion": completion, **_tools(told)}
+            yield {"prompt": prompt, "completion": completion, **_tools(exported)}
 
 
-def _prompt(told: Told, reader: Reader) -> str:
-    prompt = orjson.loads(reader.request_body(told.leaf.call_id))["prompt"]
+def _prompt(exported: ExportedConversation) -> str:
+    prompt = orjson.loads(exported.session.request(exported.last_call))["prompt"]
     while isinstance(prompt, list) and len(prompt) == 1:
         (prompt,) = prompt
     if not isinstance(prompt, str):
@@ -53,11 +52,11 @@ def _prompt(told: Told, reader: Reader) -> str:
     return prompt
 
 
-def _tools(told: Told) -> dict[str, str]:
-    return {"tools": orjson.dumps(list(told.tools)).decode()} if told.tools else {}
+def _tools(exported: ExportedConversation) -> dict[str, str]:
+    return {"tools": orjson.dumps(list(exported.tools)).decode()} if exported.tools else {}
 
 
-def _message(message: Message) -> dict[str, Any]:
+def _message(message: ChatMessage) -> dict[str, Any]:
     plain: dict[str, Any] = {"role": message["role"], "content": text(message)}
     if (thought := reasoning(message)) is not None:
         plain["reasoning_content"] = thought

@@ -1,45 +1,28 @@
-"""What each recorded call was for, told from the record alone.
+"""The kind of each recorded call, from the record alone.
 
-A session's calls fall into *lines*: a call and everything that continues it, up to where lineage
-saw a conversation begin. The line that does the work is ``main``; a line beside it needs evidence
-to be anything else, and without any it stays ``unknown`` (which is trained: nothing says that the
-policy did not act there). A kind that the record already tells is kept, and what a person said of a
-call (``bridle kind``) counts before everything else, also for what it tells of other calls.
+A session's calls form *lines*: a call and every call that continues it, up to where lineage saw a
+conversation begin. The line that does the work is ``main``. A line beside it needs evidence to be
+anything else; without evidence it is ``unknown``, which is trained, since nothing shows that the
+policy did not act there. A recorded kind is kept. A kind that a person set (``bridle kind``) counts
+before everything else, also as evidence for other calls.
 
-What each rule goes by is in its evidence, for ``bridle show`` and for whoever doubts it.
+Each verdict carries its evidence, which ``bridle show`` prints.
 """
 
 from __future__ import annotations
 
-import json
-import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
-from typing import NamedTuple
+from typing import Final
 
+from bridle.reconstruct.conversation import digests, repeats, tools
+from bridle.reconstruct.kinds.compaction import compactions
+from bridle.reconstruct.kinds.delegation import delegated
 from bridle.store.reading.queries import CallRow
-from bridle.store.reading.summaries import SUMMARY_LENGTH
 from bridle.store.records import BreakReason, CallKind, CallStatus
 
-TASK_LENGTH = 16
-"""A tool call's argument of at least so many characters that opens a new conversation, as a user
-message of its own, is a task that was handed on."""
-
-_SHORTENED = (BreakReason.COMPACTED, BreakReason.EDITED)
-"""How a conversation differs from the one it goes on from, when something was left out."""
-
-_TAG = re.compile(r"<(/?)(\w+)>")
-"""Some harnesses ask for a summary inside a tag and pass on what is in it."""
-
-_ROLE_ARGUMENTS = ("subagent_type", "agent_type", "agent_name", "agent")
-"""Where the harnesses' delegating tools name the sub-agent."""
-
-_REQUEST_KINDS: Mapping[str, CallKind] = {
-    "compaction": CallKind.COMPACTION,
-    "compact": CallKind.COMPACTION,
-}
-"""Codex's own word for a request, in its ``x-codex-turn-metadata``."""
+_CODEX_COMPACTIONS: Final = ('"request_kind":"compaction"', '"request_kind":"compact"')
+"""Codex's own words in its ``x-codex-turn-metadata``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,13 +35,15 @@ class Verdict:
     role: str | None = None
 
 
-def with_kinds(calls: Sequence[CallRow]) -> list[CallRow]:
-    """The calls of one session with their kinds filled in, in the same order."""
-    verdicts = classify(calls)
-    return [_told_apart(call, verdicts[call.id]) for call in calls]
+def with_kinds(
+    calls: Sequence[CallRow], verdicts: Mapping[str, Verdict] | None = None
+) -> list[CallRow]:
+    """The calls of one session with the kinds of :func:`classify`, in the same order."""
+    verdicts = classify(calls) if verdicts is None else verdicts
+    return [_with_kind(call, verdicts[call.id]) for call in calls]
 
 
-def _told_apart(call: CallRow, verdict: Verdict) -> CallRow:
+def _with_kind(call: CallRow, verdict: Verdict) -> CallRow:
     if call.kind_set is not None:
         return call.with_kind(verdict.kind, verdict.role)
     if call.kind is verdict.kind:
@@ -67,16 +52,11 @@ def _told_apart(call: CallRow, verdict: Verdict) -> CallRow:
 
 
 def classify(calls: Sequence[CallRow]) -> dict[str, Verdict]:
-    """The kind of every call of one session, by call id."""
+    """The kind of every call of one session, by call id; earlier rules win."""
     lines = _lines(calls)
-    verdicts: dict[str, Verdict] = {}
-    for call in calls:
-        told = _told(call)
-        if told is not None:
-            verdicts[call.id] = told
-    delegated = list(_delegated(lines)) if len(lines) > 1 else []
-    handed_on = {line.root.id for line, _ in delegated}
-    for call_id in _summarisers(calls, handed_on):
+    verdicts = {call.id: stated for call in calls if (stated := _stated_kind(call)) is not None}
+    tasks = delegated(_by_line(calls, lines)) if len(lines) > 1 else {}
+    for call_id in compactions(calls, tasks):
         verdicts.setdefault(
             call_id, Verdict(CallKind.COMPACTION, "a shortened conversation begins with its reply")
         )
@@ -84,13 +64,13 @@ def classify(calls: Sequence[CallRow]) -> dict[str, Verdict]:
         verdicts.setdefault(
             call_id, Verdict(CallKind.RETRY, "it did not complete and was asked again")
         )
-    for line, verdict in delegated:
-        line.give(verdict, verdicts)
-    worked = [line for line in lines if line.uses_tools]
     for line in lines:
-        aside = _aside(line, lines, worked)
-        if aside is not None:
-            line.give(Verdict(CallKind.SIDE, aside), verdicts)
+        if task := tasks.get(line.first.id):
+            evidence = f"its task is an argument of a tool call of {task.call_id}"
+            line.give(Verdict(CallKind.SUBAGENT, evidence, task.role), verdicts)
+    for line in _side_lines(lines):
+        evidence = "one call without tools, under instructions of its own"
+        line.give(Verdict(CallKind.SIDE, evidence), verdicts)
     for call in _digressions(calls):
         verdicts.setdefault(
             call.id, Verdict(CallKind.SIDE, "asked with other tools or instructions, then left")
@@ -99,27 +79,27 @@ def classify(calls: Sequence[CallRow]) -> dict[str, Verdict]:
     return {call.id: verdicts.get(call.id, _UNKNOWN) for call in calls}
 
 
-_UNKNOWN = Verdict(CallKind.UNKNOWN, "")
+_UNKNOWN: Final = Verdict(CallKind.UNKNOWN, "")
 
 
 class _Line:
-    """A conversation: the call that began it, and every call that goes on from there."""
+    """The call that began a conversation, and every call that continues it."""
 
-    def __init__(self, root: CallRow) -> None:
-        self.calls = [root]
+    def __init__(self, first: CallRow) -> None:
+        self.calls = [first]
 
     @property
-    def root(self) -> CallRow:
+    def first(self) -> CallRow:
         return self.calls[0]
 
     @property
-    def head(self) -> tuple[str, str]:
-        """Digests of the instructions and of the tools that it began with."""
-        return _head(self.root)
+    def instructions(self) -> bytes:
+        """Digest of the instructions that it began with."""
+        return digests(self.first)[0]
 
     @property
     def uses_tools(self) -> bool:
-        return bool(self.root.conversation.get("tools"))
+        return bool(tools(self.first))
 
     def give(self, verdict: Verdict, verdicts: dict[str, Verdict]) -> None:
         for call in self.calls:
@@ -141,8 +121,14 @@ def _lines(calls: Sequence[CallRow]) -> list[_Line]:
     return lines
 
 
-def _told(call: CallRow) -> Verdict | None:
-    """What a person says, the proxy recorded, or the harness says in its headers."""
+def _by_line(calls: Sequence[CallRow], lines: Sequence[_Line]) -> list[tuple[CallRow, str]]:
+    """The calls in the order of their start, each with the first call of its line."""
+    first_of = {call.id: line.first.id for line in lines for call in line.calls}
+    return [(call, first_of[call.id]) for call in calls]
+
+
+def _stated_kind(call: CallRow) -> Verdict | None:
+    """The kind that a person set, the proxy recorded, or the harness stated in its headers."""
     if call.kind_set is not None:
         return Verdict(call.kind_set, f"set by {call.kind_by}", call.role_set)
     if call.kind is not CallKind.UNKNOWN:
@@ -153,202 +139,33 @@ def _told(call: CallRow) -> Verdict | None:
         own = call.headers.get("x-session-id")
         if own is not None and own != parent:
             return Verdict(CallKind.SUBAGENT, "x-parent-session-id", own)
-    metadata = call.headers.get("x-codex-turn-metadata", "")
-    for word, kind in _REQUEST_KINDS.items():
-        if f'"request_kind":"{word}"' in metadata.replace(" ", ""):
-            return Verdict(kind, "x-codex-turn-metadata")
+    metadata = call.headers.get("x-codex-turn-metadata", "").replace(" ", "")
+    if any(words in metadata for words in _CODEX_COMPACTIONS):
+        return Verdict(CallKind.COMPACTION, "x-codex-turn-metadata")
     return None
-
-
-def _summarisers(calls: Sequence[CallRow], handed_on: Collection[str]) -> set[str]:
-    """Calls whose reply a shortened conversation quotes, and those that asked the same in vain.
-
-    ``handed_on`` are roots that somebody delegated: what they quote is their task.
-    """
-    continued = {call.parent_call_id for call in calls if call.break_reason is None}
-    written = _Written()
-    found: set[str] = set()
-    for call in calls:
-        begins = call.parent_call_id is None and call.id not in handed_on
-        if begins or call.break_reason in _SHORTENED:
-            found |= written.quoted(call, begins)
-        if call.id not in continued:
-            written.add(call)
-    return found | _asked_alike([call for call in calls if call.id in found], calls)
-
-
-class _Written:
-    """Replies that nothing goes on from. A text that many shortened conversations have is compared
-    with each of them once."""
-
-    def __init__(self) -> None:
-        self._replies: list[tuple[CallRow, list[str]]] = []
-        self._read: dict[tuple[str, _Asked], tuple[int, set[str]]] = {}
-        """By text: how many replies it was compared with, and whose it quotes."""
-
-    def add(self, call: CallRow) -> None:
-        texts = _summary(call)
-        if texts:
-            self._replies.append((call, texts))
-
-    def quoted(self, call: CallRow, begins: bool) -> set[str]:
-        """The calls whose reply ``call`` has as a summary."""
-        if not self._replies:
-            return set()
-        tail = call.conversation.get("tail") or ()
-        found: set[str] = set()
-        for role in ("user", "system", "assistant"):
-            asked = _Asked(_head(call), begins, role == "assistant")
-            for text in _texts(tail, (role,)):
-                if len(text) >= SUMMARY_LENGTH:
-                    found |= self._quoted(text, asked)
-        return found
-
-    def _quoted(self, text: str, asked: _Asked) -> set[str]:
-        compared, found = self._read.get((text, asked), (0, set()))
-        for call, summaries in islice(self._replies, compared, None):
-            if asked.allows(call) and any(summary in text for summary in summaries):
-                found.add(call.id)
-        self._read[text, asked] = len(self._replies), found
-        return found
-
-
-class _Asked(NamedTuple):
-    """Who has a text, as far as that tells whose reply it may quote."""
-
-    head: tuple[str, str]
-    begins: bool
-    spoken: bool
-    """It stands there as the assistant's own."""
-
-    def allows(self, written: CallRow) -> bool:
-        alike = _head(written) == self.head
-        if self.begins and (alike or _offers_tools(written)):
-            return False  # An answer that was pasted, for all we know.
-        return not (self.spoken and alike)
-
-
-def _summary(call: CallRow) -> list[str]:
-    """What a conversation may quote of a reply that is long enough to be a summary: all of it, or
-    the inside of a tag."""
-    if call.message.get("tool_calls"):
-        return []
-    reply = str(call.message.get("content") or "").strip()
-    return [text for text in (reply, *_tagged(reply)) if len(text) >= SUMMARY_LENGTH]
-
-
-def _tagged(text: str) -> Iterator[str]:
-    """What stands between an opening tag and the first that closes it, one after another."""
-    tags = list(_TAG.finditer(text))
-    closing: dict[str, int] = {}
-    closed_by: list[int | None] = [None] * len(tags)
-    for number in range(len(tags) - 1, -1, -1):
-        slash, name = tags[number].groups()
-        if slash:
-            closing[name] = number
-        else:
-            closed_by[number] = closing.get(name)
-    number = 0
-    while number < len(tags):
-        end = closed_by[number]
-        if end is not None:
-            yield text[tags[number].end() : tags[end].start()].strip()
-            number = end
-        number += 1
-
-
-def _asked_alike(summarisers: Sequence[CallRow], calls: Sequence[CallRow]) -> set[str]:
-    """Calls of the same parent as a summariser that end with the same instruction."""
-    asked = {(call.parent_call_id, _last_given(call)) for call in summarisers}
-    if not asked:
-        return set()
-    return {
-        call.id
-        for call in calls
-        if not call.message.get("tool_calls") and (call.parent_call_id, _last_given(call)) in asked
-    }
-
-
-def _offers_tools(call: CallRow) -> bool:
-    """Whether the call had tools; one that continues another has that one's."""
-    base = (call.conversation.get("lineage") or {}).get("base")
-    return base is not None or bool(call.conversation.get("tools"))
-
-
-def _last_given(call: CallRow) -> str:
-    tail = call.conversation.get("tail") or ()
-    return next(reversed(list(_given(tail))), call.id)
-
-
-def _head(call: CallRow) -> tuple[str, str]:
-    """Digests of the instructions and of the tools."""
-    lineage = call.conversation.get("lineage") or {}
-    return str(lineage.get("system")), str(lineage.get("tools"))
-
-
-def _given(messages: Iterable[Mapping[str, object]]) -> Iterable[str]:
-    """The texts of user and system messages."""
-    return _texts(messages, ("user", "system"))
-
-
-def _texts(messages: Iterable[Mapping[str, object]], roles: Sequence[str]) -> Iterable[str]:
-    for message in messages:
-        if message.get("role") not in roles:
-            continue
-        content = message.get("content")
-        parts = content if isinstance(content, list) else [{"text": content}]
-        yield from (str(part["text"]) for part in parts if part.get("text"))
-
-
-def _delegated(lines: Sequence[_Line]) -> Iterable[tuple[_Line, Verdict]]:
-    """Lines whose task, word for word, is what an earlier tool call of another line asked for."""
-    asked: dict[str, tuple[_Line, CallRow, str]] = {}
-    calls = [(call, line) for line in lines for call in line.calls]
-    for call, line in sorted(calls, key=lambda pair: pair[0].started_at):
-        if call is line.root and call.parent_call_id is None:
-            given = [text.strip() for text in _given(call.conversation.get("tail") or ())]
-            for other, delegating, role in (asked[text] for text in given if text in asked):
-                if other is not line:
-                    evidence = f"its task is an argument of a tool call of {delegating.id}"
-                    yield line, Verdict(CallKind.SUBAGENT, evidence, role)
-                    break
-        for tool_call in call.message.get("tool_calls") or ():
-            for text, role in _tasks(tool_call["function"]):
-                asked[text] = (line, call, role)
-
-
-def _tasks(function: Mapping[str, str]) -> Iterable[tuple[str, str]]:
-    """The longer texts among a tool call's arguments, each with the name of who is to do it."""
-    try:
-        arguments = json.loads(function["arguments"])
-    except ValueError:
-        return
-    if isinstance(arguments, dict):
-        role = next((arguments[key] for key in _ROLE_ARGUMENTS if key in arguments), None)
-        for value in arguments.values():
-            if isinstance(value, str) and len(value.strip()) >= TASK_LENGTH:
-                yield value.strip(), str(role or function["name"])
 
 
 def _replaced(calls: Sequence[CallRow]) -> set[str]:
-    """Calls that ended badly and that another call asks again."""
+    """Calls that ended badly and that another call repeats."""
     bad = {call.id for call in calls if call.status is not CallStatus.COMPLETE}
-    if not bad:
-        return bad
-    return bad & {(call.conversation.get("lineage") or {}).get("retry_of") for call in calls}
+    return bad & {repeats(call) for call in calls} if bad else bad
 
 
-def _aside(line: _Line, lines: Sequence[_Line], worked: Sequence[_Line]) -> str | None:
-    """Why a line that nothing continues is beside the work: its evidence."""
-    if len(line.calls) > 1 or line.uses_tools or not worked or line.root.parent_call_id:
-        return None
-    others = [other for other in lines if other is not line and len(other.calls) > 1]
-    if not others:
-        return None
-    system, _ = line.head
-    if all(system != other.head[0] for other in worked):
-        return "one call without tools, under instructions of its own"
-    return None
+def _side_lines(lines: Sequence[_Line]) -> list[_Line]:
+    """Lines of one call without tools, under instructions that no line with tools began with,
+    beside a line that goes on."""
+    if not any(len(line.calls) > 1 for line in lines) or len(lines) == 1:
+        return []
+    worked = {line.instructions for line in lines if line.uses_tools}
+    return [
+        line
+        for line in lines
+        if len(line.calls) == 1
+        and line.first.parent_call_id is None
+        and not line.uses_tools
+        and worked
+        and line.instructions not in worked
+    ]
 
 
 def _digressions(calls: Sequence[CallRow]) -> list[CallRow]:
@@ -369,25 +186,24 @@ def _digressions(calls: Sequence[CallRow]) -> list[CallRow]:
 
 
 def _settle(lines: Sequence[_Line], verdicts: dict[str, Verdict]) -> None:
-    """The one line that is left over did the work; of several, those that began alike."""
+    """The one line without a verdict did the work; of several, those that began alike."""
     unsettled = [line for line in lines if any(call.id not in verdicts for call in line.calls)]
-    resumed = [line for line in unsettled if _kind(verdicts, line.root) is CallKind.COMPACTION]
-    begun = [line for line in unsettled if line not in resumed]
+    resumed = [line for line in unsettled if _kind(verdicts, line.first) is CallKind.COMPACTION]
+    begun = [line for line in unsettled if _kind(verdicts, line.first) is not CallKind.COMPACTION]
     if len(begun) == 1:
         begun[0].give(Verdict(CallKind.MAIN, "the only conversation that does the work"), verdicts)
-    elif len({line.head for line in begun}) == 1:
+    elif len({digests(line.first) for line in begun}) == 1:
         for line in begun:
             line.give(Verdict(CallKind.MAIN, "every conversation has the same head"), verdicts)
-    heads = {line.head[0] for line in begun if _kind(verdicts, line.calls[-1]) is CallKind.MAIN}
+    if not resumed:
+        return
+    worked = {
+        line.instructions for line in begun if _kind(verdicts, line.calls[-1]) is CallKind.MAIN
+    }
     for line in resumed:
-        if any(_system(call) in heads for call in line.calls[1:]):
-            line.give(Verdict(CallKind.MAIN, "it goes on from a summary"), verdicts)
+        if any(digests(call)[0] in worked for call in line.calls[1:]):
+            line.give(Verdict(CallKind.MAIN, "the work continues from a summary"), verdicts)
 
 
 def _kind(verdicts: Mapping[str, Verdict], call: CallRow) -> CallKind:
     return verdicts.get(call.id, _UNKNOWN).kind
-
-
-def _system(call: CallRow) -> str:
-    """Digest of the call's instructions."""
-    return str((call.conversation.get("lineage") or {}).get("system"))

@@ -1,4 +1,4 @@
-"""What the trainer sees of a recorded session: samples with masks, and where every token went.
+"""A recorded session as the trainer sees it: samples with masks, and where every token went.
 
 A sample is a branch of the session's token tree. Over all samples of a session every sampled token
 is trained at most once, and ``captured = trained + masked + dropped`` holds exactly.
@@ -6,8 +6,9 @@ is trained at most once, and ``captured = trained + masked + dropped`` holds exa
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,6 +40,8 @@ class Sample:
     """The branch's calls, root first."""
     weight: float
     """Share of its session: the weights of a session's samples sum to 1 (or all are 0)."""
+    leaf_choice: int = 0
+    """Which choice of the leaf call ends the branch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,32 +56,29 @@ class Conservation:
     """In no sample: tokens by reason."""
 
     @property
+    def untrained(self) -> Counter[str]:
+        """Masked and dropped tokens by reason."""
+        return Counter(self.masked) + Counter(self.dropped)
+
+    @property
     def balanced(self) -> bool:
-        return self.captured == self.trained + sum(self.masked.values()) + sum(
-            self.dropped.values()
+        return self.captured == self.trained + self.untrained.total()
+
+    def __add__(self, other: Conservation) -> Conservation:
+        """The account of two sessions."""
+        return Conservation(
+            self.captured + other.captured,
+            self.trained + other.trained,
+            dict(Counter(self.masked) + Counter(other.masked)),
+            dict(Counter(self.dropped) + Counter(other.dropped)),
         )
 
 
 @dataclass(frozen=True, slots=True)
 class Episode:
-    """A session as the trainer takes it: its samples, its rewards, its table of tokens."""
+    """A session as the trainer takes it: its samples, its rewards, its account of tokens."""
 
     session: SessionRecord
     samples: tuple[Sample, ...]
     rewards: tuple[Reward, ...]
     conservation: Conservation
-
-
-def only_calls(samples: Sequence[Sample], call_ids: Collection[str]) -> list[Sample]:
-    """A session's samples with what other calls sampled turned into context.
-
-    Samples that train nothing any more are gone; the weights of the others add up to 1 again.
-    """
-    kept: list[Sample] = []
-    for sample in samples:
-        wanted = np.array([*(call in call_ids for call in sample.call_ids), False])
-        mask = sample.mask & wanted[sample.calls]
-        if mask.any():
-            kept.append(replace(sample, mask=mask))
-    total = sum(int(np.count_nonzero(sample.mask)) for sample in kept)
-    return [replace(s, weight=float(np.count_nonzero(s.mask)) / total) for s in kept]

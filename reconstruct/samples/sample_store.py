@@ -1,9 +1,8 @@
-"""Samples kept in the store, with the builder and the policy that made them.
+"""Samples in the store, with the builder and the rules that made them.
 
-A kept sample is a list of segments of spans: it repeats no token, and reading it gives the same
-arrays, bit for bit. Of each builder a session has one set, the latest. When what the samples hang
-on changes (a person says what a call was for), :func:`derive_again` makes them again under the
-policy that is stored with them.
+A stored sample is a list of segments of spans: it repeats no token, and reading it gives the same
+arrays, bit for bit. A session has one set of samples per builder, the latest. When a call's kind
+changes, :func:`derive_again` makes the samples again under the rules that are stored with them.
 """
 
 from __future__ import annotations
@@ -12,96 +11,116 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import delete, insert, select
+from sqlalchemy import Connection, delete, insert, select
 
-from bridle.reconstruct.samples.builders import BUILDER_VERSION, Built, Segment, assemble, build
-from bridle.reconstruct.samples.policy import DEFAULT_POLICY, TrainablePolicy
+from bridle.reconstruct.samples.builders import BUILDER_VERSION, Built, assemble, build
+from bridle.reconstruct.samples.rules import DEFAULT_RULES, SampleRules
 from bridle.reconstruct.samples.sample import Sample
-from bridle.reconstruct.session import BrokenTree, Piece, SessionTree
-from bridle.store.reading.queries import Reader
+from bridle.reconstruct.session import LoadedSession
+from bridle.reconstruct.tree import Branch, BrokenTree, SessionTree, SpanPiece
 from bridle.store.records import new_id
 from bridle.store.schema.database import transaction
-from bridle.store.schema.tables import samples
+from bridle.store.schema.tables import call_kinds, samples, token_fates
 
 
 def derive(
-    reader: Reader,
-    session_id: str,
-    policy: TrainablePolicy = DEFAULT_POLICY,
-    builder: str = "tree",
+    session: LoadedSession, rules: SampleRules = DEFAULT_RULES, builder: str = "tree"
 ) -> Built:
-    """Makes a session's samples and keeps them instead of those that the builder made before.
+    """Makes a session's samples and stores them in place of those that the builder made before.
 
-    Raises :class:`bridle.reconstruct.session.BrokenTree`, and ``KeyError`` for an unknown builder.
+    Raises :class:`bridle.reconstruct.tree.BrokenTree`, and ``KeyError`` for an unknown builder.
     """
-    built = build(SessionTree.load(reader, session_id), policy, builder)
+    built = build(session, rules, builder)
     now = time.time()
     rows = [
         {
             "id": new_id("sample"),
-            "session_id": session_id,
+            "session_id": session.id,
             "builder": builder,
             "builder_version": BUILDER_VERSION,
-            "policy": policy.as_data(),
+            "rules": rules.as_data(),
             "leaf_call_id": sample.leaf_call_id,
-            "segments": [[s.piece.span.id, s.piece.take, s.trains] for s in segments],
+            "segments": [[piece.span.id, piece.take, piece.trains] for piece in branch],
             "weight": sample.weight,
             "created_at": now,
         }
-        for sample, segments in zip(built.samples, built.segments, strict=True)
+        for sample, branch in zip(built.samples, built.branches, strict=True)
     ]
-    with transaction(reader.engine) as connection:
+    with transaction(session.reader.engine) as connection:
         connection.execute(
-            delete(samples).where(samples.c.session_id == session_id, samples.c.builder == builder)
+            delete(samples).where(samples.c.session_id == session.id, samples.c.builder == builder)
         )
         if rows:
             connection.execute(insert(samples), rows)
+        _store_account(connection, session, built, builder)
     return built
 
 
-def derive_again(reader: Reader, session_id: str) -> int:
-    """Makes a session's kept samples again, each set under its own policy; returns how many."""
-    sets = {row["builder"]: row["policy"] for row in _rows(reader, session_id)}
+def _store_account(
+    connection: Connection, session: LoadedSession, built: Built, builder: str
+) -> None:
+    """What became of the sampled tokens, and what each call was for: SQL reads both."""
+    of_builder = (token_fates.c.session_id == session.id) & (token_fates.c.builder == builder)
+    connection.execute(delete(token_fates).where(of_builder))
+    account = built.conservation
+    fates = [("trained", "", account.trained)]
+    fates += [("masked", reason, tokens) for reason, tokens in account.masked.items()]
+    fates += [("dropped", reason, tokens) for reason, tokens in account.dropped.items()]
+    columns = ("fate", "reason", "tokens")
+    known = {"session_id": session.id, "builder": builder}
+    connection.execute(
+        insert(token_fates), [known | dict(zip(columns, fate, strict=True)) for fate in fates]
+    )
+    calls = session.calls
+    connection.execute(
+        delete(call_kinds).where(call_kinds.c.call_id.in_([call.id for call in calls]))
+    )
+    if calls:
+        kinds = [{"call_id": call.id, "kind": call.kind, "role": call.role} for call in calls]
+        connection.execute(insert(call_kinds), kinds)
+
+
+def derive_again(session: LoadedSession) -> int:
+    """Makes a session's stored samples again, each set under its own rules; returns how many."""
+    sets = {row["builder"]: row["rules"] for row in _rows(session)}
     return sum(
-        len(derive(reader, session_id, TrainablePolicy.from_data(policy), builder).samples)
-        for builder, policy in sets.items()
+        len(derive(session, SampleRules.from_data(rules), builder).samples)
+        for builder, rules in sets.items()
     )
 
 
-def kept_samples(
-    reader: Reader, session_id: str, builder: str = "tree"
-) -> tuple[TrainablePolicy | None, list[Sample]]:
-    """The session's kept samples and their policy; ``None`` when none are kept.
+def stored_samples(
+    session: LoadedSession, builder: str = "tree"
+) -> tuple[SampleRules | None, list[Sample]]:
+    """The session's stored samples and their rules; ``None`` when there are none.
 
-    Raises :class:`bridle.reconstruct.session.BrokenTree` when they hang on spans that are not
-    there.
+    Raises :class:`bridle.reconstruct.tree.BrokenTree` when a span that they need is missing.
     """
-    rows = [row for row in _rows(reader, session_id) if row["builder"] == builder]
+    rows = [row for row in _rows(session) if row["builder"] == builder]
     if not rows:
         return None, []
-    tree = SessionTree.load(reader, session_id)
     found = [
-        assemble(tree.calls[row["leaf_call_id"]], _segments(tree, row["segments"]), row["weight"])
+        assemble(session.tree, _branch(session.tree, row["segments"]), row["weight"])
         for row in rows
     ]
-    return TrainablePolicy.from_data(rows[0]["policy"]), found
+    return SampleRules.from_data(rows[0]["rules"]), found
 
 
-def _segments(tree: SessionTree, stored: Sequence[Any]) -> list[Segment]:
-    found: list[Segment] = []
-    for span_id, take, trains in stored:
+def _branch(tree: SessionTree, segments: Sequence[Any]) -> Branch:
+    pieces: list[SpanPiece] = []
+    for span_id, take, trains in segments:
         row = tree.rows.get(span_id)
         if row is None:
-            raise BrokenTree(f"a kept sample needs span {span_id}, which is missing")
-        found.append(Segment(Piece(row, take), tuple((start, end) for start, end in trains)))
-    return found
+            raise BrokenTree(f"a stored sample needs span {span_id}, which is missing")
+        pieces.append(SpanPiece(row, take, tuple((start, end) for start, end in trains)))
+    return tuple(pieces)
 
 
-def _rows(reader: Reader, session_id: str) -> list[Any]:
-    query = select(samples).where(samples.c.session_id == session_id)
-    with reader.engine.connect() as connection:
+def _rows(session: LoadedSession) -> list[Any]:
+    query = select(samples).where(samples.c.session_id == session.id)
+    with session.reader.engine.connect() as connection:
         rows = connection.execute(query).mappings().all()
-    order = {call.id: number for number, call in enumerate(reader.calls(session_id))}
+    order = {call_id: number for number, call_id in enumerate(session.by_id)}
     return sorted(rows, key=lambda row: (order.get(row["leaf_call_id"], -1), _choice(row)))
 
 

@@ -1,129 +1,125 @@
-"""Request and response bodies: exact to the byte, each stored as what it adds to an earlier one.
+"""Request and response bodies, exact to the byte, for next to no room beside the message columns.
 
-A harness sends its whole history with every call. A request is therefore kept as a splice of the
-request it goes on from: ``base[:prefix] + middle + base[len(base) - suffix:]``, and only the middle
-is stored (``store/encoding/texts.py``), with the part of the base that it replaces as zstd's
-dictionary when that pays (a harness may change a line at the top and repeat the rest). Bases form
-chains; reading one is a splice per link, linear in the chain. What shares little with the request
-before it begins a chain: it is stored whole in ``bodies``, named by its SHA-256, once for all
-sessions that send it. Whatever a body is stored as, its SHA-256 is kept with the call, so that
-reading proves itself.
-
-Until 0004 every body was a row of ``bodies``, against any other as its base; such rows are read.
+A harness sends its whole history with every call. A request is kept as a splice of an earlier
+request of its session: ``base[:prefix] + middle + base[len(base) - suffix:]``, and only the middle
+is stored. What a body says is in message columns already, so those texts are the dictionary that
+zstd compresses it with: for a response the replies; for a request its own messages, the replies
+that came after its base, and the part of the base that it replaces. Bases form chains; reading a
+request is a splice per link. A request that shares little with its base is stored whole and begins
+a chain; its dictionary also has the tools. The SHA-256 of every body is kept with its call, so
+that reading proves itself.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from hashlib import sha256
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
-from bridle.store.encoding.packing import DICTIONARY, RAW, pack, pack_against, unpack_against
+from bridle.store.encoding.packing import DICTIONARY, dump_json, pack_against, unpack_against
+from bridle.store.records import Message
+
+REQUEST: Final = "request"
+RESPONSE: Final = "response"
+"""Values of ``bodies.part``."""
 
 MAX_DEPTH: Final = 1000
 """A chain this long is ended by a body stored whole, so that no read follows more links."""
 
-_DICTIONARY_WORTH: Final = 256
-"""Fewer replaced bytes than this help compression less than the dictionary costs."""
+_WITH_REPLIES: Final = 16
+"""Codec of a request whose dictionary has the replies of its base call."""
 
 _DICTIONARY_GAIN: Final = 4
-"""So many times smaller the replaced bytes must make what replaces them: else the text of the
-call's tokens serves it better."""
+"""So many times smaller the replaced bytes must make what replaces most of the base."""
 
 _WINDOW: Final = 1 << 12
 _WINDOW_AT_END: Final = 1 << 7
-"""Bodies that go on share most of themselves, and mostly a few brackets after that."""
+"""Bodies that continue each other share most of themselves, and mostly a few brackets after
+that."""
 
 
-class Body(msgspec.Struct, frozen=True, gc=False):
+class Earlier(msgspec.Struct, frozen=True, gc=False):
     """A request that later ones can be stored against."""
 
-    id: str
     data: bytes
     depth: int
-    """Links from here to a body that is stored whole; 0 for that one."""
+    """Links from here to a request that is stored whole; 0 for that one."""
+    replies: bytes = b""
+    """The texts of the replies that it got, when its call has ended."""
 
 
-class Splice(msgspec.Struct, frozen=True, gc=False):
-    """A body as the difference to its base."""
+class Packed(msgspec.Struct, frozen=True, gc=False):
+    """A body as it is stored."""
 
     prefix: int
     suffix: int
+    depth: int
     data: bytes
-    """The middle behind a codec byte: as it is, or packed against what it replaces."""
-
-    def apply(self, base: bytes) -> bytes:
-        """The body."""
-        end = len(base) - self.suffix
-        middle = unpack_against(self.data, base[self.prefix : end])
-        return b"".join((base[: self.prefix], middle, base[end:]))
 
     def contains(self, base: bytes) -> bool:
         """Whether nearly all of ``base`` is part of the body."""
-        return self.prefix + self.suffix >= 0.9 * len(base)
+        return self.depth > 0 and self.prefix + self.suffix >= 0.9 * len(base)
 
 
-@dataclass(frozen=True, slots=True)
-class BodyRow:
-    """A row of the ``bodies`` table."""
-
-    id: str
-    base_id: str | None
-    prefix: int
-    suffix: int
-    size: int
-    depth: int
-    data: bytes
+def sha256_of(data: bytes) -> bytes:
+    return sha256(data).digest()
 
 
-def body_id(data: bytes) -> str:
-    """SHA-256 hex of the whole body."""
-    return sha256(data).hexdigest()
+def texts_of(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()) -> bytes:
+    """What these say, written as bodies write it. Equal for equal messages, whoever asks."""
+    said: list[Any] = list(tools)
+    for message in messages:
+        said += (message.reasoning, message.content, message.tool_call_id, message.name)
+        for call in message.tool_calls:
+            said += (call.id, call.name, call.arguments)
+    return dump_json(said) if said else b""
 
 
-def whole(data: bytes, identifier: str | None = None) -> BodyRow:
-    """``data`` as a row that needs no other."""
-    return BodyRow(identifier or body_id(data), None, 0, 0, len(data), 0, pack(data))
-
-
-def splice(data: bytes, base: Body) -> Splice | None:
-    """``data`` against ``base``; ``None`` when they share too little, or the chain is too long."""
-    if base.depth >= MAX_DEPTH:
+def pack_request(data: bytes, base: Earlier | None, texts: bytes) -> Packed | None:
+    """``data`` as a splice of ``base``; ``None`` when they share too little, or the chain is too
+    long. ``texts`` are those of its own messages."""
+    if base is None or base.depth >= MAX_DEPTH:
         return None
     prefix, suffix = shared_ends(base.data, data)
     replaced = base.data[prefix : len(base.data) - suffix]
     middle = data[prefix : len(data) - suffix]
-    if min(len(replaced), len(middle)) >= _DICTIONARY_WORTH:
-        packed = pack_against(middle, replaced)
-        if packed[0] == DICTIONARY and _DICTIONARY_GAIN * len(packed) <= len(middle):
-            return Splice(prefix, suffix, packed)
-    if 2 * (prefix + suffix) >= len(data):
-        return Splice(prefix, suffix, bytes((RAW,)) + middle)
-    return None
+    alike = 2 * (prefix + suffix) >= len(data)
+    if not alike and 2 * len(replaced) < len(middle):
+        return None
+    codec = _WITH_REPLIES if base.replies else DICTIONARY
+    packed = pack_against(middle, b"".join((replaced, base.replies, texts)), codec)
+    # A harness may change a line at the top and repeat the rest.
+    if not alike and _DICTIONARY_GAIN * len(packed) > len(middle):
+        return None
+    return Packed(prefix, suffix, base.depth + 1, packed)
 
 
-def decode(chain: Sequence[BodyRow]) -> bytes:
-    """The body of the last row; ``chain`` starts with a whole one, each row's base before it.
-
-    Raises ``ValueError`` when a link is missing or the bytes are not those of the identifier.
-    """
-    data = b""
-    previous: str | None = None
-    for row in chain:
-        if row.base_id != previous:
-            raise ValueError(f"body {row.id} needs base {row.base_id}, found {previous}")
-        data = Splice(row.prefix, row.suffix, row.data).apply(data)
-        previous = row.id
-    return proved(data, previous)
+def pack_whole(data: bytes, texts: bytes) -> Packed:
+    """A response, or a request that begins a chain."""
+    return Packed(0, 0, 0, pack_against(data, texts))
 
 
-def proved(data: bytes, identifier: str | None) -> bytes:
-    """``data``. Raises ``ValueError`` when it is not what the identifier names."""
-    if identifier is None or body_id(data) != identifier:
-        raise ValueError(f"body {identifier} does not have the bytes it was stored with")
+def unpack_whole(packed: Packed, texts: bytes) -> bytes:
+    """What :func:`pack_whole` was given."""
+    return unpack_against(packed.data, texts)
+
+
+def unpack_request(packed: Packed, base: bytes, replies: bytes, texts: bytes) -> bytes:
+    """What :func:`pack_request` was given, with the base's bytes and its call's replies."""
+    end = len(base) - packed.suffix
+    if packed.data[0] != _WITH_REPLIES:
+        replies = b""
+    dictionary = b"".join((base[packed.prefix : end], replies, texts))
+    middle = unpack_against(packed.data, dictionary)
+    return b"".join((base[: packed.prefix], middle, base[end:]))
+
+
+def proved(data: bytes, digest: str) -> bytes:
+    """``data``. Raises ``ValueError`` when it is not what the SHA-256 (hex) names."""
+    if sha256(data).hexdigest() != digest:
+        raise ValueError(f"a body does not have the bytes it was stored with ({digest})")
     return data
 
 

@@ -1,17 +1,15 @@
 """Arrays and JSON as bytes: exact to the bit, and compressed only where that is smaller.
 
-The first byte of a packed value names its codec, so that every codec can read what another wrote.
-Of logprobs the bytes with their exponents are compressed, which are nearly constant, and their
-mantissas, which are noise, are left alone; token ids are cut into their low halves and their high
-ones, which leaves words that return as a whole.
+The first byte of a packed value names its codec. Of logprobs the bytes with their exponents are
+compressed, which are nearly constant, and their mantissas, which are noise, are left alone; token
+ids are cut into their low halves and their high ones, which leaves words that return as a whole.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import lru_cache
-from hashlib import blake2b
 from typing import Any, Final
 
 import numpy as np
@@ -23,13 +21,11 @@ from bridle.store.records import Logprobs, TokenIds
 
 RAW: Final = 0
 ZSTD: Final = 1
-PLANES: Final = 2
-DICTIONARY: Final = 3
-"""zstd with a dictionary that the reader must have."""
-HALVES: Final = 4
-EXPONENTS: Final = 5
-"""A zstd frame of every value's highest byte, then the planes of the other three; ``PLANES``, all
-four planes in one frame, was written until 0004."""
+DICTIONARY: Final = 2
+"""zstd with a dictionary that the reader must have; so are all codecs above it."""
+HALVES: Final = 3
+EXPONENTS: Final = 4
+"""A zstd frame of every value's highest byte, then the planes of the other three."""
 
 LEVEL: Final = 1
 """Level 3 takes a third more time to save a hundredth of the bytes."""
@@ -39,21 +35,67 @@ _WORTH_TRYING: Final = 48
 _SMALL_BITS: Final = 12
 """Lengths of so many bits are below 4 KB."""
 
-_KEPT: Final = 64
-"""Compressors with their dictionaries, 50 to 100 KB each: making one asks the processor what it can
-do, which a virtual machine answers slowly, and takes ten times as long as compressing a little."""
+
+class _Codecs(threading.local):
+    """zstandard's objects are fast to reuse and may not be shared between threads."""
+
+    def __init__(self) -> None:
+        self.compress = zstandard.ZstdCompressor(
+            level=LEVEL, write_checksum=False, write_content_size=True
+        ).compress
+        self.decompress = zstandard.ZstdDecompressor().decompress
 
 
-def _raw_dictionary(content: bytes) -> zstandard.ZstdCompressionDict:
-    return zstandard.ZstdCompressionDict(content, dict_type=zstandard.DICT_TYPE_RAWCONTENT)
+_codecs = _Codecs()
 
 
-def _compressor(dictionary: bytes, data_bits: int) -> zstandard.ZstdCompressor:
-    """For data of so many bits' length."""
-    return zstandard.ZstdCompressor(
-        dict_data=_raw_dictionary(dictionary),
-        compression_params=_parameters(data_bits, len(dictionary).bit_length()),
+def pack(data: bytes) -> bytes:
+    """``data`` behind a codec byte, compressed when that is smaller."""
+    if len(data) >= _WORTH_TRYING:
+        packed = _codecs.compress(data)
+        if len(packed) < len(data):
+            return bytes((ZSTD,)) + packed
+    return bytes((RAW,)) + data
+
+
+def unpack(packed: bytes) -> bytes:
+    """What :func:`pack` was given. Raises ``ValueError`` on an unknown codec and on damaged
+    bytes."""
+    codec = packed[0]
+    if codec == RAW:
+        return bytes(packed[1:])
+    if codec == ZSTD:
+        return _decompress(packed[1:])
+    raise ValueError(f"packed value has unknown codec {codec}")
+
+
+def pack_against(data: bytes, dictionary: bytes, codec: int = DICTIONARY) -> bytes:
+    """``data`` compressed with the bytes of ``dictionary`` at hand, behind ``codec``; without them
+    when that is smaller."""
+    if len(data) < _WORTH_TRYING or not dictionary:
+        return pack(data)
+    compressor = zstandard.ZstdCompressor(
+        dict_data=zstandard.ZstdCompressionDict(
+            dictionary, dict_type=zstandard.DICT_TYPE_RAWCONTENT
+        ),
+        compression_params=_parameters(len(data).bit_length(), len(dictionary).bit_length()),
     )
+    packed = bytes((codec,)) + compressor.compress(data)
+    if 2 * len(packed) <= len(data):
+        return packed
+    plain = pack(data)
+    return packed if len(packed) < len(plain) else plain
+
+
+def unpack_against(packed: bytes, dictionary: bytes) -> bytes:
+    """What :func:`pack_against` was given. Raises ``ValueError`` when that does not come out."""
+    if packed[0] < DICTIONARY:
+        return unpack(packed)
+    content = zstandard.ZstdCompressionDict(dictionary, dict_type=zstandard.DICT_TYPE_RAWCONTENT)
+    try:
+        return zstandard.ZstdDecompressor(dict_data=content).decompress(packed[1:])
+    except zstandard.ZstdError as error:
+        raise ValueError(f"a packed value is damaged: {error}") from error
 
 
 @lru_cache(maxsize=256)
@@ -71,48 +113,6 @@ def _parameters(data_bits: int, dictionary_bits: int) -> zstandard.ZstdCompressi
         write_checksum=True,
         **tables,
     )
-
-
-class _Codecs(threading.local):
-    """zstandard's objects are fast to reuse and may not be shared between threads."""
-
-    def __init__(self) -> None:
-        self.compress = zstandard.ZstdCompressor(
-            level=LEVEL, write_checksum=False, write_content_size=True
-        ).compress
-        self.prove = zstandard.ZstdCompressor(
-            level=LEVEL, write_checksum=True, write_content_size=True
-        ).compress
-        self.decompress = zstandard.ZstdDecompressor().decompress
-        self.kept = lru_cache(_KEPT)(_compressor)
-
-
-_codecs = _Codecs()
-
-
-def pack(data: bytes) -> bytes:
-    """``data`` behind a codec byte, compressed when that is smaller."""
-    if len(data) >= _WORTH_TRYING:
-        packed = _codecs.compress(data)
-        if len(packed) < len(data):
-            return bytes((ZSTD,)) + packed
-    return bytes((RAW,)) + data
-
-
-def pack_proved(data: bytes) -> bytes:
-    """``data`` in a frame with a checksum of its own, for what has none elsewhere."""
-    return bytes((ZSTD,)) + _codecs.prove(data)
-
-
-def unpack(packed: bytes) -> bytes:
-    """What :func:`pack` or :func:`pack_proved` was given. Raises ``ValueError`` on an unknown codec
-    and on damaged bytes."""
-    codec = packed[0]
-    if codec == RAW:
-        return bytes(packed[1:])
-    if codec == ZSTD:
-        return _decompress(packed[1:])
-    raise ValueError(f"packed value has unknown codec {codec}")
 
 
 def _decompress(frame: bytes) -> bytes:
@@ -166,52 +166,15 @@ def unpack_logprobs(packed: bytes) -> Logprobs:
     if codec == EXPONENTS:
         exponents = _decompress(packed[1:])  # what comes after the frame is left alone
         planes = packed[-3 * len(exponents) :] + exponents
-    elif codec == PLANES:
-        planes = _decompress(packed[1:])
     else:
         return np.frombuffer(unpack(packed), dtype="<f4")
     words = np.frombuffer(planes, dtype=np.uint8).reshape(4, -1).T.tobytes()
     return np.frombuffer(words, dtype="<f4")
 
 
-def pack_against(
-    data: bytes,
-    dictionary: bytes,
-    or_else: Callable[[bytes], bytes] = pack,
-    *,
-    returns: bool = False,
-) -> bytes:
-    """``data`` compressed with the bytes of ``dictionary`` at hand; without them, by ``or_else``,
-    when that is smaller. ``returns``: the same dictionary will be given again soon."""
-    bits = len(data).bit_length()
-    compressor = _codecs.kept if returns and bits <= _SMALL_BITS else _compressor
-    packed = bytes((DICTIONARY,)) + compressor(dictionary, bits).compress(data)
-    if 2 * len(packed) <= len(data):
-        return packed
-    plain = or_else(data)
-    return packed if len(packed) < len(plain) else plain
-
-
-def unpack_against(packed: bytes, dictionary: bytes) -> bytes:
-    """What :func:`pack_against` was given. Raises ``ValueError`` when that does not come out."""
-    if packed[0] != DICTIONARY:
-        return unpack(packed)
-    decompressor = zstandard.ZstdDecompressor(dict_data=_raw_dictionary(dictionary))
-    try:
-        return decompressor.decompress(packed[1:])
-    except zstandard.ZstdError as error:
-        raise ValueError(f"a packed value is damaged: {error}") from error
-
-
 def dump_json(value: Any) -> bytes:
     """Compact JSON; mappings that are not dicts are written as objects."""
     return orjson.dumps(value, default=_plain)
-
-
-def checksum(*parts: bytes) -> bytes:
-    """8 bytes that change when any part, or the border between two parts, changes."""
-    sized = [piece for part in parts for piece in (len(part).to_bytes(8, "little"), part)]
-    return blake2b(b"".join(sized), digest_size=8).digest()
 
 
 def _plain(value: Any) -> Any:

@@ -1,9 +1,7 @@
-"""Forgetting sessions: their rows, and every body that nothing else needs.
+"""Forgetting sessions: everything that it takes to read a call is its own session's.
 
-Bodies that are stored whole are shared between sessions, so what may go is found by marking what
-the remaining calls need, with the bases of that; the work is in proportion to the store. Whatever
-else it takes to read a call is its own session's. SQLite overwrites what it deletes
-(``secure_delete``), in the file and, by emptying it, in the write-ahead log.
+SQLite overwrites what it deletes (``secure_delete``), in the file and, by emptying it, in the
+write-ahead log.
 """
 
 from __future__ import annotations
@@ -12,11 +10,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from sqlalchemy import Connection, Engine, delete, func, select, union
+from sqlalchemy import Connection, Engine, delete, func, select
 
 from bridle.store.records import CallStatus
 from bridle.store.schema.database import transaction
-from bridle.store.schema.tables import bodies, calls, metadata, running, sessions, spans
+from bridle.store.schema.tables import calls, metadata, sessions
 
 _AT_ONCE: Final = 500
 """Identifiers per statement: databases bound the number of parameters."""
@@ -28,11 +26,10 @@ class Forgotten:
 
     sessions: int
     calls: int
-    bodies: int
 
 
 def forget(engine: Engine, session_ids: Sequence[str]) -> Forgotten:
-    """Deletes these sessions and what only they needed, in one transaction.
+    """Deletes these sessions and all that belongs to them, in one transaction.
 
     A call of theirs that still runs fails when it ends: its session is not there any more. Unknown
     identifiers are passed over.
@@ -42,21 +39,17 @@ def forget(engine: Engine, session_ids: Sequence[str]) -> Forgotten:
     with transaction(engine) as connection:
         if sqlite:
             connection.exec_driver_sql("PRAGMA secure_delete=ON")
-        else:
-            # No writer may take up a body again while it is judged to be needed by nobody.
-            connection.exec_driver_sql("LOCK TABLE bodies IN SHARE ROW EXCLUSIVE MODE")
         for start in range(0, len(session_ids), _AT_ONCE):
             some = list(session_ids[start : start + _AT_ONCE])
             gone_calls += _delete_owned(connection, some)
             gone = connection.execute(delete(sessions).where(sessions.c.id.in_(some)))
             gone_sessions += gone.rowcount
-        gone_bodies = _sweep(connection)
     if sqlite:
         with engine.connect() as connection:
             connection.connection.driver_connection.execute(  # type: ignore[union-attr]
                 "PRAGMA wal_checkpoint(TRUNCATE)"
             )
-    return Forgotten(gone_sessions, gone_calls, gone_bodies)
+    return Forgotten(gone_sessions, gone_calls)
 
 
 def older_than(connection: Connection, created_before: float) -> list[str]:
@@ -74,28 +67,8 @@ def _delete_owned(connection: Connection, session_ids: list[str]) -> int:
     number = connection.execute(count).scalar_one()
     theirs = select(calls.c.id).where(calls.c.session_id.in_(session_ids))
     for table in reversed(metadata.sorted_tables):
-        if table in (spans, running):
+        if "call_id" in table.c and "session_id" not in table.c:
             connection.execute(delete(table).where(table.c.call_id.in_(theirs)))
         elif table is not sessions and "session_id" in table.c:
             connection.execute(delete(table).where(table.c.session_id.in_(session_ids)))
     return number
-
-
-def _sweep(connection: Connection) -> int:
-    """Deletes the bodies that no call needs, directly or as a base."""
-    named = union(
-        select(calls.c.request_body_id.label("id")).where(calls.c.request_body_id.is_not(None)),
-        select(calls.c.response_body_id.label("id")).where(calls.c.response_body_id.is_not(None)),
-    ).subquery()
-    needed = select(named.c.id).cte("needed", recursive=True)
-    bases = (
-        select(bodies.c.base_id)
-        .join(needed, bodies.c.id == needed.c.id)
-        .where(bodies.c.base_id.is_not(None))
-    )
-    needed = needed.union(bases)
-    # Counted, for SQLite's driver does not tell it of a statement that begins with WITH.
-    count = select(func.count()).select_from(bodies)
-    before = connection.execute(count).scalar_one()
-    connection.execute(delete(bodies).where(bodies.c.id.not_in(select(needed.c.id))))
-    return before - connection.execute(count).scalar_one()

@@ -1,34 +1,33 @@
-"""Calls and spans as they are read: every column of their rows, decoded as far as it is asked for.
-
-Reading a session for its tokens hardly needs what its calls said, so messages and conversations are
-read when they are first looked at; how a call's texts are stored is nobody else's business.
-"""
+"""Calls and spans as they are read: their rows as records."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from functools import lru_cache
 from operator import attrgetter
 from typing import Any, Final
 
+import msgspec
 import orjson
-from sqlalchemy import Engine, Row, Text, cast, null, select
+from sqlalchemy import Connection, Row, null, select
 
-from bridle.store.encoding.text_reader import LateTexts, TextReader
 from bridle.store.reading.loading import SPANS as SPANS
-from bridle.store.reading.loading import json_as_text, read_span
+from bridle.store.reading.loading import Said, json_as_text, messages_of, read_span
 from bridle.store.records import (
     ALSO_BROKE_ON,
     CONSTRAINED,
+    OBSERVED,
     BreakReason,
     CallKind,
     CallStatus,
+    Conversation,
+    LineageState,
+    Message,
     Note,
+    RequestDigests,
     Span,
 )
-from bridle.store.schema.tables import calls, spans, templates
-from bridle.store.writing.rows import OBSERVED, expected_usage
+from bridle.store.schema.tables import calls, spans, tool_sets
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,24 +57,26 @@ class CallRow:
     version_end: int | None
     finish_reason: str | None
     """Of the first choice."""
-    request_body_id: str | None
-    response_body_id: str | None
+    request_sha256: str
+    response_sha256: str | None
+    """``None`` when the client was sent nothing."""
     headers: Mapping[str, str]
     sampling: Mapping[str, Any]
     usage: Mapping[str, Any]
-    message: Mapping[str, Any]
-    """A :class:`Unread`, like the conversation."""
-    conversation: Mapping[str, Any]
+    conversation: Conversation | None
+    """``None`` when the request's messages were not read."""
+    replies: tuple[Message, ...]
+    """By choice; empty when the call has no reply."""
     error: Mapping[str, Any]
     notes: tuple[Note, ...]
     started_at: float
     first_token_at: float | None
     ended_at: float | None
     kind_set: CallKind | None
-    """What a person says it was for; before anything recorded or told."""
+    """What a person decided that it was for; it counts before anything recorded."""
     role_set: str | None
     kind_by: str | None
-    """Who said so."""
+    """Who decided so."""
 
     @property
     def break_reasons(self) -> tuple[str, ...]:
@@ -109,61 +110,24 @@ class SpanRow:
     checksum: bytes
 
 
-class Unread(Mapping[str, Any]):
-    """A JSON object that is decoded when it is first looked at; equal to a dict like it.
-
-    ``dict(…)`` makes one of it, for whoever insists.
-    """
-
-    __slots__ = ("_call_id", "_part", "_texts", "_value")
-
-    def __init__(self, call_id: str, texts: LateTexts | None, part: str) -> None:
-        """``texts`` is ``None`` for a call that has said nothing yet."""
-        self._call_id = call_id
-        self._texts = texts
-        self._part = part
-        self._value: dict[str, Any] | None = None
-
-    @property
-    def value(self) -> dict[str, Any]:
-        if self._value is None:
-            said = getattr(self._texts.of(self._call_id), self._part) if self._texts else b""
-            self._value = orjson.loads(said) if said else {}
-        return self._value
-
-    def __getitem__(self, key: str) -> Any:
-        return self.value[key]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.value)
-
-    def __len__(self) -> int:
-        return len(self.value)
-
-    def __repr__(self) -> str:
-        return repr(self.value)
-
-
 _NAMES: Final = tuple(field.name for field in fields(CallRow))
 _AT: Final = {name: index for index, name in enumerate(_NAMES)}
 _ID, _SESSION_ID = _AT["id"], _AT["session_id"]
 _KIND, _ROLE = _AT["kind"], _AT["role"]
 _KIND_SET = _AT["kind_set"]
 _STATUS, _BREAK_REASON, _NOTES = _AT["status"], _AT["break_reason"], _AT["notes"]
-_MESSAGE, _CONVERSATION = _AT["message"], _AT["conversation"]
-_OBJECTS: Final = {name: _AT[name] for name in ("headers", "sampling", "usage", "error")}
-_PROMPT_TOKENS, _SAMPLED_TOKENS = _AT["prompt_tokens"], _AT["sampled_tokens"]
+_CONVERSATION, _REPLIES = _AT["conversation"], _AT["replies"]
+_OBJECTS: Final = [_AT[name] for name in ("headers", "sampling", "usage", "error")]
 _values: Final = attrgetter(*_NAMES)
 
 _COLUMNS: Final = {column.name: column for column in json_as_text(calls)}
+_OF_CONVERSATION: Final = (
+    *("request_messages", "instructions", "tools_id", "digests", "base_call_id", "base_choice"),
+    *("differs", "confidence", "retry_of"),
+)
 CALLS: Final = select(
     *(_COLUMNS.get(name, null().label(name)) for name in _NAMES),
-    calls.c.template_id,
-    calls.c.texts,
-    cast(templates.c.fields, Text).label("fields"),
-).outerjoin(
-    templates,
-    (templates.c.session_id == calls.c.session_id) & (templates.c.id == calls.c.template_id),
+    *(_COLUMNS[name] for name in _OF_CONVERSATION),
 )
 """What :func:`read_calls` reads."""
 
@@ -173,49 +137,62 @@ _LENGTH, _CHOICE, _FINISH, _CHECKSUM = (
 
 _KINDS: Final = {kind.value: kind for kind in CallKind}
 _STATUSES: Final = {status.value: status for status in CallStatus}
+_decode_digests: Final = msgspec.msgpack.Decoder(RequestDigests).decode
+
+ToolSets = Mapping[tuple[str, bytes], tuple[Mapping[str, Any], ...]]
+"""Definitions by session and identifier."""
 
 
-def read_calls(rows: Sequence[Row[Any]], engine: Engine, reader: TextReader) -> list[CallRow]:
-    """Rows of ``CALLS``; what they say is read over the engine when it is looked at."""
-    late = LateTexts(engine, reader)
-    return [_read_call(row, late) for row in rows]
+def read_calls(connection: Connection, rows: Sequence[Row[Any]]) -> list[CallRow]:
+    """Rows of ``CALLS`` with what their calls said."""
+    said = messages_of(connection, [row[_ID] for row in rows])
+    tools = _tool_sets(connection, {row[_SESSION_ID] for row in rows})
+    return [_read_call(row, said[row[_ID]], tools) for row in rows]
 
 
-def _read_call(row: Row[Any], late: LateTexts) -> CallRow:
-    values: list[Any] = list(row)
-    fields, texts, template_id = values.pop(), values.pop(), values.pop()
+def _tool_sets(connection: Connection, session_ids: set[str]) -> ToolSets:
+    found: dict[tuple[str, bytes], tuple[Mapping[str, Any], ...]] = {}
+    for session_id in session_ids:
+        query = select(tool_sets.c.id, tool_sets.c.definitions)
+        for row in connection.execute(query.where(tool_sets.c.session_id == session_id)):
+            found[session_id, bytes(row.id)] = tuple(row.definitions)
+    return found
+
+
+def _read_call(row: Row[Any], said: Said, tools: ToolSets) -> CallRow:
+    values: list[Any] = list(row[: len(_NAMES)])
     values[_KIND] = _KINDS[values[_KIND]]
     values[_STATUS] = _STATUSES[values[_STATUS]]
     if values[_BREAK_REASON] is not None:
         values[_BREAK_REASON] = BreakReason(values[_BREAK_REASON])
     if values[_KIND_SET] is not None:
         values[_KIND_SET] = _KINDS[values[_KIND_SET]]
-    for name, at in _OBJECTS.items():
-        value = orjson.loads(values[at])
-        values[at] = _of_template(fields, name, values) if value is None else value
-    said = None
-    if texts is not None:
-        said = late
-        late.packed[values[_ID]] = (values[_SESSION_ID], template_id, texts)
-    values[_MESSAGE] = Unread(values[_ID], said, "message")
-    values[_CONVERSATION] = Unread(values[_ID], said, "conversation")
+    for at in _OBJECTS:
+        values[at] = {} if values[at] is None else orjson.loads(values[at])
+    values[_CONVERSATION] = _read_conversation(row, said, tools)
+    values[_REPLIES] = said.replies
     notes = values[_NOTES]
-    values[_NOTES] = () if notes == "[]" else tuple(Note(**note) for note in orjson.loads(notes))
+    values[_NOTES] = () if notes is None else tuple(Note(**note) for note in orjson.loads(notes))
     return CallRow(*values)
 
 
-def _of_template(fields: str, name: str, values: Sequence[Any]) -> Mapping[str, Any]:
-    value: Mapping[str, Any] = _fields(fields)[name]
-    if name == "usage":
-        return expected_usage(value, values[_PROMPT_TOKENS], values[_SAMPLED_TOKENS])
-    return value
-
-
-@lru_cache(maxsize=256)
-def _fields(text: str) -> dict[str, Any]:
-    """Of a template; a session's calls all ask for the same."""
-    value: dict[str, Any] = orjson.loads(text)
-    return value
+def _read_conversation(row: Row[Any], said: Said, tools: ToolSets) -> Conversation | None:
+    (length, instructions, tools_id, digests, base_call_id, base_choice, differs, confidence,
+     retry_of) = row[len(_NAMES) :]  # fmt: skip
+    if length is None:
+        return None
+    lineage = None
+    if digests is not None:
+        lineage = LineageState(
+            _decode_digests(digests),
+            base_call_id,
+            base_choice,
+            () if differs is None else tuple(orjson.loads(differs)),
+            confidence,
+            retry_of,
+        )
+    defined = () if tools_id is None else tools[row[_SESSION_ID], bytes(tools_id)]
+    return Conversation(said.asked, defined, length, instructions, lineage)
 
 
 def read_span_row(row: Row[Any]) -> SpanRow:

@@ -3,31 +3,46 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
+import msgspec
 import orjson
 from sqlalchemy import (
     JSON,
     ColumnElement,
     Connection,
     Row,
-    Select,
     Table,
     Text,
+    bindparam,
     cast,
-    func,
     select,
 )
 
-from bridle.store.encoding.bodies import Body, BodyRow, Splice, decode, proved
+from bridle.store.encoding.bodies import (
+    REQUEST,
+    RESPONSE,
+    Earlier,
+    Packed,
+    proved,
+    texts_of,
+    unpack_request,
+    unpack_whole,
+)
 from bridle.store.encoding.packing import unpack_ids, unpack_logprobs
-from bridle.store.encoding.text_reader import PACKED, PackedTexts, TextReader
 from bridle.store.errors import NotFound, RecordRejected
-from bridle.store.records import Span, SpanKind, VersionRun
-from bridle.store.schema.tables import bodies, calls, running, spans, templates
+from bridle.store.records import (
+    OBSERVED,
+    Message,
+    Span,
+    SpanKind,
+    ToolCall,
+    VersionRun,
+    span_id,
+)
+from bridle.store.schema.tables import bodies, call_messages, calls, spans, tool_sets
 from bridle.store.tree import TokenTree
-from bridle.store.writing.cache import OpenCall, SessionState, Template
-from bridle.store.writing.rows import OBSERVED, span_id
+from bridle.store.writing.cache import SessionState
 
 
 def json_as_text(table: Table) -> list[ColumnElement[Any]]:
@@ -71,115 +86,133 @@ def token_tree(connection: Connection, session_id: str) -> TokenTree:
     return TokenTree(session_id, map(read_span, rows))
 
 
-def state(connection: Connection, session_id: str, texts: TextReader) -> SessionState:
+def state(connection: Connection, session_id: str) -> SessionState:
     """What a writer needs to go on with a session that it does not remember."""
-    loaded = SessionState(token_tree(connection, session_id))
+    loaded = SessionState()
     latest = connection.execute(
-        select(calls.c.id, calls.c.request_body_id)
+        select(calls.c.id)
         .where(calls.c.session_id == session_id)
         .order_by(calls.c.started_at.desc())
         .limit(1)
-    ).first()
-    if latest is not None and latest.request_body_id is not None:
-        loaded.remember_request(latest.id, request(connection, latest.id, texts))
-    if latest is None:
-        return loaded
-    loaded.has_ended_calls = True
-    for row in connection.execute(select(templates).where(templates.c.session_id == session_id)):
-        context = texts.context(connection, session_id, row.id)
-        template = Template(bytes(row.id), context, row.fields)
-        loaded.templates[row.kind, row.vocabulary_id] = template
+    ).scalar()
+    if latest is not None:
+        loaded.remember_request(latest, request(connection, latest))
     return loaded
 
 
-def open_call(connection: Connection, call_id: str) -> OpenCall:
-    """A call that has not ended, as a writer knows it. Raises :class:`RecordRejected` when there
-    is none."""
-    headers = connection.execute(select(calls.c.headers).where(calls.c.id == call_id)).first()
-    if headers is None:
+def request_messages(connection: Connection, call_id: str) -> int:
+    """How many messages a call's request had. Raises :class:`RecordRejected` for an unknown
+    call."""
+    found = connection.execute(
+        select(calls.c.request_messages).where(calls.c.id == call_id)
+    ).first()
+    if found is None:
         raise RecordRejected("an ended call was never begun in this store")
-    return OpenCall(open_request(connection, call_id), headers[0])
+    return found[0] or 0
 
 
-def open_request(connection: Connection, call_id: str) -> Splice | None:
-    """The splice of a call that has not ended; ``None`` when its request is stored whole."""
-    found = connection.execute(select(running).where(running.c.call_id == call_id)).first()
-    return None if found is None else Splice(found.prefix, found.suffix, bytes(found.data))
-
-
-_LINK: Final = (
-    *PACKED,
-    calls.c.parent_call_id,
-    calls.c.request_base_id,
-    calls.c.request_depth,
-    calls.c.request_body_id,
+_LINK: Final[tuple[ColumnElement[Any], ...]] = (
+    bodies.c.call_id,
+    bodies.c.base_call_id,
+    bodies.c.prefix,
+    bodies.c.suffix,
+    bodies.c.depth,
+    bodies.c.data,
 )
 
 
-def request(connection: Connection, call_id: str, texts: TextReader) -> Body:
+def request(connection: Connection, call_id: str) -> Earlier:
     """A call's request. Raises :class:`NotFound`, and ``ValueError`` when it is damaged."""
-    links = select(*_LINK).where(calls.c.id == call_id).cte("links", recursive=True)
-    base = func.coalesce(links.c.request_base_id, links.c.parent_call_id)
+    a_request = bodies.c.part == REQUEST
+    this = select(*_LINK).where(bodies.c.call_id == call_id, a_request)
+    links = this.cte("links", recursive=True)
     links = links.union_all(
-        select(*_LINK).join(links, (calls.c.id == base) & (links.c.request_depth > 0))
+        select(*_LINK).join(links, (bodies.c.call_id == links.c.base_call_id) & a_request)
     )
-    found = {row.id: row for row in connection.execute(select(links))}
-    if call_id not in found or found[call_id].request_body_id is None:
+    found = {row.call_id: row for row in connection.execute(select(links))}
+    digest = connection.execute(
+        select(calls.c.request_sha256).where(calls.c.id == call_id)
+    ).scalar()
+    if digest is None or call_id not in found:
         raise NotFound(f"no request of call {call_id}")
-    known, data = texts.latest_request
-    chain = [found[call_id]]
-    while chain[-1].request_depth:
-        base_id = chain[-1].request_base_id or chain[-1].parent_call_id
-        if base_id == known:
-            break
-        if base_id not in found:
-            raise ValueError(f"the request of call {chain[-1].id} needs that of {base_id}")
-        chain.append(found[base_id])
-    else:
-        data = body(connection, chain.pop().request_body_id)
-    for piece in _splices(connection, chain[::-1], texts):
-        data = piece.apply(data)
-    row = found[call_id]
-    texts.latest_request = (call_id, proved(data, row.request_body_id))
-    return Body(row.request_body_id, data, row.request_depth)
+    chain: list[Row[Any]] = []
+    link: str | None = call_id
+    while link is not None:
+        if link not in found:
+            raise ValueError(f"the request of call {call_id} needs that of {link}")
+        chain.append(found[link])
+        link = found[link].base_call_id
+    said = messages_of(connection, [row.call_id for row in chain])
+    root = chain.pop()
+    texts = texts_of(said[root.call_id].asked, tools_of(connection, root.call_id))
+    data = unpack_whole(_packed(root), texts)
+    for row in reversed(chain):
+        replies = texts_of(said[row.base_call_id].replies)
+        texts = texts_of(said[row.call_id].asked)
+        data = unpack_request(_packed(row), data, replies, texts)
+    replies = texts_of(said[call_id].replies)
+    return Earlier(proved(data, digest), found[call_id].depth, replies)
 
 
-def _splices(connection: Connection, links: Sequence[Row[Any]], texts: TextReader) -> list[Splice]:
-    """What these calls' requests add to their bases."""
-    ended = [PackedTexts.of(row) for row in links if row.texts is not None]
-    read = texts.read(connection, ended)
-    found: list[Splice] = []
-    for row in links:
-        piece = read[row.id].request if row.id in read else open_request(connection, row.id)
-        if piece is None:
-            raise ValueError(f"the request of call {row.id} is missing")
-        found.append(piece)
-    return found
-
-
-def response(connection: Connection, call_id: str, texts: TextReader) -> bytes:
+def response(connection: Connection, call_id: str) -> bytes:
     """What the client was sent. Raises as :func:`request` does."""
-    query: Select[Any] = select(*PACKED, calls.c.response_body_id).where(calls.c.id == call_id)
+    query = (
+        select(calls.c.response_sha256, *_LINK)
+        .join(calls, calls.c.id == bodies.c.call_id)
+        .where(bodies.c.call_id == call_id, bodies.c.part == RESPONSE)
+    )
     row = connection.execute(query).first()
-    if row is None or row.response_body_id is None:
+    if row is None or row.response_sha256 is None:
         raise NotFound(f"no response of call {call_id}")
-    if row.texts is not None:
-        reply = texts.read(connection, [PackedTexts.of(row)])[call_id].reply
-        if reply is not None:
-            return proved(reply.data, row.response_body_id)
-    return body(connection, row.response_body_id)
+    replies = messages_of(connection, [call_id])[call_id].replies
+    return proved(unpack_whole(_packed(row), texts_of(replies)), row.response_sha256)
 
 
-def body(connection: Connection, body_id: str) -> bytes:
-    """A body that is stored whole. Raises :class:`NotFound`, and ``ValueError`` when damaged."""
-    links = select(bodies).where(bodies.c.id == body_id).cte("links", recursive=True)
-    links = links.union_all(select(bodies).join(links, bodies.c.id == links.c.base_id))
-    rows = {row.id: BodyRow(**row._mapping) for row in connection.execute(select(links))}
-    if body_id not in rows:
-        raise NotFound(f"no body {body_id}")
-    chain: list[BodyRow] = []
-    link: str | None = body_id
-    while link is not None and link in rows:
-        chain.append(rows[link])
-        link = rows[link].base_id
-    return decode(chain[::-1])
+def _packed(row: Row[Any]) -> Packed:
+    return Packed(row.prefix, row.suffix, row.depth, bytes(row.data))
+
+
+class Said(NamedTuple):
+    """What the messages of a call say."""
+
+    asked: tuple[Message, ...]
+    """Those of its request that are its own."""
+    replies: tuple[Message, ...]
+    """By choice."""
+
+
+_MESSAGES: Final = (
+    select(*json_as_text(call_messages))
+    .where(call_messages.c.call_id.in_(bindparam("calls", expanding=True)))
+    .order_by(call_messages.c.call_id, call_messages.c.choice, call_messages.c.position)
+)
+_AT_ONCE: Final = 500
+"""Identifiers per statement: databases bound the number of parameters."""
+
+_decode_calls: Final = msgspec.json.Decoder(tuple[ToolCall, ...]).decode
+
+
+def messages_of(connection: Connection, call_ids: Sequence[str]) -> dict[str, Said]:
+    """The messages of calls, by call."""
+    asked: dict[str, list[Message]] = {call_id: [] for call_id in call_ids}
+    replies: dict[str, list[Message]] = {call_id: [] for call_id in call_ids}
+    for start in range(0, len(call_ids), _AT_ONCE):
+        rows = connection.execute(_MESSAGES, {"calls": call_ids[start : start + _AT_ONCE]})
+        for call_id, choice, _, role, content, other, reasoning, tools, tool_id, name in rows:
+            message = Message(
+                role,
+                content if other is None else orjson.loads(other),
+                reasoning,
+                () if tools is None else _decode_calls(tools),
+                tool_id,
+                name,
+            )
+            (asked if choice == OBSERVED else replies)[call_id].append(message)
+    return {key: Said(tuple(asked[key]), tuple(replies[key])) for key in call_ids}
+
+
+def tools_of(connection: Connection, call_id: str) -> list[dict[str, Any]]:
+    """The definitions of the tools that a call had."""
+    same = (tool_sets.c.session_id == calls.c.session_id) & (tool_sets.c.id == calls.c.tools_id)
+    query = select(tool_sets.c.definitions).join(calls, same).where(calls.c.id == call_id)
+    return connection.execute(query).scalar() or []

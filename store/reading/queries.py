@@ -26,13 +26,13 @@ from sqlalchemy import (
     select,
 )
 
-from bridle.store.encoding.text_reader import TextReader
 from bridle.store.errors import NotFound, StoreUnavailable
 from bridle.store.reading import loading as stored
 from bridle.store.reading.call_rows import CALLS, SPANS, read_calls, read_span_row
 from bridle.store.reading.call_rows import CallRow as CallRow
 from bridle.store.reading.call_rows import SpanRow as SpanRow
 from bridle.store.records import (
+    OBSERVED,
     CallKind,
     CallStatus,
     Choice,
@@ -46,6 +46,7 @@ from bridle.store.records import (
     Span,
     TaskRecord,
     TokenIds,
+    span_place,
 )
 from bridle.store.schema.database import connect, snapshot
 from bridle.store.schema.tables import (
@@ -60,7 +61,6 @@ from bridle.store.schema.tables import (
     tasks,
     writers,
 )
-from bridle.store.writing.rows import OBSERVED, span_place
 
 _PAGE: Final = 200
 _AT_ONCE: Final = 500
@@ -71,6 +71,7 @@ _SESSIONS: Final[BindParameter[Any]] = bindparam("sessions", expanding=True)
 _CALLS_OF: Final[Select[Any]] = CALLS.where(calls.c.session_id.in_(_SESSIONS)).order_by(
     calls.c.session_id, calls.c.started_at, calls.c.id
 )
+_CALL: Final[Select[Any]] = CALLS.where(calls.c.id == bindparam("call"))
 _SEALED_AMONG: Final = select(sessions.c.id).where(
     sessions.c.id.in_(_SESSIONS), sessions.c.sealed_at.is_not(None)
 )
@@ -110,7 +111,6 @@ class Reader:
         self.engine = connect(source) if isinstance(source, str) else source
         if self._owned:
             event.listen(self.engine, "handle_error", _unreadable)
-        self._texts = TextReader()
 
     def close(self) -> None:
         """Ends the connections, when they are this reader's own."""
@@ -222,7 +222,8 @@ class Reader:
 
     def calls_of(self, session_ids: Sequence[str]) -> dict[str, list[CallRow]]:
         """Several sessions' calls by session, each one's in the order of their start."""
-        return self._by_session(session_ids, self._rows_of(_CALLS_OF, session_ids))
+        with snapshot(self.engine) as connection:
+            return _calls_by_session(connection, session_ids)
 
     def call_ids(self, session_id: str) -> list[str]:
         """The ids of a session's calls in the order of their start: turn 1 comes first."""
@@ -230,10 +231,11 @@ class Reader:
         return [row.id for row in self._rows(query.order_by(calls.c.started_at, calls.c.id))]
 
     def call(self, call_id: str) -> CallRow:
-        row = self._first(CALLS.where(calls.c.id == call_id))
-        if row is None:
+        with snapshot(self.engine) as connection:
+            found = read_calls(connection, connection.execute(_CALL, {"call": call_id}).all())
+        if not found:
             raise NotFound(f"no call {call_id}")
-        return read_calls([row], self.engine, self._texts)[0]
+        return found[0]
 
     def writer_ids(self) -> frozenset[str]:
         """The processes that write to the store, or did until a moment ago."""
@@ -289,7 +291,7 @@ class Reader:
         Raises ``ValueError`` when the stored bytes are damaged.
         """
         with self.engine.connect() as connection:
-            return stored.request(connection, call_id, self._texts).data
+            return stored.request(connection, call_id).data
 
     def response_body(self, call_id: str) -> bytes:
         """What the client was sent, byte for byte; :class:`NotFound` when that was nothing.
@@ -297,7 +299,7 @@ class Reader:
         Raises ``ValueError`` when the stored bytes are damaged.
         """
         with self.engine.connect() as connection:
-            return stored.response(connection, call_id, self._texts)
+            return stored.response(connection, call_id)
 
     # -- tokens ----------------------------------------------------------------------------------
 
@@ -383,9 +385,9 @@ class Reader:
     ) -> tuple[dict[str, list[CallRow]], dict[str, list[SpanRow]]]:
         """Several sessions' calls and spans by session, all of one moment."""
         with snapshot(self.engine) as connection:
-            found = _in_pieces(connection, _CALLS_OF, session_ids)
+            found = _calls_by_session(connection, session_ids)
             tokens = _in_pieces(connection, _SPANS_OF, session_ids)
-        return self._by_session(session_ids, found), _spans_by_session(session_ids, tokens)
+        return found, _spans_by_session(session_ids, tokens)
 
     # -- runs and training -----------------------------------------------------------------------
 
@@ -449,14 +451,6 @@ class Reader:
         with self.engine.connect() as connection:
             return _in_pieces(connection, query, session_ids)
 
-    def _by_session(
-        self, session_ids: Sequence[str], rows: Sequence[Row[Any]]
-    ) -> dict[str, list[CallRow]]:
-        found: dict[str, list[CallRow]] = {session_id: [] for session_id in session_ids}
-        for call in read_calls(rows, self.engine, self._texts):
-            found[call.session_id].append(call)
-        return found
-
     def _first(self, query: Select[Any], **values: Any) -> Row[Any] | None:
         with self.engine.connect() as connection:
             return connection.execute(query, values).first()
@@ -492,6 +486,15 @@ def _in_pieces(
     for start in range(0, len(session_ids), _AT_ONCE):
         some = session_ids[start : start + _AT_ONCE]
         found += connection.execute(query, {"sessions": some}).all()
+    return found
+
+
+def _calls_by_session(
+    connection: Connection, session_ids: Sequence[str]
+) -> dict[str, list[CallRow]]:
+    found: dict[str, list[CallRow]] = {session_id: [] for session_id in session_ids}
+    for call in read_calls(connection, _in_pieces(connection, _CALLS_OF, session_ids)):
+        found[call.session_id].append(call)
     return found
 
 

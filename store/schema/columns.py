@@ -1,11 +1,14 @@
-"""Column types that are stored smaller than they are spoken of."""
+"""Column types of the schema."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
-from sqlalchemy import Dialect, LargeBinary
+from sqlalchemy import JSON, Dialect, LargeBinary
 from sqlalchemy.types import TypeDecorator
+
+PlainJson: Final = JSON(none_as_null=True)
+"""JSON text. ``None`` is SQL's NULL, not the JSON text ``null``."""
 
 
 class Digest(TypeDecorator[str]):

@@ -30,6 +30,7 @@ from sqlalchemy.exc import ArgumentError, DBAPIError
 from bridle.store.encoding.packing import dump_json
 from bridle.store.errors import StoreUnavailable
 from bridle.store.schema.tables import metadata
+from bridle.store.schema.views import create_views, drop_views
 
 Synchronous = Literal["OFF", "NORMAL", "FULL", "EXTRA"]
 
@@ -136,12 +137,11 @@ def shown(url: str) -> str:
     return database_url(url).render_as_string(hide_password=True) if "://" in url else url
 
 
-def migrate(url: str, revision: str = "head") -> None:
-    """Brings the database to ``revision``, creating it (and its folder) when it is SQLite.
+def migrate(url: str) -> None:
+    """Brings the database to the newest schema, creating it (and its folder) when it is SQLite.
 
-    Safe to run from several processes at once. A revision older than the database's own is reached
-    by downgrading when it is ``base`` or ``-N``. An empty database gets the newest schema as it is,
-    without the way there. Raises :class:`StoreUnavailable`.
+    Safe to run from several processes at once. An empty database gets the newest schema at once;
+    any other goes through the migrations. Raises :class:`StoreUnavailable`.
     """
     engine = connect(url, create=True)
     if engine.dialect.name == "sqlite":
@@ -151,15 +151,18 @@ def migrate(url: str, revision: str = "head") -> None:
         with transaction(engine) as connection:
             if connection.dialect.name == "postgresql":
                 connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({_MIGRATION_LOCK})")
-            if revision not in ("head", newest_revision()):
-                _step(connection, revision)
-            elif _empty(connection):
+            found = _current(connection)
+            if found == newest_revision():
+                return
+            _refuse_newer(found)
+            if _empty(connection):
                 metadata.create_all(connection)
                 _VERSIONS.create(connection, checkfirst=True)
                 connection.execute(insert(_VERSIONS).values(version_num=newest_revision()))
-            elif (found := _current(connection)) != newest_revision():
-                _refuse_newer(found)
-                _step(connection, revision)
+            else:
+                drop_views(connection)
+                upgrade(connection)
+            create_views(connection)
     except DBAPIError as error:
         raise StoreUnavailable(f"the store cannot be opened: {error.orig}") from error
     finally:
@@ -211,8 +214,8 @@ def _without_foreign_keys(connection: sqlite3.Connection, _: object) -> None:
     connection.execute("PRAGMA foreign_keys=OFF")
 
 
-def _step(connection: Connection, revision: str) -> None:
-    """Runs the migrations between the database's revision and this one."""
+def upgrade(connection: Connection, target: str = "head") -> None:
+    """Runs the migrations from the database's revision to ``target``, the newest one."""
     # A proxy that has nothing to migrate need not hold Alembic and what comes with it in memory.
     from alembic import command
     from alembic.config import Config
@@ -220,10 +223,7 @@ def _step(connection: Connection, revision: str) -> None:
     config = Config()
     config.set_main_option("script_location", str(_MIGRATIONS).replace("%", "%%"))
     config.attributes["connection"] = connection
-    if revision == "base" or revision.startswith("-"):
-        command.downgrade(config, revision)
-    else:
-        command.upgrade(config, revision)
+    command.upgrade(config, target)
     if connection.dialect.name == "sqlite":
         parted = connection.exec_driver_sql("PRAGMA foreign_key_check").all()
         if parted:

@@ -1,8 +1,9 @@
-"""The tables. Alembic's migrations in ``store/migrations`` build exactly these.
+"""The tables and views. The migrations in ``store/schema/migrations`` build exactly these.
 
-Token ids are packed little-endian ``uint32``, logprobs little-endian ``float32``, both compressed
-with zstandard when that is smaller (``store/encoding/packing.py``). What a call says in text is one
-packed value, ``calls.texts`` (``store/encoding/texts.py``). Times are seconds since the epoch.
+Everything that a call says is in plain text or JSON columns, each message once; docs/sql.md reads
+it with plain SQL. Token ids are packed little-endian ``uint32``, logprobs little-endian
+``float32``, both compressed with zstandard when that is smaller (``store/encoding/packing.py``).
+Times are seconds since the epoch.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from sqlalchemy import (
 )
 
 from bridle.store.records import SHORT_TEXT
-from bridle.store.schema.columns import Digest
+from bridle.store.schema.columns import Digest, PlainJson
 
 metadata = MetaData(
     naming_convention={
@@ -124,6 +125,15 @@ calls = Table(
     Column("parent_call_id", String(64)),
     Column("lineage_rule", String(32)),
     Column("break_reason", String(32)),
+    Column("base_call_id", String(64)),
+    Column("base_choice", Integer),
+    Column("retry_of", String(64)),
+    Column("confidence", Float(53)),
+    Column("differs", PlainJson),
+    Column("digests", LargeBinary),
+    Column("request_messages", Integer),
+    Column("instructions", Boolean),
+    Column("tools_id", LargeBinary(16)),
     Column("model_requested", Text, nullable=False),
     Column("model_served", Text),
     Column("prompt_span_id", String(80)),
@@ -132,17 +142,13 @@ calls = Table(
     Column("version_start", BigInteger),
     Column("version_end", BigInteger),
     Column("finish_reason", String(32)),
-    Column("request_body_id", Digest(32)),
-    Column("response_body_id", Digest(32)),
-    Column("request_base_id", String(64)),
-    Column("request_depth", Integer, nullable=False, server_default="0"),
-    Column("template_id", LargeBinary(8)),
-    Column("headers", JSON, nullable=False),
-    Column("sampling", JSON, nullable=False),
-    Column("usage", JSON, nullable=False),
-    Column("texts", LargeBinary),
-    Column("error", JSON, nullable=False),
-    Column("notes", JSON, nullable=False),
+    Column("request_sha256", Digest(32), nullable=False),
+    Column("response_sha256", Digest(32)),
+    Column("headers", PlainJson, nullable=False),
+    Column("sampling", PlainJson),
+    Column("usage", PlainJson),
+    Column("error", PlainJson),
+    Column("notes", PlainJson),
     Column("started_at", Float(53), nullable=False),
     Column("first_token_at", Float(53)),
     Column("ended_at", Float(53)),
@@ -157,45 +163,48 @@ calls = Table(
         postgresql_where=text("status = 'open'"),
     ),
 )
+"""``request_messages`` is how many messages the whole request had; it is NULL where they were not
+read. The messages that are this call's own follow the reply ``base_choice`` of ``base_call_id``.
+``digests`` are lineage's (:class:`bridle.store.records.RequestDigests`, as MessagePack).
+``kind_set`` and ``role_set`` are what a person (``kind_by``) decided that the call was for."""
 
-"""A request of depth 0 is whole in ``bodies``; any other is a splice of the request of
-``request_base_id``, or of the parent call where that is NULL, and is in ``texts``. While the call
-runs, ``texts`` is NULL and the splice is in ``running``. Headers, sampling and usage are the JSON
-``null`` where they are the template's (``store/writing/rows.py``). ``kind_set`` and ``role_set``
-are what a person (``kind_by``) says that the call was for."""
-
-running = Table(
-    "running",
+call_messages = Table(
+    "call_messages",
     metadata,
     Column("call_id", String(64), ForeignKey("calls.id"), primary_key=True),
-    Column("prefix", Integer, nullable=False),
-    Column("suffix", Integer, nullable=False),
-    Column("data", LargeBinary, nullable=False),
+    Column("choice", Integer, primary_key=True, autoincrement=False),
+    Column("position", Integer, primary_key=True, autoincrement=False),
+    Column("role", String(16), nullable=False),
+    Column("content", Text),
+    Column("content_json", PlainJson),
+    Column("reasoning", Text),
+    Column("tool_calls", PlainJson),
+    Column("tool_call_id", Text),
+    Column("name", Text),
 )
-"""Requests of calls that have not ended; the end of a call takes its row away, so that what is kept
-for good is written once and leaves no hole. A call that died keeps its row."""
+"""Each message once, with the call that brought it: ``choice`` is -1 for messages of its request,
+else the choice whose reply the message is. ``position`` counts from the start of the whole
+conversation. Content that is not plain text (a list of parts, or text with a NUL character, which
+no column of text holds) is in ``content_json``, and ``content`` is NULL then. ``tool_calls`` is a
+list of objects with ``id``, ``name`` and ``arguments``."""
 
-vocabularies = Table(
-    "vocabularies",
+call_kinds = Table(
+    "call_kinds",
     metadata,
-    Column("id", Digest(32), primary_key=True),
-    Column("data", LargeBinary, nullable=False),
+    Column("call_id", String(64), ForeignKey("calls.id"), primary_key=True),
+    Column("kind", String(16), nullable=False),
+    Column("role", Text),
 )
-"""The bytes of every token of each tokenizer in use (``store/encoding/vocabulary.py``)."""
+"""What each call was for, as it was classified when its session's samples were last made."""
 
-templates = Table(
-    "templates",
+tool_sets = Table(
+    "tool_sets",
     metadata,
     Column("session_id", String(64), ForeignKey("sessions.id"), primary_key=True),
-    Column("id", LargeBinary(8), primary_key=True),
-    Column("kind", String(64), nullable=False),
-    Column("vocabulary_id", Digest(32), ForeignKey("vocabularies.id")),
-    Column("fields", JSON, nullable=False),
-    Column("data", LargeBinary, nullable=False),
+    Column("id", LargeBinary(16), primary_key=True),
+    Column("definitions", JSON, nullable=False),
 )
-"""What one call of a session has in common with later ones of its kind. ``data`` are its texts as
-they are laid out, against which theirs are packed, with the text of their tokens in that
-vocabulary; ``fields`` its headers, sampling and usage."""
+"""The tools that calls of a session had, each distinct set once (``calls.tools_id``)."""
 
 spans = Table(
     "spans",
@@ -218,15 +227,15 @@ or of the same call where that is NULL; where ``parent_choice`` is NULL there is
 bodies = Table(
     "bodies",
     metadata,
-    Column("id", Digest(32), primary_key=True),
-    Column("base_id", Digest(32)),
+    Column("call_id", String(64), ForeignKey("calls.id"), primary_key=True),
+    Column("part", String(8), primary_key=True),
+    Column("base_call_id", String(64)),
     Column("prefix", Integer, nullable=False),
     Column("suffix", Integer, nullable=False),
-    Column("size", Integer, nullable=False),
     Column("depth", Integer, nullable=False),
     Column("data", LargeBinary, nullable=False),
 )
-"""Bodies stored whole; those of stores older than 0004 may have a base."""
+"""The exact bytes of a call's ``request`` and ``response`` (``store/encoding/bodies.py``)."""
 
 rewards = Table(
     "rewards",
@@ -243,8 +252,8 @@ rewards = Table(
     Index(None, "session_id"),
 )
 
-deliveries = Table(
-    "deliveries",
+leases = Table(
+    "leases",
     metadata,
     Column("consumer", String(64), primary_key=True),
     Column("session_id", String(64), ForeignKey("sessions.id"), primary_key=True),
@@ -252,7 +261,8 @@ deliveries = Table(
     Column("until", Float(53)),
     Index(None, "session_id"),
 )
-"""``until`` is NULL once the delivery is acknowledged (``store/operations/deliveries.py``)."""
+"""Sessions that a consumer of the feed holds; ``until`` is NULL once it has acknowledged them
+(``store/operations/leases.py``)."""
 
 samples = Table(
     "samples",
@@ -261,13 +271,25 @@ samples = Table(
     Column("session_id", String(64), ForeignKey("sessions.id"), nullable=False),
     Column("builder", String(32), nullable=False),
     Column("builder_version", Integer, nullable=False),
-    Column("policy", JSON, nullable=False),
+    Column("rules", JSON, nullable=False),
     Column("leaf_call_id", String(64), nullable=False),
     Column("segments", JSON, nullable=False),
     Column("weight", Float(53), nullable=False),
     Column("created_at", Float(53), nullable=False),
     Index(None, "session_id", "builder"),
 )
+
+token_fates = Table(
+    "token_fates",
+    metadata,
+    Column("session_id", String(64), ForeignKey("sessions.id"), primary_key=True),
+    Column("builder", String(32), primary_key=True),
+    Column("fate", String(16), primary_key=True),
+    Column("reason", String(64), primary_key=True),
+    Column("tokens", BigInteger, nullable=False),
+)
+"""What became of a session's sampled tokens when its samples were last made: ``trained`` (with an
+empty reason), ``masked`` or ``dropped``."""
 
 policies = Table(
     "policies",

@@ -8,38 +8,38 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from hashlib import blake2b
 from typing import Any, Final
 
 from sqlalchemy import Connection, Insert, Table, insert, update
 from sqlalchemy.dialects import postgresql, sqlite
 
-from bridle.store.encoding.bodies import Body, Splice, body_id, splice, whole
-from bridle.store.encoding.packing import checksum, dump_json
-from bridle.store.encoding.text_reader import TextReader
-from bridle.store.encoding.texts import (
-    CallTokens,
-    Context,
-    Reply,
-    Texts,
-    lay_out,
-    pack_alone,
-    pack_texts,
+from bridle.store.encoding.bodies import (
+    REQUEST,
+    RESPONSE,
+    Earlier,
+    pack_request,
+    pack_whole,
+    sha256_of,
+    texts_of,
 )
-from bridle.store.encoding.vocabulary import Vocabulary
+from bridle.store.encoding.packing import dump_json
 from bridle.store.errors import RecordRejected
 from bridle.store.reading import loading as stored
 from bridle.store.records import (
+    OBSERVED,
     CallBegun,
     CallEnded,
+    Conversation,
+    Growth,
     Metric,
     PolicyRecord,
     Reward,
     RunRecord,
     ServedPolicy,
     SessionRecord,
-    SpanKind,
     TaskRecord,
     new_id,
 )
@@ -53,18 +53,17 @@ from bridle.store.schema.tables import (
     sessions,
     tasks,
 )
-from bridle.store.tree import Growth, TokenTree
-from bridle.store.writing.cache import OpenCall, SessionCache, SessionState, Template
+from bridle.store.tree import place
+from bridle.store.writing.cache import SessionCache, SessionState
 from bridle.store.writing.rows import (
     begun_row,
     body_row,
     ended_row,
-    leaning_fields,
-    running_row,
+    message_rows,
     span_row,
-    template_row,
+    statements,
+    storable,
 )
-from bridle.store.writing.statements import statements
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,9 +92,6 @@ Record = (
 
 _TABLES: Final = {"sessions": sessions, "runs": runs, "calls": calls}
 
-_TEMPLATE_REACH: Final = 1 << 14
-"""Longer texts are no templates: every later call of the session would have to read them."""
-
 
 class Batch:
     """Collects records, then writes them on one connection."""
@@ -106,28 +102,23 @@ class Batch:
         cache: SessionCache,
         writer_id: str,
         parents: Mapping[str, str | None],
-        texts: TextReader,
-        vocabulary: Vocabulary | None,
+        lost: Collection[str],
     ) -> None:
         self._connection = connection
         self._cache = cache
-        self._texts = texts
-        self._vocabulary = vocabulary
         self._writer_id = writer_id
         self._parents = parents
+        self._lost = lost
         self.begun: dict[str, str | None] = {}
         """Calls begun in this batch, with their parent calls."""
         self.ended: list[str] = []
         self._sessions: set[str] = set()
         self._new_calls: dict[str, dict[str, Any]] = {}
         self._ended_calls: list[dict[str, Any]] = []
-        self._new_spans: list[dict[str, Any]] = []
-        self._new_bodies: dict[str, dict[str, Any]] = {}
-        self._new_templates: list[dict[str, Any]] = []
-        self._running: dict[str, Splice] = {}
-        """By call begun in this batch and not ended in it."""
-        self._done: list[dict[str, Any]] = []
-        """Calls of earlier batches whose requests need no longer be kept apart."""
+        self._tool_sets: dict[tuple[str, bytes], tuple[Any, ...]] = {}
+        self._messages: list[tuple[Any, ...]] = []
+        self._bodies: list[tuple[Any, ...]] = []
+        self._spans: list[tuple[Any, ...]] = []
         self._patches: list[Patch] = []
         self._rows: dict[Table, list[dict[str, Any]]] = defaultdict(list)
 
@@ -164,20 +155,29 @@ class Batch:
         self._many(sessions)
         for patch in self._patches:
             self._patch(patch)
-        hot = statements(self._connection.dialect.name)
-        hot.add_bodies.run(self._connection, [row for _, row in sorted(self._new_bodies.items())])
-        hot.begin_calls.run(self._connection, list(self._new_calls.values()))
-        hot.add_running.run(
-            self._connection, [running_row(*item) for item in self._running.items()]
-        )
-        if hot.end_calls.run(self._connection, self._ended_calls) != len(self._ended_calls):
-            raise RecordRejected("an ended call was never begun in this store")
-        hot.end_running.run(self._connection, self._done)
-        hot.add_templates.run(self._connection, self._new_templates)
-        hot.add_spans.run(self._connection, self._new_spans)
+        if self._new_calls or self._ended_calls:
+            self._write_calls()
         self._many(rewards)
         for table in (policies, served, metrics):
             self._renew(table)
+
+    def _write_calls(self) -> None:
+        connection = self._connection
+        hot = statements(connection.dialect.name)
+        if self._tool_sets:
+            hot.add_tool_sets.run(connection, [row for _, row in sorted(self._tool_sets.items())])
+        if self._new_calls:
+            hot.begin_calls.run_named(connection, list(self._new_calls.values()))
+        if self._ended_calls:
+            ended = hot.end_calls.run_named(connection, self._ended_calls)
+            if ended != len(self._ended_calls):
+                raise RecordRejected("an ended call was never begun in this store")
+        if self._messages:
+            hot.add_messages.run(connection, self._messages)
+        if self._bodies:
+            hot.add_bodies.run(connection, self._bodies)
+        if self._spans:
+            hot.add_spans.run(connection, self._spans)
 
     def settle(self) -> None:
         """After the commit: the cache may count what has grown, and make room."""
@@ -191,118 +191,101 @@ class Batch:
 
     def _begin(self, begun: CallBegun) -> None:
         state = self._state(begun.session_id)
-        base_call, base = state.request_base(begun.parent_call_id)
-        data = begun.request_body
-        piece = None if base is None else splice(data, base)
-        if piece is None or base is None:
-            body, base_call = self._whole(data), None
-        else:
-            body = Body(body_id(data), data, base.depth + 1)
-            self._running[begun.id] = piece
-        contains = piece is not None and base is not None and piece.contains(base.data)
-        state.remember_request(begun.id, body, superseded=base_call if contains else None)
-        state.open_calls[begun.id] = OpenCall(piece, begun.headers)
-        self._new_calls[begun.id] = begun_row(begun, self._writer_id, body, base_call)
+        said, tools_id, texts = begun.conversation, None, b""
+        if said is not None:
+            tail = storable(said.tail)
+            self._messages += message_rows(begun.id, OBSERVED, said.length - len(tail), tail)
+            texts = texts_of(tail)
+        state.open_calls[begun.id] = 0 if said is None else said.length
+        body = begun.request_body
+        base_id, base = state.request_base(begun.parent_call_id)
+        packed = pack_request(body, base, texts)
+        whole = packed is None
+        if said is not None and said.tools:
+            tools_id = self._tool_set(state, begun.session_id, said, exact=whole)
+            texts = texts_of(tail, said.tools) if whole else texts
+        if packed is None:
+            base_id, packed = None, pack_whole(body, texts)
+        contains = base is not None and packed.contains(base.data)
+        state.remember_request(
+            begun.id, Earlier(body, packed.depth), superseded=base_id if contains else None
+        )
+        self._bodies.append(body_row(begun.id, REQUEST, packed, base_id))
+        self._new_calls[begun.id] = begun_row(begun, self._writer_id, sha256_of(body), tools_id)
         self.begun[begun.id] = begun.parent_call_id
 
     def _end(self, ended: CallEnded) -> None:
         state = self._state(ended.session_id)
         growth = self._grow(state, ended)
-        self._new_spans += [span_row(span, ended) for span in growth.spans]
-        begun = self._begun_call(state, ended.id)
-        texts = Texts(
-            begun.request,
-            dump_json(ended.conversation) if ended.conversation else b"",
-            dump_json(ended.message) if ended.message else b"",
-            Reply.of(ended.response_body) if ended.response_body else None,
-        )
-        laid_out = lay_out(texts)
-        fields = leaning_fields(begun.headers, ended)
-        template = self._template(state, ended.session_id, texts.kind, laid_out, fields)
-        if template is None:
-            packed = pack_alone(laid_out)
-        else:
-            packed = pack_texts(laid_out, template.context, self._tokens(state, growth))
-        response_id = body_id(ended.response_body) if ended.response_body else None
-        row = ended_row(ended, growth.prompt_span_id, response_id, fields, template, packed)
+        for span in growth.spans:
+            self._spans.append(span_row(span, ended))
+        position = state.open_calls.pop(ended.id, None)
+        if position is None:
+            position = stored.request_messages(self._connection, ended.id)
+        replies = storable(ended.replies)
+        for choice, reply in enumerate(replies):
+            self._messages += message_rows(ended.id, choice, position, (reply,))
+        texts = texts_of(replies)
+        if texts and (earlier := state.requests.get(ended.id)) is not None:
+            state.requests[ended.id] = Earlier(earlier.data, earlier.depth, texts)
+        body, digest = ended.response_body, None
+        if body:
+            digest = sha256_of(body)
+            self._bodies.append(body_row(ended.id, RESPONSE, pack_whole(body, texts)))
+        row = ended_row(ended, growth.prompt_span_id, digest)
         if ended.id in self._new_calls:
             self._new_calls[ended.id].update(row)
         else:
             row["_id"] = ended.id
             self._ended_calls.append(row)
-        state.has_ended_calls = True
         self.ended.append(ended.id)
 
+    def _tool_set(
+        self, state: SessionState, session_id: str, said: Conversation, *, exact: bool
+    ) -> bytes:
+        """The identifier of the request's tools, which are added when the session lacks them: of
+        these very definitions, or else of some that mean the same."""
+        meaning = None if said.lineage is None else said.lineage.digests.tools
+        if not exact and meaning is not None and meaning in state.tools:
+            return state.tools[meaning]
+        definitions = dump_json(said.tools)
+        tools_id = blake2b(definitions, digest_size=16).digest()
+        self._tool_sets[session_id, tools_id] = (session_id, tools_id, definitions.decode())
+        if meaning is not None:
+            state.tools[meaning] = tools_id
+        return tools_id
+
     def _grow(self, state: SessionState, ended: CallEnded) -> Growth:
-        """The call in its session's tree, which is read anew when it does not know the parent."""
+        """The call's place in its session's tree: as it came with it, unless it hangs on a call
+        that is not in the database, else by a tree that is read from there."""
+        if ended.growth is not None and not self._orphaned(ended.growth):
+            return ended.growth
         parent = self.begun.get(ended.id, self._parents.get(ended.id))
-        if (
-            parent is not None
-            and not state.tree.knows(parent)
-            and parent not in state.unknown_parents
-            and parent not in self.ended
-        ):
-            state.tree.dissolve()
+        if state.tree is None or ended.growth is not None or self._missing(state, parent):
             state.tree = stored.token_tree(self._connection, ended.session_id)
-            if not state.tree.knows(parent):
-                state.unknown_parents.add(parent)
-        return state.tree.grow(ended.id, ended.prompt_token_ids, ended.choices, parent)
+            state.without_tokens.update(() if parent is None else (parent,))
+        return place(state.tree, ended, parent)
 
-    def _tokens(self, state: SessionState, growth: Growth) -> CallTokens:
-        observed = next((s for s in growth.spans if s.kind is SpanKind.OBSERVED), None)
-        before = None if observed is None else observed.parent_id
-        return CallTokens(
-            None if before is None else state.tree.tokens_of(before),
-            None if observed is None else observed.token_ids,
-            tuple(s.token_ids for s in growth.spans if s.kind is SpanKind.SAMPLED),
+    def _missing(self, state: SessionState, parent: str | None) -> bool:
+        """Whether the parent's tokens may be in the database and not in the tree."""
+        if parent is None or parent in self.ended or parent in state.without_tokens:
+            return False
+        return state.tree is not None and not state.tree.tips(parent)
+
+    def _orphaned(self, growth: Growth) -> bool:
+        return bool(self._lost) and any(
+            span.parent_id is not None and span.parent_id.rpartition(".")[0] in self._lost
+            for span in growth.spans
         )
-
-    def _begun_call(self, state: SessionState, call_id: str) -> OpenCall:
-        """The call's beginning; what its request adds goes from ``running`` into its own row."""
-        if self._running.pop(call_id, None) is None and call_id not in self._new_calls:
-            self._done.append({"_id": call_id})
-        found = state.open_calls.pop(call_id, None)
-        return found or stored.open_call(self._connection, call_id)
-
-    def _template(
-        self,
-        state: SessionState,
-        session_id: str,
-        kind: str,
-        laid_out: bytes,
-        fields: Mapping[str, Any],
-    ) -> Template | None:
-        """What calls of this kind are stored against: the first of them that serves, but for the
-        first call of a session, which may stay its only one."""
-        vocabulary_id = None if self._vocabulary is None else self._vocabulary.id
-        found = state.templates.get((kind, vocabulary_id))
-        if found is None and state.has_ended_calls and len(laid_out) <= _TEMPLATE_REACH:
-            # All that a template says: another writer may add one for a call with the same texts.
-            named = (session_id, kind, vocabulary_id or "")
-            found = Template(
-                checksum(*(name.encode() for name in named), laid_out, dump_json(fields)),
-                Context.of(kind, laid_out, self._vocabulary),
-                fields,
-            )
-            state.templates[kind, vocabulary_id] = found
-            self._new_templates.append(template_row(session_id, kind, found))
-        return found
 
     def _state(self, session_id: str) -> SessionState:
         self._sessions.add(session_id)
-        return self._cache.get(
-            session_id, lambda: stored.state(self._connection, session_id, self._texts)
-        )
+        return self._cache.get(session_id, lambda: stored.state(self._connection, session_id))
 
     def _open(self, session_id: str) -> None:
         """Nothing of a new session is in the database: its state is not looked for there."""
         self._sessions.add(session_id)
-        self._cache.get(session_id, lambda: SessionState(TokenTree(session_id)))
-
-    def _whole(self, data: bytes) -> Body:
-        row = whole(data)
-        self._new_bodies.setdefault(row.id, body_row(row))
-        return Body(row.id, data, 0)
+        self._cache.get(session_id, SessionState)
 
     def _patch(self, patch: Patch) -> None:
         table = _TABLES[patch.table]

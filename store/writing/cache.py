@@ -6,14 +6,11 @@ Losing an entry costs a read, never a record: everything here is in the database
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Final
 
-import msgspec
-
-from bridle.store.encoding.bodies import Body, Splice
-from bridle.store.encoding.texts import Context
+from bridle.store.encoding.bodies import Earlier
 from bridle.store.tree import TokenTree
 
 _REQUESTS_KEPT: Final = 6
@@ -23,64 +20,45 @@ _NODE_BYTES: Final = 1000
 """What a span takes beside its tokens."""
 
 
-@dataclass(frozen=True, slots=True)
-class Template:
-    """What texts of one kind are packed against in one session."""
-
-    id: bytes
-    context: Context
-    fields: Mapping[str, Any]
-    """Its call's headers, sampling and usage."""
-
-
-class OpenCall(msgspec.Struct, frozen=True, gc=False):
-    """What the end of a call needs of its beginning."""
-
-    request: Splice | None
-    """``None`` for a request that is stored whole."""
-    headers: Mapping[str, str]
-
-
 @dataclass(slots=True)
 class SessionState:
-    """One session's token tree and the bodies that its next ones are compared with."""
+    """The bodies that a session's next ones are compared with."""
 
-    tree: TokenTree
-    requests: OrderedDict[str, Body] = field(default_factory=OrderedDict)
+    tree: TokenTree | None = None
+    """Only for calls that come without their place in it."""
+    requests: OrderedDict[str, Earlier] = field(default_factory=OrderedDict)
     """By call, oldest first."""
-    open_calls: dict[str, OpenCall] = field(default_factory=dict)
-    templates: dict[tuple[str, str | None], Template] = field(default_factory=dict)
-    """By kind of call and digest of the vocabulary."""
-    has_ended_calls: bool = False
-    unknown_parents: set[str] = field(default_factory=set)
-    """Parents looked for in the database in vain: calls without tokens."""
+    open_calls: dict[str, int] = field(default_factory=dict)
+    """How many messages the request of each open call had: its reply follows them."""
+    tools: dict[bytes, bytes] = field(default_factory=dict)
+    """Identifiers of tool sets that are in the store, by lineage's digest of the tools."""
+    without_tokens: set[str] = field(default_factory=set)
+    """Parents for which the tree has been read: it need not be again."""
 
-    def request_base(self, parent_call_id: str | None) -> tuple[str | None, Body | None]:
+    def request_base(self, parent_call_id: str | None) -> tuple[str | None, Earlier | None]:
         """The parent's request when it is at hand, else the latest one; and whose it is."""
         if parent_call_id is not None and parent_call_id in self.requests:
             return parent_call_id, self.requests[parent_call_id]
         latest = next(reversed(self.requests), None)
         return latest, None if latest is None else self.requests[latest]
 
-    def remember_request(self, call_id: str, body: Body, superseded: str | None = None) -> None:
+    def remember_request(
+        self, call_id: str, request: Earlier, superseded: str | None = None
+    ) -> None:
         """``superseded`` is the call whose request this one contains: what comes after it is
         compared with this one as well."""
         if superseded is not None:
             self.requests.pop(superseded, None)
-        self.requests[call_id] = body
+        self.requests[call_id] = request
         if len(self.requests) > _REQUESTS_KEPT:
             self.requests.popitem(last=False)
 
     @property
     def size(self) -> int:
         """Bytes held, roughly."""
-        held = self.tree.size + _NODE_BYTES * self.tree.nodes
-        for body in self.requests.values():
-            held += len(body.data)
-        for call in self.open_calls.values():
-            held += 0 if call.request is None else len(call.request.data)
-        for template in self.templates.values():
-            held += len(template.context.wrapping)
+        held = 0 if self.tree is None else 4 * self.tree.tokens + _NODE_BYTES * len(self.tree.nodes)
+        for request in self.requests.values():
+            held += len(request.data) + len(request.replies)
         return held
 
 
@@ -115,6 +93,6 @@ class SessionCache:
     def forget(self, session_id: str) -> None:
         """Drops a state, for room or because its transaction failed."""
         state = self._states.pop(session_id, None)
-        if state is not None:
+        if state is not None and state.tree is not None:
             state.tree.dissolve()
         self.size -= self._sizes.pop(session_id, 0)

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from hashlib import blake2b
 from typing import Final
 
 import numpy as np
 
-from bridle.store.encoding.packing import checksum
 from bridle.store.records import CallEnded, CallStatus, Choice, Span, VersionRun
 
 MISSING_LOGPROB: Final = -9999.0
@@ -92,11 +92,9 @@ def _usage_contradiction(ended: CallEnded) -> str | None:
 
 def span_checksum(span: Span) -> bytes:
     """8 bytes over everything that a span says: its place, its tokens, logprobs and versions."""
-    place = f"{span.id}|{span.session_id}|{span.call_id}|{span.parent_id}|{span.start}|{span.kind}"
-    versions = ";".join(f"{run.start}:{run.version}" for run in span.versions)
-    logprobs = b"" if span.logprobs is None else _little(span.logprobs, "<f4")
-    return checksum(place.encode(), versions.encode(), _little(span.token_ids, "<u4"), logprobs)
-
-
-def _little(values: object, dtype: str) -> bytes:
-    return np.ascontiguousarray(values, dtype=dtype).tobytes()
+    place = (span.id, span.session_id, span.call_id, span.parent_id, span.start, span.kind.value)
+    versions = [(run.start, run.version) for run in span.versions]
+    head = f"{place}{versions}{len(span.token_ids)}".encode()
+    ids = span.token_ids.astype("<u4", copy=False).tobytes()
+    logprobs = b"" if span.logprobs is None else span.logprobs.astype("<f4", copy=False).tobytes()
+    return blake2b(b"".join((head, ids, logprobs)), digest_size=8).digest()

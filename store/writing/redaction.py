@@ -1,5 +1,5 @@
-"""Secrets scrubbed from what is stored as text of a call: bodies, headers, messages, lineage's
-state, and what its columns quote of them.
+"""Secrets scrubbed from what is stored of a call as text: bodies, headers, messages, and what its
+columns quote of them.
 
 Off unless asked for: the bodies are then not byte for byte what was sent. Token ids stay as they
 are, for a changed token would be a lie; a secret that the model itself read or wrote is still in
@@ -16,10 +16,8 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 import msgspec
-import orjson
 
-from bridle.store.encoding.packing import dump_json
-from bridle.store.records import CallBegun, CallEnded, Note
+from bridle.store.records import CallBegun, CallEnded, Message, Note
 
 
 def _word(beginning: str) -> str:
@@ -67,25 +65,30 @@ class Redactor:
         body = self._scrub(begun.request_body, found)
         headers = self._scrub_json(begun.headers, found)
         model = self._scrub_text(begun.model_requested, found)
+        conversation = begun.conversation
+        if conversation is not None:
+            tail = self._scrub_messages(conversation.tail, found)
+            tools = self._scrub_as(conversation.tools, tuple[dict[str, Any], ...], found)
+            conversation = msgspec.structs.replace(conversation, tail=tail, tools=tools)
         if not found:
             return begun
         self._requests[begun.id] = found
         return msgspec.structs.replace(
-            begun, request_body=body, headers=headers, model_requested=model
+            begun,
+            request_body=body,
+            headers=headers,
+            model_requested=model,
+            conversation=conversation,
         )
 
     def ended(self, ended: CallEnded) -> CallEnded:
         found = self._requests.pop(ended.id, Counter())
         said: Counter[str] = Counter()
-        message = self._scrub_json(ended.message, said)
-        replies: Counter[str] = Counter()
-        self._scrub_json({"choices": ended.conversation.get("choices")}, replies)
+        replies = self._scrub_messages(ended.replies, said)
         shown: Counter[str] = Counter()
         body = self._scrub(ended.response_body, shown)
-        in_replies = said.total() + replies.total()
-        if in_replies > shown.total() or (in_replies and body.startswith(_STREAM)):
+        if said.total() > shown.total() or (said and body.startswith(_STREAM)):
             body = b"[redacted: the reply spells a secret across its events]"
-        conversation = self._scrub_json(ended.conversation, found)
         error = self._scrub_json(ended.error, found)
         sampling = self._scrub_json(ended.sampling, found)
         role = None if ended.role is None else self._scrub_text(ended.role, found)
@@ -97,8 +100,7 @@ class Redactor:
         return msgspec.structs.replace(
             ended,
             response_body=body,
-            message=message,
-            conversation=conversation,
+            replies=replies,
             error=error,
             sampling=sampling,
             role=role,
@@ -116,9 +118,17 @@ class Redactor:
         return self._scrub(text.encode(), found).decode()
 
     def _scrub_json(self, value: Mapping[str, Any], found: Counter[str]) -> Mapping[str, Any]:
-        data = dump_json(value)
+        scrubbed: dict[str, Any] = self._scrub_as(value, dict[str, Any], found)
+        return scrubbed
+
+    def _scrub_messages(
+        self, messages: tuple[Message, ...], found: Counter[str]
+    ) -> tuple[Message, ...]:
+        scrubbed: tuple[Message, ...] = self._scrub_as(messages, tuple[Message, ...], found)
+        return scrubbed
+
+    def _scrub_as(self, value: Any, kind: Any, found: Counter[str]) -> Any:
+        """``value`` without secrets, read as ``kind`` where it had some."""
+        data = msgspec.json.encode(value)
         scrubbed = self._scrub(data, found)
-        if scrubbed == data:
-            return value
-        result: dict[str, Any] = orjson.loads(scrubbed)
-        return result
+        return value if scrubbed == data else msgspec.json.decode(scrubbed, type=kind)

@@ -1,24 +1,42 @@
-"""Records of calls as rows of their tables; JSON columns as text, ready for the driver."""
+"""Records of calls as rows of their tables, and the statements that write these rows.
+
+Rows are ready for the driver, JSON as text: a statement is compiled once and run by the driver's
+own ``executemany``, since SQLAlchemy's way to a cursor costs more than SQLite's work on a row. Its
+errors are kept; the writer decides by them what may pass.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from operator import itemgetter
 from typing import Any, Final
 
-from bridle.store.encoding.bodies import Body, BodyRow, Splice
-from bridle.store.encoding.packing import RAW, dump_json, pack, pack_ids, pack_logprobs
-from bridle.store.records import CallBegun, CallEnded, CallKind, CallStatus, Span
-from bridle.store.schema.columns import digest_bytes
-from bridle.store.writing.cache import Template
+import msgspec
+from sqlalchemy import Connection, Dialect, Executable, bindparam, insert, update
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.dialects.postgresql import psycopg
+
+from bridle.store.encoding.bodies import Packed
+from bridle.store.encoding.packing import dump_json, pack_ids, pack_logprobs
+from bridle.store.records import (
+    OBSERVED,
+    CallBegun,
+    CallEnded,
+    CallKind,
+    CallStatus,
+    Message,
+    Span,
+    ToolCall,
+)
+from bridle.store.schema.database import driver_error
+from bridle.store.schema.tables import bodies, call_messages, calls, spans, tool_sets
 from bridle.store.writing.integrity import contradiction, has_ids, span_checksum
+from bridle.store.writing.liveness import RENEW
 
 _IDS_ABSENT: Final = "no_token_ids"
-"""Note on a call whose upstream told no ids: there is nothing to check or train."""
-
-_AS_TEMPLATE: Final = "null"
-
-OBSERVED: Final = -1
-"""``spans.choice`` of the tokens that a call observed."""
+"""Note on a call whose upstream sent no ids: there is nothing to check or train."""
 
 _NOT_YET: Final[dict[str, Any]] = {
     "kind": CallKind.UNKNOWN.value,
@@ -33,30 +51,29 @@ _NOT_YET: Final[dict[str, Any]] = {
     "version_start": None,
     "version_end": None,
     "finish_reason": None,
-    "response_body_id": None,
-    "headers": "{}",
-    "sampling": "{}",
-    "usage": "{}",
-    "template_id": None,
-    "texts": None,
-    "error": "{}",
-    "notes": "[]",
+    "response_sha256": None,
+    "sampling": None,
+    "usage": None,
+    "error": None,
+    "notes": None,
     "first_token_at": None,
     "ended_at": None,
 }
 """What a call's end fills in, while it runs."""
 
 _BY_HAND: Final[dict[str, Any]] = {"kind_set": None, "role_set": None, "kind_by": None}
-"""What people may say of a call later."""
+"""What a person may decide about a call later."""
 
-END_COLUMNS: Final = tuple(_NOT_YET)
+_encode: Final = msgspec.msgpack.Encoder().encode
+_encode_json: Final = msgspec.json.Encoder().encode
 
 
 def begun_row(
-    begun: CallBegun, writer_id: str, request: Body, base_call_id: str | None
+    begun: CallBegun, writer_id: str, request_sha256: bytes, tools_id: bytes | None
 ) -> dict[str, Any]:
-    """All columns of ``calls`` for a call that runs; ``base_call_id`` is whose request its own is
-    a splice of."""
+    """All columns of ``calls`` for a call that runs."""
+    said = begun.conversation
+    lineage = None if said is None else said.lineage
     return {
         "id": begun.id,
         "session_id": begun.session_id,
@@ -65,41 +82,46 @@ def begun_row(
         "stream": begun.stream,
         "parent_call_id": begun.parent_call_id,
         "lineage_rule": begun.lineage_rule,
+        "base_call_id": None if lineage is None else lineage.base_call_id,
+        "base_choice": None if lineage is None else lineage.base_choice,
+        "retry_of": None if lineage is None else lineage.retry_of,
+        "confidence": None if lineage is None else lineage.confidence,
+        "differs": _json(lineage.differs) if lineage is not None and lineage.differs else None,
+        "digests": None if lineage is None else _encode(lineage.digests),
+        "request_messages": None if said is None else said.length,
+        "instructions": None if said is None else said.instructions,
+        "tools_id": tools_id,
         "model_requested": begun.model_requested,
-        "request_body_id": digest_bytes(request.id),
-        "request_base_id": None if base_call_id == begun.parent_call_id else base_call_id,
-        "request_depth": request.depth,
+        "request_sha256": request_sha256,
+        "headers": _json(begun.headers),
         "started_at": begun.started_at,
         **_BY_HAND,
         **_NOT_YET,
-        "headers": _json(begun.headers),
     }
 
 
 def ended_row(
-    ended: CallEnded,
-    prompt_span_id: str | None,
-    response_body_id: str | None,
-    fields: Mapping[str, Any],
-    template: Template | None,
-    texts: bytes,
+    ended: CallEnded, prompt_span_id: str | None, response_sha256: bytes | None
 ) -> dict[str, Any]:
-    """``END_COLUMNS``; a reply that contradicts itself is quarantined here, whoever wrote it, if it
-    has not been compared before."""
+    """The columns of ``_NOT_YET``. A reply that contradicts itself is quarantined here, whoever
+    wrote it, if it has not been compared before."""
     status, reason = ended.status, ended.reason
     notes = [{"name": note.name, "detail": note.detail} for note in ended.notes]
     if status in (CallStatus.COMPLETE, CallStatus.PARTIAL):
         if not ended.compared and (found := contradiction(ended)) is not None:
             status, reason = CallStatus.QUARANTINED, found
         elif (
-            ended.kind is not CallKind.COUNT
+            ended.prompt_token_ids is None
+            and ended.kind is not CallKind.COUNT
             and not has_ids(ended)
             and not any(note["name"] == _IDS_ABSENT for note in notes)
         ):
             notes.append({"name": _IDS_ABSENT, "detail": ""})
-    prompt = None if ended.prompt_token_ids is None else len(ended.prompt_token_ids)
-    sampled = sum(len(choice.token_ids) for choice in ended.choices)
-    versions = [run.version for choice in ended.choices for run in choice.versions]
+    versions, sampled = [], 0
+    for choice in ended.choices:
+        sampled += len(choice.token_ids)
+        for run in choice.versions:
+            versions.append(run.version)
     return {
         "kind": ended.kind.value,
         "role": ended.role,
@@ -108,120 +130,179 @@ def ended_row(
         "break_reason": None if ended.break_reason is None else ended.break_reason.value,
         "model_served": ended.model_served,
         "prompt_span_id": prompt_span_id,
-        "prompt_tokens": prompt,
+        "prompt_tokens": None if ended.prompt_token_ids is None else len(ended.prompt_token_ids),
         "sampled_tokens": sampled,
         "version_start": min(versions, default=None),
         "version_end": max(versions, default=None),
         "finish_reason": ended.choices[0].finish_reason if ended.choices else None,
-        "response_body_id": digest_bytes(response_body_id),
-        **_lean(fields, None if template is None else template.fields, prompt, sampled),
-        "template_id": None if template is None else template.id,
-        "texts": texts,
-        "error": _json(ended.error) if ended.error else "{}",
-        "notes": _json(notes) if notes else "[]",
+        "response_sha256": response_sha256,
+        "sampling": _json(ended.sampling) if ended.sampling else None,
+        "usage": _json(ended.usage) if ended.usage else None,
+        "error": _json(ended.error) if ended.error else None,
+        "notes": _json(notes) if notes else None,
         "first_token_at": ended.first_token_at,
         "ended_at": ended.ended_at,
     }
 
 
-def leaning_fields(headers: Mapping[str, str], ended: CallEnded) -> dict[str, Mapping[str, Any]]:
-    """The columns that are not stored where they are a template's."""
-    return {"headers": headers, "sampling": ended.sampling, "usage": ended.usage}
+def storable(messages: tuple[Message, ...]) -> tuple[Message, ...]:
+    """``messages`` without NUL characters where only text can hold what they say."""
+    for message in messages:
+        if "\0" in (message.reasoning or "") or "\0" in (message.tool_call_id or ""):
+            break
+        if "\0" in (message.name or ""):
+            break
+        for call in message.tool_calls:
+            if "\0" in call.arguments or "\0" in call.name or "\0" in call.id:
+                break
+        else:
+            continue
+        break
+    else:
+        return messages
+    return tuple(map(_without_nul, messages))
 
 
-def expected_usage(
-    usage: Mapping[str, Any], prompt_tokens: int | None, sampled_tokens: int | None
-) -> dict[str, Any]:
-    """A call's usage if all but its own numbers of tokens is the template's."""
-    return {**usage, "prompt_tokens": prompt_tokens, "completion_tokens": sampled_tokens}
+def _without_nul(message: Message) -> Message:
+    def shown(text: str | None) -> Any:
+        return None if text is None else text.replace("\0", "\ufffd")
 
-
-def _lean(
-    fields: Mapping[str, Any], template: Mapping[str, Any] | None, prompt: int | None, sampled: int
-) -> dict[str, str]:
-    """JSON of each field; ``null`` for the template's, of usage but for the numbers of tokens."""
-    told = {name: _json(value) for name, value in fields.items()}
-    if template is None:
-        return told
-    expected = {**template, "usage": expected_usage(template["usage"], prompt, sampled)}
-    # As JSON, for in Python 1, 1.0 and true are the same.
-    return {
-        name: _AS_TEMPLATE if value == _json(expected[name]) else value
-        for name, value in told.items()
-    }
-
-
-def span_row(span: Span, ended: CallEnded) -> dict[str, Any]:
-    """All columns of ``spans``."""
-    call_id, choice = span_place(span.id)
-    versions = [(run.start, run.version) for run in span.versions]
-    parent_call, parent_choice = (
-        (None, None) if span.parent_id is None else span_place(span.parent_id)
+    return msgspec.structs.replace(
+        message,
+        reasoning=shown(message.reasoning),
+        tool_call_id=shown(message.tool_call_id),
+        name=shown(message.name),
+        tool_calls=tuple(
+            ToolCall(shown(call.id), shown(call.name), shown(call.arguments))
+            for call in message.tool_calls
+        ),
     )
-    return {
-        "call_id": call_id,
-        "choice": choice,
-        "parent_call_id": None if parent_call == call_id else parent_call,
-        "parent_choice": parent_choice,
-        "start": span.start,
-        "length": len(span.token_ids),
-        "finish_reason": None if choice == OBSERVED else ended.choices[choice].finish_reason,
-        "token_ids": pack_ids(span.token_ids),
-        "logprobs": None if span.logprobs is None else pack_logprobs(span.logprobs),
-        "versions": _json(versions) if versions else "[]",
-        "checksum": span_checksum(span),
-    }
 
 
-def span_id(call_id: str, choice: int) -> str:
-    """``{call_id}.o`` or ``{call_id}.s{choice}``."""
-    return f"{call_id}.o" if choice == OBSERVED else f"{call_id}.s{choice}"
+def message_rows(
+    call_id: str, choice: int, position: int, messages: Sequence[Message]
+) -> list[tuple[Any, ...]]:
+    """Rows of ``call_messages``, from ``position`` on."""
+    rows: list[tuple[Any, ...]] = []
+    for at, message in enumerate(messages, position):
+        content, other = message.content, None
+        if content is not None and (not isinstance(content, str) or "\0" in content):
+            content, other = None, _json(content)
+        tool_calls = _encode_json(message.tool_calls).decode() if message.tool_calls else None
+        place = (call_id, choice, at, message.role)
+        says = (content, other, message.reasoning, tool_calls, message.tool_call_id, message.name)
+        rows.append(place + says)
+    return rows
 
 
-def span_place(identifier: str) -> tuple[str, int]:
-    """The call and the choice of a :func:`span_id`."""
-    call_id, _, part = identifier.rpartition(".")
-    return call_id, OBSERVED if part == "o" else int(part[1:])
+def span_row(span: Span, ended: CallEnded) -> tuple[Any, ...]:
+    """A row of ``spans``."""
+    call_id, choice = span.call_id, _choice(span.id)
+    parent_call = parent_choice = None
+    if span.parent_id is not None:
+        parent_call, parent_choice = span.parent_id.rpartition(".")[0], _choice(span.parent_id)
+    versions = [(run.start, run.version) for run in span.versions]
+    return (
+        call_id,
+        choice,
+        None if parent_call == call_id else parent_call,
+        parent_choice,
+        span.start,
+        len(span.token_ids),
+        None if choice == OBSERVED else ended.choices[choice].finish_reason,
+        pack_ids(span.token_ids),
+        None if span.logprobs is None else pack_logprobs(span.logprobs),
+        _json(versions) if versions else "[]",
+        span_checksum(span),
+    )
 
 
-def template_row(session_id: str, kind: str, template: Template) -> dict[str, Any]:
-    """All columns of ``templates``."""
-    vocabulary = template.context.vocabulary
-    return {
-        "session_id": session_id,
-        "id": template.id,
-        "kind": kind,
-        "vocabulary_id": None if vocabulary is None else digest_bytes(vocabulary.id),
-        "fields": _json(template.fields),
-        "data": pack(template.context.wrapping),
-    }
+def _choice(span_id: str) -> int:
+    part = span_id.rpartition(".")[2]
+    return OBSERVED if part == "o" else int(part[1:])
 
 
-def running_row(call_id: str, request: Splice) -> dict[str, Any]:
-    """All columns of ``running``."""
-    packed = request.data
-    if packed[0] == RAW:
-        packed = pack(packed[1:])
-    return {
-        "call_id": call_id,
-        "prefix": request.prefix,
-        "suffix": request.suffix,
-        "data": packed,
-    }
-
-
-def body_row(body: BodyRow) -> dict[str, Any]:
-    """All columns of ``bodies``."""
-    return {
-        "id": digest_bytes(body.id),
-        "base_id": digest_bytes(body.base_id),
-        "prefix": body.prefix,
-        "suffix": body.suffix,
-        "size": body.size,
-        "depth": body.depth,
-        "data": body.data,
-    }
+def body_row(
+    call_id: str, part: str, packed: Packed, base_call_id: str | None = None
+) -> tuple[Any, ...]:
+    """A row of ``bodies``."""
+    place = (packed.prefix, packed.suffix, packed.depth)
+    return (call_id, part, base_call_id, *place, packed.data)
 
 
 def _json(value: object) -> str:
     return dump_json(value).decode()
+
+
+@dataclass(frozen=True, slots=True)
+class Statement:
+    """SQL text and the order of its parameters."""
+
+    sql: str
+    names: tuple[str, ...]
+
+    def run(self, connection: Connection, rows: Sequence[tuple[Any, ...]]) -> int:
+        """Executes for all rows, whose values stand in the order of ``names``; returns how many
+        rows of the database were affected.
+
+        Raises SQLAlchemy's ``DBAPIError``.
+        """
+        try:
+            cursor = connection.connection.cursor()
+            try:
+                cursor.executemany(self.sql, rows)
+                return cursor.rowcount
+            finally:
+                cursor.close()
+        except connection.dialect.loaded_dbapi.Error as error:
+            raise driver_error(connection, self.sql, error) from error
+
+    def run_named(self, connection: Connection, rows: Sequence[dict[str, Any]]) -> int:
+        """:meth:`run` for rows by name."""
+        return self.run(connection, list(map(itemgetter(*self.names), rows)))
+
+
+@dataclass(frozen=True, slots=True)
+class Statements:
+    """What a call costs the database."""
+
+    begin_calls: Statement
+    end_calls: Statement
+    add_tool_sets: Statement
+    add_messages: Statement
+    add_bodies: Statement
+    add_spans: Statement
+    renew: Statement
+
+
+@cache
+def statements(backend: str) -> Statements:
+    """The statements for ``sqlite`` or ``postgresql``."""
+    dialect: Dialect
+    # Rows that are named by what is in them: another writer may have added the same.
+    add_tool_sets: Executable
+    if backend == "postgresql":
+        dialect = psycopg.dialect(paramstyle="format")  # type: ignore[no-untyped-call]
+        add_tool_sets = postgresql.insert(tool_sets).on_conflict_do_nothing()
+    else:
+        dialect = sqlite.dialect(paramstyle="qmark")
+        add_tool_sets = sqlite.insert(tool_sets).on_conflict_do_nothing()
+    end_calls = (
+        update(calls)
+        .where(calls.c.id == bindparam("_id"))
+        .values({name: bindparam(name) for name in _NOT_YET})
+    )
+    return Statements(
+        begin_calls=_compile(insert(calls), dialect),
+        end_calls=_compile(end_calls, dialect),
+        add_tool_sets=_compile(add_tool_sets, dialect),
+        add_messages=_compile(insert(call_messages), dialect),
+        add_bodies=_compile(insert(bodies), dialect),
+        add_spans=_compile(insert(spans), dialect),
+        renew=_compile(RENEW, dialect),
+    )
+
+
+def _compile(statement: Executable, dialect: Dialect) -> Statement:
+    compiled: Any = statement.compile(dialect=dialect)  # type: ignore[attr-defined]
+    return Statement(str(compiled), tuple(compiled.positiontup))

@@ -34,10 +34,9 @@ from sqlalchemy.exc import (
     StatementError,
 )
 
-from bridle.store.encoding.text_reader import TextReader
-from bridle.store.encoding.vocabulary import Vocabulary, keep_vocabulary
 from bridle.store.errors import RecordRejected, StoreUnavailable
 from bridle.store.records import (
+    BreakReason,
     CallBegun,
     CallEnded,
     CallKind,
@@ -57,7 +56,7 @@ from bridle.store.writing.batch import Batch, Patch, Record
 from bridle.store.writing.cache import SessionCache
 from bridle.store.writing.job_queue import Job, JobQueue, Outcome, deliver
 from bridle.store.writing.redaction import Redactor
-from bridle.store.writing.statements import statements
+from bridle.store.writing.rows import statements
 
 log = logging.getLogger("bridle.store")
 
@@ -90,8 +89,7 @@ class Writer:
     """Writes records to ``url``; see the module for how. Start it, or use it as a context manager.
 
     The schema must be current (:func:`bridle.store.schema.database.migrate`). A ``redactor`` scrubs
-    calls before they are queued. With the ``vocabulary`` of the model's tokenizer, text that a
-    call's tokens say already takes next to no room.
+    calls before they are queued.
 
     Methods that are ``async`` return after the commit; those ending in ``_sync``, and those for
     runs and training, block until then and are for threads without an event loop. All
@@ -109,7 +107,6 @@ class Writer:
         lease: float = 30.0,
         cache_bytes: int = 32 << 20,
         redactor: Redactor | None = None,
-        vocabulary: Vocabulary | None = None,
     ) -> None:
         self.stats = WriterStats()
         self._engine = connect(url, synchronous=synchronous, page_cache_kib=8192)
@@ -120,10 +117,11 @@ class Writer:
         self._lease = lease
         self._cache = SessionCache(cache_bytes)
         self._redactor = redactor
-        self._vocabulary = vocabulary
-        self._texts = TextReader()
         self._parents: dict[str, str | None] = {}
         """Parent call of each call that is open in this process."""
+        self._lost: set[str] = set()
+        """Calls whose ends could not be written: calls that hang on their tokens are placed
+        anew."""
         self._queue = JobQueue(queue_limit)
         self._number = 0
         self._writer_id = ""
@@ -133,8 +131,6 @@ class Writer:
         """Registers this process, fingerprints what dead ones left open, and starts to write."""
         with transaction(self._engine) as connection:
             self._writer_id = liveness.register(connection, self._lease)
-            if self._vocabulary is not None:
-                keep_vocabulary(connection, self._vocabulary)
         self._file = file_id(self._engine)
         self.mark_interrupted()
         self._queue.open()
@@ -216,7 +212,12 @@ class Writer:
 
     async def set_notes(self, call_id: str, notes: Sequence[Note]) -> None:
         """Sets what is noted about a call. Raises :class:`RecordRejected` for an unknown one."""
-        fields = {"notes": [{"name": note.name, "detail": note.detail} for note in notes]}
+        await self._commit(Patch("calls", call_id, {"notes": _plain(notes)}))
+
+    async def explain_break(self, call_id: str, reason: BreakReason, notes: Sequence[Note]) -> None:
+        """Sets why a call left its parent's tokens, and what is noted about it. Raises
+        :class:`RecordRejected` for an unknown one."""
+        fields = {"break_reason": reason.value, "notes": _plain(notes)}
         await self._commit(Patch("calls", call_id, fields))
 
     # -- sessions and rewards --------------------------------------------------------------------
@@ -224,16 +225,6 @@ class Writer:
     async def create_session(self, session: SessionRecord) -> None:
         """Adds a session. Raises :class:`RecordRejected` when its id, name or key is taken."""
         await self._commit(session)
-
-    def open_session(self, session: SessionRecord) -> asyncio.Future[None]:
-        """Queues a new session, to be written before the end of the first of its calls. The future
-        is done when it has been committed, or raises what :meth:`create_session` raises.
-
-        Raises :class:`StoreBusy` when the queue is full.
-        """
-        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._queue.put_beginning(session.id, Job((session,), done))
-        return done
 
     def create_session_sync(self, session: SessionRecord) -> None:
         """:meth:`create_session` for a thread."""
@@ -339,6 +330,7 @@ class Writer:
         except StoreUnavailable as error:
             if not isinstance(error, RecordRejected):
                 self.stats.failed += len(jobs)
+                self._lose(jobs)
                 return [Outcome(job, error) for job in jobs]
             if len(jobs) == 1:
                 return [self._reject(jobs[0], error)]
@@ -346,8 +338,13 @@ class Writer:
 
     def _reject(self, job: Job, error: StoreUnavailable) -> Outcome:
         self.stats.rejected += 1
+        self._lose([job])
         log.error("store_record_rejected: %s: %s", type(job.records[0]).__name__, error)
         return Outcome(job, error)
+
+    def _lose(self, jobs: Sequence[Job]) -> None:
+        ended = (record for job in jobs for record in job.records if isinstance(record, CallEnded))
+        self._lost.update(record.id for record in ended)
 
     def _attempt(self, jobs: Sequence[Job]) -> None:
         """Commits the jobs in one transaction, waiting for a database that is busy or away.
@@ -405,17 +402,15 @@ class Writer:
         self.stats.records += sum(len(job.records) for job in jobs)
 
     def _batch(self, connection: Connection) -> Batch:
-        return Batch(
-            connection, self._cache, self._writer_id, self._parents, self._texts, self._vocabulary
-        )
+        return Batch(connection, self._cache, self._writer_id, self._parents, self._lost)
 
     def _sign(self, connection: Connection) -> None:
         """Renews the lease and numbers the transaction, by which :meth:`_committed` tells."""
         renew = statements(connection.dialect.name).renew
         values = {"now": time.time(), "number": self._number}
-        if renew.run(connection, [{"writer": self._writer_id, **values}]) == 0:
+        if renew.run_named(connection, [{"writer": self._writer_id, **values}]) == 0:
             self._writer_id = liveness.register(connection, self._lease)
-            renew.run(connection, [{"writer": self._writer_id, **values}])
+            renew.run_named(connection, [{"writer": self._writer_id, **values}])
 
     @contextmanager
     def _transaction(self) -> Iterator[Connection]:
@@ -453,6 +448,10 @@ class Writer:
 def _beginnings(ended: CallEnded) -> tuple[str, ...]:
     """What must be in the store before the call's end."""
     return ended.session_id, ended.id
+
+
+def _plain(notes: Sequence[Note]) -> list[dict[str, str]]:
+    return [{"name": note.name, "detail": note.detail} for note in notes]
 
 
 def _session_patch(session_id: str, fields: Mapping[str, Any]) -> Patch:

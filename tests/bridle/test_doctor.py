@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import sqlite3
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -120,7 +122,8 @@ def test_a_store_of_another_schema_is_broken_and_one_not_there_yet_is_not(
 ) -> None:
     old = str(tmp_path / "old.db")
     migrate(old)
-    migrate(old, "base")
+    with closing(sqlite3.connect(old)) as database, database:
+        database.execute("UPDATE alembic_version SET version_num = '0000'")
     assert bridle("doctor", "--store", old).exit_code == 1
     fresh = tmp_path / "fresh.db"
     assert bridle("doctor", "--store", fresh).exit_code == 0

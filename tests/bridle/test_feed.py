@@ -19,9 +19,9 @@ from bridle.engine.scripted import Reply, ScriptedEngine
 from bridle.proxy.server import ProxyServer
 from bridle.proxy.settings import ProxySettings
 from bridle.reconstruct.episodes import build_episode
-from bridle.reconstruct.samples.policy import DEFAULT_POLICY, TrainablePolicy
+from bridle.reconstruct.samples.rules import DEFAULT_RULES, SampleRules
 from bridle.run.feed import feed
-from bridle.store.operations import deliveries
+from bridle.store.operations import leases
 from bridle.store.reading.queries import Reader
 
 
@@ -58,7 +58,7 @@ class Api(httpx.Client):
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Sealed a moment ago is long enough: there is one writer."""
-    monkeypatch.setattr(deliveries, "SETTLE_S", -1.0)
+    monkeypatch.setattr(leases, "SETTLE_S", -1.0)
     monkeypatch.setattr(bridle.run.feed, "SETTLE_S", -1.0)
 
 
@@ -154,12 +154,12 @@ def test_both_forms_carry_the_samples_exactly(api: Api, store: str) -> None:
     line = json.loads(api.post("/bridle/v1/trajectories/a/lease").text)
     told = line["samples"][0]
     assert line["rewards"] == {"score": 0.1 + 0.2}
-    assert TrainablePolicy.from_data(line["policy"]) == DEFAULT_POLICY
+    assert SampleRules.from_data(line["rules"]) == DEFAULT_RULES
     assert line["tokens"]["trained"] == int(sample.mask.sum()) > 0
     arrow = api.post("/bridle/v1/trajectories/b/lease", params={"format": "arrow"})
     assert arrow.headers["content-type"] == "application/vnd.apache.arrow.stream"
     table = pa.ipc.open_stream(arrow.content).read_all()
-    assert json.loads(table.schema.metadata[b"bridle.policy"]) == line["policy"]
+    assert json.loads(table.schema.metadata[b"bridle.rules"]) == line["rules"]
     (row,) = table.to_pylist()
     assert row["reward.score"] == 0.1 + 0.2
     for found in (told, row):

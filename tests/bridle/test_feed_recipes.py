@@ -18,7 +18,7 @@ from bridle.proxy.server import ProxyServer
 from bridle.proxy.settings import ProxySettings
 from bridle.reconstruct import open_store
 from bridle.run.feed import feed
-from bridle.store.operations import deliveries
+from bridle.store.operations import leases
 from bridle.trainer.policy.tiny import TinyShape, make_policy
 
 PAGE = Path(__file__).parents[2] / "docs" / "data.md"
@@ -32,7 +32,7 @@ def recipe(heading: str) -> list[str]:
 @pytest.fixture
 def proxy(model_dir: Path, store: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """A proxy with two sealed sessions, one of them good."""
-    monkeypatch.setattr(deliveries, "SETTLE_S", -1.0)
+    monkeypatch.setattr(leases, "SETTLE_S", -1.0)
     torch.set_num_threads(1)
     with (
         ScriptedEngine(model_dir, lambda _: Reply("It is 5."), served_model_name="m") as engine,

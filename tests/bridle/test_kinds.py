@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,7 +13,8 @@ import pytest
 from click.testing import Result
 
 from bridle.reconstruct import open_store
-from bridle.reconstruct.samples.sample_store import kept_samples
+from bridle.reconstruct.samples.sample_store import stored_samples
+from bridle.reconstruct.session import LoadedSession
 from bridle.store.reading.queries import Reader
 from bridle.store.records import CallKind
 
@@ -30,14 +33,14 @@ def test_a_kind_is_said_and_taken_back_and_kept_samples_follow(
         session = opened.session(recorded)
         assert session.calls[0].kind is CallKind.SIDE
         assert session.calls[0].role == "title"
-        policy, kept = kept_samples(opened.reader, session.id)
-        assert policy is not None
+        rules, kept = stored_samples(session)
+        assert rules is not None
         assert sum(int(sample.mask.sum()) for sample in kept) < trained
     bridle("kind", recorded, "1", "auto", "--store", store)
     with Reader(store) as reader:
         named = reader.session_by_name(recorded)
         assert named is not None
-        _, kept = kept_samples(reader, named.id)
+        _, kept = stored_samples(LoadedSession.load(reader, named.id))
         assert sum(int(sample.mask.sum()) for sample in kept) == trained
 
 
@@ -69,29 +72,44 @@ def test_a_session_without_a_call_has_no_turns_yet(
         assert refused.stderr == f"bridle: session {made} has no turns yet\n"
 
 
-def test_a_field_that_a_policy_does_not_have_is_named_with_those_it_has(
+def test_an_unknown_rule_is_named_with_those_there_are(
     bridle: Callable[..., Result], store: str
 ) -> None:
-    refused = bridle("samples", "--policy", '{"nope": 1}', "--store", store)
+    refused = bridle("samples", "--rules", '{"nope": 1}', "--store", store)
     assert refused.exit_code == 2
-    said = "bridle: --policy: a policy has no field 'nope'; there are kinds, partial, "
+    said = "bridle: --rules: there is no rule 'nope'; there are kinds, partial, "
     assert refused.stderr.startswith(said)
     assert refused.stderr.count("\n") == 1
 
 
-def test_samples_are_kept_under_a_policy_from_text_or_file(
+def test_samples_are_kept_under_rules_from_text_or_file(
     bridle: Callable[..., Result], recorded: str, store: str, tmp_path: Path
 ) -> None:
     none = '{"kinds": ["compaction"]}'
-    file = tmp_path / "policy.json"
+    file = tmp_path / "rules.json"
     file.write_text(none)
     for given in (none, str(file)):
         told = json.loads(
-            bridle("samples", recorded, "--policy", given, "--json", "--store", store).output
+            bridle("samples", recorded, "--rules", given, "--json", "--store", store).output
         )
-        assert (told["trained_tokens"], told["policy"]["kinds"]) == (0, ["compaction"])
+        assert (told["trained_tokens"], told["rules"]["kinds"]) == (0, ["compaction"])
     for wrong in ('{"colour": 1}', str(tmp_path / "none.json"), "{"):
-        assert bridle("samples", "--policy", wrong, "--store", store).exit_code == 2
+        assert bridle("samples", "--rules", wrong, "--store", store).exit_code == 2
+
+
+def test_the_commands_of_the_page_that_set_rules_run(
+    bridle: Callable[..., Result],
+    recorded: str,
+    store: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    page = (Path(__file__).parents[2] / "docs" / "data.md").read_text()
+    (block,) = re.findall(r"```sh\n(bridle samples .*?)```", page, re.DOTALL)
+    for command in block.splitlines():
+        done = bridle(*shlex.split(command)[1:], "--store", store)
+        assert done.exit_code == 0, done.output
 
 
 def test_what_one_session_masks_and_another_drops_for_a_reason_adds_up(
@@ -110,7 +128,7 @@ def test_what_one_session_masks_and_another_drops_for_a_reason_adds_up(
     httpx.put(f"{proxy_url}/bridle/v1/policy", json={"version": 1}).raise_for_status()
     say("mixed", user, first, user)
     captured = json.loads(bridle("audit", "--json", "--store", store).stdout)["captured"]
-    policy = '{"oldest_version": 1}'
-    told = bridle("samples", "--policy", policy, "--store", store).stdout
-    trained = json.loads(bridle("samples", "--policy", policy, "--json", "--store", store).stdout)
+    rules = '{"oldest_version": 1}'
+    told = bridle("samples", "--rules", rules, "--store", store).stdout
+    trained = json.loads(bridle("samples", "--rules", rules, "--json", "--store", store).stdout)
     assert f"not trained: {captured - trained['trained_tokens']} version_stale" in told

@@ -322,7 +322,7 @@ def test_an_export_without_a_format_is_refused(bridle: Bridle, store: str, recor
     for name in ("out.csv", "."):
         refused = bridle("export", name, "--store", store)
         assert refused.exit_code == 2
-        assert refused.stderr.startswith(f"bridle: {name} says no format")
+        assert refused.stderr.startswith(f"bridle: {name} names no format")
 
 
 @pytest.mark.parametrize(("name", "form"), [("x.jsonl", "tokens"), ("x.parquet", "chat")])

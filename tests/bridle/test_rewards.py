@@ -40,7 +40,7 @@ def test_late_many_and_turn_rewards_by_http_and_command_line(
     path = tmp_path / "good.jsonl"
     turns = ("--turn-reward", "step", "--min-turn-reward", "0.5")
     written = json.loads(bridle("export", path, *turns, "--store", store, "--json").stdout)
-    assert written["left_out"] == {"turn_reward_too_low": 1}
+    assert list(written["untrained_tokens"]) == ["turn_reward_too_low"]
     (line,) = [json.loads(text) for text in path.read_text().splitlines()]
     assert [message["role"] for message in line["messages"]] == ["user", "assistant"]
     assert "weight" not in line["messages"][1]

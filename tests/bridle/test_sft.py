@@ -20,7 +20,7 @@ from bridle.engine.contract.tokenizer import Tokenizer
 from bridle.engine.scripted import Reply, ScriptedCall, ScriptedEngine, ScriptedRequest
 from bridle.proxy.server import ProxyServer
 from bridle.proxy.settings import ProxySettings
-from bridle.reconstruct.exports.formats import Format
+from bridle.reconstruct.exports.formats import ExportFormat
 from bridle.trainer.policy.model import load_policy, vocabulary_size
 from bridle.trainer.policy.tiny import TinyShape, make_policy
 from bridle.trainer.sft.data import examples_from_jsonl, examples_from_parquet
@@ -62,9 +62,9 @@ def test_what_was_recorded_is_learned_from_any_source(
     assert [path.name for path in out.parent.glob(".*.tmp")] == []
 
 
-@pytest.mark.parametrize("form", [form for form in Format if form not in READABLE])
+@pytest.mark.parametrize("form", [form for form in ExportFormat if form not in READABLE])
 def test_an_export_that_is_not_learned_from_is_refused_in_a_line(
-    bridle: Bridle, recorded: str, store: str, policy: Path, tmp_path: Path, form: Format
+    bridle: Bridle, recorded: str, store: str, policy: Path, tmp_path: Path, form: ExportFormat
 ) -> None:
     data = tmp_path / "lamps.jsonl"
     assert bridle("export", data, "--format", form, "--store", store).exit_code == 0

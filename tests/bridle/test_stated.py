@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bridle.reconstruct.rewards import Aggregation
-from bridle.reconstruct.samples.policy import DEFAULT_POLICY, TrainablePolicy
+from bridle.reconstruct.samples.rules import DEFAULT_RULES, SampleRules
 from bridle.run.training import stated
 from bridle.store.reading.queries import Reader
 from bridle.store.records import RunRecord
@@ -11,13 +11,13 @@ from bridle.store.writing.writer import Writer
 from bridle.trainer.config import AdvantageConfig, GrpoConfig
 
 
-def test_a_run_states_its_policy_how_rewards_add_up_and_every_setting(store: str) -> None:
+def test_a_run_states_its_rules_how_rewards_add_up_and_every_setting(store: str) -> None:
     advantages = AdvantageConfig(reward_weights={"score": 2.0}, reward_turns="mean")
     with Writer(store) as writer, Reader(store) as reader:
         writer.create_run(RunRecord("run_1", "train", 1.0))
         writer.configure_run("run_1", stated(GrpoConfig(steps=3, advantages=advantages)))
         config = reader.run("run_1").config
-    assert TrainablePolicy.from_data(config["samples"]["policy"]) == DEFAULT_POLICY
+    assert SampleRules.from_data(config["samples"]["rules"]) == DEFAULT_RULES
     assert Aggregation.from_data(config["reward"]) == Aggregation({"score": 2.0}, "mean")
     assert config["settings"]["steps"] == 3
     assert config["settings"]["advantages"]["reward_turns"] == "mean"

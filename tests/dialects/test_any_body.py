@@ -10,9 +10,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from bridle.proxy.dialects.google.dialect import GoogleDialect
-from bridle.proxy.dialects.messages.dialect import MessagesDialect
-from bridle.proxy.dialects.responses.dialect import ResponsesDialect
+from bridle.proxy.dialects.google.dialect import GOOGLE
+from bridle.proxy.dialects.messages.dialect import MESSAGES
+from bridle.proxy.dialects.messages.request import parse_count
+from bridle.proxy.dialects.responses.dialect import RESPONSES
 from bridle.proxy.wire.canonical import (
     ApiError,
     ChoiceReply,
@@ -30,23 +31,23 @@ PATH = {"model": "m", "method": "streamGenerateContent"}
 
 
 def _responses(body: bytes) -> Request:
-    return ResponsesDialect().parse(body, {}, {})
+    return RESPONSES.parse(body, {}, {})
 
 
 def _messages(body: bytes) -> Request:
-    return MessagesDialect().parse(body, {}, {})
+    return MESSAGES.parse(body, {}, {})
 
 
 def _count(body: bytes) -> Request:
-    return MessagesDialect().parse_count(body)
+    return parse_count(body, {}, {})
 
 
 def _google(body: bytes) -> Request:
-    return GoogleDialect().parse(body, PATH, {"alt": "sse"})
+    return GOOGLE.parse(body, PATH, {"alt": "sse"})
 
 
 def _google_count(body: bytes) -> Request:
-    return GoogleDialect().parse(body, PATH | {"method": "countTokens"}, {})
+    return GOOGLE.parse(body, PATH | {"method": "countTokens"}, {})
 
 
 RESPONSES_BODY: dict[str, Any] = {
@@ -174,9 +175,9 @@ PARSERS: list[tuple[Callable[[bytes], Request], dict[str, Any]]] = [
     (_google_count, {"generateContentRequest": GOOGLE_BODY}),
 ]
 DIALECTS: dict[str, Any] = {
-    "responses": ResponsesDialect(),
-    "messages": MessagesDialect(),
-    "google": GoogleDialect(),
+    "responses": RESPONSES,
+    "messages": MESSAGES,
+    "google": GOOGLE,
 }
 
 

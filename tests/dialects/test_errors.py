@@ -13,9 +13,9 @@ from google.genai import errors as google_errors
 from google.genai import types
 
 from bridle.proxy.dialects import overflow
-from bridle.proxy.dialects.google.dialect import GoogleDialect
-from bridle.proxy.dialects.messages.dialect import MessagesDialect
-from bridle.proxy.dialects.responses.dialect import ResponsesDialect
+from bridle.proxy.dialects.google.dialect import GOOGLE
+from bridle.proxy.dialects.messages.dialect import MESSAGES
+from bridle.proxy.dialects.responses.dialect import RESPONSES
 from bridle.proxy.wire.canonical import ApiError
 
 ENGINE_SAYS = (
@@ -50,7 +50,7 @@ def failing(kind: str, status: int, message: str = "no", **more: Any) -> ApiErro
 
 @pytest.mark.parametrize(("kind", "status"), KINDS)
 def test_openais_client_raises_its_own_error(server: Any, kind: str, status: int) -> None:
-    told = ResponsesDialect().error(failing(kind, status, param="model"))
+    told = RESPONSES.error(failing(kind, status, param="model"))
     server.answer(told.body, status=told.status, headers=told.headers)
     client = openai.OpenAI(api_key="k", base_url=f"{server.url}/v1", max_retries=0)
 
@@ -65,7 +65,7 @@ def test_openais_client_raises_its_own_error(server: Any, kind: str, status: int
 
 @pytest.mark.parametrize(("kind", "status"), KINDS)
 def test_anthropics_client_raises_its_own_error(server: Any, kind: str, status: int) -> None:
-    told = MessagesDialect().error(failing(kind, status))
+    told = MESSAGES.error(failing(kind, status))
     server.answer(told.body, status=told.status, headers=told.headers)
     client = anthropic.Anthropic(api_key="k", base_url=server.url, max_retries=0)
 
@@ -82,7 +82,7 @@ def test_anthropics_client_raises_its_own_error(server: Any, kind: str, status: 
 
 @pytest.mark.parametrize(("kind", "status"), KINDS)
 def test_googles_client_raises_its_own_error(server: Any, kind: str, status: int) -> None:
-    told = GoogleDialect().error(failing(kind, status))
+    told = GOOGLE.error(failing(kind, status))
     server.answer(told.body, status=told.status, headers=told.headers)
     retries = types.HttpRetryOptions(attempts=1)
     options = types.HttpOptions(base_url=server.url, retry_options=retries)
@@ -116,9 +116,9 @@ def test_each_kind_has_the_providers_word(
     def shown(dialect: Any) -> Any:
         return orjson.loads(dialect.error(error).body)["error"]
 
-    assert shown(ResponsesDialect())["code"] == openai_code
-    assert shown(MessagesDialect())["type"] == anthropic_type
-    assert shown(GoogleDialect())["status"] == google_status
+    assert shown(RESPONSES)["code"] == openai_code
+    assert shown(MESSAGES)["type"] == anthropic_type
+    assert shown(GOOGLE)["status"] == google_status
 
 
 @pytest.mark.parametrize(
@@ -128,7 +128,7 @@ def test_each_kind_has_the_providers_word(
 def test_what_was_not_found_is_called_so(param: str, code: str) -> None:
     error = failing("not_found", 404, param=param)
 
-    assert orjson.loads(ResponsesDialect().error(error).body)["error"]["code"] == code
+    assert orjson.loads(RESPONSES.error(error).body)["error"]["code"] == code
 
 
 @pytest.mark.parametrize(
@@ -138,10 +138,10 @@ def test_what_was_not_found_is_called_so(param: str, code: str) -> None:
 def test_a_parameter_that_the_engine_refuses_has_the_name_that_the_client_gave_it(
     engines: str, clients: str
 ) -> None:
-    names = ResponsesDialect().parse(b'{"model":"m","input":"hi"}', {}, {}).names
+    names = RESPONSES.parse(b'{"model":"m","input":"hi"}', {}, {}).names
     error = failing("invalid_request", 400, param=engines).renamed(names)
 
-    assert orjson.loads(ResponsesDialect().error(error).body)["error"]["param"] == clients
+    assert orjson.loads(RESPONSES.error(error).body)["error"]["param"] == clients
 
 
 @pytest.mark.parametrize(
@@ -179,12 +179,12 @@ def test_context_overflow_is_told_in_the_words_that_harnesses_match(
     def shown(dialect: Any) -> Any:
         return orjson.loads(dialect.error(error).body)["error"]
 
-    assert shown(ResponsesDialect())["message"] == openai_words
-    assert shown(ResponsesDialect())["code"] == "context_length_exceeded"
-    assert shown(MessagesDialect())["message"] == anthropic_words
-    assert shown(MessagesDialect())["type"] == "invalid_request_error"
-    assert shown(GoogleDialect())["message"] == google_words
-    assert shown(GoogleDialect())["status"] == "INVALID_ARGUMENT"
+    assert shown(RESPONSES)["message"] == openai_words
+    assert shown(RESPONSES)["code"] == "context_length_exceeded"
+    assert shown(MESSAGES)["message"] == anthropic_words
+    assert shown(MESSAGES)["type"] == "invalid_request_error"
+    assert shown(GOOGLE)["message"] == google_words
+    assert shown(GOOGLE)["status"] == "INVALID_ARGUMENT"
 
 
 @pytest.mark.parametrize(
@@ -222,7 +222,7 @@ def test_the_numbers_in_an_engines_sentence_are_read(
     assert overflow.read(message) == expected
 
 
-@pytest.mark.parametrize("dialect", [ResponsesDialect(), MessagesDialect(), GoogleDialect()])
+@pytest.mark.parametrize("dialect", [RESPONSES, MESSAGES, GOOGLE])
 def test_waiting_and_giving_up_are_told_in_headers(dialect: Any) -> None:
     busy = dict(dialect.error(failing("rate_limit", 429, retry_after=1.2)).headers)
     spent = dict(dialect.error(failing("budget", 429)).headers)
@@ -233,8 +233,8 @@ def test_waiting_and_giving_up_are_told_in_headers(dialect: Any) -> None:
 
 
 def test_googles_details_tell_a_spent_quota_from_a_short_wait() -> None:
-    busy = orjson.loads(GoogleDialect().error(failing("rate_limit", 429, retry_after=1.5)).body)
-    spent = orjson.loads(GoogleDialect().error(failing("budget", 429)).body)
+    busy = orjson.loads(GOOGLE.error(failing("rate_limit", 429, retry_after=1.5)).body)
+    spent = orjson.loads(GOOGLE.error(failing("budget", 429)).body)
 
     assert busy["error"]["details"][0]["retryDelay"] == "1.5s"
     assert "PerDay" in spent["error"]["details"][0]["violations"][0]["quotaId"]
@@ -242,7 +242,7 @@ def test_googles_details_tell_a_spent_quota_from_a_short_wait() -> None:
 
 @pytest.mark.parametrize("client_retries", [2])
 def test_a_spent_budget_is_asked_for_once(server: Any, client_retries: int) -> None:
-    body = MessagesDialect().error(failing("budget", 429))
+    body = MESSAGES.error(failing("budget", 429))
     server.answer(body.body, status=429, headers=body.headers)
     client = anthropic.Anthropic(api_key="k", base_url=server.url, max_retries=client_retries)
 

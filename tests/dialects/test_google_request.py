@@ -7,7 +7,7 @@ from typing import Any
 import orjson
 import pytest
 
-from bridle.proxy.dialects.google.dialect import GoogleDialect
+from bridle.proxy.dialects.google.dialect import GOOGLE
 from bridle.proxy.wire import minting
 from bridle.proxy.wire.canonical import ApiError, Message, Minted, Request, ToolCall
 
@@ -19,7 +19,7 @@ LOOK = {"functionDeclarations": [{"name": "look", "description": "Looks."}]}
 
 def parse(contents: Any = HI, method: str = "generateContent", **fields: Any) -> Request:
     body = orjson.dumps({"contents": contents, **fields})
-    return GoogleDialect().parse(body, {"model": "m", "method": method}, {"alt": "sse"})
+    return GOOGLE.parse(body, {"model": "m", "method": method}, {"alt": "sse"})
 
 
 def notes(request: Request) -> set[tuple[str, str]]:
@@ -272,7 +272,7 @@ def test_parameters_reach_the_engine() -> None:
         "json_schema": {"name": "output", "schema": {"type": "object"}},
     }
     assert request.extra == {"reasoning_effort": "low"}
-    assert request.context.thoughts
+    assert request.wants.reasoning
     assert request.stream
 
 
@@ -285,7 +285,7 @@ def test_a_thinking_budget_of_nothing_switches_thinking_off() -> None:
 def test_counting_reads_a_whole_request_or_its_contents() -> None:
     whole = {"model": "models/x", "contents": HI, "systemInstruction": "s"}
     body = orjson.dumps({"generateContentRequest": whole})
-    request = GoogleDialect().parse(body, {"model": "m", "method": "countTokens"}, {})
+    request = GOOGLE.parse(body, {"model": "m", "method": "countTokens"}, {})
 
     assert [message.role for message in request.messages] == ["system", "user"]
     assert parse(method="countTokens").messages == parse().messages
@@ -315,7 +315,7 @@ def test_counting_reads_a_whole_request_or_its_contents() -> None:
 def test_a_bad_field_is_named(fields: dict[str, Any], param: str) -> None:
     body = orjson.dumps({"contents": HI, **fields})
     with pytest.raises(ApiError) as caught:
-        GoogleDialect().parse(body, {"model": "m"}, {})
+        GOOGLE.parse(body, {"model": "m"}, {})
 
     error = caught.value
     assert (error.kind, error.status, error.param) == ("invalid_request", 400, param)

@@ -10,7 +10,8 @@ import pytest
 from google import genai
 from google.genai import errors, types
 
-from bridle.proxy.dialects.google.dialect import GoogleDialect, count_reply
+from bridle.proxy.dialects.google.dialect import GOOGLE
+from bridle.proxy.dialects.google.reply import count
 from bridle.proxy.wire import minting
 from bridle.proxy.wire.canonical import (
     ApiError,
@@ -25,7 +26,7 @@ from bridle.proxy.wire.canonical import (
     Usage,
 )
 
-DIALECT = GoogleDialect()
+DIALECT = GOOGLE
 HI = [{"role": "user", "parts": [{"text": "hi"}]}]
 THOUGHTS = {"thinkingConfig": {"includeThoughts": True}}
 
@@ -306,7 +307,7 @@ def test_logprobs_are_given_when_asked_for(
 
 
 def test_a_count_is_read_by_the_client(client: genai.Client, server: Any) -> None:
-    server.answer(count_reply(42))
+    server.answer(count(42))
 
     assert client.models.count_tokens(model="m", contents="hi").total_tokens == 42
     path, body = server.received[0]

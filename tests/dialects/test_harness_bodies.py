@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from bridle.proxy.dialects.google.dialect import GoogleDialect
-from bridle.proxy.dialects.messages.dialect import MessagesDialect
-from bridle.proxy.dialects.responses.dialect import ResponsesDialect
+from bridle.proxy.dialects.google.dialect import GOOGLE
+from bridle.proxy.dialects.messages.dialect import MESSAGES
+from bridle.proxy.dialects.responses.dialect import RESPONSES
 from bridle.proxy.wire import minting
 from bridle.proxy.wire.canonical import Request
 
@@ -18,18 +18,16 @@ PATH = {"model": "gemini-2.5-pro", "method": "streamGenerateContent"}
 
 
 def codex() -> Request:
-    return ResponsesDialect().parse((FIXTURES / "codex.json").read_bytes(), {}, {})
+    return RESPONSES.parse((FIXTURES / "codex.json").read_bytes(), {}, {})
 
 
 def claude_code() -> Request:
-    return MessagesDialect().parse(
-        (FIXTURES / "claude_code.json").read_bytes(), {}, {"beta": "true"}
-    )
+    return MESSAGES.parse((FIXTURES / "claude_code.json").read_bytes(), {}, {"beta": "true"})
 
 
 def gemini_cli() -> Request:
     body = (FIXTURES / "gemini_cli.json").read_bytes()
-    return GoogleDialect().parse(body, PATH, {"alt": "sse"})
+    return GOOGLE.parse(body, PATH, {"alt": "sse"})
 
 
 @pytest.mark.parametrize("request_of", [codex, claude_code, gemini_cli])
@@ -67,7 +65,6 @@ def test_codex_keeps_reasoning_and_its_tools() -> None:
         "tool_dropped",
         "role_converted",
     }
-    assert request.context.client_metadata["thread_id"]
 
 
 def test_claude_code_keeps_its_inline_system_message_and_the_order_of_results() -> None:
@@ -93,14 +90,14 @@ def test_gemini_cli_drops_thoughts_but_echoes_signatures() -> None:
     request = gemini_cli()
 
     assert all(message.reasoning is None for message in request.messages)
-    assert request.context.thoughts
+    assert request.wants.reasoning
     assert {note.name for note in request.notes} == {"field_dropped"}
 
 
 def test_codex_code_mode_brings_its_tools_inside_the_conversation() -> None:
     """Two-level names, freeform tools and tools that come as an item: all of them at once."""
     body = (FIXTURES / "codex_code_mode.json").read_bytes()
-    request = ResponsesDialect().parse(body, {}, {})
+    request = RESPONSES.parse(body, {}, {})
     names = [tool["function"]["name"] for tool in request.tools]
     turn, result = request.messages[-2:]
 
@@ -110,4 +107,4 @@ def test_codex_code_mode_brings_its_tools_inside_the_conversation() -> None:
     assert turn.tool_calls[0].arguments == '{"input":"text(\\"hé \\" + (1+1))"}'
     assert result.tool_call_id == turn.tool_calls[0].id
     assert turn.reasoning == "Let me think."
-    assert request.context.tools.name("functions__exec").kind == "custom"
+    assert request.responses.tools["functions__exec"].custom

@@ -12,7 +12,7 @@ from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI
 from pydantic import SecretStr
 
-from bridle.proxy.dialects.responses.dialect import ResponsesDialect
+from bridle.proxy.dialects.responses.dialect import RESPONSES
 from bridle.proxy.wire import minting
 from bridle.proxy.wire.canonical import (
     Finished,
@@ -41,7 +41,7 @@ def test_langchain_echoes_a_turn_that_names_its_call(
     streaming: bool,
     version: Any,
 ) -> None:
-    dialect = ResponsesDialect()
+    dialect = RESPONSES
     body = {"model": "m", "input": "hi", "stream": streaming}
     asked = dialect.parse(orjson.dumps(body), {}, {})
     events = [

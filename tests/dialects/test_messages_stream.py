@@ -11,7 +11,9 @@ import pytest
 from anthropic.types import RawMessageStreamEvent
 from pydantic import TypeAdapter
 
-from bridle.proxy.dialects.messages.dialect import MessagesDialect, count_reply
+from bridle.proxy.dialects.messages.dialect import MESSAGES
+from bridle.proxy.dialects.messages.reply import count
+from bridle.proxy.dialects.messages.request import parse_count
 from bridle.proxy.wire.canonical import (
     ApiError,
     Event,
@@ -24,7 +26,7 @@ from bridle.proxy.wire.canonical import (
     Usage,
 )
 
-DIALECT = MessagesDialect()
+DIALECT = MESSAGES
 HI: list[Any] = [{"role": "user", "content": "hi"}]
 
 
@@ -315,7 +317,7 @@ def test_a_tool_call_in_scattered_pieces_is_the_engines_failure(mint: Any, call_
 
 
 def test_a_count_is_read_by_the_client(client: anthropic.Anthropic, server: Any) -> None:
-    server.answer(count_reply(42))
+    server.answer(count(42))
 
     assert client.messages.count_tokens(model="m", messages=HI).input_tokens == 42
-    assert DIALECT.parse_count(server.received[0][1]).messages[0].content == "hi"
+    assert parse_count(server.received[0][1], {}, {}).messages[0].content == "hi"

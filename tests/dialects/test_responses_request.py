@@ -8,7 +8,7 @@ import orjson
 import pytest
 
 from bridle.proxy.dialects.responses import request as responses_request
-from bridle.proxy.dialects.responses.dialect import ResponsesDialect
+from bridle.proxy.dialects.responses.dialect import RESPONSES
 from bridle.proxy.dialects.responses.request import own_messages, with_history
 from bridle.proxy.wire.canonical import ApiError, Message, Request, ToolCall
 
@@ -25,7 +25,7 @@ AGENTS = {"type": "namespace", "name": "agents", "description": "", "tools": [LO
 
 def parse(input: Any = "hi", **fields: Any) -> Request:
     body = {"model": "m", "input": input, **fields}
-    return ResponsesDialect().parse(orjson.dumps(body), {}, {})
+    return RESPONSES.parse(orjson.dumps(body), {}, {})
 
 
 def notes(request: Request) -> set[tuple[str, str]]:
@@ -265,7 +265,7 @@ def test_an_item_reference_is_an_anchor_to_be_looked_up() -> None:
     request = parse([item("item_reference", id=f"msg_{A[5:]}00"), {"id": "msg_other"}])
 
     assert request.messages == (Message(role="assistant", anchors=(f"msg_{A[5:]}00",)),)
-    assert request.context.references == (f"msg_{A[5:]}00", "msg_other")
+    assert request.responses.references == (f"msg_{A[5:]}00", "msg_other")
 
 
 def test_a_known_item_stands_for_the_reference_to_it() -> None:
@@ -273,10 +273,10 @@ def test_a_known_item_stands_for_the_reference_to_it() -> None:
     whole = item("message", id=identifier, role="assistant", content=[])
     whole["content"].append({"type": "output_text", "text": "hi"})
     body = orjson.dumps({"model": "m", "input": [item("item_reference", id=identifier)]})
-    request = responses_request.parse(body, {identifier: whole})
+    request = responses_request.parse_with(body, {identifier: whole})
 
     assert request.messages == parse([whole]).messages
-    assert request.context.references == ()
+    assert request.responses.references == ()
 
 
 @pytest.mark.parametrize(
@@ -335,8 +335,8 @@ def test_parameters_reach_the_engine() -> None:
         "type": "json_schema",
         "json_schema": {"name": "out", "schema": schema, "strict": True},
     }
-    assert request.context.summarise
-    assert request.context.encrypted
+    assert request.wants.reasoning_summary
+    assert request.wants.encrypted_reasoning
 
 
 def test_effort_none_switches_thinking_off() -> None:
@@ -351,7 +351,7 @@ def test_unknown_fields_are_dropped_with_a_note() -> None:
         ("field_dropped", "moderation"),
         ("field_dropped", "background"),
     }
-    assert not request.context.store
+    assert not request.responses.store
 
 
 @pytest.mark.parametrize(
@@ -418,7 +418,7 @@ def test_history_goes_between_instructions_and_input() -> None:
 def test_a_bad_field_is_named(fields: dict[str, Any], param: str) -> None:
     body = {"model": "m", "input": "hi", **fields}
     with pytest.raises(ApiError) as caught:
-        ResponsesDialect().parse(orjson.dumps(body), {}, {})
+        RESPONSES.parse(orjson.dumps(body), {}, {})
 
     error = caught.value
     assert (error.kind, error.status, error.param) == ("invalid_request", 400, param)
@@ -428,7 +428,7 @@ def test_a_bad_field_is_named(fields: dict[str, Any], param: str) -> None:
 @pytest.mark.parametrize("body", [b"", b"{", b"[]", b"\xff", b'{"a": NaN}', b"[" * 100_000])
 def test_a_body_that_is_no_json_object_is_refused(body: bytes) -> None:
     with pytest.raises(ApiError) as caught:
-        ResponsesDialect().parse(body, {}, {})
+        RESPONSES.parse(body, {}, {})
 
     assert caught.value.status == 400
 
@@ -437,7 +437,7 @@ def test_json_too_deep_to_be_written_is_the_clients_error() -> None:
     deep = b'{"a":' * 400 + b"1" + b"}" * 400
     body = b'{"model":"m","input":"hi","tools":[{"type":"function","name":"f","parameters":%b}]}'
     with pytest.raises(ApiError) as caught:
-        ResponsesDialect().parse(body % deep, {}, {})
+        RESPONSES.parse(body % deep, {}, {})
 
     assert caught.value.param == "tools[0].parameters"
 
@@ -445,7 +445,7 @@ def test_json_too_deep_to_be_written_is_the_clients_error() -> None:
 def test_an_empty_input_with_nothing_before_it_is_refused_by_its_own_name() -> None:
     body = {"model": "m", "input": []}
     with pytest.raises(ApiError) as caught:
-        responses_request.parse(orjson.dumps(body))
+        responses_request.parse_with(orjson.dumps(body), {})
     assert caught.value.param == "input"
-    responses_request.parse(orjson.dumps({**body, "instructions": "go"}))
-    responses_request.parse(orjson.dumps({**body, "previous_response_id": "resp_1"}))
+    responses_request.parse_with(orjson.dumps({**body, "instructions": "go"}), {})
+    responses_request.parse_with(orjson.dumps({**body, "previous_response_id": "resp_1"}), {})

@@ -12,7 +12,8 @@ from openai.types.responses import ResponseStreamEvent
 from pydantic import BaseModel, TypeAdapter
 
 from bridle.proxy.dialects.responses.custom import InputText, input_text
-from bridle.proxy.dialects.responses.dialect import ResponsesDialect, deleted
+from bridle.proxy.dialects.responses.dialect import RESPONSES
+from bridle.proxy.dialects.responses.reply import deleted
 from bridle.proxy.wire.canonical import (
     ApiError,
     Event,
@@ -26,7 +27,7 @@ from bridle.proxy.wire.canonical import (
     Usage,
 )
 
-DIALECT = ResponsesDialect()
+DIALECT = RESPONSES
 TOOLS: list[dict[str, Any]] = [
     {"type": "function", "name": "look", "parameters": {"type": "object"}},
     {"type": "custom", "name": "run"},

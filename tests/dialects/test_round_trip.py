@@ -9,13 +9,12 @@ import orjson
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bridle.proxy.dialects.google.dialect import GoogleDialect
-from bridle.proxy.dialects.messages.dialect import MessagesDialect
-from bridle.proxy.dialects.responses.dialect import ResponsesDialect
+from bridle.proxy.dialects.google.dialect import GOOGLE
+from bridle.proxy.dialects.messages.dialect import MESSAGES
+from bridle.proxy.dialects.responses.dialect import RESPONSES
 from bridle.proxy.wire import minting
 from bridle.proxy.wire.canonical import Message, Reply, Request
 
-RESPONSES, MESSAGES, GOOGLE = ResponsesDialect(), MessagesDialect(), GoogleDialect()
 RUN = {"type": "custom", "name": "run"}
 LOOK = {"type": "function", "name": "look", "parameters": {"type": "object"}}
 HI = [{"role": "user", "content": "hi"}]

@@ -14,11 +14,26 @@ import numpy as np
 import pytest
 
 from bridle.engine.contract.tokenizer import Tokenizer
+from bridle.proxy.continuation.breaks import explain
 from bridle.proxy.continuation.continuation import Continuer
-from bridle.proxy.continuation.prompt import Prompt
-from bridle.proxy.lineage.lineage import Conversations, Link, Sampled, Turn
+from bridle.proxy.continuation.prompt import CallPrompt
+from bridle.proxy.lineage.turn import Link, Turn
+from bridle.proxy.sessions.loading import load_calls
+from bridle.proxy.sessions.session import Session
 from bridle.proxy.wire.canonical import Message, Minted, Request, ToolCall
-from bridle.store.records import CallStatus, TokenIds, new_id
+from bridle.store.records import (
+    BreakReason,
+    CallStatus,
+    Choice,
+    Conversation,
+    LineageState,
+    RequestDigests,
+    SessionRecord,
+    Span,
+    SpanKind,
+    TokenIds,
+    new_id,
+)
 from bridle.trainer.policy.tiny import SPECIAL_TOKENS, train_tokenizer
 
 TEMPLATES = Path(__file__).parent / "templates"
@@ -97,15 +112,92 @@ def tokenizer(request: pytest.FixtureRequest, tokenizers: dict[str, Tokenizer]) 
     return tokenizers[request.param]
 
 
-class Session:
-    """A session as the proxy keeps it: requests are placed, replies are minted and remembered."""
+def new_session() -> Session:
+    """A session as the proxy keeps it."""
+    return Session(SessionRecord(id=new_id("ses"), created_at=0.0))
+
+
+def ended(
+    session: Session,
+    call_id: str,
+    link: Link,
+    replies: Sequence[tuple[Message, TokenIds]] = (),
+    *,
+    status: CallStatus = CallStatus.COMPLETE,
+    prompt_token_ids: Sequence[int] | TokenIds | None = None,
+) -> Turn:
+    """A call of the session that is over and remembered, as the proxy does it."""
+    messages = [message for message, _ in replies]
+    if prompt_token_ids is None:
+        turn = session.turn(call_id, link, status, messages)
+    else:
+        prompt = np.asarray(prompt_token_ids, dtype=np.uint32)
+        choices = [
+            Choice(np.asarray(ids, dtype=np.uint32), np.zeros(len(ids), np.float32), (), None)
+            for _, ids in replies
+        ]
+        growth, _ = session.grow(call_id, link, choices, prompt)
+        turn = session.turn(call_id, link, status, messages, growth, len(prompt))
+    session.add(turn)
+    return turn
+
+
+def recorded_state(turn: Turn) -> LineageState:
+    """What the store has of the turn."""
+    digests = msgspec.msgpack.encode(turn.seen)
+    return LineageState(
+        digests=msgspec.msgpack.decode(digests, type=RequestDigests),
+        base_call_id=None if turn.base is None else turn.base.call_id,
+        base_choice=turn.base_choice,
+        differs=turn.differs,
+        confidence=turn.confidence,
+        retry_of=turn.retry_of,
+    )
+
+
+def restarted(session: Session, turns: Sequence[Turn]) -> Session:
+    """The session as a restarted proxy reads it from the store, which has these calls."""
+    spans = [
+        Span(
+            node.id,
+            session.id,
+            node.id.rpartition(".")[0],
+            node.parent.id,
+            node.start,
+            SpanKind.OBSERVED if node.id.endswith("o") else SpanKind.SAMPLED,
+            node.token_ids,
+        )
+        for node in session.tree.nodes.values()
+        if node.id is not None and node.parent is not None
+    ]
+    rows = [
+        SimpleNamespace(
+            id=turn.call_id,
+            session_id=session.id,
+            parent_call_id=turn.parent_call_id,
+            status=turn.status,
+            notes=(),
+            replies=tuple(choice.message for choice in turn.choices),
+            conversation=Conversation((), lineage=recorded_state(turn)),
+            prompt_tokens=None if turn.prompt is None else turn.prompt.position,
+            prompt_span_id=None if turn.prompt is None else turn.prompt.node.id,
+        )
+        for turn in turns
+    ]
+    again = new_session()
+    load_calls(again, rows, spans)  # type: ignore[arg-type]
+    return again
+
+
+class Talk:
+    """A session to talk in: requests are placed, replies are minted and remembered."""
 
     def __init__(self) -> None:
-        self.conversations = Conversations()
+        self.held = new_session()
 
     def ask(self, *messages: Message, agent: str | None = None, **fields: Any) -> Link:
         """Where a request with these messages belongs."""
-        return self.conversations.find(request(*messages, **fields), agent=agent)
+        return self.held.find(request(*messages, **fields), agent)
 
     def answer(
         self,
@@ -118,15 +210,15 @@ class Session:
     ) -> Turn:
         """The reply to ``link``'s request, with minted tool-call ids, remembered."""
         call_id = new_id("call")
-        turn = Turn.of(
+        message = reply(call_id, text, *calls, reasoning=reasoning)
+        return ended(
+            self.held,
             call_id,
             link,
+            [(message, _ids(call_id))],
             status=status,
-            choices=[Sampled(reply(call_id, text, *calls, reasoning=reasoning), _ids(call_id))],
             prompt_token_ids=prompt_token_ids,
         )
-        self.conversations.add(turn)
-        return turn
 
     @staticmethod
     def said(turn: Turn, **changes: Any) -> Message:
@@ -144,9 +236,7 @@ class Session:
 
     def fail(self, link: Link, status: CallStatus = CallStatus.FAILED) -> Turn:
         """A call that got no reply."""
-        turn = Turn.of(new_id("call"), link, status=status)
-        self.conversations.add(turn)
-        return turn
+        return ended(self.held, new_id("call"), link, status=status)
 
 
 def request(*messages: Message, **fields: Any) -> Request:
@@ -175,14 +265,21 @@ def _ids(call_id: str) -> TokenIds:
 
 
 @pytest.fixture
-def session() -> Session:
-    return Session()
+def session() -> Talk:
+    return Talk()
 
 
 @pytest.fixture(scope="session")
 def talk() -> SimpleNamespace:
     """The builders above, for tests that need them by name."""
-    return SimpleNamespace(request=request, reply=reply, Session=Session)
+    return SimpleNamespace(
+        request=request,
+        reply=reply,
+        ended=ended,
+        new_session=new_session,
+        restarted=restarted,
+        Talk=Talk,
+    )
 
 
 class Policy:
@@ -193,7 +290,7 @@ class Policy:
         self.tokenizer = tokenizer
         self.tools = tuple(tools)
         self.continuer = Continuer(tokenizer)
-        self.conversations = Conversations()
+        self.held = new_session()
         self.messages: list[Message] = []
         """The conversation as a harness that echoes verbatim would send it."""
 
@@ -202,14 +299,14 @@ class Policy:
         chats = [message.to_chat() for message in messages or self.messages]
         return self.tokenizer.render(chats, list(self.tools) or None, **arguments)
 
-    def ask(self, *new: Message, **fields: Any) -> tuple[Link, Request, Prompt]:
+    def ask(self, *new: Message, **fields: Any) -> tuple[Link, Request, CallPrompt]:
         """The link and the prompt of the conversation after ``new`` messages."""
         self.messages += new
         asked = request(*self.messages, tools=self.tools, **fields)
-        link = self.conversations.find(asked)
+        link = self.held.find(asked)
         return link, asked, self.continuer.prompt(link, asked)
 
-    def prompt_ids(self, prompt: Prompt) -> list[int]:
+    def prompt_ids(self, prompt: CallPrompt) -> list[int]:
         if prompt.token_ids is not None:
             return [int(token_id) for token_id in prompt.token_ids]
         return self.tokenizer.encode(self.rendered())
@@ -243,16 +340,29 @@ class Policy:
         message = reply(call_id, text, *calls, reasoning=reasoning)
         if sampled is None:
             sampled = self.tokenizer.encode(self.words(message))
-        turn = Turn.of(
+        turn = ended(
+            self.held,
             call_id,
             link,
+            [(message, np.asarray(sampled, dtype=np.uint32))],
             status=status,
-            choices=[Sampled(message, np.asarray(sampled, dtype=np.uint32))],
             prompt_token_ids=self.prompt_ids(prompt),
         )
-        self.conversations.add(turn)
         self.messages.append(message)
         return turn
+
+    def breaks(
+        self, tokenizer: Tokenizer | None, link: Link, asked: Request, used: Sequence[int]
+    ) -> tuple[BreakReason, ...]:
+        """Why the ids that the engine ``used`` do not continue the parent's, if they do not."""
+        ids = np.asarray(used, dtype=np.uint32)
+        call_id = new_id("call")
+        growth, _ = self.held.grow(call_id, link, [], ids)
+        reason, _ = CallPrompt(None).verdict(link, growth)
+        self.held.tree.drop(call_id)
+        if reason is not BreakReason.UNEXPLAINED:
+            return () if reason is None else (reason,)
+        return explain(tokenizer, link, asked, ids, growth.shared)
 
     def results(self, *texts: str) -> list[Message]:
         """Results of the calls of the latest reply."""

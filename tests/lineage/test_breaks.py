@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import msgspec
+import numpy as np
 import pytest
 
-from bridle.proxy.continuation.prompt import Prompt
-from bridle.proxy.recording.recorder import CallContext
+from bridle.proxy.continuation.prompt import CallPrompt
 from bridle.proxy.wire.canonical import Message, ToolCall
-from bridle.store.records import BreakReason, Note
+from bridle.store.records import BreakReason
 
 SYSTEM, USER = Message("system", "You are careful."), Message("user", "What is a café?")
 NEXT = Message("user", "Go on.")
@@ -37,7 +37,7 @@ def verdict(session, *new: Message, rendered: str | None = None) -> BreakReason 
 def reasons(session, *new: Message, rendered: str | None = None) -> tuple[BreakReason, ...]:
     link, request, _ = session.ask(*new)
     text = rendered if rendered is not None else session.rendered()
-    return session.continuer.explain(link, request, session.tokenizer.encode(text))
+    return session.breaks(session.tokenizer, link, request, session.tokenizer.encode(text))
 
 
 def echo(session, **changes) -> None:
@@ -219,18 +219,6 @@ def test_all_that_one_reply_lost_is_named_after_the_first_difference(
     assert reasons(session, *session.results("1")) == named
 
 
-def test_the_first_reason_is_the_calls_own_and_the_others_are_notes(policy, tokenizers) -> None:
-    session = thought_and_called(policy, tokenizers["chatml_kept"])
-    echo(session, reasoning=None)
-    link, request, _ = session.ask(*session.results("1"))
-    way = CallContext(link, Prompt(None), session.continuer)
-    rendered = session.tokenizer.encode(session.rendered())
-    assert way.judged(request, rendered) == (
-        BreakReason.REASONING_DROPPED,
-        (Note("also_broke_on", "arguments_reserialised"),),
-    )
-
-
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
@@ -251,8 +239,10 @@ def test_a_tail_that_is_not_local_is_named_only_when_the_rendering_breaks(
     session = begun(
         policy, tokenizers["chatml_kept"], "A house.<|im_end|>", Message("assistant", "A house.")
     )
-    link, request, _ = session.ask(NEXT)
-    way = CallContext(link, Prompt(None, BreakReason.TAIL_NOT_LOCAL), session.continuer)
-    kept = session.tokenizer.encode(session.rendered())
-    assert way.judged(request, kept) == (None, ())
-    assert way.judged(request, kept[1:]) == (BreakReason.TAIL_NOT_LOCAL, ())
+    link, _, _ = session.ask(NEXT)
+    prompt = CallPrompt(None, BreakReason.TAIL_NOT_LOCAL)
+    kept = np.asarray(session.tokenizer.encode(session.rendered()), dtype=np.uint32)
+    same, _ = session.held.grow("call_a", link, [], kept)
+    assert prompt.verdict(link, same) == (None, ())
+    other, _ = session.held.grow("call_b", link, [], kept[1:])
+    assert prompt.verdict(link, other) == (BreakReason.TAIL_NOT_LOCAL, ())

@@ -13,9 +13,8 @@ import pytest
 from bridle.engine.contract.tokenizer import Tokenizer
 from bridle.proxy.continuation.continuation import Continuer
 from bridle.proxy.engines.request import engine_request
-from bridle.proxy.lineage.lineage import Sampled, Turn
 from bridle.proxy.wire.canonical import Message
-from bridle.store.records import BreakReason, CallStatus
+from bridle.store.records import BreakReason, CallStatus, new_id
 
 SYSTEM = Message("system", "You are careful.")
 TOOLS = (
@@ -161,7 +160,7 @@ def test_nothing_sampled_is_tokenised_again(policy, tokenizer) -> None:
     assert tokenizer.decode(odd) == words
     turn = session.reply("A house of coffee.", sampled=odd)
     _, _, prompt = session.ask(Message("user", "Go on."))
-    path = turn.prompt_token_ids.tolist() + odd
+    path = turn.path_ids().tolist()
     assert tokenizer.encode(tokenizer.decode(path)) != path
     assert prompt.token_ids[: len(path)].tolist() == path
 
@@ -219,7 +218,7 @@ def test_a_reasoning_effort_reads_in_the_tail_as_the_engine_renders_it(
     )
     text = tokenizers["qwen3"].decode(prompt.token_ids.tolist())
     assert text.endswith("<think>\n\n</think>\n\n") is not bool(asked)
-    body = engine_request(request, request.sampling, model="m", stream=False).body
+    body = engine_request(request, request.sampling, stream=False).body("m")
     assert orjson.loads(body)["chat_template_kwargs"] == request.template_arguments
 
 
@@ -326,18 +325,13 @@ def test_a_first_request_is_rendered_by_the_engine_and_is_no_break(policy, token
 
 @pytest.mark.parametrize("missing", ["prompt", "reply"])
 def test_a_parent_without_ids_is_a_named_break(tokenizers, talk, missing: str) -> None:
-    session = talk.Session()
+    session, said = talk.Talk(), Message("assistant", "Ho.")
+    sampled = [] if missing == "reply" else [5]
+    given = None if missing == "prompt" else [1]
     link = session.ask(Message("user", "Hi."))
-    first = session.answer(link, "Ho.", prompt_token_ids=None if missing == "prompt" else [1])
-    if missing == "reply":
-        bare = msgspec.structs.replace(first.choices[0].message)
-        choices = [Sampled(bare, np.empty(0, np.uint32))]
-        first = Turn.of(
-            first.call_id, link, status=first.status, choices=choices, prompt_token_ids=[1]
-        )
-        session.conversations.add(first)
-    request = talk.request(Message("user", "Hi."), first.choices[0].message, Message("user", "?"))
-    link = session.conversations.find(request)
+    talk.ended(session.held, new_id("call"), link, [(said, sampled)], prompt_token_ids=given)
+    request = talk.request(Message("user", "Hi."), said, Message("user", "?"))
+    link = session.held.find(request)
     prompt = Continuer(tokenizers["qwen3"]).prompt(link, request)
     assert (prompt.token_ids, prompt.break_reason) == (None, BreakReason.PARENT_WITHOUT_IDS)
 
@@ -397,7 +391,7 @@ UNFINDABLE = {
     "a reply is not rendered": (
         "{%- for m in messages if m.role != 'assistant' %}<|im_start|>{{ m.content }}<|im_end|>"
         "{% endfor %}",
-        "does not render what an assistant says",
+        "does not render an assistant's text",
     ),
     "a reply closes in words, differently at the end": (
         "{%- for m in messages %}{{ m.role }}: {{ m.content }}"
@@ -514,6 +508,6 @@ def test_a_template_that_refuses_long_call_ids_is_reported(tokenizers, tmp_path)
 
 def test_given_ids_are_sent_as_they_are(tokenizers, talk) -> None:
     request = msgspec.structs.replace(talk.request(), dialect="completions", prompt=(5, 6))
-    link = talk.Session().conversations.find(request)
+    link = talk.Talk().held.find(request)
     prompt = Continuer(tokenizers["qwen3"]).prompt(link, request)
     assert np.array_equal(prompt.token_ids, [5, 6])

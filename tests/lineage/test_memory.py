@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import gc
 import tracemalloc
+from types import SimpleNamespace
 
 import numpy as np
 
-from bridle.proxy.lineage.lineage import Conversations, Sampled, Turn
+from bridle.proxy.sessions.session import Session
 from bridle.proxy.wire.canonical import Message, Minted, Request, ToolCall
-from bridle.store.records import CallStatus, new_id
+from bridle.store.records import new_id
 
 TURNS, OBSERVED, SAMPLED = 200, 600, 60
 BYTES_PER_TURN = 4500
@@ -18,14 +19,14 @@ BYTES_PER_TURN = 4500
 indexes."""
 
 
-def played() -> Conversations:
+def played(talk: SimpleNamespace) -> Session:
     """A session of one agent that reads a file in every turn."""
-    conversations = Conversations()
+    session = talk.new_session()
     messages = [Message("system", "You are careful."), Message("user", "Read all files.")]
     prompt = np.arange(OBSERVED, dtype=np.uint32)
     for number in range(TURNS):
         request = Request(dialect="chat", model="m", messages=tuple(messages))
-        link, call_id = conversations.find(request), new_id("call")
+        link, call_id = session.find(request), new_id("call")
         minted = Minted(call_id, 0, call_id, "m").tool_call_id(0)
         reply = Message(
             "assistant",
@@ -34,30 +35,30 @@ def played() -> Conversations:
             tool_calls=(ToolCall(minted, "read", f'{{"path":"lib.py","offset":{number}}}'),),
         )
         ids = np.full(SAMPLED, number, dtype=np.uint32)
-        sampled = [Sampled(reply, ids)]
-        turn = Turn.of(
-            call_id, link, status=CallStatus.COMPLETE, choices=sampled, prompt_token_ids=prompt
-        )
-        conversations.add(turn)
+        talk.ended(session, call_id, link, [(reply, ids)], prompt_token_ids=prompt)
         result = Message("tool", f"{number} " + "x" * 4 * OBSERVED, tool_call_id=minted)
         messages += [reply, result]
         prompt = np.concatenate([prompt, ids, np.full(OBSERVED, 7, dtype=np.uint32)])
-    return conversations
+    return session
 
 
-def test_an_idle_session_costs_its_ids_and_a_bounded_amount_for_each_turn() -> None:
-    played()  # what is made once stays out of the account
+def test_an_idle_session_costs_its_ids_and_a_bounded_amount_for_each_turn(
+    talk: SimpleNamespace,
+) -> None:
+    played(talk)  # what is made once stays out of the account
     gc.collect()
     tracemalloc.start()
     before, _ = tracemalloc.get_traced_memory()
-    conversations = played()
+    session = played(talk)
     gc.collect()
     after, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
 
     tokens = TURNS * OBSERVED + TURNS * SAMPLED
-    assert conversations.held_tokens == tokens
+    assert session.tree.tokens == tokens
     beside = (after - before - 4 * tokens) / TURNS
     print(f"{beside:.0f} bytes for each turn beside its {4 * tokens // TURNS} bytes of ids")
+    session.measure()
+    print(f"{session.size} bytes by its own measure, {after - before} measured")
     assert beside < BYTES_PER_TURN
     assert after - before < 6 * 4 * tokens

@@ -5,9 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from bridle.proxy.lineage.lineage import Sampled, Turn
 from bridle.proxy.wire.canonical import Message, Minted, ToolCall
-from bridle.store.records import CallStatus, new_id
+from bridle.store.records import new_id
 
 SYSTEM = Message("system", "You are careful.")
 USER = Message("user", "How many cafés are there?")
@@ -146,16 +145,13 @@ def test_a_previous_response_id_decides_between_equal_replies(session) -> None:
         assert found.parent is turn
 
 
-def test_each_of_several_choices_can_be_continued(session) -> None:
+def test_each_of_several_choices_can_be_continued(session, talk) -> None:
     link = session.ask(USER)
     choices = [
-        Sampled(Message("assistant", word), np.array([n], np.uint32), "stop")
+        (Message("assistant", word), np.array([n], np.uint32))
         for n, word in enumerate(("One.", "Two."))
     ]
-    turn = Turn.of(
-        new_id("call"), link, status=CallStatus.COMPLETE, choices=choices, prompt_token_ids=[7]
-    )
-    session.conversations.add(turn)
+    turn = talk.ended(session.held, new_id("call"), link, choices, prompt_token_ids=[7])
     found = session.ask(USER, Message("assistant", "Two."), NEXT)
     assert (found.parent, found.choice) == (turn, 1)
     assert turn.path_ids(1).tolist() == [7, 1]

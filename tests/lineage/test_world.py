@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -18,7 +19,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from bridle.proxy.lineage.lineage import Conversations, Link, Sampled, Turn
+from bridle.proxy.lineage.turn import Link, Turn
+from bridle.proxy.sessions.session import Session
 from bridle.proxy.wire.canonical import Message, Minted, Request, ToolCall
 from bridle.store.reading.summaries import SUMMARY_LENGTH
 from bridle.store.records import BreakReason, CallStatus, Choice, VersionRun, new_id
@@ -73,7 +75,8 @@ class Pending:
 
 @dataclass
 class World:
-    conversations: Conversations = field(default_factory=Conversations)
+    talk: SimpleNamespace
+    held: Session
     agents: list[Agent] = field(default_factory=list)
     pending: list[Pending] = field(default_factory=list)
     turns: list[Turn] = field(default_factory=list)
@@ -116,7 +119,7 @@ class World:
             ),
             tools=agent.tools,
         )
-        link = self.conversations.find(request, agent=agent.name)
+        link = self.held.find(request, agent.name)
         found = () if link.parent is None else (link.parent.call_id,)
         assert set(found) <= set(agent.parents), (found, agent.parents, link)
         assert bool(found) == bool(agent.parents)
@@ -178,22 +181,19 @@ class World:
             ),
         )
         sampled = [rng.randrange(1000) for _ in range(rng.randrange(1, 6))]
-        turn = Turn.of(
-            call_id,
-            asked.link,
-            status=status,
-            choices=[Sampled(message, np.array(sampled, np.uint32))],
-            prompt_token_ids=asked.prompt,
-        )
-        self.record(turn)
+        replies = [(message, np.array(sampled, np.uint32))]
+        turn = self.record(call_id, asked.link, replies, status, asked.prompt)
         self.prompts[call_id] = asked.prompt
         self.paths[call_id] = asked.prompt + sampled
         self.replies[call_id] = msgspec.structs.replace(message, anchors=(minted.signature(0),))
         return turn
 
-    def record(self, turn: Turn) -> None:
+    def record(self, call_id, link, replies=(), status=CallStatus.COMPLETE, prompt=None) -> Turn:
+        turn = self.talk.ended(
+            self.held, call_id, link, replies, status=status, prompt_token_ids=prompt
+        )
         self.turns.append(turn)
-        self.conversations.add(turn)
+        return turn
 
     def used(self, agent: Agent, turn: Turn, rng: Random, *, part: bool = False) -> None:
         """The agent takes the reply (or a part of it) into its history and goes on from it."""
@@ -214,24 +214,8 @@ class World:
 
     def restart(self) -> None:
         """Another proxy takes over with what the store holds."""
-        again = Conversations()
-        by_id = {}
-        for turn in self.turns:
-            state = msgspec.json.decode(msgspec.json.encode(turn.to_state()))
-            again.add(
-                Turn.from_state(
-                    state,
-                    call_id=turn.call_id,
-                    parent_call_id=turn.parent_call_id,
-                    status=turn.status,
-                    base=by_id.get(state["base"]),
-                    choices=turn.choices,
-                    prompt_token_ids=turn.prompt_token_ids,
-                )
-            )
-            by_id[turn.call_id] = again.get(turn.call_id)
-        self.turns = list(by_id.values())
-        self.conversations = again
+        self.held = self.talk.restarted(self.held, self.turns)
+        self.turns = [self.held.turns.turns[turn.call_id] for turn in self.turns]
 
 
 # — one operation —
@@ -262,8 +246,7 @@ def end(world: World, asked: Pending, operation: str, rng: Random) -> None:
     agent.waiting = False
     if operation == "fail":
         status = rng.choice([CallStatus.FAILED, CallStatus.INTERRUPTED])
-        turn = Turn.of(new_id("call"), asked.link, status=status)
-        world.record(turn)
+        turn = world.record(new_id("call"), asked.link, status=status)
         agent.stuck, agent.retry = True, (turn.call_id, status)
         return
     status = CallStatus.PARTIAL if operation == "cut" else CallStatus.COMPLETE
@@ -366,8 +349,8 @@ def said(reply: Message) -> int:
     return len((reply.content or "").strip()) + sum(len(c.arguments) for c in reply.tool_calls)
 
 
-def live(events: Sequence[tuple[str, int, int]]) -> None:
-    world = World()
+def live(talk: SimpleNamespace, events: Sequence[tuple[str, int, int]]) -> None:
+    world = World(talk, talk.new_session())
     for operation, number, salt in events:
         happen(world, operation, number, salt)
     for turn in world.turns:
@@ -382,12 +365,12 @@ def branches_are_what_the_engine_knew(world: World) -> None:
     tree, spans = TokenTree("session"), []
     for turn in world.turns:
         if turn.call_id in world.paths:
-            sampled = turn.choices[0].token_ids
+            sampled = turn.tip().token_ids
             choice = Choice(
                 sampled, np.zeros(len(sampled), np.float32), (VersionRun(0, 1),), "stop"
             )
             prompt = np.array(world.prompts[turn.call_id], np.uint32)
-            spans += tree.grow(turn.call_id, prompt, [choice], turn.parent_call_id).spans
+            spans += tree.grow(turn.call_id, prompt, [choice]).spans
     again = TokenTree("session", spans)
     for call_id, path in world.paths.items():
         assert again.path(f"{call_id}.s0", len(path)).tolist() == path
@@ -403,13 +386,13 @@ EVENTS = st.tuples(st.sampled_from(OPERATIONS), st.integers(0, 3), st.integers(0
 
 @settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.lists(EVENTS, min_size=10, max_size=80))
-def test_every_request_finds_its_true_parent(events) -> None:
-    live(events)
+def test_every_request_finds_its_true_parent(talk, events) -> None:
+    live(talk, events)
 
 
 @pytest.mark.long
 @pytest.mark.timeout(3600)
 @settings(max_examples=2000, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.lists(EVENTS, min_size=10, max_size=300))
-def test_every_request_finds_its_true_parent_at_length(events) -> None:
-    live(events)
+def test_every_request_finds_its_true_parent_at_length(talk, events) -> None:
+    live(talk, events)

@@ -13,13 +13,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from bridle.engine.scripted import Reply, ScriptedCall
-from bridle.proxy.dialects.chat.completions import CompletionsDialect
-from bridle.proxy.dialects.chat.dialect import ChatDialect
+from bridle.proxy.dialects.chat.completions import COMPLETIONS
+from bridle.proxy.dialects.chat.dialect import CHAT
 from bridle.proxy.engines.request import constraint, engine_request
 from bridle.proxy.wire.canonical import ApiError
 from bridle.store.records import Note
 
-CHAT = "/v1/chat/completions"
+PATH = "/v1/chat/completions"
 MESSAGES = [{"role": "user", "content": "hi"}]
 PART = "messages[0].content[0]"
 TEXT = f"{PART}.text"
@@ -27,9 +27,7 @@ DEEP: Any = reduce(lambda inner, _: {"cache_control": inner}, range(900), 1)
 
 
 def parse(**fields: Any) -> Any:
-    return ChatDialect().parse(
-        json.dumps({"model": "m", "messages": MESSAGES} | fields).encode(), {}, {}
-    )
+    return CHAT.parse(json.dumps({"model": "m", "messages": MESSAGES} | fields).encode(), {}, {})
 
 
 @pytest.mark.parametrize(
@@ -77,19 +75,19 @@ def test_what_is_let_in_can_be_sent_on_however_deep_it_is(levels: int) -> None:
         with suppress(ApiError):  # it is too deep
             request = parse(**fields)
         if request is not None:
-            assert engine_request(request, request.sampling, model="m", stream=False).body
+            assert engine_request(request, request.sampling, stream=False).body("m")
 
 
 def test_a_forwarded_number_too_long_to_be_read_is_a_400_that_names_it() -> None:
     body = json.dumps({"model": "m", "messages": MESSAGES, "min_tokens": 1}).encode()
     with pytest.raises(ApiError) as caught:
-        ChatDialect().parse(body.replace(b"1}", b"1" * 5000 + b"}"), {}, {})
+        CHAT.parse(body.replace(b"1}", b"1" * 5000 + b"}"), {}, {})
     assert (caught.value.status, caught.value.param) == (400, "min_tokens")
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b"[]", b"null", b"\xff", b'"x"', b"[" * 100_000])
 def test_what_is_not_a_json_object_is_a_400(bench: Any, body: bytes) -> None:
-    response = httpx.post(bench.url + CHAT, content=body)
+    response = httpx.post(bench.url + PATH, content=body)
     assert response.status_code == 400
     assert response.json()["error"]["type"] == "invalid_request_error"
 
@@ -172,7 +170,7 @@ def test_arguments_and_reasoning_are_read_in_either_form() -> None:
 
 @pytest.mark.parametrize("stream", [True, False])
 def test_ids_and_logprobs_are_not_shown_unasked(bench: Any, ask: Any, stream: bool) -> None:
-    text = httpx.post(bench.url + CHAT, json=ask | {"stream": stream}).text
+    text = httpx.post(bench.url + PATH, json=ask | {"stream": stream}).text
     assert "token_ids" not in text
     assert '"logprob"' not in text
 
@@ -182,7 +180,7 @@ def test_ids_and_logprobs_are_shown_to_those_who_ask(
     bench: Any, ask: Any, events: Any, stream: bool
 ) -> None:
     wants = {"logprobs": True, "top_logprobs": 2, "return_token_ids": True, "stream": stream}
-    response = httpx.post(bench.url + CHAT, json=ask | wants)
+    response = httpx.post(bench.url + PATH, json=ask | wants)
     bodies = events(response.content)[:-1] if stream else [response.json()]
     ids, entries, prompts = [], [], []
     for body in bodies:
@@ -203,8 +201,8 @@ def test_reasoning_is_told_under_both_names_and_hidden_on_request(
 ) -> None:
     stage.play = lambda _: Reply("The answer is four.", reasoning="one two")
     body = ask | {"stream": stream}
-    shown = httpx.post(bench.url + CHAT, json=body)
-    hidden = httpx.post(bench.url + CHAT, json=body | {"include_reasoning": False})
+    shown = httpx.post(bench.url + PATH, json=body)
+    hidden = httpx.post(bench.url + PATH, json=body | {"include_reasoning": False})
     told = (
         [event["choices"][0]["delta"] for event in events(shown.content)[:-1]]
         if stream
@@ -213,7 +211,7 @@ def test_reasoning_is_told_under_both_names_and_hidden_on_request(
     for name in ("reasoning", "reasoning_content"):
         assert "".join(part.get(name) or "" for part in told).strip() == "one two"
     assert "reasoning_content" not in hidden.text
-    assert all(call.message["reasoning"].strip() == "one two" for call in bench.calls())
+    assert all(call.replies[0].reasoning.strip() == "one two" for call in bench.calls())
 
 
 @pytest.mark.parametrize("stream", [True, False])
@@ -223,7 +221,7 @@ def test_tool_call_ids_are_ours_and_lead_back_to_the_call(
     calls = (ScriptedCall("add", {"a": 1}), ScriptedCall("add", {"a": 2}))
     stage.play = lambda _: Reply(tool_calls=calls)
     tools = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}]
-    response = httpx.post(bench.url + CHAT, json=ask | {"stream": stream, "tools": tools})
+    response = httpx.post(bench.url + PATH, json=ask | {"stream": stream, "tools": tools})
     row = bench.call()
     told = (
         [
@@ -238,9 +236,9 @@ def test_tool_call_ids_are_ours_and_lead_back_to_the_call(
     )
     stem = row.id.removeprefix("call_")
     assert [call["id"] for call in told] == [f"call_{stem}00", f"call_{stem}01"]
-    recorded = row.message["tool_calls"]
-    assert [call["id"] for call in recorded] == [call["id"] for call in told]
-    assert [json.loads(call["function"]["arguments"]) for call in recorded] == [{"a": 1}, {"a": 2}]
+    recorded = row.replies[0].tool_calls
+    assert [call.id for call in recorded] == [call["id"] for call in told]
+    assert [json.loads(call.arguments) for call in recorded] == [{"a": 1}, {"a": 2}]
 
 
 def test_completions_take_text_and_ids(bench: Any, events: Any) -> None:
@@ -272,7 +270,7 @@ def test_streamed_logprobs_of_completions_add_up_to_those_of_the_whole(
 def test_completions_refuse_what_is_not_one_prompt(prompt: Any) -> None:
     body = json.dumps({"model": "m", "prompt": prompt}).encode()
     with pytest.raises(ApiError) as caught:
-        CompletionsDialect().parse(body, {}, {})
+        COMPLETIONS.parse(body, {}, {})
     assert caught.value.param == "prompt"
 
 
@@ -303,13 +301,13 @@ FIELDS = st.sampled_from(
 
 @settings(max_examples=300, suppress_health_check=[HealthCheck.too_slow])
 @given(changes=st.dictionaries(FIELDS, JSON, max_size=4))
-@pytest.mark.parametrize("dialect", [ChatDialect(), CompletionsDialect()])
+@pytest.mark.parametrize("dialect", [CHAT, COMPLETIONS])
 def test_no_json_object_is_worse_than_a_400(dialect: Any, changes: dict[str, Any]) -> None:
     body = json.dumps({"model": "m", "messages": MESSAGES, "prompt": "x"} | changes).encode()
     statuses = []
     try:
         request = dialect.parse(body, {}, {})
-        engine_request(request, request.sampling, model="m", stream=False)
+        engine_request(request, request.sampling, stream=False).body("m")
     except ApiError as error:
         statuses.append(error.status)
     assert statuses in ([], [400])
@@ -334,9 +332,7 @@ NAMED = {"type": "function", "function": {"name": "f"}}
 )
 def test_a_reply_that_a_grammar_shapes_is_noted(fields: dict[str, Any], shaped_by: str) -> None:
     body = json.dumps({"model": "m", "messages": MESSAGES} | fields).encode()
-    assert constraint(ChatDialect().parse(body, {}, {})) == (
-        Note("constrained_by_grammar", shaped_by),
-    )
+    assert constraint(CHAT.parse(body, {}, {})) == (Note("constrained_by_grammar", shaped_by),)
 
 
 @pytest.mark.parametrize(
@@ -350,4 +346,4 @@ def test_a_reply_that_a_grammar_shapes_is_noted(fields: dict[str, Any], shaped_b
 )
 def test_a_reply_that_no_grammar_shapes_is_not_noted(fields: dict[str, Any]) -> None:
     body = json.dumps({"model": "m", "messages": MESSAGES} | fields).encode()
-    assert constraint(ChatDialect().parse(body, {}, {})) == ()
+    assert constraint(CHAT.parse(body, {}, {})) == ()

@@ -52,7 +52,7 @@ def test_a_stream_is_answered_and_recorded_with_the_engines_ids(bench: Any, stag
     call = bench.call()
     assert call.status is CallStatus.COMPLETE, call.reason
     assert call.sampled_tokens == chunks[-1].usage.completion_tokens
-    assert call.message["content"] == "The answer is four."
+    assert call.replies[0].content == "The answer is four."
 
 
 def test_new_text_in_parts_is_rendered_as_the_template_shows_parts(

@@ -64,7 +64,7 @@ def check_two_turns(bench: Any, stage: Any) -> None:
     ]
     assert list(stage.requests[1].prompt_ids)[: len(path)] == path
     assert first.session_id == second.session_id
-    assert [call["function"]["name"] for call in first.message["tool_calls"]] == ["add", "add"]
+    assert [call.name for call in first.replies[0].tool_calls] == ["add", "add"]
 
 
 @pytest.mark.parametrize("stream", [True, False])

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bridle.proxy.engines.reply import EngineReply
+from bridle.proxy.engines.reply import ReplyDecoder
 from bridle.proxy.wire.canonical import ApiError, Minted, Started
-from bridle.proxy.wire.cut_ids import PLACEHOLDER, WORTH_CUTTING, PromptIds, cut_prompt_ids
+from bridle.proxy.wire.cut_ids import PLACEHOLDER, WORTH_CUTTING, KnownPrompt, cut_prompt_ids
 
 LONG = [number % 4_294_967_296 for number in range(0, 400_000_000, 80_000)]
 
@@ -23,7 +23,7 @@ def compact(value: Any) -> bytes:
 
 def started(payload: bytes) -> Started:
     minted = Minted(call_id="call_x", created=0, response_id="r", model="m")
-    event = EngineReply(minted, choices=1, detail=False).events(payload)[0]
+    event = ReplyDecoder(minted, choices=1, detail=False).events(payload)[0]
     assert isinstance(event, Started)
     return event
 
@@ -87,31 +87,22 @@ def told(ids: list[int]) -> bytes:
 
 
 @settings(max_examples=60, deadline=None)
-@given(
-    st.lists(
-        st.tuples(st.sampled_from("abc"), st.lists(st.integers(0, 200), min_size=1, max_size=8)),
-        min_size=1,
-        max_size=12,
-    ),
-    st.integers(0, 120),
-)
-def test_a_prompt_read_after_any_other_is_the_same_ids(
-    prompts: list[tuple[str, list[int]]], limit: int
-) -> None:
-    held = PromptIds(limit)
-    for session, ids in prompts:
+@given(st.lists(st.lists(st.integers(0, 200), min_size=1, max_size=8), min_size=1, max_size=12))
+def test_a_prompt_read_after_any_other_is_the_same_ids(prompts: list[list[int]]) -> None:
+    known = KnownPrompt()
+    for ids in prompts:
         for prompt in (ids, ids, [*ids, 7], [*ids[:-1], ids[-1] * 10], ids[:1]):
-            found = held.read(session, told(prompt))
+            found = known.read(told(prompt))
             assert found is not None
             assert found.tolist() == prompt
 
 
 def test_only_what_a_prompt_adds_is_read() -> None:
-    held = PromptIds()
-    first = held.read("s", told(LONG))
-    again = held.read("s", told(LONG))
+    known = KnownPrompt()
+    first = known.read(told(LONG))
+    again = known.read(told(LONG))
     assert again is first
-    assert held.read("s", told(LONG) + b",x") is None
-    longer = held.read("s", told([*LONG, 5]))
+    assert known.read(told(LONG) + b",x") is None
+    longer = known.read(told([*LONG, 5]))
     assert longer is not None
     assert longer.tolist() == [*LONG, 5]

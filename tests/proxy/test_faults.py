@@ -70,7 +70,7 @@ def test_a_cut_stream_is_kept_as_partial(bench: Any, stage: Any, ask: Any, event
     call = bench.call()
     assert call.status is CallStatus.PARTIAL
     assert call.sampled_tokens == 2
-    assert call.message["content"] == "The answer"
+    assert call.replies[0].content == "The answer"
 
 
 def test_an_error_in_mid_stream_is_told_and_the_tokens_before_it_are_kept(
@@ -175,7 +175,7 @@ def test_what_came_with_the_end_that_an_engine_gave_a_reply_up_with_is_kept(
     call = bench.call()
     assert (call.status, call.reason) == (CallStatus.PARTIAL, "upstream_error")
     assert call.sampled_tokens == (3 if stream else 2)
-    assert call.message["content"] == ("Hi there" if stream else " there")
+    assert call.replies[0].content == ("Hi there" if stream else " there")
 
 
 @pytest.mark.parametrize("body", [b"<html>", b'{"choices":[{"index":0}]}', b"[]", b""])

@@ -218,7 +218,7 @@ def test_an_external_provider_is_recorded_whole_and_clearly_without_ids(
     assert (call.status, call.sampled_tokens or 0) == (CallStatus.COMPLETE, 0)
     assert {"no_token_ids", "model_frozen", "sampling_not_forwarded"} <= note_names(call)
     assert call.usage["completion_tokens"] == 3
-    assert call.message["content"] == "From afar."
+    assert call.replies[0].content == "From afar."
     assert raw_engine.headers[-1][b"authorization"] == f"Bearer {KEY}".encode()
     assert json.loads(raw_engine.bodies[-1])["model"] == "gpt-9"
     assert KEY.encode() not in outside.store_path.read_bytes()

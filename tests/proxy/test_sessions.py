@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
@@ -13,12 +12,13 @@ import httpx
 import pytest
 
 from bridle.engine.scripted import Reply, ScriptedCall
+from bridle.proxy.continuation.explanations import Explanations
+from bridle.proxy.sessions.memory import SessionMemory
 from bridle.proxy.sessions.registry import Sessions
-from bridle.proxy.sessions.sampling import effective
+from bridle.proxy.sessions.rules import effective
 from bridle.proxy.settings import ProxySettings
 from bridle.proxy.wire.canonical import Sampling
 from bridle.store.errors import StoreUnavailable
-from bridle.store.operations.free_names import FreeNames
 from bridle.store.operations.retention import forget
 from bridle.store.reading.queries import Reader
 from bridle.store.records import BreakReason, CallKind, CallStatus, SessionRecord
@@ -88,32 +88,6 @@ def _lost(job: Job) -> Outcome:
     return Outcome(job, StoreUnavailable("the disk is full"))
 
 
-def test_a_name_that_another_process_takes_in_the_same_moment_fails_one_call_and_is_then_found(
-    bench: Any, ask: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with Writer(bench.reader.engine.url.render_as_string()) as other:
-        other.create_session_sync(SessionRecord(id="ses_other", created_at=1.0, name="shared"))
-    with monkeypatch.context() as patch:
-        patch.setattr(FreeNames, "__contains__", lambda _, name: True)
-        assert httpx.post(f"{bench.url}/s/shared{CHAT}", json=ask).status_code == 503
-    assert say(bench, [user("once more")], f"/s/shared{CHAT}")["session"] == "ses_other"
-
-
-def test_a_session_is_written_with_its_first_call(
-    bench: Any, ask: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write, batches = Writer._write, []
-
-    def watched(self: Writer, jobs: Sequence[Job]) -> list[Outcome]:
-        batches.append([type(record).__name__ for job in jobs for record in job.records])
-        return write(self, jobs)
-
-    monkeypatch.setattr(Writer, "_write", watched)
-    monkeypatch.setattr("bridle.store.writing.job_queue._GATHER_S", 60.0)
-    assert httpx.post(f"{bench.url}/s/quick{CHAT}", json=ask, timeout=30).is_success
-    assert batches == [["SessionRecord", "CallBegun", "CallEnded"]]
-
-
 @pytest.mark.parametrize(
     ("headers", "harness", "role"),
     [
@@ -154,9 +128,9 @@ def test_without_any_id_the_conversation_finds_its_session(bench: Any) -> None:
     call = bench.reader.calls(first["session"])[-1]
     assert call.lineage_rule == "content"
     assert call.parent_call_id == bench.reader.calls(first["session"])[0].id
-    tail = call.conversation["tail"]
-    assert tail == [{"role": "user", "content": "and then?"}]
-    assert "tools" not in call.conversation
+    said = call.conversation
+    assert [(message.role, message.content) for message in said.tail] == [("user", "and then?")]
+    assert (said.length, said.tools) == (3, ())
 
 
 def test_equal_conversations_one_after_the_other_are_sessions_of_their_own(bench: Any) -> None:
@@ -243,7 +217,7 @@ def test_a_conversation_that_goes_on_after_its_seal_is_whole_in_its_new_session(
     assert first["session"] != second["session"] == third["session"]
     begun, continued = again.reader.calls(second["session"])
     assert (begun.parent_call_id, continued.parent_call_id) == (None, begun.id)
-    assert [message["content"] for message in begun.conversation["tail"]] == [
+    assert [message.content for message in begun.conversation.tail] == [
         "one",
         first["content"],
         "two",
@@ -266,7 +240,7 @@ def test_a_session_that_was_deleted_costs_one_call_and_is_opened_anew(
     assert say(bench, history, path)["session"] == second["session"]
     begun, continued = bench.calls()
     assert (begun.parent_call_id, continued.parent_call_id) == (None, begun.id)
-    assert len(begun.conversation["tail"]) == 3
+    assert len(begun.conversation.tail) == 3
 
 
 def test_an_echoed_tool_call_finds_its_session_also_after_a_restart(
@@ -405,9 +379,15 @@ async def test_a_session_that_changed_elsewhere_leaves_nothing_behind(tmp_path: 
     path = str(tmp_path / "bridle.db")
     migrate(path)
     with Writer(path) as writer, closing(Reader(path)) as reader:
-        sessions = Sessions(ProxySettings("http://engine", path), writer, reader)
+        memory = SessionMemory(reader, 1 << 20)
+        explanations = Explanations(writer, None, lambda *_: None)
+        settings = ProxySettings("http://engine", path)
+        sessions = Sessions(settings, writer, reader, memory, explanations.drain)
         made = SessionRecord("ses_1", time.time(), name="lamp", key_hash="hash")
         await sessions.create(made)
         sessions.forget(made.id)
-        assert not sessions._ids
-        assert await sessions.find("lamp") == made
+        assert not memory._ids
+        assert memory._size == 0
+        found = await sessions.find("lamp")
+        assert found is not None
+        assert found.record == made

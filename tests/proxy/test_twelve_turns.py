@@ -17,7 +17,7 @@ from langchain_openai import ChatOpenAI
 
 from bridle.engine.scripted import Reply, ScriptedCall
 from bridle.reconstruct.audit import audit_session
-from bridle.reconstruct.session import SessionTree
+from bridle.reconstruct.session import LoadedSession
 from bridle.store.records import BreakReason, CallStatus, Continuation
 from bridle.trainer.policy.tiny import train_tokenizer
 
@@ -201,7 +201,7 @@ def test_exact_mode_makes_one_branch_without_breaks(
     bench = start_proxy(stage.engine.base_url, tokenizer_dir=model_dir)
     calls = play(bench)
     assert Counter(call.break_reason for call in calls) == {None: 12}
-    tree = SessionTree.load(bench.reader, calls[0].session_id)
+    tree = LoadedSession.load(bench.reader, calls[0].session_id).tree
     assert len(tree.branches()) == 1
 
 
@@ -220,6 +220,6 @@ def test_rendered_mode_names_what_each_turn_breaks_on(
         BreakReason.TEMPLATE_REWROTE_HISTORY,
         BreakReason.EDITED,
     }
-    tree = SessionTree.load(bench.reader, calls[0].session_id)
+    tree = LoadedSession.load(bench.reader, calls[0].session_id).tree
     assert len(tree.branches()) > 1
     assert audit_session(bench.reader, calls[0].session_id).clean

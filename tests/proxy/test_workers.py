@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import httpx
-import numpy as np
 import pytest
 
 from bridle.engine.scripted import Reply, ScriptedCall
-from bridle.proxy.lineage.conversations import SessionConversations
-from bridle.proxy.lineage.lineage import Sampled, Turn
 from bridle.proxy.settings import Limits
-from bridle.proxy.wire.canonical import Message, Request
-from bridle.store.records import CallStatus, SessionRecord, new_id
 
 CALL = ScriptedCall("add", '{"a":1,  "b":2}')
 TURNS = 6
@@ -120,12 +114,13 @@ def test_a_restarted_proxy_continues_exactly(
     check_one_exact_line(bench, stage)
 
 
-@pytest.mark.parametrize("limits", [Limits(sessions_in_memory=1), Limits(memory_bytes=1)])
 def test_sessions_beyond_the_capacity_leave_memory_and_come_back_exactly(
-    stage: Any, start_proxy: Any, model_dir: Path, limits: Limits
+    stage: Any, start_proxy: Any, model_dir: Path
 ) -> None:
     stage.play = script
-    bench = start_proxy(stage.engine.base_url, tokenizer_dir=model_dir, limits=limits)
+    bench = start_proxy(
+        stage.engine.base_url, tokenizer_dir=model_dir, limits=Limits(memory_bytes=1)
+    )
     state: dict[str, Any] = {}
     for number in range(TURNS):
         chat(bench.url, state)
@@ -137,28 +132,3 @@ def test_sessions_beyond_the_capacity_leave_memory_and_come_back_exactly(
     assert {call.break_reason for call in calls} == {None}
     metrics = httpx.get(f"{bench.url}/metrics").text
     assert f"bridle_sessions_read_total {TURNS - 1:.1f}" in metrics
-
-
-def test_an_idle_session_costs_no_more_than_its_own_tokens(bench: Any) -> None:
-    """Ids of a shared prefix are held once, however many calls a session has."""
-    conversations = SessionConversations(bench.reader, capacity=8)
-    session = SessionRecord(id="ses_x", created_at=0.0, name="x")
-    conversations.opened(session)
-    messages: list[Message] = [Message("user", "one?")]
-    prompt = np.arange(1000, dtype=np.uint32)
-    for number in range(200):
-        request = Request(dialect="chat", model="m", messages=tuple(messages))
-        link = asyncio.run(conversations.find(session.id, request, None))
-        reply = Message("assistant", f"Step {number}.")
-        ids = np.full(10, number, dtype=np.uint32)
-        turn = Turn.of(
-            new_id("call"), link, status=CallStatus.COMPLETE,
-            choices=[Sampled(reply, ids)], prompt_token_ids=prompt,
-        )  # fmt: skip
-        conversations.add(session, turn)
-        messages += [reply, Message("user", f"and {number}?")]
-        prompt = np.concatenate([prompt, ids, np.full(5, 7, dtype=np.uint32)])
-    assert conversations.held_tokens(session.id) == 1000 + 200 * 10 + 199 * 5
-    for number in range(8):
-        conversations.opened(SessionRecord(id=f"ses_{number}", created_at=0.0, name=f"{number}"))
-    assert conversations.held_tokens(session.id) == 0

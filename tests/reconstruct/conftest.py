@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from types import MappingProxyType
+
 import pytest
 
-from bridle.store.records import CallKind
+from bridle.store.records import CallKind, Conversation, LineageState, RequestDigests
 from bridle.store.schema.database import migrate
 
 
@@ -15,6 +17,8 @@ class Recording:
         self.writer, self.calls = writer, calls
         self.session = calls.session(**fields)
         self.clock = 0.0
+        self.tools = {}
+        """Of each call."""
         writer.create_session_sync(self.session)
 
     @property
@@ -22,17 +26,38 @@ class Recording:
         return self.session.id
 
     def call(
-        self, prompt, *sampled, parent=None, version=1, finish="stop", headers=(), **fields
+        self,
+        prompt,
+        *sampled,
+        parent=None,
+        version=1,
+        finish="stop",
+        headers=(),
+        conversation=None,
+        message=MappingProxyType({"content": "yes"}),
+        **fields,
     ) -> str:
-        """Records a call that agrees with itself unless ``fields`` say otherwise; gives its id."""
+        """Records a call that agrees with itself unless ``fields`` say otherwise; gives its id.
+
+        ``conversation`` has chat messages: the ``tail`` of the request, its ``tools`` where they
+        are not those of its base, the replies of further ``choices``, and ``lineage``. ``message``
+        is the first reply.
+        """
         self.clock += 1.0
+        conversation = conversation or {}
+        if "replies" not in fields:
+            said = [message, *conversation.get("choices", ())] if message != {} else ()
+            fields["replies"] = tuple(map(self.calls.message, said))
         begun = self.calls.begun(
             self.session,
             started_at=self.clock,
             request_body=repr(list(prompt)).encode(),
             parent_call_id=parent,
             headers=dict(headers),
+            conversation=self._conversation(conversation),
         )
+        if begun.conversation is not None:
+            self.tools[begun.id] = begun.conversation.tools
         ended = self.calls.ended(
             begun,
             prompt,
@@ -52,6 +77,31 @@ class Recording:
         self.writer.begin_call(begun)
         self.writer.end_call_sync(ended)
         return begun.id
+
+    def _conversation(self, asked):
+        if "tail" not in asked:
+            return None
+        lineage, state = asked.get("lineage"), None
+        if lineage is not None:
+            state = LineageState(
+                RequestDigests(
+                    system=str(lineage.get("system")).encode(),
+                    system_form=b"",
+                    tools=str(lineage.get("tools")).encode(),
+                    ask=b"",
+                    units=(),
+                    forms=(),
+                    depth=1,
+                ),
+                lineage.get("base"),
+                lineage.get("choice", 0),
+                retry_of=lineage.get("retry_of"),
+            )
+        tools = asked.get("tools")
+        if tools is None:
+            tools = self.tools.get(None if state is None else state.base_call_id, ())
+        tail = tuple(map(self.calls.message, asked["tail"]))
+        return Conversation(tail, tuple(tools), len(tail), lineage=state)
 
 
 @pytest.fixture

@@ -11,8 +11,9 @@ from sqlalchemy.exc import IntegrityError
 from bridle.reconstruct.audit import Findings, audit, audit_session, check_samples
 from bridle.reconstruct.episodes import build_episode
 from bridle.reconstruct.samples.builders import build
-from bridle.reconstruct.samples.policy import DEFAULT_POLICY
-from bridle.reconstruct.session import BrokenTree, SessionTree
+from bridle.reconstruct.samples.rules import DEFAULT_RULES
+from bridle.reconstruct.session import LoadedSession
+from bridle.reconstruct.tree import BrokenTree
 from bridle.store.encoding.packing import (
     EXPONENTS,
     HALVES,
@@ -23,7 +24,7 @@ from bridle.store.encoding.packing import (
 )
 from bridle.store.records import CallStatus, VersionRun
 from bridle.store.schema.database import connect, transaction
-from bridle.store.schema.tables import bodies, calls, spans
+from bridle.store.schema.tables import bodies, call_messages, calls, spans
 from bridle.store.writing.rows import OBSERVED
 
 pytestmark = pytest.mark.damages_store
@@ -85,7 +86,8 @@ def test_no_call_is_dropped_from_under_its_spans(reader, agent, change):
 
 def test_a_call_dropped_with_its_spans_is_found_by_what_hangs_on_them(reader, agent, change):
     first = reader.calls(agent.id)[0]
-    change(spans.delete().where(spans.c.call_id == first.id))
+    for table in (spans, bodies, call_messages):
+        change(table.delete().where(table.c.call_id == first.id))
     change(calls.delete().where(calls.c.id == first.id))
     assert "tree_broken" in rules(reader, agent)
 
@@ -171,7 +173,7 @@ def test_a_span_that_was_moved_is_found(reader, agent, change, column):
 
 def test_a_damaged_body_is_found_when_asked_for(reader, agent, change):
     call = reader.calls(agent.id)[0]
-    change(update(bodies).where(bodies.c.id == call.request_body_id).values(data=b"\0other"))
+    change(update(bodies).where(bodies.c.call_id == call.id).values(data=b"\0other"))
     assert rules(reader, agent) == set()
     report = audit_session(reader, agent.id, bodies=True)
     assert "body_damaged" in {violation.rule for violation in report.violations}
@@ -187,27 +189,27 @@ def test_a_policy_that_grew_older_along_a_branch_is_found(reader, record):
 def test_two_versions_in_one_reply_are_in_order(reader, record):
     session = record()
     session.call([1], [5, 6])
-    tree = SessionTree.load(reader, session.id)
-    (row,) = tree.sampled()
+    loaded = LoadedSession.load(reader, session.id)
+    (row,) = loaded.tree.sampled()
     structs.force_setattr(row.span, "versions", (VersionRun(0, 1), VersionRun(1, 2)))
-    built = build(tree, DEFAULT_POLICY)
+    built = build(loaded, DEFAULT_RULES)
     assert built.samples[0].versions.tolist() == [-1, 1, 2]
-    assert checked(tree, built.samples) == set()
+    assert checked(loaded, built.samples) == set()
 
 
 # -- samples -------------------------------------------------------------------------------------
 
 
-def checked(tree, samples):
-    found = Findings(tree.session_id)
-    check_samples(tree, DEFAULT_POLICY, samples, found)
+def checked(session, samples):
+    found = Findings(session.id)
+    check_samples(session, DEFAULT_RULES, samples, found)
     return {violation.rule for violation in found.violations}
 
 
 @pytest.fixture
 def built(reader, agent):
-    tree = SessionTree.load(reader, agent.id)
-    return tree, list(build(tree, DEFAULT_POLICY).samples)
+    loaded = LoadedSession.load(reader, agent.id)
+    return loaded, list(build(loaded, DEFAULT_RULES).samples)
 
 
 def test_samples_as_built_are_clean(built):
@@ -217,60 +219,60 @@ def test_samples_as_built_are_clean(built):
 @pytest.mark.parametrize("number", range(5))
 @pytest.mark.parametrize("by", [1, -1])
 def test_a_mask_shifted_by_one_is_found(built, number, by):
-    tree, samples = built
+    loaded, samples = built
     shifted = np.roll(samples[number].mask, by)
     samples[number] = replace(samples[number], mask=shifted)
-    assert checked(tree, samples)
+    assert checked(loaded, samples)
 
 
 @pytest.mark.parametrize("number", range(5))
 def test_a_missing_sample_is_found(built, number):
-    tree, samples = built
+    loaded, samples = built
     del samples[number]
-    assert "not_delivered" in checked(tree, samples)
+    assert "not_delivered" in checked(loaded, samples)
 
 
 @pytest.mark.parametrize("number", range(5))
 def test_a_doubled_sample_is_found(built, number):
-    tree, samples = built
-    assert "trained_twice" in checked(tree, [*samples, samples[number]])
+    loaded, samples = built
+    assert "trained_twice" in checked(loaded, [*samples, samples[number]])
 
 
 @pytest.mark.parametrize("number", range(5))
 @pytest.mark.parametrize("name", ["token_ids", "logprobs", "versions"])
 def test_any_changed_sampled_value_is_found(built, number, name):
-    tree, samples = built
+    loaded, samples = built
     for at in np.flatnonzero(samples[number].calls >= 0):
         values = getattr(samples[number], name).copy()
         values[at] += 1
         changed = [*samples]
         changed[number] = replace(samples[number], **{name: values})
-        assert "sample_differs" in checked(tree, changed)
+        assert "sample_differs" in checked(loaded, changed)
 
 
 @pytest.mark.parametrize("number", range(5))
 def test_a_changed_context_token_is_found(built, number):
-    tree, samples = built
+    loaded, samples = built
     for at in np.flatnonzero(samples[number].calls < 0):
         ids = samples[number].token_ids.copy()
         ids[at] += 1
         changed = [*samples]
         changed[number] = replace(samples[number], token_ids=ids)
-        assert "sample_differs" in checked(tree, changed)
+        assert "sample_differs" in checked(loaded, changed)
 
 
 def test_training_an_observed_token_is_found(built):
-    tree, samples = built
+    loaded, samples = built
     mask = samples[0].mask.copy()
     mask[0] = True
     samples[0] = replace(samples[0], mask=mask)
-    assert "mask_on_observed" in checked(tree, samples)
+    assert "mask_on_observed" in checked(loaded, samples)
 
 
 def test_weights_that_do_not_add_up_are_found(built):
-    tree, samples = built
+    loaded, samples = built
     samples[0] = replace(samples[0], weight=samples[0].weight / 2)
-    assert "weights_differ" in checked(tree, samples)
+    assert "weights_differ" in checked(loaded, samples)
 
 
 def test_all_sessions_are_audited_one_by_one(reader, record):

@@ -18,8 +18,9 @@ from bridle.reconstruct.audit import (
     check_spans,
 )
 from bridle.reconstruct.samples.builders import BUILDERS, build
-from bridle.reconstruct.samples.policy import DEFAULT_POLICY
-from bridle.reconstruct.session import BrokenTree, SessionTree
+from bridle.reconstruct.samples.rules import DEFAULT_RULES
+from bridle.reconstruct.session import LoadedSession
+from bridle.reconstruct.tree import BrokenTree
 from bridle.store.records import CallKind, SpanKind
 
 EXAMPLES = 60
@@ -58,26 +59,26 @@ def played(record, story):
     return session
 
 
-def caught(session_id, calls, rows):
+def caught(loaded, calls, spans):
     """Whether the audit objects to these calls and spans."""
-    found = Findings(session_id)
-    check_spans(rows, calls, found)
-    check_calls(calls, rows, found)
-    try:
-        tree = SessionTree(session_id, calls, rows)
-    except BrokenTree:
-        return True
+    damaged = replace(loaded, calls=calls, spans=spans)
+    found = Findings(damaged.id)
+    check_spans(damaged, found)
+    check_calls(damaged, found)
     for builder in BUILDERS:
-        built = build(tree, DEFAULT_POLICY, builder)
-        check_samples(tree, DEFAULT_POLICY, built.samples, found)
+        try:
+            built = build(damaged, DEFAULT_RULES, builder)
+        except BrokenTree:
+            return True
+        check_samples(damaged, DEFAULT_RULES, built.samples, found)
         if not built.conservation.balanced:
             return True
     return bool(found.violations)
 
 
-def objections(tree, samples):
-    found = Findings(tree.session_id)
-    check_samples(tree, DEFAULT_POLICY, samples, found)
+def objections(loaded, samples):
+    found = Findings(loaded.id)
+    check_samples(loaded, DEFAULT_RULES, samples, found)
     return found.violations
 
 
@@ -89,12 +90,12 @@ many = settings(
 
 @pytest.fixture
 def recounted(record, reader):
-    """``recounted(story)``: a clean session's calls and spans."""
+    """``recounted(story)``: a clean session, loaded."""
 
     def play(story):
         session = played(record, story)
         assert audit_session(reader, session.id, bodies=True).clean
-        return session.id, reader.calls(session.id), reader.span_rows(session.id)
+        return LoadedSession.load(reader, session.id)
 
     return play
 
@@ -102,46 +103,49 @@ def recounted(record, reader):
 @many
 @given(story=stories())
 def test_every_dropped_span_is_caught(recounted, story):
-    session_id, calls, rows = recounted(story)
+    loaded = recounted(story)
+    calls, rows = loaded.calls, loaded.spans
     for row in rows:
-        assert caught(session_id, calls, [other for other in rows if other is not row])
+        assert caught(loaded, calls, [other for other in rows if other is not row])
 
 
 @many
 @given(story=stories())
 def test_every_duplicated_call_is_caught(recounted, story):
-    session_id, calls, rows = recounted(story)
+    loaded = recounted(story)
+    calls, rows = loaded.calls, loaded.spans
     for call in calls:
         copy = replace(call, id=f"{call.id}x")
-        assert caught(session_id, [*calls, copy], rows)
+        assert caught(loaded, [*calls, copy], rows)
         own = [row for row in rows if row.span.call_id == call.id]
         spans = [
             replace(row, span=structs.replace(row.span, id=f"{row.span.id}x", call_id=copy.id))
             for row in own
         ]
-        assert caught(session_id, [*calls, copy], [*rows, *spans])
+        assert caught(loaded, [*calls, copy], [*rows, *spans])
 
 
 @many
 @given(story=stories())
 def test_every_mask_shifted_by_one_is_caught(recounted, story):
-    tree = SessionTree(*recounted(story))
+    loaded = recounted(story)
     for builder in BUILDERS:
-        samples = list(build(tree, DEFAULT_POLICY, builder).samples)
-        assert not objections(tree, samples)
+        samples = list(build(loaded, DEFAULT_RULES, builder).samples)
+        assert not objections(loaded, samples)
         for number, sample in enumerate(samples):
             for by in (1, -1):
                 mask = np.roll(sample.mask, by)
                 changed = [*samples]
                 changed[number] = replace(sample, mask=mask)
                 if not np.array_equal(mask, sample.mask):
-                    assert objections(tree, changed), (builder, number, by)
+                    assert objections(loaded, changed), (builder, number, by)
 
 
 @many
 @given(story=stories(), data=st.data())
 def test_every_two_swapped_logprobs_are_caught(recounted, story, data):
-    session_id, calls, rows = recounted(story)
+    loaded = recounted(story)
+    calls, rows = loaded.calls, loaded.spans
     for index, row in enumerate(rows):
         if row.span.kind is not SpanKind.SAMPLED or len(row.span.token_ids) < 2:
             continue
@@ -156,9 +160,8 @@ def test_every_two_swapped_logprobs_are_caught(recounted, story, data):
             continue
         damaged = [*rows]
         damaged[index] = replace(row, span=structs.replace(row.span, logprobs=swapped))
-        assert caught(session_id, calls, damaged)
-    tree = SessionTree(session_id, calls, rows)
-    samples = list(build(tree, DEFAULT_POLICY).samples)
+        assert caught(loaded, calls, damaged)
+    samples = list(build(loaded, DEFAULT_RULES).samples)
     for number, sample in enumerate(samples):
         places = np.flatnonzero(sample.calls >= 0)
         if len(places) < 2:
@@ -168,4 +171,4 @@ def test_every_two_swapped_logprobs_are_caught(recounted, story, data):
         if swapped.tobytes() != sample.logprobs.tobytes():
             changed = [*samples]
             changed[number] = replace(sample, logprobs=swapped)
-            assert objections(tree, changed)
+            assert objections(loaded, changed)

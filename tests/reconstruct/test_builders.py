@@ -5,15 +5,17 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from bridle.reconstruct.audit import audit_session
-from bridle.reconstruct.samples.builders import BUILDERS, add_up, build
-from bridle.reconstruct.samples.policy import DEFAULT_POLICY, TrainablePolicy
+from bridle.reconstruct.conditions import Condition
+from bridle.reconstruct.samples.builders import BUILDERS, build
+from bridle.reconstruct.samples.rules import DEFAULT_RULES, SampleRules
 from bridle.reconstruct.samples.sample import Conservation
-from bridle.reconstruct.session import BrokenTree, SessionTree
+from bridle.reconstruct.session import LoadedSession
+from bridle.reconstruct.tree import BrokenTree, SessionTree
 from bridle.store.records import CONSTRAINED, CallKind, CallStatus, Note, VersionRun
 
 
-def samples_of(reader, session, policy=DEFAULT_POLICY, builder="tree"):
-    return build(SessionTree.load(reader, session.id), policy, builder)
+def samples_of(reader, session, rules=DEFAULT_RULES, builder="tree"):
+    return build(LoadedSession.load(reader, session.id), rules, builder)
 
 
 def trained(sample):
@@ -55,7 +57,7 @@ def test_replies_shaped_by_a_grammar_are_trained_unless_the_policy_leaves_them_o
     first = session.call([1], [5, 6], notes=(Note(CONSTRAINED, "tool_choice"),))
     session.call([1, 5, 6, 7], [8], parent=first)
     assert samples_of(reader, session).conservation == Conservation(3, 3, {}, {})
-    built = samples_of(reader, session, TrainablePolicy(constrained=False))
+    built = samples_of(reader, session, SampleRules(constrained=False))
     assert built.conservation == Conservation(3, 1, {"constrained": 2}, {})
     assert [trained(sample) for sample in built.samples] == [[8]]
 
@@ -115,29 +117,29 @@ def test_both_of_two_equal_choices_are_trained(reader, record):
 
 
 @pytest.mark.parametrize(
-    ("policy", "conservation"),
+    ("rules", "conservation"),
     [
         (
-            TrainablePolicy(finish_length=False),
+            SampleRules(finish_length=False),
             Conservation(14, 12, {"finish_length": 1}, {"kind_side": 1}),
         ),
         (
-            TrainablePolicy(kinds=frozenset({CallKind.SUBAGENT})),
+            SampleRules(kinds=frozenset({CallKind.SUBAGENT})),
             Conservation(14, 3, {}, {"kind_main": 10, "kind_side": 1}),
         ),
         (
-            TrainablePolicy(oldest_version=2),
+            SampleRules(oldest_version=2),
             Conservation(14, 8, {"version_stale": 5}, {"kind_side": 1}),
         ),
         (
-            TrainablePolicy(untrusted_versions=frozenset({1, 3})),
+            SampleRules(untrusted_versions=frozenset({1, 3})),
             Conservation(14, 6, {"version_untrusted": 5}, {"kind_side": 1, "version_untrusted": 2}),
         ),
-        (TrainablePolicy(models=frozenset({"other"})), Conservation(14, 0, {}, None)),
+        (SampleRules(models=frozenset({"other"})), Conservation(14, 0, {}, None)),
     ],
 )
-def test_what_the_policy_excludes_is_named_and_counted(reader, agent, policy, conservation):
-    built = samples_of(reader, agent, policy).conservation
+def test_tokens_that_the_rules_exclude_are_named_and_counted(reader, agent, rules, conservation):
+    built = samples_of(reader, agent, rules).conservation
     assert built.balanced
     assert (built.captured, built.trained) == (conservation.captured, conservation.trained)
     assert built.masked == conservation.masked
@@ -152,7 +154,7 @@ def test_a_call_that_was_cut_is_context_unless_asked_for(reader, record):
     built = samples_of(reader, session)
     assert trained(built.samples[0]) == [8]
     assert built.conservation == Conservation(3, 1, {"partial": 2}, {})
-    allowed = samples_of(reader, session, TrainablePolicy(partial=True))
+    allowed = samples_of(reader, session, SampleRules(partial=True))
     assert trained(allowed.samples[0]) == [5, 6, 8]
 
 
@@ -160,7 +162,7 @@ def test_quarantined_tokens_are_never_trained(reader, record):
     session = record()
     bad = session.call([1], [5, 6], usage={"prompt_tokens": 1, "completion_tokens": 3})
     session.call([1, 5, 6, 7], [8], parent=bad)
-    built = samples_of(reader, session, TrainablePolicy(partial=True))
+    built = samples_of(reader, session, SampleRules(partial=True))
     assert built.conservation == Conservation(3, 1, {"quarantined": 2}, {})
 
 
@@ -173,10 +175,10 @@ def test_sampled_tokens_without_a_prompt_are_dropped_by_name(reader, record):
 def test_a_reply_that_spans_two_policies_is_trained_by_token(reader, record):
     session = record()
     session.call([1], [5, 6, 7, 8])
-    tree = SessionTree.load(reader, session.id)
-    row = tree.rows[next(s for s in tree.rows if s.endswith(".s0"))]
+    loaded = LoadedSession.load(reader, session.id)
+    (row,) = loaded.tree.sampled()
     structs.force_setattr(row.span, "versions", (VersionRun(0, 1), VersionRun(3, 2)))
-    built = build(tree, TrainablePolicy(oldest_version=2))
+    built = build(loaded, SampleRules(oldest_version=2))
     assert trained(built.samples[0]) == [8]
     assert built.samples[0].versions.tolist() == [-1, 1, 1, 1, 2]
     assert built.conservation == Conservation(4, 1, {"version_stale": 3}, {})
@@ -189,15 +191,20 @@ def test_an_empty_session_has_no_samples(reader, record):
 
 def test_tables_add_up():
     tables = [Conservation(5, 3, {"a": 2}), Conservation(4, 1, {"a": 1}, {"b": 2})]
-    assert add_up(tables) == Conservation(9, 4, {"a": 3}, {"b": 2})
+    assert sum(tables, Conservation(0, 0)) == Conservation(9, 4, {"a": 3}, {"b": 2})
 
 
-def test_a_policy_is_data():
-    policy = TrainablePolicy(kinds=frozenset({CallKind.MAIN}), models=frozenset({"m"}))
-    assert TrainablePolicy.from_data(policy.as_data()) == policy
-    assert TrainablePolicy.from_data({}) == DEFAULT_POLICY
+def test_rules_are_data():
+    rules = SampleRules(
+        kinds=frozenset({CallKind.MAIN}),
+        models=frozenset({"m"}),
+        where=(Condition.parse("call.dialect=chat"),),
+        turn_reward="step",
+    )
+    assert SampleRules.from_data(rules.as_data()) == rules
+    assert SampleRules.from_data({}) == DEFAULT_RULES
     with pytest.raises(TypeError):
-        TrainablePolicy.from_data({"colour": "red"})
+        SampleRules.from_data({"colour": "red"})
 
 
 def test_a_missing_span_breaks_the_tree(reader, agent):

@@ -39,16 +39,18 @@ def test_sessions_are_typed_objects_down_to_their_tokens(opened, agent, reader):
         opened.session("nonesuch")
 
 
-def test_a_session_that_goes_on_after_its_calls_were_read_gives_every_token(url, record):
+def test_a_session_is_of_one_moment_and_gives_every_token_of_that(url, record):
     recording = record()
     first = recording.call([1], [5, 6])
     with open_store(url) as store:
-        session = store.session(recording.id)
-        assert len(session.calls) == 1
+        before = store.session(recording.id)
         recording.call([1, 5, 6, 2], [7], parent=first)
-        built = session.build()
-    assert [sample.token_ids[sample.mask].tolist() for sample in built.samples] == [[5, 6, 7]]
-    assert built.conservation.dropped == {}
+        after = store.session(recording.id)
+        for session, calls, tokens in ((before, 1, [5, 6]), (after, 2, [5, 6, 7])):
+            assert len(session.calls) == calls
+            built = session.build()
+            assert [s.token_ids[s.mask].tolist() for s in built.samples] == [tokens]
+            assert built.conservation.dropped == {}
 
 
 def test_tables_hold_what_the_objects_hold(opened):

@@ -27,7 +27,7 @@ def test_episodes_are_streamed_by_filter(reader, record):
 
 
 def test_sessions_are_read_some_at_a_time_and_each_as_alone(reader, record, monkeypatch):
-    monkeypatch.setattr("bridle.reconstruct.episodes.AT_ONCE", 2)
+    monkeypatch.setattr("bridle.reconstruct.session.AT_ONCE", 2)
     asked = []
     real = Reader.recorded_of
     monkeypatch.setattr(

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from pydantic import BaseModel, ConfigDict
 
-from bridle.reconstruct.exports.formats import LINES, Format, export
+from bridle.reconstruct.exports.formats import LINES, ExportFormat, export
 from bridle.reconstruct.exports.selection import Selection
 from bridle.store.records import CallKind, Reward
 
@@ -235,7 +235,7 @@ def test_datasets_reads_every_conversational_format_back_as_written(talk, writte
 
 def test_trl_conversational_holds_what_is_trained_throughout(talk, written):
     talk()
-    lines, report = written(Format.TRL)
+    lines, report = written(ExportFormat.TRL)
     (line,) = lines
     assert [message["role"] for message in line["messages"]] == [
         "system", "user", "assistant", "tool", "tool", "assistant",
@@ -248,14 +248,14 @@ def test_trl_conversational_holds_what_is_trained_throughout(talk, written):
 
 def test_prompt_completion_has_a_row_for_each_trained_reply_and_no_reply_twice(talk, written):
     talk()
-    lines, _ = written(Format.TRL_PROMPT_COMPLETION)
+    lines, _ = written(ExportFormat.TRL_PROMPT_COMPLETION)
     assert [line["completion"][0]["content"] for line in lines] == ["wait", "85", "yes"]
     assert [len(line["prompt"]) for line in lines] == [2, 5, 6]
 
 
 def test_sharegpt_has_a_weight_on_each_reply_and_tools_as_text(talk, written):
     talk()
-    (first, second), _ = written(Format.SHAREGPT)
+    (first, second), _ = written(ExportFormat.SHAREGPT)
     speakers = [turn["from"] for turn in first["conversations"]]
     assert speakers == ["system", "human", "gpt", "tool", "gpt"]
     assert first["conversations"][2]["value"] == (
@@ -289,7 +289,7 @@ def test_sharegpt_has_a_weight_on_each_reply_and_tools_as_text(talk, written):
 )
 def test_sharegpt_says_a_reply_as_it_was_sampled(record, written, sampled, reply):
     record().call([1], [5], conversation=tail(user("q")), message=reply)
-    (line,), _ = written(Format.SHAREGPT)
+    (line,), _ = written(ExportFormat.SHAREGPT)
     assert line["conversations"][-1]["value"] == sampled
     assert "tools" not in line
 
@@ -297,7 +297,7 @@ def test_sharegpt_says_a_reply_as_it_was_sampled(record, written, sampled, reply
 def test_agent_data_protocol_lines_meet_its_schema(talk, written, writer):
     session = talk()
     writer.add_reward_sync(Reward(session.id, "score", 0.1 + 0.2, 1.0))
-    lines, _ = written(Format.ADP)
+    lines, _ = written(ExportFormat.ADP)
     first, second = (AdpTrajectory.model_validate(line) for line in lines)
     kinds = [item.class_ for item in first.content]
     assert kinds == ["text_observation"] * 2 + ["api_action"] * 2 + ["text_observation"] * 2 + [
@@ -310,13 +310,13 @@ def test_agent_data_protocol_lines_meet_its_schema(talk, written, writer):
 
 def test_calls_that_nothing_answers_yet_go_without_an_id(record, written):
     record().call([1], [5], conversation=tail(user("q")), message=calling("z"))
-    (line,), _ = written(Format.ADP)
+    (line,), _ = written(ExportFormat.ADP)
     assert "tool_call_id" not in AdpTrajectory.model_validate(line).content[-1].model_fields_set
 
 
 def test_atif_lines_meet_its_schema_and_carry_the_tokens_exactly(talk, written, reader):
     session = talk()
-    lines, _ = written(Format.ATIF)
+    lines, _ = written(ExportFormat.ATIF)
     first, second = (AtifTrajectory.model_validate(line) for line in lines)
     for trajectory in (first, second):
         for step in trajectory.steps:
@@ -341,40 +341,40 @@ def test_atif_lines_meet_its_schema_and_carry_the_tokens_exactly(talk, written, 
         (
             [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}],
             said("a"),
-            (Format.TRL, Format.SHAREGPT, Format.ADP, Format.ATIF),
+            (ExportFormat.TRL, ExportFormat.SHAREGPT, ExportFormat.ADP, ExportFormat.ATIF),
             "content_not_text",
         ),
         (
             [user("q")],
             calling("z", arguments='{"at"'),
-            (Format.TRL, Format.SHAREGPT, Format.ADP, Format.ATIF),
+            (ExportFormat.TRL, ExportFormat.SHAREGPT, ExportFormat.ADP, ExportFormat.ATIF),
             "tool_arguments_not_json",
         ),
         (
             [user("q")],
             calling("z", arguments='{"account": 123456789012345678901}'),
-            (Format.TRL, Format.SHAREGPT, Format.ADP, Format.ATIF),
+            (ExportFormat.TRL, ExportFormat.SHAREGPT, ExportFormat.ADP, ExportFormat.ATIF),
             "tool_arguments_not_exact",
         ),
         (
             [user("q"), calling("y"), user("no")],
             said("a"),
-            (Format.ADP,),
+            (ExportFormat.ADP,),
             "tool_call_without_result",
         ),
         (
             [user("q"), result("y")],
             said("a"),
-            (Format.ADP, Format.ATIF),
+            (ExportFormat.ADP, ExportFormat.ATIF),
             "tool_result_without_call",
         ),
         (
             [user("q"), calling("y"), result("y"), calling("y"), result("y")],
             said("a"),
-            (Format.ADP,),
+            (ExportFormat.ADP,),
             "tool_call_id_twice",
         ),
-        ([{"role": "critic", "content": "x"}], said("a"), (Format.SHAREGPT,), "role_unknown"),
+        ([{"role": "critic", "content": "x"}], said("a"), (ExportFormat.SHAREGPT,), "role_unknown"),
     ],
 )
 def test_what_a_format_cannot_say_is_left_out_and_counted(
@@ -382,11 +382,11 @@ def test_what_a_format_cannot_say_is_left_out_and_counted(
 ):
     record().call([1], [5], conversation=tail(*messages), message=reply)
     for form in forms:
-        if form is Format.TRL and any(m["role"] == "assistant" for m in messages):
+        if form is ExportFormat.TRL and any(m["role"] == "assistant" for m in messages):
             continue
         lines, report = written(form)
         assert (lines, report.left_out) == ([], {reason: 1})
-    assert len(written(Format.CHAT)[0]) == 1
+    assert len(written(ExportFormat.CHAT)[0]) == 1
 
 
 @pytest.mark.parametrize("form", LINES)
@@ -397,7 +397,7 @@ def test_a_reply_whose_first_line_cannot_be_written_is_trained_in_the_next(recor
         later = tail(user(f"then {token}"), base=first)
         session.call([1, 5, 6, token], [7], parent=first, conversation=later, message=reply)
     _, report = written(form)
-    if form is Format.CHAT:
+    if form is ExportFormat.CHAT:
         assert (report.rows, report.tokens, report.left_out) == (2, 4, {})
     else:
         assert (report.tokens, report.left_out) == (3, {"tool_arguments_not_json": 1})

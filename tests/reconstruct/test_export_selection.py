@@ -7,11 +7,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from bridle.reconstruct.conditions import BadCondition, Condition
 from bridle.reconstruct.exports.card import write_card
-from bridle.reconstruct.exports.conditions import BadCondition, Condition
-from bridle.reconstruct.exports.formats import Format, export
+from bridle.reconstruct.exports.formats import ExportFormat, export
 from bridle.reconstruct.exports.parquet import export_parquet, read_samples
 from bridle.reconstruct.exports.selection import Selection, part_of
+from bridle.reconstruct.samples.rules import SampleRules
 from bridle.store.records import CallKind, CallStatus, Reward, TaskRecord
 
 
@@ -72,7 +73,8 @@ def test_any_column_filters_sessions(reader, sessions, tmp_path, texts, numbers)
 def test_a_condition_on_calls_masks_the_others_and_keeps_them_as_context(
     reader, sessions, tmp_path
 ):
-    found = taken(reader, tmp_path / "x.parquet", "call.model_served=m1")
+    rules = SampleRules(where=(Condition.parse("call.model_served=m1"),))
+    found = taken(reader, tmp_path / "x.parquet", rules=rules)
     assert [sample.session_id for sample in found] == [sessions[1].id, sessions[3].id]
     for sample in found:
         assert sample.token_ids.tolist() == [1, 2, 5, 6, 7, 8]
@@ -89,24 +91,26 @@ def test_a_condition_that_means_nothing_is_refused(text):
 
 
 def test_only_good_turns_are_trained_in_tokens_and_in_messages(reader, sessions, tmp_path):
-    selection = Selection(turn_reward="step", min_turn_reward=0.5)
+    selection = Selection(rules=SampleRules(turn_reward="step", min_turn_reward=0.5))
     report = export_parquet(reader, tmp_path / "x.parquet", selection)
     found = list(read_samples(tmp_path / "x.parquet"))
     assert [sample.session_id for sample in found] == [sessions[2].id, sessions[3].id]
     assert all(sample.token_ids[sample.mask].tolist() == [8] for sample in found)
-    assert report.left_out == {"turn_reward_too_low": 6}
-    export(reader, tmp_path / "x.jsonl", Format.CHAT, selection)
+    assert report.untrained == {"turn_reward_too_low": 10}
+    assert report.left_out == {"session_without_trained_tokens": 2}
+    export(reader, tmp_path / "x.jsonl", ExportFormat.CHAT, selection)
     lines = [json.loads(line) for line in (tmp_path / "x.jsonl").read_text().splitlines()]
     weights = [[m.get("weight", 1) for m in line["messages"]] for line in lines]
     assert weights == [[1, 0, 1, 1]] * 2
 
 
 def test_a_turn_without_the_reward_is_not_a_good_turn(reader, sessions, tmp_path):
-    report = export_parquet(reader, tmp_path / "x.parquet", Selection(turn_reward="nonesuch"))
-    assert (report.rows, report.left_out) == (0, {"turn_without_reward": 8})
+    selection = Selection(rules=SampleRules(turn_reward="nonesuch"))
+    report = export_parquet(reader, tmp_path / "x.parquet", selection)
+    assert (report.rows, report.untrained) == (0, {"turn_without_reward": 12})
 
 
-@pytest.mark.parametrize("form", [Format.TOKENS, Format.CHAT, Format.ATIF])
+@pytest.mark.parametrize("form", [ExportFormat.TOKENS, ExportFormat.CHAT, ExportFormat.ATIF])
 def test_repeated_rows_are_left_out_when_asked(reader, sessions, tmp_path, form):
     path = tmp_path / "x"
     assert export(reader, path, form).rows == 4
@@ -126,11 +130,11 @@ def test_conversations_that_differ_only_in_minted_ids_are_the_same(reader, recor
         session.call(
             [1, 5, 2], [6], parent=first, conversation={"tail": [answer], "lineage": lineage}
         )
-    report = export(reader, tmp_path / "x", Format.CHAT, Selection(deduplicate=True))
+    report = export(reader, tmp_path / "x", ExportFormat.CHAT, Selection(deduplicate=True))
     assert (report.rows, report.left_out) == (2, {"duplicate": 1})
 
 
-@pytest.mark.parametrize("form", list(Format))
+@pytest.mark.parametrize("form", list(ExportFormat))
 def test_a_repeated_session_is_left_out_whole_with_its_branches(reader, record, tmp_path, form):
     reports = []
     for _ in range(2):
@@ -185,7 +189,7 @@ def test_the_card_tells_the_counts_the_sources_and_the_hash(reader, sessions, tm
     assert source["sessions_sha256"] == hashlib.sha256(ids.encode()).hexdigest()
 
 
-@pytest.mark.parametrize("form", [Format.TOKENS, Format.CHAT])
+@pytest.mark.parametrize("form", [ExportFormat.TOKENS, ExportFormat.CHAT])
 def test_the_card_names_no_model_of_which_nothing_is_trained(reader, record, tmp_path, form):
     session = record()
     session.call([1], [5], conversation=state("q"), model_served="m1")
@@ -199,11 +203,11 @@ def test_the_card_names_no_model_of_which_nothing_is_trained(reader, record, tmp
 def test_every_format_counts_the_tokens_that_it_trains(reader, sessions, record, tmp_path):
     choices = [{"role": "assistant", "content": text} for text in ("b", "c")]
     record().call([1], [5], [6, 7], [8, 9, 10], conversation=state("q") | {"choices": choices})
-    for form in (Format.TOKENS, Format.CHAT, Format.TRL_PROMPT_COMPLETION):
+    for form in (ExportFormat.TOKENS, ExportFormat.CHAT, ExportFormat.TRL_PROMPT_COMPLETION):
         assert export(reader, tmp_path / "x", form).tokens == 4 * 3 + 6
 
 
-@pytest.mark.parametrize("form", [Format.TOKENS, Format.CHAT])
+@pytest.mark.parametrize("form", [ExportFormat.TOKENS, ExportFormat.CHAT])
 def test_a_session_without_a_call_is_counted(reader, sessions, record, tmp_path, form):
     record()
     report = export(reader, tmp_path / "x", form)
@@ -211,7 +215,7 @@ def test_a_session_without_a_call_is_counted(reader, sessions, record, tmp_path,
     assert report.left_out == {"session_without_calls": 1}
 
 
-@pytest.mark.parametrize("form", [Format.TOKENS, Format.CHAT])
+@pytest.mark.parametrize("form", [ExportFormat.TOKENS, ExportFormat.CHAT])
 def test_the_card_tells_of_rewards_and_replies_that_are_in_the_file(
     reader, record, writer, tmp_path, form
 ):
@@ -225,8 +229,11 @@ def test_the_card_tells_of_rewards_and_replies_that_are_in_the_file(
     report = export(reader, tmp_path / "x", form, Selection(deduplicate=True))
     assert report.rewards == {"score": [1.0]}
     assert report.taken["policy_version"] == {"1": 1}
-    reason = {Format.TOKENS: "session_without_trained_tokens", Format.CHAT: "call_failed"}[form]
-    assert report.left_out == {"duplicate": 1, "session_without_calls": 1, reason: 1}
+    assert report.left_out == {
+        "duplicate": 1,
+        "session_without_calls": 1,
+        "session_without_trained_tokens": 1,
+    }
 
 
 def _samples(reader, path, selection):
@@ -239,9 +246,8 @@ def _of_task(session, task):
 
 
 def test_masks_of_kept_calls_sum_to_a_weight_of_one(reader, agent, tmp_path):
-    export_parquet(
-        reader, tmp_path / "x.parquet", Selection(where=(Condition.parse("call.kind=subagent"),))
-    )
+    rules = SampleRules(where=(Condition.parse("call.kind=subagent"),))
+    export_parquet(reader, tmp_path / "x.parquet", Selection(rules=rules))
     (sample,) = read_samples(tmp_path / "x.parquet")
     assert sample.weight == 1.0
     assert int(np.count_nonzero(sample.mask)) == 3

@@ -8,8 +8,8 @@ from bridle.reconstruct.exports.chat_jsonl import export_chat
 from bridle.reconstruct.exports.parquet import export_parquet, read_samples
 from bridle.reconstruct.exports.selection import Selection
 from bridle.reconstruct.samples.builders import build
-from bridle.reconstruct.samples.policy import TrainablePolicy
-from bridle.reconstruct.session import SessionTree
+from bridle.reconstruct.samples.rules import SampleRules
+from bridle.reconstruct.session import LoadedSession
 from bridle.store.records import CallKind, CallStatus, Reward, TaskRecord
 
 TOOLS = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}]
@@ -25,7 +25,7 @@ def assistant(text):
 
 def calling(name):
     call = {"id": f"call_{name}", "type": "function", "function": {"name": name, "arguments": "{}"}}
-    return {"role": "assistant", "content": None, "reasoning": "hm", "tool_calls": [call]}
+    return {"role": "assistant", "reasoning": "hm", "tool_calls": [call]}
 
 
 def shown(name):
@@ -97,7 +97,7 @@ def test_a_line_is_the_conversation_up_to_a_reply_that_none_continues(reader, ch
         assistant("yes"),
     ]
     assert (report.sessions, report.rows) == (1, 2)
-    assert report.left_out == {"call_kind_side": 1}
+    assert (report.tokens, report.untrained, report.left_out) == (3, {"kind_side": 1}, {})
 
 
 def test_what_the_harness_wrote_as_the_assistant_is_not_learned(reader, record, tmp_path):
@@ -148,14 +148,11 @@ def test_calls_that_ended_badly_or_were_not_understood_are_counted(reader, recor
     session = record()
     session.call([1], [5], status=CallStatus.PARTIAL, usage={}, conversation=state([user("a")]))
     session.call([1], [5], message={})
-    session.call([1], [5], conversation={})
+    session.call([1], [5, 6], conversation={})
     report = export_chat(reader, tmp_path / "chat.jsonl")
     assert report.rows == 0
-    assert report.left_out == {
-        "call_partial": 1,
-        "call_without_message": 1,
-        "conversation_incomplete": 1,
-    }
+    assert report.untrained == {"partial": 1, "conversation_incomplete": 3}
+    assert report.left_out == {"conversation_incomplete": 2}
 
 
 def test_the_chat_file_is_read_by_datasets(reader, chat, tmp_path):
@@ -199,7 +196,7 @@ def rewarded(record, writer):
         (Selection(split="eval"), [1, 3]),
         (Selection(limit=2), [0, 1]),
         (Selection(reward="speed", min_reward=0.0), []),
-        (Selection(policy=TrainablePolicy(kinds=frozenset())), []),
+        (Selection(rules=SampleRules(kinds=frozenset())), []),
     ],
 )
 def test_exports_take_what_is_selected(reader, rewarded, tmp_path, selection, numbers):
@@ -217,7 +214,7 @@ def test_what_a_bound_leaves_out_is_counted(reader, rewarded, tmp_path):
 
 def test_samples_come_back_from_parquet_bit_for_bit(reader, agent, tmp_path):
     export_parquet(reader, tmp_path / "x.parquet")
-    expected = build(SessionTree.load(reader, agent.id), TrainablePolicy()).samples
+    expected = build(LoadedSession.load(reader, agent.id), SampleRules()).samples
     found = list(read_samples(tmp_path / "x.parquet"))
     assert len(found) == len(expected)
     for left, right in zip(found, expected, strict=True):

@@ -10,8 +10,8 @@ import pytest
 from bridle.reconstruct.audit import audit_session
 from bridle.reconstruct.kinds.kinds import classify
 from bridle.reconstruct.samples.builders import build
-from bridle.reconstruct.samples.policy import DEFAULT_POLICY
-from bridle.reconstruct.session import SessionTree
+from bridle.reconstruct.samples.rules import DEFAULT_RULES
+from bridle.reconstruct.session import LoadedSession
 from bridle.store.records import BreakReason, CallKind, CallStatus
 
 SUMMARY = "We looked at both files, found the first one wrong, and mended it as was asked. " * 2
@@ -80,7 +80,7 @@ def test_a_side_call_is_masked_with_its_reason_and_the_session_stays_clean(call,
     first = call()
     call(parent=first)
 
-    built = build(SessionTree.load(reader, recording.id), DEFAULT_POLICY)
+    built = build(LoadedSession.load(reader, recording.id), DEFAULT_RULES)
     assert dict(built.conservation.dropped) == {"kind_side": 2}
     assert audit_session(reader, recording.id).clean
 

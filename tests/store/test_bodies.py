@@ -6,36 +6,33 @@ from hypothesis import strategies as st
 
 from bridle.store.encoding.bodies import (
     MAX_DEPTH,
-    Body,
-    BodyRow,
-    body_id,
-    decode,
+    Earlier,
+    pack_request,
+    pack_whole,
     proved,
+    sha256_of,
     shared_ends,
-    splice,
-    whole,
+    texts_of,
+    unpack_request,
+    unpack_whole,
 )
-from bridle.store.encoding.packing import DICTIONARY, pack
+from bridle.store.encoding.packing import DICTIONARY, RAW
+from bridle.store.records import Message, ToolCall
 
 
-def splices_of(bodies):
-    """Each body after the first against the one before it; ``None`` where it stands alone."""
+def chain(bodies):
+    """Each body against the one before it, or whole."""
     found, base = [], None
     for data in bodies:
-        piece = None if base is None else splice(data, base)
-        found.append(piece)
-        base = Body(body_id(data), data, 0 if piece is None else base.depth + 1)
+        packed = pack_request(data, base, b"") or pack_whole(data, b"")
+        found.append(packed)
+        base = Earlier(data, packed.depth)
     return found
 
 
 def stored(bodies):
-    """Bytes of a conversation's bodies as they are packed for good, and alone."""
-    bodies = list(bodies)
-    pieces = splices_of(bodies)
-    return sum(
-        len(whole(data).data if piece is None else pack(piece.data))
-        for piece, data in zip(pieces, bodies, strict=True)
-    )
+    """Bytes of a conversation's bodies without any text of their messages."""
+    return sum(len(packed.data) for packed in chain(bodies))
 
 
 def words(seed, count):
@@ -55,13 +52,17 @@ texts = st.lists(st.sampled_from([b"aaaa", b"bb", b"c", b"0123456789" * 40]), ma
 )
 
 
-@given(st.lists(texts, min_size=1, max_size=6, unique=True))
-def test_every_body_of_a_chain_is_read_back_byte_for_byte(bodies):
-    before = b""
-    for piece, data in zip(splices_of(bodies), bodies, strict=True):
-        read = decode([whole(data)]) if piece is None else piece.apply(before)
-        assert read == data
-        before = data
+@given(st.lists(texts, min_size=1, max_size=6), texts, texts)
+def test_every_body_of_a_chain_is_read_back_byte_for_byte(bodies, replies, own):
+    base = None
+    for data in bodies:
+        packed = pack_request(data, base, own)
+        if packed is None:
+            packed = pack_whole(data, own)
+            assert unpack_whole(packed, own) == data
+        else:
+            assert unpack_request(packed, base.data, replies, own) == data
+        base = Earlier(data, packed.depth, replies)
 
 
 @given(texts, texts)
@@ -83,48 +84,50 @@ def test_a_line_that_changes_at_the_top_does_not_store_the_history_again():
     assert changing(80) <= 2.2 * changing(40)
 
 
-def test_what_replaces_much_is_packed_against_it_when_that_pays():
-    base = Body("base", words(1, 300).encode(), 0)
-    again = splice(b"x" + base.data[1:-1] + b"y", base)
-    assert again is not None
-    assert again.data[0] == DICTIONARY
+def test_what_the_messages_say_is_not_stored_again():
+    call = ToolCall("call_1", "look", '{"path":"a \\"b\\""}')
+    message = Message("assistant", words(1, 300), "hm", (call,))
+    body = f"[{message.to_chat()}]".encode()
+    packed = pack_whole(body, texts_of([message]))
+    assert packed.data[0] == DICTIONARY
+    assert len(packed.data) < len(body) / 10
 
 
-def test_a_body_unlike_its_base_is_stored_whole_for_all_sessions():
-    base = Body("base", words(1, 300).encode(), 0)
-    assert splice(words(2, 300).encode(), base) is None
+def test_a_reply_that_came_too_late_for_the_base_is_not_needed():
+    first = Earlier(words(1, 300).encode(), 0)
+    data = first.data + words(2, 300).encode()
+    packed = pack_request(data, first, words(2, 300).encode())
+    assert unpack_request(packed, first.data, b"a reply since then", words(2, 300).encode()) == data
+
+
+def test_a_body_unlike_its_base_is_stored_whole():
+    base = Earlier(words(1, 300).encode(), 0)
+    assert pack_request(words(2, 300).encode(), base, b"") is None
 
 
 def test_a_body_sent_again_adds_nothing():
-    base = Body("base", words(1, 300).encode(), 0)
-    again = splice(base.data, base)
-    assert again is not None
-    assert again.apply(base.data) == base.data
-    assert len(again.data) == 1
+    base = Earlier(words(1, 300).encode(), 0)
+    again = pack_request(base.data, base, b"")
+    assert again.data == bytes((RAW,))
 
 
 def test_no_read_follows_more_links_than_the_bound():
-    base = Body("base", b"x" * 1000, MAX_DEPTH)
-    assert splice(b"x" * 1000 + b"more", base) is None
+    base = Earlier(b"x" * 1000, MAX_DEPTH)
+    assert pack_request(b"x" * 1000 + b"more", base, b"") is None
 
 
 def test_a_body_that_was_changed_on_disk_is_an_error():
-    row = whole(b"the body as it came")
-    damaged = BodyRow(row.id, None, 0, 0, row.size, 0, whole(b"another body").data)
+    digest = sha256_of(b"the body as it came").hex()
+    assert proved(b"the body as it came", digest) == b"the body as it came"
     with pytest.raises(ValueError, match="does not have the bytes"):
-        decode([damaged])
-    with pytest.raises(ValueError, match="does not have the bytes"):
-        proved(b"another body", row.id)
+        proved(b"another body", digest)
 
 
-def test_rows_against_a_base_are_read_as_older_versions_wrote_them():
-    first, second = b"a" * 100 + b"1" + b"z" * 100, b"a" * 100 + b"22" + b"z" * 100
-    base = whole(first)
-    row = BodyRow(body_id(second), base.id, 100, 100, len(second), 1, pack(b"22"))
-    assert decode([base, row]) == second
-    with pytest.raises(ValueError, match="needs base"):
-        decode([row])
+def test_another_dictionary_than_the_writers_is_an_error():
+    packed = pack_whole(words(1, 300).encode(), words(1, 300).encode())
+    with pytest.raises(ValueError, match="damaged"):
+        unpack_whole(packed, words(2, 300).encode())
 
 
 def test_an_empty_body_is_a_body():
-    assert decode([whole(b"")]) == b""
+    assert unpack_whole(pack_whole(b"", b""), b"") == b""

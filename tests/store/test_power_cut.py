@@ -41,7 +41,8 @@ CHILD = textwrap.dedent(
             call = new_id("call")
             said += b'{"role":"user","content":"line %d of session %d"},' % (len(prompt), number)
             writer.begin_call(CallBegun(
-                call, session, "chat", time.time(), b"[" + said + b"]", True, "m", parent))
+                call, session, "chat", time.time(), b"[" + said + b"]", True, "m", parent,
+                conversation=Conversation((Message("user", said.decode()),), length=1)))
             await asyncio.sleep(0)
             ids = np.array([number, 7, len(prompt)], dtype=np.uint32)
             choice = Choice(ids, np.full(3, -0.5, np.float32), (VersionRun(0, 1),), "stop")
@@ -49,8 +50,7 @@ CHILD = textwrap.dedent(
             await writer.end_call(CallEnded(
                 call, session, CallStatus.COMPLETE, time.time(), prompt_token_ids=prompt,
                 choices=(choice,), response_body=call.encode(), usage=usage,
-                message={"role": "assistant", "content": call},
-                conversation={"tail": [said.decode()]},
+                replies=(Message("assistant", call),),
             ))
             print(call, len(prompt), os.stat(log).st_size, flush=True)
             prompt, parent = np.concatenate([prompt, ids, ids]), call

@@ -2,11 +2,12 @@
 
 import json
 
+import msgspec
 import pytest
 
 from bridle.proxy.sessions.keys import new_session_key
 from bridle.store.encoding.packing import dump_json
-from bridle.store.records import CallStatus, Note
+from bridle.store.records import CallStatus, Conversation, Message, Note, ToolCall
 from bridle.store.writing.redaction import PATTERNS, Redactor
 from bridle.store.writing.writer import Writer
 
@@ -41,21 +42,24 @@ def test_every_pattern_has_a_secret_that_it_finds():
 @pytest.mark.parametrize("name", SECRETS)
 def test_a_secret_is_nowhere_in_the_record_and_the_call_says_so(url, reader, calls, name):
     secret = SECRETS[name]
+    written = json.loads(f'"{secret}"')
     request = b'{"messages":[{"role":"user","content":"use %s now"}]}' % secret.encode()
     found = recorded(
         url,
         calls,
         Redactor(),
-        {"request_body": request},
+        {
+            "request_body": request,
+            "conversation": Conversation((Message("user", f"use {written} now"),), length=1),
+        },
         response_body=f'{{"content":"I use {secret}"}}'.encode(),
-        message=json.loads(f'{{"role":"assistant","content":"I use {secret}"}}'),
-        conversation=json.loads(f'{{"tail":[{{"content":"use {secret} now"}}]}}'),
+        replies=(Message("assistant", f"I use {written}"),),
     )
     row = reader.call(found)
     for stored in (
         reader.request_body(row.id),
         reader.response_body(row.id),
-        dump_json([row.message, row.conversation]),
+        msgspec.json.encode([row.replies, row.conversation.tail]),
     ):
         assert secret.encode() not in stored
         assert b"[redacted:%b]" % name.encode() in stored
@@ -67,12 +71,11 @@ def test_a_secret_is_nowhere_in_the_record_and_the_call_says_so(url, reader, cal
 def test_a_secret_spelled_across_a_stream_takes_the_raw_body_with_it(url, reader, calls):
     secret = SECRETS["aws_access_key"]
     stream = b"".join(b'data: {"delta":"%c"}\n\n' % letter for letter in secret.encode())
-    found = recorded(
-        url, calls, Redactor(), {}, response_body=stream, message={"content": f"it is {secret}"}
-    )
+    said = (Message("assistant", f"it is {secret}"),)
+    found = recorded(url, calls, Redactor(), {}, response_body=stream, replies=said)
     row = reader.call(found)
     assert reader.response_body(row.id).startswith(b"[redacted")
-    assert row.message == {"content": "it is [redacted:aws_access_key]"}
+    assert row.replies[0].content == "it is [redacted:aws_access_key]"
 
 
 def test_a_stream_that_spells_a_secret_and_then_shows_it_whole_is_not_kept(url, reader, calls):
@@ -80,10 +83,10 @@ def test_a_stream_that_spells_a_secret_and_then_shows_it_whole_is_not_kept(url, 
     stream = b"".join(b'data: {"delta":"%c"}\n\n' % letter for letter in secret.encode())
     stream += b'data: {"text":"%b"}\n\n' % secret.encode()
     for said in (
-        {"message": {"content": secret}},
-        {"conversation": {"choices": [{"role": "assistant", "content": secret}]}},
+        (Message("assistant", secret),),
+        (Message("assistant", "no"), Message("assistant", secret)),
     ):
-        found = recorded(url, calls, Redactor(), {}, response_body=stream, **said)
+        found = recorded(url, calls, Redactor(), {}, response_body=stream, replies=said)
         assert reader.response_body(found).startswith(b"[redacted")
 
 
@@ -97,19 +100,17 @@ def test_a_secret_that_begins_a_line_is_found(url, reader, calls, name, before):
         calls,
         Redactor(),
         {"request_body": once},
-        message={"content": text, "arguments": once.decode()},
+        replies=(Message("assistant", text, None, (ToolCall("c", "f", once.decode()),)),),
     )
-    for stored in (reader.request_body(found), dump_json(dict(reader.call(found).message))):
+    for stored in (reader.request_body(found), msgspec.json.encode(reader.call(found).replies)):
         assert SECRETS[name].encode() not in stored
 
 
 def test_two_halves_of_a_key_in_two_strings_leave_the_message_whole(url, reader, calls):
-    message = {
-        "content": "it begins -----BEGIN RSA PRIVATE KEY-----",
-        "tool_calls": [{"function": {"arguments": '{"x":"-----END RSA PRIVATE KEY-----"}'}}],
-    }
-    found = recorded(url, calls, Redactor(), {}, message=message)
-    assert reader.call(found).message == message
+    call = ToolCall("c", "f", '{"x":"-----END RSA PRIVATE KEY-----"}')
+    reply = Message("assistant", "it begins -----BEGIN RSA PRIVATE KEY-----", None, (call,))
+    found = recorded(url, calls, Redactor(), {}, replies=(reply,))
+    assert reader.call(found).replies == (reply,)
 
 
 @pytest.mark.parametrize("name", sorted(SECRETS.keys() - {"private_key"}))

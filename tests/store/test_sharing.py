@@ -1,10 +1,8 @@
 """Several writers on one store, and one session that moves between them."""
 
 import asyncio
-import contextlib
 import threading
 
-from bridle.store.encoding.vocabulary import Vocabulary
 from bridle.store.reading.queries import Reader
 from bridle.store.records import CallEnded, CallStatus
 from bridle.store.writing.writer import Writer
@@ -80,18 +78,6 @@ async def test_children_of_a_call_without_tokens_do_not_reload_the_session_every
     assert len(reloads) <= 2
 
 
-async def test_the_same_body_from_two_writers_is_one_row(url, reader, calls):
-    with Writer(url) as first, Writer(url) as second:
-        ids = []
-        for writer in (first, second):
-            session = calls.session()
-            await writer.create_session(session)
-            ids.append(await turn(writer, calls, session, [5, 6], [7], None))
-    one, two = (reader.call(call_id).request_body_id for call_id in ids)
-    assert one == two
-    assert reader.request_body(ids[0]) == b'{"messages":["5","6"]}'
-
-
 def test_two_writers_that_hold_each_others_bodies_do_not_lock_up(url, calls):
     bodies = [b'{"n":"%d"}' % number + b"x" * 300 for number in range(40)]
     errors = []
@@ -151,43 +137,3 @@ def test_calls_that_say_the_same_through_two_writers_are_both_kept(url, reader, 
         row = reader.call(call_id)
         assert (row.status, row.sampling) == (CallStatus.FAILED, {"seed": call_id})
         assert reader.response_body(call_id) == b'{"error":"overloaded"}'
-
-
-def test_calls_that_say_the_same_under_another_vocabulary_are_kept(url, reader, calls):
-    session = calls.session()
-    with Writer(url) as writer:
-        writer.create_session_sync(session)
-        for _ in range(2):
-            fail(writer, calls, session)
-    with Writer(url, vocabulary=Vocabulary([b"over", b"loaded"])) as writer:
-        made = [fail(writer, calls, session) for _ in range(2)]
-        assert writer.stats.rejected == 0
-    for call_id in made:
-        assert reader.response_body(call_id) == b'{"error":"overloaded"}'
-
-
-def test_writers_that_start_at_once_with_one_tokenizer_all_start(url, monkeypatch):
-    vocabulary = Vocabulary([b"one", b"two"])
-    looked = threading.Barrier(2)
-    packed = vocabulary.packed()
-
-    def packed_together(_):
-        with contextlib.suppress(threading.BrokenBarrierError):
-            looked.wait(0.5)  # on SQLite one of them waits for the other's commit
-        return packed
-
-    monkeypatch.setattr(Vocabulary, "packed", packed_together)
-    errors = []
-
-    def start():
-        try:
-            Writer(url, vocabulary=vocabulary).start().close()
-        except Exception as error:  # noqa: BLE001 - shown by the assertion
-            errors.append(error)
-
-    threads = [threading.Thread(target=start) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert errors == []

@@ -14,6 +14,8 @@ from bridle.store.records import (
     CallKind,
     CallStatus,
     Choice,
+    Conversation,
+    Message,
     Note,
     PolicyRecord,
     Reward,
@@ -27,7 +29,12 @@ from bridle.store.writing.writer import Writer
 async def test_a_call_is_read_back_as_it_was_written(writer, reader, calls):
     session = calls.session()
     await writer.create_session(session)
-    begun = calls.begun(session, headers={"x-session-id": "7"}, lineage_rule="minted_id")
+    begun = calls.begun(
+        session,
+        headers={"x-session-id": "7"},
+        lineage_rule="minted_id",
+        conversation=Conversation((Message("user", "hé"),), length=1),
+    )
     writer.begin_call(begun)
     ended = calls.ended(
         begun,
@@ -36,7 +43,6 @@ async def test_a_call_is_read_back_as_it_was_written(writer, reader, calls):
         first_token_at=3.5,
         model_served="policy-7",
         sampling={"temperature": 0.7, "stop": ["a"]},
-        conversation={"tail": [{"role": "user", "content": "hé"}]},
         kind=CallKind.SUBAGENT,
         role="planner",
         break_reason=BreakReason.REASONING_DROPPED,
@@ -51,7 +57,7 @@ async def test_a_call_is_read_back_as_it_was_written(writer, reader, calls):
     assert (row.version_start, row.version_end) == (1, 1)
     assert row.break_reason is BreakReason.REASONING_DROPPED
     assert (row.headers, row.sampling) == (begun.headers, ended.sampling)
-    assert (row.message, row.conversation) == (ended.message, ended.conversation)
+    assert (row.conversation, row.replies) == (begun.conversation, ended.replies)
     assert row.notes == ended.notes
     assert (row.started_at, row.first_token_at) == (begun.started_at, 3.5)
     assert row.ended_at == ended.ended_at
@@ -167,7 +173,7 @@ async def test_a_record_that_has_no_json_form_fails_alone(writer, calls, held):
         writer.begin_call(first)
         writer.begin_call(second)
         bad = asyncio.ensure_future(
-            writer.end_call(calls.ended(first, [1], [2], message={"socket": object()}))
+            writer.end_call(calls.ended(first, [1], [2], sampling={"socket": object()}))
         )
         good = asyncio.ensure_future(writer.end_call(calls.ended(second, [1], [2])))
         await asyncio.sleep(0)
@@ -272,7 +278,7 @@ async def test_failed_calls_are_kept_with_their_reason(writer, reader, calls):
     )
     row = reader.call(begun.id)
     assert (row.status, row.reason) == (CallStatus.FAILED, "refused")
-    assert (row.error, row.response_body_id) == ({"kind": "overloaded"}, None)
+    assert (row.error, row.response_sha256) == ({"kind": "overloaded"}, None)
 
 
 async def test_a_full_queue_turns_new_calls_away_and_lets_ends_in(url, calls, held):

@@ -18,7 +18,6 @@ from bridle.trainer.sft.data import (
     SftExample,
     example_from_text,
     examples_from_chat,
-    examples_from_episodes,
     examples_from_jsonl,
     examples_from_parquet,
     with_context,
@@ -217,13 +216,6 @@ def test_parquet_rows_become_examples(tmp_path):
     pyarrow.parquet.write_table(pa.table(columns), path)
     with pytest.raises(SftDataError, match="row 0 has 3 ids and 1 mask"):
         examples_from_parquet(path)
-
-
-def test_stored_samples_become_examples_as_they_were_sampled(make_sample, make_episode):
-    episode = make_episode([make_sample([1, 2, 3], [2]), make_sample([1, 2], [])])
-    (example,) = examples_from_episodes([episode])
-    assert example.token_ids.tolist() == [1, 2, 3]
-    assert example.mask.tolist() == [False, False, True]
 
 
 def small_set():

@@ -1,10 +1,10 @@
-"""What supervised fine-tuning learns from: token ids with a mask, of samples or exports."""
+"""The data of supervised fine-tuning: token ids with a mask, from the store or from exports."""
 
 from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -15,7 +15,9 @@ from numpy.typing import NDArray
 
 from bridle.engine.contract.tokenizer import ArgumentsNotJson, TemplateError, Tokenizer
 from bridle.errors import BridleError
-from bridle.reconstruct.samples.sample import Episode
+from bridle.reconstruct.exports.selection import ExportReport, Selection, select
+from bridle.reconstruct.samples.builders import build
+from bridle.store.reading.queries import Reader
 from bridle.store.records import TokenIds
 from bridle.store.tree import common_prefix
 
@@ -34,7 +36,7 @@ _READABLE: Final = "exports as tokens, chat, trl and trl-prompt-completion can b
 
 
 class SftDataError(BridleError, ValueError):
-    """A training file does not hold what it should; the message names the line or column."""
+    """A training file cannot be read; the message names the line or column."""
 
 
 def with_context(example: SftExample, tokens: int) -> SftExample:
@@ -63,14 +65,19 @@ def without_shared(examples: Sequence[SftExample], tokens: int) -> list[SftExamp
     return found
 
 
-def examples_from_episodes(episodes: Iterable[Episode]) -> list[SftExample]:
-    """The trainable samples of recorded sessions, exactly as they were sampled."""
-    return [
+def examples_from_store(
+    reader: Reader, selection: Selection, left_out: Counter[str]
+) -> list[SftExample]:
+    """The samples of the selected sessions, exactly as they were sampled; sessions that are left
+    out are counted by reason."""
+    report = ExportReport(Path())
+    found = [
         SftExample(sample.token_ids, sample.mask)
-        for episode in episodes
-        for sample in episode.samples
-        if sample.mask.any()
+        for session in select(reader, selection, report)
+        for sample in build(session, selection.rules).samples
     ]
+    left_out.update(report.left_out)
+    return found
 
 
 def is_parquet(path: Path) -> bool:
@@ -159,7 +166,7 @@ def _messages(record: Mapping[str, Any], name: str) -> list[Mapping[str, Any]]:
 
 
 def example_from_text(prompt: str, completion: str, tokenizer: Tokenizer) -> SftExample:
-    """A completed prompt; learned is the completion, to its end as the tokenizer says it.
+    """A completed prompt, of which the completion is learned, with the tokenizer's end token.
 
     The prompt begins as vLLM and TRL let a bare text begin: with the special tokens, if there are
     any, that the tokenizer puts before one.
@@ -194,7 +201,7 @@ def examples_from_chat(
 
     Each reply is tokenised by itself behind its prompt, as the engine produces it, and learned up
     to its end-of-turn token. While the template only ever appends, all replies share one example;
-    where it rewrites the history (dropped reasoning, say), a new example begins. An assistant
+    where it rewrites the history (drops reasoning), a new example begins. An assistant
     message with ``"weight": 0`` is context only, as in OpenAI's fine-tuning format.
     """
     pieces = _Pieces(tokenizer)
@@ -206,7 +213,7 @@ def examples_from_chat(
         if not whole.startswith(prompt):
             raise SftDataError(
                 f"message {index}: the chat template renders this reply differently from its "
-                "generation prompt, so where the reply begins cannot be told"
+                "generation prompt, so the start of the reply is unknown"
             )
         if not prompt.startswith(pieces.text):
             yield pieces.example()

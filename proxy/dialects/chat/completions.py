@@ -7,20 +7,19 @@ from typing import Annotated, Any, Final
 
 import msgspec
 
-from bridle.proxy.dialects.chat import openai
-from bridle.proxy.dialects.chat.openai import Count, Int64, StreamOptions
+from bridle.proxy.dialects.body import convert, decode, invalid
+from bridle.proxy.dialects.chat.reply import usage_object
+from bridle.proxy.dialects.chat.request import FORWARDED, Parameters, beyond, sampling
 from bridle.proxy.dialects.errors import openai_error, openai_error_object
 from bridle.proxy.wire.canonical import (
     ApiError,
     ChoiceReply,
-    DialectName,
+    Dialect,
     Event,
     Finished,
-    HttpError,
     Minted,
     Reply,
     Request,
-    Sampling,
     Started,
     TextDelta,
     Tokens,
@@ -34,98 +33,62 @@ encode = msgspec.json.encode
 TokenId = Annotated[int, msgspec.Meta(ge=0, le=2**32 - 1)]
 
 
-class _Body(msgspec.Struct):
-    model: str
+class _Body(Parameters, kw_only=True, gc=False):
     prompt: str | list[Any]
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: Int64 | None = None
-    min_p: float | None = None
-    max_tokens: Int64 | None = None
-    stop: str | list[str] | None = None
-    seed: Int64 | None = None
-    n: Count | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    repetition_penalty: float | None = None
-    stream: bool | None = None
-    stream_options: StreamOptions | None = None
     logprobs: Annotated[int, msgspec.Meta(ge=0, le=64)] | None = None
-    return_token_ids: bool | None = None
     echo: bool | None = None
 
 
-_DECODER = msgspec.json.Decoder(_Body)
 _KNOWN: Final = frozenset(_Body.__struct_fields__)
-_FORWARDED: Final = openai.FORWARDED - {"reasoning_effort", "thinking_token_budget"}
 
 
-class CompletionsDialect:
-    """See :class:`bridle.proxy.wire.canonical.Dialect`."""
+def parse(body: bytes, path: Mapping[str, str], query: Mapping[str, str]) -> Request:
+    """See :data:`bridle.proxy.wire.canonical.Parse`."""
+    fields = decode(body)
+    wire = convert(fields, _Body)
+    extra, notes = beyond(fields, _KNOWN, FORWARDED)
+    if wire.echo:
+        raise invalid("echo", "is not supported: prompts are recorded anyway")
+    return Request(
+        dialect="completions",
+        model=wire.model,
+        prompt=_prompt(wire.prompt),
+        sampling=sampling(wire, wire.max_tokens),
+        stream=bool(wire.stream),
+        wants=Wants(
+            logprobs=wire.logprobs is not None,
+            top_logprobs=wire.logprobs or 0,
+            token_ids=bool(wire.return_token_ids),
+            stream_usage=bool(wire.stream_options and wire.stream_options.include_usage),
+        ),
+        extra=extra,
+        notes=tuple(notes),
+    )
 
-    name: DialectName = "completions"
-    stream_content_type = "text/event-stream; charset=utf-8"
-    stream_failures: frozenset[str] = frozenset()
 
-    def parse(self, body: bytes, path: Mapping[str, str], query: Mapping[str, str]) -> Request:
-        wire = openai.decode(_DECODER, body)
-        extra, notes = openai.other_fields(body, _KNOWN, _FORWARDED)
-        if wire.echo:
-            raise openai.invalid("'echo' is not supported: prompts are recorded anyway", "echo")
-        return Request(
-            dialect="completions",
-            model=wire.model,
-            prompt=_prompt(wire.prompt),
-            sampling=Sampling(
-                temperature=wire.temperature,
-                top_p=wire.top_p,
-                top_k=wire.top_k,
-                min_p=wire.min_p,
-                max_tokens=wire.max_tokens,
-                stop=(wire.stop,) if isinstance(wire.stop, str) else tuple(wire.stop or ()),
-                seed=wire.seed,
-                n=wire.n,
-                presence_penalty=wire.presence_penalty,
-                frequency_penalty=wire.frequency_penalty,
-                repetition_penalty=wire.repetition_penalty,
-            ),
-            stream=bool(wire.stream),
-            wants=Wants(
-                logprobs=wire.logprobs is not None,
-                top_logprobs=wire.logprobs or 0,
-                token_ids=bool(wire.return_token_ids),
-                stream_usage=bool(wire.stream_options and wire.stream_options.include_usage),
-            ),
-            extra=extra,
-            notes=notes,
-        )
-
-    def mint(self, call_id: str, created: int, model: str) -> Minted:
-        return Minted(call_id, created, f"cmpl-{call_id.removeprefix('call_')}", model)
-
-    def emitter(self, request: Request, minted: Minted) -> CompletionsEmitter:
-        return CompletionsEmitter(request, minted)
-
-    def reply(self, request: Request, minted: Minted, reply: Reply) -> bytes:
-        whole: dict[str, Any] = {
-            "id": minted.response_id,
-            "object": "text_completion",
-            "created": minted.created,
-            "model": minted.model,
-            "choices": [
-                _choice(index, choice, request, reply) for index, choice in enumerate(reply.choices)
-            ],
-        }
-        if reply.usage is not None:
-            whole["usage"] = openai.usage_object(reply.usage)
-        return encode(whole)
-
-    def error(self, error: ApiError) -> HttpError:
-        return openai_error(error)
+def write(request: Request, minted: Minted, reply: Reply) -> bytes:
+    """The ``text_completion`` object, as JSON."""
+    whole: dict[str, Any] = {
+        "id": minted.response_id,
+        "object": "text_completion",
+        "created": minted.created,
+        "model": minted.model,
+        "choices": [
+            _choice(index, choice, request, reply) for index, choice in enumerate(reply.choices)
+        ],
+    }
+    if reply.usage is not None:
+        whole["usage"] = usage_object(reply.usage)
+    return encode(whole)
 
 
 class CompletionsEmitter:
-    """Completion chunks. The finish, usage and ``[DONE]`` chunks are terminal."""
+    """Writes one streamed reply; see :class:`bridle.proxy.wire.canonical.Emitter`.
+
+    The finish, usage and ``[DONE]`` chunks are terminal.
+    """
+
+    content_type = "text/event-stream; charset=utf-8"
 
     def __init__(self, request: Request, minted: Minted) -> None:
         self._wants = request.wants
@@ -138,8 +101,8 @@ class CompletionsEmitter:
         self._usage: Usage | None = None
         self._prompt_token_ids: Sequence[int] | None = None
         self._tokens: dict[int, list[Tokens]] = {}
-        self._told: dict[int, int] = {}
-        """Characters of each choice's tokens whose logprobs have been told."""
+        self._written: dict[int, int] = {}
+        """Characters of each choice's tokens whose logprobs have been written."""
 
     def begin(self) -> bytes:
         return b""
@@ -167,7 +130,7 @@ class CompletionsEmitter:
             self._chunk(index, "", reason) for index, reason in sorted(self._finished.items())
         ]
         if self._wants.stream_usage and self._usage is not None:
-            usage = encode(openai.usage_object(self._usage))
+            usage = encode(usage_object(self._usage))
             chunks.append(b'%b"choices":[],"usage":%b}\n\n' % (self._head, usage))
         chunks.append(b"data: [DONE]\n\n")
         return b"".join(chunks)
@@ -185,9 +148,9 @@ class CompletionsEmitter:
         held = self._tokens.pop(index, [])
         if held and self._wants.logprobs:
             entries = [entry for one in held for entry in one.detail or ()]
-            told = self._told.get(index, 0)
-            choice["logprobs"] = _logprobs(entries, told)
-            self._told[index] = told + sum(len(entry["token"]) for entry in entries)
+            start = self._written.get(index, 0)
+            choice["logprobs"] = _logprobs(entries, start)
+            self._written[index] = start + sum(len(entry["token"]) for entry in entries)
         if held and self._wants.token_ids:
             choice["token_ids"] = [token for one in held for token in one.token_ids]
             choice["prompt_token_ids"], self._prompt_token_ids = self._prompt_token_ids, None
@@ -199,15 +162,14 @@ def _prompt(wire: str | list[Any]) -> str | tuple[int, ...]:
     if isinstance(wire, str):
         return wire
     if not wire:
-        raise openai.invalid("the prompt is empty", "prompt")
+        raise invalid("prompt", "is empty")
     if len(wire) == 1 and isinstance(wire[0], str | list):
         return _prompt(wire[0])
     try:
         return tuple(msgspec.convert(wire, list[TokenId]))
     except msgspec.ValidationError as error:
-        raise openai.invalid(
-            "give one prompt per request: text, or a list of token ids", "prompt"
-        ) from error
+        problem = "must be one prompt per request: a text, or a list of token ids"
+        raise invalid("prompt", problem) from error
 
 
 def _choice(index: int, choice: ChoiceReply, request: Request, reply: Reply) -> dict[str, Any]:
@@ -236,3 +198,13 @@ def _logprobs(detail: Sequence[Mapping[str, Any]], position: int = 0) -> dict[st
         "top_logprobs": [entry.get("top_logprobs") for entry in detail],
         "text_offset": offsets,
     }
+
+
+COMPLETIONS: Final = Dialect(
+    name="completions",
+    parse=parse,
+    emitter=CompletionsEmitter,
+    reply=write,
+    error=openai_error,
+    response_prefix="cmpl",
+)

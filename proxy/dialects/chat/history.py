@@ -1,113 +1,117 @@
-"""The part of a chat request that was read before.
-
-A harness sends its whole history with every call, and nearly always in the very bytes of the call
-before. Where the bytes up to the end of a message are those of an earlier body, that message and
-all before it are the earlier one's: a JSON reader that has seen the same bytes stands at the same
-place. So only what follows is parsed, and the time grows with what is new.
-"""
+"""The messages of a chat request as canonical ones."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Annotated, Any
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, Literal
 
 import msgspec
-import numpy as np
 
-from bridle.proxy.wire.canonical import Message
+from bridle.proxy.dialects.body import Json, invalid, json_text, writable
+from bridle.proxy.wire.canonical import Message, Role, ToolCall
 from bridle.store.records import Note
 
-_SPACE = b" \t\r\n"
+
+class _Function(msgspec.Struct, gc=False):
+    name: str
+    arguments: str | Json | None = None
 
 
-class _Messages(msgspec.Struct):
-    messages: Annotated[list[msgspec.Raw], msgspec.Meta(min_length=1)]
+class _Call(msgspec.Struct, gc=False):
+    id: str
+    function: _Function
 
 
-_DECODER = msgspec.json.Decoder(_Messages)
+class ChatMessage(msgspec.Struct, gc=False):
+    """A message as the client wrote it."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
+    content: str | list[Json] | None = None
+    name: str | None = None
+    reasoning: str | None = None
+    reasoning_content: str | None = None
+    tool_calls: list[_Call] | None = None
+    tool_call_id: str | None = None
+    audio: Any = None
+    function_call: Any = None
+    reasoning_details: Any = None
+    refusal: Any = None
+    thinking_blocks: Any = None
 
 
-@dataclass(slots=True, eq=False)
-class ParsedHistory:
-    """The messages of one request, and where they stand in its body."""
-
-    start: int
-    """Where the first message begins."""
-    ends: tuple[int, ...]
-    """Where each message ends."""
-    body: bytes
-    """The whole of it, which the store's writer holds too: a copy would be held twice."""
-    messages: tuple[Message, ...]
-    notes: tuple[tuple[Note, ...], ...]
-    """What was converted in each message."""
-    units: Sequence[Any] = ()
-    """Lineage's steps of these messages, once it has cut them (``proxy/lineage/digests.py``)."""
-
-    @property
-    def size(self) -> int:
-        """Bytes held, counting the parsed messages as much as their text."""
-        return 2 * self.ends[-1]
-
-    def shared(self, body: bytes) -> int:
-        """How many messages ``body`` begins with as they stand here."""
-        end = self.ends[-1]
-        if body[:end] == self.body[:end]:
-            return len(self.ends)
-        if body[: self.start] != self.body[: self.start]:
-            return 0
-        low, high, same = 0, len(self.ends) - 1, self.start
-        while low < high:
-            middle = (low + high) // 2
-            if body.startswith(self.body[same : self.ends[middle]], same):
-                low, same = middle + 1, self.ends[middle]
-            else:
-                high = middle
-        return low
-
-    def without(self, count: int, body: bytes) -> tuple[bytes, int] | None:
-        """``body`` with its first ``count`` messages (which it shares) cut out, and where the rest
-        begins in it; ``None`` when no message would be left."""
-        rest = _skip(body, self.ends[count - 1])
-        if body[rest : rest + 1] != b",":
-            return None
-        rest = _skip(body, rest + 1)
-        return body[: self.start] + body[rest:], rest
+_NOT_SENT_ON: Final = ("audio", "function_call", "reasoning_details", "refusal", "thinking_blocks")
+"""Fields of providers' replies that clients echo and no engine takes."""
+_ROLES: Final[Mapping[str, Role]] = {
+    "system": "system",
+    "developer": "system",
+    "user": "user",
+    "assistant": "assistant",
+    "tool": "tool",
+    "function": "tool",
+}
 
 
-def spans(body: bytes) -> list[tuple[int, int]] | None:
-    """Where each message of ``body`` begins and ends; ``None`` when that cannot be told.
-
-    ``body`` must be a valid chat request.
-    """
-    base = _address(body)
-    found: list[tuple[int, int]] = []
-    for raw in _DECODER.decode(body).messages:
-        view = memoryview(raw)
-        start = _address(view) - base
-        if not 0 <= start <= start + len(view) <= len(body):
-            return None
-        found.append((start, start + len(view)))
-    return found
-
-
-def parsed(
-    body: bytes, messages: tuple[Message, ...], notes: tuple[tuple[Note, ...], ...]
-) -> ParsedHistory | None:
-    """The history of a request that was parsed whole."""
-    found = spans(body)
-    if found is None:
-        return None
-    ends = tuple(end for _, end in found)
-    return ParsedHistory(found[0][0], ends, body, messages, notes)
-
-
-def _address(buffer: bytes | memoryview) -> int:
-    return int(np.frombuffer(buffer, np.uint8).__array_interface__["data"][0])
+def canonical(messages: Sequence[ChatMessage], notes: dict[Note, None]) -> tuple[Message, ...]:
+    """The messages in order; what was converted or dropped is added to ``notes``."""
+    # A session's whole history passes here in every call: nothing is called for a plain message.
+    made: list[Message] = []
+    for position, wire in enumerate(messages):
+        role = _ROLES[wire.role]
+        if role != wire.role:
+            notes[Note("role_converted", f"{wire.role} as {role}")] = None
+        if (
+            wire.refusal
+            or wire.audio
+            or wire.function_call
+            or wire.reasoning_details
+            or wire.thinking_blocks
+        ):
+            for name in _NOT_SENT_ON:
+                if getattr(wire, name):
+                    notes[Note("field_dropped", f"messages.{name}")] = None
+        content = wire.content
+        if isinstance(content, list):
+            _check_parts(content, f"messages[{position}].content")
+        reasoning = wire.reasoning if wire.reasoning is not None else wire.reasoning_content
+        calls = _calls(wire.tool_calls, position, notes) if wire.tool_calls else ()
+        made.append(Message(role, content, reasoning, calls, wire.tool_call_id, wire.name))
+    return tuple(made)
 
 
-def _skip(body: bytes, at: int) -> int:
-    """The first place from ``at`` on that is not white space."""
-    while at < len(body) and body[at] in _SPACE:
-        at += 1
-    return at
+def _check_parts(parts: Sequence[Json], field: str) -> None:
+    """Raises :class:`ApiError` (400) for a part whose text is not a string, or that cannot be
+    written as JSON."""
+    for index, part in enumerate(parts):
+        if _is_plain(part):
+            continue
+        if not isinstance(part.get("text"), str) and ("text" in part or part.get("type") == "text"):
+            raise invalid(f"{field}[{index}].text", "must be a string")
+        writable(part, f"{field}[{index}]")
+
+
+def _is_plain(part: Json) -> bool:
+    """Whether ``part`` is strings, one level deep at most, and has a text if it is of that type.
+    Nearly all parts are plain, and an image of megabytes need not be written as JSON to be
+    checked."""
+    if part.get("type") == "text" and "text" not in part:
+        return False
+    for name, value in part.items():
+        if type(value) is str:
+            continue
+        if name == "text" or type(value) is not dict:
+            return False
+        if not all([type(inner) is str for inner in value.values()]):
+            return False
+    return True
+
+
+def _calls(calls: Sequence[_Call], position: int, notes: dict[Note, None]) -> tuple[ToolCall, ...]:
+    made: list[ToolCall] = []
+    for index, call in enumerate(calls):
+        name, arguments = call.function.name, call.function.arguments
+        if isinstance(arguments, dict):
+            notes[Note("arguments_were_an_object", name)] = None
+            field = f"messages[{position}].tool_calls[{index}].function.arguments"
+            arguments = json_text(arguments, field)
+        made.append(ToolCall(call.id, name, arguments or ""))
+    return tuple(made)

@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
-from bridle.proxy.dialects.fields import Fields, decode_object, invalid, writable
-from bridle.proxy.dialects.functions import function_tool
-from bridle.proxy.dialects.google.contents import add_contents, instruction_text
-from bridle.proxy.dialects.google.schema import json_schema, named
+import msgspec
+
+from bridle.proxy.dialects.body import (
+    Integral,
+    Json,
+    convert,
+    decode,
+    integer,
+    invalid,
+    strings,
+    unknown,
+)
+from bridle.proxy.dialects.functions import function_tool, json_schema_format, named_function
+from bridle.proxy.dialects.google.history import add_contents, instruction_content
+from bridle.proxy.dialects.google.schema import camel_keys, google, json_schema
 from bridle.proxy.dialects.thinking import apply_effort
-from bridle.proxy.dialects.turns import Transcript
+from bridle.proxy.dialects.transcript import Transcript
 from bridle.proxy.wire.canonical import Request, Sampling, Wants
 
 GENERATE: Final = "generateContent"
@@ -19,15 +29,63 @@ STREAM: Final = "streamGenerateContent"
 COUNT: Final = "countTokens"
 METHODS: Final = frozenset({GENERATE, STREAM, COUNT})
 
-_READ: Final = frozenset(
-    {"contents", "systemInstruction", "tools", "toolConfig", "generationConfig", "model"}
-    | {"generateContentRequest"}
-)
-_READ_CONFIG: Final = frozenset(
-    {"temperature", "topP", "topK", "maxOutputTokens", "stopSequences", "responseMimeType"}
-    | {"responseSchema", "responseJsonSchema", "seed", "thinkingConfig", "candidateCount"}
-    | {"presencePenalty", "frequencyPenalty", "responseLogprobs", "logprobs"}
-)
+
+class _Body(msgspec.Struct, rename="camel", gc=False):
+    contents: str | Json | list[Json] | None = None
+    system_instruction: str | Json | None = None
+    tools: list[Json] | None = None
+    tool_config: Json | None = None
+    generation_config: Json | None = None
+    model: str | None = None
+    generate_content_request: Json | None = None
+
+
+class _Tool(msgspec.Struct, rename="camel", gc=False):
+    function_declarations: list[Json] | None = None
+
+
+class _Declaration(msgspec.Struct, rename="camel", gc=False):
+    name: str
+    description: str | None = None
+    parameters: Json | None = None
+    parameters_json_schema: Json | None = None
+
+
+class _ToolConfig(msgspec.Struct, rename="camel", gc=False):
+    function_calling_config: Json | None = None
+
+
+class _Calling(msgspec.Struct, rename="camel", gc=False):
+    mode: str | None = None
+    allowed_function_names: str | list[str] | None = None
+
+
+class _Config(msgspec.Struct, rename="camel", gc=False):
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: float | None = None
+    max_output_tokens: Integral | None = None
+    stop_sequences: str | list[str] | None = None
+    response_mime_type: str | None = None
+    response_schema: Json | None = None
+    response_json_schema: Json | None = None
+    seed: Integral | None = None
+    thinking_config: Json | None = None
+    candidate_count: Annotated[int, msgspec.Meta(ge=1, le=8)] | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    response_logprobs: bool | None = None
+    logprobs: Integral | None = None
+
+
+class _Thinking(msgspec.Struct, rename="camel", gc=False):
+    thinking_level: str | None = None
+    thinking_budget: Integral | None = None
+    include_thoughts: bool | None = None
+
+
+_KNOWN: Final = frozenset(_Body.__struct_encode_fields__)
+_KNOWN_CONFIG: Final = frozenset(_Config.__struct_encode_fields__)
 _NAMES: Final[Mapping[str, str]] = {
     "max_tokens": "maxOutputTokens",
     "top_p": "topP",
@@ -37,38 +95,31 @@ _NAMES: Final[Mapping[str, str]] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class GoogleContext:
-    """What the reply needs to know of the request."""
-
-    sse: bool
-    """Events, or (without ``alt=sse``) one JSON array that grows."""
-    thoughts: bool
-    """The client asked to see the model's thoughts."""
-
-
 def parse(body: bytes, path: Mapping[str, str], query: Mapping[str, str]) -> Request:
-    """``path`` holds ``model`` and ``method``. Raises ``ApiError`` (400)
-    naming the field."""
+    """See :data:`bridle.proxy.wire.canonical.Parse`; ``path`` holds ``model`` and ``method``."""
     method = path.get("method", GENERATE)
     if method not in METHODS:
         raise invalid("method", f"must be one of {', '.join(sorted(METHODS))}")
-    fields = named(decode_object(body))
-    if method == COUNT and (inner := fields.child("generateContentRequest")) is not None:
-        fields = named(inner)
-    if fields.raw("cachedContent") is not None:
+    fields = camel_keys(decode(body))
+    wire = convert(fields, _Body)
+    if method == COUNT and wire.generate_content_request is not None:
+        fields = camel_keys(wire.generate_content_request)
+        wire = convert(fields, _Body, "generateContentRequest")
+    if fields.get("cachedContent") is not None:
         raise invalid("cachedContent", "is not supported; send the content in 'contents'")
     transcript = Transcript()
-    if (instruction := instruction_text(fields, transcript)) is not None:
-        transcript.system(instruction)
-    add_contents(fields, transcript)
-    config = named(fields.child("generationConfig") or Fields({}, "generationConfig"))
-    tools = _tools(fields, transcript)
-    tools, tool_choice = _tool_choice(fields, tools, transcript)
+    if wire.system_instruction is not None:
+        transcript.system(instruction_content(wire.system_instruction, transcript))
+    add_contents(wire.contents, transcript)
+    settings = camel_keys(wire.generation_config or {})
+    config = convert(settings, _Config, "generationConfig")
+    tools, tool_choice = _tool_choice(wire.tool_config, _tools(wire, transcript), transcript)
     extra, template_kwargs, thoughts = _thinking(config, transcript)
-    _note_unused(fields, _READ, transcript)
-    _note_unused(config, _READ_CONFIG, transcript)
-    model = path.get("model") or fields.need_string("model")
+    for name in (*unknown(fields, _KNOWN), *unknown(settings, _KNOWN_CONFIG)):
+        transcript.note("field_dropped", name[:64])
+    model = path.get("model") or wire.model
+    if model is None:
+        raise invalid("model", "Field required")
     return Request(
         dialect="google",
         model=model.removeprefix("models/"),
@@ -78,39 +129,50 @@ def parse(body: bytes, path: Mapping[str, str], query: Mapping[str, str]) -> Req
         response_format=_response_format(config, transcript),
         sampling=_sampling(config),
         stream=method == STREAM,
-        wants=_wants(config),
+        wants=Wants(
+            logprobs=bool(config.response_logprobs),
+            top_logprobs=_top_logprobs(config),
+            stream_usage=True,
+            reasoning=thoughts,
+            json_array=query.get("alt") != "sse",
+        ),
         template_kwargs=template_kwargs,
         extra=extra,
-        context=GoogleContext(sse=query.get("alt") == "sse", thoughts=thoughts),
         names=_NAMES,
         notes=transcript.notes,
     )
 
 
-def _tools(fields: Fields, transcript: Transcript) -> tuple[dict[str, Any], ...]:
+def _tools(wire: _Body, transcript: Transcript) -> tuple[Json, ...]:
     tools = []
-    for tool in map(named, fields.objects("tools")):
-        for kind in tool.data:
+    for position, given in enumerate(wire.tools or ()):
+        named = camel_keys(given)
+        for kind in named:
             if kind != "functionDeclarations":
                 transcript.note("tool_dropped", kind[:64])
-        for declaration in map(named, tool.objects("functionDeclarations")):
-            parameters: dict[str, Any] | None = None
-            if (schema := declaration.child("parametersJsonSchema")) is not None:
-                parameters = writable(schema.data, schema.where)
-            elif (schema := declaration.child("parameters")) is not None:
-                parameters = json_schema(schema)
-            name, description = declaration.need_string("name"), declaration.string("description")
-            tools.append(function_tool(name, description, parameters))
+        declared = convert(named, _Tool, f"tools[{position}]").function_declarations or ()
+        for index, declaration in enumerate(declared):
+            tools.append(_tool(declaration, f"tools[{position}].functionDeclarations[{index}]"))
     return tuple(tools)
 
 
+def _tool(given: Json, field: str) -> Json:
+    tool = google(given, _Declaration, field)
+    parameters, place = tool.parameters_json_schema, f"{field}.parametersJsonSchema"
+    if parameters is None and tool.parameters is not None:
+        place = f"{field}.parameters"
+        parameters = json_schema(tool.parameters, place)
+    return function_tool(tool.name, tool.description, parameters, place)
+
+
 def _tool_choice(
-    fields: Fields, tools: tuple[dict[str, Any], ...], transcript: Transcript
-) -> tuple[tuple[dict[str, Any], ...], Any]:
-    """The tools that may be called, and chat's ``tool_choice``."""
-    config = named(fields.child("toolConfig") or Fields({}, "toolConfig"))
-    calling = named(config.child("functionCallingConfig") or Fields({}, "toolConfig"))
-    mode = (calling.string("mode") or "AUTO").upper()
+    given: Json | None, tools: tuple[Json, ...], transcript: Transcript
+) -> tuple[tuple[Json, ...], Any]:
+    """The tools that may be called, and ``tool_choice`` in chat shape."""
+    field = "toolConfig.functionCallingConfig"
+    settings = google(given or {}, _ToolConfig, "toolConfig").function_calling_config or {}
+    calling = google(settings, _Calling, field)
+    mode = (calling.mode or "AUTO").upper()
     if not tools:
         if mode == "ANY":
             transcript.note("tool_choice_dropped", "ANY without usable tools")
@@ -118,81 +180,66 @@ def _tool_choice(
     if mode == "NONE":
         return tools, "none"
     if mode in ("AUTO", "MODE_UNSPECIFIED"):
-        return tools, "auto" if calling.raw("mode") is not None else None
+        return tools, "auto" if calling.mode is not None else None
     if mode not in ("ANY", "VALIDATED"):
-        told = "must be AUTO, ANY, VALIDATED or NONE"
-        raise invalid("toolConfig.functionCallingConfig.mode", told)
-    allowed = calling.strings("allowedFunctionNames")
+        raise invalid(f"{field}.mode", "must be AUTO, ANY, VALIDATED or NONE")
+    allowed = strings(calling.allowed_function_names)
     if allowed:
         tools = tuple(tool for tool in tools if tool["function"]["name"] in allowed)
         if not tools:
-            raise invalid(calling.path("allowedFunctionNames"), "names no declared function")
+            raise invalid(f"{field}.allowedFunctionNames", "names no declared function")
     if mode == "VALIDATED":
         return tools, "auto"
     if allowed and len(tools) == 1:
-        return tools, {"type": "function", "function": {"name": tools[0]["function"]["name"]}}
+        return tools, named_function(tools[0]["function"]["name"])
     return tools, "required"
 
 
-def _thinking(
-    config: Fields, transcript: Transcript
-) -> tuple[dict[str, Any], dict[str, Any] | None, bool]:
+def _thinking(config: _Config, transcript: Transcript) -> tuple[Json, Json | None, bool]:
     """Fields to forward, template arguments, and whether thoughts are to be shown."""
-    thinking = config.child("thinkingConfig")
-    if thinking is None:
+    if config.thinking_config is None:
         return {}, None, False
-    thinking = named(thinking)
-    level = thinking.string("thinkingLevel")
+    thinking = google(config.thinking_config, _Thinking, "generationConfig.thinkingConfig")
+    level = thinking.thinking_level
     effort = level.lower() if level is not None and level != "THINKING_LEVEL_UNSPECIFIED" else None
-    budget = thinking.integer("thinkingBudget")
+    budget = thinking.thinking_budget
     if budget == 0:
         effort = "none"
     elif budget is not None and budget > 0:
         transcript.note("field_dropped", "thinkingConfig.thinkingBudget")
-    extra, template_kwargs = apply_effort(effort, None, transcript)
-    return extra, template_kwargs, bool(thinking.boolean("includeThoughts"))
+    return *apply_effort(effort, None, transcript), bool(thinking.include_thoughts)
 
 
-def _response_format(config: Fields, transcript: Transcript) -> dict[str, Any] | None:
-    mime_type = config.string("responseMimeType") or "text/plain"
-    given = config.child("responseJsonSchema")
-    schema = writable(given.data, given.where) if given else None
-    if schema is None and (declared := config.child("responseSchema")) is not None:
-        schema = json_schema(declared)
+def _response_format(config: _Config, transcript: Transcript) -> Json | None:
+    mime_type = config.response_mime_type or "text/plain"
+    schema, field = config.response_json_schema, "generationConfig.responseJsonSchema"
+    if schema is None and config.response_schema is not None:
+        field = "generationConfig.responseSchema"
+        schema = json_schema(config.response_schema, field)
     if mime_type == "application/json":
         if schema is None:
             return {"type": "json_object"}
-        return {"type": "json_schema", "json_schema": {"name": "output", "schema": schema}}
+        return json_schema_format(schema, field)
     if mime_type != "text/plain" or schema is not None:
         transcript.note("field_dropped", f"response format {mime_type[:32]}")
     return None
 
 
-def _sampling(config: Fields) -> Sampling:
-    candidates = config.integer("candidateCount")
-    if candidates is not None and not 1 <= candidates <= 8:
-        raise invalid(config.path("candidateCount"), "must be from 1 to 8")
-    top_k = config.number("topK")
+def _sampling(config: _Config) -> Sampling:
+    top_k = config.top_k
     return Sampling(
-        temperature=config.number("temperature"),
-        top_p=config.number("topP"),
+        temperature=config.temperature,
+        top_p=config.top_p,
         top_k=int(top_k) if top_k is not None and abs(top_k) < 2**31 else None,
-        max_tokens=config.integer("maxOutputTokens"),
-        stop=config.strings("stopSequences"),
-        seed=config.integer("seed"),
-        n=candidates,
-        presence_penalty=config.number("presencePenalty"),
-        frequency_penalty=config.number("frequencyPenalty"),
+        max_tokens=integer(config.max_output_tokens, "generationConfig.maxOutputTokens"),
+        stop=strings(config.stop_sequences),
+        seed=integer(config.seed, "generationConfig.seed"),
+        n=config.candidate_count,
+        presence_penalty=config.presence_penalty,
+        frequency_penalty=config.frequency_penalty,
     )
 
 
-def _wants(config: Fields) -> Wants:
-    logprobs = bool(config.boolean("responseLogprobs"))
-    top = config.integer("logprobs") or 0
-    return Wants(logprobs=logprobs, top_logprobs=top if logprobs else 0, stream_usage=True)
-
-
-def _note_unused(fields: Fields, read: frozenset[str], transcript: Transcript) -> None:
-    for name, value in fields.data.items():
-        if value is not None and name not in read:
-            transcript.note("field_dropped", name[:64])
+def _top_logprobs(config: _Config) -> int:
+    top = integer(config.logprobs, "generationConfig.logprobs")
+    return top if top is not None and config.response_logprobs else 0

@@ -1,11 +1,14 @@
-"""Google's Schema as JSON Schema: its types are in capitals, and ``nullable`` is a flag."""
+"""Google's names and schemas: keys in either spelling, and its Schema as JSON Schema, whose types
+are in lower case and have no ``nullable`` flag."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
-from bridle.proxy.dialects.fields import Fields, writable
+from bridle.proxy.dialects.body import Json, convert, writable
+
+T = TypeVar("T")
 
 _TYPES: Final = {
     "STRING": "string",
@@ -23,27 +26,32 @@ _COUNTS: Final = frozenset(
 """Protocol buffers write 64-bit integers as strings."""
 
 
-def camel(name: str) -> str:
-    """``system_instruction`` as ``systemInstruction``; Google's APIs accept both."""
+def camel_keys(fields: Json) -> Json:
+    """``fields`` with its own keys in camel case; Google's APIs accept ``system_instruction`` as
+    well as ``systemInstruction``."""
+    if not any("_" in name for name in fields):
+        return fields
+    return {_camel(name): value for name, value in fields.items()}
+
+
+def google(value: Json, kind: type[T], field: str) -> T:
+    """``value`` with keys in either spelling as a ``kind``. Raises ``ApiError`` (400)."""
+    return convert(camel_keys(value), kind, field)
+
+
+def json_schema(schema: Json, field: str) -> Json:
+    """``schema``, which stands in ``field``, as JSON Schema throughout."""
+    return _converted(writable(schema, field))
+
+
+def _camel(name: str) -> str:
     head, *rest = name.split("_")
     return head + "".join(word[:1].upper() + word[1:] for word in rest) if head else name
 
 
-def named(fields: Fields) -> Fields:
-    """``fields`` with its own keys in camel case."""
-    if not any("_" in name for name in fields.data):
-        return fields
-    return Fields({camel(name): value for name, value in fields.data.items()}, fields.where)
-
-
-def json_schema(schema: Fields) -> dict[str, Any]:
-    """``schema`` with lower-case types throughout."""
-    return _converted(writable(schema.data, schema.where))
-
-
-def _converted(schema: Mapping[str, Any]) -> dict[str, Any]:
-    given = {camel(name): value for name, value in schema.items()}
-    converted: dict[str, Any] = {}
+def _converted(schema: Mapping[str, Any]) -> Json:
+    given = {_camel(name): value for name, value in schema.items()}
+    converted: Json = {}
     kind = given.get("type")
     if isinstance(kind, str) and kind != "TYPE_UNSPECIFIED":
         converted["type"] = _TYPES.get(kind, kind)
@@ -57,7 +65,8 @@ def _converted(schema: Mapping[str, Any]) -> dict[str, Any]:
         if name not in _DROPPED:
             converted[name] = _value(name, value)
     if converted.get("format") == "enum":
-        # Google's own word for what ``enum`` says; engines refuse formats that they do not know.
+        # Google's own word for a string with an ``enum``; engines refuse formats that they do not
+        # know.
         del converted["format"]
     if given.get("nullable") is True:
         for name, null in (("enum", None), ("anyOf", {"type": "null"})):

@@ -8,15 +8,21 @@ the places from which clients carry it into the next request.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import orjson
 
+from bridle.proxy.dialects.body import Json
 from bridle.proxy.dialects.errors import google_error_object
-from bridle.proxy.dialects.functions import arguments_object
-from bridle.proxy.dialects.google.request import GoogleContext
-from bridle.proxy.wire import minting
+from bridle.proxy.dialects.functions import call_in_pieces
+from bridle.proxy.dialects.google.reply import (
+    call_part,
+    candidate,
+    finish_reason_of,
+    response_object,
+    signature,
+)
 from bridle.proxy.wire.canonical import (
     ApiError,
     Event,
@@ -32,70 +38,6 @@ from bridle.proxy.wire.canonical import (
     ToolCallDelta,
     Usage,
 )
-
-Json = dict[str, Any]
-
-
-def response_object(minted: Minted, candidates: Sequence[Json], usage: Usage | None = None) -> Json:
-    whole: Json = {"candidates": list(candidates)}
-    if usage is not None:
-        whole["usageMetadata"] = usage_object(usage)
-    whole["modelVersion"] = minted.model
-    whole["responseId"] = minted.response_id
-    return whole
-
-
-def usage_object(usage: Usage) -> Json:
-    shown = {
-        "promptTokenCount": usage.prompt_tokens,
-        "candidatesTokenCount": usage.completion_tokens - usage.reasoning_tokens,
-        "totalTokenCount": usage.prompt_tokens + usage.completion_tokens,
-    }
-    if usage.reasoning_tokens:
-        shown["thoughtsTokenCount"] = usage.reasoning_tokens
-    if usage.cached_tokens:
-        shown["cachedContentTokenCount"] = usage.cached_tokens
-    return shown
-
-
-def finish_reason_of(reason: FinishReason | None) -> str:
-    if reason == "length":
-        return "MAX_TOKENS"
-    return "SAFETY" if reason == "content_filter" else "STOP"
-
-
-def candidate(
-    index: int,
-    parts: Sequence[Json],
-    detail: Sequence[Mapping[str, Any]] = (),
-    finish: str | None = None,
-) -> Json:
-    shown: Json = {"content": {"parts": list(parts), "role": "model"}}
-    if finish is not None:
-        shown["finishReason"] = finish
-    shown["index"] = index
-    if detail:
-        shown["logprobsResult"] = {
-            "topCandidates": [
-                {"candidates": [_logprob(top) for top in entry.get("top_logprobs") or ()]}
-                for entry in detail
-            ],
-            "chosenCandidates": [_logprob(entry) for entry in detail],
-        }
-    return shown
-
-
-def signature(minted: Minted, index: int) -> str:
-    """Clients decode thought signatures as bytes."""
-    return minting.as_base64(minted.signature(index))
-
-
-def call_part(minted: Minted, call: ToolCall) -> Json:
-    """Its signature names this call also where its id is not sent back, and so its candidate."""
-    function = {"id": call.id, "name": call.name, "args": arguments_object(call.arguments)}
-    mark = minting.read(call.id)
-    index = mark.index if mark is not None else None
-    return {"functionCall": function, "thoughtSignature": signature(minted, index or 0)}
 
 
 class _Choice:
@@ -113,8 +55,8 @@ class GoogleEmitter:
     """Writes one streamed response; see :class:`bridle.proxy.wire.canonical.Emitter`."""
 
     def __init__(self, request: Request, minted: Minted) -> None:
-        self._context: GoogleContext = request.context
-        self._logprobs = request.wants.logprobs
+        self._wants = request.wants
+        self._sse = not request.wants.json_array
         self._minted = minted
         self._choices: defaultdict[int, _Choice] = defaultdict(_Choice)
         self._count = request.sampling.n or 1
@@ -124,10 +66,10 @@ class GoogleEmitter:
     @property
     def content_type(self) -> str:
         """Without ``alt=sse`` the stream is a JSON array."""
-        return "text/event-stream" if self._context.sse else "application/json; charset=UTF-8"
+        return "text/event-stream" if self._sse else "application/json; charset=UTF-8"
 
     def begin(self) -> bytes:
-        return b"" if self._context.sse else b"["
+        return b"" if self._sse else b"["
 
     def event(self, event: Event) -> bytes:
         match event:
@@ -138,12 +80,12 @@ class GoogleEmitter:
                     choice.signed = True
                     part["thoughtSignature"] = signature(self._minted, 0)
                 return self._parts(event.choice, [*self._finished_call(choice), part])
-            case ReasoningDelta() if event.text and self._context.thoughts:
+            case ReasoningDelta() if event.text and self._wants.reasoning:
                 return self._parts(event.choice, [{"text": event.text, "thought": True}])
             case ToolCallDelta():
                 return self._call(event)
             case Tokens():
-                if self._logprobs:
+                if self._wants.logprobs:
                     self._choices[event.choice].detail.extend(event.detail or ())
             case Finished():
                 self._choices[event.choice].reason = event.reason
@@ -156,7 +98,7 @@ class GoogleEmitter:
     def keep_alive(self) -> bytes:
         """A response with an empty text, since Google's own client drops a whole turn from its
         chat when one response of it has no content; inside an array, white space."""
-        if not self._context.sse:
+        if not self._sse:
             return b"\n"
         return self._write(response_object(self._minted, [candidate(0, [{"text": ""}])]))
 
@@ -168,12 +110,12 @@ class GoogleEmitter:
             finish = finish_reason_of(choice.reason)
             candidates.append(candidate(index, parts, choice.detail, finish))
         last = self._write(response_object(self._minted, candidates, self._usage))
-        self._first = first  # These bytes may be thrown away and ``fail`` called after them.
-        return last if self._context.sse else last + b"]"
+        self._first = first  # These bytes may be discarded, and ``fail`` called after them.
+        return last if self._sse else last + b"]"
 
     def fail(self, error: ApiError) -> bytes:
         last = self._write(google_error_object(error))
-        return last if self._context.sse else last + b"]"
+        return last if self._sse else last + b"]"
 
     def _call(self, event: ToolCallDelta) -> bytes:
         choice = self._choices[event.choice]
@@ -181,11 +123,7 @@ class GoogleEmitter:
             choice.open[3].append(event.arguments)
             return b""
         if event.id is None or event.name is None:
-            raise ApiError(
-                "upstream_error",
-                f"The engine's tool call {event.index} did not come in one piece.",
-                status=502,
-            )
+            raise call_in_pieces(event.index)
         finished = self._finished_call(choice)
         choice.open = (event.index, event.id, event.name, [event.arguments])
         return self._parts(event.choice, finished) if finished else b""
@@ -204,11 +142,7 @@ class GoogleEmitter:
         return self._write(response_object(self._minted, [candidate(index, parts, detail)]))
 
     def _write(self, response: Json) -> bytes:
-        if self._context.sse:
+        if self._sse:
             return b"data: %b\n\n" % orjson.dumps(response)
         separator, self._first = b"" if self._first else b",\n", False
         return separator + orjson.dumps(response)
-
-
-def _logprob(entry: Mapping[str, Any]) -> Json:
-    return {"token": entry.get("token"), "logProbability": entry.get("logprob")}

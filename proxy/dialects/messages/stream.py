@@ -2,27 +2,28 @@
 
 Blocks come one after another. A block's stop event leaves when the next block begins; the last
 block is stopped by ``end``, with the terminal events, for harnesses run what is complete even if
-the stream is cut afterwards. A call's arguments come whole with its stop, since clients read every
-piece as the beginning of an object and run what they could read of a broken one; until then empty
-pieces tell that more is coming.
+the stream is cut afterwards. A call's arguments come whole with its stop, since clients parse every
+piece as the beginning of an object and run what they could parse of a broken one. Until then empty
+pieces show that more is coming.
 """
 
 from __future__ import annotations
 
-from typing import Any, Literal
-
-import orjson
+from typing import Literal
 
 from bridle.proxy.dialects.blank import BlankText
+from bridle.proxy.dialects.body import Json
 from bridle.proxy.dialects.errors import anthropic_error_object
-from bridle.proxy.dialects.functions import arguments_object_text
+from bridle.proxy.dialects.functions import arguments_object_text, call_in_pieces
+from bridle.proxy.dialects.messages.reply import message_object, stop_reason_of, usage_object
+from bridle.proxy.dialects.sse import event_bytes
 from bridle.proxy.wire.canonical import (
     ApiError,
     Event,
     Finished,
-    FinishReason,
     Minted,
     ReasoningDelta,
+    Request,
     Started,
     TextDelta,
     Tokens,
@@ -30,62 +31,19 @@ from bridle.proxy.wire.canonical import (
     Usage,
 )
 
-Json = dict[str, Any]
 PING = b'event: ping\ndata: {"type":"ping"}\n\n'
-
-
-def message_object(
-    minted: Minted,
-    *,
-    content: list[Json],
-    stop_reason: str | None,
-    stop_sequence: str | None,
-    usage: Json,
-) -> Json:
-    return {
-        "id": minted.response_id,
-        "type": "message",
-        "role": "assistant",
-        "model": minted.model,
-        "content": content,
-        "stop_reason": stop_reason,
-        "stop_sequence": stop_sequence,
-        "usage": usage,
-    }
-
-
-def usage_object(input_tokens: int, output_tokens: int) -> Json:
-    """All input counts as ``input_tokens``: harnesses add the cache fields to it, and the sum
-    decides when they compact."""
-    return {
-        "input_tokens": input_tokens,
-        "cache_creation_input_tokens": 0,
-        "cache_read_input_tokens": 0,
-        "output_tokens": output_tokens,
-    }
-
-
-def stop_reason_of(
-    reason: FinishReason | None, stop_sequence: str | None, called_tools: bool
-) -> str:
-    """Anthropic's word. Engines say ``stop`` also after a call that ``tool_choice`` forced."""
-    if reason == "length":
-        return "max_tokens"
-    if reason == "content_filter":
-        return "refusal"
-    if called_tools:
-        return "tool_use"
-    return "stop_sequence" if stop_sequence is not None else "end_turn"
 
 
 class MessagesEmitter:
     """Writes one streamed message; see :class:`bridle.proxy.wire.canonical.Emitter`.
 
-    ``message_start`` tells the prompt's length, so it waits for the first event: ``begin`` writes
-    nothing, and a ping may come before it. Delay ``Started`` until the engine has told the count.
+    ``message_start`` has the prompt's length, so it waits for the first event: ``begin`` writes
+    nothing, and a ping may come before it.
     """
 
-    def __init__(self, minted: Minted) -> None:
+    content_type = "text/event-stream; charset=utf-8"
+
+    def __init__(self, request: Request, minted: Minted) -> None:
         self._minted = minted
         self._started = False
         self._index = -1
@@ -183,11 +141,7 @@ class MessagesEmitter:
         opening = b""
         if self._open != event.index:
             if event.id is None or event.name is None:
-                raise ApiError(
-                    "upstream_error",
-                    f"The engine's tool call {event.index} did not come in one piece.",
-                    status=502,
-                )
+                raise call_in_pieces(event.index)
             self._blank.rest()
             block = {"type": "tool_use", "id": event.id, "name": event.name, "input": {}}
             opening = self._start_block(event.index, block)
@@ -222,8 +176,3 @@ class MessagesEmitter:
             self._arguments = []
         self._open = None
         return last + event_bytes({"type": "content_block_stop", "index": self._index})
-
-
-def event_bytes(event: Json) -> bytes:
-    """``event`` as a server-sent event named by its type."""
-    return b"event: %b\ndata: %b\n\n" % (event["type"].encode(), orjson.dumps(event))

@@ -1,7 +1,8 @@
-"""The output item that a streamed response is writing: its events and what it comes to.
+"""The output item that a streamed response is writing: its events and its final form.
 
-``added`` is the item as its first event shows it, ``open`` what follows at once, ``delta`` a piece,
-``close`` the events that complete its parts, ``item`` the whole. The emitter numbers the events.
+``added`` is the item of its first event, ``open`` the events that follow at once, ``delta`` those
+of a piece, ``close`` those that complete its parts, ``item`` the whole. The emitter numbers the
+events.
 """
 
 from __future__ import annotations
@@ -9,18 +10,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from bridle.proxy.dialects.body import Json
 from bridle.proxy.dialects.responses.custom import InputText
-from bridle.proxy.dialects.responses.items import (
+from bridle.proxy.dialects.responses.reply import (
     aligned_logprobs,
     call_item,
     message_item,
     output_text,
     reasoning_item,
 )
-from bridle.proxy.dialects.responses.tools import Tools
-from bridle.proxy.wire.canonical import ToolCall, ToolCallDelta
-
-Json = dict[str, Any]
+from bridle.proxy.dialects.responses.tools import client_tool
+from bridle.proxy.wire.canonical import ClientTool, ToolCall, ToolCallDelta
 
 
 class OpenReasoning:
@@ -110,7 +110,13 @@ class OpenText:
 class OpenCall:
     """A ``function_call`` or ``custom_tool_call`` item."""
 
-    def __init__(self, identifier: str, place: Json, first: ToolCallDelta, tools: Tools):
+    def __init__(
+        self,
+        identifier: str,
+        place: Json,
+        first: ToolCallDelta,
+        tools: Mapping[str, ClientTool],
+    ):
         self.index = first.index
         self._id = identifier
         self._place = {"item_id": identifier, **place}
@@ -118,7 +124,8 @@ class OpenCall:
         self._name = first.name or ""
         self._tools = tools
         self._arguments: list[str] = []
-        self._input = InputText() if tools.name(self._name).kind == "custom" else None
+        self._tool = client_tool(tools, self._name)
+        self._input = InputText() if self._tool.custom else None
 
     def item(self, status: str) -> Json:
         text = self._input.text if self._input is not None else None
@@ -145,7 +152,7 @@ class OpenCall:
         if self._input is None:
             done = {"type": "response.function_call_arguments.done", **self._place}
             arguments = "".join(self._arguments)
-            return [{**done, "arguments": arguments, "name": self._tools.name(self._name).name}]
+            return [{**done, "arguments": arguments, "name": self._tool.name}]
         events: list[Json] = []
         if rest := self._input.finish():
             delta = {"type": "response.custom_tool_call_input.delta", **self._place}

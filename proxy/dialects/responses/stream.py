@@ -7,21 +7,19 @@ harnesses run what is done even if the stream is cut afterwards.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import orjson
 
 from bridle.proxy.dialects.blank import BlankText
+from bridle.proxy.dialects.body import Json
 from bridle.proxy.dialects.errors import openai_error_object
-from bridle.proxy.dialects.responses.open_item import (
-    Json,
-    OpenCall,
-    OpenItem,
-    OpenReasoning,
-    OpenText,
-)
-from bridle.proxy.dialects.responses.request import ResponsesContext
+from bridle.proxy.dialects.functions import call_in_pieces
+from bridle.proxy.dialects.responses.open_item import OpenCall, OpenItem, OpenReasoning, OpenText
+from bridle.proxy.dialects.responses.reply import response_object, status_of
+from bridle.proxy.dialects.responses.tools import client_tool
+from bridle.proxy.dialects.sse import event_bytes
 from bridle.proxy.wire.canonical import (
     ApiError,
     Event,
@@ -38,56 +36,14 @@ from bridle.proxy.wire.canonical import (
 )
 
 
-def response_object(
-    context: ResponsesContext,
-    minted: Minted,
-    *,
-    status: str,
-    output: Sequence[Json] = (),
-    usage: Usage | None = None,
-    error: Json | None = None,
-    incomplete: str | None = None,
-) -> bytes:
-    """The ``response`` object with everything that the request determines, as JSON."""
-    own = {
-        "id": minted.response_id,
-        "object": "response",
-        "created_at": minted.created,
-        "status": status,
-        "error": error,
-        "incomplete_details": {"reason": incomplete} if incomplete is not None else None,
-        "model": minted.model,
-        "output": list(output),
-        "usage": usage_object(usage) if usage is not None else None,
-    }
-    return orjson.dumps(own)[:-1] + b"," + context.echo[1:]
-
-
-def usage_object(usage: Usage) -> Json:
-    return {
-        "input_tokens": usage.prompt_tokens,
-        "input_tokens_details": {"cached_tokens": usage.cached_tokens, "cache_write_tokens": 0},
-        "output_tokens": usage.completion_tokens,
-        "output_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
-        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
-    }
-
-
-def status_of(reason: FinishReason | None) -> tuple[str, str | None]:
-    """The response's status and, when incomplete, why."""
-    if reason == "length":
-        return "incomplete", "max_output_tokens"
-    if reason == "content_filter":
-        return "incomplete", "content_filter"
-    return "completed", None
-
-
 class ResponsesEmitter:
     """Writes one streamed response; see :class:`bridle.proxy.wire.canonical.Emitter`."""
 
+    content_type = "text/event-stream; charset=utf-8"
+
     def __init__(self, request: Request, minted: Minted) -> None:
-        self._context: ResponsesContext = request.context
-        self._logprobs = request.wants.logprobs
+        self._request = request
+        self._wants = request.wants
         self._minted = minted
         self._sequence = 0
         self._output: list[Json] = []
@@ -98,7 +54,7 @@ class ResponsesEmitter:
         self._reason: FinishReason | None = None
         self._usage: Usage | None = None
         self._before_end: tuple[int, int] | None = None
-        """Sequence number and count of items before ``end``, whose bytes may be thrown away."""
+        """Sequence number and count of items before ``end``, whose bytes may be discarded."""
 
     def begin(self) -> bytes:
         response = self._response("in_progress")
@@ -116,7 +72,7 @@ class ResponsesEmitter:
             case ToolCallDelta():
                 return self._call(event)
             case Tokens():
-                if self._logprobs:
+                if self._wants.logprobs:
                     self._detail.extend(event.detail or ())
             case Finished():
                 self._reason = event.reason
@@ -176,7 +132,7 @@ class ResponsesEmitter:
         if not isinstance(item, OpenReasoning):
             opening = self._close("completed")
             item = OpenReasoning(
-                self._item_id("rs"), self._place(), self._context.summarise, self._signature()
+                self._item_id("rs"), self._place(), self._wants.reasoning_summary, self._signature()
             )
             opening += self._add(item)
         return opening + self._write(*item.delta(event.text))
@@ -186,12 +142,12 @@ class ResponsesEmitter:
         item, opening = self._open, b""
         if not isinstance(item, OpenCall) or item.index != event.index:
             if event.id is None or event.name is None:
-                raise out_of_order(event)
+                raise call_in_pieces(event.index)
             self._blank.rest()
             self._called_tools = True
             opening = self._close("completed")
-            tools = self._context.tools
-            kind = "ctc" if tools.name(event.name).kind == "custom" else "fc"
+            tools = self._request.responses.tools
+            kind = "ctc" if client_tool(tools, event.name).custom else "fc"
             item = OpenCall(self._item_id(kind), self._place(), event, tools)
             opening += self._add(item)
         return opening + self._write(*item.delta(event.arguments))
@@ -218,10 +174,12 @@ class ResponsesEmitter:
         return self._minted.item_id(kind, len(self._output))
 
     def _signature(self) -> str | None:
-        return self._minted.signature(len(self._output)) if self._context.encrypted else None
+        return (
+            self._minted.signature(len(self._output)) if self._wants.encrypted_reasoning else None
+        )
 
     def _response(self, status: str, **parts: Any) -> orjson.Fragment:
-        whole = response_object(self._context, self._minted, status=status, **parts)
+        whole = response_object(self._request, self._minted, status=status, **parts)
         return orjson.Fragment(whole)
 
     def _write(self, *events: Json) -> bytes:
@@ -231,17 +189,3 @@ class ResponsesEmitter:
             self._sequence += 1
             written.append(event_bytes(event))
         return b"".join(written)
-
-
-def out_of_order(event: ToolCallDelta) -> ApiError:
-    """The engine went back to a tool call that it had left; no provider's stream can say that."""
-    return ApiError(
-        "upstream_error",
-        f"The engine's tool call {event.index} did not come in one piece.",
-        status=502,
-    )
-
-
-def event_bytes(event: Json) -> bytes:
-    """``event`` as a server-sent event named by its type."""
-    return b"event: %b\ndata: %b\n\n" % (event["type"].encode(), orjson.dumps(event))

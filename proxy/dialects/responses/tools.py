@@ -1,106 +1,158 @@
-"""Responses tools as chat functions, and the way back from a function name to the client's tool.
+"""Responses tools as chat functions, and the client's tool behind a function's name.
 
 Engines know only functions. Functions inside a ``namespace`` tool become ``{namespace}__{name}``;
 a ``custom`` (freeform) tool becomes a function with the one string argument ``input``; tools that a
-provider runs itself are dropped. :class:`ToolNames` remembers what each function stands for.
+provider runs itself are dropped.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any, Final, Literal
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
 
-from bridle.proxy.dialects.fields import Fields, invalid, json_text
-from bridle.proxy.dialects.functions import function_tool, schema_of
-from bridle.proxy.dialects.turns import Transcript
+import msgspec
 
-Kind = Literal["function", "custom"]
+from bridle.proxy.dialects.body import Json, convert, invalid, json_text, type_of
+from bridle.proxy.dialects.functions import function_tool, named_function
+from bridle.proxy.dialects.transcript import Transcript
+from bridle.proxy.wire.canonical import ClientTool
 
 SEPARATOR: Final = "__"
 
 
-@dataclass(frozen=True, slots=True)
-class ToolName:
-    """What an engine's function name is to the client."""
+class _Grammar(msgspec.Struct, gc=False):
+    definition: str | None = None
+    syntax: str | None = None
 
-    kind: Kind
+
+class _Function(msgspec.Struct, gc=False):
+    name: str
+    description: str | None = None
+    parameters: Json | None = None
+    strict: bool | None = None
+    defer_loading: bool | None = None
+
+
+class _Custom(msgspec.Struct, gc=False):
+    name: str
+    description: str | None = None
+    format: _Grammar | None = None
+    defer_loading: bool | None = None
+
+
+_DECLARED: Final[Mapping[str, type[_Function | _Custom]]] = {
+    "function": _Function,
+    "custom": _Custom,
+}
+
+
+class _Namespace(msgspec.Struct, gc=False):
+    name: str
+    tools: list[Json] | None = None
+
+
+class _Named(msgspec.Struct, gc=False):
+    """``tool_choice`` of the types ``function`` and ``custom``."""
+
     name: str
     namespace: str | None = None
 
 
-@dataclass(slots=True)
-class Tools:
-    """A request's tools in chat shape, in the client's order."""
+class _AllowedTool(msgspec.Struct, gc=False):
+    name: str | None = None
+    namespace: str | None = None
 
-    chat: list[dict[str, Any]] = field(default_factory=list)
-    names: dict[str, ToolName] = field(default_factory=dict)
 
-    def name(self, function: str) -> ToolName:
-        """The client's tool behind ``function``; an unknown one is a function of that name."""
-        return self.names.get(function) or ToolName("function", function)
+class _Allowed(msgspec.Struct, gc=False):
+    """``tool_choice`` of the type ``allowed_tools``."""
 
-    def add(self, tool: Fields, transcript: Transcript, namespace: str | None = None) -> None:
-        kind = tool.need_string("type")
-        if kind == "namespace" and namespace is None:
-            name = tool.need_string("name")
-            for inner in tool.objects("tools"):
-                self.add(inner, transcript, namespace=name)
-            transcript.note("namespace_flattened", name)
-        elif kind == "function" or kind == "custom":
-            name = tool.need_string("name")
-            function = flat_name(name, namespace)
-            if function in self.names:
-                transcript.note("tool_dropped", f"second {function}")
-                return
-            if tool.boolean("defer_loading"):
-                transcript.note("defer_loading_ignored")
-            if kind == "custom":
-                transcript.note("custom_tool_as_function", name)
-            build = _custom if kind == "custom" else _function
-            self.chat.append(build(tool, function))
-            self.names[function] = ToolName(
-                "custom" if kind == "custom" else "function", name, namespace
-            )
-        else:
-            transcript.note("tool_dropped", kind)
+    mode: str | None = None
+    tools: list[_AllowedTool] | None = None
 
-    def choose(self, fields: Fields, transcript: Transcript) -> Any:
-        """``tool_choice`` in chat shape; narrows the tools when only some are allowed."""
-        choice = fields.raw("tool_choice")
+
+class ToolList:
+    """A request's tools in chat shape, in the client's order, while they are collected."""
+
+    def __init__(self, transcript: Transcript) -> None:
+        self._transcript = transcript
+        self.chat: list[Json] = []
+        self.client: dict[str, ClientTool] = {}
+        """By the name of the function that stands for the tool."""
+
+    def add(self, tools: Sequence[Json], field: str, namespace: str | None = None) -> None:
+        """Raises ``ApiError`` (400) that names the field."""
+        for index, tool in enumerate(tools):
+            self._add(tool, f"{field}[{index}]", namespace)
+
+    def choose(self, choice: str | Json | None) -> Any:
+        """``tool_choice`` in chat shape; removes the tools that it does not allow."""
         if choice is None or choice in ("auto", "none"):
             return choice if self.chat else None
         if choice == "required":
-            return self._required(transcript)
+            return self._required()
         if isinstance(choice, str):
             raise invalid("tool_choice", "must be 'auto', 'none', 'required' or an object")
-        named = Fields.of(choice, "tool_choice")
-        kind = named.need_string("type")
+        kind = type_of(choice, "tool_choice")
         if kind in ("function", "custom"):
-            function = flat_name(named.need_string("name"), named.string("namespace"))
-            if function not in self.names:
+            named = convert(choice, _Named, "tool_choice")
+            function = flat_name(named.name, named.namespace)
+            if function not in self.client:
                 raise invalid("tool_choice", f"function {function!r} is not among 'tools'")
-            return {"type": "function", "function": {"name": function}}
+            return named_function(function)
         if kind == "allowed_tools":
-            return self._allow(named, transcript)
-        transcript.note("tool_choice_dropped", kind)
+            return self._allow(convert(choice, _Allowed, "tool_choice"))
+        self._transcript.note("tool_choice_dropped", kind)
         return "auto" if self.chat else None
 
-    def _allow(self, named: Fields, transcript: Transcript) -> Any:
+    def _add(self, given: Json, field: str, namespace: str | None) -> None:
+        kind = type_of(given, field)
+        if kind == "namespace" and namespace is None:
+            group = convert(given, _Namespace, field)
+            self.add(group.tools or (), f"{field}.tools", group.name)
+            self._transcript.note("namespace_flattened", group.name)
+            return
+        if kind not in _DECLARED:
+            self._transcript.note("tool_dropped", kind)
+            return
+        tool: _Custom | _Function = convert(given, _DECLARED[kind], field)
+        function = flat_name(tool.name, namespace)
+        if function in self.client:
+            self._transcript.note("tool_dropped", f"second {function}")
+            return
+        if tool.defer_loading:
+            self._transcript.note("defer_loading_ignored")
+        if isinstance(tool, _Custom):
+            self._transcript.note("custom_tool_as_function", tool.name)
+            chat = _custom(tool, function)
+        else:
+            schema = f"{field}.parameters"
+            chat = function_tool(
+                function, tool.description, tool.parameters, schema, strict=tool.strict
+            )
+        self.chat.append(chat)
+        self.client[function] = ClientTool(tool.name, namespace, custom=kind == "custom")
+
+    def _allow(self, choice: _Allowed) -> str | None:
         allowed = {
-            flat_name(name, tool.string("namespace"))
-            for tool in named.objects("tools")
-            if (name := tool.string("name")) is not None
+            flat_name(tool.name, tool.namespace)
+            for tool in choice.tools or ()
+            if tool.name is not None
         }
         self.chat = [tool for tool in self.chat if tool["function"]["name"] in allowed]
-        if named.string("mode") == "required":
-            return self._required(transcript)
+        if choice.mode == "required":
+            return self._required()
         return "auto" if self.chat else None
 
-    def _required(self, transcript: Transcript) -> Any:
+    def _required(self) -> str | None:
         if self.chat:
             return "required"
-        transcript.note("tool_choice_dropped", "required without usable tools")
+        self._transcript.note("tool_choice_dropped", "required without usable tools")
         return None
+
+
+def client_tool(tools: Mapping[str, ClientTool], function: str) -> ClientTool:
+    """The client's tool that ``function`` stands for; an unknown one is a function of that name."""
+    return tools.get(function) or ClientTool(function)
 
 
 def flat_name(name: str, namespace: str | None) -> str:
@@ -115,24 +167,16 @@ def custom_arguments(text: str) -> str:
     return json_text({"input": text}, "input")
 
 
-def _function(tool: Fields, name: str) -> dict[str, Any]:
-    return function_tool(
-        name,
-        tool.string("description"),
-        schema_of(tool, "parameters"),
-        strict=bool(tool.boolean("strict")),
-    )
-
-
-def _custom(tool: Fields, name: str) -> dict[str, Any]:
-    description = tool.string("description") or ""
-    form = tool.child("format")
-    if form is not None and (grammar := form.string("definition")) is not None:
-        syntax = form.string("syntax") or "grammar"
-        description += f"\n\nThe input must follow this {syntax} definition:\n{grammar}"
+def _custom(tool: _Custom, function: str) -> Json:
+    description = tool.description or ""
+    if tool.format is not None and tool.format.definition is not None:
+        syntax = tool.format.syntax or "grammar"
+        description += (
+            f"\n\nThe input must follow this {syntax} definition:\n{tool.format.definition}"
+        )
     parameters = {
         "type": "object",
         "properties": {"input": {"type": "string"}},
         "required": ["input"],
     }
-    return function_tool(name, description.strip(), parameters)
+    return function_tool(function, description.strip(), parameters, "parameters")

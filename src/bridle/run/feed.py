@@ -15,6 +15,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, Final, Literal
 
+import numpy as np
 import orjson
 import pyarrow as pa
 from fastapi import APIRouter, Path, Query, Response
@@ -22,14 +23,15 @@ from fastapi import APIRouter, Path, Query, Response
 from bridle.proxy.control.api import Admin, Running
 from bridle.proxy.services import Services
 from bridle.proxy.wire.canonical import ApiError
-from bridle.reconstruct.episodes import build_episode
+from bridle.reconstruct.episodes import episode_of
 from bridle.reconstruct.rewards import session_rewards
 from bridle.reconstruct.samples.builders import BUILDERS
-from bridle.reconstruct.samples.policy import DEFAULT_POLICY
+from bridle.reconstruct.samples.rules import DEFAULT_RULES
 from bridle.reconstruct.samples.sample import Episode, Sample
-from bridle.reconstruct.session import BrokenTree
-from bridle.reconstruct.tables import sample_row, sample_schema
-from bridle.store.operations.deliveries import SETTLE_S, Deliveries, UnknownLease
+from bridle.reconstruct.session import LoadedSession
+from bridle.reconstruct.tables import SAMPLE_COLUMNS, sample_row, sample_schema
+from bridle.reconstruct.tree import BrokenTree
+from bridle.store.operations.leases import SETTLE_S, Leases, UnknownLease
 from bridle.store.reading.queries import Reader
 from bridle.store.records import SessionRecord
 
@@ -41,7 +43,7 @@ BROKEN_HEADER: Final = "x-bridle-broken"
 """How many of the sessions contradict themselves and came without samples: ``bridle audit``."""
 
 Form = Literal["ndjson", "arrow"]
-Builder = Annotated[str, Query(pattern=f"^({'|'.join(BUILDERS)})$")]
+BuilderName = Annotated[str, Query(pattern=f"^({'|'.join(BUILDERS)})$")]
 Limit = Annotated[int, Query(ge=1, le=1000)]
 Name = Annotated[str, Path(pattern=r"^[A-Za-z0-9._-]{1,48}$")]
 _V1: Final = "/bridle/v1/trajectories"
@@ -51,8 +53,8 @@ def feed() -> APIRouter:
     """The routes, to be given to the proxy's application."""
     router = APIRouter(tags=["trajectories"])
 
-    def deliveries(services: Services) -> Deliveries:
-        return Deliveries(services.reader.engine)
+    def leases(services: Services) -> Leases:
+        return Leases(services.reader.engine)
 
     @router.post(f"{_V1}/{{consumer}}/lease")
     async def lease(
@@ -62,7 +64,7 @@ def feed() -> APIRouter:
         limit: Limit = 8,
         lease_s: Annotated[float, Query(gt=0, le=86400)] = 600.0,
         form: Annotated[Form, Query(alias="format")] = "ndjson",
-        builder: Builder = "tree",
+        builder: BuilderName = "tree",
         rewarded: bool = False,
         run: str | None = None,
     ) -> Response:
@@ -72,7 +74,7 @@ def feed() -> APIRouter:
         """
 
         def work() -> Response:
-            held = deliveries(services).lease(consumer, limit, lease_s, run=run, rewarded=rewarded)
+            held = leases(services).lease(consumer, limit, lease_s, run=run, rewarded=rewarded)
             if held is None:
                 return Response(status_code=204)
             sessions = [services.reader.session(one) for one in held.sessions]
@@ -86,7 +88,7 @@ def feed() -> APIRouter:
     ) -> dict[str, Any]:
         """The lease's sessions are done with: this consumer does not get them again."""
         try:
-            done = await asyncio.to_thread(deliveries(services).acknowledge, consumer, lease_id)
+            done = await asyncio.to_thread(leases(services).acknowledge, consumer, lease_id)
         except UnknownLease:
             raise _no_lease(lease_id) from None
         return {"acknowledged": list(done)}
@@ -95,7 +97,7 @@ def feed() -> APIRouter:
     async def release(consumer: Name, lease_id: str, services: Running, _: Admin) -> Response:
         """Gives the lease's sessions back at once."""
         try:
-            await asyncio.to_thread(deliveries(services).release, consumer, lease_id)
+            await asyncio.to_thread(leases(services).release, consumer, lease_id)
         except UnknownLease:
             raise _no_lease(lease_id) from None
         return Response(status_code=204)
@@ -107,7 +109,7 @@ def feed() -> APIRouter:
         cursor: str | None = None,
         limit: Limit = 8,
         form: Annotated[Form, Query(alias="format")] = "ndjson",
-        builder: Builder = "tree",
+        builder: BuilderName = "tree",
         run: str | None = None,
     ) -> Response:
         """The sessions sealed after ``cursor``; the next cursor is in ``x-bridle-cursor``."""
@@ -143,7 +145,7 @@ def trajectory(episode: Episode) -> dict[str, Any]:
         "harness": session.harness,
         "outcome": session.outcome,
         "sealed_at": session.sealed_at,
-        "policy": DEFAULT_POLICY.as_data(),
+        "rules": DEFAULT_RULES.as_data(),
         "rewards": session_rewards(episode.rewards),
         "call_rewards": [
             {"name": r.name, "value": r.value, "call_id": r.call_id, "turn": r.turn}
@@ -161,17 +163,10 @@ def trajectory(episode: Episode) -> dict[str, Any]:
 
 
 def _sample(sample: Sample) -> dict[str, Any]:
+    values = {name: getattr(sample, name) for name, _ in SAMPLE_COLUMNS}
     return {
-        "leaf_call_id": sample.leaf_call_id,
-        "kind": sample.kind.value,
-        "role": sample.role,
-        "weight": sample.weight,
-        "token_ids": sample.token_ids.tolist(),
-        "mask": sample.mask.tolist(),
-        "logprobs": sample.logprobs.tolist(),
-        "versions": sample.versions.tolist(),
-        "calls": sample.calls.tolist(),
-        "call_ids": list(sample.call_ids),
+        name: value.tolist() if isinstance(value, np.ndarray) else value
+        for name, value in values.items()
     }
 
 
@@ -184,9 +179,9 @@ def _told(
 ) -> Response:
     found: list[Episode] = []
     broken = 0
-    for session in sessions:
+    for session in LoadedSession.stream(reader, sessions):
         try:
-            found.append(build_episode(reader, session.id, builder=builder))
+            found.append(episode_of(session, builder=builder))
         except BrokenTree:
             broken += 1
     headers = {**headers, BROKEN_HEADER: str(broken)}
@@ -198,8 +193,8 @@ def _told(
 
 def _arrow(reader: Reader, found: Sequence[Episode]) -> bytes:
     names = reader.reward_names()
-    policy = {b"bridle.policy": orjson.dumps(DEFAULT_POLICY.as_data())}
-    schema = sample_schema(names).with_metadata(policy)
+    rules = {b"bridle.rules": orjson.dumps(DEFAULT_RULES.as_data())}
+    schema = sample_schema(names).with_metadata(rules)
 
     def rows() -> Iterator[dict[str, Any]]:
         for episode in found:

@@ -17,12 +17,13 @@ from typing import Any
 from bridle.engine.contract.client import EngineRefused
 from bridle.engine.vllm.transfer import Route, VllmTransfer
 from bridle.errors import BridleError
-from bridle.reconstruct.episodes import build_episode
+from bridle.reconstruct.episodes import broken_episode, episode_of
 from bridle.reconstruct.rewards import Aggregation
 from bridle.reconstruct.samples.builders import BUILDER_VERSION
-from bridle.reconstruct.samples.policy import DEFAULT_POLICY
-from bridle.reconstruct.samples.sample import Conservation, Episode
-from bridle.reconstruct.session import BrokenTree
+from bridle.reconstruct.samples.rules import DEFAULT_RULES
+from bridle.reconstruct.samples.sample import Episode
+from bridle.reconstruct.session import LoadedSession
+from bridle.reconstruct.tree import BrokenTree
 from bridle.run.rollouts import NO_CALL_HINT
 from bridle.run.stack import Stack
 from bridle.store.reading.queries import Reader
@@ -75,7 +76,7 @@ def stated(config: GrpoConfig) -> dict[str, Any]:
         "samples": {
             "builder": "tree",
             "builder_version": BUILDER_VERSION,
-            "policy": DEFAULT_POLICY.as_data(),
+            "rules": DEFAULT_RULES.as_data(),
         },
         "reward": Aggregation(advantages.reward_weights, advantages.reward_turns).as_data(),
         "settings": asdict(config),
@@ -186,17 +187,16 @@ def train(
 def _episode(reader: Reader, session_id: str) -> Episode:
     """The session, without samples when its record contradicts itself: its tokens are dropped as
     ``tree_broken``."""
+    session = LoadedSession.load(reader, session_id)
     try:
-        return build_episode(reader, session_id)
+        return episode_of(session)
     except BrokenTree as error:
         log.warning(
             "session %s contradicts itself and is not trained on: %s; `bridle audit` says where",
             session_id,
             error,
         )
-    captured = sum(call.sampled_tokens or 0 for call in reader.calls(session_id))
-    table = Conservation(captured, 0, dropped={"tree_broken": captured})
-    return Episode(reader.session(session_id), (), tuple(reader.rewards(session_id)), table)
+    return broken_episode(session)
 
 
 def newest_policy(plan: TrainingPlan) -> Path:

@@ -1,4 +1,4 @@
-"""``bridle ablate``: what each way of building samples makes of the same recorded sessions."""
+"""``bridle ablate``: the yield of each builder on the same recorded sessions."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from rich.table import Table
 
 from bridle.cli.options import HarnessOption, JsonOption, RunOption, StoreOption
 from bridle.cli.reading import nothing_found, reader, require_run
+from bridle.cli.rules import RulesOption, sample_rules
 from bridle.cli.terminal import fail, out, print_json
 from bridle.reconstruct.ablation import ablate as count
 
@@ -37,14 +38,17 @@ def ablate(
     parameters: Annotated[
         float | None, typer.Option(help="The model's size, such as 7e9: adds FLOPs.")
     ] = None,
+    rules: RulesOption = "{}",
     plot: Annotated[Path | None, typer.Option(help="Write the comparison as a PNG.")] = None,
     json: JsonOption = False,
 ) -> None:
     """Compare the builders tree, merged and per_call on recorded sessions."""
+    chosen = sample_rules(rules)
     with reader(store) as source:
         require_run(source, run)
         result = count(
             source,
+            chosen,
             batch_rows=batch_rows,
             rows_per_update=rows_per_update,
             run=run,

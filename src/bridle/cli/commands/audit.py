@@ -1,9 +1,10 @@
-"""``bridle audit``: does every sampled token go somewhere, and does the store hold together?"""
+"""``bridle audit``: is every sampled token accounted for, and does the store hold together?"""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import asdict
 from typing import Annotated, Any
 
 import typer
@@ -12,9 +13,12 @@ from rich.text import Text
 
 from bridle.cli.options import JsonOption, RunOption, StoreOption
 from bridle.cli.reading import nothing_found, one_session, reader, require_run
+from bridle.cli.rules import RulesOption, sample_rules
 from bridle.cli.terminal import out, print_json
 from bridle.reconstruct.audit import SessionAudit, audit_session
 from bridle.reconstruct.audit import audit as audit_sessions
+from bridle.reconstruct.samples.rules import SampleRules
+from bridle.reconstruct.samples.sample import Conservation
 from bridle.store.reading.queries import Reader
 
 
@@ -22,14 +26,16 @@ def audit(
     store: StoreOption,
     session: Annotated[str | None, typer.Argument(help="Only this session.")] = None,
     run: RunOption = None,
-    bodies: Annotated[bool, typer.Option(help="Prove every recorded body as well.")] = False,
+    bodies: Annotated[bool, typer.Option(help="Verify every recorded body as well.")] = False,
+    rules: RulesOption = "{}",
     json: JsonOption = False,
 ) -> None:
     """Print the conservation table; exit with 1 when anything does not add up."""
+    chosen = sample_rules(rules)
     with reader(store) as source:
         require_run(source, run)
         total = _Total()
-        for audited in _audited(source, session, run, bodies):
+        for audited in _audited(source, session, run, chosen, bodies):
             total.add(audited)
         none = None if total.sessions else nothing_found(source)
     if json:
@@ -43,34 +49,27 @@ def audit(
 
 
 def _audited(
-    source: Reader, session: str | None, run: str | None, bodies: bool
+    source: Reader, session: str | None, run: str | None, rules: SampleRules, bodies: bool
 ) -> Iterator[SessionAudit]:
     if session is not None:
-        yield audit_session(source, one_session(source, session).id, bodies=bodies)
+        yield audit_session(source, one_session(source, session).id, rules, bodies=bodies)
     else:
-        yield from audit_sessions(source, bodies=bodies, run=run)
+        yield from audit_sessions(source, rules, bodies=bodies, run=run)
 
 
 class _Total:
-    """The table over all audited sessions."""
+    """The account over all audited sessions."""
 
     def __init__(self) -> None:
         self.sessions = 0
         self.calls: Counter[str] = Counter()
-        self.captured = 0
-        self.trained = 0
-        self.masked: Counter[str] = Counter()
-        self.dropped: Counter[str] = Counter()
+        self.tokens = Conservation(0, 0)
         self.violations: list[dict[str, str]] = []
 
     def add(self, audited: SessionAudit) -> None:
         self.sessions += 1
         self.calls.update({str(status): count for status, count in audited.calls.items()})
-        table = audited.conservation
-        self.captured += table.captured
-        self.trained += table.trained
-        self.masked.update(table.masked)
-        self.dropped.update(table.dropped)
+        self.tokens += audited.conservation
         self.violations += [
             {"session": v.session_id, "rule": v.rule, "subject": v.subject, "detail": v.detail}
             for v in audited.violations
@@ -80,10 +79,7 @@ class _Total:
         return {
             "sessions": self.sessions,
             "calls": dict(self.calls),
-            "captured": self.captured,
-            "trained": self.trained,
-            "masked": dict(self.masked),
-            "dropped": dict(self.dropped),
+            **asdict(self.tokens),
             "violations": self.violations,
         }
 
@@ -91,9 +87,9 @@ class _Total:
         table = Table(box=None, pad_edge=False)
         table.add_column("sampled tokens")
         table.add_column("", justify="right")
-        table.add_row("captured", str(self.captured))
-        table.add_row("trained", str(self.trained))
-        for label, counts in (("masked", self.masked), ("dropped", self.dropped)):
+        table.add_row("captured", str(self.tokens.captured))
+        table.add_row("trained", str(self.tokens.trained))
+        for label, counts in (("masked", self.tokens.masked), ("dropped", self.tokens.dropped)):
             for reason, count in sorted(counts.items()):
                 table.add_row(f"{label}: {reason}", str(count))
         calls = ", ".join(f"{count} {status}" for status, count in sorted(self.calls.items()))

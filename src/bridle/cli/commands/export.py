@@ -11,10 +11,11 @@ import typer
 
 from bridle.cli.options import HarnessOption, JsonOption, RunOption, StoreOption
 from bridle.cli.reading import nothing_found, reader, require_run
+from bridle.cli.rules import RulesOption, sample_rules
 from bridle.cli.terminal import fail, out, print_json
+from bridle.reconstruct.conditions import Condition
 from bridle.reconstruct.exports.card import write_card
-from bridle.reconstruct.exports.conditions import BadCondition, Condition
-from bridle.reconstruct.exports.formats import Format
+from bridle.reconstruct.exports.formats import ExportFormat
 from bridle.reconstruct.exports.formats import export as write
 from bridle.reconstruct.exports.selection import ExportReport, Selection, select
 from bridle.reconstruct.samples.builders import BUILDERS
@@ -25,7 +26,7 @@ def export(
     path: Annotated[Path, typer.Argument(help="File to write: .jsonl or .parquet.")],
     store: StoreOption,
     form: Annotated[
-        Format | None,
+        ExportFormat | None,
         typer.Option("--format", help="Default: tokens for .parquet, chat for .jsonl."),
     ] = None,
     run: RunOption = None,
@@ -41,6 +42,7 @@ def export(
         list[str] | None,
         typer.Option(help="Any column: harness=pi, call.dialect!=chat, label.x=1, task.suite=…"),
     ] = None,
+    rules: RulesOption = "{}",
     turn_reward: Annotated[
         str | None, typer.Option(help="Train only turns that have this reward, high enough.")
     ] = None,
@@ -56,6 +58,16 @@ def export(
     """Write recorded sessions as training data, each file with a data card beside it."""
     if builder not in BUILDERS:
         fail(f"there is no builder {builder!r}: {', '.join(BUILDERS)}", 2)
+    conditions = [Condition.parse(text) for text in where or []]
+    chosen_rules = sample_rules(rules)
+    chosen_rules = replace(
+        chosen_rules,
+        where=(*chosen_rules.where, *(c for c in conditions if c.of == "call")),
+    )
+    if turn_reward is not None:
+        chosen_rules = replace(
+            chosen_rules, turn_reward=turn_reward, min_turn_reward=min_turn_reward
+        )
     selection = Selection(
         run=run,
         harness=harness,
@@ -64,9 +76,8 @@ def export(
         reward=reward,
         min_reward=min_reward,
         max_reward=max_reward,
-        where=_conditions(where or []),
-        turn_reward=turn_reward,
-        min_turn_reward=min_turn_reward,
+        rules=chosen_rules,
+        where=tuple(condition for condition in conditions if condition.of != "call"),
         deduplicate=deduplicate,
     )
     chosen = _format(path, form)
@@ -80,16 +91,18 @@ def export(
     if json:
         print_json(written[0] if eval_share is None else {"files": written})
         return
-    for told in written:
-        out.print(f"{told['path']}: {told['rows']} rows of {told['sessions']} sessions")
-        for reason, count in told["left_out"].items():
+    for file in written:
+        out.print(f"{file['path']}: {file['rows']} rows of {file['sessions']} sessions")
+        for reason, count in file["left_out"].items():
             out.print(f"  left out: {count} {reason}", highlight=False)
+        for reason, count in file["untrained_tokens"].items():
+            out.print(f"  tokens not trained: {count} {reason}", highlight=False)
 
 
 def _require_sessions(source: Reader, selection: Selection) -> None:
     """Ends the command before any file is made when the selection takes no session."""
     report = ExportReport(Path())
-    if next(select(source, selection, report), None) is not None:
+    if next(select(source, selection, report), None) is not None or report.sessions:
         return
     reasons = ", ".join(f"{count} {reason}" for reason, count in report.left_out.items())
     fail(nothing_found(source) + (f"; left out: {reasons}" if reasons else ""))
@@ -110,27 +123,20 @@ def _parts(
 
 
 def _write(
-    source: Reader, path: Path, form: Format, selection: Selection, builder: str
+    source: Reader, path: Path, form: ExportFormat, selection: Selection, builder: str
 ) -> dict[str, Any]:
     report = write(source, path, form, selection, builder)
     card = write_card(report, form.value, selection, time.time())
     return _as_data(report) | {"card": str(card)}
 
 
-def _conditions(texts: list[str]) -> tuple[Condition, ...]:
-    try:
-        return tuple(Condition.parse(text) for text in texts)
-    except BadCondition as error:
-        fail(str(error), 2)
-
-
-def _format(path: Path, wanted: Format | None) -> Format:
-    known = {".parquet": Format.TOKENS, ".jsonl": Format.CHAT}
+def _format(path: Path, wanted: ExportFormat | None) -> ExportFormat:
+    known = {".parquet": ExportFormat.TOKENS, ".jsonl": ExportFormat.CHAT}
     named = known.get(path.suffix)
     chosen = wanted or named
     if chosen is None:
-        fail(f"{path} says no format: name it .jsonl or .parquet, or give --format", 2)
-    ending = ".parquet" if chosen is Format.TOKENS else ".jsonl"
+        fail(f"{path} names no format: call it .jsonl or .parquet, or give --format", 2)
+    ending = ".parquet" if chosen is ExportFormat.TOKENS else ".jsonl"
     if named is not None and path.suffix != ending:
         fail(f"{path.name} is no name for {chosen}, which is written as {ending}", 2)
     return chosen
@@ -142,5 +148,6 @@ def _as_data(report: ExportReport) -> dict[str, Any]:
         "sessions": report.sessions,
         "rows": report.rows,
         "trained_tokens": report.tokens,
+        "untrained_tokens": dict(report.untrained),
         "left_out": report.left_out,
     }

@@ -36,6 +36,6 @@ def forget(
             typer.confirm(f"Delete {len(chosen)} sessions for good?", abort=True, err=True)
         gone = forget_sessions(source.engine, chosen)
     if json:
-        print_json({"sessions": gone.sessions, "calls": gone.calls, "bodies": gone.bodies})
+        print_json({"sessions": gone.sessions, "calls": gone.calls})
     else:
-        out.print(f"Forgot {gone.sessions} sessions, {gone.calls} calls, {gone.bodies} bodies.")
+        out.print(f"Forgot {gone.sessions} sessions, {gone.calls} calls.")

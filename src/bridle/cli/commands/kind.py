@@ -1,4 +1,4 @@
-"""``bridle kind``: say by hand what a call was for."""
+"""``bridle kind``: set by hand what a call was for."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import typer
 from bridle.cli.options import JsonOption, StoreOption
 from bridle.cli.reading import one_session, reader, require_turn
 from bridle.cli.terminal import fail, out, print_json
-from bridle.reconstruct.kinds.kinds import classify
 from bridle.reconstruct.samples.sample_store import derive_again
+from bridle.reconstruct.session import LoadedSession
 from bridle.store.records import CallKind
 from bridle.store.writing.writer import Writer
 
@@ -22,7 +22,7 @@ _KINDS = (*(kind.value for kind in CallKind), _AUTO)
 def kind(
     session: Annotated[str, typer.Argument(help="Id, name, beginning of an id, or `last`.")],
     turn: Annotated[int, typer.Argument(min=1, help="The call, as `show` numbers it.")],
-    kind: Annotated[str, typer.Argument(help=f"{', '.join(_KINDS)}: what the record tells.")],
+    kind: Annotated[str, typer.Argument(help=f"{', '.join(_KINDS)}; auto undoes it.")],
     store: StoreOption,
     role: Annotated[str | None, typer.Option(help="Name of the sub-agent or side task.")] = None,
     line: Annotated[
@@ -30,7 +30,7 @@ def kind(
     ] = False,
     json: JsonOption = False,
 ) -> None:
-    """Override what a call was for; the session's stored samples are made again."""
+    """Set what a call was for; the session's stored samples are made again."""
     if kind not in _KINDS:
         fail(f"{kind!r} is no kind: use {', '.join(_KINDS)}")
     with reader(store) as source:
@@ -41,19 +41,19 @@ def kind(
         for call in calls if line else ():
             if call.parent_call_id in chosen:
                 chosen.add(call.id)
-        said = None if kind == _AUTO else CallKind(kind)
+        chosen_kind = None if kind == _AUTO else CallKind(kind)
         with Writer(store) as writer:
             for call in calls:
                 if call.id in chosen:
-                    writer.set_kind_sync(call.id, said, role, by=getpass.getuser())
-        again = derive_again(source, record.id)
-        verdicts = classify(source.calls(record.id))
+                    writer.set_kind_sync(call.id, chosen_kind, role, by=getpass.getuser())
+        loaded = LoadedSession.load(source, record.id)
+        again = derive_again(loaded)
     if json:
-        kinds = {call_id: verdict.kind.value for call_id, verdict in verdicts.items()}
+        kinds = {call.id: call.kind.value for call in loaded.calls}
         print_json({"session": record.id, "kinds": kinds, "samples": again})
         return
     for number, call in enumerate(calls, start=1):
-        verdict = verdicts[call.id]
+        verdict = loaded.verdicts[call.id]
         mark = "*" if call.id in chosen else " "
         out.print(f"{mark} {number:>3}  {verdict.kind:<10} {verdict.evidence}", highlight=False)
     if again:

@@ -11,7 +11,7 @@ import typer
 from bridle.cli.options import HarnessOption, JsonOption, RunOption, StoreOption
 from bridle.cli.reading import nothing_found, reader, require_run
 from bridle.cli.terminal import out, print_json, print_table
-from bridle.reconstruct.exports.conditions import OPEN
+from bridle.reconstruct.conditions import OPEN
 from bridle.reconstruct.rewards import session_rewards
 from bridle.store.reading.queries import Reader
 from bridle.store.records import Reward, SessionRecord

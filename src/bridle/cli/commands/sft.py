@@ -19,6 +19,7 @@ from bridle.cli.options import (
     StoreOption,
 )
 from bridle.cli.reading import reader, require_run
+from bridle.cli.rules import RulesOption, sample_rules
 from bridle.cli.settings import SFT, chosen
 from bridle.cli.terminal import fail, out
 from bridle.run.holding import LOCK, hold
@@ -45,6 +46,7 @@ def sft(
     ] = None,
     run: RunOption = None,
     min_reward: Annotated[float | None, typer.Option(help="Only from this reward up.")] = None,
+    rules: RulesOption = "{}",
     epochs: Annotated[int, typer.Option(min=1, help="Passes over the data.")] = 1,
     batch_size: Annotated[int, typer.Option(min=1, help="Examples per update.")] = 32,
     learning_rate: Annotated[float, typer.Option(min=0, help="Peak learning rate.")] = 1e-5,
@@ -67,7 +69,7 @@ def sft(
 
     config = chosen(context, SftConfig, SFT, settings_file)
     left_out: Counter[str] = Counter()
-    examples = _examples(data, policy, store, run, min_reward, left_out)
+    examples = _examples(data, policy, store, run, min_reward, rules, left_out)
     for reason, count in left_out.items():
         out.print(f"left out: {count} {reason}", highlight=False)
     with learning(policy, config) as learner:
@@ -84,16 +86,15 @@ def _examples(
     store: str,
     run: str | None,
     min_reward: float | None,
+    rules: str,
     left_out: Counter[str],
 ) -> list[SftExample]:
     from bridle.engine.contract.tokenizer import Tokenizer
-    from bridle.reconstruct.episodes import build_episode
-    from bridle.reconstruct.exports.selection import ExportReport, Selection, select
-    from bridle.reconstruct.session import BrokenTree
+    from bridle.reconstruct.exports.selection import Selection
     from bridle.trainer.sft.data import (
-        examples_from_episodes,
         examples_from_jsonl,
         examples_from_parquet,
+        examples_from_store,
         is_parquet,
     )
 
@@ -103,12 +104,5 @@ def _examples(
         return examples_from_jsonl(data, Tokenizer(policy), left_out)
     with reader(store) as source:
         require_run(source, run)
-        report = ExportReport(Path())
-        found: list[SftExample] = []
-        for session, _ in select(source, Selection(run=run, min_reward=min_reward), report):
-            try:
-                found += examples_from_episodes([build_episode(source, session.id)])
-            except BrokenTree:
-                report.leave_out("session_broken")
-        left_out.update(report.left_out)
-        return found
+        selection = Selection(run=run, min_reward=min_reward, rules=sample_rules(rules))
+        return examples_from_store(source, selection, left_out)

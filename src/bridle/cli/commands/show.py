@@ -12,11 +12,10 @@ from bridle.cli.commands.sessions import summaries
 from bridle.cli.options import JsonOption, StoreOption
 from bridle.cli.reading import one_session, reader
 from bridle.cli.terminal import out, print_json, print_table
-from bridle.reconstruct.exports.conditions import OPEN
-from bridle.reconstruct.kinds.kinds import classify
-from bridle.reconstruct.rewards import turn_rewards
-from bridle.store.reading.queries import CallRow, Reader
-from bridle.store.records import CallKind
+from bridle.reconstruct.conditions import OPEN
+from bridle.reconstruct.session import LoadedSession
+from bridle.store.reading.queries import CallRow
+from bridle.store.records import CallKind, SpanKind
 
 
 def show(
@@ -28,7 +27,7 @@ def show(
     with reader(store) as source:
         record = one_session(source, session)
         (about,) = summaries(source, [record])
-        turns = _turns(source, record.id)
+        turns = _turns(LoadedSession.load(source, record.id))
     if json:
         print_json({**about, "continuation": record.continuation, "turns": turns})
         return
@@ -56,16 +55,13 @@ def show(
             out.print(f"reward {name} = {value:g} (turn {turn['turn']})")
 
 
-def _turns(source: Reader, session_id: str) -> list[dict[str, Any]]:
-    calls = source.calls(session_id)
-    verdicts = classify(calls)
-    numbers = {call.id: number for number, call in enumerate(calls, start=1)}
-    rewards = source.rewards(session_id)
-    given = {reward.name: turn_rewards(rewards, reward.name) for reward in rewards}
-    observed: dict[str, int] = {}
-    for span in source.spans(session_id):
-        if span.logprobs is None:
-            observed[span.call_id] = observed.get(span.call_id, 0) + len(span.token_ids)
+def _turns(session: LoadedSession) -> list[dict[str, Any]]:
+    numbers = {call_id: number for number, call_id in enumerate(session.by_id, start=1)}
+    rewards = {reward.name: session.turn_rewards(reward.name) for reward in session.all_rewards}
+    observed: Counter[str] = Counter()
+    for row in session.spans:
+        if row.span.kind is SpanKind.OBSERVED:
+            observed[row.span.call_id] += len(row.span.token_ids)
     return [
         {
             "turn": numbers[call.id],
@@ -73,12 +69,12 @@ def _turns(source: Reader, session_id: str) -> list[dict[str, Any]]:
             "continues": numbers.get(call.parent_call_id or ""),
             "lineage_rule": call.lineage_rule,
             "dialect": call.dialect,
-            "kind": verdicts[call.id].kind,
-            "kind_evidence": verdicts[call.id].evidence,
+            "kind": call.kind,
+            "kind_evidence": session.verdicts[call.id].evidence,
             "status": call.status,
             "reason": call.reason,
             "prompt_tokens": call.prompt_tokens,
-            "new_tokens": observed.get(call.id, 0),
+            "new_tokens": observed[call.id],
             "sampled_tokens": call.sampled_tokens,
             "finish_reason": call.finish_reason,
             "policy_versions": [call.version_start, call.version_end],
@@ -86,21 +82,21 @@ def _turns(source: Reader, session_id: str) -> list[dict[str, Any]]:
             "break_reasons": call.break_reasons,
             "constrained": call.constrained,
             "notes": [note.name for note in call.notes],
-            "rewards": {name: of[call.id] for name, of in given.items() if call.id in of},
-            "reply": dict(call.message),
-            "said": _said(call),
+            "rewards": {name: of[call.id] for name, of in rewards.items() if call.id in of},
+            "reply": call.replies[0].to_chat() if call.replies else {},
+            "said": _one_line(call),
         }
-        for call in calls
+        for call in session.calls
     ]
 
 
-def _said(call: CallRow) -> str:
+def _one_line(call: CallRow) -> str:
     """The reply on one line: its text, then its tool calls."""
-    message = call.message
-    parts = [str(message.get("content") or "").strip()]
-    for tool_call in message.get("tool_calls") or []:
-        function = tool_call["function"]
-        parts.append(f"{function['name']}({function['arguments']})")
+    if not call.replies:
+        return ""
+    reply = call.replies[0]
+    parts = [str(reply.content or "").strip()]
+    parts += [f"{tool_call.name}({tool_call.arguments})" for tool_call in reply.tool_calls]
     return " ".join(" ".join(part.split()) for part in parts if part)
 
 
@@ -110,7 +106,7 @@ def _cells(turn: dict[str, Any]) -> list[str]:
         remarks.append("constrained")
     if turn["break_reasons"]:
         remarks.append(f"break: {', '.join(turn['break_reasons'])}")
-    said = turn["said"] or turn["reason"] or ""
+    text = turn["said"] or turn["reason"] or ""
     return [
         str(turn["turn"]),
         str(turn["continues"] or "–"),
@@ -118,5 +114,5 @@ def _cells(turn: dict[str, Any]) -> list[str]:
         str(turn["sampled_tokens"] if turn["sampled_tokens"] is not None else "–"),
         turn["finish_reason"] or "–",
         turn["status"],
-        f"({'; '.join(remarks)}) {said}" if remarks else said,
+        f"({'; '.join(remarks)}) {text}" if remarks else text,
     ]

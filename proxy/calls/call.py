@@ -1,0 +1,258 @@
+"""One call, from its admission to the commit of its record.
+
+Streaming or not, the events go the same way: the recording takes them, the emitter turns them into
+client bytes (or nothing, when the client wants the reply whole), the record is committed, and only
+then the client gets the terminal event.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import dataclass
+from typing import Final
+
+from bridle.proxy.engines.pool import EnginePool
+from bridle.proxy.engines.reply import ReplyDecoder
+from bridle.proxy.engines.request import EngineRequest
+from bridle.proxy.engines.stream import EngineStream
+from bridle.proxy.http.client import Client, Headers
+from bridle.proxy.recording.recorder import CallOutcome, Recording
+from bridle.proxy.services import Services
+from bridle.proxy.sessions.registry import store_unavailable
+from bridle.proxy.wire.canonical import (
+    ApiError,
+    Dialect,
+    Emitter,
+    Event,
+    HttpError,
+    Request,
+)
+from bridle.store.errors import RecordRejected, StoreUnavailable
+from bridle.store.records import CallStatus, Note
+
+log = logging.getLogger("bridle.proxy")
+
+
+@dataclass(frozen=True, slots=True)
+class CallFailure:
+    """Why a call did not complete."""
+
+    reason: str
+    error: ApiError | None
+    """What the client gets; ``None`` when there is no client any more."""
+
+
+CLIENT_GONE: Final = CallFailure("client_disconnected", None)
+PROXY_STOPPED: Final = CallFailure("proxy_stopped", None)
+
+
+class Call:
+    """A call whose record has begun: it owns the notes, the engine's stream and the client's.
+
+    Exactly one of :meth:`serve` and :meth:`refuse` is awaited.
+    """
+
+    def __init__(
+        self,
+        services: Services,
+        client: Client,
+        dialect: Dialect,
+        request: Request,
+        recording: Recording,
+        ask: EngineRequest,
+        engines: EnginePool,
+        notes: list[Note],
+    ) -> None:
+        begun = recording.begun
+        minted = dialect.mint(begun.id, int(begun.started_at), request.model)
+        self.notes = notes
+        self._services = services
+        self._client = client
+        self._dialect = dialect
+        self._request = request
+        self._recording = recording
+        self._ask = ask
+        self._gate = engines.gate
+        self._minted = minted
+        self._emitter: Emitter | None = dialect.emitter(request, minted) if request.stream else None
+        self._begun = False
+        self._content_type = "" if self._emitter is None else self._emitter.content_type
+        self._headers: Headers = (
+            (b"x-request-id", begun.id.encode()),
+            (b"x-bridle-session", begun.session_id.encode()),
+        )
+        self._decoder = ReplyDecoder(
+            minted,
+            choices=ask.choices,
+            detail=ask.detail,
+            tool_call_prefix=dialect.tool_call_prefix,
+            read_prompt=recording.session.prompt.read,
+        )
+        self._stream = EngineStream(
+            engines,
+            ask,
+            self._decoder,
+            call_id=begun.id,
+            session_id=begun.session_id,
+            notes=notes,
+            retries=services.settings.limits.retries,
+        )
+
+    async def serve(self) -> None:
+        """Serves the client and keeps the record, whatever happens on either side."""
+        try:
+            ending = await self._converse()
+            if isinstance(ending, CallFailure):
+                self._stream.close()
+                await self._fail(ending)
+            else:
+                await self._complete(ending)
+        finally:
+            self._stream.close()
+
+    async def refuse(self, error: ApiError) -> None:
+        """Sends and records ``error`` without asking an engine."""
+        await self._fail(CallFailure(error.kind, error))
+
+    async def _converse(self) -> CallFailure | bytes:
+        """The engine's events to record and client; the client's last bytes, not yet sent, when
+        the reply is whole, else how it failed."""
+        watch, client, gate = self._services.watch, self._client, self._gate
+        client_left = False
+        try:
+            watch.enter(client, None if self._emitter is None else self._keep_alive)
+            try:
+                if gate.paused:
+                    await gate.passed()
+                gate.running += 1
+                try:
+                    await self._stream.open()
+                    await self._stream.follow(self._take)
+                finally:
+                    gate.running -= 1
+                    if gate.draining:
+                        gate.left()
+            finally:
+                client_left = watch.leave(client)
+            return self._last_bytes()
+        except ApiError as error:
+            return CallFailure(error.kind, error.renamed(self._request.names))
+        except asyncio.CancelledError:
+            if client_left:
+                return CLIENT_GONE
+            self._stream.close()
+            await asyncio.shield(self._fail(PROXY_STOPPED))
+            raise
+        except Exception as error:
+            log.exception("internal_error", extra=self._ids())
+            self.notes.append(Note("internal_error", type(error).__name__))
+            return CallFailure("internal", ApiError("internal", "the proxy failed", status=500))
+
+    def _take(self, events: list[Event]) -> asyncio.Future[None] | None:
+        """To the record, and to the client of a stream; what to wait for when it reads slowly."""
+        engine = self._stream.engine
+        assert engine is not None, "it answers"  # noqa: S101 - a programming error
+        self._recording.take(events, engine.serves.version)
+        emitter = self._emitter
+        if emitter is None:
+            return None
+        pieces = [] if self._begun else self._opening()
+        for event in events:
+            pieces.append(emitter.event(event))
+        return self._write(b"".join(pieces))
+
+    def _keep_alive(self) -> None:
+        """Sends a sign of life to a streaming client that has heard nothing for long."""
+        if self._emitter is not None and not self._client.closed:
+            self._write(b"".join((*self._opening(), self._emitter.keep_alive())))
+
+    def _opening(self) -> list[bytes]:
+        """The stream's first bytes, once; an emitter begins before it gets any event."""
+        if self._begun or self._emitter is None:
+            return []
+        self._begun = True
+        return [self._emitter.begin()]
+
+    def _write(self, body: bytes) -> asyncio.Future[None] | None:
+        """``body`` to the client of a stream, after the status line if that has not left yet."""
+        if not self._client.started:
+            self._client.start_stream(self._content_type, self._headers)
+        if not body:
+            return None
+        self._recording.sent(body)
+        return self._client.write(body)
+
+    def _last_bytes(self) -> bytes:
+        """The terminal bytes: the whole reply, or the end of the stream."""
+        if self._emitter is None:
+            return self._dialect.reply(self._request, self._minted, self._recording.fold.reply())
+        return b"".join((*self._opening(), self._emitter.end()))
+
+    async def _complete(self, last: bytes) -> None:
+        recording, client = self._recording, self._client
+        recording.sent(last)
+        try:
+            outcome = self._outcome(CallStatus.COMPLETE)
+            await self._services.recorder.commit(recording, outcome)
+        except StoreUnavailable as error:
+            self._unrecorded(error)
+            if self._services.settings.when_store_is_down == "fail":
+                await self._send_error(self._error_bytes(store_unavailable()))
+                return
+        if self._emitter is None:
+            await client.respond(200, last, headers=self._headers)
+            return
+        if not client.started:
+            client.start_stream(self._content_type, self._headers)
+        await client.finish(last)
+
+    async def _fail(self, failure: CallFailure) -> None:
+        reply = None if failure.error is None else self._error_bytes(failure.error)
+        if reply is not None:
+            self._recording.sent(reply.body)
+        status = CallStatus.PARTIAL if self._recording.fold.sampled else CallStatus.FAILED
+        try:
+            outcome = self._outcome(status, failure)
+            await self._services.recorder.commit(self._recording, outcome)
+        except StoreUnavailable as lost:
+            self._unrecorded(lost)
+        if reply is not None:
+            await self._send_error(reply)
+
+    def _outcome(self, status: CallStatus, failure: CallFailure | None = None) -> CallOutcome:
+        engine = self._stream.engine
+        return CallOutcome(
+            status=status,
+            notes=tuple(self.notes),
+            sampling=self._ask.sampling,
+            model_served=self._decoder.model,
+            policy_version=self._gate.version if engine is None else engine.serves.version,
+            reason=None if failure is None else failure.reason,
+            error=None if failure is None else failure.error,
+        )
+
+    def _unrecorded(self, error: StoreUnavailable) -> None:
+        self._services.metrics.unrecorded.inc()
+        log.error("call_not_recorded", extra={**self._ids(), "error": str(error)})
+        if isinstance(error, RecordRejected):
+            # Its session may have been deleted: the next call asks the store.
+            self._services.sessions.forget(self._recording.begun.session_id)
+
+    def _ids(self) -> dict[str, str]:
+        begun = self._recording.begun
+        return {"session": begun.session_id, "call": begun.id}
+
+    def _error_bytes(self, error: ApiError) -> HttpError:
+        """``error`` inside the stream when it has begun, else as a response of its own."""
+        if self._emitter is not None and self._client.started:
+            return HttpError(200, self._emitter.fail(error))
+        return self._dialect.error(error)
+
+    async def _send_error(self, reply: HttpError) -> None:
+        if self._emitter is not None and reply.status == 200:
+            if not self._client.started:
+                self._client.start_stream(self._content_type, self._headers)
+            await self._client.finish(reply.body)
+        else:
+            await self._client.refuse(reply, self._headers)

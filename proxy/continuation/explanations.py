@@ -1,0 +1,77 @@
+"""Explains breaks off the path of calls: after the commit, in a thread.
+
+A call that leaves its parent's ids is committed as ``unexplained``, and its row is updated when the
+texts have been compared, a moment later. A session is sealed, and the store closed, only after
+that. What a crash leaves behind stays ``unexplained``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from bridle.proxy.continuation.breaks import explain
+from bridle.proxy.lineage.turn import Link
+from bridle.proxy.wire.canonical import Request
+from bridle.store.errors import StoreUnavailable
+from bridle.store.records import ALSO_BROKE_ON, BreakReason, CallEnded, Note
+from bridle.store.writing.writer import Writer
+
+if TYPE_CHECKING:
+    from bridle.engine.contract.tokenizer import Tokenizer
+
+log = logging.getLogger("bridle.proxy")
+
+Count = Callable[[BreakReason, tuple[Note, ...]], None]
+
+
+class Explanations:
+    """One at a time for each break; :meth:`drain` waits for them."""
+
+    def __init__(self, writer: Writer, tokenizer: Tokenizer | None, count: Count) -> None:
+        """``count`` gets every break's reason and the notes that came with it."""
+        self._writer = writer
+        self._tokenizer = tokenizer
+        self._count = count
+        self._pending: dict[asyncio.Task[None], str] = {}
+        """By task, the session of its call."""
+
+    def begin(self, ended: CallEnded, link: Link, request: Request) -> None:
+        """The call has been committed as ``UNEXPLAINED``."""
+        task = asyncio.create_task(self._explain(ended, link, request), name="explain-break")
+        self._pending[task] = ended.session_id
+        task.add_done_callback(self._pending.pop)
+
+    async def drain(self, session_id: str | None = None) -> None:
+        """Returns when the breaks so far of the session (of all when ``None``) are explained."""
+        waiting = [task for task, of in self._pending.items() if session_id in (None, of)]
+        if waiting:
+            await asyncio.wait(waiting)
+
+    async def _explain(self, ended: CallEnded, link: Link, request: Request) -> None:
+        reason = BreakReason.UNEXPLAINED
+        notes: tuple[Note, ...] = ()
+        try:
+            reason, notes = await asyncio.to_thread(self._found, ended, link, request)
+            if notes or reason is not BreakReason.UNEXPLAINED:
+                await self._writer.explain_break(ended.id, reason, (*ended.notes, *notes))
+        except StoreUnavailable as error:
+            log.warning("break_not_explained", extra={"call": ended.id, "error": str(error)})
+        except Exception:
+            log.exception("break_not_explained", extra={"call": ended.id})
+        self._count(reason, notes)
+
+    def _found(
+        self, ended: CallEnded, link: Link, request: Request
+    ) -> tuple[BreakReason, tuple[Note, ...]]:
+        if ended.prompt_token_ids is None or ended.growth is None:
+            return BreakReason.UNEXPLAINED, ()
+        first, *others = explain(
+            self._tokenizer, link, request, ended.prompt_token_ids, ended.growth.shared
+        )
+        notes = tuple(Note(ALSO_BROKE_ON, reason.value) for reason in others)
+        if self._tokenizer is None:
+            notes = (Note("break_reason_inferred", first.value), *notes)
+        return first, notes

@@ -1,0 +1,132 @@
+"""A client's JSON body as typed structs.
+
+:func:`decode` decodes the body once, and :func:`convert` checks it against the dialect's struct.
+Parts that come in many kinds (content blocks, items, tools) stay dictionaries there and are
+converted one by one, with :func:`convert` or :func:`pick`. Every mismatch raises an
+:class:`ApiError` (400) that names the field, so the worst result of any body is a refusal.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Annotated, Any, TypeVar
+
+import msgspec
+import orjson
+
+from bridle.proxy.wire.canonical import ApiError
+
+T = TypeVar("T")
+Json = dict[str, Any]
+
+Int64 = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
+"""Integers that the JSON writer of every engine's client can write."""
+Integral = Int64 | float
+"""An integer that a client may write as ``8.0``; :func:`integer` checks it."""
+Count = Annotated[int, msgspec.Meta(ge=1, le=128)]
+
+_RAW_FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_PLACE = re.compile(r" - at `\$\.?([^`]*)`$")
+_MISSING = re.compile(r"missing required field `([^`]+)`")
+
+
+def invalid(field: str, problem: str) -> ApiError:
+    """The error for a field that cannot be used, to be raised."""
+    return ApiError("invalid_request", f"{field}: {problem}", status=400, param=field)
+
+
+def decode(body: bytes) -> Json:
+    """The fields of ``body``, which must be a JSON object. Raises :class:`ApiError` (400)."""
+    try:
+        return msgspec.json.decode(body, type=Json)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        problem = f"the request body is not a valid JSON object: {error}"
+    except RecursionError:
+        problem = "the request body is nested too deeply"
+    raise ApiError("invalid_request", problem, status=400, param=_undecodable(body))
+
+
+def convert(value: Any, kind: type[T], field: str = "") -> T:
+    """``value``, which stands in ``field``, as a ``kind``. Raises :class:`ApiError` (400)."""
+    try:
+        return msgspec.convert(value, kind)
+    except msgspec.ValidationError as error:
+        message = str(error)
+    place, missing = _PLACE.search(message), _MISSING.search(message)
+    path = f"{field}.{place.group(1)}" if place else field
+    if missing:
+        raise invalid(f"{path}.{missing.group(1)}".lstrip("."), "Field required")
+    raise invalid(path.lstrip(".").replace(".[", "["), _PLACE.sub("", message))
+
+
+def pick(value: Json, kinds: Mapping[str, type[T]], field: str) -> T | None:
+    """``value`` as the struct that ``kinds`` has for its ``type``; ``None`` for a type that it does
+    not have. Raises :class:`ApiError` (400)."""
+    kind = kinds.get(type_of(value, field))
+    return None if kind is None else convert(value, kind, field)
+
+
+def type_of(value: Json, field: str) -> str:
+    """The ``type`` of ``value``. Raises :class:`ApiError` (400) when it is not a string."""
+    kind = value.get("type")
+    if not isinstance(kind, str):
+        raise invalid(f"{field}.type", "is required and must be a string")
+    return kind
+
+
+def unknown(fields: Json, known: frozenset[str]) -> Json:
+    """The ``fields`` that are not ``known`` and not null."""
+    return {
+        name: value for name, value in fields.items() if value is not None and name not in known
+    }
+
+
+def integer(value: int | float | None, field: str) -> int | None:
+    """``value`` as an integer. Raises :class:`ApiError` (400) when it has a fraction."""
+    if isinstance(value, float):
+        if not value.is_integer() or abs(value) >= 2**63:
+            raise invalid(field, "must be a 64-bit integer")
+        return int(value)
+    return value
+
+
+def strings(value: str | list[str] | None) -> tuple[str, ...]:
+    """A list of strings, for which clients may also send a single one."""
+    return (value,) if isinstance(value, str) else tuple(value or ())
+
+
+def json_text(value: Any, field: str) -> str:
+    """``value`` as compact JSON text. Raises :class:`ApiError` (400) where it is nested too deeply
+    to be written."""
+    try:
+        return msgspec.json.encode(value).decode()
+    except RecursionError:
+        raise invalid(field, "is nested too deeply") from None
+
+
+def writable(value: T, field: str) -> T:
+    """``value`` itself. Raises :class:`ApiError` (400) unless it can be sent on as JSON."""
+    if not embeddable(value):
+        raise invalid(field, "is nested too deeply, or holds a number that JSON writers refuse")
+    return value
+
+
+def embeddable(value: Any) -> bool:
+    """Whether ``value`` can be written as a part of a larger JSON text. The twelve levels around
+    it are more than any engine request has."""
+    try:
+        orjson.dumps([[[[[[[[[[[[value]]]]]]]]]]]])
+    except orjson.JSONEncodeError:
+        return False
+    return True
+
+
+def _undecodable(body: bytes) -> str | None:
+    """The field whose value cannot be decoded; ``None`` where the body as a whole cannot."""
+    name = None
+    with suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        for name, value in _RAW_FIELDS.decode(body).items():  # noqa: B007
+            msgspec.json.decode(value)
+    return name

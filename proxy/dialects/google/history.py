@@ -1,0 +1,261 @@
+"""Gemini contents as canonical messages.
+
+Gemini's clients may omit call ids, or make their own; a response then belongs to the oldest
+unanswered call of its name. A signature that this proxy minted, beside a call without an id,
+restores the id.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final, NamedTuple
+
+import msgspec
+
+from bridle.proxy.dialects.body import Json, invalid, json_text
+from bridle.proxy.dialects.functions import arguments_text
+from bridle.proxy.dialects.google.schema import camel_keys, google
+from bridle.proxy.dialects.transcript import (
+    AssistantTurn,
+    Content,
+    Transcript,
+    audio_part,
+    image_part,
+    joined,
+    text_part,
+)
+from bridle.proxy.wire import minting
+from bridle.proxy.wire.canonical import ToolCall
+
+_AUDIO: Final = {"audio/wav": "wav", "audio/x-wav": "wav", "audio/mp3": "mp3", "audio/mpeg": "mp3"}
+_PLAIN_RESULTS: Final = ("output", "result", "error")
+"""Keys under which clients put a function's result when it is text."""
+
+
+class _Content(msgspec.Struct, rename="camel", gc=False):
+    role: str | None = None
+    parts: str | Json | list[Json] | None = None
+
+
+class _Part(msgspec.Struct, rename="camel", gc=False):
+    text: str | None = None
+    thought: bool | None = None
+    thought_signature: str | None = None
+    function_call: Json | None = None
+    function_response: Json | None = None
+    inline_data: Json | None = None
+    file_data: Json | None = None
+
+
+class _Call(msgspec.Struct, rename="camel", gc=False):
+    name: str
+    id: str | None = None
+    args: Any = None
+
+
+class _Response(msgspec.Struct, rename="camel", gc=False):
+    id: str | None = None
+    name: str | None = None
+    response: Any = None
+    parts: list[Json] | None = None
+
+
+class _Inline(msgspec.Struct, rename="camel", gc=False):
+    mime_type: str
+    data: str
+
+
+class _File(msgspec.Struct, rename="camel", gc=False):
+    file_uri: str = ""
+    mime_type: str = ""
+
+
+class _Placed(NamedTuple):
+    """A part and the field that it stands in."""
+
+    part: _Part
+    field: str
+    kind: str
+    """Its first key, for notes."""
+
+
+def instruction_content(given: str | Json, transcript: Transcript) -> Content:
+    """``systemInstruction``: a content, or plain text."""
+    if isinstance(given, str):
+        return given
+    content = google(given, _Content, "systemInstruction")
+    return joined(_chat_parts(_parts(content.parts, "systemInstruction.parts"), transcript))
+
+
+def add_contents(contents: str | Json | list[Json] | None, transcript: Transcript) -> None:
+    """Adds the contents in their order. Raises ``ApiError`` (400) that names the field."""
+    if isinstance(contents, str):
+        transcript.user(contents)
+        return
+    if not contents:
+        raise invalid("contents", "must be a non-empty list")
+    calls = _Calls(transcript)
+    for index, given in enumerate([contents] if isinstance(contents, dict) else contents):
+        field = "contents" if isinstance(contents, dict) else f"contents[{index}]"
+        content = google(given, _Content, field)
+        role, parts = content.role or "user", _parts(content.parts, f"{field}.parts")
+        if role == "model":
+            _add_model(parts, transcript, calls)
+        elif role in ("user", "function", "tool"):
+            _add_user(parts, transcript, calls)
+        elif role == "system":
+            transcript.system(joined(_chat_parts(parts, transcript)))
+        else:
+            raise invalid(f"{field}.role", "must be user or model")
+
+
+class _Calls:
+    """The calls that still wait for their response."""
+
+    def __init__(self, transcript: Transcript) -> None:
+        self._transcript = transcript
+        self._waiting: list[ToolCall] = []
+        self._count = 0
+
+    def new_id(self) -> str:
+        """An id for a call that has none, the same whenever the same history is sent."""
+        return f"call_{self._count}"
+
+    def add(self, call: ToolCall) -> None:
+        self._waiting.append(call)
+        self._count += 1
+
+    def answered(self, identifier: str | None, name: str | None) -> str:
+        """The id of the call that a response answers."""
+        for call in self._waiting:
+            if call.id == identifier:
+                return self._take(call)
+        if identifier is not None:
+            self._transcript.note("call_id_repaired")
+        for call in self._waiting:
+            if call.name == name:
+                return self._take(call)
+        return identifier or f"call_for_{name}"
+
+    def _take(self, call: ToolCall) -> str:
+        self._waiting.remove(call)
+        return call.id
+
+
+def _parts(given: str | Json | list[Json] | None, field: str) -> list[_Placed]:
+    """One part may stand where a list of them is expected, and a text for a part."""
+    if isinstance(given, str):
+        return [_Placed(_Part(given), field, "text")]
+    if isinstance(given, dict):
+        return [_placed(given, field)]
+    return [_placed(part, f"{field}[{index}]") for index, part in enumerate(given or ())]
+
+
+def _placed(given: Json, field: str) -> _Placed:
+    named = camel_keys(given)
+    return _Placed(google(named, _Part, field), field, next(iter(named), "empty")[:64])
+
+
+def _add_model(parts: list[_Placed], transcript: Transcript, calls: _Calls) -> None:
+    """Contents in a row are one turn: clients keep each chunk of a streamed reply as its own."""
+    called = [
+        google(part.function_call, _Call, f"{field}.functionCall")
+        if part.function_call is not None
+        else None
+        for part, field, _ in parts
+    ]
+    ids = [part.thought_signature for part, _, _ in parts]
+    turn = transcript.turn(*ids, *(call.id for call in called if call is not None))
+    for placed, call in zip(parts, called, strict=True):
+        _add_model_part(placed, call, turn, transcript, calls)
+
+
+def _add_model_part(
+    placed: _Placed, call: _Call | None, turn: AssistantTurn, transcript: Transcript, calls: _Calls
+) -> None:
+    part = placed.part
+    turn.anchor(part.thought_signature)
+    if call is not None:
+        identifier = call.id or _signed_id(part.thought_signature) or calls.new_id()
+        arguments = arguments_text(call.args, f"{placed.field}.functionCall.args")
+        made = ToolCall(identifier, call.name, arguments)
+        turn.tool_calls.append(made)
+        calls.add(made)
+    elif part.text is not None:
+        (turn.reasoning if part.thought else turn.text).append(part.text)
+    elif part.thought_signature is None:
+        transcript.note("part_dropped", placed.kind)
+
+
+def _signed_id(signature: str | None) -> str | None:
+    minted = minting.read(signature) if signature is not None else None
+    return f"{minted.call_id}{minted.index:02d}" if minted and minted.index is not None else None
+
+
+def _add_user(parts: list[_Placed], transcript: Transcript, calls: _Calls) -> None:
+    """Function responses become tool messages, the parts between them user messages."""
+    held: list[Json] = []
+    has_response = False
+    for placed in parts:
+        given, field = placed.part.function_response, f"{placed.field}.functionResponse"
+        if given is None:
+            held += _chat_parts([placed], transcript)
+            continue
+        if held:
+            transcript.user(joined(held))
+            held = []
+        response = google(given, _Response, field)
+        call_id = calls.answered(response.id, response.name)
+        transcript.tool(call_id, _result(response, field, transcript))
+        has_response = True
+    if held or not has_response:
+        transcript.user(joined(held))
+
+
+def _result(response: _Response, field: str, transcript: Transcript) -> Content:
+    text = _result_text(response, field, transcript)
+    media = _chat_parts(_parts(response.parts, f"{field}.parts"), transcript)
+    return [text_part(text), *media] if media else text
+
+
+def _result_text(response: _Response, field: str, transcript: Transcript) -> str:
+    given = response.response
+    if isinstance(given, dict) and len(given) == 1:
+        ((key, value),) = given.items()
+        if key in _PLAIN_RESULTS and isinstance(value, str):
+            if key == "error":
+                transcript.note("tool_error_flag")
+            return value
+    return "" if given is None else json_text(given, f"{field}.response")
+
+
+def _chat_parts(parts: list[_Placed], transcript: Transcript) -> list[Json]:
+    """Text, image and audio parts in chat shape; others are dropped with a note."""
+    converted = []
+    for placed in parts:
+        chat, dropped = _chat_part(placed)
+        if chat is not None:
+            converted.append(chat)
+        else:
+            transcript.note("part_dropped", dropped)
+    return converted
+
+
+def _chat_part(placed: _Placed) -> tuple[Json | None, str]:
+    """The part in chat shape, and what it is called where it has none."""
+    part = placed.part
+    if part.text is not None:
+        return text_part(part.text), ""
+    if part.inline_data is not None:
+        inline = google(part.inline_data, _Inline, f"{placed.field}.inlineData")
+        data = inline.data.replace("-", "+").replace("_", "/")
+        if inline.mime_type.startswith("image/"):
+            return image_part(f"data:{inline.mime_type};base64,{data}"), ""
+        if inline.mime_type in _AUDIO:
+            return audio_part(data, _AUDIO[inline.mime_type]), ""
+        return None, f"inlineData {inline.mime_type[:32]}"
+    if part.file_data is not None:
+        file = google(part.file_data, _File, f"{placed.field}.fileData")
+        web = file.file_uri.startswith(("https://", "http://"))
+        if web and file.mime_type.startswith("image/"):
+            return image_part(file.file_uri), ""
+    return None, placed.kind

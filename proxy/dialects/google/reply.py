@@ -1,0 +1,116 @@
+"""A whole Gemini reply, and the parts that it shares with a streamed one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import orjson
+
+from bridle.proxy.dialects.body import Json
+from bridle.proxy.dialects.functions import arguments_object
+from bridle.proxy.wire import minting
+from bridle.proxy.wire.canonical import (
+    ChoiceReply,
+    FinishReason,
+    Minted,
+    Reply,
+    Request,
+    ToolCall,
+    Usage,
+)
+
+
+def write(request: Request, minted: Minted, reply: Reply) -> bytes:
+    """The ``GenerateContentResponse``, as JSON."""
+    candidates = [
+        candidate(
+            index,
+            _parts(request, minted, choice),
+            choice.detail if request.wants.logprobs else (),
+            finish_reason_of(choice.finish_reason),
+        )
+        for index, choice in enumerate(reply.choices)
+    ]
+    return orjson.dumps(response_object(minted, candidates, reply.usage))
+
+
+def count(total_tokens: int) -> bytes:
+    """The reply to ``countTokens``."""
+    return orjson.dumps({"totalTokens": total_tokens})
+
+
+def response_object(minted: Minted, candidates: Sequence[Json], usage: Usage | None = None) -> Json:
+    whole: Json = {"candidates": list(candidates)}
+    if usage is not None:
+        whole["usageMetadata"] = usage_object(usage)
+    whole["modelVersion"] = minted.model
+    whole["responseId"] = minted.response_id
+    return whole
+
+
+def usage_object(usage: Usage) -> Json:
+    shown = {
+        "promptTokenCount": usage.prompt_tokens,
+        "candidatesTokenCount": usage.completion_tokens - usage.reasoning_tokens,
+        "totalTokenCount": usage.prompt_tokens + usage.completion_tokens,
+    }
+    if usage.reasoning_tokens:
+        shown["thoughtsTokenCount"] = usage.reasoning_tokens
+    if usage.cached_tokens:
+        shown["cachedContentTokenCount"] = usage.cached_tokens
+    return shown
+
+
+def finish_reason_of(reason: FinishReason | None) -> str:
+    if reason == "length":
+        return "MAX_TOKENS"
+    return "SAFETY" if reason == "content_filter" else "STOP"
+
+
+def candidate(
+    index: int,
+    parts: Sequence[Json],
+    detail: Sequence[Mapping[str, Any]] = (),
+    finish: str | None = None,
+) -> Json:
+    shown: Json = {"content": {"parts": list(parts), "role": "model"}}
+    if finish is not None:
+        shown["finishReason"] = finish
+    shown["index"] = index
+    if detail:
+        shown["logprobsResult"] = {
+            "topCandidates": [
+                {"candidates": [_logprob(top) for top in entry.get("top_logprobs") or ()]}
+                for entry in detail
+            ],
+            "chosenCandidates": [_logprob(entry) for entry in detail],
+        }
+    return shown
+
+
+def signature(minted: Minted, index: int) -> str:
+    """A thought signature, which clients decode as bytes."""
+    return minting.as_base64(minted.signature(index))
+
+
+def call_part(minted: Minted, call: ToolCall) -> Json:
+    """The call with a signature that names it, for clients that do not send its id back."""
+    function = {"id": call.id, "name": call.name, "args": arguments_object(call.arguments)}
+    minted_id = minting.read(call.id)
+    index = minted_id.index if minted_id is not None else None
+    return {"functionCall": function, "thoughtSignature": signature(minted, index or 0)}
+
+
+def _parts(request: Request, minted: Minted, choice: ChoiceReply) -> list[Json]:
+    parts: list[Json] = []
+    if choice.reasoning and request.wants.reasoning:
+        parts.append({"text": choice.reasoning, "thought": True})
+    if choice.text:
+        parts.append({"text": choice.text, "thoughtSignature": signature(minted, 0)})
+    parts.extend(call_part(minted, call) for call in choice.tool_calls)
+    return parts or [{"text": ""}]
+
+
+def _logprob(entry: Mapping[str, Any]) -> Json:
+    return {"token": entry.get("token"), "logProbability": entry.get("logprob")}

@@ -1,0 +1,44 @@
+"""A session's recorded calls read back into its turns and its token tree."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+
+from msgspec import structs
+
+from bridle.proxy.lineage.turn import TRUSTED, link_of
+from bridle.proxy.sessions.session import Session
+from bridle.store.reading.queries import CallRow
+from bridle.store.records import CallStatus, Growth, LineageState, Span, is_frozen
+
+log = logging.getLogger("bridle.proxy")
+
+
+def load_calls(session: Session, calls: Iterable[CallRow], spans: Iterable[Span]) -> None:
+    """Adds what the store has of the session and memory has not."""
+    session.tree.extend(spans)
+    for row in calls:
+        if row.status is CallStatus.OPEN or row.id in session.calls:
+            continue
+        session.calls.add(row.id)
+        if row.conversation is not None and row.conversation.lineage is not None:
+            _add(session, row, row.conversation.lineage)
+
+
+def _add(session: Session, row: CallRow, state: LineageState) -> None:
+    """Adds a call as a turn; one whose state cannot be used is logged."""
+    turns = session.turns
+    base = turns.turns.get(state.base_call_id or "")
+    # Otherwise its echo is recognised and nothing is built on it.
+    trusted = row.status in TRUSTED and not is_frozen(row.notes)
+    length = row.prompt_tokens
+    growth = None if not trusted or length is None else Growth(row.prompt_span_id, ())
+    try:
+        link = link_of(state, row.id, base)
+    except ValueError as error:
+        fields = {"session": row.session_id, "call": row.id, "error": str(error)}
+        log.warning("lineage_state_unusable", extra=fields)
+        return
+    turn = session.turn(row.id, link, row.status, row.replies, growth, length or 0)
+    turns.add(structs.replace(turn, parent_call_id=row.parent_call_id))

@@ -1,0 +1,268 @@
+"""The sessions in memory, the longest unused forgotten first, within one budget of bytes.
+
+A session is found by its id, name or key, or by the conversation that a request continues. What
+memory does not explain another process may have recorded, so the store is asked then. All anonymous
+sessions share one index of turns: in it the next call of a harness that sends no session id finds
+the call before it, and by that its session.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Mapping
+from itertools import islice
+from typing import Final
+
+from bridle.proxy.lineage.search import Search
+from bridle.proxy.lineage.turn import Link, Turn, TurnIndex
+from bridle.proxy.sessions.loading import load_calls
+from bridle.proxy.sessions.session import Session
+from bridle.proxy.wire.canonical import Request
+from bridle.store.errors import NotFound
+from bridle.store.reading.queries import Reader
+from bridle.store.records import CallStatus, SessionRecord, token_array
+
+_ANONYMOUS_SESSIONS: Final = 64
+"""How many of the latest anonymous sessions a restarted proxy remembers."""
+
+ECHO_WAIT_S: Final = 5.0
+"""The longest that a request waits for the end of a call whose reply it echoes."""
+
+
+def is_anonymous(session: SessionRecord) -> bool:
+    """Nothing but its conversation leads to this session."""
+    return session.name is None and session.key_hash is None
+
+
+class SessionMemory:
+    """Call :meth:`start` before anything else."""
+
+    def __init__(
+        self, reader: Reader, limit: int, *, on_read: Callable[[], None] = lambda: None
+    ) -> None:
+        """``limit`` is in bytes; sessions with running calls, and the one used last, are kept
+        whatever they take. ``on_read`` is called for each session whose calls were read from the
+        store."""
+        self._reader = reader
+        self._limit = limit
+        self._on_read = on_read
+        self._size = 0
+        self._sessions: OrderedDict[str, Session] = OrderedDict()
+        self._ids: dict[tuple[str, str], str] = {}
+        """``("name" | "key", value)`` -> session id."""
+        self._anonymous = TurnIndex(unrelated=True)
+        self._writers: frozenset[str] = frozenset()
+        """The processes that wrote to the store when the anonymous sessions were last read."""
+        self._running: dict[str, asyncio.Event | None] = {}
+        """Call id -> set when the call is over; made when a request waits for it."""
+
+    async def start(self) -> None:
+        await self._load_anonymous()
+
+    # -- sessions --------------------------------------------------------------------------------
+
+    def get(self, session_id: str | None) -> Session | None:
+        session = self._sessions.get(session_id or "")
+        if session is not None:
+            self._sessions.move_to_end(session.id)
+        return session
+
+    def named(self, name: str) -> Session | None:
+        return self.get(self._ids.get(("name", name)))
+
+    def keyed(self, key_hash: str) -> Session | None:
+        return self.get(self._ids.get(("key", key_hash)))
+
+    def add(self, record: SessionRecord, *, new: bool = False) -> Session:
+        """The session of ``record``; ``new``: the store has no calls of it."""
+        session = self.get(record.id)
+        if session is not None:
+            return session
+        turns = self._anonymous if is_anonymous(record) else None
+        session = self._sessions[record.id] = Session(record, turns, loaded=new)
+        if record.name:
+            self._ids["name", record.name] = record.id
+        if record.key_hash:
+            self._ids["key", record.key_hash] = record.id
+        self._settle(session)
+        return session
+
+    def forget(self, session_id: str) -> None:
+        """Drops a session, for room or because it changed elsewhere."""
+        session = self._sessions.pop(session_id, None)
+        if session is None:
+            return
+        self._size -= session.size
+        self._ids.pop(("name", session.record.name or ""), None)
+        self._ids.pop(("key", session.record.key_hash or ""), None)
+        session.dissolve()
+
+    def latest_open(self, limit: int) -> list[str]:
+        """Ids of the sessions that are not known to be sealed, latest used first."""
+        latest = islice(reversed(self._sessions.values()), limit)
+        return [session.id for session in latest if session.record.sealed_at is None]
+
+    def _settle(self, session: Session) -> None:
+        """Counts a session's growth and makes room for it."""
+        self._size += session.measure()
+        if self._size <= self._limit:
+            return
+        excess, idle = self._size - self._limit, []
+        for other in self._sessions.values():
+            if excess <= 0:
+                break
+            if other is not session and not other.running:
+                idle.append(other.id)
+                excess -= other.size
+        for session_id in idle:
+            self.forget(session_id)
+        while self._size > self._limit and not session.turns.unrelated and session.trim():
+            self._size += session.measure()
+
+    # -- calls -----------------------------------------------------------------------------------
+
+    def begin(self, session: Session, call_id: str) -> None:
+        """The call is at the engine from now on."""
+        session.running.add(call_id)
+        self._running[call_id] = None
+
+    def end(self, session: Session, call_id: str, turn: Turn | None = None) -> None:
+        """The call is over; ``turn`` when it is recorded."""
+        session.running.discard(call_id)
+        current = self._sessions.get(session.id)
+        if turn is None:
+            session.tree.drop(call_id)
+        elif current is not None:
+            # A session that was forgotten meanwhile has been, or will be, read from the store.
+            current.add(turn)
+            self._settle(current)
+        over = self._running.pop(call_id)
+        if over is not None:
+            over.set()
+
+    def running(self, call_ids: Iterable[str]) -> list[str]:
+        """Those of the calls that are still at the engine."""
+        return [call_id for call_id in call_ids if call_id in self._running]
+
+    # -- lineage ---------------------------------------------------------------------------------
+
+    async def find(self, session: Session, request: Request, agent: str | None = None) -> Link:
+        """Where ``request`` belongs in its session."""
+        if not session.loaded:
+            await self._load(session)
+            if session.calls:
+                self._on_read()
+        link = session.find(request, agent)
+        if link.unknown and await self._were_running(link.unknown):
+            link = session.find(request, agent)
+        if link.unexplained and await self._grown(session):
+            await self._load(session)
+            link = session.find(request, agent)
+        return link
+
+    async def find_anonymous(self, request: Request) -> tuple[Link, Session | None]:
+        """Where a request without any session belongs, and the session that it continues."""
+        link = self._find_anonymous(request)
+        if link.unknown and await self._were_running(link.unknown):
+            link = self._find_anonymous(request)
+        for call_id in reversed(link.unknown):
+            session = await self._session_of(call_id)
+            if session is not None:
+                link = await self.find(session, request)
+                break
+        if link.parent is None and link.unexplained and await self._others_wrote():
+            await self._load_anonymous()
+            link = self._find_anonymous(request)
+        return link, None if link.parent is None else self.get(link.parent.session_id)
+
+    def find_first(self, request: Request) -> Link:
+        """Where ``request`` belongs in a session that it is the first call of."""
+        return Search(TurnIndex(), request, None).link()
+
+    def _find_anonymous(self, request: Request) -> Link:
+        link = Search(self._anonymous, request, None).link()
+        if link.parent is not None or not isinstance(request.prompt, tuple):
+            return link
+        prompt = token_array(request.prompt)
+        shared = [one for one in self._sessions.values() if one.turns is self._anonymous]
+        found = [one.find_tokens(link, prompt) for one in reversed(shared)]
+        return max(found, key=_reach, default=link)
+
+    async def _were_running(self, call_ids: Iterable[str]) -> bool:
+        """Whether some of the calls were still at the engine; returns when they are over.
+
+        A client that cut a stream and goes on at once may echo a call whose end is not recorded
+        yet; that end is near.
+        """
+        running = self.running(call_ids)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(ECHO_WAIT_S):
+                for call_id in running:
+                    await self._over(call_id)
+        return bool(running)
+
+    async def _over(self, call_id: str) -> None:
+        if call_id in self._running:
+            over = self._running[call_id]
+            if over is None:
+                over = self._running[call_id] = asyncio.Event()
+            await over.wait()
+
+    # -- the store -------------------------------------------------------------------------------
+
+    async def _load(self, session: Session) -> None:
+        """Adds the session's recorded calls that are not in memory."""
+        calls, spans = await asyncio.to_thread(
+            lambda: (self._reader.calls(session.id), self._reader.spans(session.id))
+        )
+        load_calls(session, calls, spans)
+        session.loaded = True
+        self._settle(session)
+
+    async def _grown(self, session: Session) -> bool:
+        """Whether the store has calls of the session that were not made here."""
+        counts = await asyncio.to_thread(self._reader.call_counts, session.id)
+        return _ended(counts) > len(session.calls)
+
+    async def _session_of(self, call_id: str) -> Session | None:
+        try:
+            row = await asyncio.to_thread(self._reader.call, call_id)
+            record = await asyncio.to_thread(self._reader.session, row.session_id)
+        except NotFound:
+            return None
+        return self.add(record)
+
+    async def _load_anonymous(self) -> None:
+        """Reads the latest anonymous sessions that are in the store and not in memory."""
+        self._writers = await asyncio.to_thread(self._reader.writer_ids)
+        latest = await asyncio.to_thread(
+            lambda: list(
+                self._reader.sessions(
+                    sealed=False, anonymous=True, newest_first=True, limit=_ANONYMOUS_SESSIONS
+                )
+            )
+        )
+        ids = [record.id for record in latest]
+        counts = await asyncio.to_thread(self._reader.call_counts_of, ids)
+        for record in reversed(latest):
+            session = self.add(record)
+            if _ended(counts[record.id]) > len(session.calls):
+                await self._load(session)
+
+    async def _others_wrote(self) -> bool:
+        """Whether an anonymous conversation that goes on here may have been begun elsewhere."""
+        writers = await asyncio.to_thread(self._reader.writer_ids)
+        return len(writers) > 1 or writers != self._writers
+
+
+def _ended(counts: Mapping[CallStatus, int]) -> int:
+    """How many of the counted calls have ended: of one that runs there is nothing to read yet."""
+    return sum(counts.values()) - counts.get(CallStatus.OPEN, 0)
+
+
+def _reach(link: Link) -> int:
+    """Where the tokens of the link's parent end."""
+    tip = None if link.parent is None else link.parent.tip(link.choice)
+    return 0 if tip is None else tip.end

@@ -1,0 +1,164 @@
+"""One session in memory: its record, its turns, its token tree, and what its next call reuses.
+
+Everything here can be read again from the store. A call's way through it::
+
+    link = session.find(request, agent)                # before the engine is asked
+    …
+    growth, _ = session.grow(call_id, link, choices, prompt_token_ids)  # when the call is over
+    turn = session.turn(call_id, link, status, messages, growth, len(prompt_token_ids))
+    session.add(turn)                                  # when it is in the store
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+from msgspec import structs
+
+from bridle.proxy.lineage.search import Search
+from bridle.proxy.lineage.turn import Link, Sampled, Turn, TurnIndex
+from bridle.proxy.wire.canonical import Message, Request
+from bridle.proxy.wire.cut_ids import KnownPrompt
+from bridle.store.records import CallStatus, Choice, Growth, SessionRecord, TokenIds, token_array
+from bridle.store.tree import Point, TokenTree, path_nodes
+
+_SESSION_BYTES: Final = 4000
+_TURN_BYTES: Final = 3000
+_NODE_BYTES: Final = 500
+"""What a session, a turn and a span take beside their token ids, roughly."""
+
+
+class Session:
+    """See the module."""
+
+    __slots__ = ("calls", "id", "loaded", "prompt", "record", "running", "size", "tree", "turns")
+
+    def __init__(
+        self, record: SessionRecord, turns: TurnIndex | None = None, *, loaded: bool = True
+    ) -> None:
+        """``turns`` is where its turns are kept when it shares them with other sessions."""
+        self.record = record
+        self.id: str = record.id
+        self.turns = TurnIndex() if turns is None else turns
+        self.tree = TokenTree(record.id)
+        self.calls: set[str] = set()
+        """Its calls that are over and have been looked at."""
+        self.running: set[str] = set()
+        """Its calls that are at the engine."""
+        self.prompt = KnownPrompt()
+        """Its latest long prompt as the engine reported it."""
+        self.loaded = loaded
+        """Whether the calls that the store has of it have been read."""
+        self.size = 0
+        """Bytes, when last measured."""
+
+    def measure(self) -> int:
+        """Bytes held, roughly; returns by how many they have grown."""
+        tree = self.tree
+        size = _SESSION_BYTES + 4 * tree.tokens + _NODE_BYTES * len(tree.nodes) + self.prompt.size
+        size += _TURN_BYTES * len(self.calls)
+        grown, self.size = size - self.size, size
+        return grown
+
+    def find(self, request: Request, agent: str | None = None) -> Link:
+        """Where ``request`` belongs: by what it says, or by its tokens. ``agent`` is the harness'
+        own name of the (sub-)agent, when its headers have one. Changes nothing."""
+        link = Search(self.turns, request, agent).link()
+        if link.parent is None and isinstance(request.prompt, tuple):
+            return self.find_tokens(link, token_array(request.prompt))
+        return link
+
+    def find_tokens(self, link: Link, prompt: TokenIds) -> Link:
+        """``link``, below the longest recorded path (prompt and reply) that ``prompt`` begins
+        with, if there is one."""
+        point, _ = self.tree.find(prompt)
+        for node, count in path_nodes(point.node, point.position):
+            call_id, _, name = (node.id or "").rpartition(".")
+            turn = self.turns.turns.get(call_id)
+            if turn is None or turn.prompt is None or name == "o" or count < len(node.token_ids):
+                continue
+            base = None if link.seen.depth else turn
+            return structs.replace(
+                link,
+                parent=turn,
+                base=base,
+                choice=0 if base is None else int(name[1:]),
+                rule="token_prefix",
+                confidence=0.9,
+            )
+        return link
+
+    def grow(
+        self,
+        call_id: str,
+        link: Link,
+        choices: Sequence[Choice],
+        prompt: TokenIds | None,
+        sent: TokenIds | None = None,
+    ) -> tuple[Growth, bool]:
+        """Puts a call's tokens into the tree: ``prompt`` are the ids that the engine used, and
+        ``sent`` those that it was sent. Also returns whether these are the same."""
+        exact = prompt is not None and sent is not None and np.array_equal(prompt, sent)
+        near = None if link.base is None else link.base.tip(link.choice)
+        known = near.end if exact and near is not None else 0
+        return self.tree.grow(call_id, prompt, choices, near, known), exact
+
+    def turn(
+        self,
+        call_id: str,
+        link: Link,
+        status: CallStatus,
+        messages: Sequence[Message] = (),
+        growth: Growth | None = None,
+        prompt_length: int = 0,
+    ) -> Turn:
+        """The turn of a call that is over: ``messages`` are its replies, ``growth`` its tokens.
+        Without them, or without a known prompt, nothing is built on it."""
+        nodes, prompt = self.tree.nodes, None
+        if growth is not None and (tip := nodes.get(growth.prompt_span_id)) is not None:
+            prompt = Point(tip, prompt_length)
+        choices: list[Sampled] = []
+        for index, message in enumerate(messages):
+            digest, form = self.turns.digester.reply(message)
+            node = None if prompt is None else nodes.get(f"{call_id}.s{index}")
+            choices.append(Sampled(message, digest, form, node))
+        return Turn(
+            call_id=call_id,
+            session_id=self.id,
+            parent_call_id=None if link.parent is None else link.parent.call_id,
+            status=status,
+            seen=link.seen,
+            base=link.base,
+            base_choice=0 if link.base is None else link.choice,
+            choices=tuple(choices),
+            prompt=prompt,
+            differs=link.differs,
+            confidence=link.confidence,
+            retry_of=link.retry_of,
+        )
+
+    def add(self, turn: Turn) -> None:
+        """Remembers a call that is over, or replaces what was known of it."""
+        self.turns.add(turn)
+        self.calls.add(turn.call_id)
+
+    def trim(self) -> bool:
+        """Forgets half of the turns that nothing is built on, longest out of use first; whether
+        there were any. One line is always kept whole."""
+        leaves = self.turns.leaves()
+        idle = leaves[: len(leaves) // 2]
+        for turn in idle:
+            self.turns.remove(turn)
+            self.tree.drop(turn.call_id)
+        return bool(idle)
+
+    def dissolve(self) -> None:
+        """Gives up what it holds, also where it is shared."""
+        if self.turns.unrelated:
+            for call_id in self.calls:
+                turn = self.turns.turns.get(call_id)
+                if turn is not None:
+                    self.turns.remove(turn)
+        self.tree.dissolve()

@@ -1,0 +1,256 @@
+"""Which sampled tokens are trained: stated rules, and the one function that applies them.
+
+Samples, every export, supervised fine-tuning, the ablation and the audit all ask :func:`trainable`.
+Each token that is not trained has exactly one reason. A format that can only train a whole message
+trains a reply whose every sampled token is trained (:attr:`Ruling.whole`); all other replies are
+context there, also those of which samples train a part.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any, Final
+
+import numpy as np
+import orjson
+from numpy.typing import NDArray
+
+from bridle.reconstruct.conditions import Condition, call_meets
+from bridle.reconstruct.conversation import ReplyId
+from bridle.reconstruct.session import LoadedSession
+from bridle.reconstruct.tree import version_ranges
+from bridle.store.reading.queries import CallRow, SpanRow
+from bridle.store.records import CallKind, CallStatus, is_frozen
+from bridle.store.tree import DETACHED
+
+_CALL_MARKS: Final = ("<tool_call>", "<|tool_call", "[TOOL_CALLS]", "<function=")
+"""How the templates of Qwen, Hermes, Mistral and Llama models open a tool call: left in the text
+where a call could not be parsed."""
+
+
+@dataclass(frozen=True, slots=True)
+class SampleRules:
+    """The default trains what the agent's own model did in calls that ended well.
+
+    ``length`` finishes are trained: the tokens were sampled and their logprobs hold; whether an
+    answer that was cut deserves its reward is the trainer's filter to decide.
+    """
+
+    kinds: frozenset[CallKind] = frozenset(
+        {CallKind.MAIN, CallKind.SUBAGENT, CallKind.RETRY, CallKind.UNKNOWN}
+    )
+    """Sub-agents share the policy's weights; a retry is the call that went well after one that was
+    cut; an unknown kind is not evidence of a side task."""
+    partial: bool = False
+    """Train calls that were cut: their ends are not the policy's decision."""
+    finish_length: bool = True
+    """Train replies that ended at the token limit."""
+    parse_failed: bool = True
+    """Train replies with a tool call that cannot be parsed: the policy sampled them, and an
+    unanswered call earns what it deserves."""
+    constrained: bool = True
+    """Train replies that a grammar shaped (a response format, a required tool). On an engine that
+    masks its logits for it their logprobs are of the masked distribution: ratios to the trainer's
+    own start well below 1 there."""
+    models: frozenset[str] | None = None
+    """Served models that are trained; ``None`` for all. A frozen model is one left out."""
+    oldest_version: int | None = None
+    """Tokens of earlier policy versions are stale."""
+    untrusted_versions: frozenset[int] = frozenset()
+    """Versions whose publish was never verified, or found wrong."""
+    where: tuple[Condition, ...] = ()
+    """Conditions on columns of the call, such as ``call.dialect=chat``; all must hold."""
+    turn_reward: str | None = None
+    """Train only calls whose own reward of this name is at least ``min_turn_reward``."""
+    min_turn_reward: float = 0.0
+
+    def __post_init__(self) -> None:
+        for condition in self.where:
+            if condition.of != "call":
+                raise ValueError(f"{condition}: a rule is a condition on a call (call.NAME)")
+
+    def as_data(self) -> dict[str, Any]:
+        """These rules as JSON-ready data, equal for equal rules."""
+        return {
+            "kinds": sorted(kind.value for kind in self.kinds),
+            "partial": self.partial,
+            "finish_length": self.finish_length,
+            "parse_failed": self.parse_failed,
+            "constrained": self.constrained,
+            "models": None if self.models is None else sorted(self.models),
+            "oldest_version": self.oldest_version,
+            "untrusted_versions": sorted(self.untrusted_versions),
+            "where": [str(condition) for condition in self.where],
+            "turn_reward": self.turn_reward,
+            "min_turn_reward": self.min_turn_reward,
+        }
+
+    @classmethod
+    def from_data(cls, data: Mapping[str, Any]) -> SampleRules:
+        """The rules of :meth:`as_data`. Raises ``TypeError`` for unknown fields, ``ValueError`` for
+        unknown kinds and conditions."""
+        values = dict(data)
+        known = [known.name for known in fields(cls)]
+        for name in values:
+            if name not in known:
+                raise TypeError(f"there is no rule {name!r}; there are {', '.join(known)}")
+        if "kinds" in values:
+            values["kinds"] = frozenset(CallKind(kind) for kind in values["kinds"])
+        if values.get("models") is not None:
+            values["models"] = frozenset(values["models"])
+        if "untrusted_versions" in values:
+            values["untrusted_versions"] = frozenset(values["untrusted_versions"])
+        if "where" in values:
+            values["where"] = tuple(Condition.parse(text) for text in values["where"])
+        return cls(**values)
+
+
+DEFAULT_RULES: Final = SampleRules()
+
+
+@dataclass(frozen=True, slots=True)
+class Ruling:
+    """Which sampled tokens of one reply are trained, and why the others are not."""
+
+    tokens: int
+    """How many were sampled; 0 also where the engine reported no ids."""
+    excluded: tuple[tuple[int, int, str], ...] = ()
+    """``(start, end, reason)`` of what is not trained, ascending."""
+
+    @property
+    def whole(self) -> bool:
+        """Whether every token of the reply is trained, and so the message."""
+        return not self.excluded
+
+    def ranges(self, start: int, end: int) -> tuple[tuple[int, int], ...]:
+        """The trained part of ``[start, end)``, as ranges within the reply."""
+        found: list[tuple[int, int]] = []
+        at = start
+        for low, high, _ in self.excluded:
+            if at < min(low, end):
+                found.append((at, min(low, end)))
+            at = max(at, high)
+        if at < end:
+            found.append((at, end))
+        return tuple(found)
+
+    def reasons(self, start: int, end: int) -> Counter[str]:
+        """By reason, how many tokens of ``[start, end)`` are not trained."""
+        found: Counter[str] = Counter()
+        for low, high, reason in self.excluded:
+            overlap = min(end, high) - max(start, low)
+            if overlap > 0:
+                found[reason] += overlap
+        return found
+
+    def mask(self) -> NDArray[np.bool_]:
+        """``bool[tokens]``: true where a token is trained."""
+        trained = np.ones(self.tokens, dtype=np.bool_)
+        for start, end, _ in self.excluded:
+            trained[start:end] = False
+        return trained
+
+
+def rulings(session: LoadedSession, rules: SampleRules) -> dict[ReplyId, Ruling]:
+    """The rulings on all replies of a session, calls in the order of their start."""
+    return {
+        ReplyId(call.id, choice): ruling
+        for call in session.calls
+        for choice, ruling in trainable(call, session, rules).items()
+    }
+
+
+def trainable(call: CallRow, session: LoadedSession, rules: SampleRules) -> dict[int, Ruling]:
+    """The ruling on each reply of a call, by choice."""
+    rows = session.sampled.get(call.id, ())
+    reason = _excluded_call(call, session, rules)
+    if rows:
+        return {row.choice or 0: _ruling(call, row, rules, reason) for row in rows}
+    found: dict[int, Ruling] = {}
+    for choice in range(len(call.replies)):
+        why = reason or _excluded_reply(call, choice, call.finish_reason, rules)
+        found[choice] = Ruling(0) if why is None else Ruling(0, ((0, 0, why),))
+    return found
+
+
+def _ruling(call: CallRow, row: SpanRow, rules: SampleRules, reason: str | None) -> Ruling:
+    tokens = len(row.span.token_ids)
+    if row.span.start == DETACHED:
+        reason = "prompt_unknown"
+    reason = reason or _excluded_reply(call, row.choice or 0, row.finish_reason, rules)
+    if reason is not None:
+        return Ruling(tokens, ((0, tokens, reason),))
+    if rules.oldest_version is None and not rules.untrusted_versions:
+        return Ruling(tokens)
+    versions = [
+        (start, end, reason)
+        for start, end, run in version_ranges(row.span)
+        if (reason := _excluded_version(run.version, rules)) is not None
+    ]
+    return Ruling(tokens, tuple(versions))
+
+
+def _excluded_call(call: CallRow, session: LoadedSession, rules: SampleRules) -> str | None:
+    """Why no token of a call is trained; ``None`` where that depends on the reply."""
+    if call.status is CallStatus.QUARANTINED:
+        return "quarantined"
+    if call.status is CallStatus.PARTIAL and not rules.partial:
+        return "partial"
+    if call.status not in (CallStatus.COMPLETE, CallStatus.PARTIAL):
+        return f"status_{call.status}"
+    if call.kind not in rules.kinds:
+        return f"kind_{call.kind}"
+    if is_frozen(call.notes):
+        return "model_frozen"
+    if rules.models is not None and call.model_served not in rules.models:
+        return "model_frozen"
+    if not rules.constrained and call.constrained:
+        return "constrained"
+    if rules.where and not call_meets(rules.where, call):
+        return "call_condition"
+    if rules.turn_reward is None:
+        return None
+    value = session.turn_rewards(rules.turn_reward).get(call.id)
+    if value is None:
+        return "turn_without_reward"
+    return None if value >= rules.min_turn_reward else "turn_reward_too_low"
+
+
+def _excluded_reply(
+    call: CallRow, choice: int, finish_reason: str | None, rules: SampleRules
+) -> str | None:
+    """Why no token of one reply is trained."""
+    if not rules.finish_length and finish_reason == "length":
+        return "finish_length"
+    if not rules.parse_failed and parse_failed(call, choice):
+        return "parse_failed"
+    return None
+
+
+def _excluded_version(version: int, rules: SampleRules) -> str | None:
+    """Why tokens of a policy version are not trained."""
+    if version in rules.untrusted_versions:
+        return "version_untrusted"
+    if rules.oldest_version is not None and version < rules.oldest_version:
+        return "version_stale"
+    return None
+
+
+def parse_failed(call: CallRow, choice: int = 0) -> bool:
+    """Whether a reply calls a tool in a way that cannot be parsed: arguments that are no JSON
+    object, or a call that the engine's parser left in the text."""
+    if choice >= len(call.replies):
+        return False
+    message = call.replies[choice]
+    if any(mark in str(message.content or "") for mark in _CALL_MARKS):
+        return True
+    return not all(_is_object(tool_call.arguments) for tool_call in message.tool_calls)
+
+
+def _is_object(arguments: str) -> bool:
+    try:
+        return isinstance(orjson.loads(arguments or "{}"), dict)
+    except orjson.JSONDecodeError:
+        return False

@@ -1,0 +1,32 @@
+"""The option ``--rules``: which sampled tokens a command trains."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import orjson
+import typer
+
+from bridle.cli.terminal import fail
+
+if TYPE_CHECKING:
+    from bridle.reconstruct.samples.rules import SampleRules
+
+RulesOption = Annotated[
+    str,
+    typer.Option(
+        "--rules", help='Which replies are trained: JSON or a file, such as {"parse_failed": false}'
+    ),
+]
+
+
+def sample_rules(text: str) -> SampleRules:
+    """The rules in a value of ``--rules``; ends the command when they cannot be read."""
+    from bridle.reconstruct.samples.rules import SampleRules
+
+    try:
+        plain = Path(text).read_bytes() if not text.lstrip().startswith("{") else text
+        return SampleRules.from_data(orjson.loads(plain))
+    except (OSError, TypeError, ValueError) as error:
+        fail(f"--rules: {error}", 2)
