@@ -26,7 +26,8 @@ from bridle.store.reading.queries import Reader
 from bridle.trainer.config import OptimizerConfig, PackingConfig, SftConfig
 from bridle.trainer.learner.learner import Learner
 from bridle.trainer.policy.model import load_policy, save_policy
-from bridle.trainer.policy.tiny import make_policy, train_tokenizer
+from bridle.trainer.policy.tiny import make_policy
+from bridle.trainer.policy.tiny_tokenizer import train_tokenizer
 from bridle.trainer.sft.data import examples_from_parquet, with_context, without_shared
 from bridle.trainer.sft.sft import SftStep, steps_of, train_sft
 
