@@ -147,6 +147,7 @@ def measure(
     report = _report(figures.pop(PROXIED), direct, cases) | {"rss_mb": round(rss, 1)}
     report["direct"] = {"calls_per_s": _medians(direct.calls_per_s)}
     report["floor"] = _report(bare, direct, cases)
+    report["floor_ratio"] = _ratios(report["calls_per_s"], report["floor"]["calls_per_s"])
     report["full"] = {"added_ms": _report(full, direct, cases)["added_ms"]}
     report["peers"] = {name: _report(found, direct, cases) for name, found in figures.items()}
     return report
@@ -209,6 +210,15 @@ def _median(values: Sequence[float]) -> float | None:
 
 def _medians(values: Mapping[str, Sequence[float]]) -> dict[str, float | None]:
     return {name: _median(found) for name, found in values.items()}
+
+
+def _ratios(own: Mapping[str, float | None], floor: Mapping[str, float | None]) -> dict[str, float]:
+    """Bridle's calls per second over the floor's, of the cases that both answered."""
+    return {
+        name: round(value / bare, 3)
+        for name, value in own.items()
+        if value and (bare := floor.get(name))
+    }
 
 
 def _load(case: Case, url: str, seconds: float, name: str) -> Load:

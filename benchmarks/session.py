@@ -16,11 +16,11 @@ from typing import Any, Final
 import numpy as np
 
 from bridle.bench.corpus import Corpus
+from bridle.proxy.continuation.context import CallContext
 from bridle.proxy.continuation.prompt import Prompt
 from bridle.proxy.dialects.registry import DIALECTS
-from bridle.proxy.engines.policy_gate import PolicyGate
 from bridle.proxy.lineage.lineage import Conversations
-from bridle.proxy.recording.recorder import CallContext, Recording
+from bridle.proxy.recording.recorder import CallOutcome, Recording
 from bridle.proxy.wire.canonical import (
     Event,
     Finished,
@@ -34,6 +34,12 @@ from bridle.store.records import CallBegun, CallEnded, CallStatus, SessionRecord
 
 SAMPLED: Final = 150
 OBSERVED: Final = 450
+
+_OUTCOME: Final = CallOutcome(
+    CallStatus.COMPLETE,
+    sampling={"temperature": 1.0, "top_p": 1.0, "max_tokens": 8192},
+    model_served="policy",
+)
 
 _SAID: Final = 90
 """Sampled tokens of prose; the rest are the tool call's."""
@@ -89,7 +95,6 @@ class Agent:
         self._code = int(self._random.integers(len(corpus.code)))
         self._prose = int(self._random.integers(len(corpus.prose)))
         self._conversations = Conversations()
-        self._gate = PolicyGate()
         system, text = self._observe(_SYSTEM_TOKENS)
         self._messages: list[dict[str, Any]] = [
             {"role": "system", "content": text},
@@ -130,17 +135,15 @@ class Agent:
         )
         minted = dialect.mint(call_id, int(now), "policy")
         way = CallContext(link, Prompt(self._prompt), None)
-        recording = Recording(begun, self.session, request, way, self._gate)
-        recording.model_served = "policy"
-        recording.sampling = {"temperature": 1.0, "top_p": 1.0, "max_tokens": 8192}
+        recording = Recording(begun, self.session, request, way)
         emitter = dialect.emitter(request, minted)
         recording.sent(emitter.begin())
         for event in self._reply(minted.tool_call_id(0)):
-            recording.take([event])
+            recording.take([event], 0)
             if piece := emitter.event(event):
                 recording.sent(piece)
         recording.sent(emitter.end())
-        ended, turn = recording.ended(CallStatus.COMPLETE)
+        ended, turn = recording.ended(_OUTCOME)
         self._conversations.add(turn)
         self._grow(ended)
         return BenchCall(begun, ended)

@@ -23,7 +23,7 @@ import orjson
 
 from bridle.bench.load import SESSION_CALLS, Load, Measured
 from bridle.bench.proxy import cpu_seconds
-from bridle.cli.options import EngineKind
+from bridle.run.environment import EngineKind
 from bridle.run.services import Service
 from bridle.run.stack import MODEL, VLLM_START_S, engine_service
 from bridle.store.reading.queries import Reader

@@ -10,21 +10,26 @@ from typing import Any, Self, TypeVar
 import httpx
 import msgspec
 
+from bridle.errors import BridleError
 from bridle.harnesses.tasks.task import Task
 
 Answer = TypeVar("Answer")
 
 
-class ControlError(Exception):
-    """The proxy refused a control request, or is none; the message holds its status and words."""
+class ControlError(BridleError):
+    """The proxy refused a control request, or another kind of server answered it."""
 
     def __init__(self, status: int, message: str) -> None:
+        if status in (401, 403):
+            message = "it requires its admin key; set BRIDLE_ADMIN_KEY or give --key"
         super().__init__(f"the proxy answered {status}: {message}")
         self.status = status
 
 
-class ProxyUnreachable(ConnectionError):
+class ProxyUnreachable(BridleError, ConnectionError):
     """No answer from the proxy, one that cannot be read, or a 5xx one: trying again may help."""
+
+    retryable = True
 
 
 class ProxySilent(ProxyUnreachable):
@@ -147,7 +152,8 @@ class ControlClient:
             raise ProxyUnreachable(f"what {base} answered cannot be read: {error}") from error
         except httpx.TransportError as error:
             raise ProxySilent(
-                f"no answer from {self._http.base_url}: {str(error) or type(error).__name__}"
+                f"no answer from {self._http.base_url}: {str(error) or type(error).__name__}. "
+                "Is `bridle proxy` running?"
             ) from error
         if reply.status_code >= 500:
             raise ProxyUnreachable(f"the proxy answered {reply.status_code}: {reply.text[:300]}")

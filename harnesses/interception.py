@@ -23,6 +23,7 @@ from typing import Final
 
 import certifi
 
+from bridle.errors import BridleError
 from bridle.harnesses.client import Session
 
 HOSTS: Final = (
@@ -39,7 +40,7 @@ STOP_S: Final = 10.0
 _CERTIFICATE: Final = "mitmproxy-ca-cert.pem"
 
 
-class NoInterception(RuntimeError):
+class NoInterception(BridleError):
     """mitmproxy is not there, or does not start; the message says which."""
 
 

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
+from bridle.errors import BridleError
 from bridle.harnesses.environment import scrubbed
 from bridle.harnesses.sandboxes.base import MARK
 from bridle.harnesses.sandboxes.supervise import kill_marked, new_mark
@@ -34,12 +35,16 @@ REWARD = "reward"
 """The name under which the built-in verifiers report their score; what the trainer reads."""
 
 
-class VerifierError(RuntimeError):
+class VerifierError(BridleError):
     """The verifier could not reach a verdict: not the agent's fault, and not a score of zero."""
+
+    retryable = True
 
 
 class TaskUnfit(VerifierError):
     """The task does not hold what its verifier needs: no attempt ends otherwise."""
+
+    retryable = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,8 +15,7 @@ from bridle.proxy.calls.data_plane import DataPlane
 from bridle.proxy.control.probes import PROBES, Probe, Running
 from bridle.proxy.dialects.errors import openai_error
 from bridle.proxy.dialects.registry import DIALECTS
-from bridle.proxy.http.client import Client, Scope, Send
-from bridle.proxy.http.presence import AsgiMessage, ClientGone, Receive
+from bridle.proxy.http.client import AsgiMessage, Client, ClientGone, Receive, Scope, Send
 from bridle.proxy.http.protocol import EXTENSION
 from bridle.proxy.http.routes import implied_dialect, nothing_at, route
 from bridle.proxy.recording.logs import configure
@@ -51,46 +50,45 @@ class App:
         self._control: asyncio.Future[FastAPI] | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http":
-            try:
-                await self._http(scope, receive, send)
-            finally:
-                # It knows the server's own record of the request, which knows the scope.
-                scope.get("extensions", {}).pop(EXTENSION, None)
-        elif scope["type"] == "lifespan":
+        if scope["type"] == "lifespan":
             await self._lifespan(receive, send)
-        else:
+            return
+        if scope["type"] != "http":
             await send({"type": "websocket.close", "code": 1003})
-
-    async def _http(self, scope: Scope, receive: Receive, send: Send) -> None:
-        path = scope["path"]
+            return
         client = Client(scope, receive, send)
+        found, data_plane = route(scope["path"]), self._data_plane
+        try:
+            if found is not None and data_plane is not None:
+                await data_plane.serve(found, client)
+            else:
+                await self._beside(client, receive, send)
+        finally:
+            # It refers to the server's own record of the request, which refers to the scope.
+            scope.get("extensions", {}).pop(EXTENSION, None)
+
+    async def _beside(self, client: Client, receive: Receive, send: Send) -> None:
+        """Serves every request that is none on a data route."""
+        path = client.scope["path"]
         if path.startswith(_CONTROL):
-            await self._controlled(scope, client, receive, send)
-            return
-        if (probe := PROBES.get(path)) is not None:
+            await self._controlled(client.scope, client, receive, send)
+        elif (probe := PROBES.get(path)) is not None:
             await self._probe(probe, client)
-            return
-        data_plane = self._data_plane
-        found = route(path)
-        if found is not None and data_plane is not None:
-            await data_plane.serve(found, client)
-            return
-        if data_plane is None:
-            error = ApiError("overloaded", "the proxy is starting or stopping", status=503)
         else:
             error = nothing_at(path)
-        await client.refuse(DIALECTS[implied_dialect(path)].error(error))
+            if self._data_plane is None:
+                error = ApiError("overloaded", "the proxy is starting or stopping", status=503)
+            await client.refuse(DIALECTS[implied_dialect(path)].error(error))
 
     async def _probe(self, probe: Probe, client: Client) -> None:
         try:
             if client.scope["method"] in ("GET", "HEAD"):
                 await probe(client, self._running)
                 return
-            told = ApiError("invalid_request", "use GET here", status=405)
-            await client.refuse(openai_error(told), (("allow", "GET, HEAD"),))
-        except ApiError as error:
-            await client.refuse(openai_error(error))
+            error = ApiError("invalid_request", "use GET here", status=405)
+            await client.refuse(openai_error(error), ((b"allow", b"GET, HEAD"),))
+        except ApiError as failure:
+            await client.refuse(openai_error(failure))
 
     async def _controlled(self, scope: Scope, client: Client, receive: Receive, send: Send) -> None:
         """The control framework reads a body whole before it asks whose it is: it is given none of

@@ -10,6 +10,7 @@ from typing import Any, Final, Self
 
 import uvicorn
 
+from bridle.errors import BridleError
 from bridle.proxy.app import Routers, create_app
 from bridle.proxy.http.protocol import StreamingProtocol
 from bridle.proxy.process import tune_gc
@@ -18,7 +19,7 @@ from bridle.proxy.settings import ProxySettings
 _START_S = 30.0
 
 
-class ProxyStartFailed(RuntimeError):
+class ProxyStartFailed(BridleError):
     """The proxy did not come up; the message, or else the log, says why."""
 
 

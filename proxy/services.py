@@ -6,20 +6,20 @@ import asyncio
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from bridle.proxy.budgets import Budgets
+from bridle.errors import BridleError
 from bridle.proxy.cluster.cluster_control import ClusterControl
 from bridle.proxy.cluster.siblings import Siblings
 from bridle.proxy.engines.policy_gate import PolicyGate
 from bridle.proxy.engines.pool import EnginePool
 from bridle.proxy.engines.routes import ModelRoutes
 from bridle.proxy.free_memory import FreeMemory
-from bridle.proxy.http.keep_alive import KeepAlives
-from bridle.proxy.http.presence import Watch
+from bridle.proxy.http.watch import Watch
 from bridle.proxy.lineage.conversations import SessionConversations
 from bridle.proxy.recording.logs import log_call
 from bridle.proxy.recording.metrics import Metrics
 from bridle.proxy.recording.recorder import Observer, Recorder
 from bridle.proxy.recording.stored_responses import StoredResponses
+from bridle.proxy.sessions.budgets import Budgets
 from bridle.proxy.sessions.registry import Sessions
 from bridle.proxy.sessions.seal_watch import SealWatch
 from bridle.proxy.settings import ProxySettings
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from bridle.proxy.recording.tracing import Tracing
 
 
-class CannotStart(RuntimeError):
+class CannotStart(BridleError):
     """What the settings ask for is not to be had here; the message says what."""
 
 
@@ -59,7 +59,6 @@ class Services:
     tokenizer_check: TokenizerCheck | None
     """Makes exact prompts; ``None`` without the model's tokenizer."""
     stored_responses: StoredResponses
-    keep_alives: KeepAlives
     watch: Watch
     free_memory: FreeMemory
     seal_watch: SealWatch
@@ -97,8 +96,8 @@ class Services:
         models = ModelRoutes(settings, gate)
         await models.start()
         metrics.watch(models.policy.states)
-        keep_alives = KeepAlives(settings.limits.keep_alive_s)
-        keep_alives.start()
+        watch = Watch(settings.limits.keep_alive_s)
+        watch.start()
         free_memory = FreeMemory()
         free_memory.start()
         free_names = FreeNames(reader.engine) if settings.alone else None
@@ -123,7 +122,6 @@ class Services:
             recorder=Recorder(
                 writer,
                 conversations,
-                gate,
                 metrics,
                 continuer,
                 [log_call, *_observers(tracing)],
@@ -132,8 +130,7 @@ class Services:
             continuer=continuer,
             tokenizer_check=_tokenizer_check(continuer),
             stored_responses=StoredResponses(reader),
-            keep_alives=keep_alives,
-            watch=Watch(),
+            watch=watch,
             free_memory=free_memory,
             seal_watch=seal_watch,
             siblings=siblings,
@@ -146,8 +143,7 @@ class Services:
     async def close(self) -> None:
         """Stops what :meth:`start` started; queued records are written first."""
         await self.siblings.close()
-        await self.keep_alives.close()
-        self.watch.close()
+        await self.watch.close()
         await self.free_memory.close()
         await self.seal_watch.close()
         await self.models.close()

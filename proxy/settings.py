@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import lru_cache
 from pathlib import Path
-from typing import Final, Literal
+from typing import Annotated, Final, Literal
 
-from bridle.proxy.budgets import Budget
+import msgspec
+
 from bridle.store.records import Continuation
 from bridle.store.schema.database import Synchronous
 
@@ -30,6 +31,18 @@ def is_loopback(host: str | None) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
+
+
+Amount = Annotated[int, msgspec.Meta(ge=0)]
+
+
+class Budget(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Upper bounds of what a session may spend; ``None`` where there is none."""
+
+    calls: Amount | None = None
+    tokens: Amount | None = None
+    """Sampled tokens; of an upstream that reports no ids, the completion tokens it reports."""
+    wall_s: Annotated[float, msgspec.Meta(ge=0)] | None = None
 
 
 MemoryUse = Literal["lineage", "writer", "prompts"]
@@ -96,6 +109,9 @@ class ProxySettings:
     """Base URL of the (first) engine without ``/v1``; a trailing ``/v1`` is taken off."""
     store_url: str
     """SQLAlchemy URL, for example ``sqlite:///runs/bridle.db``."""
+    engine_transport: Literal["fast", "plain"] = "fast"
+    """``plain`` is the reference implementation, with a connection for each request: to compare
+    with when a fault may lie in the fast one."""
     synchronous: Synchronous = "NORMAL"
     """SQLite's pragma: ``NORMAL`` keeps every commit through ``kill -9``, ``FULL`` also through a
     power cut, for a wait on the disk in every call."""

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from bridle.errors import BridleError
 from bridle.reconstruct.kinds.kinds import with_kinds
 from bridle.store.errors import NotFound
 from bridle.store.reading.queries import CallRow, Reader, SpanRow
@@ -20,7 +21,7 @@ from bridle.store.records import Span, SpanKind, TokenIds
 from bridle.store.tree import DETACHED, parents_first
 
 
-class BrokenTree(ValueError):
+class BrokenTree(BridleError, ValueError):
     """The stored spans do not form the tree that the calls say; ``bridle audit`` names where."""
 
 

@@ -6,10 +6,11 @@ import typer
 
 from bridle.bench.commands import continuation as bench_continuation
 from bridle.bench.commands import harnesses as bench_harnesses
+from bridle.bench.commands import path as bench_path
 from bridle.bench.commands import proxy as bench_proxy
 from bridle.bench.commands import store as bench_store
 from bridle.bench.commands import vllm as bench_vllm
-from bridle.run.serving import leave_on_sigterm
+from bridle.cli.serving import leave_on_sigterm
 
 app = typer.Typer(help="Measure.", no_args_is_help=True)
 
@@ -22,6 +23,7 @@ def bench() -> None:
 
 app.command("continuation")(bench_continuation.continuation)
 app.command("harnesses")(bench_harnesses.harnesses)
+app.command("path")(bench_path.path)
 app.command("proxy")(bench_proxy.proxy)
 app.command("reconstruct")(bench_store.reconstruct)
 app.command("store")(bench_store.store)

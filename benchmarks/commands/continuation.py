@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from rich.table import Table
 
-from bridle.cli.extras import needs
+from bridle.cli.extras import require
 from bridle.cli.options import JsonOption
 from bridle.cli.terminal import out, print_json
 
 
 def continuation(json: JsonOption = False) -> None:
     """Time to prompt ids and to the first token of long sessions, exact against rendered."""
-    needs("torch", "train", "this bench serves a small policy on torch")
+    require("torch", "train", "this bench serves a small policy on torch")
     from bridle.bench.continuation import measure
 
     found = measure()

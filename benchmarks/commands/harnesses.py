@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from bridle.cli.extras import needs
+from bridle.cli.extras import require
 from bridle.cli.options import JsonOption
 from bridle.cli.terminal import err, fail, out, print_json
 
@@ -25,25 +25,21 @@ def harnesses(
 ) -> None:
     """Run every installed harness, exact and rendered; exit with 1 when an exact one breaks."""
     from bridle.bench.harnesses import bench_harnesses, chosen, markdown
-    from bridle.harnesses.sandboxes import NotLaunchable
 
     try:
         cases = chosen(only or ())
     except KeyError as error:
         fail(f"no harness is called {error}")
-    needs("torch", "train", "this bench makes a small tokenizer with the trainer")
-    try:
-        report = asyncio.run(
-            bench_harnesses(
-                cases,
-                turns=turns,
-                sessions=sessions,
-                keep=keep,
-                progress=lambda name, mode: err.print(f"{name} {mode}", highlight=False),
-            )
+    require("torch", "train", "this bench makes a small tokenizer with the trainer")
+    report = asyncio.run(
+        bench_harnesses(
+            cases,
+            turns=turns,
+            sessions=sessions,
+            keep=keep,
+            progress=lambda name, mode: err.print(f"{name} {mode}", highlight=False),
         )
-    except NotLaunchable as error:
-        fail(str(error))
+    )
     text = markdown(report)
     if table is not None:
         table.write_text(text, encoding="utf-8")

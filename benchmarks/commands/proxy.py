@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from bridle.cli.extras import needs
+from bridle.cli.extras import require
 from bridle.cli.figures import flat
 from bridle.cli.options import JsonOption
 from bridle.cli.terminal import err, fail, out, print_json
@@ -26,7 +26,7 @@ def proxy(
     """Recorded calls a second, added latency, streams and memory of the proxy."""
     from bridle.bench.proxy import CASES, measure
 
-    needs("aiohttp", "bench", "the floor is a pass-through on aiohttp")
+    require("aiohttp", "bench", "the floor is a pass-through on aiohttp")
     known = [one.name for one in CASES]
     if unknown := [name for name in case or () if name not in known]:
         fail(f"there is no case {unknown[0]}; there are {', '.join(known)}")

@@ -7,9 +7,9 @@ from typing import Annotated
 
 import typer
 
-from bridle.cli.extras import needs
+from bridle.cli.extras import require
 from bridle.cli.options import JsonOption
-from bridle.cli.terminal import err, fail, out, print_json
+from bridle.cli.terminal import err, out, print_json
 
 
 def vllm(
@@ -27,18 +27,14 @@ def vllm(
 ) -> None:
     """Tokens a second of vLLM through the recording proxy, beside direct."""
     from bridle.bench.vllm import Plan, measure
-    from bridle.run.services import ServiceFailed
 
     if model is None or publishes:
-        needs("torch", "train", "this bench makes and publishes a small policy")
+        require("torch", "train", "this bench makes and publishes a small policy")
     plan = Plan(
         concurrency=concurrency, rounds=rounds, calls=calls, tokens=tokens, publishes=publishes
     )
-    try:
-        with err.status("Starting.") as status:
-            report = measure(plan, model, progress=status.update)
-    except ServiceFailed as error:
-        fail(str(error))
+    with err.status("Starting.") as status:
+        report = measure(plan, model, progress=status.update)
     if json:
         print_json(report)
         return

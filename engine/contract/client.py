@@ -18,14 +18,17 @@ from numpy.typing import NDArray
 from bridle.engine.contract import contract
 from bridle.engine.contract.contract import ModelCard
 from bridle.engine.serve.backend import PauseMode
+from bridle.errors import BridleError
 
 
-class EngineError(Exception):
+class EngineError(BridleError):
     """An engine could not do what was asked of it."""
 
 
 class EngineUnreachable(EngineError):
     """No reply: nothing listens there, the connection broke, or the time was up."""
+
+    retryable = True
 
 
 class EngineRefused(EngineError):

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from bridle.errors import BridleError
 
-class RequestRefused(Exception):
+
+class RequestRefused(BridleError):
     """The engine will not serve this request; the client gets ``status`` and :meth:`body`."""
 
     def __init__(
@@ -57,5 +59,7 @@ def unknown_model(name: str, served: str) -> RequestRefused:
     )
 
 
-class ConnectionCut(Exception):
+class ConnectionCut(BridleError):
     """Drop the client's connection here, without another byte (fault injection)."""
+
+    retryable = True

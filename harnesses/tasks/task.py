@@ -19,8 +19,10 @@ from typing import Any
 
 import msgspec
 
+from bridle.errors import UsageError
 
-class TaskError(ValueError):
+
+class TaskError(UsageError, ValueError):
     """A task source does not exist, raises, or holds something that is not a task."""
 
 

@@ -8,15 +8,14 @@ import time
 from typing import Final
 from urllib.parse import parse_qsl
 
-from bridle.proxy.calls.exchange import Exchange
-from bridle.proxy.calls.models import asked_in, models_reply
+from bridle.proxy.calls.call import Call
+from bridle.proxy.calls.models import models_dialect, models_reply
 from bridle.proxy.continuation.prompt import Prompt, tail_length
 from bridle.proxy.dialects.registry import COUNTING, DIALECTS
 from bridle.proxy.dialects.responses.reply import deleted
-from bridle.proxy.engines.request import EngineRequest, constraint, engine_request
+from bridle.proxy.engines.request import constraint, engine_request
 from bridle.proxy.engines.routes import Destination
-from bridle.proxy.http.client import Client
-from bridle.proxy.http.presence import ClientGone
+from bridle.proxy.http.client import Client, ClientGone, encoded
 from bridle.proxy.http.routes import Action, Route, calls_method, nothing_at
 from bridle.proxy.lineage.lineage import Link
 from bridle.proxy.recording.stored_responses import marked_deleted, not_stored, unknown_response
@@ -54,9 +53,24 @@ class DataPlane:
     async def serve(self, route: Route, client: Client) -> None:
         """Answers one request on a data route; every refusal has the dialect's own shape."""
         if route.action is Action.MODELS:
-            route = route._replace(dialect=asked_in(route.dialect, client.headers))
+            route = route._replace(dialect=models_dialect(route.dialect, client.headers))
         try:
-            await self._dispatch(route, client)
+            if client.header_bytes > self._services.settings.limits.header_bytes:
+                raise ApiError("too_large", "the request's headers are too large", status=431)
+            usual = client.scope["method"] == route.method and "upgrade" not in client.headers
+            if not usual and await self._refuse_method(route, client):
+                return
+            match route.action:
+                case Action.GENERATE:
+                    await self._generate(route, client)
+                case Action.COUNT:
+                    await self._count(route, client)
+                case Action.MODELS:
+                    await self._models(route, client)
+                case Action.STORED:
+                    await self._stored(route, client)
+                case Action.HELLO:
+                    await client.respond(200, b"")
         except ApiError as error:
             await self._refuse(route, client, error)
         except ClientGone:
@@ -69,8 +83,8 @@ class DataPlane:
             log.exception("internal_error", extra={"dialect": route.dialect})
             if client.started:
                 raise
-            told = ApiError("internal", "the proxy failed; its log says why", status=500)
-            await self._refuse(route, client, told)
+            message = "the proxy failed; its log says why"
+            await self._refuse(route, client, ApiError("internal", message, status=500))
 
     async def _refuse(
         self, route: Route, client: Client, error: ApiError, *headers: tuple[str, str]
@@ -78,91 +92,72 @@ class DataPlane:
         self._services.metrics.refused.labels(route.dialect, error.kind).inc()
         fields = {"dialect": route.dialect, "kind": error.kind, "status": error.status}
         log.info("request_refused", extra=fields)
-        await client.refuse(DIALECTS[route.dialect].error(error), headers)
+        await client.refuse(DIALECTS[route.dialect].error(error), encoded(headers))
 
-    async def _dispatch(self, route: Route, client: Client) -> None:
-        method = client.scope["method"]
+    async def _refuse_method(self, route: Route, client: Client) -> bool:
+        """Refuses a method that the route does not take, and WebSocket; whether it did."""
+        method, path = client.scope["method"], client.scope["path"]
         if client.headers.get("upgrade", "").lower() == "websocket":
-            told = ApiError("invalid_request", "WebSocket is not served; use HTTP", status=426)
-            await self._refuse(route, client, told, ("upgrade", "HTTP/1.1"))
-            return
-        if method != route.method and not _allowed(method, route):
-            path = client.scope["path"]
-            if method == "POST" and route.action is Action.MODELS and calls_method(path):
-                await self._refuse(route._replace(dialect="google"), client, nothing_at(path))
-                return
-            told = ApiError("invalid_request", f"use {route.method} here, not {method}", status=405)
-            await self._refuse(route, client, told, ("allow", route.method))
-            return
-        if client.header_bytes > self._services.settings.limits.header_bytes:
-            raise ApiError("too_large", "the request's headers are too large", status=431)
-        match route.action:
-            case Action.GENERATE:
-                await self._generate(route, client)
-            case Action.COUNT:
-                await self._count(route, client)
-            case Action.MODELS:
-                await self._models(route, client)
-            case Action.STORED:
-                await self._stored(route, client)
-            case Action.HELLO:
-                await client.respond(200, b"")
+            error = ApiError("invalid_request", "WebSocket is not served; use HTTP", status=426)
+            await self._refuse(route, client, error, ("upgrade", "HTTP/1.1"))
+            return True
+        if _allowed(method, route):
+            return False
+        if method == "POST" and route.action is Action.MODELS and calls_method(path):
+            await self._refuse(route._replace(dialect="google"), client, nothing_at(path))
+            return True
+        error = ApiError("invalid_request", f"use {route.method} here, not {method}", status=405)
+        await self._refuse(route, client, error, ("allow", route.method))
+        return True
 
     async def _generate(self, route: Route, client: Client) -> None:
         services = self._services
         caller = await services.sessions.authenticate(client.headers, client.address)
         body = await client.body(services.settings.limits.body_bytes)
         identity = identify(client.headers)
-        request = self._parsed(route, client, body)
+        dialect = DIALECTS[route.dialect]
+        request = _storable(dialect.parse(body, dict(route.parameters), _query(client)))
         if request.dialect == "responses":
             request = await services.stored_responses.expand(request, body, caller.may_read)
         session, link = await self._admit(caller, route, identity, request)
         started_at = time.time()
         to = services.models.find(request.model, link.seen.agent)
         prompt = await self._prompt(session, link, request, to)
-        ask, notes = await self._asked(session, request, prompt, to)
+        sampling, overruled = effective(request.sampling, session.settings)
+        ask = engine_request(
+            request,
+            sampling,
+            stream=request.stream or services.settings.stream_upstream,
+            prompt_token_ids=prompt.token_ids,
+            external=to.external,
+        )
+        notes = [*request.notes]
+        if link.unknown:
+            still_open = services.conversations.in_flight(link.unknown)
+            notes += [Note("echoed_call_still_open", call_id) for call_id in still_open]
+        notes += (*to.notes, *prompt.notes, *overruled, *ask.notes, *constraint(request))
+        if request.dialect == "responses":
+            notes += not_stored(request)
+        budget = services.budgets.of(session)
+        refusal = None if budget is None else await services.budgets.refusal(session, budget)
         begun = _begun(session, request, body, client, started_at, link)
-        refusal = await services.budgets.refusal(session)
         try:
             recording = services.recorder.begin(begun, session, request, link, prompt)
         except StoreUnavailable as error:
             raise store_unavailable() from error
-        recording.sampling = ask.sampling
-        recording.notes += (*to.notes, *prompt.notes, *notes, *ask.notes)
-        recording.notes += (*constraint(request), *not_stored(request))
-        dialect = DIALECTS[route.dialect]
-        minted = dialect.mint(begun.id, int(begun.started_at), request.model)
-        exchange = Exchange(services, client, dialect, request, minted, recording, ask, to.engines)
+        call = Call(services, client, dialect, request, recording, ask, to.engines, notes)
         if refusal is not None:
-            told, note = refusal
-            recording.notes.append(note)
-            await exchange.refuse(told)
-            return
-        services.budgets.begin(session.id, begun.id)
-        try:
-            await exchange.run()
-        finally:
-            services.budgets.end(session.id, begun.id)
-
-    def _parsed(self, route: Route, client: Client, body: bytes) -> Request:
-        parse = DIALECTS[route.dialect].parse
-        return _storable(parse(body, dict(route.parameters), _query(client)))
-
-    async def _asked(
-        self, session: SessionRecord, request: Request, prompt: Prompt, to: Destination
-    ) -> tuple[EngineRequest, tuple[Note, ...]]:
-        """What the engine is asked, and what of the client's sampling was overruled."""
-        served = await _served(to, request)
-        sampling, notes = effective(request.sampling, session.settings)
-        ask = engine_request(
-            request,
-            sampling,
-            model=served,
-            stream=request.stream or self._services.settings.stream_upstream,
-            prompt_token_ids=prompt.token_ids,
-            external=to.external,
-        )
-        return ask, notes
+            reason, note = refusal
+            notes.append(note)
+            await call.refuse(reason)
+        elif budget is None:
+            await call.serve()
+        else:
+            services.budgets.begin(session.id, begun.id)
+            try:
+                await call.serve()
+            finally:
+                services.budgets.end(session.id, begun.id)
 
     async def _admit(
         self, caller: Caller, route: Route, identity: Identity, request: Request
@@ -193,8 +188,7 @@ class DataPlane:
             session = None if known is None else await services.sessions.find(known)
         to = services.models.find(request.model, identity.role)
         started_at = time.time()
-        served = await to.served_model(request.model)
-        count = await to.engines.count_tokens(request, served)
+        count, served = await to.engines.count_tokens(request)
         reply = counting.reply(count)
         if session is None:
             # Nothing leads from here to the session that it belongs to.
@@ -281,7 +275,7 @@ class DataPlane:
         check = self._services.tokenizer_check
         if check is None or check.agreed:
             return prompt
-        if await check.allows(to.engines, await _served(to, request)):
+        if await check.allows(to.engines, request.model):
             return prompt
         reason = link.break_reason or BreakReason.TOKENIZER_DIFFERS
         return Prompt(None, reason, notes=(Note("tokenizer_differs"),))
@@ -290,17 +284,6 @@ class DataPlane:
 def _allowed(method: str, route: Route) -> bool:
     allowed = route.method.split(", ")
     return method in allowed or (method == "HEAD" and "GET" in allowed)
-
-
-async def _served(to: Destination, request: Request) -> str:
-    """The engines' name for the model. When none can be reached to tell it, the call will meet the
-    same fault, and is recorded with it."""
-    try:
-        return await to.served_model(request.model)
-    except ApiError as error:
-        if not error.kind.startswith("upstream_"):
-            raise
-        return request.model
 
 
 def _storable(request: Request) -> Request:

@@ -1,4 +1,4 @@
-"""``/v1/models`` and ``/v1beta/models``: what the engine serves, in the shape of whoever asks."""
+"""``/v1/models`` and ``/v1beta/models``: the engine's models in the shape of each provider."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ _WRITERS: Final[Mapping[DialectName, _Writers]] = {
 }
 
 
-def asked_in(dialect: DialectName, headers: Mapping[str, str]) -> DialectName:
-    """In whose shape models and refusals are told: ``dialect`` is the path's, which providers
-    share, and their clients are known by their headers."""
+def models_dialect(dialect: DialectName, headers: Mapping[str, str]) -> DialectName:
+    """The dialect of a list of models and its refusals: several providers share the path of
+    ``dialect``, and their clients are recognised by their headers."""
     if dialect == "google" or "x-goog-api-key" in headers:
         return "google"
     return "messages" if "anthropic-version" in headers else dialect

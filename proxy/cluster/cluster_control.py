@@ -139,7 +139,7 @@ class ClusterControl:
         added = await self._engines.add(url, version)
         if added is None:
             return
-        change = {"url": added.upstream.base, "version": version, "at": _now()}
+        change = {"url": added.endpoint.base, "version": version, "at": _now()}
         await self._announce(
             {"do": "add_engine", **change, "weights_fingerprint": await added.serves.learn()}
         )
@@ -147,7 +147,7 @@ class ClusterControl:
     async def remove_engine(self, name: str) -> None:
         """Raises ``KeyError`` and ``ValueError`` as :meth:`EnginePool.take_out` does."""
         engine = self._engines.take_out(name)
-        change = {"do": "remove_engine", "url": engine.upstream.base, "at": _now()}
+        change = {"do": "remove_engine", "url": engine.endpoint.base, "at": _now()}
         # Others answer when their running calls are over; the supervisor ends those that hang.
         await asyncio.gather(engine.retired(), self._announce(change, patience_s=None))
 

@@ -17,6 +17,8 @@ from typing import Any, Final
 
 import orjson
 
+from bridle.errors import BridleError
+
 log = logging.getLogger("bridle.proxy")
 
 Message = Mapping[str, Any]
@@ -26,8 +28,10 @@ _LINE_LIMIT: Final = 64 * 1024 * 1024
 _PATIENCE_S: Final = 10.0
 
 
-class SiblingSilent(RuntimeError):
+class SiblingSilent(BridleError):
     """Another worker process lives and does not answer."""
+
+    retryable = True
 
 
 class Siblings:

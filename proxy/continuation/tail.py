@@ -19,13 +19,14 @@ import numpy as np
 import orjson
 
 from bridle.engine.contract.tokenizer import TemplateError, Tokenizer
+from bridle.errors import BridleError
 from bridle.proxy.wire.canonical import Message
 from bridle.store.records import TokenIds
 
 MARKER = "XbridleX"
 
 
-class SeamError(ValueError):
+class SeamError(BridleError, ValueError):
     """The place where the reply ends cannot be found in this template's text."""
 
 

@@ -41,7 +41,9 @@ async def metrics(client: Client, running: Running) -> None:
     caller = await services.sessions.authenticate(client.headers, client.address)
     if not caller.admin:
         raise ApiError("permission", "this needs the admin key", status=403)
-    await client.respond(200, await services.cluster_control.metrics(), "text/plain; version=0.0.4")
+    await client.respond(
+        200, await services.cluster_control.metrics(), b"text/plain; version=0.0.4"
+    )
 
 
 PROBES: Final[Mapping[str, Probe]] = {

@@ -129,4 +129,5 @@ def _undecodable(body: bytes) -> str | None:
     with suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         for name, value in _RAW_FIELDS.decode(body).items():  # noqa: B007
             msgspec.json.decode(value)
+        name = None
     return name

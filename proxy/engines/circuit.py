@@ -28,6 +28,17 @@ class Circuit:
     :meth:`abandoned`, and an answer by :meth:`succeeded` or :meth:`failed` unless the client was
     the one who left."""
 
+    __slots__ = (
+        "_clock",
+        "_cool_down",
+        "_failures",
+        "_limit",
+        "_trial",
+        "_until",
+        "calm",
+        "openings",
+    )
+
     def __init__(
         self, failures_to_open: int, *, clock: Callable[[], float] = time.monotonic
     ) -> None:
@@ -35,6 +46,9 @@ class Circuit:
         """How often it was opened, failed trials not counted."""
         self._limit = failures_to_open
         self._clock = clock
+        self.calm = True
+        """It is closed and nothing has failed since the last success, which is most of the time:
+        it admits calls, and there is nothing to count for one that succeeds."""
         self._failures = 0
         self._cool_down = COOL_DOWN_S
         self._until: float | None = None
@@ -74,9 +88,11 @@ class Circuit:
         """The reply is whole."""
         self._failures = 0
         self._cool_down = COOL_DOWN_S
+        self.calm = self._until is None
 
     def failed(self, trial: bool = False) -> None:
         """The engine could not be reached, or broke off its reply."""
+        self.calm = False
         if trial:
             self._trial = False
             self._open()
@@ -103,5 +119,6 @@ class Circuit:
             self._until = self._clock() + self._cool_down
 
     def _open(self) -> None:
+        self.calm = False
         self._until = self._clock() + self._cool_down
         self._cool_down = min(2 * self._cool_down, LONGEST_COOL_DOWN_S)

@@ -1,46 +1,49 @@
 """A small HTTP/1.1 client for one engine: pooled connections on httptools, replies pushed as read.
 
-What a general client does beside this (redirects, cookies, encodings, a stream reader with its own
-task wake-ups) costs a recording proxy more than recording does. Here the bytes of one network read
-go straight to whoever follows the reply, in the loop's own callback, and everything that arrived in
-that read goes at once.
+A general client also does redirects, cookies, encodings and a stream reader with task wake-ups of
+its own, which costs a recording proxy more than recording does. Here the bytes of one network read
+go straight to the follower of the response, in the loop's own callback, and everything that arrived
+in that read goes at once. The interface is :mod:`bridle.proxy.engines.transport`.
 """
 
 from __future__ import annotations
 
 import asyncio
-import base64
 import ssl
 from collections import deque
-from collections.abc import Callable
 from functools import partial
 from typing import Any, Final
-from urllib.parse import quote, unquote, urlsplit
 
 import httptools
 
-Follower = Callable[[bytes], "asyncio.Future[Any] | None"]
-"""Takes the bytes of one read; returns what to wait for before more is read, if anything."""
+from bridle.proxy.engines.transport import (
+    ConnectionBroke,
+    ConnectionEpochOver,
+    ConnectionFailed,
+    EngineAddress,
+    Follower,
+)
 
 _HEADER_BYTES: Final = 64 * 1024
 _IDLE_S: Final = 4.0
 """Shorter than uvicorn's 5 s, so that we close idle connections before the engine does."""
 
 
-class ConnectionFailed(Exception):
-    """No connection to the engine could be made."""
+class PooledResponse:
+    """One response from its status line on."""
 
-
-class ConnectionBroke(Exception):
-    """The connection ended, or stopped making sense, before the reply was whole."""
-
-
-class ConnectionEpochOver(Exception):
-    """Connections to the engine were lost meanwhile, all of them; nothing has been sent."""
-
-
-class EngineReplied:
-    """One reply from its status line on."""
+    __slots__ = (
+        "_connection",
+        "_end",
+        "_failure",
+        "_follower",
+        "_left",
+        "_pieces",
+        "_whole",
+        "head",
+        "headers",
+        "status",
+    )
 
     def __init__(self, connection: _Connection) -> None:
         self.status = 0
@@ -57,9 +60,10 @@ class EngineReplied:
 
     async def read(self) -> bytes:
         """The whole body, once. Raises :class:`ConnectionBroke` and ``TimeoutError``."""
-        await self._ended()
-        pieces, self._pieces = self._pieces, []  # whoever reads it may let it go before this
-        return b"".join(pieces)
+        if not self._whole:
+            await self._ended()
+        pieces, self._pieces = self._pieces, []  # the body may be freed before this response
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     async def follow(self, follower: Follower) -> None:
         """Gives the body to ``follower``, read by read, and returns when it is whole.
@@ -73,15 +77,15 @@ class EngineReplied:
         await self._ended()
 
     def close(self) -> None:
-        """Ends the connection unless the reply is whole, by which the engine stops generating."""
+        """Ends the connection unless the response is whole; the engine then stops generating."""
         self._follower = None
         if self._connection is not None:
             self._connection.abandon()
             self._connection = None
 
     def leave(self) -> None:
-        """Whoever follows needs no more and goes on; the rest, when it comes soon, is read for
-        nobody, and the connection stays for the next request."""
+        """The follower needs no more. The rest of the response, if it comes soon, is read and
+        dropped, and the connection stays for the next request."""
         if self._connection is not None:
             self._connection.hurry()
         self._follower, self._left = None, True
@@ -89,7 +93,7 @@ class EngineReplied:
 
     async def _ended(self) -> None:
         if not self._whole and not self._left and self._failure is None:
-            assert self._connection is not None, "the reply was closed"  # noqa: S101
+            assert self._connection is not None, "the response was closed"  # noqa: S101
             self._end = self._connection.loop.create_future()
             await self._end
         if self._failure is not None:
@@ -104,11 +108,14 @@ class EngineReplied:
             self._connection = None
         if self._left:
             return
-        if self._follower is None:
+        if self._follower is not None:
+            if pieces:
+                self._hand_over(self._follower, pieces)
+        elif self._pieces:
             self._pieces += pieces
-        elif pieces:
-            self._hand_over(self._follower, pieces)
-        if whole:
+        else:
+            self._pieces = pieces
+        if whole and self._end is not None:
             self._wake()
 
     def failed(self, error: Exception) -> None:
@@ -122,7 +129,7 @@ class EngineReplied:
     def _hand_over(self, follower: Follower, pieces: list[bytes]) -> None:
         try:
             waiting = follower(pieces[0] if len(pieces) == 1 else b"".join(pieces))
-        except Exception as error:  # noqa: BLE001 - raised again where the reply is waited for
+        except Exception as error:  # noqa: BLE001 - raised again where the response is awaited
             self._failure = error
             self.close()
             self._wake()
@@ -148,35 +155,26 @@ class EngineConnections:
         stall_timeout_s: float,
     ) -> None:
         """``base`` is the engine's URL without ``/v1``. ``limit``: connections at a time; more
-        requests wait for one. ``stall_timeout_s``: the longest silence within a reply.
+        requests wait for one. ``stall_timeout_s``: the longest silence within a response.
 
-        Raises ``ValueError`` for a URL that is none of HTTP."""
-        url = urlsplit(base)
-        if url.scheme not in ("http", "https") or not url.hostname:
-            raise ValueError(f"{base!r} is not the URL of an engine")
+        Raises ``ValueError`` unless it is an HTTP URL."""
         self.loop = asyncio.get_running_loop()
         self.stall_timeout_s = stall_timeout_s
-        self._host = url.hostname
-        self._port = url.port or (443 if url.scheme == "https" else 80)
-        self._tls = ssl.create_default_context() if url.scheme == "https" else None
-        self._prefix = quote(url.path, safe="/%:@!$&'()*+,;=~")
-        self._common = _common_headers(url.netloc, url.username, url.password, api_key)
+        self._address = address = EngineAddress.of(base)
+        self._tls = ssl.create_default_context() if address.tls else None
+        self._prefix = address.prefix
+        headers = address.headers(api_key)
+        self._common = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
         self._connect_timeout_s = connect_timeout_s
         self._limit = limit
         self.connection_epoch = 0
-        """Grows when a connection is made while no other is open. Within one epoch the same process
-        answers; after it, the engine may have been started anew."""
+        self.any_open = False
         self._open: set[_Connection] = set()
         self._connecting = 0
         self._idle: list[_Connection] = []
         """The latest used is the last."""
         self._waiting: deque[asyncio.Future[None]] = deque()
         self._sweep: asyncio.TimerHandle | None = None
-
-    @property
-    def any_open(self) -> bool:
-        """Whether the epoch goes on; else the next request begins another."""
-        return bool(self._open)
 
     async def request(
         self,
@@ -187,13 +185,8 @@ class EngineConnections:
         headers: str = "",
         timeout_s: float | None = None,
         connection_epoch: int | None = None,
-    ) -> EngineReplied:
-        """The reply, its headers read. ``headers`` are whole lines, each with its line end;
-        ``timeout_s`` replaces the stall timeout; ``connection_epoch``: only within that one.
-
-        Raises :class:`ConnectionFailed`, :class:`ConnectionBroke`, ``TimeoutError`` and
-        :class:`ConnectionEpochOver`.
-        """
+    ) -> PooledResponse:
+        """See :meth:`bridle.proxy.engines.transport.EngineTransport.request`."""
         head = (
             f"{method} {self._prefix}{path} HTTP/1.1\r\n{self._common}{headers}"
             f"content-length: {len(body)}\r\n\r\n"
@@ -202,16 +195,16 @@ class EngineConnections:
         if connection_epoch is not None and connection_epoch != self.connection_epoch:
             self.free(connection)
             raise ConnectionEpochOver
-        reply = connection.ask(head.encode("latin-1") + body, timeout_s or self.stall_timeout_s)
+        response = connection.ask(head.encode("latin-1") + body, timeout_s or self.stall_timeout_s)
         try:
-            await reply.head
+            await response.head
         except BaseException:
-            reply.close()
+            response.close()
             raise
-        return reply
+        return response
 
     async def close(self) -> None:
-        """Ends every connection, running replies included."""
+        """Ends every connection, running responses included."""
         if self._sweep is not None:
             self._sweep.cancel()
         for connection in list(self._open):
@@ -220,7 +213,7 @@ class EngineConnections:
     def _unused(self) -> _Connection | None:
         while self._idle:
             connection = self._idle.pop()
-            if connection.usable:
+            if not connection.transport.is_closing():
                 return connection
         return None
 
@@ -241,7 +234,10 @@ class EngineConnections:
         try:
             async with asyncio.timeout(self._connect_timeout_s):
                 _, connection = await self.loop.create_connection(
-                    partial(_Connection, self), self._host, self._port, ssl=self._tls
+                    partial(_Connection, self),
+                    self._address.host,
+                    self._address.port,
+                    ssl=self._tls,
                 )
         except BaseException as error:
             self._next()
@@ -255,20 +251,23 @@ class EngineConnections:
     # -- from the connections --------------------------------------------------------------------
 
     def opened(self, connection: _Connection) -> None:
-        if not any(one.usable for one in self._open):
+        if all(one.transport.is_closing() for one in self._open):
             self.connection_epoch += 1
         self._open.add(connection)
+        self.any_open = True
 
     def lost(self, connection: _Connection) -> None:
         self._open.discard(connection)
+        self.any_open = bool(self._open)
         if connection in self._idle:
             self._idle.remove(connection)
         self._next()
 
     def free(self, connection: _Connection) -> None:
-        """No reply is awaited on the connection, and it may be used again."""
+        """No response is awaited on the connection, and it may be used again."""
         self._idle.append(connection)
-        self._next()
+        if self._waiting:
+            self._next()
         if self._sweep is None:
             self._sweep = self.loop.call_later(_IDLE_S / 2, self._close_idle)
 
@@ -294,8 +293,8 @@ class _Connection(asyncio.Protocol):
         self.loop = pool.loop
         self.last_read = 0.0
         self._pool = pool
-        self._reply: EngineReplied | None = None
-        self._transport: Any = None
+        self._response: PooledResponse | None = None
+        self.transport: Any = None
         self._timeout_s = 0.0
         self._timer: asyncio.TimerHandle | None = None
         """Looks for a stall. It outlives its request: one timer serves many short ones."""
@@ -303,48 +302,45 @@ class _Connection(asyncio.Protocol):
         self._held = False
         """The follower wants no more for now."""
 
-    @property
-    def usable(self) -> bool:
-        return not self._transport.is_closing()
-
-    def ask(self, request: bytes, timeout_s: float) -> EngineReplied:
-        """Sends ``request``; its reply is to come."""
-        reply = self._reply = EngineReplied(self)
+    def ask(self, request: bytes, timeout_s: float) -> PooledResponse:
+        """Sends ``request``; its response is to come."""
+        response = self._response = PooledResponse(self)
         self._pieces: list[bytes] = []
         self._header_bytes = 0
         self._framed = self._keep = self._whole = False
         self.last_read = self.loop.time()
         self._timeout_s = timeout_s
-        self._look_by(self.last_read + timeout_s)
-        self._transport.write(request)
-        return reply
+        if self._timer is None or self._looks_at > self.last_read + timeout_s:
+            self._look_by(self.last_read + timeout_s)
+        self.transport.write(request)
+        return response
 
     def hold(self, waiting: asyncio.Future[Any]) -> None:
         """Reads no more until ``waiting`` is done."""
         if not self._held:
             self._held = True
-            self._transport.pause_reading()
+            self.transport.pause_reading()
             waiting.add_done_callback(self._go_on)
 
     def hurry(self) -> None:
-        """Only the end of the reply is still awaited, and not for long."""
+        """Only the end of the response is still awaited, and not for long."""
         self._timeout_s = min(self._timeout_s, _IDLE_S)
         self._look_by(self.loop.time() + self._timeout_s)
 
     def abandon(self) -> None:
-        """Closes at once. A reply that is not whole will not become so."""
-        reply, self._reply = self._reply, None
+        """Closes at once. A response that is not whole will not become so."""
+        response, self._response = self._response, None
         if self._timer is not None:
             self._timer.cancel()
-        self._transport.abort()
-        if reply is not None:
-            reply.failed(ConnectionBroke("the connection was closed here"))
+        self.transport.abort()
+        if response is not None:
+            response.failed(ConnectionBroke("the connection was closed here"))
 
     def _go_on(self, _: asyncio.Future[Any]) -> None:
         self._held = False
         self.last_read = self.loop.time()
-        if not self._transport.is_closing():
-            self._transport.resume_reading()
+        if not self.transport.is_closing():
+            self.transport.resume_reading()
 
     def _look_by(self, time: float) -> None:
         if self._timer is not None:
@@ -355,9 +351,9 @@ class _Connection(asyncio.Protocol):
         self._timer = self.loop.call_at(time, self._look)
 
     def _look(self) -> None:
-        """Whether the reply has stalled."""
+        """Whether the response has stalled."""
         self._timer = None
-        if self._reply is None:
+        if self._response is None:
             return
         now = self.loop.time()
         due = (now if self._held else self.last_read) + self._timeout_s
@@ -367,22 +363,22 @@ class _Connection(asyncio.Protocol):
             self._fail(TimeoutError("the engine sent nothing for too long"))
 
     def _fail(self, error: Exception) -> None:
-        reply, self._reply = self._reply, None
+        response, self._response = self._response, None
         self.abandon()
-        if reply is not None:
-            reply.failed(error)
+        if response is not None:
+            response.failed(error)
 
     # -- asyncio's side --------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = transport
+        self.transport = transport
         self.last_read = self.loop.time()
         self._parser = httptools.HttpResponseParser(self)
         self._pool.opened(self)
 
     def data_received(self, data: bytes) -> None:
-        reply = self._reply
-        if reply is None:  # nobody asked
+        response = self._response
+        if response is None:  # nothing was asked
             self.abandon()
             return
         self.last_read = self.loop.time()
@@ -392,30 +388,30 @@ class _Connection(asyncio.Protocol):
             self._fail(ConnectionBroke(f"this is not HTTP: {error}"))
             return
         if self._whole:
-            self._finish(reply)
+            self._finish(response)
         elif self._pieces:
             pieces, self._pieces = self._pieces, []
-            reply.arrived(pieces, whole=False)
+            response.arrived(pieces, whole=False)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        reply, self._reply = self._reply, None
+        response, self._response = self._response, None
         if self._timer is not None:
             self._timer.cancel()
         self._pool.lost(self)
-        if reply is None:
+        if response is None:
             return
-        if exc is None and reply.head.done() and not self._framed:
-            reply.arrived(self._pieces, whole=True)  # the end of the connection is the body's
+        if exc is None and response.head.done() and not self._framed:
+            response.arrived(self._pieces, whole=True)  # the end of the connection is the body's
         else:
-            reply.failed(ConnectionBroke("the engine ended the connection"))
+            response.failed(ConnectionBroke("the engine ended the connection"))
 
-    def _finish(self, reply: EngineReplied) -> None:
-        self._reply = None
+    def _finish(self, response: PooledResponse) -> None:
+        self._response = None
         if self._keep and not self._held:
             self._pool.free(self)
         else:
-            self._transport.close()
-        reply.arrived(self._pieces, whole=True)
+            self.transport.close()
+        response.arrived(self._pieces, whole=True)
 
     # -- the parser's side -----------------------------------------------------------------------
 
@@ -426,46 +422,27 @@ class _Connection(asyncio.Protocol):
     def on_header(self, name: bytes, value: bytes) -> None:
         self._header_bytes += len(name) + len(value)
         if self._header_bytes > _HEADER_BYTES:
-            raise ValueError("the reply's headers are too large")
-        if self._reply is not None:
-            self._reply.headers[name.decode("latin-1").lower()] = value.decode("latin-1")
+            raise ValueError("the response's headers are too large")
+        if self._response is not None:
+            self._response.headers[name.decode("latin-1").lower()] = value.decode("latin-1")
 
     def on_headers_complete(self) -> None:
-        reply = self._reply
+        response = self._response
         status = self._parser.get_status_code()
-        if reply is None:
+        if response is None:
             return
         if status < 200:
-            reply.headers.clear()
+            response.headers.clear()
             return
-        reply.status = status
-        headers = reply.headers
+        response.status = status
+        headers = response.headers
         self._framed = "content-length" in headers or "transfer-encoding" in headers
         self._keep = self._parser.should_keep_alive()
-        if not reply.head.done():
-            reply.head.set_result(None)
+        if not response.head.done():
+            response.head.set_result(None)
 
     def on_body(self, body: bytes) -> None:
         self._pieces.append(body)
 
     def on_message_complete(self) -> None:
         self._whole = self._parser.get_status_code() >= 200
-
-
-def _common_headers(
-    netloc: str, username: str | None, password: str | None, api_key: str | None
-) -> str:
-    """The header lines of every request. Raises ``ValueError`` for a key with a line end."""
-    lines = [
-        f"host: {netloc.rpartition('@')[2]}",
-        "content-type: application/json",
-        "accept-encoding: identity",
-    ]
-    if api_key:
-        lines.append(f"authorization: Bearer {api_key}")
-    elif username is not None:
-        pair = f"{unquote(username)}:{unquote(password or '')}"
-        lines.append(f"authorization: Basic {base64.b64encode(pair.encode()).decode()}")
-    if any("\r" in line or "\n" in line for line in lines):
-        raise ValueError("the engine's key or address has a line end in it")
-    return "".join(f"{line}\r\n" for line in lines)

@@ -1,29 +1,38 @@
-"""The policy version of the moment, and the gate that new calls wait at during a weight update."""
+"""The policy version of the moment, and the gate where new calls wait during a weight update."""
 
 from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
 
+from bridle.errors import BridleError
+
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """What the engine is serving, as the trainer last said."""
+    """What the trainer last reported that the engines serve."""
 
     version: int = 0
     model: str | None = None
     """Served model name when it changes with the version (LoRA); else ``None``."""
 
 
-class StaleVersion(ValueError):
+class StaleVersion(BridleError, ValueError):
     """A policy version may only grow."""
 
 
 class PolicyGate:
-    """Counts running calls and holds new ones back while paused."""
+    """Counts running calls and holds new ones back while paused.
+
+    Plain attributes, so that a call that passes the open gate costs next to nothing: wait with
+    :meth:`passed` when ``paused``, then add 1 to ``running`` and pair it with :meth:`leave`.
+    """
 
     def __init__(self) -> None:
         self.policy = Policy()
+        self.version = 0
+        """Of ``policy``."""
+        self.paused = False
         self.running = 0
         self.waiting = 0
         self._open = asyncio.Event()
@@ -31,45 +40,34 @@ class PolicyGate:
         self._idle = asyncio.Event()
         self._idle.set()
 
-    @property
-    def paused(self) -> bool:
-        return not self._open.is_set()
-
-    @property
-    def version(self) -> int:
-        return self.policy.version
-
     def publish(self, policy: Policy, *, back: bool = False) -> None:
-        """Raises :class:`StaleVersion` when the version would go back and ``back`` does not say
-        that it is meant to."""
-        if policy.version < self.policy.version and not back:
-            raise StaleVersion(
-                f"policy version {policy.version} is older than {self.policy.version}"
-            )
-        self.policy = policy
+        """Raises :class:`StaleVersion` when the version would go back and ``back`` is not set."""
+        if policy.version < self.version and not back:
+            raise StaleVersion(f"policy version {policy.version} is older than {self.version}")
+        self.policy, self.version = policy, policy.version
 
-    async def enter(self) -> None:
-        """Waits while paused, then counts the caller as running; pair it with :meth:`leave`."""
-        if not self._open.is_set():
-            self.waiting += 1
-            try:
-                # Again when it was paused once more before the waiting were woken.
-                while not self._open.is_set():
-                    await self._open.wait()
-            finally:
-                self.waiting -= 1
-        self.running += 1
-        self._idle.clear()
+    async def passed(self) -> None:
+        """Returns when the gate is open."""
+        self.waiting += 1
+        try:
+            # The gate may close again before a task that waits here runs.
+            while self.paused:
+                await self._open.wait()
+        finally:
+            self.waiting -= 1
 
     def leave(self) -> None:
+        """A running call is over."""
         self.running -= 1
         if self.running == 0:
             self._idle.set()
 
     def pause(self) -> None:
+        self.paused = True
         self._open.clear()
 
     def resume(self) -> None:
+        self.paused = False
         self._open.set()
 
     async def drained(self, timeout_s: float) -> bool:
@@ -77,6 +75,7 @@ class PolicyGate:
         try:
             async with asyncio.timeout(timeout_s):
                 while self.running:
+                    self._idle.clear()
                     await self._idle.wait()
         except TimeoutError:
             return False

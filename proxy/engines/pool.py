@@ -21,9 +21,9 @@ from urllib.parse import urlsplit
 import msgspec
 
 from bridle.proxy.engines.circuit import Circuit, CircuitState
+from bridle.proxy.engines.endpoint import EngineEndpoint
 from bridle.proxy.engines.policy_gate import PolicyGate
 from bridle.proxy.engines.served_weights import ServedWeights, other_weights
-from bridle.proxy.engines.upstream import Upstream
 from bridle.proxy.periodic import Periodic
 from bridle.proxy.settings import ProxySettings
 from bridle.proxy.wire.canonical import ApiError, Request
@@ -34,19 +34,20 @@ _SHORTEST_RETRY_S: Final = 1.0
 
 Answer = TypeVar("Answer")
 Fingerprints = Mapping[str, str | None]
-"""What engines say of their weights, by base URL."""
+"""Engines' reports of their weights, by base URL."""
 
 
 class PooledEngine:
     """One engine: its connections, its circuit, and what it serves."""
 
-    def __init__(self, upstream: Upstream, circuit: Circuit, version: int) -> None:
-        self.upstream = upstream
-        self.name = urlsplit(upstream.base).netloc.rpartition("@")[2]
+    def __init__(self, endpoint: EngineEndpoint, circuit: Circuit, version: int) -> None:
+        self.endpoint = endpoint
+        self.name = urlsplit(endpoint.base).netloc.rpartition("@")[2]
         """Host and port; for operators, never for clients."""
         self.circuit = circuit
-        self.serves = ServedWeights(upstream, self.name, version)
+        self.serves = ServedWeights(endpoint, self.name, version)
         self.running = 0
+        """Calls that it serves: add 1 for a call and pair it with :meth:`leave`."""
         self.retries = 0
         """Calls that went on to another try after this engine failed them."""
         self._idle = asyncio.Event()
@@ -57,11 +58,6 @@ class PooledEngine:
         """Policy version of the tokens that arrive from it."""
         return self.serves.version
 
-    def enter(self) -> None:
-        """A call goes to it; pair with :meth:`leave`."""
-        self.running += 1
-        self._idle.clear()
-
     def leave(self) -> None:
         self.running -= 1
         if not self.running:
@@ -70,8 +66,9 @@ class PooledEngine:
     async def retired(self) -> None:
         """Closes its connections when no call runs there any more."""
         while self.running:
+            self._idle.clear()
             await self._idle.wait()
-        await self.upstream.close()
+        await self.endpoint.close()
 
 
 class EngineState(msgspec.Struct, frozen=True):
@@ -100,33 +97,33 @@ class EnginePool:
         *,
         model: str | None = None,
         api_key: str | None = None,
-        checked: bool = True,
+        external: bool = False,
     ) -> None:
         """``model`` is the name to ask these engines for; ``None``: the first that they list.
-        ``checked``: they have a health route."""
+        ``external``: another provider's, without a health route and with the client's names."""
         self.gate = gate
         self.model = model
         self._settings = settings
-        self._checked = checked
+        self._external = external
         self._api_key = api_key
         self._engines: dict[str, PooledEngine] = {}
         for url in urls:
             engine = self._made(url, gate.version)
-            self._engines[engine.upstream.base] = engine
+            self._engines[engine.endpoint.base] = engine
         self._homes: OrderedDict[str, PooledEngine] = OrderedDict()
         """Session id -> the engine that it stays with."""
         self._checks = Periodic("engine-health", settings.limits.health_check_s, self.check)
 
     async def start(self) -> None:
         for engine in self._engines.values():
-            await engine.upstream.start()
-        if self._checked and self._settings.limits.health_check_s > 0:
+            await engine.endpoint.start()
+        if not self._external and self._settings.limits.health_check_s > 0:
             self._checks.start()
 
     async def close(self) -> None:
         await self._checks.close()
         for engine in self._engines.values():
-            await engine.upstream.close()
+            await engine.endpoint.close()
 
     # -- choosing --------------------------------------------------------------------------------
 
@@ -154,9 +151,10 @@ class EnginePool:
         return [engine for engine in self._engines.values() if self.usable(engine)]
 
     def usable(self, engine: PooledEngine) -> bool:
-        serves = engine.serves
-        current = serves.version == self.gate.version and not serves.changed
-        return current and engine.circuit.admits
+        serves, circuit = engine.serves, engine.circuit
+        if serves.version != self.gate.version or serves.changed:
+            return False
+        return circuit.calm or circuit.admits
 
     def _none_usable(self) -> ApiError:
         behind = [one for one in self._engines.values() if one.circuit.admits]
@@ -183,22 +181,22 @@ class EnginePool:
         engine: str | None = None,
         fingerprints: Fingerprints = MappingProxyType({}),
     ) -> None:
-        """``engine`` (all when ``None``) serves ``version`` from now on; ``fingerprints`` are
-        what engines have reported for it already. Raises ``KeyError``."""
+        """``engine`` (all when ``None``) serves ``version`` from now on; ``fingerprints`` are the
+        ones that engines have reported for it already. Raises ``KeyError``."""
         for one in self._meant(engine):
-            one.serves.published(version, fingerprints.get(one.upstream.base))
+            one.serves.published(version, fingerprints.get(one.endpoint.base))
 
     def publishes(self) -> dict[str, int]:
         """How often each engine was published to, by base URL."""
         return {url: one.serves.publishes for url, one in self._engines.items()}
 
     async def learn_fingerprints(self, engine: str | None = None) -> Fingerprints:
-        """What ``engine`` (all when ``None``) says of the weights that were just published, by base
-        URL. Raises ``KeyError``."""
+        """The fingerprint that ``engine`` (all when ``None``) reports of the weights that were just
+        published, by base URL. Raises ``KeyError``."""
         meant = self._meant(engine)
         fingerprints = await asyncio.gather(*(one.serves.learn() for one in meant))
         return {
-            one.upstream.base: fingerprint
+            one.endpoint.base: fingerprint
             for one, fingerprint in zip(meant, fingerprints, strict=True)
         }
 
@@ -207,38 +205,63 @@ class EnginePool:
 
     async def models(self) -> tuple[dict[str, Any], ...]:
         """Model cards of an engine, a usable one if there is any. Raises :class:`ApiError`."""
-        return await self._any(lambda one: one.upstream.models())
+        return await self._any(lambda one: one.endpoint.models())
 
-    async def served_model(self, requested: str) -> str:
-        """The engines' name for the model that a client asked for.
+    def known_model(self, engine: PooledEngine, requested: str) -> str | None:
+        """The engine's name for the model that a client asked for; ``None`` when its list of models
+        has to be read first (:meth:`read_model`).
 
-        Whatever else a harness calls its model, it gets the policy. Raises :class:`ApiError`.
+        Unknown model names of a harness all stand for the policy.
         """
-        aliases = self._settings.model_aliases
-        named = aliases.get(requested) or self.gate.policy.model or self.model
+        if self._external:
+            return self.model or requested
+        named = self._settings.model_aliases.get(requested) or self.gate.policy.model or self.model
         if named is not None:
             return named
-        served = [card["id"] for card in self._fresh_models() or await self.models()]
-        if not served:
+        names = engine.endpoint.fresh_names()
+        if not names:
+            return None
+        return requested if requested in names else names[0]
+
+    async def read_model(self, engine: PooledEngine, requested: str) -> str:
+        """:meth:`known_model` after the engine's list of models has been read. When it cannot be
+        read, the call itself will meet the same fault, and is recorded with it."""
+        try:
+            cards = await engine.endpoint.models()
+        except ApiError as error:
+            if not error.kind.startswith("upstream_"):
+                raise
+            return requested
+        names = [str(card["id"]) for card in cards]
+        if not names:
             raise ApiError("overloaded", "the engine serves no model yet", status=503)
-        return requested if requested in served else str(served[0])
+        return requested if requested in names else names[0]
 
-    def _fresh_models(self) -> tuple[dict[str, Any], ...]:
-        for engine in self._engines.values():
-            if self.usable(engine):
-                return engine.upstream.fresh_models
-        return ()
+    async def count_tokens(self, request: Request) -> tuple[int, str]:
+        """How many prompt tokens the engines' own template makes of ``request``, and the name of
+        the model that it was asked for."""
 
-    async def count_tokens(self, request: Request, model: str) -> int:
-        """How many prompt tokens the engines' own template makes of ``request``."""
-        return await self._any(lambda one: one.upstream.count_tokens(request, model))
+        async def count(engine: PooledEngine) -> tuple[int, str]:
+            model = await self._model(engine, request.model)
+            return await engine.endpoint.count_tokens(request, model), model
 
-    async def tokenize(self, messages: Sequence[Mapping[str, Any]], model: str) -> list[int] | None:
-        """See :meth:`proxy.upstream.Upstream.tokenize`."""
-        return await self._any(lambda one: one.upstream.tokenize(messages, model))
+        return await self._any(count)
+
+    async def tokenize(
+        self, messages: Sequence[Mapping[str, Any]], requested: str
+    ) -> list[int] | None:
+        """See :meth:`bridle.proxy.engines.endpoint.EngineEndpoint.tokenize`."""
+
+        async def ids(engine: PooledEngine) -> list[int] | None:
+            return await engine.endpoint.tokenize(messages, await self._model(engine, requested))
+
+        return await self._any(ids)
+
+    async def _model(self, engine: PooledEngine, requested: str) -> str:
+        return self.known_model(engine, requested) or await self.read_model(engine, requested)
 
     async def _any(self, ask: Callable[[PooledEngine], Awaitable[Answer]]) -> Answer:
-        """What the first engine says that can be reached; the same one is asked again when a
+        """The answer of the first engine that can be reached; the same one is asked again when a
         pooled connection to it had died."""
         engines = self.usable_engines() or list(self._engines.values())
         for engine in (*engines, engines[0]):
@@ -256,7 +279,7 @@ class EnginePool:
         return [
             EngineState(
                 name=one.name,
-                url=one.upstream.base,
+                url=one.endpoint.base,
                 circuit=one.circuit.state,
                 policy_version=one.version,
                 changed=one.serves.changed,
@@ -276,7 +299,7 @@ class EnginePool:
 
     async def _check(self, engine: PooledEngine) -> bool:
         before = engine.circuit.state
-        well = await engine.upstream.healthy()
+        well = await engine.endpoint.healthy()
         if well:
             # Before its circuit admits calls again. One that cannot say now is asked before a call.
             with contextlib.suppress(ApiError):
@@ -297,8 +320,8 @@ class EnginePool:
             return None
         engine = self._made(url, version)
         engine.serves.published(version, fingerprint)
-        await engine.upstream.start()
-        self._engines[engine.upstream.base] = engine
+        await engine.endpoint.start()
+        self._engines[engine.endpoint.base] = engine
         return engine
 
     async def remove(self, name: str) -> None:
@@ -312,19 +335,19 @@ class EnginePool:
         engine = self._named(name)
         if len(self._engines) == 1:
             raise ValueError("the last engine cannot be removed")
-        del self._engines[engine.upstream.base]
+        del self._engines[engine.endpoint.base]
         for session_id in [key for key, home in self._homes.items() if home is engine]:
             del self._homes[session_id]
         return engine
 
     def _made(self, url: str, version: int) -> PooledEngine:
-        upstream = Upstream(self._settings, _base(url), self._api_key)
+        endpoint = EngineEndpoint(self._settings, _base(url), self._api_key)
         circuit = Circuit(self._settings.limits.failures_to_eject)
-        return PooledEngine(upstream, circuit, version)
+        return PooledEngine(endpoint, circuit, version)
 
     def _named(self, name: str) -> PooledEngine:
         for engine in self._engines.values():
-            if name in (engine.name, engine.upstream.base):
+            if name in (engine.name, engine.endpoint.base):
                 return engine
         raise KeyError(name)
 
@@ -347,5 +370,5 @@ def _base(url: str) -> str:
 
 def _rank(engine: PooledEngine, session_id: str | None) -> bytes:
     """Settles ties alike in every process: each session has its own order of engines."""
-    text = f"{session_id} {engine.upstream.base}"
+    text = f"{session_id} {engine.endpoint.base}"
     return hashlib.blake2b(text.encode(), digest_size=8).digest()

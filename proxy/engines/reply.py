@@ -114,7 +114,7 @@ _LEAN = msgspec.json.Decoder(_Body[_Logprob])
 _DETAILED = msgspec.json.Decoder(_Body[dict[str, Any]])
 
 
-class EngineReply:
+class ReplyDecoder:
     """Turns the payloads of one reply into events and knows when the reply is whole."""
 
     def __init__(

@@ -1,4 +1,4 @@
-"""A canonical request as the engine gets it: always with token ids, logprobs and usage."""
+"""A canonical request as an engine gets it: always asking for token ids, logprobs and usage."""
 
 from __future__ import annotations
 
@@ -21,10 +21,12 @@ _OURS: Final = frozenset({"top_k", "min_p", "repetition_penalty"})
 
 
 class EngineRequest(msgspec.Struct, frozen=True, gc=False):
-    """One request, ready to be sent."""
+    """One request, ready to be sent once the chosen engine's name of the model is known."""
 
     path: str
-    body: bytes
+    model: str
+    """As the client named it."""
+    fields: Mapping[str, Any]
     stream: bool
     choices: int
     detail: bool
@@ -33,12 +35,23 @@ class EngineRequest(msgspec.Struct, frozen=True, gc=False):
     """Effective sampling parameters, as sent."""
     notes: tuple[Note, ...] = ()
 
+    def body(self, model: str) -> bytes:
+        """The JSON for an engine that calls the model ``model``.
+
+        Raises :class:`ApiError` when a value cannot be written (an integer beyond 64 bits).
+        """
+        try:
+            return orjson.dumps({"model": model, **self.fields}, option=orjson.OPT_SERIALIZE_NUMPY)
+        except TypeError as error:
+            raise ApiError(
+                "invalid_request", f"the request cannot be sent on: {error}", status=400
+            ) from error
+
 
 def engine_request(
     request: Request,
     sampling: Sampling,
     *,
-    model: str,
     stream: bool,
     prompt_token_ids: TokenIds | None = None,
     external: bool = False,
@@ -46,39 +59,30 @@ def engine_request(
     """``prompt_token_ids`` are the exact continuation's; the messages go along all the same, so
     that an engine that does not know the field still answers, and the record shows it.
     ``external`` upstreams are asked for nothing that only an engine of ours knows.
-
-    Raises :class:`ApiError` when a value cannot be written as JSON (an integer beyond 64 bits).
     """
-    effective = _sampling_fields(sampling)
+    effective: dict[str, Any] = msgspec.to_builtins(sampling)
     notes: tuple[Note, ...] = ()
     if external:
         dropped = sorted(_OURS & effective.keys())
         effective = {name: value for name, value in effective.items() if name not in _OURS}
-        notes = tuple(Note("sampling_not_forwarded", name) for name in dropped)
-    body: dict[str, Any] = {"model": model, "stream": stream, **effective, **request.extra}
+        notes = tuple([Note("sampling_not_forwarded", name) for name in dropped])
+    fields: dict[str, Any] = {"stream": stream, **effective, **request.extra}
     if stream:
-        body["stream_options"] = {"include_usage": True}
+        fields["stream_options"] = {"include_usage": True}
     if not external:
-        body["return_token_ids"] = True
+        fields["return_token_ids"] = True
     if request.dialect == "completions":
-        path = COMPLETIONS
-        body["prompt"] = request.prompt
+        fields["prompt"] = request.prompt
         if request.wants.logprobs or not external:
-            body["logprobs"] = request.wants.top_logprobs
+            fields["logprobs"] = request.wants.top_logprobs
     else:
-        path = CHAT_COMPLETIONS
-        body.update(_chat_fields(request, external))
+        _add_chat_fields(fields, request, external)
         if prompt_token_ids is not None:
-            body["kv_transfer_params"] = {"prompt_token_ids": prompt_token_ids}
-    try:
-        encoded = orjson.dumps(body, option=orjson.OPT_SERIALIZE_NUMPY)
-    except TypeError as error:
-        raise ApiError(
-            "invalid_request", f"the request cannot be sent on: {error}", status=400
-        ) from error
+            fields["kv_transfer_params"] = {"prompt_token_ids": prompt_token_ids}
     return EngineRequest(
-        path=path,
-        body=encoded,
+        path=COMPLETIONS if request.dialect == "completions" else CHAT_COMPLETIONS,
+        model=request.model,
+        fields=fields,
         stream=stream,
         choices=sampling.n or 1,
         detail=request.wants.logprobs,
@@ -89,25 +93,26 @@ def engine_request(
 
 def constraint(request: Request) -> tuple[Note, ...]:
     """The note on a request that has an engine shape its reply by a grammar, if it does."""
-    told = sorted(
-        name for name in _GRAMMARS & request.extra.keys() if request.extra[name] is not None
-    )
+    extra = request.extra
+    shapes: list[str] = []
+    if extra:
+        shapes += [name for name in sorted(_GRAMMARS & extra.keys()) if extra[name] is not None]
     shape = (request.response_format or {}).get("type", "text")
     if shape != "text":
-        told.append(f"response_format {shape}")
+        shapes.append(f"response_format {shape}")
     if request.tools:
         if request.tool_choice == "required" or isinstance(request.tool_choice, dict):
-            told.append("tool_choice")
+            shapes.append("tool_choice")
         if request.parallel_tool_calls is False:
-            told.append("parallel_tool_calls")
-    return (Note(CONSTRAINED, ", ".join(told)),) if told else ()
+            shapes.append("parallel_tool_calls")
+    return (Note(CONSTRAINED, ", ".join(shapes)),) if shapes else ()
 
 
-def _chat_fields(request: Request, external: bool) -> dict[str, Any]:
-    fields: dict[str, Any] = {"messages": [message.to_chat() for message in request.messages]}
+def _add_chat_fields(fields: dict[str, Any], request: Request, external: bool) -> None:
+    fields["messages"] = messages = [message.to_chat() for message in request.messages]
     if external:
         # Providers refuse fields of a message that they do not know.
-        for message in fields["messages"]:
+        for message in messages:
             message.pop("reasoning", None)
     if request.wants.logprobs or not external:
         fields["logprobs"] = True
@@ -122,9 +127,3 @@ def _chat_fields(request: Request, external: bool) -> dict[str, Any]:
         fields["response_format"] = request.response_format
     if not external and (arguments := request.template_arguments):
         fields["chat_template_kwargs"] = arguments
-    return fields
-
-
-def _sampling_fields(sampling: Sampling) -> dict[str, Any]:
-    fields: dict[str, Any] = msgspec.to_builtins(sampling)
-    return fields

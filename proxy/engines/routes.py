@@ -27,14 +27,8 @@ class Destination:
     frozen: bool = False
     """It is not the policy: recorded, never trained, its ids continue nothing of ours."""
     external: bool = False
-    """It knows nothing of token ids: it is asked in plain terms of the provider's API."""
+    """It knows no token ids: it is asked in plain terms of the provider's API."""
     notes: tuple[Note, ...] = ()
-
-    async def served_model(self, requested: str) -> str:
-        """The name to ask for. Raises :class:`bridle.proxy.wire.canonical.ApiError`."""
-        if self.external:
-            return self.engines.model or requested
-        return await self.engines.served_model(requested)
 
 
 class ModelRoutes:
@@ -95,7 +89,7 @@ def _other(settings: ProxySettings, name: str, other: OtherModel) -> Destination
         other.urls,
         model=other.model,
         api_key=other.api_key,
-        checked=not other.external,
+        external=other.external,
     )
     kind = "external" if other.external else "frozen"
     return Destination(pool, True, other.external, (Note(FROZEN, f"{kind} {name}"),))

@@ -1,13 +1,13 @@
-"""What one engine was said to serve, and whether it still says so itself.
+"""Which policy version was published to an engine, and whether it still serves those weights.
 
-An engine's *fingerprint* is what it tells of the weights that it serves: our own engines a digest
-of them, vLLM the version that it was stamped with. What it tells when a policy version is published
-belongs to that version. An engine that later tells another fingerprint, or none any more, has got
-other weights behind the proxy's back, mostly by a restart: its tokens would be stamped with a
-version that is not theirs. It is left out until it is published to again, or tells the fingerprint
-again.
+An engine reports a *fingerprint* of the weights that it serves: our own engines a digest of them,
+vLLM the version that it was stamped with. The fingerprint that it reports when a policy version is
+published belongs to that version. An engine that later reports another fingerprint, or none any
+more, has got other weights without a publish, mostly by a restart: its tokens would be stamped with
+a version that is not theirs. It gets no calls until a version is published to it again, or it
+reports the fingerprint again.
 
-An engine that tells no fingerprint is believed, and one that nobody has published to is not asked.
+An engine that reports no fingerprint is trusted, and one that was never published to is not asked.
 """
 
 from __future__ import annotations
@@ -16,63 +16,62 @@ import asyncio
 import logging
 from typing import Final
 
-from bridle.proxy.engines.upstream import Upstream
+from bridle.proxy.engines.endpoint import EngineEndpoint
 from bridle.proxy.wire.canonical import ApiError
 
 log = logging.getLogger("bridle.proxy")
 
 _PUBLISHING_S: Final = 5.0
-"""Whoever publishes waits for the fingerprint, most often with the engine paused."""
+"""A publish waits for the fingerprint, most often with the engine paused."""
 _CHECKING_S: Final = 15.0
 
 
 class ServedWeights:
     """Policy version and fingerprint of one engine."""
 
-    def __init__(self, upstream: Upstream, name: str, version: int) -> None:
+    def __init__(self, endpoint: EngineEndpoint, name: str, version: int) -> None:
         self.version = version
         """As it was last published."""
         self.fingerprint: str | None = None
-        """What belongs to the version; ``None``: nothing is known that could be compared."""
+        """Of the version's weights; ``None``: there is nothing to compare with."""
         self.changed = False
-        """When last asked, the engine told another fingerprint."""
+        """When last asked, the engine reported another fingerprint."""
         self.changes = 0
         """How often that was found anew."""
-        self._upstream = upstream
+        self._endpoint = endpoint
         self._name = name
         self._before: str | None = None
         """The fingerprint before the version was published once more."""
         self.publishes = 0
-        """Tells the last of them from those that it has overtaken."""
-        self._proven = 0
-        """The epoch of connections in which the engine told the fingerprint."""
+        """Distinguishes the last of them from those that it has overtaken."""
+        self.connection_epoch: int | None = None
+        """The epoch of connections in which the engine reported the fingerprint: calls within it
+        may go to the engine without asking it first; ``None``: any call may."""
 
-    @property
-    def connection_epoch(self) -> int | None:
-        """The epoch of connections in which calls may go to the engine without asking it first;
-        ``None``: any."""
-        return None if self.fingerprint is None else self._proven
+    def _settle(self, fingerprint: str | None, proven: int) -> None:
+        self.fingerprint = fingerprint
+        self.connection_epoch = None if fingerprint is None else proven
 
     def published(self, version: int, fingerprint: str | None = None) -> None:
         """The engine serves ``version``; ``fingerprint`` as somebody has asked for it."""
         self._before = self.fingerprint if version == self.version else None
-        self.version, self.fingerprint = version, fingerprint
+        self.version = version
         self.changed = False
         self.publishes += 1
-        self._proven = 0
+        self._settle(fingerprint, 0)
 
     async def learn(self) -> str | None:
         """The fingerprint of what was just published, as the engine reports it. When the engine
         does not answer, the fingerprint of the same version is kept; another version has none."""
         publishes = self.publishes
         try:
-            fingerprint, proven = await self._told(_PUBLISHING_S)
+            fingerprint, proven = await self._reported(_PUBLISHING_S)
         except ApiError as error:
             extra = {"engine": self._name, "version": self.version, "error": error.message}
             log.warning("engine_mark_unread", extra=extra)
             fingerprint, proven = self._before, 0
         if publishes == self.publishes:
-            self.fingerprint, self._proven = fingerprint, proven
+            self._settle(fingerprint, proven)
         return fingerprint
 
     async def compare(self) -> None:
@@ -83,11 +82,11 @@ class ServedWeights:
         if self.fingerprint is None:
             return
         publishes = self.publishes
-        fingerprint, proven = await self._told(_CHECKING_S)
+        fingerprint, proven = await self._reported(_CHECKING_S)
         if publishes != self.publishes:
-            return  # What was told is of the weights before.
+            return  # The answer is about the weights before.
         changed = fingerprint != self.fingerprint
-        self._proven = 0 if changed else proven
+        self.connection_epoch = 0 if changed else proven
         if changed is self.changed:
             return
         self.changed = changed
@@ -96,23 +95,23 @@ class ServedWeights:
             self.changes += 1
             log.warning(
                 "engine_changed",
-                extra={**extra, "told": fingerprint, "published": self.fingerprint},
+                extra={**extra, "reported": fingerprint, "published": self.fingerprint},
             )
         else:
             log.info("engine_recognised", extra=extra)
 
-    async def _told(self, timeout_s: float) -> tuple[str | None, int]:
-        """The engine's fingerprint, and the connection_epoch of connections that it holds for."""
+    async def _reported(self, timeout_s: float) -> tuple[str | None, int]:
+        """The engine's fingerprint, and the epoch of connections in which it was read."""
         try:
             async with asyncio.timeout(timeout_s):
-                fingerprint = await self._upstream.fingerprint()
+                fingerprint = await self._endpoint.fingerprint()
         except TimeoutError as error:
-            told = "the engine did not tell its weights in time"
-            raise ApiError("upstream_timeout", told, status=504) from error
-        return fingerprint, self._upstream.connection_epoch
+            message = "the engine did not report its weights in time"
+            raise ApiError("upstream_timeout", message, status=504) from error
+        return fingerprint, self._endpoint.connection_epoch
 
 
 def other_weights(version: int) -> ApiError:
     """Why no call may go to an engine that has changed."""
-    told = f"the engine has been restarted with other weights than policy version {version}"
-    return ApiError("overloaded", told, status=503, retry_after=1.0)
+    message = f"the engine has been restarted with other weights than policy version {version}"
+    return ApiError("overloaded", message, status=503, retry_after=1.0)

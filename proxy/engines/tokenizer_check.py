@@ -38,8 +38,8 @@ class TokenizerCheck:
         self._asking = asyncio.Lock()
 
     async def allows(self, engines: EnginePool, model: str) -> bool:
-        """Whether calls may be continued exactly: not while the engine disagrees. One that cannot
-        tell, or not just now, is believed."""
+        """Whether calls may be continued exactly: not while the engine disagrees. An engine that
+        cannot be asked, or not just now, is trusted. ``model`` as the client named it."""
         async with self._asking:
             if not self.agreed and time.monotonic() - self._asked_at > _AGAIN_S:
                 with contextlib.suppress(ApiError):  # the call that waits will meet the same fault

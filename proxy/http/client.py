@@ -1,21 +1,26 @@
-"""The client's side of one HTTP request, over ASGI: body in, bytes out, and whether it is there."""
+"""The client's side of one HTTP request, over ASGI: body in, bytes out."""
 
 from __future__ import annotations
 
 import asyncio
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from collections.abc import Awaitable, Callable, Generator, Iterable, MutableMapping
 from typing import Any
 
-from bridle.proxy.http.presence import AsgiMessage, ClientGone, Presence, Receive, Watch
+from bridle.errors import BridleError
 from bridle.proxy.http.protocol import EXTENSION, ShortWay
-from bridle.proxy.http.started import Started
 from bridle.proxy.wire.canonical import ApiError, HttpError
 
+AsgiMessage = MutableMapping[str, Any]
 Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[AsgiMessage]]
 Send = Callable[[AsgiMessage], Awaitable[None]]
-Headers = tuple[tuple[str, str], ...]
+Headers = tuple[tuple[bytes, bytes], ...]
+
+
+class ClientGone(BridleError):
+    """The client closed its connection before its request was whole."""
 
 
 class Client:
@@ -23,44 +28,48 @@ class Client:
 
     __slots__ = (
         "_blocked",
-        "_headers",
         "_held",
         "_receive",
         "_send",
         "_short",
+        "cancelling",
         "closed",
+        "gone",
+        "header_bytes",
+        "headers",
         "last_write",
         "scope",
         "started",
+        "task",
+        "watching",
     )
 
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self.scope = scope
         self._receive = receive
         self._send = send
-        self._headers: dict[str, str] | None = None
+        self.headers: dict[str, str] = {}
+        """Lower-case names; of repeated headers the last."""
+        self.header_bytes = 0
+        for name, value in scope["headers"]:
+            self.header_bytes += len(name) + len(value)
+            self.headers[name.decode("latin-1")] = value.decode("latin-1")
         self.started = False
-        """The status line has left: an error can only be told inside the stream from now on."""
+        """The status line has left: an error can only be sent inside the stream from now on."""
         self.closed = False
         self.last_write = 0.0
+        """``time.monotonic()`` of the last bytes."""
+        self.gone = False
+        """It closed its connection while it was watched (:mod:`bridle.proxy.http.watch`)."""
+        self.task: asyncio.Task[Any] | None = None
+        """Serves it, while it is watched."""
+        self.cancelling = 0
+        """How often the task had been cancelled before."""
+        self.watching: asyncio.Task[None] | None = None
         self._blocked: asyncio.Task[None] | None = None
         """Writes to a client that reads too slowly."""
         self._held: deque[AsgiMessage] = deque()
         self._short: ShortWay | None = None
-
-    @property
-    def headers(self) -> dict[str, str]:
-        """Lower-case names; of repeated headers the last."""
-        if self._headers is None:
-            self._headers = {
-                name.decode("latin-1"): value.decode("latin-1")
-                for name, value in self.scope["headers"]
-            }
-        return self._headers
-
-    @property
-    def header_bytes(self) -> int:
-        return sum([len(name) + len(value) for name, value in self.scope["headers"]])
 
     @property
     def address(self) -> str | None:
@@ -69,56 +78,61 @@ class Client:
 
     async def body(self, limit: int) -> bytes:
         """The whole request body. Raises :class:`ApiError` (413, 415) and :class:`ClientGone`."""
-        if (coding := self.headers.get("content-encoding", "identity")) != "identity":
-            told = f"a body in Content-Encoding {coding} is not served: send it as it is"
-            raise ApiError("invalid_request", told, status=415)
-        declared = self.headers.get("content-length", "")
+        headers = self.headers
+        if (coding := headers.get("content-encoding", "identity")) != "identity":
+            message = f"a body in Content-Encoding {coding} is not served: send it as it is"
+            raise ApiError("invalid_request", message, status=415)
+        declared = headers.get("content-length", "")
         if declared.isdigit() and int(declared) > limit:
             raise too_large(limit)
         pieces: list[bytes] = []
         size = 0
         while True:
-            message = await self._receive()
-            if message["type"] == "http.disconnect":
+            event = await self._receive()
+            if event["type"] == "http.disconnect":
                 raise ClientGone
-            piece = message.get("body", b"")
+            piece = event.get("body", b"")
             size += len(piece)
             if size > limit:
                 raise too_large(limit)
             if piece:
                 pieces.append(piece)
-            if not message.get("more_body", False):
+            if not event.get("more_body", False):
                 return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
-    def present(self, watch: Watch) -> Presence:
-        """``async with``: runs the block while the client is there; else cuts it with
-        :class:`ClientGone`. The body must have been read before."""
-        return Presence(watch, self._receive)
+    async def disconnected(self) -> None:
+        """Cancels the task that serves the client when it closes its connection. The body must have
+        been read before."""
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+        self.gone = True
+        if self.task is not None:
+            self.task.cancel()
 
     async def respond(
         self,
         status: int,
         body: bytes,
-        content_type: str = "application/json",
+        content_type: bytes = b"application/json",
         headers: Headers = (),
     ) -> None:
         """A whole response at once."""
         self.started = True
         fields = [
-            (b"content-type", content_type.encode("latin-1")),
+            (b"content-type", content_type),
             (b"content-length", b"%d" % len(body)),
-            *encoded(headers),
+            *headers,
         ]
-        short = self._short_way()
+        short: ShortWay | None = self.scope.get("extensions", {}).get(EXTENSION)
         if short is not None and short.respond(status, fields, body):
             return
         await self._send({"type": "http.response.start", "status": status, "headers": fields})
         await self._send({"type": "http.response.body", "body": body, "more_body": False})
 
     async def refuse(self, error: HttpError, headers: Headers = ()) -> None:
-        others = tuple(header for header in error.headers if header[0] != "content-type")
-        content_type = dict(error.headers).get("content-type", "application/json")
-        await self.respond(error.status, error.body, content_type, others + headers)
+        fields = dict(encoded(error.headers))
+        content_type = fields.pop(b"content-type", b"application/json")
+        await self.respond(error.status, error.body, content_type, (*fields.items(), *headers))
 
     def start_stream(self, content_type: str, headers: Headers = ()) -> None:
         self.started = True
@@ -130,14 +144,10 @@ class Client:
                     (b"content-type", content_type.encode("latin-1")),
                     (b"cache-control", b"no-cache"),
                     (b"x-accel-buffering", b"no"),
-                    *encoded(headers),
+                    *headers,
                 ],
             }
         )
-
-    def touch(self) -> None:
-        """Counts as written now."""
-        self.last_write = time.monotonic()
 
     def write(self, body: bytes) -> asyncio.Task[None] | None:
         """Hands ``body`` to the server at once; when the client reads too slowly, returns what to
@@ -149,7 +159,7 @@ class Client:
         self._push({"type": "http.response.body", "body": body, "more_body": True})
         if short is None:
             # From the second chunk on: the first need not wait for the end of the turn.
-            self._short = self._short_way()
+            self._short = self.scope.get("extensions", {}).get(EXTENSION)
         return self._blocked
 
     async def finish(self, body: bytes) -> None:
@@ -158,31 +168,49 @@ class Client:
         if self._blocked is not None:
             await self._blocked
 
-    def _short_way(self) -> ShortWay | None:
-        way: ShortWay | None = self.scope.get("extensions", {}).get(EXTENSION)
-        return way
-
     def _push(self, message: AsgiMessage) -> None:
-        """Sends without a turn of the event loop, unless the server says to wait."""
+        """Sends without a turn of the event loop, unless the server asks to wait."""
         if self._short is not None:
             self._short.flush()
         if self._blocked is not None:
             self._held.append(message)
             return
-        sending = self._send(message)
-        started = Started(sending)
+        started = _StartedSend(self._send(message))
         if not started.done:
             self._blocked = asyncio.ensure_future(self._unblock(started))
 
-    async def _unblock(self, started: Started) -> None:
+    async def _unblock(self, started: _StartedSend) -> None:
         await started
         while self._held:
             await self._send(self._held.popleft())
         self._blocked = None
 
 
-def encoded(headers: Iterable[tuple[str, str]]) -> list[tuple[bytes, bytes]]:
-    return [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers]
+class _StartedSend:
+    """A send that has been run up to where it first waits; awaiting it runs the rest.
+
+    What it raises before it waits is raised by making this.
+    """
+
+    __slots__ = ("_steps", "_waits_for", "done")
+
+    def __init__(self, work: Awaitable[None]) -> None:
+        self._steps = work.__await__()
+        self.done = False
+        try:
+            self._waits_for = next(self._steps)
+        except StopIteration:
+            self.done = True
+
+    def __await__(self) -> Generator[Any, None, None]:
+        if not self.done:
+            # The event loop is given what the work waits for; it has not seen it yet.
+            yield self._waits_for
+            yield from self._steps
+
+
+def encoded(headers: Iterable[tuple[str, str]]) -> Headers:
+    return tuple([(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers])
 
 
 def too_large(limit: int) -> ApiError:

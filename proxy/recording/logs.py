@@ -12,9 +12,9 @@ import traceback
 from datetime import UTC, datetime
 from typing import Any, Final, Literal
 
-from bridle.proxy.recording.recorder import Recording
+from bridle.proxy.recording.recorder import CallOutcome
 from bridle.proxy.settings import LogLevel
-from bridle.store.records import CallEnded
+from bridle.store.records import CallBegun, CallEnded
 
 Format = Literal["text", "json"]
 
@@ -57,11 +57,10 @@ class JsonLines(logging.Formatter):
         return json.dumps(line, default=str, ensure_ascii=False)
 
 
-def log_call(recording: Recording, ended: CallEnded) -> None:
+def log_call(begun: CallBegun, ended: CallEnded, _: CallOutcome) -> None:
     """A call is over and in the store."""
     if not log.isEnabledFor(logging.INFO):
         return
-    begun = recording.begun
     first = ended.first_token_at
     fields: dict[str, Any] = {
         "session": ended.session_id,

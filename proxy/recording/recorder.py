@@ -5,17 +5,14 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import msgspec
-import numpy as np
 
-from bridle.proxy.continuation.breaks import explain
+from bridle.proxy.continuation.context import TRUSTED, CallContext
 from bridle.proxy.continuation.prompt import Prompt
-from bridle.proxy.engines.policy_gate import PolicyGate
 from bridle.proxy.lineage.conversations import SessionConversations
 from bridle.proxy.lineage.lineage import Link, Sampled, Turn
-from bridle.proxy.ports import CallWriter, Versioned
 from bridle.proxy.recording.metrics import Metrics
 from bridle.proxy.recording.stored_responses import begins_with_instructions
 from bridle.proxy.wire.canonical import (
@@ -29,11 +26,8 @@ from bridle.proxy.wire.canonical import (
 from bridle.proxy.wire.fold import Fold
 from bridle.store.errors import StoreUnavailable
 from bridle.store.records import (
-    ALSO_BROKE_ON,
-    BreakReason,
     CallBegun,
     CallEnded,
-    CallKind,
     CallStatus,
     Choice,
     Note,
@@ -45,15 +39,27 @@ from bridle.store.records import (
     token_array,
 )
 from bridle.store.writing.integrity import contradiction
+from bridle.store.writing.writer import Writer
 
 if TYPE_CHECKING:
     from bridle.proxy.continuation.continuation import Continuer
 
-_CUT: Final = frozenset({CallStatus.FAILED, CallStatus.PARTIAL, CallStatus.INTERRUPTED})
-"""How a call ended that a client asks again for."""
 
-TRUSTED: Final = frozenset({CallStatus.COMPLETE, CallStatus.PARTIAL})
-"""How a call ended whose tokens can be built on, unless they contradict each other."""
+class CallOutcome(msgspec.Struct, frozen=True, gc=False):
+    """How a call ended, as the one who served it knows it."""
+
+    status: CallStatus
+    notes: tuple[Note, ...] = ()
+    sampling: Mapping[str, Any] = {}
+    """Effective sampling parameters, as sent."""
+    model_served: str | None = None
+    policy_version: int = 0
+    """Of the engine that answered, at the end of the call."""
+    reason: str | None = None
+    error: ApiError | None = None
+
+
+Observer = Callable[[CallBegun, CallEnded, CallOutcome], None]
 
 
 class Recorder:
@@ -61,199 +67,115 @@ class Recorder:
 
     def __init__(
         self,
-        writer: CallWriter,
+        writer: Writer,
         conversations: SessionConversations,
-        gate: PolicyGate,
         metrics: Metrics,
         continuer: Continuer | None,
         observers: Sequence[Observer] = (),
         *,
         forward: bool = False,
     ) -> None:
-        """``observers`` are told of every call after its commit; they must not block. ``forward``:
-        a call goes on although the store does not take its beginning."""
+        """``observers`` get every call after its commit; they must not block. ``forward``: a call
+        goes on although the store does not take its beginning."""
         self._observers = tuple(observers)
         self._forward = forward
         self._writer = writer
         self._continuer = continuer
         self._conversations = conversations
-        self._gate = gate
         self._metrics = metrics
 
     def begin(
-        self,
-        begun: CallBegun,
-        session: SessionRecord,
-        request: Request,
-        link: Link,
-        prompt: Prompt,
+        self, begun: CallBegun, session: SessionRecord, request: Request, link: Link, prompt: Prompt
     ) -> Recording:
         """Raises ``StoreUnavailable`` when the store takes no more."""
         try:
             self._writer.begin_call(begun)
         except StoreUnavailable:
             if not self._forward:
-                raise  # Else: its end is not taken either, and counted as unrecorded then.
+                raise  # Otherwise its end is refused, too, and counted as unrecorded then.
         self._conversations.begin(begun.id)
-        context = CallContext(link, prompt, self._continuer)
-        recording = Recording(begun, session, request, context, self._gate)
-        still_open = self._conversations.in_flight(link.unknown)
-        recording.notes += [Note("echoed_call_still_open", call_id) for call_id in still_open]
-        return recording
+        return Recording(begun, session, request, CallContext(link, prompt, self._continuer))
 
-    async def commit(
-        self,
-        recording: Recording,
-        status: CallStatus,
-        *,
-        reason: str | None = None,
-        error: ApiError | None = None,
-    ) -> None:
-        """Returns when the call's end is durable. Other calls may continue it from then on: what
-        lineage, metrics and observers do with it is the loop's next turn, before that of any
-        request that comes later, and runs while the client reads its reply.
+    async def commit(self, recording: Recording, outcome: CallOutcome) -> None:
+        """Returns when the call's end is durable. Other calls may continue it from then on:
+        lineage, metrics and observers get it in the loop's next turn, before that of any request
+        that comes later, while the client reads its reply.
 
         Raises ``StoreUnavailable``.
         """
         try:
-            ended, turn = recording.ended(status, reason=reason, error=error)
+            ended, turn = recording.ended(outcome)
             await self._writer.end_call(ended)
         except BaseException:
             self._conversations.end(recording.begun.id)
             raise
-        asyncio.get_running_loop().call_soon(self._over, recording, ended, turn)
+        asyncio.get_running_loop().call_soon(self._over, recording, outcome, ended, turn)
 
-    def _over(self, recording: Recording, ended: CallEnded, turn: Turn) -> None:
+    def _over(
+        self, recording: Recording, outcome: CallOutcome, ended: CallEnded, turn: Turn
+    ) -> None:
+        begun = recording.begun
         try:
             self._conversations.add(recording.session, turn)
         finally:
-            self._conversations.end(recording.begun.id)
-        self._metrics.count_call(recording.begun.dialect, recording.begun.started_at, ended)
+            self._conversations.end(begun.id)
+        self._metrics.count_call(begun.dialect, begun.started_at, ended)
         for observe in self._observers:
-            observe(recording, ended)
-
-
-Observer = Callable[["Recording", CallEnded], None]
-
-
-class CallContext(msgspec.Struct, frozen=True):
-    """How a call hangs together with the calls before it."""
-
-    link: Link
-    prompt: Prompt
-    continuer: Continuer | None
-
-    def kind(self) -> CallKind:
-        """As far as lineage can tell. An earlier call that ended well and was asked again may be
-        a sample beside it, so that is no retry."""
-        if self.link.seen.agent is not None:
-            return CallKind.SUBAGENT
-        return CallKind.RETRY if self.link.retry_after in _CUT else CallKind.UNKNOWN
-
-    def retry(self) -> tuple[Note, ...]:
-        """The evidence for a retry: the earlier call, and how it ended."""
-        link = self.link
-        if link.retry_of is None or link.retry_after is None:
-            return ()
-        name = "retry" if link.retry_after in _CUT else "asked_again"
-        return (Note(name, f"{link.retry_of} {link.retry_after}"),)
-
-    def left_out(self, status: CallStatus) -> tuple[Note, ...]:
-        """Whose reply the harness went on without; told by the call that was answered, not by each
-        attempt at it."""
-        if self.link.dropped is None or status not in TRUSTED:
-            return ()
-        return (Note("reply_dropped", self.link.dropped),)
-
-    def judged(
-        self, request: Request, used: Sequence[int] | TokenIds | None
-    ) -> tuple[BreakReason | None, tuple[Note, ...]]:
-        """Why the prompt ids that the engine ``used`` do not continue the parent's, if they do not,
-        and whether the engine passed over the ids that it was given."""
-        link, given = self.link, self.prompt.token_ids
-        if used is None or link.base is None:
-            return link.break_reason, ()
-        if given is not None and np.array_equal(given, np.asarray(used, dtype=np.uint32)):
-            return link.break_reason, ()
-        notes: tuple[Note, ...] = ()
-        if given is not None:
-            notes = (Note("exact_continuation_ignored"),)
-        tokenizer = None if self.continuer is None else self.continuer.tokenizer
-        reasons = explain(tokenizer, link, request, used)
-        if not reasons or link.break_reason is not None:
-            return link.break_reason, notes
-        if self.prompt.break_reason is not None:
-            # It was known before the engine was asked why the history would be rendered.
-            return self.prompt.break_reason, notes
-        first, *others = reasons
-        if tokenizer is None:
-            notes += (Note("break_reason_inferred", first.value),)
-        return first, (*notes, *(Note(ALSO_BROKE_ON, reason.value) for reason in others))
+            observe(begun, ended, outcome)
 
 
 class Recording:
-    """One call between its beginning and its end."""
+    """The record of one call, grown from the events of its reply."""
 
     def __init__(
-        self,
-        begun: CallBegun,
-        session: SessionRecord,
-        request: Request,
-        context: CallContext,
-        gate: PolicyGate,
+        self, begun: CallBegun, session: SessionRecord, request: Request, context: CallContext
     ) -> None:
         self.begun = begun
         self.session = session
         self.fold = Fold()
-        self.model_served: str | None = None
-        self.sampling: Mapping[str, Any] = {}
-        self.notes: list[Note] = list(request.notes)
         self._request = request
         self._context = context
         self._link = context.link
-        self.policy: Versioned = gate
-        """What is being sampled from: the pool's policy, then that of the engine that answers."""
         self._first_token_at: float | None = None
         self._sent: list[bytes] = []
         self.sent = self._sent.append
-        """What goes to the client."""
+        """Takes the bytes that go to the client."""
         self._versions: dict[int, list[VersionRun]] = {}
         self._stamped: dict[int, int] = {}
         """Choice -> the version of its latest tokens."""
 
-    def take(self, events: Sequence[Event]) -> None:
-        """Folds ``events`` and stamps their tokens with the policy version of this moment."""
-        stamped, version = self._stamped, self.policy.version
+    def take(self, events: Sequence[Event], version: int) -> None:
+        """Folds ``events`` and stamps their tokens with the policy ``version`` of this moment."""
+        stamped = self._stamped
         for event in events:
             if isinstance(event, Tokens) and stamped.get(event.choice) != version:
                 self._stamp(event, version)
         self.fold.take(events)
 
-    def ended(
-        self, status: CallStatus, *, reason: str | None = None, error: ApiError | None = None
-    ) -> tuple[CallEnded, Turn]:
-        """The record as it stands, and what lineage has to know of it. A contradiction within the
-        record makes it ``QUARANTINED``."""
+    def ended(self, outcome: CallOutcome) -> tuple[CallEnded, Turn]:
+        """The record as it stands, and the turn that lineage keeps of it. A contradiction within
+        the record makes it ``QUARANTINED``."""
+        status = outcome.status
         reply = self.fold.reply()
         ids = reply.prompt_token_ids
         messages = [assistant_message(choice) for choice in reply.choices]
-        frozen = is_frozen(self.notes)
+        frozen = is_frozen(outcome.notes)
         break_reason, notes = self._context.judged(self._request, None if frozen else ids)
-        # A provider that tells no ids may tell logprobs to whom they then do not belong.
-        told = ids is not None or any(choice.token_ids for choice in reply.choices)
+        # Logprobs without ids, as some providers send them, belong to no token.
+        with_ids = ids is not None or any(choice.token_ids for choice in reply.choices)
         prompt = None if ids is None else token_array(ids)
         choices = tuple(
             [
                 Choice(
                     token_ids=token_array(choice.token_ids),
-                    logprobs=logprob_array(choice.logprobs if told else ()),
+                    logprobs=logprob_array(choice.logprobs if with_ids else ()),
                     versions=tuple(self._versions.get(index, ())),
                     finish_reason=choice.finish_reason,
                 )
                 for index, choice in enumerate(reply.choices)
             ]
         )
-        turn = self._turn(status, choices, messages, prompt)
+        turn = self._turn(status, choices, messages, None if frozen else prompt)
         ended = CallEnded(
             id=self.begun.id,
             session_id=self.begun.session_id,
@@ -263,24 +185,26 @@ class Recording:
             prompt_token_ids=prompt,
             choices=choices,
             response_body=b"".join(self._sent),
-            model_served=self.model_served,
+            model_served=outcome.model_served,
             usage={} if reply.usage is None else msgspec.structs.asdict(reply.usage),
-            sampling=self.sampling,
+            sampling=outcome.sampling,
             message=messages[0].to_chat() if messages else {},
             conversation=self._conversation(turn, messages),
             kind=self._context.kind(),
             role=self._link.seen.agent,
             break_reason=break_reason,
-            reason=reason,
-            error={} if error is None else _error_fields(error),
-            notes=(*self.notes, *notes, *self._context.retry(), *self._context.left_out(status)),
+            reason=outcome.reason,
+            error={} if outcome.error is None else _error_fields(outcome.error),
+            notes=(*outcome.notes, *notes, *self._context.retry(), *self._context.left_out(status)),
             compared=True,
         )
         found = contradiction(ended) if status in TRUSTED else None
         if found is None:
             return ended, turn
         status = CallStatus.QUARANTINED
-        return quarantined(ended, found), self._turn(status, choices, messages, prompt)
+        return quarantined(ended, found), self._turn(
+            status, choices, messages, None if frozen else prompt
+        )
 
     def _turn(
         self,
@@ -291,7 +215,7 @@ class Recording:
     ) -> Turn:
         """Of a quarantined or frozen call the replies alone: its echo is recognised, and a call
         that echoes it is a break, ``parent_without_ids``."""
-        trusted = status in TRUSTED and not is_frozen(self.notes)
+        trusted = status in TRUSTED
         return Turn.of(
             self.begun.id,
             self._link,

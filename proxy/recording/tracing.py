@@ -18,8 +18,8 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from opentelemetry.trace import SpanKind, Status, StatusCode
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from bridle.proxy.recording.recorder import Recording
-from bridle.store.records import CallEnded, CallStatus
+from bridle.proxy.recording.recorder import CallOutcome
+from bridle.store.records import CallBegun, CallEnded, CallStatus
 
 _OPERATIONS: Final = {"completions": "text_completion", "google": "generate_content"}
 _PROVIDERS: Final = {"messages": "anthropic", "google": "gcp.gemini"}
@@ -54,15 +54,14 @@ class Tracing:
         if self._own is not None:
             self._own.shutdown()
 
-    def observe(self, recording: Recording, ended: CallEnded) -> None:
+    def observe(self, begun: CallBegun, ended: CallEnded, outcome: CallOutcome) -> None:
         """A call is over and in the store."""
-        begun = recording.begun
         operation = _OPERATIONS.get(begun.dialect, "chat")
         span = self._tracer.start_span(
             f"{operation} {begun.model_requested}",
             context=self._context.extract(begun.headers),
             kind=SpanKind.CLIENT,
-            attributes=_attributes(operation, recording, ended),
+            attributes=_attributes(operation, begun, ended, outcome),
             start_time=_ns(begun.started_at),
         )
         if ended.first_token_at is not None:
@@ -75,8 +74,9 @@ class Tracing:
         span.end(_ns(ended.ended_at))
 
 
-def _attributes(operation: str, recording: Recording, ended: CallEnded) -> dict[str, Any]:
-    begun = recording.begun
+def _attributes(
+    operation: str, begun: CallBegun, ended: CallEnded, outcome: CallOutcome
+) -> dict[str, Any]:
     found: dict[str, Any] = {
         "gen_ai.operation.name": operation,
         "gen_ai.provider.name": _PROVIDERS.get(begun.dialect, "openai"),
@@ -91,7 +91,7 @@ def _attributes(operation: str, recording: Recording, ended: CallEnded) -> dict[
         "bridle.call.status": ended.status.value,
         "bridle.call.kind": ended.kind.value,
         "bridle.call.parent": begun.parent_call_id,
-        "bridle.policy_version": recording.policy.version,
+        "bridle.policy_version": outcome.policy_version,
     }
     for name, attribute in _REQUEST.items():
         found[f"gen_ai.request.{attribute}"] = ended.sampling.get(name)

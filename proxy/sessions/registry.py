@@ -19,13 +19,14 @@ from typing import Final
 
 import msgspec
 
-from bridle.proxy.ports import CallWriter, SessionReader
 from bridle.proxy.sessions.harness_identity import Identity
 from bridle.proxy.sessions.keys import SESSION_KEY_PREFIX, credentials, hash_key, same
 from bridle.proxy.settings import ProxySettings, is_loopback
 from bridle.proxy.wire.canonical import ApiError
 from bridle.store.errors import NotFound, RecordRejected, StoreUnavailable
+from bridle.store.reading.queries import Reader
 from bridle.store.records import SessionRecord, new_id
+from bridle.store.writing.writer import Writer
 
 log = logging.getLogger("bridle.proxy")
 
@@ -52,8 +53,8 @@ class Sessions:
     def __init__(
         self,
         settings: ProxySettings,
-        writer: CallWriter,
-        reader: SessionReader,
+        writer: Writer,
+        reader: Reader,
         on_created: Callable[[SessionRecord], None] = lambda _: None,
         free_names: Container[str] = (),
     ) -> None:

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import msgspec
 
-from bridle.proxy.budgets import Budget
+from bridle.proxy.settings import Budget
 from bridle.proxy.wire.canonical import Sampling
 from bridle.store.records import Note
 

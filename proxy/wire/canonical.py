@@ -17,6 +17,7 @@ from typing import Any, Final, Literal, Protocol
 import msgspec
 import numpy as np
 
+from bridle.errors import BridleError
 from bridle.store.records import Note, TokenIds
 
 _IDENTIFIER: Final = re.compile(r"\b[a-z]+(?:_[a-z]+)+\b")
@@ -276,7 +277,7 @@ class Minted(msgspec.Struct, frozen=True, gc=False):
         return f"bridle.{self.call_id.removeprefix('call_')}{index:02d}"
 
 
-class ApiError(Exception):
+class ApiError(BridleError):
     """A failure in provider-neutral terms; each dialect writes it in its own shape.
 
     ``kind`` is one of: ``invalid_request``, ``authentication``, ``permission``, ``not_found``,

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from bridle.errors import UsageError
 from bridle.store.reading.queries import CallRow
 from bridle.store.records import SessionRecord, TaskRecord
 
@@ -33,7 +34,7 @@ _COLUMNS: Final[Mapping[str, frozenset[str]]] = {
 }
 
 
-class BadCondition(ValueError):
+class BadCondition(UsageError, ValueError):
     """A condition that cannot be read; the message says what was expected."""
 
 

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from bridle.errors import BridleError
 from bridle.store.reading.queries import CallRow
 
 Message = Mapping[str, Any]
@@ -42,7 +43,7 @@ class Conversation:
     tools: tuple[Mapping[str, Any], ...]
 
 
-class IncompleteConversation(ValueError):
+class IncompleteConversation(BridleError, ValueError):
     """A call's messages were not recorded, or a call that it builds on is missing."""
 
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import orjson
 
+from bridle.errors import BridleError
 from bridle.reconstruct.exports.conversation import (
     Conversations,
     IncompleteConversation,
@@ -57,7 +58,7 @@ class Told:
             raise Inexpressible("prompt_without_messages")
 
 
-class Inexpressible(ValueError):
+class Inexpressible(BridleError, ValueError):
     """A format cannot say what a conversation says; the message is the reason it is counted by."""
 
 

@@ -17,6 +17,7 @@ from typing import Final
 from sqlalchemy import Connection, Table, func, insert, select
 from sqlalchemy.exc import DBAPIError
 
+from bridle.errors import BridleError
 from bridle.store.errors import StoreUnavailable
 from bridle.store.schema.database import (
     connect,
@@ -33,7 +34,7 @@ from bridle.store.schema.tables import metadata, writers
 _ROWS_AT_ONCE: Final = 500
 
 
-class NotEmpty(ValueError):
+class NotEmpty(BridleError, ValueError):
     """The target of a copy holds something already."""
 
 

@@ -17,6 +17,7 @@ from typing import Final
 from sqlalchemy import ColumnElement, Connection, Engine, and_, delete, exists, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 
+from bridle.errors import BridleError
 from bridle.store.records import new_id
 from bridle.store.schema.database import transaction
 from bridle.store.schema.tables import deliveries, rewards, sessions
@@ -26,7 +27,7 @@ SETTLE_S: Final = 1.0
 still be on its way into the store."""
 
 
-class UnknownLease(KeyError):
+class UnknownLease(BridleError, LookupError):
     """There is no such lease: it ran out, was acknowledged or released before."""
 
 
@@ -126,7 +127,7 @@ class Deliveries:
         )
         found = list(connection.execute(held.order_by(deliveries.c.session_id)).scalars())
         if not found:
-            raise UnknownLease(lease_id)
+            raise UnknownLease(f"lease {lease_id!r} does not exist: it expired or was given back")
         return found
 
     @staticmethod

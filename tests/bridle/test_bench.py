@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 from click.testing import Result
 
-from bridle.bench import continuation, store, vllm
+from bridle.bench import continuation, path, store, vllm
 from bridle.trainer.policy.tiny import TinyShape, make_policy, train_tokenizer
 
 
-@pytest.mark.parametrize("name", ["continuation", "harnesses", "vllm"])
+@pytest.mark.parametrize("name", ["continuation", "harnesses", "path", "vllm"])
 def test_a_bench_that_needs_torch_says_how_to_get_it(
     bridle: Callable[..., Result], monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
@@ -39,6 +39,21 @@ def test_the_continuation_bench_measures_both_ways(
     assert times["exact_alone_ms"] > times["json_ms"] > 0
     assert found["ttft_ratio_scripted"]["2048"] > 0
     assert "through the proxy" in bridle("bench", "continuation").output
+
+
+def test_the_path_bench_counts_the_proxys_own_functions(
+    bridle: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = path.measure(3), path.measure(3)
+    assert first["modules"] == second["modules"]
+    assert first["python_calls"] == pytest.approx(second["python_calls"], rel=0.02)
+    assert first["python_calls"] == sum(first["by_module"].values()) > first["hops"]
+    assert first["modules"] == len(first["by_module"])
+    assert "proxy/app.py" in first["by_module"]
+    assert not any(module.startswith("engine/scripted") for module in first["by_module"])
+    monkeypatch.setattr(path, "measure", lambda: first)
+    assert json.loads(bridle("bench", "path", "--json").output) == first
+    assert "python_calls" in bridle("bench", "path").output
 
 
 def test_the_vllm_bench_compares_in_turns_and_accounts_for_every_token(

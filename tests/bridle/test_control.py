@@ -58,7 +58,7 @@ def test_a_proxy_that_wants_its_key_is_said_in_a_line(
     refused = bridle(command, "--proxy", closed_proxy, *key, *commands[command])
     assert refused.exit_code == 1
     last = refused.stderr.splitlines()[-1]
-    assert "it wants its admin key; set BRIDLE_ADMIN_KEY or give --key" in last
+    assert "it requires its admin key; set BRIDLE_ADMIN_KEY or give --key" in last
     assert last.startswith("bridle: the proxy answered 40")
     assert "{" not in refused.stderr
     assert "running?" not in refused.stderr

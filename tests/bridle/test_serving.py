@@ -16,7 +16,7 @@ from bridle.trainer.policy.tiny import TinyShape, make_policy, train_tokenizer
 
 LEAVES = """
 import asyncio, sys, time
-from bridle.run.serving import leave_on_sigterm
+from bridle.cli.serving import leave_on_sigterm
 
 async def wait():
     print("ready", flush=True)

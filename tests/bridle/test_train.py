@@ -108,11 +108,12 @@ def test_it_ends_when_its_time_is_over_and_not_before_the_first_step(
 
 
 SETTINGS = """
+[training]
 steps = 1
-[compute]
+[training.compute]
 precision = "bfloat16"
 recompute = true
-[loss]
+[training.loss]
 name = "cispo"
 kl_coefficient = 0.1
 """
@@ -124,7 +125,7 @@ def test_a_settings_file_reaches_the_model_the_loss_and_the_store(
     (tmp_path / "settings.toml").write_text(SETTINGS)
     done = bridle(
         *arguments,
-        *("--settings", str(tmp_path / "settings.toml"), "--minibatches", "2"),
+        *("--config", str(tmp_path / "settings.toml"), "--minibatches", "2"),
         *("--lora-rank", "4"),
     )
     assert done.returncode == 0, done.stdout + done.stderr

@@ -17,7 +17,7 @@ import httpx
 import pytest
 from click.testing import Result
 
-from bridle.cli.options import is_base_url
+from bridle.run.environment import is_base_url
 from bridle.run.remote import RemoteWorkers, WorkerFailed
 from bridle.run.services import Service
 from bridle.store.reading.queries import Reader

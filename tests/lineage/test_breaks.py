@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from bridle.proxy.continuation.prompt import Prompt
-from bridle.proxy.recording.recorder import Way
+from bridle.proxy.recording.recorder import CallContext
 from bridle.proxy.wire.canonical import Message, ToolCall
 from bridle.store.records import BreakReason, Note
 
@@ -223,7 +223,7 @@ def test_the_first_reason_is_the_calls_own_and_the_others_are_notes(policy, toke
     session = thought_and_called(policy, tokenizers["chatml_kept"])
     echo(session, reasoning=None)
     link, request, _ = session.ask(*session.results("1"))
-    way = Way(link, Prompt(None), session.continuer)
+    way = CallContext(link, Prompt(None), session.continuer)
     rendered = session.tokenizer.encode(session.rendered())
     assert way.judged(request, rendered) == (
         BreakReason.REASONING_DROPPED,
@@ -252,7 +252,7 @@ def test_a_tail_that_is_not_local_is_named_only_when_the_rendering_breaks(
         policy, tokenizers["chatml_kept"], "A house.<|im_end|>", Message("assistant", "A house.")
     )
     link, request, _ = session.ask(NEXT)
-    way = Way(link, Prompt(None, BreakReason.TAIL_NOT_LOCAL), session.continuer)
+    way = CallContext(link, Prompt(None, BreakReason.TAIL_NOT_LOCAL), session.continuer)
     kept = session.tokenizer.encode(session.rendered())
     assert way.judged(request, kept) == (None, ())
     assert way.judged(request, kept[1:]) == (BreakReason.TAIL_NOT_LOCAL, ())

@@ -13,7 +13,7 @@ from google import genai
 from google.genai import errors as google_errors
 
 from bridle.engine.scripted import Reply, Stall
-from bridle.proxy.budgets import Budget
+from bridle.proxy.settings import Budget
 from bridle.store.records import CallStatus
 
 CHAT = "/v1/chat/completions"

@@ -130,7 +130,7 @@ def test_a_whole_reply_is_http_whatever_was_asked(http: Any) -> None:
 
     async def answer(client: Client) -> None:
         body = await client.body(1 << 20)
-        await client.respond(201, b"<%b>" % body, "text/plain", (("x-told", "yes"),))
+        await client.respond(201, b"<%b>" % body, b"text/plain", ((b"x-told", b"yes"),))
 
     def asked(method: str, body: str, *lines: str) -> str:
         head = [f"{method} / HTTP/1.1", "host: here", f"content-length: {len(body)}", *lines]
@@ -153,7 +153,7 @@ def test_a_whole_reply_is_http_whatever_was_asked(http: Any) -> None:
 @SERVERS
 def test_no_header_can_smuggle_another_one(http: Any) -> None:
     async def answer(client: Client) -> None:
-        await client.respond(200, b"ok", headers=(("x-told", "yes\r\nset-cookie: a=b"),))
+        await client.respond(200, b"ok", headers=((b"x-told", b"yes\r\nset-cookie: a=b"),))
 
     with serving(answer, http) as url:
         try:

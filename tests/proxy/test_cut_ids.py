@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bridle.proxy.engines.reply import EngineReply
+from bridle.proxy.engines.reply import ReplyDecoder
 from bridle.proxy.wire.canonical import ApiError, Minted, Started
 from bridle.proxy.wire.cut_ids import PLACEHOLDER, WORTH_CUTTING, PromptIds, cut_prompt_ids
 
@@ -23,7 +23,7 @@ def compact(value: Any) -> bytes:
 
 def started(payload: bytes) -> Started:
     minted = Minted(call_id="call_x", created=0, response_id="r", model="m")
-    event = EngineReply(minted, choices=1, detail=False).events(payload)[0]
+    event = ReplyDecoder(minted, choices=1, detail=False).events(payload)[0]
     assert isinstance(event, Started)
     return event
 

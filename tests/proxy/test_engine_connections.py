@@ -1,4 +1,7 @@
-"""The client that asks engines: bytes in as they come, connections kept, faults told apart."""
+"""The transports to an engine: bytes passed on as they arrive, faults distinguished.
+
+What the interface promises is tested with both implementations.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +15,13 @@ from typing import Any
 
 import pytest
 
-from bridle.proxy.engines.connections import (
+from bridle.proxy.engines.connections import EngineConnections
+from bridle.proxy.engines.plain_transport import PlainTransport
+from bridle.proxy.engines.transport import (
     ConnectionBroke,
     ConnectionEpochOver,
     ConnectionFailed,
-    EngineConnections,
+    EngineTransport,
 )
 
 Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
@@ -83,17 +88,22 @@ def says(*writes: bytes, close: bool = False, apart_s: float = 0.02) -> Handler:
     return answer
 
 
+TRANSPORTS: Any = pytest.mark.parametrize("make", [EngineConnections, PlainTransport])
+
+
 @asynccontextmanager
-async def connected(url: str, **options: Any) -> AsyncIterator[EngineConnections]:
+async def connected(
+    url: str, make: Callable[..., EngineTransport] = EngineConnections, **options: Any
+) -> AsyncIterator[EngineTransport]:
     given = {"api_key": None, "limit": 8, "connect_timeout_s": 5.0, "stall_timeout_s": 5.0}
-    connections = EngineConnections(url, **(given | options))
+    connections = make(url, **(given | options))
     try:
         yield connections
     finally:
         await connections.close()
 
 
-async def asked(connections: EngineConnections, body: bytes = b"{}") -> bytes:
+async def asked(connections: EngineTransport, body: bytes = b"{}") -> bytes:
     reply = await connections.request("POST", "/v1/x", body)
     return await reply.read()
 
@@ -104,22 +114,25 @@ async def test_a_connection_serves_the_next_request_too() -> None:
         assert served.connections == 1
 
 
-async def test_a_reply_that_ends_with_its_connection_is_whole() -> None:
+@TRANSPORTS
+async def test_a_reply_that_ends_with_its_connection_is_whole(make: Any) -> None:
     old = b"HTTP/1.0 200 OK\r\n\r\n"
     async with serving(says(old, b"all of ", b"it", close=True)) as served:
-        async with connected(served.url) as connections:
+        async with connected(served.url, make) as connections:
             assert await asked(connections) == b"all of it"
             assert await asked(connections) == b"all of it"
         assert served.connections == 2
 
 
-async def test_a_reply_shorter_than_announced_is_broken() -> None:
+@TRANSPORTS
+async def test_a_reply_shorter_than_announced_is_broken(make: Any) -> None:
     cut = b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\nhalf"
-    async with serving(says(cut, close=True)) as served, connected(served.url) as connections:
+    async with serving(says(cut, close=True)) as served, connected(served.url, make) as connections:
         with pytest.raises(ConnectionBroke):
             await asked(connections)
 
 
+@TRANSPORTS
 @pytest.mark.parametrize(
     "nonsense",
     [
@@ -131,21 +144,23 @@ async def test_a_reply_shorter_than_announced_is_broken() -> None:
     ],
     ids=["no_http", "bad_length", "endless_headers", "upgrade", "answered_twice"],
 )
-async def test_what_makes_no_sense_ends_the_connection(nonsense: bytes) -> None:
-    async with serving(says(nonsense)) as served, connected(served.url) as connections:
+async def test_what_makes_no_sense_ends_the_connection(make: Any, nonsense: bytes) -> None:
+    async with serving(says(nonsense)) as served, connected(served.url, make) as connections:
         with pytest.raises(ConnectionBroke):
             await asked(connections)
 
 
-async def test_nothing_listens_there() -> None:
+@TRANSPORTS
+async def test_nothing_listens_there(make: Any) -> None:
     async with serving(says(OK)) as served:
         url = served.url
-    async with connected(url) as connections:
+    async with connected(url, make) as connections:
         with pytest.raises(ConnectionFailed):
             await asked(connections)
 
 
-async def test_who_does_not_answer_the_connection_cannot_be_reached() -> None:
+@TRANSPORTS
+async def test_who_does_not_answer_the_connection_cannot_be_reached(make: Any) -> None:
     """As a machine that is gone; nothing was sent, so that another engine may be asked."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
@@ -158,20 +173,22 @@ async def test_who_does_not_answer_the_connection_cannot_be_reached() -> None:
                 waiting.connect_ex(address)
             await asyncio.sleep(0.1)
             url = f"http://127.0.0.1:{address[1]}"
-            async with connected(url, connect_timeout_s=0.2) as connections:
+            async with connected(url, make, connect_timeout_s=0.2) as connections:
                 with pytest.raises(ConnectionFailed):
                     await asked(connections)
 
 
-async def test_interim_replies_are_passed_over() -> None:
+@TRANSPORTS
+async def test_interim_replies_are_passed_over(make: Any) -> None:
     interim = b"HTTP/1.1 103 Early Hints\r\nlink: x\r\n\r\n"
-    async with serving(says(interim, OK)) as served, connected(served.url) as connections:
+    async with serving(says(interim, OK)) as served, connected(served.url, make) as connections:
         reply = await connections.request("POST", "/v1/x", b"{}")
         assert (reply.status, "link" in reply.headers) == (200, False)
         assert await reply.read() == b"ok"
 
 
-async def test_each_read_reaches_its_follower_at_once_and_whole() -> None:
+@TRANSPORTS
+async def test_each_read_reaches_its_follower_at_once_and_whole(make: Any) -> None:
     wanted = asyncio.Event()
 
     async def answer(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -185,13 +202,16 @@ async def test_each_read_reaches_its_follower_at_once_and_whole() -> None:
         seen.append(body)
         wanted.set()
 
-    async with serving(answer) as served, connected(served.url) as connections:
+    async with serving(answer) as served, connected(served.url, make) as connections:
         reply = await connections.request("POST", "/v1/x", b"{}")
         await reply.follow(follow)
-        assert seen == [b"onetwo", b"three"]
+        assert b"".join(seen) == b"onetwothree"
+        if make is EngineConnections:
+            assert seen == [b"onetwo", b"three"], "a read goes on in one piece"
 
 
-async def test_a_follower_that_is_slow_holds_the_engine_back() -> None:
+@TRANSPORTS
+async def test_a_follower_that_is_slow_holds_the_engine_back(make: Any) -> None:
     piece, sent = b"x" * 65536, 0
 
     async def answer(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -203,7 +223,7 @@ async def test_a_follower_that_is_slow_holds_the_engine_back() -> None:
             sent += 1
         writer.write(b"0\r\n\r\n")
 
-    async with serving(answer) as served, connected(served.url) as connections:
+    async with serving(answer) as served, connected(served.url, make) as connections:
         ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         taken = 0
 
@@ -222,12 +242,13 @@ async def test_a_follower_that_is_slow_holds_the_engine_back() -> None:
         assert taken == 400 * len(piece)
 
 
-async def test_what_a_follower_raises_reaches_who_waits_and_ends_the_connection() -> None:
+@TRANSPORTS
+async def test_what_a_follower_raises_reaches_who_waits_and_ends_the_connection(make: Any) -> None:
     def follow(_: bytes) -> None:
         raise ZeroDivisionError
 
     answer = says(STREAM, chunk(b"one"), chunk(b"two"))
-    async with serving(answer) as served, connected(served.url) as connections:
+    async with serving(answer) as served, connected(served.url, make) as connections:
         reply = await connections.request("POST", "/v1/x", b"{}")
         with pytest.raises(ZeroDivisionError):
             await reply.follow(follow)
@@ -252,20 +273,28 @@ async def test_who_needs_no_more_goes_on_and_the_connection_stays() -> None:
         assert served.connections == 1
 
 
-async def test_closing_a_reply_that_is_not_whole_ends_its_connection() -> None:
+@TRANSPORTS
+async def test_closing_a_reply_that_is_not_whole_ends_its_connection(make: Any) -> None:
     answer = says(STREAM, chunk(b"one"))
-    async with serving(answer) as served, connected(served.url) as connections:
+    async with serving(answer) as served, connected(served.url, make) as connections:
         reply = await connections.request("POST", "/v1/x", b"{}")
         reply.close()
         await gone(served)
 
 
-async def test_silence_is_given_up_and_time_with_bytes_is_not_silence() -> None:
+@TRANSPORTS
+async def test_silence_is_given_up_and_time_with_bytes_is_not_silence(make: Any) -> None:
     slow = says(STREAM, *[chunk(b".")] * 15, b"0\r\n\r\n", apart_s=0.1)
-    async with serving(slow) as served, connected(served.url, stall_timeout_s=1.0) as connections:
+    async with (
+        serving(slow) as served,
+        connected(served.url, make, stall_timeout_s=1.0) as connections,
+    ):
         assert await asked(connections) == b"." * 15
     mute = says(STREAM)
-    async with serving(mute) as served, connected(served.url, stall_timeout_s=0.2) as connections:
+    async with (
+        serving(mute) as served,
+        connected(served.url, make, stall_timeout_s=0.2) as connections,
+    ):
         with pytest.raises(TimeoutError):
             await asked(connections)
         await gone(served)
@@ -303,10 +332,11 @@ async def test_requests_beyond_the_limit_wait_for_a_connection() -> None:
         assert served.connections == 2
 
 
-async def test_an_engine_behind_a_path_and_a_password() -> None:
+@TRANSPORTS
+async def test_an_engine_behind_a_path_and_a_password(make: Any) -> None:
     async with serving(says(OK)) as served:
         url = f"http://me:s%40fe@127.0.0.1:{served.port}/far/away"
-        async with connected(url) as connections:
+        async with connected(url, make) as connections:
             await asked(connections, b'{"a":1}')
         (head,) = served.heads
         assert head.startswith(b"POST /far/away/v1/x HTTP/1.1\r\n")
@@ -314,14 +344,15 @@ async def test_an_engine_behind_a_path_and_a_password() -> None:
         assert served.bodies == [b'{"a":1}']
 
 
+@TRANSPORTS
 @pytest.mark.parametrize(
     ("url", "api_key"), [("ftp://engine", None), ("engine", None), ("http://engine", "a\r\nb: c")]
 )
 async def test_an_address_or_key_that_cannot_be_sent_is_refused(
-    url: str, api_key: str | None
+    make: Any, url: str, api_key: str | None
 ) -> None:
     with pytest.raises(ValueError, match="engine"):
-        async with connected(url, api_key=api_key):
+        async with connected(url, make, api_key=api_key):
             pass
 
 
@@ -330,7 +361,7 @@ async def gone(served: Served) -> None:
     await asyncio.wait_for(served.closed.wait(), 5)
 
 
-async def test_a_spell_lasts_while_any_connection_is_open() -> None:
+async def test_an_epoch_lasts_while_any_connection_is_open() -> None:
     """Only when all were lost may another process be answering."""
     arrived, go_on = asyncio.Event(), asyncio.Event()
     last = b"HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: 2\r\n\r\nok"

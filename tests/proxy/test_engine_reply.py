@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from bridle.proxy.engines.reply import EngineReply
+from bridle.proxy.engines.reply import ReplyDecoder
 from bridle.proxy.wire.canonical import ApiError, Finished, Minted, ReasoningDelta, Started, Tokens
 from bridle.proxy.wire.fold import fold
 
@@ -15,7 +15,7 @@ MINTED = Minted("call_abcdefghij234567klmnopqr", 1, "chatcmpl-x", "m")
 
 
 def events(*payloads: Any, choices: int = 1, detail: bool = False) -> list[Any]:
-    reply = EngineReply(MINTED, choices=choices, detail=detail)
+    reply = ReplyDecoder(MINTED, choices=choices, detail=detail)
     found = [event for payload in payloads for event in reply.events(json.dumps(payload).encode())]
     return found + reply.last_events()
 

@@ -18,9 +18,9 @@ import pytest
 
 from bridle.engine.scripted import Cut, Refuse, Reply, ScriptedEngine, Stall
 from bridle.proxy.engines.circuit import Circuit, CircuitState
+from bridle.proxy.engines.endpoint import EngineEndpoint
 from bridle.proxy.engines.policy_gate import PolicyGate
 from bridle.proxy.engines.pool import EnginePool, PooledEngine, report
-from bridle.proxy.engines.upstream import Upstream
 from bridle.proxy.settings import Limits, ProxySettings
 from bridle.store.records import CallStatus
 
@@ -214,8 +214,10 @@ def test_a_dead_engine_is_ejected_by_its_checks_and_readmitted_when_it_is_back(
 
 def test_an_engine_that_stays_away_is_told_of_once(caplog: pytest.LogCaptureFixture) -> None:
     """Its trials and checks go on failing every second."""
-    upstream = Upstream(ProxySettings("http://127.0.0.1:9", "unused.db"), "http://127.0.0.1:9")
-    engine = PooledEngine(upstream, Circuit(1), 0)
+    endpoint = EngineEndpoint(
+        ProxySettings("http://127.0.0.1:9", "unused.db"), "http://127.0.0.1:9"
+    )
+    engine = PooledEngine(endpoint, Circuit(1), 0)
     engine.circuit.failed()
     report(engine, CircuitState.CLOSED)
     report(engine, CircuitState.HALF_OPEN)

@@ -67,7 +67,7 @@ def test_nothing_is_continued_with_what_another_model_reads_by(
 def test_an_engine_that_tells_no_ids_of_a_text_is_believed(
     stage: Any, start_proxy: Any, model_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("bridle.proxy.engines.upstream.TOKENIZE", "/nothing/here")
+    monkeypatch.setattr("bridle.proxy.engines.endpoint.TOKENIZE", "/nothing/here")
     bench = start_proxy(stage.engine.base_url, tokenizer_dir=model_dir)
     calls = turns(bench, 3)
     assert [call.notes for call in calls] == [()] * 3

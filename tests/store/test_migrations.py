@@ -313,7 +313,7 @@ def test_what_engines_serve_outlives_the_column_for_their_marks(url):
     back_to(url, 4)
     migrate(url)
     with Reader(url) as reader:
-        assert reader.served() == {told.engine: replace(told, mark=None)}
+        assert reader.served() == {told.engine: replace(told, weights_fingerprint=None)}
 
 
 def test_tasks_of_one_id_are_apart_and_the_last_is_left_to_an_older_version(url, calls):

@@ -14,6 +14,7 @@ from enum import StrEnum
 
 import numpy as np
 
+from bridle.errors import BridleError
 from bridle.reconstruct.samples.sample import Episode
 from bridle.trainer.config import FilterConfig
 
@@ -35,7 +36,7 @@ class DropReason(StrEnum):
     """It has no token to train."""
 
 
-class ConservationError(Exception):
+class ConservationError(BridleError):
     """A session's tokens do not add up, so it must not be trained on."""
 
 

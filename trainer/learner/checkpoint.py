@@ -20,6 +20,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from bridle.errors import BridleError
 from bridle.trainer.policy.durable import atomic_directory
 from bridle.trainer.policy.lora import adapters, load_adapters, scaling
 from bridle.trainer.policy.model import checkpoint_tensors, restore_policy, save_policy
@@ -30,7 +31,7 @@ STATE_FILE: Final = "trainer.pt"
 _STEP_DIRECTORY = re.compile(r"step-(\d{8})")
 
 
-class CheckpointError(Exception):
+class CheckpointError(BridleError):
     """There is no checkpoint to go on from, or it does not fit the model."""
 
 

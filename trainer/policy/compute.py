@@ -18,6 +18,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.utils.checkpoint import checkpoint
 from transformers.modeling_layers import GradientCheckpointingLayer
 
+from bridle.errors import BridleError
 from bridle.trainer.config import ComputeConfig
 from bridle.trainer.policy.sharding import shard
 
@@ -26,7 +27,7 @@ _AUTOCAST: Final = "bridle_autocast"
 """Attribute of a placed model: the type that its forward passes compute in."""
 
 
-class UnsupportedCompute(ValueError):
+class UnsupportedCompute(BridleError, ValueError):
     """This machine, or this build of PyTorch, has no device of that name; or the model cannot be
     computed as told."""
 

@@ -11,11 +11,15 @@ from pathlib import Path
 
 from safetensors import SafetensorError
 
+from bridle.errors import BridleError
+
 _SCRATCH = re.compile(r"\..+\.(\d+)\.tmp")
 
 
-class NotWritten(Exception):
+class NotWritten(BridleError):
     """A directory could not be written, and is as it was; the message says which and why."""
+
+    retryable = True
 
 
 @contextmanager

@@ -25,6 +25,7 @@ from transformers.utils import logging as transformers_logging
 
 from bridle.engine.contract.tokenizer import CHAT_TEMPLATES_DIRECTORY
 from bridle.engine.embedded.model import not_loadable
+from bridle.errors import BridleError
 from bridle.store.records import TokenIds
 from bridle.trainer.batch.attention import TREE_ATTENTION, plan_blocks
 from bridle.trainer.batch.packing import IDLE, Index, Pack, make_packs
@@ -56,7 +57,7 @@ PROBE_TOLERANCE: Final = 5e-3
 numerical noise of float32 is far below, layers that mix what is packed together far above."""
 
 
-class UnsupportedModel(ValueError):
+class UnsupportedModel(BridleError, ValueError):
     """There is no model that can be loaded, or it computes its logits in a way that this trainer
     does not reproduce."""
 

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bridle.engine.contract.client import EngineError
+from bridle.errors import BridleError
 from bridle.trainer.config import PublishConfig
 from bridle.trainer.policy.weights import Policy, Probes, Scores, weights_of
 
@@ -43,8 +44,10 @@ class EngineControl(Protocol):
     def score(self, token_ids: Sequence[int]) -> NDArray[np.float32]: ...
 
 
-class PublishError(Exception):
+class PublishError(BridleError):
     """The engine does not serve the new weights. It serves the previous ones, or see the text."""
+
+    retryable = True
 
     def __init__(self, message: str, *, gap: float | None) -> None:
         super().__init__(message)

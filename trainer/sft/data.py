@@ -14,6 +14,7 @@ import pyarrow.parquet as parquet
 from numpy.typing import NDArray
 
 from bridle.engine.contract.tokenizer import ArgumentsNotJson, TemplateError, Tokenizer
+from bridle.errors import BridleError
 from bridle.reconstruct.samples.sample import Episode
 from bridle.store.records import TokenIds
 from bridle.store.tree import common_prefix
@@ -32,7 +33,7 @@ class SftExample:
 _READABLE: Final = "exports as tokens, chat, trl and trl-prompt-completion can be learned from"
 
 
-class SftDataError(ValueError):
+class SftDataError(BridleError, ValueError):
     """A training file does not hold what it should; the message names the line or column."""
 
 

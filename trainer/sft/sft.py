@@ -19,7 +19,7 @@ from rich.progress import (
 from bridle.trainer.config import SftConfig
 from bridle.trainer.learner.learner import AnyLearner
 from bridle.trainer.learner.optimizer import learning_rate
-from bridle.trainer.sft.data import SftExample
+from bridle.trainer.sft.data import SftDataError, SftExample
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,15 +57,16 @@ def train_sft(
     """Train what ``learner`` has; returns its steps.
 
     Every learned token of a batch weighs the same. ``on_step`` may return true to stop. With a
-    ``console`` a progress bar is drawn there. Raises ``ValueError`` when there is nothing to learn,
+    ``console`` a progress bar is drawn there. Raises
+    :class:`bridle.trainer.sft.data.SftDataError` when there is nothing to learn,
     or a token id that the model does not have.
     """
     learnable = [example for example in examples if example.mask.any()]
     if not learnable:
-        raise ValueError("no example has a token to learn")
+        raise SftDataError("no example has a token to learn")
     largest, known = max(int(e.token_ids.max()) for e in learnable), learner.vocabulary
     if largest >= known:
-        raise ValueError(
+        raise SftDataError(
             f"token id {largest} is beyond the {known} of the model's vocabulary: "
             "was this recorded with another model?"
         )

@@ -4,32 +4,23 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Annotated, Literal, TypeVar
-from urllib.parse import urlsplit
 
 import typer
 
-from bridle.cli.terminal import fail
-from bridle.run.config import default_proxy, default_store
+from bridle.errors import UsageError
+from bridle.run.environment import EngineKind, default_proxy, default_store, is_base_url
 
 Given = TypeVar("Given", str, list[str], str | None)
 
 
 def base_urls(option: typer.CallbackParam, value: Given) -> Given:
-    """The callback of an option that takes base URLs; ends the command at what is none."""
+    """The callback of an option that takes base URLs. Raises :class:`bridle.errors.UsageError`."""
     for text in [value] if isinstance(value, str) else value or ():
         if not is_base_url(text):
-            fail(f"{'/'.join(option.opts)} {text!r} is no URL such as http://127.0.0.1:8000", 2)
+            raise UsageError(
+                f"{'/'.join(option.opts)} {text!r} is not a URL such as http://127.0.0.1:8000"
+            )
     return value
-
-
-def is_base_url(text: str) -> bool:
-    """Whether HTTP requests can be sent there."""
-    try:
-        url = urlsplit(text)
-        _ = url.port  # raises for one that is no number
-    except ValueError:
-        return False
-    return url.scheme in ("http", "https") and bool(url.hostname)
 
 
 StoreOption = Annotated[
@@ -71,8 +62,6 @@ BudgetSeconds = Annotated[
     typer.Option("--budget-seconds", min=0, help="Longest that a session may go on calling."),
 ]
 
-EngineKind = Literal["embedded", "vllm"]
-
 EngineOption = Annotated[
     EngineKind, typer.Option("--engine", help="What serves the policy; vllm: `make vllm-cpu`.")
 ]
@@ -106,6 +95,21 @@ PublishThroughOption = Annotated[
 TransferBackendOption = Annotated[
     Literal["gloo", "nccl"],
     typer.Option("--transfer-backend", help="gloo: host memory; nccl: between different GPUs."),
+]
+
+ConfigOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--config",
+        exists=True,
+        dir_okay=False,
+        help="TOML file with the run's settings (docs/training.md); options replace its values.",
+    ),
+]
+
+SetOption = Annotated[
+    list[str] | None,
+    typer.Option("--set", help="A setting, as training.loss.name=gspo. Repeatable."),
 ]
 
 SettingsOption = Annotated[

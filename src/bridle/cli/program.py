@@ -38,15 +38,19 @@ from bridle.cli.commands import (
     worker,
 )
 from bridle.cli.terminal import fail, out
+from bridle.errors import BridleError
 
 
 class Commands(TyperGroup):
-    """A file or folder that cannot be had, or a full disk, ends any command in a line."""
+    """Ends a command with one line for each error that a user can act on: Bridle's own, and those
+    of files, folders and disks."""
 
     def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
-        except ConnectionError:  # a closed pipe among them, which click ends quietly
+        except BridleError as error:
+            fail("; ".join((str(error), *getattr(error, "__notes__", ()))), error.exit_code)
+        except ConnectionError:  # includes a closed pipe, which click ends quietly
             raise
         except OSError as error:
             if error.errno is None:

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Final
 
 from bridle.cli.terminal import fail
-from bridle.store.errors import NotFound, StoreUnavailable
+from bridle.store.errors import NotFound
 from bridle.store.reading.queries import Reader
 from bridle.store.records import SessionRecord
-from bridle.store.schema.database import database_url, migrate, refuse_newer
+from bridle.store.schema.database import database_url, refuse_newer
 
 _NO_SESSION_YET: Final = "the store holds no session yet"
 _RUNS_NAMED: Final = 5
@@ -20,33 +20,18 @@ _RUNS_NAMED: Final = 5
 
 @contextmanager
 def reader(store: str) -> Iterator[Reader]:
-    """A reader of ``store``; ends the command when there is no such store, it is a newer Bridle's,
-    or it cannot be read."""
+    """A reader of ``store``, which must exist and have no newer schema than this Bridle knows."""
     require_store(store)
-    try:
-        with Reader(store) as opened:
-            refuse_newer(opened.engine)
-            yield opened
-    except StoreUnavailable as error:
-        fail(str(error))
+    with Reader(store) as opened:
+        refuse_newer(opened.engine)
+        yield opened
 
 
 def require_store(store: str) -> None:
-    """Ends the command when ``store`` is a file that is not there, or no store's URL."""
-    try:
-        parsed = database_url(store)
-    except StoreUnavailable as error:
-        fail(str(error))
+    """Ends the command when ``store`` names a file that does not exist."""
+    parsed = database_url(store)
     if parsed.get_backend_name() == "sqlite" and not Path(str(parsed.database)).exists():
         fail(f"there is no store at {store}: start `bridle proxy`, or name one with --store")
-
-
-def migrated(store: str) -> None:
-    """Makes or renews ``store``; ends the command when that cannot be."""
-    try:
-        migrate(store)
-    except StoreUnavailable as error:
-        fail(str(error))
 
 
 def require_run(source: Reader, run: str | None) -> None:

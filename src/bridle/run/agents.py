@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from bridle.cli.terminal import fail
+from bridle.errors import UsageError
 from bridle.harnesses.adapters.base import Adapter
 from bridle.harnesses.adapters.claude_code import ClaudeCode
 from bridle.harnesses.adapters.codex import Codex
@@ -51,7 +51,7 @@ VERIFIERS: dict[str, type[Any]] = {
 }
 
 
-class UnknownAgent(ValueError):
+class UnknownAgent(UsageError, ValueError):
     """The command line names something that is not there; the message says what is."""
 
 
@@ -124,9 +124,9 @@ def shuffled_tasks(source: str, split: str | None, seed: int) -> list[Task]:
 def training_work(
     named: str, verify: str, tasks: str, split: str | None, seed: int
 ) -> tuple[Adapter, Runtime, Verifier, list[Task]]:
-    """What a command that trains is told to run, in the order of :func:`shuffled_tasks`; ends the
-    command when something of it is not there."""
-    try:
-        return *agent(named), verifier(verify), shuffled_tasks(tasks, split, seed)
-    except (UnknownAgent, TaskError) as error:
-        fail(str(error), 2)
+    """The adapter, sandbox, verifier and tasks of a training run, the tasks in the order of
+    :func:`shuffled_tasks`.
+
+    Raises :class:`UnknownAgent` and :class:`bridle.harnesses.tasks.task.TaskError`.
+    """
+    return *agent(named), verifier(verify), shuffled_tasks(tasks, split, seed)

@@ -1,35 +1,83 @@
-"""Where things are, unless the command line says otherwise."""
+"""One training run as one value: what is run, how much of it, and how it is trained on."""
 
 from __future__ import annotations
 
-import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Annotated, Self
 
-DEFAULT_PORT = 8484
-API_KEY_VARIABLE = "BRIDLE_ENGINE_API_KEY"
-"""The key that our embedded engine asks for, where it asks for one."""
-VLLM_KEY_VARIABLE = "VLLM_API_KEY"
-"""The key that a vLLM started here asks for; vLLM's own."""
+from msgspec import Meta
 
+from bridle.run.environment import EngineKind
+from bridle.run.settings import parse_overrides, settings_from
+from bridle.trainer.config import AboveZero, Count, GrpoConfig, OptimizerConfig
 
-def data_home() -> Path:
-    """Bridle's folder for the user's recordings: ``$BRIDLE_HOME``, else the XDG data folder."""
-    if home := os.environ.get("BRIDLE_HOME"):
-        return Path(home)
-    data = os.environ.get("XDG_DATA_HOME")
-    return (Path(data) if data else Path.home() / ".local" / "share") / "bridle"
+Named = Annotated[str, Meta(min_length=1)]
 
 
-def default_store() -> str:
-    """``$BRIDLE_STORE`` (a path or a database URL), else ``bridle.db`` in the data folder."""
-    return os.environ.get("BRIDLE_STORE") or str(data_home() / "bridle.db")
+@dataclass(frozen=True, slots=True)
+class TasksConfig:
+    """The tasks, and what scores a session on one."""
+
+    source: Named
+    """``FILE.jsonl``, ``FILE.py:FUNCTION`` or ``MODULE:FUNCTION``."""
+    verifier: Named
+    """``number``, ``exact``, ``regex``, ``FILE.py:NAME`` or ``MODULE:NAME``."""
+    split: str | None = None
+    """Only tasks of this split; ``None``: all."""
 
 
-def default_proxy() -> str:
-    """``$BRIDLE_PROXY``, else the address that ``bridle proxy`` listens on by default."""
-    return os.environ.get("BRIDLE_PROXY") or f"http://127.0.0.1:{DEFAULT_PORT}"
+@dataclass(frozen=True, slots=True)
+class AgentConfig:
+    """The harness and how its sessions run."""
+
+    name: Named
+    """An installed harness (``codex``), a Python script (``agent.py``), or a command line that
+    contains ``{prompt}``."""
+    parallel: Count = 16
+    """Sessions at a time."""
+    timeout_s: AboveZero = 600.0
+    """Longest time of one session, in seconds."""
 
 
-def key_in(variable: str) -> str | None:
-    """The key that an environment variable holds; an empty one is none, and opens nothing."""
-    return os.environ.get(variable) or None
+@dataclass(frozen=True, slots=True)
+class GroupsConfig:
+    """How many sessions one training step collects: ``per_step * size``."""
+
+    per_step: Count = 8
+    """Tasks per step."""
+    size: Count = 8
+    """Sessions per task, which are compared with each other."""
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyConfig:
+    """The model that is trained, and the engine that serves it."""
+
+    model: Named
+    """Model directory of version 0."""
+    engine: EngineKind = "embedded"
+    engine_arguments: tuple[str, ...] = ()
+    """Further options of ``bridle engine``, such as ``--max-model-len=4096``."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunConfig:
+    """Everything that decides a training run. Stored with the run."""
+
+    tasks: TasksConfig
+    agent: AgentConfig
+    policy: PolicyConfig
+    groups: GroupsConfig = GroupsConfig()
+    training: GrpoConfig = field(
+        default_factory=lambda: GrpoConfig(optimizer=OptimizerConfig(learning_rate=1e-6))
+    )
+
+    @classmethod
+    def load(cls, file: str | Path, overrides: Sequence[str] = ()) -> Self:
+        """The configuration in a TOML file, with ``overrides`` such as ``groups.size=4``.
+
+        Raises :class:`bridle.run.settings.SettingsError`.
+        """
+        return settings_from(cls, Path(file), overrides=parse_overrides(overrides))

@@ -8,8 +8,8 @@ from types import ModuleType
 from bridle.harnesses.tasks.task import load_module
 
 _PLACES = (
-    Path(__file__).with_name("_examples"),
-    Path(__file__).resolve().parents[2] / "examples",
+    Path(__file__).parents[1] / "_examples",
+    Path(__file__).resolve().parents[3] / "examples",
 )
 
 

@@ -11,14 +11,17 @@ from typing import Any, Final, Self
 import httpx
 import orjson
 
+from bridle.errors import BridleError
 from bridle.run.worker import HEARTBEAT_S, ROUNDS
 
 SILENCE_S: Final = 6 * HEARTBEAT_S
 """A worker that says nothing for so long is taken to be gone."""
 
 
-class WorkerFailed(RuntimeError):
+class WorkerFailed(BridleError):
     """A round did not come to its end; the message names the worker and says why."""
+
+    retryable = True
 
 
 class RemoteWorkers:

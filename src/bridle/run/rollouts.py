@@ -6,13 +6,18 @@ import asyncio
 import threading
 from collections.abc import Callable, Iterable
 from types import TracebackType
-from typing import Self
+from typing import Final, Self
 
 from bridle.harnesses.adapters.base import Adapter
 from bridle.harnesses.client import ControlClient
 from bridle.harnesses.rollout import Job, Rollout, RolloutResult, Settings
 from bridle.harnesses.sandboxes.base import Runtime
 from bridle.harnesses.verifiers import Verifier
+
+NO_CALL_HINT: Final = (
+    "does the program read OPENAI_BASE_URL, ANTHROPIC_BASE_URL or GOOGLE_GEMINI_BASE_URL?"
+)
+"""What to check when an agent ran and no call was recorded."""
 
 
 class Rollouts:

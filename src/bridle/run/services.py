@@ -15,13 +15,15 @@ from typing import IO, Self
 
 import orjson
 
-from bridle.run.serving import LAUNCHER_VARIABLE
+from bridle.errors import BridleError
 
 START_TIMEOUT_S = 180.0
 STOP_TIMEOUT_S = 20.0
+LAUNCHER_VARIABLE = "BRIDLE_LAUNCHER"
+"""Holds the process id of the command that runs a service for itself."""
 
 
-class ServiceFailed(RuntimeError):
+class ServiceFailed(BridleError):
     """A child process did not come up; the message ends with the last lines of its log."""
 
 

@@ -10,11 +10,11 @@ from typing import Any
 
 import httpx
 
-from bridle.cli.options import EngineKind
 from bridle.engine.contract import contract
 from bridle.engine.contract.client import EngineClient
 from bridle.engine.vllm import VllmControl
-from bridle.run.config import API_KEY_VARIABLE, VLLM_KEY_VARIABLE
+from bridle.errors import BridleError
+from bridle.run.environment import API_KEY_VARIABLE, VLLM_KEY_VARIABLE, EngineKind
 from bridle.run.services import Service
 
 MODEL = "policy"
@@ -22,8 +22,10 @@ VLLM_START_S = 900.0
 """vLLM starts in a minute on an idle machine; it may be given a busy one."""
 
 
-class StackError(RuntimeError):
+class StackError(BridleError):
     """Engine or proxy gave no answer, or refused; the message names which, and where."""
+
+    retryable = True
 
 
 @dataclass(frozen=True, slots=True)

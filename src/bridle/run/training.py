@@ -8,21 +8,22 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from bridle.engine.contract.client import EngineRefused
 from bridle.engine.vllm.transfer import Route, VllmTransfer
+from bridle.errors import BridleError
 from bridle.reconstruct.episodes import build_episode
 from bridle.reconstruct.rewards import Aggregation
 from bridle.reconstruct.samples.builders import BUILDER_VERSION
 from bridle.reconstruct.samples.policy import DEFAULT_POLICY
 from bridle.reconstruct.samples.sample import Conservation, Episode
 from bridle.reconstruct.session import BrokenTree
-from bridle.run.control import READS_NO_URL
+from bridle.run.rollouts import NO_CALL_HINT
 from bridle.run.stack import Stack
 from bridle.store.reading.queries import Reader
 from bridle.store.records import PolicyRecord
@@ -59,6 +60,8 @@ class TrainingPlan:
     run_id: str
     """The run in the store under which sessions, metrics and policies are kept."""
     config: GrpoConfig
+    work: Mapping[str, Any] = field(default_factory=dict)
+    """What else the run's ``config`` in the store records: tasks, agent, groups, policy."""
 
 
 def stated(config: GrpoConfig) -> dict[str, Any]:
@@ -108,7 +111,7 @@ def train(
         Writer(plan.store) as writer,
         _publisher(plan, stack, learner, writer) as publisher,
     ):
-        writer.configure_run(plan.run_id, stated(plan.config))
+        writer.configure_run(plan.run_id, {**stated(plan.config), **plan.work})
 
         def collect(step: int, version: int) -> list[Episode]:
             if plan.config.max_staleness == 0:
@@ -117,7 +120,7 @@ def train(
             collected = sessions(step)
             if collected and not any(reader.call_counts_of(collected).values()):
                 log.warning(
-                    "step %d trains nothing: no session has a call (%s)", step + 1, READS_NO_URL
+                    "step %d trains nothing: no session has a call (%s)", step + 1, NO_CALL_HINT
                 )
             return [_episode(reader, session_id) for session_id in collected]
 
@@ -159,6 +162,9 @@ def train(
             _hold(publisher, stack, learner, 0)
         try:
             loop.run(after_step)
+        except BridleError as error:
+            error.add_note("the same command resumes from the last step")
+            raise
         finally:
             sinks.close()
     return loop
@@ -180,14 +186,13 @@ def _episode(reader: Reader, session_id: str) -> Episode:
     return Episode(reader.session(session_id), (), tuple(reader.rewards(session_id)), table)
 
 
-def last_line(plan: TrainingPlan, loop: GrpoLoop) -> str:
-    """What a terminal says at the end: how far it came, and where the policy is."""
-    newest = checkpoints(plan.directory / CHECKPOINTS)[-1]
-    return f"{newest / POLICY_DIRECTORY}: after {loop.step} of {plan.config.steps} steps"
+def newest_policy(plan: TrainingPlan) -> Path:
+    """The model directory of the newest checkpoint."""
+    return checkpoints(plan.directory / CHECKPOINTS)[-1] / POLICY_DIRECTORY
 
 
 def step_line(report: StepReport) -> str:
-    """What a terminal says of a step."""
+    """A step as one line for a person."""
     spent = ", ".join(f"{phase} {seconds:.0f} s" for phase, seconds in report.seconds.items())
     reached = f"reward {report.reward_mean:.3f}, version {report.version}"
     return f"step {report.step + 1}: {reached}, {spent}"

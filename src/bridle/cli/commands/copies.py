@@ -10,9 +10,8 @@ import typer
 from bridle.cli.options import JsonOption, StoreOption
 from bridle.cli.reading import require_store
 from bridle.cli.terminal import fail, out, print_json
-from bridle.store.errors import StoreUnavailable
-from bridle.store.operations.copying import NotEmpty, copy_store
 from bridle.store.operations.copying import backup as write_backup
+from bridle.store.operations.copying import copy_store
 
 
 def backup(
@@ -24,7 +23,7 @@ def backup(
     require_store(store)
     try:
         size = write_backup(store, file)
-    except (FileExistsError, StoreUnavailable) as error:
+    except FileExistsError as error:
         fail(str(error))
     if json:
         print_json({"file": str(file), "bytes": size})
@@ -52,10 +51,7 @@ def import_db(
 
 def _copy(source: str, target: str, json: bool) -> None:
     require_store(source)
-    try:
-        rows = copy_store(source, target)
-    except (NotEmpty, StoreUnavailable) as error:
-        fail(str(error))
+    rows = copy_store(source, target)
     if json:
         print_json(rows)
     else:

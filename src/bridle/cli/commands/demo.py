@@ -10,9 +10,10 @@ from typing import Annotated, Any
 import orjson
 import typer
 
+from bridle.cli.extras import needs_extra
 from bridle.cli.options import EngineOption, JsonOption
+from bridle.cli.serving import leave_on_sigterm
 from bridle.cli.terminal import err, fail, out, print_json
-from bridle.run.serving import leave_on_sigterm
 
 
 def demo(
@@ -38,12 +39,9 @@ def demo(
     json: JsonOption = False,
 ) -> None:
     """Train a small LangChain agent's policy end to end, and plot what it learned."""
-    try:
+    with needs_extra("train", "the demo needs the training extra"):
         from bridle.run.demo.run import Demo
-    except ImportError as error:
-        fail(f"the demo needs the training extra: pip install 'bridle[train]' ({error})")
     from bridle.run.demo.settings import VLLM_MINUTES, DemoSettings
-    from bridle.run.demo.stages import NothingRecorded
     from bridle.run.demo.state import start_afresh
 
     if any(find_spec(name) is None for name in ("langchain", "langchain_openai")):
@@ -75,8 +73,6 @@ def demo(
     else:
         try:
             report = run.run()
-        except NothingRecorded as error:
-            fail(str(error))
         except KeyboardInterrupt:
             err.print(f"\nStopped. The same command goes on from here; the store is in {out_dir}.")
             raise typer.Exit(130) from None

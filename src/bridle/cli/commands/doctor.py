@@ -11,7 +11,7 @@ import typer
 from bridle.cli.commands.proxy import UPSTREAM_KEY_VARIABLE
 from bridle.cli.options import JsonOption, StoreOption, base_urls
 from bridle.cli.terminal import out, print_json
-from bridle.run.config import key_in
+from bridle.run.environment import key_in
 
 
 def doctor(

@@ -8,10 +8,11 @@ from typing import Annotated
 import typer
 
 from bridle.cli.commands import engine_vllm
+from bridle.cli.extras import needs_extra
 from bridle.cli.options import JsonOption
+from bridle.cli.serving import announce, listening_on, wait_for_signal
 from bridle.cli.terminal import fail
-from bridle.run.config import API_KEY_VARIABLE, key_in
-from bridle.run.serving import announce, told_when_taken, wait_for_signal
+from bridle.run.environment import API_KEY_VARIABLE, key_in
 
 app = typer.Typer(help="Serve a policy.", no_args_is_help=True)
 
@@ -38,30 +39,24 @@ def embedded(
     json: JsonOption = False,
 ) -> None:
     """Serve a local Transformers model on this machine's CPU."""
-    try:
-        from bridle.engine.embedded import EmbeddedEngine, EmbeddedSettings, UnservableModel
-    except ImportError:
-        fail("the embedded engine needs torch: pip install 'bridle[train]'")
-    from bridle.engine.contract.tokenizer import TokenizerNotRead
+    with needs_extra("train", "the embedded engine needs torch"):
+        from bridle.engine.embedded import EmbeddedEngine, EmbeddedSettings
     from bridle.proxy.settings import is_loopback
 
     api_key = key_in(API_KEY_VARIABLE)
     if api_key is None and not is_loopback(host):
         fail(f"{host} is reachable by others: set {API_KEY_VARIABLE} to the key they must send")
     settings = EmbeddedSettings(threads=threads, max_model_len=max_model_len)
-    try:
-        with told_when_taken(host, port):
-            serving = EmbeddedEngine(
-                model,
-                served_model_name=served_model_name,
-                settings=settings,
-                parse_thinking=parse_thinking,
-                api_key=api_key,
-                host=host,
-                port=port,
-            )
-        with serving:
-            announce(serving.base_url, json, f"Engine serving {model} on {serving.base_url}")
-            wait_for_signal()
-    except (TokenizerNotRead, UnservableModel) as error:
-        fail(str(error))
+    with listening_on(host, port):
+        serving = EmbeddedEngine(
+            model,
+            served_model_name=served_model_name,
+            settings=settings,
+            parse_thinking=parse_thinking,
+            api_key=api_key,
+            host=host,
+            port=port,
+        )
+    with serving:
+        announce(serving.base_url, json, f"Engine serving {model} on {serving.base_url}")
+        wait_for_signal()

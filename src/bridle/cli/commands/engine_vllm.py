@@ -11,9 +11,9 @@ import typer
 
 from bridle.cli.commands.proxy import UPSTREAM_KEY_VARIABLE
 from bridle.cli.options import JsonOption, base_urls
+from bridle.cli.serving import announce, leave_on_sigterm, wait_for_signal
 from bridle.cli.terminal import err, fail, out, print_json
-from bridle.run.config import VLLM_KEY_VARIABLE, key_in
-from bridle.run.serving import announce, leave_on_sigterm, wait_for_signal
+from bridle.run.environment import VLLM_KEY_VARIABLE, key_in
 
 if TYPE_CHECKING:
     from bridle.engine.vllm import Check, Expectation, VllmServer
@@ -80,7 +80,7 @@ def vllm(
 
     Ends with 1 when vLLM does not start or stays down, with 3 when a check fails.
     """
-    from bridle.engine.vllm import Expectation, VllmError, VllmOptions, VllmServer
+    from bridle.engine.vllm import Expectation, VllmOptions, VllmServer
 
     expect = Expectation(context=max_model_len, private_network=private_network)
     if (model is None) == (url is None):
@@ -120,8 +120,6 @@ def vllm(
         )
         with err.status("vLLM starts."):
             server.start()
-    except VllmError as error:
-        fail(str(error), NOT_SERVING)
     except KeyboardInterrupt:
         raise typer.Exit(INTERRUPTED) from None
     try:

@@ -19,12 +19,11 @@ from bridle.cli.options import (
     StoreOption,
     base_urls,
 )
-from bridle.cli.reading import migrated
+from bridle.cli.serving import announce, listening_on, wait_for_signal
 from bridle.cli.terminal import err, fail
-from bridle.run.config import DEFAULT_PORT, key_in
-from bridle.run.serving import announce, told_when_taken, wait_for_signal
+from bridle.run.environment import DEFAULT_PORT, key_in
 from bridle.store.records import Continuation
-from bridle.store.schema.database import shown
+from bridle.store.schema.database import migrate, shown
 
 if TYPE_CHECKING:
     from fastapi import APIRouter
@@ -122,12 +121,11 @@ def proxy(
     json: JsonOption = False,
 ) -> None:
     """Record agents: point their base URL at this proxy."""
-    from bridle.proxy.budgets import Budget
     from bridle.proxy.process import tune_gc
-    from bridle.proxy.server import ProxyServer, ProxyStartFailed
-    from bridle.proxy.settings import Limits, ProxySettings, is_loopback
+    from bridle.proxy.server import ProxyServer
+    from bridle.proxy.settings import Budget, Limits, ProxySettings, is_loopback
     from bridle.proxy.workers import WorkerPool
-    from bridle.run.upstreams import other_model, pair
+    from bridle.run.other_models import other_model, pair
 
     admin_key = key_in(ADMIN_KEY_VARIABLE)
     if admin_key is None and not is_loopback(host):
@@ -156,23 +154,20 @@ def proxy(
         )
     except ValueError as error:
         fail(str(error), 2)
-    migrated(store)
-    try:
-        if workers > 1:
-            with told_when_taken(host, port):
-                several = WorkerPool(settings, workers, routers=[_feed])
-            with several as pool:
-                _announce(pool.base_url, json, store, engines)
-                pool.serve()
-            return
-        tune_gc()
-        with told_when_taken(host, port):
-            single = ProxyServer(settings, routers=[_feed])
-        with single as server:
-            _announce(server.base_url, json, store, engines)
-            wait_for_signal()
-    except ProxyStartFailed as error:
-        fail(str(error))
+    migrate(store)
+    if workers > 1:
+        with listening_on(host, port):
+            several = WorkerPool(settings, workers, routers=[_feed])
+        with several as pool:
+            _announce(pool.base_url, json, store, engines)
+            pool.serve()
+        return
+    tune_gc()
+    with listening_on(host, port):
+        single = ProxyServer(settings, routers=[_feed])
+    with single as server:
+        _announce(server.base_url, json, store, engines)
+        wait_for_signal()
 
 
 def _feed() -> APIRouter:

@@ -9,9 +9,10 @@ from typing import Annotated, Any
 import orjson
 import typer
 
+from bridle.cli.extras import needs_extra
 from bridle.cli.options import EngineOption, JsonOption
+from bridle.cli.serving import leave_on_sigterm
 from bridle.cli.terminal import err, fail, out, print_json
-from bridle.run.serving import leave_on_sigterm
 
 
 def reproduce(
@@ -37,12 +38,8 @@ def reproduce(
     json: JsonOption = False,
 ) -> None:
     """Warm-start a tiny policy on recorded demonstrations of a real coding agent, then GRPO."""
-    try:
+    with needs_extra("train", "this command needs the training extra"):
         from bridle.run.demo.run import Demo
-    except ImportError as error:
-        fail(f"this needs the training extra: pip install 'bridle[train]' ({error})")
-    from bridle.harnesses.sandboxes.base import NotLaunchable
-    from bridle.run.demo.stages import NothingRecorded
     from bridle.run.demo.state import start_afresh
     from bridle.run.reproduce.course import HARNESSES, Editing, settings_for
 
@@ -74,8 +71,6 @@ def reproduce(
     else:
         try:
             report = run.run()
-        except (NotLaunchable, NothingRecorded) as error:
-            fail(str(error))
         except KeyboardInterrupt:
             err.print("\nStopped. The same command goes on from here.")
             raise typer.Exit(130) from None

@@ -12,16 +12,13 @@ import typer
 from rich.progress import Progress
 
 from bridle.cli.options import JsonOption, ProxyOption
+from bridle.cli.serving import leave_on_sigterm
 from bridle.cli.terminal import err, fail, out, print_json
 from bridle.harnesses.client import ControlClient, ControlError, ProxyUnreachable
 from bridle.harnesses.rollout import Outcome, RolloutResult, Settings, grouped
-from bridle.harnesses.sandboxes.base import NotLaunchable
-from bridle.harnesses.tasks.task import TaskError
 from bridle.harnesses.verifiers import REWARD
-from bridle.run.agents import UnknownAgent, agent, first_tasks, verifier
-from bridle.run.control import READS_NO_URL, end_with
-from bridle.run.rollouts import Rollouts
-from bridle.run.serving import leave_on_sigterm
+from bridle.run.agents import agent, first_tasks, verifier
+from bridle.run.rollouts import NO_CALL_HINT, Rollouts
 
 
 def rollout(
@@ -47,28 +44,18 @@ def rollout(
     json: JsonOption = False,
 ) -> None:
     """Run a harness on tasks through a running proxy; verify, reward and seal each session."""
-    try:
-        adapter, runtime = agent(named)
-        check = verifier(verify)
-        chosen = first_tasks(tasks, split, limit)
-    except (UnknownAgent, TaskError) as error:
-        fail(str(error), 2)
+    adapter, runtime = agent(named)
+    check = verifier(verify)
+    chosen = first_tasks(tasks, split, limit)
     leave_on_sigterm()
     settings = Settings(directory=directory, parallel=parallel, timeout_s=timeout, model=model)
     jobs = list(grouped(chosen, group_size))
-    try:
-        with (
-            Progress(console=err) as progress,
-            Rollouts(proxy, runtime, check, key=key) as rollouts,
-        ):
-            bar = progress.add_task(adapter.name, total=len(jobs))
-            results = rollouts.collect(
-                adapter, jobs, settings, lambda _result: progress.advance(bar)
-            )
-    except NotLaunchable as error:
-        fail(str(error))
-    except ControlError as error:
-        end_with(error)
+    with (
+        Progress(console=err) as progress,
+        Rollouts(proxy, runtime, check, key=key) as rollouts,
+    ):
+        bar = progress.add_task(adapter.name, total=len(jobs))
+        results = rollouts.collect(adapter, jobs, settings, lambda _result: progress.advance(bar))
     if json:
         print_json([_as_data(result) for result in results])
     else:
@@ -94,7 +81,7 @@ async def _hint_at_calls(proxy: str, key: str | None, sessions: Sequence[str]) -
                     return ""
         except (ProxyUnreachable, ControlError) as error:
             return f"the sessions' calls cannot be counted: {error}"
-    return f"no session has a call ({READS_NO_URL})"
+    return f"no session has a call ({NO_CALL_HINT})"
 
 
 def _print(results: Sequence[RolloutResult]) -> None:

@@ -21,7 +21,7 @@ from bridle.harnesses.client import (
 from bridle.harnesses.interception import HOSTS, NoInterception, find_mitmdump, intercepted
 from bridle.harnesses.run import run_command, seal_session, session_variables
 from bridle.harnesses.sandboxes.base import NotLaunchable
-from bridle.run.control import READS_NO_URL, end_with
+from bridle.run.rollouts import NO_CALL_HINT
 
 CONTEXT = {"allow_extra_args": True, "ignore_unknown_options": True}
 NOT_FOUND = 127
@@ -57,11 +57,8 @@ def run(
     if shutil.which(argv[0]) is None:
         fail(f"cannot start {argv[0]}: there is no such command", NOT_FOUND)
     hosts = [*(HOSTS if intercept else ()), *(intercept_hosts or ())]
-    try:
-        if hosts:
-            find_mitmdump()
-    except NoInterception as error:
-        fail(str(error))
+    if hosts:
+        find_mitmdump()
     asked = {"calls": budget_calls, "tokens": budget_tokens, "wall_s": budget_seconds}
     budget = {name: value for name, value in asked.items() if value is not None}
     request = SessionRequest(
@@ -69,10 +66,7 @@ def run(
         harness=harness or argv[0].rsplit("/", 1)[-1],
         settings={"budget": budget} if budget else None,
     )
-    try:
-        session = asyncio.run(_create(proxy, key, request))
-    except (ProxyUnreachable, ControlError) as error:
-        end_with(error)
+    session = asyncio.run(_create(proxy, key, request))
     try:
         with ExitStack() as stack:
             variables = session_variables(session)
@@ -102,7 +96,7 @@ async def _seal(proxy: str, key: str | None, session: Session, code: int | None)
         except (ProxyUnreachable, ControlError) as error:
             return f"bridle: recorded session {session.id}; its calls cannot be counted: {error}"
     counts = (f"{count} {status}" for status, count in recorded["calls"].items())
-    calls = ", ".join(counts) or f"none ({READS_NO_URL})"
+    calls = ", ".join(counts) or f"none ({NO_CALL_HINT})"
     return (
         f"bridle: recorded session {session.id}; calls: {calls}. "
         f"See it with `bridle show {session.id}`"

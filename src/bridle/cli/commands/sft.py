@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from bridle.cli.holding import LOCK, hold
+from bridle.cli.extras import needs_extra
 from bridle.cli.options import (
     DeviceOption,
     LoraRankOption,
@@ -19,8 +19,9 @@ from bridle.cli.options import (
     StoreOption,
 )
 from bridle.cli.reading import reader, require_run
+from bridle.cli.settings import SFT, chosen
 from bridle.cli.terminal import fail, out
-from bridle.run.settings_file import SFT, SettingsError, chosen
+from bridle.run.holding import LOCK, hold
 
 if TYPE_CHECKING:
     from bridle.trainer.sft.data import SftExample
@@ -55,33 +56,24 @@ def sft(
     settings_file: SettingsOption = None,
 ) -> None:
     """Fine-tune a policy on recorded trajectories."""
-    hold(context, output, output.with_name(f".{output.name}{LOCK}"))
+    context.with_resource(hold(output, output.with_name(f".{output.name}{LOCK}")))
     if output.exists() and (not output.is_dir() or any(output.iterdir())):
         fail(f"{output} is there already and not empty: name another --out", 2)
-    try:
+    with needs_extra("train", "training needs the training extra"):
         from bridle.trainer.config import SftConfig
-        from bridle.trainer.learner.group import LearnerFailed, learning
-        from bridle.trainer.policy.durable import NotWritten, atomic_directory
+        from bridle.trainer.learner.group import learning
+        from bridle.trainer.policy.durable import atomic_directory
         from bridle.trainer.sft.sft import train_sft
-    except ImportError as error:
-        fail(f"training needs the training extra: pip install 'bridle[train]' ({error})")
-    from bridle.trainer.sft.data import SftDataError
 
-    try:
-        config = chosen(context, SftConfig, SFT, settings_file)
-    except SettingsError as error:
-        fail(str(error), 2)
-    try:
-        left_out: Counter[str] = Counter()
-        examples = _examples(data, policy, store, run, min_reward, left_out)
-        for reason, count in left_out.items():
-            out.print(f"left out: {count} {reason}", highlight=False)
-        with learning(policy, config) as learner:
-            history = train_sft(learner, examples, config, console=out)
-            with atomic_directory(output) as scratch:
-                learner.save(scratch, policy)
-    except (SftDataError, LearnerFailed, NotWritten, ValueError) as error:
-        fail(str(error))
+    config = chosen(context, SftConfig, SFT, settings_file)
+    left_out: Counter[str] = Counter()
+    examples = _examples(data, policy, store, run, min_reward, left_out)
+    for reason, count in left_out.items():
+        out.print(f"left out: {count} {reason}", highlight=False)
+    with learning(policy, config) as learner:
+        history = train_sft(learner, examples, config, console=out)
+        with atomic_directory(output) as scratch:
+            learner.save(scratch, policy)
     first, last = history[0].loss, history[-1].loss
     out.print(f"{output}: {len(history)} updates, loss {first:.3f} → {last:.3f}", highlight=False)
 

@@ -9,8 +9,7 @@ import typer
 
 from bridle.cli.options import JsonOption, ProxyOption
 from bridle.cli.terminal import out, print_json, print_table
-from bridle.harnesses.client import ControlClient, ControlError, ProxyUnreachable
-from bridle.run.control import end_with
+from bridle.harnesses.client import ControlClient
 
 
 def status(
@@ -21,10 +20,7 @@ def status(
     json: JsonOption = False,
 ) -> None:
     """Show a running proxy's policy version, its gate and its engines."""
-    try:
-        found = asyncio.run(_ask(proxy, key))
-    except (ProxyUnreachable, ControlError) as error:
-        end_with(error)
+    found = asyncio.run(_ask(proxy, key))
     if json:
         print_json(found)
         return

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from bridle.cli.commands.proxy import ADMIN_KEY_VARIABLE
-from bridle.cli.holding import LOCK, hold
+from bridle.cli.extras import needs_extra
 from bridle.cli.options import (
     DeviceOption,
     JsonOption,
@@ -26,10 +26,11 @@ from bridle.cli.options import (
     base_urls,
 )
 from bridle.cli.reading import reader
-from bridle.cli.terminal import fail, out, print_json
-from bridle.run.config import API_KEY_VARIABLE, key_in
-from bridle.run.serving import leave_on_sigterm
-from bridle.run.settings_file import GRPO, SettingsError, chosen
+from bridle.cli.serving import leave_on_sigterm
+from bridle.cli.settings import GRPO, chosen
+from bridle.cli.terminal import out, print_json
+from bridle.run.environment import API_KEY_VARIABLE, key_in
+from bridle.run.holding import LOCK, hold
 
 
 def trainer(
@@ -72,31 +73,19 @@ def trainer(
     json: JsonOption = False,
 ) -> None:
     """Train with workers, proxy and engine as services. Run again to go on where it ended."""
-    try:
-        from bridle.run.training import TrainingPlan, last_line, step_line, train
-    except ImportError as error:
-        fail(f"training needs the training extra: pip install 'bridle[train]' ({error})")
-    from bridle.engine.contract.client import EngineError
-    from bridle.run.remote import RemoteWorkers, WorkerFailed
-    from bridle.run.stack import Stack, StackError, kind_of
+    with needs_extra("train", "training needs the training extra"):
+        from bridle.run.training import TrainingPlan, newest_policy, step_line, train
+    from bridle.run.remote import RemoteWorkers
+    from bridle.run.stack import Stack, kind_of
     from bridle.store.errors import NotFound
     from bridle.store.records import RunRecord
     from bridle.store.writing.writer import Writer
     from bridle.trainer.config import GrpoConfig
-    from bridle.trainer.learner.checkpoint import CheckpointError
-    from bridle.trainer.learner.group import LearnerFailed
-    from bridle.trainer.policy.compute import UnsupportedCompute
-    from bridle.trainer.policy.durable import NotWritten
-    from bridle.trainer.policy.model import UnsupportedModel
-    from bridle.trainer.publish.swap import PublishError
     from bridle.trainer.report import StepReport
 
     leave_on_sigterm()
-    try:
-        config = chosen(context, GrpoConfig, GRPO, settings_file)
-    except SettingsError as error:
-        fail(str(error), 2)
-    hold(context, output, output / LOCK)
+    config = chosen(context, GrpoConfig, GRPO, settings_file)
+    context.with_resource(hold(output, output / LOCK))
     admin_key, engine_key = key_in(ADMIN_KEY_VARIABLE), key_in(API_KEY_VARIABLE)
     run_id = f"train:{run}"
     with reader(store) as source:
@@ -119,30 +108,21 @@ def trainer(
         run_id=run_id,
         config=config,
     )
-    workers = RemoteWorkers(
-        worker, run_id=run_id, groups=groups, group_size=group_size, key=admin_key
+    stack = Stack(
+        engine[0],
+        proxy,
+        more_engines=tuple(engine[1:]),
+        kind=kind_of(engine[0], engine_key),
+        engine_key=engine_key,
+        admin_key=admin_key,
     )
-    try:
-        stack = Stack(
-            engine[0],
-            proxy,
-            more_engines=tuple(engine[1:]),
-            kind=kind_of(engine[0], engine_key),
-            engine_key=engine_key,
-            admin_key=admin_key,
-        )
-        with workers:
-            loop = train(plan, stack, workers.sessions, on_step=on_step)
-    except (CheckpointError, UnsupportedModel, UnsupportedCompute) as error:
-        fail(str(error))
-    except (
-        WorkerFailed,
-        EngineError,
-        LearnerFailed,
-        NotWritten,
-        PublishError,
-        StackError,
-    ) as error:
-        fail(f"{error}; the same command goes on from the last step")
+    with RemoteWorkers(
+        worker, run_id=run_id, groups=groups, group_size=group_size, key=admin_key
+    ) as workers:
+        loop = train(plan, stack, workers.sessions, on_step=on_step)
     if not json:
-        out.print(last_line(plan, loop), highlight=False, soft_wrap=True)
+        out.print(
+            f"{newest_policy(plan)}: after {loop.step} of {config.steps} steps",
+            highlight=False,
+            soft_wrap=True,
+        )

@@ -10,9 +10,9 @@ import typer
 
 from bridle.cli.commands.proxy import ADMIN_KEY_VARIABLE
 from bridle.cli.options import JsonOption, ProxyOption
+from bridle.cli.serving import announce, listening_on
 from bridle.cli.terminal import err, fail
-from bridle.run.config import key_in
-from bridle.run.serving import announce, told_when_taken
+from bridle.run.environment import key_in
 
 DEFAULT_PORT = 8485
 
@@ -51,7 +51,7 @@ def worker(
     settings = Settings(directory=directory, parallel=parallel, timeout_s=timeout, model=model)
     duties = Duties(proxy, adapter, runtime, check, pool, settings, key)
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with told_when_taken(host, port):
+    with listening_on(host, port):
         listening = socket.create_server((host, port), family=family)
     with listening as listener:
         url = local_url(host, listener.getsockname()[1])

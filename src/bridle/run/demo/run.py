@@ -13,10 +13,10 @@ from typing import Any
 import orjson
 from rich.console import Console
 
-from bridle.cli.progress import progress
 from bridle.harnesses.rollout import RolloutResult
 from bridle.harnesses.verifiers import REWARD
 from bridle.run.demo.course import Course, Shop
+from bridle.run.demo.progress import progress
 from bridle.run.demo.report import make_report, plot, session_rewards, table
 from bridle.run.demo.settings import DemoSettings
 from bridle.run.demo.stages import (

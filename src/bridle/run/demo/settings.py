@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from bridle.cli.options import EngineKind
+from bridle.run.environment import EngineKind
 from bridle.trainer.policy.tiny import TinyShape
 
 

@@ -12,6 +12,7 @@ import torch
 
 from bridle.engine.contract.tokenizer import Tokenizer
 from bridle.engine.scripted import ScriptedEngine
+from bridle.errors import BridleError
 from bridle.harnesses.rollout import Job, Outcome, RolloutResult, Settings, grouped
 from bridle.harnesses.tasks.task import Task
 from bridle.reconstruct.exports.chat_jsonl import export_chat
@@ -32,7 +33,7 @@ from bridle.trainer.sft.sft import SftStep, steps_of, train_sft
 Progress = Callable[[RolloutResult], None]
 
 
-class NothingRecorded(RuntimeError):
+class NothingRecorded(BridleError):
     """The agent failed in every session: there is nothing to learn from."""
 
 

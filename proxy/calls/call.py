@@ -1,8 +1,8 @@
-"""One call, from its admission to its last byte: the request's way with no turning back.
+"""One call, from its admission to the commit of its record.
 
 Streaming or not, the events go the same way: the recording takes them, the emitter turns them into
 client bytes (or nothing, when the client wants the reply whole), the record is committed, and only
-then the client is told that the reply is complete.
+then the client gets the terminal event.
 """
 
 from __future__ import annotations
@@ -14,12 +14,11 @@ from functools import partial
 from typing import Final
 
 from bridle.proxy.engines.pool import EnginePool
-from bridle.proxy.engines.pooled_reply import PooledReply
-from bridle.proxy.engines.reply import EngineReply
+from bridle.proxy.engines.reply import ReplyDecoder
 from bridle.proxy.engines.request import EngineRequest
+from bridle.proxy.engines.stream import EngineStream
 from bridle.proxy.http.client import Client, Headers
-from bridle.proxy.http.presence import ClientGone
-from bridle.proxy.recording.recorder import Recording
+from bridle.proxy.recording.recorder import CallOutcome, Recording
 from bridle.proxy.services import Services
 from bridle.proxy.sessions.registry import store_unavailable
 from bridle.proxy.wire.canonical import (
@@ -28,7 +27,6 @@ from bridle.proxy.wire.canonical import (
     Emitter,
     Event,
     HttpError,
-    Minted,
     Request,
 )
 from bridle.store.errors import RecordRejected, StoreUnavailable
@@ -38,20 +36,23 @@ log = logging.getLogger("bridle.proxy")
 
 
 @dataclass(frozen=True, slots=True)
-class Failure:
-    """How a call ended that did not complete."""
+class CallFailure:
+    """Why a call did not complete."""
 
     reason: str
     error: ApiError | None
-    """What the client is told; ``None`` when there is no client any more."""
+    """What the client gets; ``None`` when there is no client any more."""
 
 
-CLIENT_GONE: Final = Failure("client_disconnected", None)
-PROXY_STOPPED: Final = Failure("proxy_stopped", None)
+CLIENT_GONE: Final = CallFailure("client_disconnected", None)
+PROXY_STOPPED: Final = CallFailure("proxy_stopped", None)
 
 
-class Exchange:
-    """A call that has been admitted and begun."""
+class Call:
+    """A call whose record has begun: it owns the notes, the engine's stream and the client's.
+
+    Exactly one of :meth:`serve` and :meth:`refuse` is awaited.
+    """
 
     def __init__(
         self,
@@ -59,100 +60,99 @@ class Exchange:
         client: Client,
         dialect: Dialect,
         request: Request,
-        minted: Minted,
         recording: Recording,
         ask: EngineRequest,
         engines: EnginePool,
+        notes: list[Note],
     ) -> None:
+        begun = recording.begun
+        minted = dialect.mint(begun.id, int(begun.started_at), request.model)
+        self.notes = notes
         self._services = services
         self._client = client
         self._dialect = dialect
         self._request = request
-        self._minted = minted
         self._recording = recording
         self._ask = ask
-        self._engines = engines
+        self._gate = engines.gate
+        self._minted = minted
         self._emitter: Emitter | None = dialect.emitter(request, minted) if request.stream else None
         self._begun = False
         self._content_type = "" if self._emitter is None else self._emitter.content_type
         self._headers: Headers = (
-            ("x-request-id", minted.call_id),
-            ("x-bridle-session", recording.begun.session_id),
+            (b"x-request-id", begun.id.encode()),
+            (b"x-bridle-session", begun.session_id.encode()),
+        )
+        self._decoder = ReplyDecoder(
+            minted,
+            choices=ask.choices,
+            detail=ask.detail,
+            tool_call_prefix=dialect.tool_call_prefix,
+            read_prompt=partial(services.prompt_ids.read, begun.session_id),
+        )
+        self._stream = EngineStream(
+            engines,
+            ask,
+            self._decoder,
+            call_id=begun.id,
+            session_id=begun.session_id,
+            notes=notes,
+            retries=services.settings.limits.retries,
         )
 
-    async def run(self) -> None:
+    async def serve(self) -> None:
         """Serves the client and keeps the record, whatever happens on either side."""
-        reply = EngineReply(
-            self._minted,
-            choices=self._ask.choices,
-            detail=self._ask.detail,
-            tool_call_prefix=self._dialect.tool_call_prefix,
-            read_prompt=partial(self._services.prompt_ids.read, self._recording.begun.session_id),
-        )
-        async with PooledReply(
-            self._engines,
-            self._ask,
-            reply,
-            self._minted.call_id,
-            self._recording.begun.session_id,
-            self._recording.notes,
-            retries=self._services.settings.limits.retries,
-        ) as stream:
-            ending = await self._converse(stream)
-            self._recording.model_served = reply.model
-            if isinstance(ending, Failure):
-                stream.close()
+        try:
+            ending = await self._converse()
+            if isinstance(ending, CallFailure):
+                self._stream.close()
                 await self._fail(ending)
             else:
                 await self._complete(ending)
+        finally:
+            self._stream.close()
 
     async def refuse(self, error: ApiError) -> None:
-        """Tells the client, and keeps that in the record, without asking an engine."""
-        await self._fail(Failure(error.kind, error))
+        """Sends and records ``error`` without asking an engine."""
+        await self._fail(CallFailure(error.kind, error))
 
-    def keep_alive(self) -> None:
-        """Tells a streaming client that has heard nothing for long that its reply is coming."""
-        if self._emitter is not None and not self._client.closed:
-            self._write(b"".join((*self._opening(), self._emitter.keep_alive())))
-
-    @property
-    def silent_since(self) -> float:
-        return self._client.last_write
-
-    async def _converse(self, stream: PooledReply) -> Failure | bytes:
+    async def _converse(self) -> CallFailure | bytes:
         """The engine's events to record and client; the client's last bytes, not yet sent, when
         the reply is whole, else how it failed."""
-        keep_alives = self._services.keep_alives
+        watch, client, gate = self._services.watch, self._client, self._gate
+        client_left = False
         try:
-            async with self._client.present(self._services.watch):
-                if self._emitter is not None:
-                    self._client.touch()
-                    keep_alives.add(self)
-                await self._engines.gate.enter()
+            watch.enter(client, None if self._emitter is None else self._keep_alive)
+            try:
+                if gate.paused:
+                    await gate.passed()
+                gate.running += 1
                 try:
-                    self._recording.policy = await stream.open()
-                    await stream.follow(self._take)
+                    await self._stream.open()
+                    await self._stream.follow(self._take)
                 finally:
-                    self._engines.gate.leave()
+                    gate.leave()
+            finally:
+                client_left = watch.leave(client)
             return self._last_bytes()
-        except ClientGone:
-            return CLIENT_GONE
         except ApiError as error:
-            return Failure(error.kind, error.renamed(self._request.names))
+            return CallFailure(error.kind, error.renamed(self._request.names))
         except asyncio.CancelledError:
-            stream.close()
+            if client_left:
+                return CLIENT_GONE
+            self._stream.close()
             await asyncio.shield(self._fail(PROXY_STOPPED))
             raise
         except Exception as error:
             log.exception("internal_error", extra=self._ids())
-            self._recording.notes.append(Note("internal_error", type(error).__name__))
-            return Failure("internal", ApiError("internal", "the proxy failed", status=500))
-        finally:
-            keep_alives.discard(self)
+            self.notes.append(Note("internal_error", type(error).__name__))
+            return CallFailure("internal", ApiError("internal", "the proxy failed", status=500))
 
     def _take(self, events: list[Event]) -> asyncio.Future[None] | None:
         """To the record, and to the client of a stream; what to wait for when it reads slowly."""
-        self._recording.take(events)
+        engine = self._stream.engine
+        assert engine is not None, "it answers"  # noqa: S101 - a programming error
+        self._recording.take(events, engine.serves.version)
         emitter = self._emitter
         if emitter is None:
             return None
@@ -161,8 +161,13 @@ class Exchange:
             pieces.append(emitter.event(event))
         return self._write(b"".join(pieces))
 
+    def _keep_alive(self) -> None:
+        """Sends a sign of life to a streaming client that has heard nothing for long."""
+        if self._emitter is not None and not self._client.closed:
+            self._write(b"".join((*self._opening(), self._emitter.keep_alive())))
+
     def _opening(self) -> list[bytes]:
-        """The stream's first bytes, once; an emitter begins before it is told anything."""
+        """The stream's first bytes, once; an emitter begins before it gets any event."""
         if self._begun or self._emitter is None:
             return []
         self._begun = True
@@ -178,21 +183,22 @@ class Exchange:
         return self._client.write(body)
 
     def _last_bytes(self) -> bytes:
-        """What tells the client that its reply is whole: all of it, or the end of the stream."""
+        """The terminal bytes: the whole reply, or the end of the stream."""
         if self._emitter is None:
             return self._dialect.reply(self._request, self._minted, self._recording.fold.reply())
         return b"".join((*self._opening(), self._emitter.end()))
 
     async def _complete(self, last: bytes) -> None:
-        self._recording.sent(last)
+        recording, client = self._recording, self._client
+        recording.sent(last)
         try:
-            await self._commit(CallStatus.COMPLETE)
+            outcome = self._outcome(CallStatus.COMPLETE)
+            await self._services.recorder.commit(recording, outcome)
         except StoreUnavailable as error:
             self._unrecorded(error)
             if self._services.settings.when_store_is_down == "fail":
-                await self._tell(self._error_bytes(store_unavailable()))
+                await self._send_error(self._error_bytes(store_unavailable()))
                 return
-        client = self._client
         if self._emitter is None:
             await client.respond(200, last, headers=self._headers)
             return
@@ -200,17 +206,30 @@ class Exchange:
             client.start_stream(self._content_type, self._headers)
         await client.finish(last)
 
-    async def _fail(self, failure: Failure) -> None:
-        told = None if failure.error is None else self._error_bytes(failure.error)
-        if told is not None:
-            self._recording.sent(told.body)
+    async def _fail(self, failure: CallFailure) -> None:
+        reply = None if failure.error is None else self._error_bytes(failure.error)
+        if reply is not None:
+            self._recording.sent(reply.body)
+        status = CallStatus.PARTIAL if self._recording.fold.sampled else CallStatus.FAILED
         try:
-            sampled = self._recording.fold.sampled
-            await self._commit(CallStatus.PARTIAL if sampled else CallStatus.FAILED, failure)
+            outcome = self._outcome(status, failure)
+            await self._services.recorder.commit(self._recording, outcome)
         except StoreUnavailable as lost:
             self._unrecorded(lost)
-        if told is not None:
-            await self._tell(told)
+        if reply is not None:
+            await self._send_error(reply)
+
+    def _outcome(self, status: CallStatus, failure: CallFailure | None = None) -> CallOutcome:
+        engine = self._stream.engine
+        return CallOutcome(
+            status=status,
+            notes=tuple(self.notes),
+            sampling=self._ask.sampling,
+            model_served=self._decoder.model,
+            policy_version=self._gate.version if engine is None else engine.version,
+            reason=None if failure is None else failure.reason,
+            error=None if failure is None else failure.error,
+        )
 
     def _unrecorded(self, error: StoreUnavailable) -> None:
         self._services.metrics.unrecorded.inc()
@@ -229,18 +248,8 @@ class Exchange:
             return HttpError(200, self._emitter.fail(error))
         return self._dialect.error(error)
 
-    async def _tell(self, told: HttpError) -> None:
-        if self._emitter is not None and told.status == 200:
-            if not self._client.started:
-                self._client.start_stream(self._content_type, self._headers)
-            await self._client.finish(told.body)
+    async def _send_error(self, reply: HttpError) -> None:
+        if self._client.started:
+            await self._client.finish(reply.body)
         else:
-            await self._client.refuse(told, self._headers)
-
-    async def _commit(self, status: CallStatus, failure: Failure | None = None) -> None:
-        await self._services.recorder.commit(
-            self._recording,
-            status,
-            reason=failure.reason if failure else None,
-            error=failure.error if failure else None,
-        )
+            await self._client.refuse(reply, self._headers)

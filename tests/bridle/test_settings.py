@@ -15,32 +15,48 @@ from typer.testing import CliRunner
 
 from bridle.cli.commands.sft import sft
 from bridle.cli.commands.train import train
+from bridle.cli.commands.trainer import trainer
 from bridle.cli.program import app
-from bridle.run.settings_file import GRPO, SFT, SettingsError, chosen
+from bridle.cli.settings import GRPO, RUN, SFT, chosen
+from bridle.run.config import AgentConfig, PolicyConfig, RunConfig, TasksConfig
+from bridle.run.settings import SettingsError
 from bridle.trainer.config import GrpoConfig, SftConfig
 
 PAGE = (Path(__file__).parents[2] / "docs" / "training.md").read_text()
-TRAIN = ("--policy .", "--agent a", "--tasks t", "--verifier number", "--out o")
+URL = "http://127.0.0.1:9"
+NEEDED = {
+    sft: ("--policy .", "--out o"),
+    trainer: ("--policy .", "--out o", f"--engine {URL}", f"--worker {URL}"),
+    train: ("--policy .", "--agent a", "--tasks t", "--verifier number", "--out o"),
+}
 
 
 @pytest.fixture
 def settled(tmp_path: Path) -> Callable[..., Any]:
     """What a command's options and a file's text come to."""
 
-    def settle(text: str | None, *options: str, command: Any = train) -> Any:
-        kind, names = (SftConfig, SFT) if command is sft else (GrpoConfig, GRPO)
+    def settle(text: str | None, *options: str, command: Any = trainer, needed: Any = None) -> Any:
+        kind, names = {
+            sft: (SftConfig, SFT),
+            trainer: (GrpoConfig, GRPO),
+            train: (RunConfig, RUN),
+        }[command]
         arguments = [word for option in options for word in option.split()]
+        option, parameter = "--settings", "settings_file"
+        if command is train:
+            option, parameter = "--config", "config_file"
         if text is not None:
             file = tmp_path / "settings.toml"
             file.write_text(text)
-            arguments += ["--settings", str(file)]
-        needed = ["--policy .", "--out o"] if command is sft else TRAIN
-        arguments += [word for option in needed for word in option.split()]
+            arguments += [option, str(file)]
+        needed = NEEDED[command] if needed is None else needed
+        arguments += [word for each in needed for word in each.split()]
         of_one = typer.Typer()
         of_one.command()(command)
         parsed = typer.main.get_command(of_one)
         context = parsed.make_context("command", arguments)
-        return chosen(context, kind, names, context.params["settings_file"])
+        params = context.params
+        return chosen(context, kind, names, params[parameter], params.get("assignments") or ())
 
     return settle
 
@@ -93,17 +109,64 @@ def test_what_is_no_setting_is_named(settled: Callable[..., Any], text: str, tol
 @pytest.mark.parametrize("command", ["train", "trainer", "sft"])
 def test_a_command_ends_with_a_line_before_anything_starts(command: str, tmp_path: Path) -> None:
     (tmp_path / "settings.toml").write_text("stepz = 1")
-    out, url = str(tmp_path / "out"), "http://127.0.0.1:9"
-    options = ["--policy", str(tmp_path), "--out", out, "--settings", f"{tmp_path}/settings.toml"]
+    out = str(tmp_path / "out")
+    file = "--config" if command == "train" else "--settings"
+    options = ["--policy", str(tmp_path), "--out", out, file, f"{tmp_path}/settings.toml"]
     options += {
         "train": ["--agent", "a", "--tasks", "t", "--verifier", "number"],
-        "trainer": ["--engine", url, "--worker", url],
+        "trainer": ["--engine", URL, "--worker", URL],
         "sft": [],
     }[command]
     done = CliRunner().invoke(app, [command, *options])
     assert done.exit_code == 2
     assert "there is no setting 'stepz'" in " ".join(done.stderr.split())
     assert not (tmp_path / "out").exists()
+
+
+RUN_FILE = """
+[tasks]
+source = "tasks.jsonl"
+verifier = "exact"
+[agent]
+name = "agent.py"
+parallel = 2
+[policy]
+model = "policy"
+[groups]
+size = 4
+[training]
+steps = 7
+[training.optimizer]
+warmup_steps = 3
+"""
+
+
+def test_a_run_is_the_same_value_from_options_a_file_and_a_program(
+    settled: Callable[..., Any], tmp_path: Path
+) -> None:
+    (tmp_path / "run.toml").write_text(RUN_FILE)
+    loaded = RunConfig.load(tmp_path / "run.toml", ["training.loss.name=gspo", "groups.size=3"])
+    options = ("--set training.loss.name=gspo", "--group-size 3", "--out o")
+    assert settled(RUN_FILE, *options, command=train, needed=()) == loaded
+    assert loaded.training.loss.name == "gspo"
+    assert (loaded.groups.size, loaded.agent.parallel, loaded.training.steps) == (3, 2, 7)
+    assert loaded.training.optimizer.warmup_steps == 3
+    assert loaded.training.optimizer.learning_rate == 1e-6
+
+
+def test_a_commands_defaults_are_those_of_a_program(settled: Callable[..., Any]) -> None:
+    built = RunConfig(TasksConfig("t", "number"), AgentConfig("a"), PolicyConfig("."))
+    assert settled(None, command=train) == built
+
+
+def test_a_setting_that_a_run_needs_is_named(settled: Callable[..., Any]) -> None:
+    needed = ("--policy .", "--tasks t", "--verifier number", "--out o")
+    with pytest.raises(SettingsError, match=r"agent\.name is not set"):
+        settled(None, command=train, needed=needed)
+    with pytest.raises(SettingsError, match="'nonsense' is not NAME=VALUE"):
+        settled(None, "--set nonsense", command=train)
+    with pytest.raises(SettingsError, match="there is no setting 'sizes'"):
+        settled(None, "--set groups.sizes=1", command=train)
 
 
 def test_the_page_shows_every_setting_with_what_holds_without_a_file(

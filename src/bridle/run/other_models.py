@@ -1,18 +1,18 @@
-"""Models beside the policy, as the command line names them."""
+"""Models beside the policy, as text on a command line names them."""
 
 from __future__ import annotations
 
 import os
 
-from bridle.cli.options import is_base_url
-from bridle.cli.terminal import fail
+from bridle.errors import UsageError
 from bridle.proxy.settings import OtherModel
+from bridle.run.environment import is_base_url
 
 
 def other_model(text: str) -> tuple[str, OtherModel]:
-    """``NAME=URL[,model=THEIRS][,key=VARIABLE][,external]``; several engines as several URLs.
+    """``NAME=URL[,model=THEIRS][,key=VARIABLE][,external]``; several URLs are several engines.
 
-    Exits with what is wrong with ``text``.
+    Raises :class:`bridle.errors.UsageError`.
     """
     name, rest = pair(text, "--other-model")
     urls: list[str] = []
@@ -27,19 +27,21 @@ def other_model(text: str) -> tuple[str, OtherModel]:
         elif option in ("model", "key") and value:
             options[option] = value
         else:
-            fail(f"--other-model {name}: {part!r} is neither a URL, model=, key= nor external", 2)
+            raise UsageError(
+                f"--other-model {name}: {part!r} is not a URL, model=, key= or external"
+            )
     if not urls:
-        fail(f"--other-model {name}: no URL", 2)
+        raise UsageError(f"--other-model {name}: no URL")
     key = options.get("key")
     if key is not None and not os.environ.get(key):
-        fail(f"--other-model {name}: the environment has no {key}", 2)
+        raise UsageError(f"--other-model {name}: the environment has no {key}")
     api_key = None if key is None else os.environ[key]
     return name, OtherModel(tuple(urls), options.get("model"), api_key, external)
 
 
 def pair(text: str, option: str) -> tuple[str, str]:
-    """``NAME=VALUE``; exits when it is not."""
+    """``NAME=VALUE`` as two texts. Raises :class:`bridle.errors.UsageError`."""
     name, _, value = text.partition("=")
     if not name or not value:
-        fail(f"{option} {text}: expected NAME=VALUE", 2)
+        raise UsageError(f"{option} {text}: expected NAME=VALUE")
     return name, value

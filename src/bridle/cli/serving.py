@@ -1,4 +1,4 @@
-"""Serving in the foreground until a signal, for the commands that do."""
+"""Commands that serve in the foreground until a signal."""
 
 from __future__ import annotations
 
@@ -10,15 +10,14 @@ from contextlib import contextmanager
 from typing import Any
 
 from bridle.cli.terminal import fail, out, print_json
+from bridle.run.services import LAUNCHER_VARIABLE
 
 POLL_S = 0.5
-LAUNCHER_VARIABLE = "BRIDLE_LAUNCHER"
-"""The process id of the command whose service this is."""
 
 
 @contextmanager
-def told_when_taken(host: str, port: int) -> Iterator[None]:
-    """Ends the command in a line when what is opened inside cannot listen there."""
+def listening_on(host: str, port: int) -> Iterator[None]:
+    """Ends the command with one line when the server opened inside cannot listen there."""
     try:
         yield
     except OSError as error:
@@ -26,7 +25,7 @@ def told_when_taken(host: str, port: int) -> Iterator[None]:
 
 
 def announce(url: str, json: bool, *lines: str, **more: Any) -> None:
-    """Tells where it serves: one JSON line for programs, with ``more``; ``lines`` for a person."""
+    """Prints the address: one JSON line with ``more`` for a program, ``lines`` for a person."""
     if json:
         print_json({"url": url, **more})
         return
@@ -35,10 +34,10 @@ def announce(url: str, json: bool, *lines: str, **more: Any) -> None:
 
 
 def wait_for_signal(ended: Callable[[], bool] | None = None) -> None:
-    """Returns on SIGINT or SIGTERM, and when ``ended`` says that there is nothing to wait for.
+    """Returns on SIGINT or SIGTERM, and when ``ended`` returns true.
 
-    So it does when the process is gone that runs this one for itself, as ``LAUNCHER_VARIABLE``
-    says: killed, it ended nothing.
+    A service that another command started (``LAUNCHER_VARIABLE`` holds its process id) also returns
+    when that process is gone: a process that is killed ends nothing itself.
     """
     launcher = os.environ.get(LAUNCHER_VARIABLE)
     stop = threading.Event()

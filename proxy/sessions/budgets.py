@@ -9,28 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping
-from typing import Annotated, Any, Final
 
 import msgspec
 
+from bridle.proxy.settings import Budget
 from bridle.proxy.wire.canonical import ApiError
 from bridle.store.reading.queries import Reader
 from bridle.store.records import Note, SessionRecord
-
-EXHAUSTED: Final = "budget"
-"""The reason of a call that was refused; such calls spend nothing."""
-
-Amount = Annotated[int, msgspec.Meta(ge=0)]
-
-
-class Budget(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Upper bounds; ``None`` where there is none."""
-
-    calls: Amount | None = None
-    tokens: Amount | None = None
-    """Sampled tokens; of an upstream that tells no ids, the completion tokens it reports."""
-    wall_s: Annotated[float, msgspec.Meta(ge=0)] | None = None
 
 
 class Budgets:
@@ -38,15 +23,19 @@ class Budgets:
 
     def __init__(self, reader: Reader, default: Budget) -> None:
         self._reader = reader
-        self._default = default
+        self._default = None if default == Budget() else default
         self._running: dict[str, set[str]] = {}
         """Calls that run here, by session."""
 
-    async def refusal(self, session: SessionRecord) -> tuple[ApiError, Note] | None:
-        """Why the session's next call is refused, if it is; call it before :meth:`begin`."""
-        budget = self._of(session.settings)
-        if budget == _UNLIMITED:
-            return None
+    def of(self, session: SessionRecord) -> Budget | None:
+        """The session's budget; ``None`` when it has none, so that nothing has to be counted."""
+        own = session.settings.get("budget")
+        if not own:
+            return self._default
+        return msgspec.structs.replace(self._default or Budget(), **own)
+
+    async def refusal(self, session: SessionRecord, budget: Budget) -> tuple[ApiError, Note] | None:
+        """Why the session's next call is refused, if it is; to be called before :meth:`begin`."""
         if budget.wall_s is not None and time.time() - session.created_at >= budget.wall_s:
             return _exhausted("wall_s", f"{budget.wall_s:g} s of time", session)
         if budget.calls is None and budget.tokens is None:
@@ -70,18 +59,9 @@ class Budgets:
         if not running:
             del self._running[session_id]
 
-    def _of(self, settings: Mapping[str, Any]) -> Budget:
-        own = settings.get("budget")
-        if not own:
-            return self._default
-        return msgspec.structs.replace(self._default, **own)
-
-
-_UNLIMITED: Final = Budget()
-
 
 def _exhausted(name: str, amount: str, session: SessionRecord) -> tuple[ApiError, Note]:
-    # Qwen Code repeats a 429 for minutes, but not one that tells when its quota is reset.
+    # Qwen Code repeats a 429 for minutes, but not one that says when its quota is reset.
     message = (
         f"You exceeded your current quota: session {session.id} has used its {amount}, and nothing "
         "but a new session will reset it."

@@ -1,0 +1,103 @@
+"""``bridle bench path``: how far one chat call travels through the recorder's own code.
+
+A real proxy with a tokenizer serves the second, non-streaming chat call of a session in front of
+the scripted engine, under Python's profiler. Every function of ours that is entered counts, in the
+two threads that serve and commit a call: the proxy's event loop and the store's writer. The
+engine's threads do not count. Counts do not depend on the machine's speed; background work that
+happens to run meanwhile is left out by taking the session with the fewest entries.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import threading
+import time
+from collections import Counter
+from itertools import pairwise
+from pathlib import Path
+from types import FrameType
+from typing import Any, Final
+
+import httpx
+
+import bridle
+from bridle.engine.scripted import Reply, ScriptedEngine
+from bridle.proxy.server import ProxyServer
+from bridle.proxy.settings import ProxySettings
+from bridle.trainer.policy.tiny import train_tokenizer
+
+_ROOT: Final = f"{Path(bridle.__file__).parent}/"
+_THREADS: Final = ("bridle-proxy", "store-writer")
+_WARM_UP: Final = 2
+_SETTLE_S: Final = 0.3
+"""Between a reply and the end of all that belongs to its call."""
+_TEXTS: Final = ["four words are here, hello there and again. 0123456789"] * 8
+
+
+def measure(sessions: int = 5) -> dict[str, Any]:
+    """The counts of the session with the fewest entries of ``sessions``.
+
+    ``python_calls``: functions entered; ``modules``: distinct modules among them; ``hops``: how
+    often the module changes from one entry of a thread to the next; ``by_module``: entries.
+    """
+    entries = _Entries()
+    with tempfile.TemporaryDirectory(prefix="bridle-bench-") as scratch:
+        model = Path(scratch) / "model"
+        train_tokenizer(model, _TEXTS, vocab_size=512)
+        with ScriptedEngine(model, lambda _: Reply("four words are here")) as engine:
+            settings = ProxySettings(
+                engine.base_url, f"sqlite:///{scratch}/path.db", tokenizer_dir=model
+            )
+            threading.setprofile(entries.profile)
+            try:
+                proxy = ProxyServer(settings)
+                proxy.start()
+            finally:
+                threading.setprofile(None)
+            try:
+                with httpx.Client(base_url=proxy.base_url, timeout=60, trust_env=False) as client:
+                    found = [_second_call(client, entries, n) for n in range(_WARM_UP + sessions)]
+            finally:
+                proxy.stop()
+    return _report(min(found[_WARM_UP:], key=lambda counted: sum(map(len, counted.values()))))
+
+
+class _Entries:
+    """The modules of the functions that the watched threads enter, in order, by thread."""
+
+    def __init__(self) -> None:
+        self.counting = False
+        self.modules: dict[str, list[str]] = {}
+
+    def profile(self, frame: FrameType, event: str, _: Any) -> None:
+        if not self.counting or event != "call":
+            return
+        file = frame.f_code.co_filename
+        thread = threading.current_thread().name
+        if thread in _THREADS and file.startswith(_ROOT):
+            self.modules.setdefault(thread, []).append(file.removeprefix(_ROOT))
+
+
+def _second_call(client: httpx.Client, entries: _Entries, number: int) -> dict[str, list[str]]:
+    path = f"/s/path-{number}/v1/chat/completions"
+    messages = [{"role": "user", "content": "hello there"}]
+    first = client.post(path, json={"model": "policy", "messages": messages}).json()
+    messages += [first["choices"][0]["message"], {"role": "user", "content": "and again"}]
+    time.sleep(_SETTLE_S)
+    entries.modules, entries.counting = {}, True
+    client.post(path, json={"model": "policy", "messages": messages}).raise_for_status()
+    time.sleep(_SETTLE_S)
+    entries.counting = False
+    return entries.modules
+
+
+def _report(entered: dict[str, list[str]]) -> dict[str, Any]:
+    by_module = Counter(module for modules in entered.values() for module in modules)
+    return {
+        "modules": len(by_module),
+        "hops": sum(
+            before != after for modules in entered.values() for before, after in pairwise(modules)
+        ),
+        "python_calls": by_module.total(),
+        "by_module": dict(by_module.most_common()),
+    }

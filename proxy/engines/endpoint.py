@@ -1,0 +1,250 @@
+"""What the proxy asks of one engine beside the replies to calls, and what its failures mean."""
+
+from __future__ import annotations
+
+import math
+import re
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, Final
+
+import orjson
+
+from bridle.engine.contract.contract import HEALTH, MODELS, TOKENIZE, VERSION, WEIGHT_INFO
+from bridle.proxy.engines.connections import EngineConnections
+from bridle.proxy.engines.plain_transport import PlainTransport
+from bridle.proxy.engines.transport import (
+    ConnectionBroke,
+    ConnectionFailed,
+    EngineResponse,
+    EngineTransport,
+)
+from bridle.proxy.settings import ProxySettings
+from bridle.proxy.wire.canonical import ApiError, Request
+
+_MODELS_FRESH_S: Final = 30.0
+_HEALTH_TIMEOUT_S: Final = 15.0
+"""Long: an engine that is loading weights or compiling is busy, not gone."""
+_FINGERPRINTS: Final = ((VERSION, "weights_fingerprint"), (WEIGHT_INFO, "weight_version"))
+"""Where engines report which weights they serve: our own, and vLLM."""
+_NO_ROUTE: Final = frozenset({404, 405, 501})
+_OVERFLOW = re.compile(r"maximum (context|model) length|context (length|window)", re.IGNORECASE)
+CONNECTION_ERRORS: Final = (ConnectionFailed, ConnectionBroke, TimeoutError, OSError)
+
+
+class EngineEndpoint:
+    """Requests to one engine. Start it inside the event loop that uses it."""
+
+    def __init__(self, settings: ProxySettings, base: str, api_key: str | None = None) -> None:
+        """``base`` is the engine's URL without ``/v1``."""
+        self.base = base
+        self._settings = settings
+        self._api_key = api_key
+        self._transport: EngineTransport | None = None
+        self._models: tuple[dict[str, Any], ...] = ()
+        self._names: Sequence[str] = ()
+        self._models_at = float("-inf")
+        self._models_epoch = 0
+
+    async def start(self) -> None:
+        limits = self._settings.limits
+        make = PlainTransport if self._settings.engine_transport == "plain" else EngineConnections
+        self._transport = make(
+            self.base,
+            api_key=self._api_key,
+            limit=limits.max_connections,
+            connect_timeout_s=limits.connect_timeout_s,
+            stall_timeout_s=limits.stall_timeout_s,
+        )
+
+    async def close(self) -> None:
+        if self._transport is not None:
+            await self._transport.close()
+            self._transport = None
+
+    @property
+    def transport(self) -> EngineTransport:
+        """Raises :class:`ApiError` before :meth:`start` and after :meth:`close`."""
+        if self._transport is None:
+            raise ApiError("overloaded", "the proxy is starting or stopping", status=503)
+        return self._transport
+
+    @property
+    def connection_epoch(self) -> int:
+        """See :class:`bridle.proxy.engines.transport.EngineTransport`."""
+        return self.transport.connection_epoch
+
+    async def models(self) -> tuple[dict[str, Any], ...]:
+        """The engine's model cards, at most half a minute old while it answers, else the last
+        known.
+
+        Raises :class:`ApiError` when they could never be read.
+        """
+        if not self.fresh_names():
+            try:
+                self._models = await self._read_models()
+                self._names = [str(card["id"]) for card in self._models]
+                self._models_at = time.monotonic()
+                self._models_epoch = self.connection_epoch
+            except ApiError:
+                if not self._models:
+                    raise
+        return self._models
+
+    def fresh_names(self) -> Sequence[str] | None:
+        """The names of the engine's models, or ``None`` when they have to be read: they are too
+        old, or the engine may have been restarted since."""
+        if time.monotonic() - self._models_at > _MODELS_FRESH_S:
+            return None
+        transport = self._transport
+        if transport is None or not transport.any_open:
+            return None
+        return self._names if transport.connection_epoch == self._models_epoch else None
+
+    async def _read_models(self) -> tuple[dict[str, Any], ...]:
+        with _reading("the engine's model list"):
+            response = await self.transport.request("GET", MODELS)
+            cards = orjson.loads(await response.read())["data"]
+            return tuple(card for card in cards if "id" in card)
+
+    async def count_tokens(self, request: Request, model: str) -> int:
+        """How many prompt tokens the engine's own template makes of ``request``."""
+        body: dict[str, Any] = {
+            "model": model,
+            "messages": [message.to_chat() for message in request.messages],
+            "add_generation_prompt": True,
+        }
+        if request.tools:
+            body["tools"] = request.tools
+        if arguments := request.template_arguments:
+            body["chat_template_kwargs"] = arguments
+        if request.extra.get("continue_final_message"):
+            body |= {"add_generation_prompt": False, "continue_final_message": True}
+        response = await self._post(TOKENIZE, body)
+        if response.status != 200:
+            raise await refusal(response)
+        with _reading("the engine's token count"):
+            return int(orjson.loads(await response.read())["count"])
+
+    async def tokenize(self, messages: Sequence[Mapping[str, Any]], model: str) -> list[int] | None:
+        """The ids that the engine makes of ``messages`` and the beginning of a reply; ``None`` when
+        it does not tell. Raises :class:`ApiError`."""
+        body = {"model": model, "messages": messages, "add_generation_prompt": True}
+        response = await self._post(TOKENIZE, body)
+        if response.status != 200:
+            failure = await refusal(response)
+            if failure.status < 500 or response.status in _NO_ROUTE:
+                return None
+            raise failure
+        with _reading("the engine's token ids"):
+            ids: list[int] | None = orjson.loads(await response.read()).get("tokens")
+            return ids
+
+    async def healthy(self) -> bool:
+        try:
+            response = await self.transport.request("GET", HEALTH, timeout_s=_HEALTH_TIMEOUT_S)
+            await response.read()
+        except (*CONNECTION_ERRORS, ApiError):  # ApiError: it has been removed meanwhile
+            return False
+        return response.status == 200
+
+    async def fingerprint(self) -> str | None:
+        """The fingerprint of the weights that the engine serves; ``None`` when it has none.
+
+        Raises :class:`ApiError` when it could not be read, and ``TimeoutError``.
+        """
+        for path, name in _FINGERPRINTS:
+            with _reading("the engine's report of its weights"):
+                report = await self._get(path)
+                if isinstance(report, dict) and isinstance(fingerprint := report.get(name), str):
+                    return fingerprint
+        return None
+
+    async def _post(self, path: str, body: Mapping[str, Any]) -> EngineResponse:
+        try:
+            return await self.transport.request("POST", path, orjson.dumps(body))
+        except CONNECTION_ERRORS as error:
+            raise connection_error(error) from error
+
+    async def _get(self, path: str) -> Any:
+        """The JSON that the engine answers; ``None`` when it has no such route."""
+        response = await self.transport.request("GET", path)
+        try:
+            body = await response.read()
+        finally:
+            response.close()
+        if response.status in _NO_ROUTE:
+            return None
+        if response.status != 200:
+            raise ValueError(f"{path} answered {response.status}")
+        return orjson.loads(body)
+
+
+@contextmanager
+def _reading(what: str) -> Iterator[None]:
+    """Reads ``what`` from the engine. Raises :class:`ApiError` when that fails."""
+    try:
+        yield
+    except CONNECTION_ERRORS as error:
+        raise connection_error(error) from error
+    except (ValueError, KeyError, TypeError) as error:
+        raise ApiError("upstream_error", f"{what} cannot be read", status=502) from error
+
+
+def connection_error(error: Exception) -> ApiError:
+    """What went wrong on the way to the engine, in neutral terms and without its address."""
+    if isinstance(error, TimeoutError):
+        return ApiError("upstream_timeout", "the engine did not answer in time", status=504)
+    if isinstance(error, ConnectionFailed):
+        return ApiError("upstream_unreachable", "the engine cannot be reached", status=502)
+    return ApiError("upstream_error", "the engine's connection broke in the reply", status=502)
+
+
+async def refusal(response: EngineResponse) -> ApiError:
+    """The engine's error response as an :class:`ApiError`."""
+    try:
+        body = await response.read()
+    except CONNECTION_ERRORS as error:
+        return connection_error(error)
+    status = response.status
+    if 300 <= status < 400:
+        message = "the engine redirects: the proxy must be given the address that it leads to"
+        return ApiError("upstream_error", message, status=500)
+    message, param = _engine_message(body)
+    wait = _seconds(response.headers.get("retry-after"))
+    if status in (400, 413, 422):
+        kind = "context_overflow" if _OVERFLOW.search(message) else "invalid_request"
+        return ApiError(kind, message, status=400, param=param)
+    if status == 404:
+        return ApiError("not_found", message, status=404, param=param)
+    if status == 429:
+        return ApiError("rate_limit", message, status=429, retry_after=wait)
+    if status == 503:
+        return ApiError("overloaded", message, status=503, retry_after=wait)
+    if status in (401, 403):
+        message = "the engine refused the proxy's own key"
+    return ApiError("upstream_error", message, status=max(status, 500), retry_after=wait)
+
+
+def _engine_message(body: bytes) -> tuple[str, str | None]:
+    try:
+        error = orjson.loads(body)
+        error = error.get("error", error)
+        if isinstance(error, str):
+            return error, None
+        param = error.get("param")
+        return str(error.get("message") or "the engine gave no reason"), (
+            param if isinstance(param, str) else None
+        )
+    except (ValueError, AttributeError):
+        return "the engine refused the request without a readable reason", None
+
+
+def _seconds(retry_after: str | None) -> float | None:
+    """``None`` for a date and for what is no time to wait: ``inf`` and ``nan`` are floats, too."""
+    try:
+        seconds = float(retry_after or "nan")
+    except ValueError:
+        return None
+    return seconds if 0 <= seconds < math.inf else None

@@ -1,0 +1,256 @@
+"""A call's reply from a pool of engines, as batches of canonical events.
+
+The engine is chosen when the call leaves, then the model is named as that engine names it. While no
+byte of the reply has come, another engine may be asked instead. Whole replies and streams take the
+same way: a whole reply is one batch.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any, Final
+
+from bridle.proxy.engines.circuit import CircuitState
+from bridle.proxy.engines.endpoint import CONNECTION_ERRORS, connection_error, refusal
+from bridle.proxy.engines.pool import EnginePool, PooledEngine, report
+from bridle.proxy.engines.reply import ReplyDecoder
+from bridle.proxy.engines.request import EngineRequest
+from bridle.proxy.engines.served_weights import other_weights
+from bridle.proxy.engines.transport import ConnectionEpochOver, EngineResponse
+from bridle.proxy.wire.canonical import ApiError, Event
+from bridle.proxy.wire.sse import SseParser
+from bridle.store.records import Note
+
+Sink = Callable[[list[Event]], "asyncio.Future[Any] | None"]
+"""Takes the events of one network read, at once; returns what to wait for before more is read."""
+
+_DONE: Final = b"[DONE]"
+_UNANSWERED: Final = frozenset({502, 503})
+"""Refused, reset before the first byte, or the engine itself unavailable: nothing was generated."""
+_ANSWERED: Final = frozenset({400, 404, 413, 422, 429})
+"""The engine works and refuses this request."""
+_PAUSES_S: Final = (0.05, 0.2, 0.8)
+"""Before the same engine is asked again."""
+_NO_ROOM: Final = "max_tokens must be at least 1, got 0"
+"""vLLM's refusal of a prompt that fills the whole context, and of a client's own 0."""
+
+
+class EngineStream:
+    """One call's reply: :meth:`open`, :meth:`follow`, :meth:`close`."""
+
+    __slots__ = (
+        "_asked_version",
+        "_call_id",
+        "_decoder",
+        "_failure",
+        "_notes",
+        "_over",
+        "_pool",
+        "_request",
+        "_response",
+        "_retries",
+        "_running_at",
+        "_session_id",
+        "engine",
+    )
+
+    def __init__(
+        self,
+        pool: EnginePool,
+        request: EngineRequest,
+        decoder: ReplyDecoder,
+        *,
+        call_id: str,
+        session_id: str,
+        notes: list[Note],
+        retries: int,
+    ) -> None:
+        """Each retry is put into ``notes``."""
+        self.engine: PooledEngine | None = None
+        """The engine that was asked last."""
+        self._pool = pool
+        self._request = request
+        self._decoder = decoder
+        self._call_id = call_id
+        self._session_id = session_id
+        self._notes = notes
+        self._retries = retries
+        self._response: EngineResponse | None = None
+        self._running_at: PooledEngine | None = None
+        """The engine that counts this call as running."""
+        self._asked_version = 0
+        """The engine's version when it was asked. A reply that comes whole is stamped with that of
+        its arrival; which of its tokens are older, only a stream shows."""
+        self._failure: ApiError | None = None
+        self._over = False
+
+    async def open(self) -> None:
+        """Sends the request; returns when an engine has taken it. Raises :class:`ApiError`."""
+        tried: list[PooledEngine] = []
+        while True:
+            engine = self._pool.choose(self._session_id, tried)
+            if engine in tried:
+                await asyncio.sleep(_PAUSES_S[min(len(tried), len(_PAUSES_S)) - 1])
+            model = self._pool.known_model(engine, self._request.model)
+            if model is None:
+                model = await self._pool.read_model(engine, self._request.model)
+            body = self._request.body(model)
+            try:
+                await self._ask(engine, body)
+                return
+            except ApiError as error:
+                tried.append(engine)
+                if not self._may_retry(error, tried):
+                    raise
+                engine.retries += 1
+                self._notes.append(Note("upstream_retry", f"{engine.name} {error.kind}"))
+
+    async def follow(self, sink: Sink) -> None:
+        """Returns when the reply is whole and ``sink`` has all of its events.
+
+        Raises :class:`ApiError`, after all events that came before the fault, and what ``sink``
+        raises.
+        """
+        engine, response = self.engine, self._response
+        assert engine is not None, "open() first"  # noqa: S101 - a programming error
+        assert response is not None, "open() first"  # noqa: S101
+        try:
+            if self._request.stream:
+                await self._follow(response, sink)
+            else:
+                sink(self._whole(await response.read()))
+        except CONNECTION_ERRORS as error:
+            self._failure = connection_error(error)
+        if self._failure is not None:
+            if _is_failure(self._failure):
+                before = engine.circuit.state
+                engine.circuit.failed()
+                report(engine, before)
+            raise self._failure
+        if not engine.circuit.calm:
+            engine.circuit.succeeded()
+        version = engine.serves.version
+        if version != self._asked_version and not self._request.stream:
+            self._notes.append(Note("version_changed_midway", f"{self._asked_version} {version}"))
+
+    def close(self) -> None:
+        """Closes the connection unless the reply is over; the engine then stops generating."""
+        if self._response is not None and (self._failure is not None or not self._over):
+            self._response.close()
+        if self._running_at is not None:
+            self._running_at.leave()
+            self._running_at = None
+
+    async def _ask(self, engine: PooledEngine, body: bytes) -> None:
+        circuit, request = engine.circuit, self._request
+        before = CircuitState.CLOSED if circuit.calm else circuit.state
+        trial = not circuit.calm and circuit.begin()
+        self.engine = self._running_at = engine
+        self._asked_version = engine.serves.version
+        engine.running += 1
+        headers = f"x-request-id: {self._call_id}\r\n"
+        try:
+            transport, epoch = engine.endpoint.transport, engine.serves.connection_epoch
+            try:
+                self._response = await transport.request(
+                    "POST", request.path, body, headers=headers, connection_epoch=epoch
+                )
+            except ConnectionEpochOver:
+                await engine.serves.compare()
+                if engine.serves.changed:
+                    raise other_weights(engine.version) from None
+                self._response = await transport.request(
+                    "POST", request.path, body, headers=headers
+                )
+            if self._response.status != 200:
+                raise await self._refused(self._response)
+        except ApiError as error:
+            self._unanswered(engine, error, trial, before)
+            raise
+        except CONNECTION_ERRORS as error:
+            failure = connection_error(error)
+            self._unanswered(engine, failure, trial, before)
+            raise failure from error
+        except BaseException:
+            circuit.abandoned(trial)
+            raise
+        if not circuit.calm:
+            circuit.answered()
+            report(engine, before)
+
+    def _unanswered(
+        self, engine: PooledEngine, error: ApiError, trial: bool, before: CircuitState
+    ) -> None:
+        """The engine did not take the call."""
+        if error.status in _ANSWERED:
+            engine.circuit.answered()
+            engine.circuit.succeeded()
+        elif _is_failure(error) and not engine.serves.changed:
+            engine.circuit.failed(trial)
+        else:
+            engine.circuit.abandoned(trial)
+        self.close()
+        self._response = None
+        report(engine, before)
+
+    async def _refused(self, response: EngineResponse) -> ApiError:
+        refused = await refusal(response)
+        if _NO_ROOM in refused.message and self._request.sampling.get("max_tokens") != 0:
+            return ApiError(
+                "context_overflow", "The prompt leaves no room for a reply.", status=400
+            )
+        return refused
+
+    def _may_retry(self, error: ApiError, tried: list[PooledEngine]) -> bool:
+        """An engine that asked for patience is not asked again, but another may be."""
+        if error.status not in _UNANSWERED or len(tried) > self._retries:
+            return False
+        usable = self._pool.usable_engines()
+        others = [engine for engine in usable if engine not in tried]
+        return bool(others or (usable and error.retry_after is None))
+
+    async def _follow(self, response: EngineResponse, sink: Sink) -> None:
+        sse = SseParser()
+        feed, read = sse.feed, self._streamed
+
+        def arrived(chunk: bytes) -> asyncio.Future[Any] | None:
+            events = read(feed(chunk))
+            if self._over:
+                response.leave()
+            return sink(events) if events else None
+
+        await response.follow(arrived)
+        if not self._over:
+            self._over = True
+            sink(read(sse.finish()))
+
+    def _whole(self, body: bytes) -> list[Event]:
+        self._over = True
+        events = self._decoder.events(body)
+        try:
+            events += self._decoder.last_events()
+        except ApiError as failure:
+            self._failure = failure
+        return events
+
+    def _streamed(self, payloads: list[bytes]) -> list[Event]:
+        """Events of ``payloads``, and of the end when the stream is over with them."""
+        events: list[Event] = []
+        try:
+            for payload in payloads:
+                if payload == _DONE:
+                    self._over = True
+                    break
+                events += self._decoder.events(payload)
+            if self._over:
+                events += self._decoder.last_events()
+        except ApiError as failure:
+            self._over = True
+            self._failure = failure
+        return events
+
+
+def _is_failure(error: ApiError) -> bool:
+    """Whether ``error`` speaks against the engine and not against the request."""
+    return error.status in _UNANSWERED or error.kind == "upstream_timeout"

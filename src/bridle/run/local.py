@@ -1,0 +1,134 @@
+"""A whole training run on this machine: engine, proxy, rollouts and trainer."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from bridle.engine.contract.tokenizer import Tokenizer
+from bridle.errors import UsageError
+from bridle.harnesses.rollout import Job, Settings, grouped, require_launchable
+from bridle.run.agents import training_work
+from bridle.run.config import RunConfig
+from bridle.run.holding import LOCK, hold
+from bridle.run.rollouts import Rollouts
+from bridle.run.stack import MODEL, stack
+from bridle.run.training import TrainingPlan, newest_policy, require_devices
+from bridle.run.training import train as train_plan
+from bridle.store.reading.queries import Reader
+from bridle.store.records import RunRecord, new_id
+from bridle.store.schema.database import migrate
+from bridle.store.writing.writer import Writer
+from bridle.trainer.policy.model import check_policy
+from bridle.trainer.report import StepReport
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingResult:
+    """How a training run ended."""
+
+    run_id: str
+    steps: int
+    """Steps trained, those of earlier attempts included."""
+    policy: Path
+    """Model directory of the newest checkpoint."""
+    store: str
+    """Where the run's sessions, metrics and policies are recorded."""
+
+
+def train(
+    config: RunConfig,
+    output: str | Path,
+    *,
+    on_step: Callable[[StepReport], bool | None] = lambda _report: None,
+) -> TrainingResult:
+    """Trains the policy of ``config`` in its agent; resumes what ``output`` holds already.
+
+    ``output`` receives the store, checkpoints, published weights, logs and the folders of failed
+    sessions. ``on_step`` is called after each step and may return true to stop. Ctrl-C leaves a
+    checkpoint of the last whole step.
+
+    Raises :class:`bridle.errors.BridleError`: a ``UsageError`` for what ``config`` asks for and is
+    not there, before anything starts.
+    """
+    directory, training = Path(output), config.training
+    require_training(config)
+    adapter, sandbox, verifier, tasks = training_work(
+        config.agent.name,
+        config.tasks.verifier,
+        config.tasks.source,
+        config.tasks.split,
+        training.seed,
+    )
+    policy = Path(config.policy.model)
+    check_policy(policy)
+    require_devices(training)
+    Tokenizer(policy)
+    require_launchable(adapter, tasks[0], Settings(directory=directory / "sessions"))
+    with hold(directory, directory / LOCK):
+        store = str(directory / "bridle.db")
+        migrate(store)
+        run_id = _run_id(store, adapter.name)
+
+        def jobs(step: int) -> list[Job]:
+            first = step * config.groups.per_step
+            numbers = range(first, first + config.groups.per_step)
+            return list(
+                grouped([tasks[number % len(tasks)] for number in numbers], config.groups.size)
+            )
+
+        plan = TrainingPlan(
+            policy=policy,
+            directory=directory,
+            store=store,
+            run_id=run_id,
+            config=training,
+            work={
+                name: asdict(getattr(config, name))
+                for name in ("tasks", "agent", "groups", "policy")
+            },
+        )
+        settings = Settings(
+            directory=directory / "sessions",
+            parallel=config.agent.parallel,
+            timeout_s=config.agent.timeout_s,
+            model=MODEL,
+            run_id=run_id,
+        )
+        with (
+            stack(
+                policy,
+                store,
+                directory / "logs",
+                engine=config.policy.engine,
+                engine_arguments=config.policy.engine_arguments,
+            ) as running,
+            Rollouts(running.proxy_url, sandbox, verifier) as rollouts,
+        ):
+            loop = train_plan(
+                plan,
+                running,
+                lambda step: rollouts.sessions(adapter, jobs(step), settings),
+                on_step=on_step,
+            )
+    return TrainingResult(run_id, loop.step, newest_policy(plan), store)
+
+
+def require_training(config: RunConfig) -> None:
+    """Raises :class:`bridle.errors.UsageError` for parts of ``config`` that exclude each other."""
+    if config.training.publish.through == "transfer" and config.policy.engine != "vllm":
+        raise UsageError("weights are transferred to a vLLM only: add --engine vllm")
+
+
+def _run_id(store: str, harness: str) -> str:
+    """The store's training run, which a resumed run continues; a new one in a new store."""
+    with Reader(store) as reader:
+        earlier = reader.runs("train")
+    if earlier:
+        return earlier[-1].id
+    run_id = new_id("run")
+    with Writer(store) as writer:
+        writer.create_run(RunRecord(run_id, "train", time.time(), name=harness))
+    return run_id
