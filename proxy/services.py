@@ -17,9 +17,9 @@ from bridle.proxy.http.watch import Watch
 from bridle.proxy.recording.metrics import Metrics
 from bridle.proxy.recording.recorder import Observer, Recorder
 from bridle.proxy.recording.stored_responses import StoredResponses
-from bridle.proxy.sessions.budgets import Budgets
 from bridle.proxy.sessions.memory import SessionMemory
 from bridle.proxy.sessions.registry import Sessions
+from bridle.proxy.sessions.rules import Budgets
 from bridle.proxy.sessions.seal_watch import SealWatch
 from bridle.proxy.settings import ProxySettings
 from bridle.store.reading.queries import Reader
@@ -90,7 +90,7 @@ class Services:
         metrics.watch(models.policy.states)
         watch = Watch(settings.limits.keep_alive_s)
         watch.start()
-        sessions = Sessions(settings, writer, reader, memory, explanations)
+        sessions = Sessions(settings, writer, reader, memory, explanations.drain)
         seal_watch = SealWatch(memory, reader)
         seal_watch.start()
         siblings = Siblings(settings.siblings)
@@ -160,6 +160,7 @@ def _open_store(settings: ProxySettings) -> Writer:
     return Writer(
         settings.store_url,
         synchronous=settings.synchronous,
+        cache_bytes=settings.limits.memory_bytes // 2,
         redactor=redactor,
     ).start()
 

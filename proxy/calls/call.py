@@ -95,6 +95,7 @@ class Call:
             self._decoder,
             call_id=begun.id,
             session_id=begun.session_id,
+            homes=recording.session.homes,
             notes=notes,
             retries=services.settings.limits.retries,
         )

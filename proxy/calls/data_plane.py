@@ -5,12 +5,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from typing import Final
 from urllib.parse import parse_qsl
 
 from bridle.proxy.calls.call import Call
 from bridle.proxy.calls.models import models_dialect, models_reply
-from bridle.proxy.continuation.prompt import CallPrompt, tail_length
+from bridle.proxy.continuation.prompt import CallPrompt
 from bridle.proxy.dialects.registry import COUNTING, DIALECTS
 from bridle.proxy.dialects.responses.reply import deleted
 from bridle.proxy.engines.request import constraint, engine_request
@@ -23,7 +22,7 @@ from bridle.proxy.recording.stored_responses import marked_deleted, not_stored, 
 from bridle.proxy.services import Services
 from bridle.proxy.sessions.harness_identity import Identity, identify, kept_headers
 from bridle.proxy.sessions.registry import Caller, store_not_read, store_unavailable
-from bridle.proxy.sessions.sampling import effective
+from bridle.proxy.sessions.rules import effective
 from bridle.proxy.sessions.session import Session
 from bridle.proxy.wire.canonical import ApiError, Request
 from bridle.store.errors import StoreUnavailable
@@ -39,10 +38,6 @@ from bridle.store.records import (
 )
 
 log = logging.getLogger("bridle.proxy")
-
-_LONG_TAIL: Final = 16_384
-"""Characters from which on a tail takes longer to tokenise than a thread takes to wake up, by far:
-other clients' streams need not wait for it."""
 
 
 class DataPlane:
@@ -265,10 +260,10 @@ class DataPlane:
             or request.dialect == "completions"
         ):
             return CallPrompt(None, link.break_reason)
-        if tail_length(link) < _LONG_TAIL:
-            prompt = continuer.prompt(link, request)
-        else:
+        if continuer.takes_long(link):
             prompt = await asyncio.to_thread(continuer.prompt, link, request)
+        else:
+            prompt = continuer.prompt(link, request)
         if prompt.token_ids is None or isinstance(request.prompt, tuple):
             return prompt
         check = self._services.tokenizer_check

@@ -44,7 +44,7 @@ from bridle.proxy.sessions.registry import (
     store_not_read,
     store_unavailable,
 )
-from bridle.proxy.sessions.sampling import check_settings
+from bridle.proxy.sessions.rules import check_settings
 from bridle.proxy.wire.canonical import ApiError
 from bridle.store.errors import NotFound, RecordRejected, StoreUnavailable
 from bridle.store.reading.queries import Reader
