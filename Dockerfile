@@ -14,7 +14,8 @@ RUN pip install --no-cache-dir --constraint constraints.txt ".[${EXTRAS}]" ${AGE
  && mv examples /app/examples && rm -rf /src
 WORKDIR /app
 USER bridle
-ENV PYTHONUNBUFFERED=1 OMP_NUM_THREADS=1 HOME=/home/bridle
+ENV PYTHONUNBUFFERED=1 OMP_NUM_THREADS=1 HOME=/home/bridle \
+    MALLOC_ARENA_MAX=1 MALLOC_TRIM_THRESHOLD_=1048576
 CMD ["bridle", "--help"]
 
 FROM vllm/vllm-openai:v0.32.0 AS vllm

@@ -31,7 +31,7 @@ demo: $(READY)  ## Train the shop agent's policy end to end and plot what it lea
 	$(BIN)/bridle demo $(DEMO_ARGS)
 
 test: $(READY)  ## The default test suite
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses auto --dist worksteal
 
 check: $(READY)  ## Lint, format, types and the walls between the rooms
 	$(BIN)/ruff check .

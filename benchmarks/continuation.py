@@ -154,7 +154,7 @@ class _Agent:
         sampled = [*self._tokenizer.encode(reply.markup()), *self._tokenizer.eos_token_ids]
         ids = np.asarray(sampled, dtype=np.uint32)
         choice = Choice(ids, np.zeros(len(ids), dtype=np.float32), (), "tool_calls")
-        growth = self._session.grow(call_id, link, [choice], prompt)
+        growth, _ = self._session.grow(call_id, link, [choice], prompt)
         turn = self._session.turn(call_id, link, CallStatus.COMPLETE, [said], growth, len(prompt))
         self._session.add(turn)
         self._messages += [message, _result(called, next(self._texts))]

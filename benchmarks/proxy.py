@@ -33,6 +33,8 @@ from bridle.store.reading.queries import Reader
 from bridle.store.records import CallStatus
 
 _START_S: Final = 30.0
+_ALLOCATOR: Final = {"MALLOC_ARENA_MAX": "1", "MALLOC_TRIM_THRESHOLD_": "1048576"}
+"""What docs/deploy.md recommends for a proxy's process."""
 _CONCURRENT: Final = (1, 16, 64)
 _STREAMS: Final = (64, 256)
 
@@ -295,6 +297,7 @@ def proxy_process(
         command,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
+        env={**os.environ, **_ALLOCATOR},
         preexec_fn=_pinned(core),
     )
     url = f"http://127.0.0.1:{port}"

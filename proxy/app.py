@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("bridle.proxy")
 
 _CLOSED: Final = "/bridle/"
-_CONTROL: Final = (_CLOSED, "/docs", "/openapi.json")
+_CONTROL: Final = (_CLOSED, "/openapi.json")
 
 Routers = Sequence["Callable[[], APIRouter]"]
 """Functions that make what extends the control API; called when that is first asked for."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import socket
 import threading
 from collections.abc import Callable
@@ -13,7 +14,6 @@ import uvicorn
 from bridle.errors import BridleError
 from bridle.proxy.app import Routers, create_app
 from bridle.proxy.http.protocol import StreamingProtocol
-from bridle.proxy.process import tune_gc
 from bridle.proxy.settings import ProxySettings
 
 _START_S = 30.0
@@ -112,6 +112,14 @@ class ProxyServer:
 
     def _serve(self) -> None:
         self._server.run(sockets=[self._socket])
+
+
+def tune_gc() -> None:
+    """For a process that is a proxy and nothing else, before it starts one."""
+    # Every stream waits while the collector looks, and the long-lived turns and few cycles of a
+    # recording proxy are little work for it: it looks often at a few young objects, rarely at all.
+    gc.freeze()
+    gc.set_threshold(1_000, 20, 250)
 
 
 def local_url(host: str, port: int) -> str:

@@ -13,15 +13,14 @@ from bridle.proxy.continuation.explanations import Explanations
 from bridle.proxy.engines.policy_gate import PolicyGate
 from bridle.proxy.engines.pool import EnginePool
 from bridle.proxy.engines.routes import ModelRoutes
-from bridle.proxy.free_memory import FreeMemory
 from bridle.proxy.http.watch import Watch
 from bridle.proxy.recording.logs import log_call
 from bridle.proxy.recording.metrics import Metrics
 from bridle.proxy.recording.recorder import Observer, Recorder
 from bridle.proxy.recording.stored_responses import StoredResponses
-from bridle.proxy.sessions.budgets import Budgets
 from bridle.proxy.sessions.memory import SessionMemory
 from bridle.proxy.sessions.registry import Sessions
+from bridle.proxy.sessions.rules import Budgets
 from bridle.proxy.sessions.seal_watch import SealWatch
 from bridle.proxy.settings import ProxySettings
 from bridle.store.reading.queries import Reader
@@ -59,7 +58,6 @@ class Services:
     """Makes exact prompts; ``None`` without the model's tokenizer."""
     stored_responses: StoredResponses
     watch: Watch
-    free_memory: FreeMemory
     seal_watch: SealWatch
     siblings: Siblings
     cluster_control: ClusterControl
@@ -93,9 +91,7 @@ class Services:
         metrics.watch(models.policy.states)
         watch = Watch(settings.limits.keep_alive_s)
         watch.start()
-        free_memory = FreeMemory()
-        free_memory.start()
-        sessions = Sessions(settings, writer, reader, memory, explanations)
+        sessions = Sessions(settings, writer, reader, memory, explanations.drain)
         seal_watch = SealWatch(memory, reader)
         seal_watch.start()
         siblings = Siblings(settings.siblings)
@@ -126,7 +122,6 @@ class Services:
             tokenizer_check=_tokenizer_check(continuer),
             stored_responses=StoredResponses(reader),
             watch=watch,
-            free_memory=free_memory,
             seal_watch=seal_watch,
             siblings=siblings,
             cluster_control=cluster_control,
@@ -137,7 +132,6 @@ class Services:
         """Stops what :meth:`start` started; queued records are written first."""
         await self.siblings.close()
         await self.watch.close()
-        await self.free_memory.close()
         await self.seal_watch.close()
         await self.models.close()
         await self.explanations.drain()
@@ -167,6 +161,7 @@ def _open_store(settings: ProxySettings) -> Writer:
     return Writer(
         settings.store_url,
         synchronous=settings.synchronous,
+        cache_bytes=settings.limits.memory_bytes // 2,
         redactor=redactor,
     ).start()
 

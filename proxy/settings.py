@@ -53,7 +53,8 @@ class Limits:
     header_bytes: int = 64 * 1024
     memory_bytes: int = 32 << 20
     """What a process keeps in memory of the sessions in use, roughly, so that a call costs what is
-    new in it; what does not fit is read again from the store (``bridle_sessions_read_total``)."""
+    new in it; what does not fit is read again from the store (``bridle_sessions_read_total``). The
+    store's writer keeps half as much beside it, to compare requests with."""
     connect_timeout_s: float = 10.0
     stall_timeout_s: float = 600.0
     """The longest silence of the engine within one reply, time to the first token included."""

@@ -17,8 +17,7 @@ from uvicorn.config import STARTUP_FAILURE
 from uvicorn.supervisors import Multiprocess
 
 from bridle.proxy.app import App, Routers
-from bridle.proxy.process import tune_gc
-from bridle.proxy.server import BACKLOG, ProxyStartFailed, config_for, listening, local_url
+from bridle.proxy.server import BACKLOG, ProxyStartFailed, config_for, listening, local_url, tune_gc
 from bridle.proxy.settings import ProxySettings
 
 _HUNG_S: Final = 60

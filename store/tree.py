@@ -9,7 +9,6 @@ what was dropped to save memory, is still exact: the prefixes found in it are me
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
 from typing import Final
 
 import msgspec
@@ -24,21 +23,22 @@ DETACHED: Final = -1
 _NONE: Final = np.empty(0, dtype=np.uint32)
 
 
-@dataclass(slots=True, eq=False)
 class Node:
     """A span in its place."""
 
-    id: str | None
-    """``None`` for the root, which has no tokens."""
-    parent: Node | None
-    start: int
-    token_ids: TokenIds
-    children: list[Node] = field(default_factory=list)
-    """In the order of attachment; each starts inside ``(self.start, self.end]``."""
+    __slots__ = ("children", "end", "id", "parent", "start", "token_ids")
 
-    @property
-    def end(self) -> int:
-        return self.start + len(self.token_ids)
+    def __init__(
+        self, span_id: str | None, parent: Node | None, start: int, token_ids: TokenIds
+    ) -> None:
+        self.id = span_id
+        """``None`` for the root, which has no tokens."""
+        self.parent = parent
+        self.start = start
+        self.end = start + len(token_ids)
+        self.token_ids = token_ids
+        self.children: list[Node] = []
+        """In the order of attachment; each starts inside ``(self.start, self.end]``."""
 
 
 class Point(msgspec.Struct, frozen=True, gc=False):
@@ -56,29 +56,22 @@ class TokenTree:
         self.root = Node(None, None, 0, _NONE)
         self.tokens = 0
         """Tokens of all spans, each once."""
-        self._nodes: dict[str | None, Node] = {None: self.root}
+        self.nodes: dict[str | None, Node] = {None: self.root}
+        """By the ids of their spans; the root by ``None``."""
         self.extend(spans)
-
-    def __len__(self) -> int:
-        """How many spans there are."""
-        return len(self._nodes) - 1
 
     def extend(self, spans: Iterable[Span]) -> None:
         """Adds the recorded spans that are missing here. Raises as :func:`parents_first` does."""
         for span in parents_first(spans):
-            if span.id not in self._nodes and span.start != DETACHED:
-                self._insert(span, self._nodes[span.parent_id])
+            if span.id not in self.nodes and span.start != DETACHED:
+                self._insert(span, self.nodes[span.parent_id])
 
     def dissolve(self) -> None:
         """Lets go of the nodes, which hold each other. The paths of nodes that are held elsewhere
         stay."""
-        for node in self._nodes.values():
+        for node in self.nodes.values():
             node.children.clear()
-        self._nodes = {None: self.root}
-
-    def node(self, span_id: str | None) -> Node | None:
-        """The span's place; ``None`` for a span that is not in the tree."""
-        return self._nodes.get(span_id)
+        self.nodes = {None: self.root}
 
     def tips(self, call_id: str) -> list[Node]:
         """Where the paths of a call end: its sampled spans, else what it added to its prompt."""
@@ -131,20 +124,24 @@ class TokenTree:
     def _sampled(
         self, call_id: str, choices: Sequence[Choice], parent_id: str | None, start: int
     ) -> list[Span]:
-        return [
-            Span(
-                f"{call_id}.s{index}",
-                self.session_id,
-                call_id,
-                parent_id,
-                start,
-                SpanKind.SAMPLED,
-                choice.token_ids,
-                choice.logprobs,
-                choice.versions,
+        spans: list[Span] = []
+        for index, choice in enumerate(choices):
+            name, sampled = f"{call_id}.s{index}", SpanKind.SAMPLED
+            ids, logprobs, versions = choice.token_ids, choice.logprobs, choice.versions
+            spans.append(
+                Span(
+                    name,
+                    self.session_id,
+                    call_id,
+                    parent_id,
+                    start,
+                    sampled,
+                    ids,
+                    logprobs,
+                    versions,
+                )
             )
-            for index, choice in enumerate(choices)
-        ]
+        return spans
 
     def drop(self, call_id: str) -> None:
         """Forgets the call's spans as far as nothing hangs on them."""
@@ -154,24 +151,24 @@ class TokenTree:
             if len(node.token_ids):
                 node.parent.children.remove(node)
                 self.tokens -= len(node.token_ids)
-            del self._nodes[node.id]
+            del self.nodes[node.id]
 
     def path(self, span_id: str | None, length: int) -> TokenIds:
         """``uint32[length]``: the tokens from the root to ``length`` along this span's path.
 
         Raises ``KeyError`` for an unknown span and ``ValueError`` when the path is shorter.
         """
-        return path_ids(self._nodes[span_id], length)
+        return path_ids(self.nodes[span_id], length)
 
     def _of_call(self, call_id: str) -> list[Node | None]:
         """The call's sampled nodes, then its observed one, ``None`` where it has none."""
         nodes: list[Node | None] = []
-        while (node := self._nodes.get(f"{call_id}.s{len(nodes)}")) is not None:
+        while (node := self.nodes.get(f"{call_id}.s{len(nodes)}")) is not None:
             nodes.append(node)
-        return [*nodes, self._nodes.get(f"{call_id}.o")]
+        return [*nodes, self.nodes.get(f"{call_id}.o")]
 
     def _insert(self, span: Span, parent: Node) -> Node:
-        node = self._nodes[span.id] = Node(span.id, parent, span.start, span.token_ids)
+        node = self.nodes[span.id] = Node(span.id, parent, span.start, span.token_ids)
         if len(span.token_ids):
             parent.children.append(node)
             self.tokens += len(span.token_ids)

@@ -6,8 +6,11 @@ A room that writes to stores of its own has a fixture ``url`` for ``writer`` and
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import sqlite3
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -45,6 +48,8 @@ AUDITED = (
     "store",
 )
 """Rooms whose tests record what holds together unless they are marked ``damages_store``."""
+
+WARM = Path(__file__).with_name("warm")
 
 AuditStore = Callable[[Path], None]
 
@@ -120,6 +125,37 @@ def _is_store(path: Path) -> bool:
             return tables.fetchone() is not None
         except sqlite3.DatabaseError:
             return False
+
+
+@pytest.fixture(scope="session")
+def warm_python(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A stand-in for ``sys.executable`` under which ``-m bridle`` starts in milliseconds.
+
+    It forks a process that has imported torch and all of ours: see ``tests/warm``.
+    """
+    folder = tmp_path_factory.mktemp("warm")
+    address, client = folder / "socket", folder / "python"
+    script = (WARM / "client.py").read_text()
+    filled = script.replace("@PYTHON@", sys.executable).replace("@ADDRESS@", str(address))
+    client.write_text(f"#!{sys.executable} -IS\n{filled}")
+    client.chmod(0o755)
+    command = [sys.executable, str(WARM / "server.py"), str(address), str(client)]
+    threads = {"OMP_NUM_THREADS": "1", "JE_ARROW_MALLOC_CONF": "background_thread:false"}
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=os.environ | threads
+    ) as server:
+        assert server.stdout is not None
+        assert server.stdout.readline() == b"ready\n"
+        yield str(client)
+        assert server.stdin is not None
+        server.stdin.close()
+
+
+@pytest.fixture
+def warm_start(warm_python: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Commands that the test starts as ``sys.executable -m bridle`` are forks of the warm process,
+    and so are those that they start."""
+    monkeypatch.setattr(sys, "executable", warm_python)
 
 
 class Calls:

@@ -130,7 +130,9 @@ class Call:
                     await self._stream.open()
                     await self._stream.follow(self._take)
                 finally:
-                    gate.leave()
+                    gate.running -= 1
+                    if gate.draining:
+                        gate.left()
             finally:
                 client_left = watch.leave(client)
             return self._last_bytes()
@@ -225,7 +227,7 @@ class Call:
             notes=tuple(self.notes),
             sampling=self._ask.sampling,
             model_served=self._decoder.model,
-            policy_version=self._gate.version if engine is None else engine.version,
+            policy_version=self._gate.version if engine is None else engine.serves.version,
             reason=None if failure is None else failure.reason,
             error=None if failure is None else failure.error,
         )

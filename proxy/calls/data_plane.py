@@ -5,12 +5,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from typing import Final
 from urllib.parse import parse_qsl
 
 from bridle.proxy.calls.call import Call
 from bridle.proxy.calls.models import models_dialect, models_reply
-from bridle.proxy.continuation.prompt import CallPrompt, tail_length
+from bridle.proxy.continuation.prompt import CallPrompt
 from bridle.proxy.dialects.registry import COUNTING, DIALECTS
 from bridle.proxy.dialects.responses.reply import deleted
 from bridle.proxy.engines.request import constraint, engine_request
@@ -23,7 +22,7 @@ from bridle.proxy.recording.stored_responses import marked_deleted, not_stored, 
 from bridle.proxy.services import Services
 from bridle.proxy.sessions.harness_identity import Identity, identify, kept_headers
 from bridle.proxy.sessions.registry import Caller, store_not_read, store_unavailable
-from bridle.proxy.sessions.sampling import effective
+from bridle.proxy.sessions.rules import effective
 from bridle.proxy.sessions.session import Session
 from bridle.proxy.wire.canonical import ApiError, Request
 from bridle.store.errors import StoreUnavailable
@@ -39,10 +38,6 @@ from bridle.store.records import (
 )
 
 log = logging.getLogger("bridle.proxy")
-
-_LONG_TAIL: Final = 16_384
-"""Characters from which on a tail takes longer to tokenise than a thread takes to wake up, by far:
-other clients' streams need not wait for it."""
 
 
 class DataPlane:
@@ -121,9 +116,14 @@ class DataPlane:
             request = await services.stored_responses.expand(request, body, caller.may_read)
         session, link = await self._admit(caller, route, identity, request)
         started_at = time.time()
-        to = services.models.find(request.model, link.seen.agent)
+        to = services.models.only or services.models.find(request.model, link.seen.agent)
         prompt = await self._prompt(session, link, request, to)
-        sampling, overruled = effective(request.sampling, session.record.settings)
+        rules = session.record.settings
+        overruled: tuple[Note, ...] = ()
+        sampling, budget = request.sampling, services.budgets.default
+        if rules:
+            sampling, overruled = effective(sampling, rules)
+            budget = services.budgets.of(rules)
         ask = engine_request(
             request,
             sampling,
@@ -138,7 +138,6 @@ class DataPlane:
         notes += (*to.notes, *prompt.notes, *overruled, *ask.notes, *constraint(request))
         if request.dialect == "responses":
             notes += not_stored(request)
-        budget = services.budgets.of(session.record)
         refusal = None if budget is None else await services.budgets.refusal(session, budget)
         begun = _begun(session, request, body, client, started_at, link)
         try:
@@ -265,10 +264,10 @@ class DataPlane:
             or request.dialect == "completions"
         ):
             return CallPrompt(None, link.break_reason)
-        if tail_length(link) < _LONG_TAIL:
-            prompt = continuer.prompt(link, request)
-        else:
+        if continuer.takes_long(link):
             prompt = await asyncio.to_thread(continuer.prompt, link, request)
+        else:
+            prompt = continuer.prompt(link, request)
         if prompt.token_ids is None or isinstance(request.prompt, tuple):
             return prompt
         check = self._services.tokenizer_check

@@ -1,10 +1,10 @@
 """Why a rendered prompt does not continue its parent's ids: the first difference, explained.
 
 The prompt that the engine rendered is compared with what the parent's engine call saw and sampled.
-Where they part tells which reply (or which observed turn) was rewritten, and the echo of that turn
-tells by whom: by the harness, by the template, or only by the tokenizer. What else that reply lost
-is named after the first difference. Without the model's tokenizer the texts cannot be read; then
-the echo alone is judged, which is an inference.
+The place where they part shows which reply (or which observed turn) was rewritten, and the echo of
+that turn shows the cause: the harness, the template, or only the tokenizer. Further losses of that
+reply are named after the first difference. Without the model's tokenizer the texts cannot be read;
+then the echo alone is judged, which is an inference.
 """
 
 from __future__ import annotations

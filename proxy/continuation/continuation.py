@@ -14,6 +14,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+import msgspec
 import numpy as np
 
 from bridle.engine.contract.tokenizer import TemplateError, Tokenizer
@@ -22,8 +23,8 @@ from bridle.proxy.continuation.prompt import CallPrompt
 from bridle.proxy.continuation.report import TemplateReport
 from bridle.proxy.continuation.tail import MARKER, SeamError, Setting, Tail, TailRenderer
 from bridle.proxy.lineage.turn import Link
-from bridle.proxy.wire.canonical import Request
-from bridle.store.records import BreakReason, TokenIds
+from bridle.proxy.wire.canonical import Message, Request
+from bridle.store.records import BreakReason
 from bridle.store.tree import path_ids
 
 __all__ = ["Continuer", "TemplateReport"]
@@ -31,7 +32,14 @@ __all__ = ["Continuer", "TemplateReport"]
 _OF_THE_RENDERER: Final = frozenset(
     {"add_generation_prompt", "documents", "messages", "self", "tools"}
 )
-"""Template arguments that whoever renders sets: what a client's mean is for the engine to say."""
+"""Template arguments that the renderer sets; the engine decides what a client's values mean."""
+
+_LONG_TAIL: Final = 16_384
+"""Characters from which on a tail takes longer to tokenise than a thread takes to wake up."""
+_TAILS_KEPT: Final = 128
+_LONGEST_KEY: Final = 65_536
+"""Bytes of a request's setting and tail, from which on its tail is not remembered."""
+_ENCODER: Final = msgspec.msgpack.Encoder()
 
 
 class Continuer:
@@ -42,10 +50,23 @@ class Continuer:
         self._tails = TailRenderer(tokenizer)
         self._prober = Prober(tokenizer, self._tails)
         self.report: TemplateReport = self._prober.report()
+        self._latest: dict[bytes, tuple[Tail | None]] = {}
         self._stops = tokenizer.eos_token_ids | self.report.end_of_turn_ids
 
+    def takes_long(self, link: Link) -> bool:
+        """Whether the tail takes so long to tokenise that other clients' streams should not wait
+        for it."""
+        length = 0
+        for message in () if link.base is None else link.tail:
+            content = message.content
+            if isinstance(content, list):
+                length += sum(len(part["text"]) for part in content if part.get("type") == "text")
+            else:
+                length += len(content or "")
+        return length >= _LONG_TAIL
+
     def prompt(self, link: Link, request: Request) -> CallPrompt:
-        """The prompt of a request that belongs where ``link`` says."""
+        """The prompt of a request that has this ``link``."""
         if isinstance(request.prompt, tuple):
             return CallPrompt(np.asarray(request.prompt, dtype=np.uint32), link.break_reason)
         base = link.base
@@ -54,21 +75,59 @@ class Continuer:
         tip = base.tip(link.choice)
         if tip is None:
             return CallPrompt(None, link.break_reason or BreakReason.PARENT_WITHOUT_IDS)
-        tail = self._tail(link, request)
+        tail = self._tail(base.choices[link.choice].message, link, request)
         if tail is None:
             return CallPrompt(None, link.break_reason or BreakReason.TAIL_NOT_LOCAL)
-        if self._other_beginning(base.seen.arguments, link, request):
+        before = base.seen.arguments
+        if before != link.seen.arguments and self._other_beginning(before, link, request):
             return CallPrompt(None, link.break_reason or BreakReason.TEMPLATE_REWROTE_HISTORY)
-        new = self._new_ids(int(tip.token_ids[-1]), tail)
+        new, last = tail.token_ids, int(tip.token_ids[-1])
+        if last in self._stops:
+            # Where the next turn's first token is what ends a reply, it has been sampled already.
+            new = new[1:] if len(new) and int(new[0]) == last else new
+        elif tail.end_id is not None:
+            new = np.concatenate([np.asarray([tail.end_id], dtype=np.uint32), new])
         return CallPrompt(path_ids(tip, tip.end, new), link.break_reason, len(new))
+
+    def _tail(self, reply: Message, link: Link, request: Request) -> Tail | None:
+        """The tail that the request renders after ``reply``, or ``None`` when it cannot be rendered
+        on its own; the latest are remembered, for calls that ask the same again."""
+        for message in request.messages:
+            if type(message.content) is list and not _only_text(message.content):
+                return None
+        head = request.messages[: link.head]
+        asked = (reply.content, reply.tool_calls, head, link.tail, request.tools)
+        key = _ENCODER.encode((asked, link.seen.arguments, request.template_kwargs, request.extra))
+        known = self._latest.get(key)
+        if known is not None:
+            return known[0]
+        tail = self._rendered(reply, link, request, head)
+        if len(key) < _LONGEST_KEY:
+            if len(self._latest) >= _TAILS_KEPT:
+                self._latest.clear()
+            self._latest[key] = (tail,)
+        return tail
+
+    def _rendered(
+        self, reply: Message, link: Link, request: Request, head: tuple[Message, ...]
+    ) -> Tail | None:
+        if request.extra.get("continue_final_message"):
+            return None
+        if not _OF_THE_RENDERER.isdisjoint(request.template_kwargs or ()):
+            return None
+        setting = Setting(head, request.tools, request.template_arguments)
+        if not self._prober.proven(reply, link.tail, setting):
+            return None
+        try:
+            return self._tails.tail(reply, link.tail, setting)
+        except (TemplateError, SeamError):
+            return None
 
     def _other_beginning(self, before: str | None, link: Link, request: Request) -> bool:
         """Whether the template, which was given the arguments ``before``, says something else
         before the first user turn with those of ``request``: a reasoning effort, for one."""
         now = link.seen.arguments
-        if before == now:
-            return False
-        head = [message.to_chat() for message in request.messages[: _leading(request)]]
+        head = [message.to_chat() for message in request.messages[: link.head]]
         try:
             one, other = (
                 self.tokenizer.render(
@@ -82,43 +141,6 @@ class Continuer:
         except (TemplateError, TypeError):
             return True
         return one != other
-
-    def _tail(self, link: Link, request: Request) -> Tail | None:
-        """The rendered tail, or ``None`` when it cannot be rendered on its own."""
-        if link.base is None or request.extra.get("continue_final_message"):
-            return None
-        if not _OF_THE_RENDERER.isdisjoint(request.template_kwargs or ()):
-            return None
-        if not all(
-            [type(m.content) is not list or _only_text(m.content) for m in request.messages]
-        ):
-            return None
-        head = request.messages[: _leading(request)]
-        setting = Setting(head, request.tools, request.template_arguments)
-        reply = link.base.choices[link.choice].message
-        if not self._prober.proven(reply, link.tail, setting):
-            return None
-        try:
-            return self._tails.tail(reply, link.tail, setting)
-        except (TemplateError, SeamError):
-            return None
-
-    def _new_ids(self, last: int, tail: Tail) -> TokenIds:
-        """What to append after a path that ends in the token ``last``."""
-        if last in self._stops:
-            # Where the next turn's first token is what ends a reply, it has been sampled already.
-            sampled_already = len(tail.token_ids) > 0 and int(tail.token_ids[0]) == last
-            return tail.token_ids[1:] if sampled_already else tail.token_ids
-        if tail.end_id is None:
-            return tail.token_ids
-        return np.concatenate([np.asarray([tail.end_id], dtype=np.uint32), tail.token_ids])
-
-
-def _leading(request: Request) -> int:
-    count = 0
-    while count < len(request.messages) and request.messages[count].role == "system":
-        count += 1
-    return count
 
 
 def _only_text(parts: Sequence[Mapping[str, Any]]) -> bool:

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
-
-import numpy as np
 
 from bridle.proxy.lineage.turn import Link
 from bridle.store.records import BreakReason, Growth, Note, TokenIds
@@ -23,15 +20,9 @@ class CallPrompt:
     """Ids at the prompt's end that are new, i.e. were rendered now."""
     notes: tuple[Note, ...] = ()
 
-    def used(self, prompt: TokenIds | None) -> bool:
-        """Whether the ids that the engine reports are those that it was sent."""
-        if prompt is None or self.token_ids is None:
-            return False
-        return np.array_equal(self.token_ids, prompt)
-
     def verdict(self, link: Link, growth: Growth) -> tuple[BreakReason | None, tuple[Note, ...]]:
         """Why the ids that the engine used do not continue those of the link's base, if they do
-        not. They are not the ones that it was sent, and stand in the token tree as ``growth`` says.
+        not. They are not the ones that it was sent; ``growth`` is their place in the token tree.
         ``UNEXPLAINED`` where texts have to be compared for that
         (:mod:`bridle.proxy.continuation.explanations`)."""
         if link.base is None:
@@ -46,17 +37,3 @@ class CallPrompt:
             return None, notes
         # The prompt's own reason was known before the engine was asked.
         return self.break_reason or BreakReason.UNEXPLAINED, notes
-
-
-def tail_length(link: Link) -> int:
-    """Characters of text that have to be rendered and tokenised for a request that continues
-    another, roughly; 0 for one that the engine renders."""
-    if link.base is None:
-        return 0
-    return sum(_length(message.content) for message in link.tail)
-
-
-def _length(content: str | list[dict[str, Any]] | None) -> int:
-    if isinstance(content, list):
-        return sum(len(part["text"]) for part in content if part.get("type") == "text")
-    return len(content or "")

@@ -1,16 +1,14 @@
 """What a chat template writes after a reply, without rendering what stands before it.
 
 Works for any template: a short surrogate conversation is rendered that ends in an assistant turn of
-the same shape, followed by the new messages and the generation prompt. The assistant says a marker
-word; what follows the marker is the turn's end and then the tail. Nothing model-specific is known
-here except what the tokenizer says: which tokens are special, which of them end a reply.
+the same shape, followed by the new messages and the generation prompt. The assistant's text is a
+marker word; the end of the turn and then the tail follow it. Nothing model-specific is known here
+except the tokenizer's own data: which tokens are special, which of them end a reply.
 """
 
 from __future__ import annotations
 
 import re
-import threading
-from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -55,9 +53,9 @@ class Tail:
 
 
 class TailRenderer:
-    """Renders tails for one model directory; remembers the latest."""
+    """Renders tails for one model directory."""
 
-    def __init__(self, tokenizer: Tokenizer, *, capacity: int = 128) -> None:
+    def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer
         added = tokenizer.backend.get_added_tokens_decoder()
         specials = {token.content: token_id for token_id, token in added.items() if token.special}
@@ -68,10 +66,6 @@ class TailRenderer:
             text for text, token_id in specials.items() if token_id in tokenizer.eos_token_ids
         )
         self._closings: dict[tuple[object, ...], str | None] = {}
-        self._capacity = capacity
-        self._tails: OrderedDict[bytes, Tail] = OrderedDict()
-        self._lock = threading.Lock()
-        """Long tails are rendered in threads."""
 
     def tail(self, reply: Message, messages: Sequence[Message], setting: Setting) -> Tail:
         """The tail that ``messages`` make after ``reply``.
@@ -79,28 +73,21 @@ class TailRenderer:
         Raises :class:`TemplateError` when the template refuses the messages, :class:`SeamError`
         when the end of the reply is not to be found.
         """
-        key = orjson.dumps(
-            [
-                _shape(reply),
-                [message.to_chat() for message in setting.head],
-                [message.to_chat() for message in messages],
-                setting.tools,
-                setting.template_kwargs,
-            ]
-        )
-        if len(key) >= 65_536:
-            return self._render(reply, messages, setting)
-        with self._lock:
-            known = self._tails.get(key)
-            if known is not None:
-                self._tails.move_to_end(key)
-                return known
-        tail = self._render(reply, messages, setting)
-        with self._lock:
-            self._tails[key] = tail
-            if len(self._tails) > self._capacity:
-                self._tails.popitem(last=False)
-        return tail
+        marker = MARKER
+        while any(marker in str(message.to_chat()) for message in messages):
+            marker += "X"
+        conversation = surrogate(reply, setting.head, marker)
+        conversation += [message.to_chat() for message in messages]
+        after = _after(self._text(conversation, setting, ends=False), marker)
+        start, end = self._seam(after, self.closing(reply, setting))
+        ids = self.tokenizer.encode(after[start:])
+        end_text = after[start:end]
+        if not end_text:
+            return Tail(after[end:], np.asarray(ids, dtype=np.uint32), "", None)
+        end_id = self._special_ids[end_text]
+        if ids[:1] != [end_id]:
+            raise SeamError(f"{end_text!r} is not a token of its own at the end of a turn")
+        return Tail(after[end:], np.asarray(ids[1:], dtype=np.uint32), end_text, end_id)
 
     def closing(self, reply: Message, setting: Setting) -> str | None:
         """What follows the reply's last word when nothing follows the reply; ``None`` when the
@@ -121,23 +108,6 @@ class TailRenderer:
         found = list(self._special.finditer(closing))
         ends = [match for match in found if match.group() in self._eos] or found
         return ends[-1].span() if ends else None
-
-    def _render(self, reply: Message, messages: Sequence[Message], setting: Setting) -> Tail:
-        marker = MARKER
-        while any(marker in str(message.to_chat()) for message in messages):
-            marker += "X"
-        conversation = surrogate(reply, setting.head, marker)
-        conversation += [message.to_chat() for message in messages]
-        after = _after(self._text(conversation, setting, ends=False), marker)
-        start, end = self._seam(after, self.closing(reply, setting))
-        ids = self.tokenizer.encode(after[start:])
-        end_text = after[start:end]
-        if not end_text:
-            return Tail(after[end:], np.asarray(ids, dtype=np.uint32), "", None)
-        end_id = self._special_ids[end_text]
-        if ids[:1] != [end_id]:
-            raise SeamError(f"{end_text!r} is not a token of its own at the end of a turn")
-        return Tail(after[end:], np.asarray(ids[1:], dtype=np.uint32), end_text, end_id)
 
     def _seam(self, after: str, closing: str | None) -> tuple[int, int]:
         """Where in ``after`` the end-of-turn token stands; an empty range when there is none."""
@@ -192,9 +162,5 @@ def surrogate(reply: Message, head: Sequence[Message], marker: str) -> list[dict
 def _after(text: str, marker: str) -> str:
     _, found, after = text.rpartition(marker)
     if not found:
-        raise SeamError("the template does not render what an assistant says")
+        raise SeamError("the template does not render an assistant's text")
     return after
-
-
-def _shape(reply: Message) -> list[Any]:
-    return [bool(reply.content), [[call.id, call.name] for call in reply.tool_calls]]

@@ -33,7 +33,6 @@ from bridle.proxy.control.models import (
     engine_view,
     session_state,
 )
-from bridle.proxy.control.page import control_page
 from bridle.proxy.dialects.errors import openai_error
 from bridle.proxy.engines.policy_gate import Policy, StaleVersion
 from bridle.proxy.http.routes import nothing_at
@@ -45,7 +44,7 @@ from bridle.proxy.sessions.registry import (
     store_not_read,
     store_unavailable,
 )
-from bridle.proxy.sessions.sampling import check_settings
+from bridle.proxy.sessions.rules import check_settings
 from bridle.proxy.wire.canonical import ApiError
 from bridle.store.errors import NotFound, RecordRejected, StoreUnavailable
 from bridle.store.reading.queries import Reader
@@ -71,12 +70,7 @@ def control_api(running: Callable[[], Services], routers: Sequence[APIRouter] = 
         api.add_api_route(path, endpoint, methods=[method], status_code=status)
     for router in routers:
         api.include_router(router)
-    api.add_route("/docs", _page, include_in_schema=False)
     return api
-
-
-async def _page(request: Request) -> Response:
-    return control_page(request.app.openapi())
 
 
 async def _told(_: Request, error: Exception) -> Response:

@@ -41,16 +41,19 @@ class EngineEndpoint:
         self.base = base
         self._settings = settings
         self._api_key = api_key
-        self._transport: EngineTransport | None = None
+        self.transport: EngineTransport = _NoTransport()
+        self.names: Sequence[str] = ()
+        """Of the engine's models, as it listed them last."""
+        self.names_until = float("-inf")
+        """``time.monotonic()`` at which they are too old."""
+        self.names_epoch = 0
+        """The connection epoch that they were read in: a restarted engine may have others."""
         self._models: tuple[dict[str, Any], ...] = ()
-        self._names: Sequence[str] = ()
-        self._models_at = float("-inf")
-        self._models_epoch = 0
 
     async def start(self) -> None:
         limits = self._settings.limits
         make = PlainTransport if self._settings.engine_transport == "plain" else EngineConnections
-        self._transport = make(
+        self.transport = make(
             self.base,
             api_key=self._api_key,
             limit=limits.max_connections,
@@ -59,48 +62,24 @@ class EngineEndpoint:
         )
 
     async def close(self) -> None:
-        if self._transport is not None:
-            await self._transport.close()
-            self._transport = None
-
-    @property
-    def transport(self) -> EngineTransport:
-        """Raises :class:`ApiError` before :meth:`start` and after :meth:`close`."""
-        if self._transport is None:
-            raise ApiError("overloaded", "the proxy is starting or stopping", status=503)
-        return self._transport
-
-    @property
-    def connection_epoch(self) -> int:
-        """See :class:`bridle.proxy.engines.transport.EngineTransport`."""
-        return self.transport.connection_epoch
+        transport, self.transport = self.transport, _NoTransport()
+        await transport.close()
 
     async def models(self) -> tuple[dict[str, Any], ...]:
-        """The engine's model cards, at most half a minute old while it answers, else the last
-        known.
+        """The engine's model cards, the last known ones while it does not answer.
 
         Raises :class:`ApiError` when they could never be read.
         """
-        if not self.fresh_names():
-            try:
-                self._models = await self._read_models()
-                self._names = [str(card["id"]) for card in self._models]
-                self._models_at = time.monotonic()
-                self._models_epoch = self.connection_epoch
-            except ApiError:
-                if not self._models:
-                    raise
+        try:
+            self._models = await self._read_models()
+        except ApiError:
+            if not self._models:
+                raise
+        else:
+            self.names = [str(card["id"]) for card in self._models]
+            self.names_until = time.monotonic() + _MODELS_FRESH_S
+            self.names_epoch = self.transport.connection_epoch
         return self._models
-
-    def fresh_names(self) -> Sequence[str] | None:
-        """The names of the engine's models, or ``None`` when they have to be read: they are too
-        old, or the engine may have been restarted since."""
-        if time.monotonic() - self._models_at > _MODELS_FRESH_S:
-            return None
-        transport = self._transport
-        if transport is None or not transport.any_open:
-            return None
-        return self._names if transport.connection_epoch == self._models_epoch else None
 
     async def _read_models(self) -> tuple[dict[str, Any], ...]:
         with _reading("the engine's model list"):
@@ -179,6 +158,19 @@ class EngineEndpoint:
         if response.status != 200:
             raise ValueError(f"{path} answered {response.status}")
         return orjson.loads(body)
+
+
+class _NoTransport:
+    """Stands for the transport of an endpoint that is not started, or closed."""
+
+    connection_epoch = 0
+    any_open = False
+
+    async def request(self, *_: object, **__: object) -> EngineResponse:
+        raise ApiError("overloaded", "the proxy is starting or stopping", status=503)
+
+    async def close(self) -> None:
+        pass
 
 
 @contextmanager

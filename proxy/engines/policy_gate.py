@@ -24,8 +24,9 @@ class StaleVersion(BridleError, ValueError):
 class PolicyGate:
     """Counts running calls and holds new ones back while paused.
 
-    Plain attributes, so that a call that passes the open gate costs next to nothing: wait with
-    :meth:`passed` when ``paused``, then add 1 to ``running`` and pair it with :meth:`leave`.
+    Plain attributes, so that a call that passes the open gate costs next to nothing: it waits with
+    :meth:`passed` when ``paused``, adds 1 to ``running``, and when it is over takes 1 off and calls
+    :meth:`left` if ``draining``.
     """
 
     def __init__(self) -> None:
@@ -37,8 +38,9 @@ class PolicyGate:
         self.waiting = 0
         self._open = asyncio.Event()
         self._open.set()
-        self._idle = asyncio.Event()
-        self._idle.set()
+        self.draining = 0
+        """How many tasks wait until no call is running."""
+        self._left = asyncio.Event()
 
     def publish(self, policy: Policy, *, back: bool = False) -> None:
         """Raises :class:`StaleVersion` when the version would go back and ``back`` is not set."""
@@ -56,11 +58,9 @@ class PolicyGate:
         finally:
             self.waiting -= 1
 
-    def leave(self) -> None:
+    def left(self) -> None:
         """A running call is over."""
-        self.running -= 1
-        if self.running == 0:
-            self._idle.set()
+        self._left.set()
 
     def pause(self) -> None:
         self.paused = True
@@ -72,11 +72,14 @@ class PolicyGate:
 
     async def drained(self, timeout_s: float) -> bool:
         """Waits until no call is running; ``False`` when some still are after ``timeout_s``."""
+        self.draining += 1
         try:
             async with asyncio.timeout(timeout_s):
                 while self.running:
-                    self._idle.clear()
-                    await self._idle.wait()
+                    self._left.clear()
+                    await self._left.wait()
         except TimeoutError:
             return False
+        finally:
+            self.draining -= 1
         return True

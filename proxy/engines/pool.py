@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import hashlib
 import logging
+import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from types import MappingProxyType
@@ -219,10 +220,12 @@ class EnginePool:
         named = self._settings.model_aliases.get(requested) or self.gate.policy.model or self.model
         if named is not None:
             return named
-        names = engine.endpoint.fresh_names()
-        if not names:
+        endpoint = engine.endpoint
+        if not endpoint.transport.any_open or time.monotonic() > endpoint.names_until:
             return None
-        return requested if requested in names else names[0]
+        if endpoint.transport.connection_epoch != endpoint.names_epoch or not endpoint.names:
+            return None
+        return requested if requested in endpoint.names else endpoint.names[0]
 
     async def read_model(self, engine: PooledEngine, requested: str) -> str:
         """:meth:`known_model` after the engine's list of models has been read. When it cannot be

@@ -163,24 +163,27 @@ class ReplyDecoder:
         events: list[Event] = []
         if not self._started:
             self._started = True
-            told = body.prompt_token_ids
-            if told is None and body.choices:
-                told = body.choices[0].prompt_token_ids
-            prompt = _prompt(told, cut)
+            prompt: list[int] | TokenIds | str | None = body.prompt_token_ids
+            if prompt is None and body.choices:
+                prompt = body.choices[0].prompt_token_ids
+            if isinstance(prompt, str):
+                if cut is None or prompt != PLACEHOLDER:
+                    raise malformed("prompt_token_ids is a text")
+                prompt = cut
             events.append(Started(None if prompt is None else len(prompt), prompt))
         for choice in body.choices:
             index = choice.index
             if choice.token_ids or choice.logprobs is not None:
                 events.append(self._tokens(choice))
-            said = choice.delta or choice.message
-            if said is not None:
-                reasoning = said.reasoning or said.reasoning_content
+            text = choice.delta or choice.message
+            if text is not None:
+                reasoning = text.reasoning or text.reasoning_content
                 if reasoning:
                     events.append(ReasoningDelta(reasoning, index))
-                if said.content:
-                    events.append(TextDelta(said.content, index))
-                if said.tool_calls:
-                    for position, call in enumerate(said.tool_calls):
+                if text.content:
+                    events.append(TextDelta(text.content, index))
+                if text.tool_calls:
+                    for position, call in enumerate(text.tool_calls):
                         events.append(self._tool_call(call, position, index))
             if choice.text:
                 events.append(TextDelta(choice.text, index))
@@ -189,12 +192,14 @@ class ReplyDecoder:
         return events
 
     def last_events(self) -> list[Event]:
-        """What only the end of the reply tells. Raises :class:`ApiError` when it was cut short."""
+        """The usage, which is whole only now.
+
+        Raises :class:`ApiError` when the reply was cut short."""
         if len(self._finished) < self._choices:
-            told = "the engine's reply ended before it was finished"
+            message = "the engine's reply ended before it was finished"
             if self._gave_up is not None:
-                told = f"the engine ended the reply with {self._gave_up!r}"
-            raise ApiError("upstream_error", told, status=502)
+                message = f"the engine ended the reply with {self._gave_up!r}"
+            raise ApiError("upstream_error", message, status=502)
         return [] if self._usage is None else [self._usage]
 
     def _tokens(self, choice: _Choice[Any]) -> Tokens:
@@ -232,8 +237,8 @@ class ReplyDecoder:
         )
 
     def _finish(self, choice: _Choice[Any]) -> list[Event]:
-        """Nothing for an engine that gave the choice up (``abort``): what it sampled is kept, and
-        :meth:`last_events` tells."""
+        """Nothing for an engine that gave the choice up (``abort``): its tokens are kept, and
+        :meth:`last_events` raises."""
         reason = _FINISH_REASONS.get(choice.finish_reason or "")
         if reason is None:
             self._gave_up = choice.finish_reason
@@ -241,14 +246,6 @@ class ReplyDecoder:
         self._finished.add(choice.index)
         stop = choice.stop_reason
         return [Finished(reason, choice.index, stop if isinstance(stop, str) else None)]
-
-
-def _prompt(told: list[int] | str | None, cut: TokenIds | None) -> list[int] | TokenIds | None:
-    if not isinstance(told, str):
-        return told
-    if cut is None or told != PLACEHOLDER:
-        raise malformed("prompt_token_ids is a text")
-    return cut
 
 
 def _completion_detail(given: _Logprobs[Any]) -> list[Mapping[str, Any]]:

@@ -109,11 +109,14 @@ def constraint(request: Request) -> tuple[Note, ...]:
 
 
 def _add_chat_fields(fields: dict[str, Any], request: Request, external: bool) -> None:
-    fields["messages"] = messages = [message.to_chat() for message in request.messages]
+    messages: list[dict[str, Any]] = []
+    for message in request.messages:
+        messages.append(message.to_chat())
+    fields["messages"] = messages
     if external:
         # Providers refuse fields of a message that they do not know.
-        for message in messages:
-            message.pop("reasoning", None)
+        for chat in messages:
+            chat.pop("reasoning", None)
     if request.wants.logprobs or not external:
         fields["logprobs"] = True
         fields["top_logprobs"] = request.wants.top_logprobs

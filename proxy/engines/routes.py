@@ -47,6 +47,8 @@ class ModelRoutes:
         self._others = {
             name: _other(settings, name, other) for name, other in settings.other_models.items()
         }
+        self.only = None if self._others else self._to_policy
+        """Where every call goes, if there are no other models."""
 
     async def start(self) -> None:
         await self.policy.start()

@@ -108,7 +108,7 @@ class ServedWeights:
         except TimeoutError as error:
             message = "the engine did not report its weights in time"
             raise ApiError("upstream_timeout", message, status=504) from error
-        return fingerprint, self._endpoint.connection_epoch
+        return fingerprint, self._endpoint.transport.connection_epoch
 
 
 def other_weights(version: int) -> ApiError:

@@ -159,7 +159,7 @@ class EngineStream:
             except ConnectionEpochOver:
                 await engine.serves.compare()
                 if engine.serves.changed:
-                    raise other_weights(engine.version) from None
+                    raise other_weights(engine.serves.version) from None
                 self._response = await transport.request(
                     "POST", request.path, body, headers=headers
                 )

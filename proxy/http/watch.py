@@ -66,8 +66,9 @@ class Watch:
 
     def _look(self, loop: asyncio.AbstractEventLoop) -> None:
         due = loop.time() - _UNWATCHED_S
-        old = [client for client, began in self._young.items() if began <= due]
-        for client in old:
+        for client, began in list(self._young.items()):
+            if began > due:
+                break
             del self._young[client]
             client.watching = asyncio.ensure_future(client.disconnected())
         self._timer = None

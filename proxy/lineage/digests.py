@@ -1,4 +1,4 @@
-"""What a message says, whatever way a harness happened to write it down.
+"""Digests of messages that are equal for equal meaning, however a harness writes it.
 
 A :class:`Unit` is one step of a conversation: a message, a run of tool results that answer one
 assistant turn (in any order), or an assistant turn that was split over several messages. Its
@@ -7,7 +7,7 @@ dropped or renamed, arguments serialised again, white space at line ends, conten
 or blocks, ``cache_control`` marks, other call ids, tool calls folded into text, Claude Code's
 changing billing block. Its *form* is equal only for the same message written the same way.
 
-Every message is hashed as it is written; what it says is worked out once for each way of writing.
+Every message is hashed in its written form; its meaning is digested once for each form.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ FOLDED_CALLS = "Calling tools:"
 _FOLDED_LONGEST = 262_144
 _FORMS_KEPT = 16_384
 """Ways of writing a message that are remembered; all are forgotten when there are more."""
+_SORTED = orjson.OPT_SORT_KEYS | orjson.OPT_NON_STR_KEYS
 _ENCODER = msgspec.msgpack.Encoder()
 _THOUGHTS = re.compile(r"\s*<think>.*?</think>", re.DOTALL)
 
@@ -43,9 +44,9 @@ class Unit(msgspec.Struct, frozen=True, gc=False):
 
     role: Role
     digest: bytes
-    """16 bytes: what it says."""
+    """16 bytes: the meaning."""
     form: bytes
-    """16 bytes: how it is written."""
+    """16 bytes: the written form."""
     start: int
     end: int
     """The messages it covers: ``messages[start:end]``."""
@@ -64,7 +65,7 @@ class _Known(msgspec.Struct, frozen=True, gc=False):
 
 
 class Digester:
-    """Cuts conversations into units; remembers what messages say by how they are written."""
+    """Cuts conversations into units; remembers the meaning of each written form."""
 
     def __init__(self) -> None:
         self._known: dict[bytes, _Known] = {}
@@ -96,7 +97,7 @@ class Digester:
 
     def reply(self, message: Message) -> tuple[bytes, bytes]:
         """Digest and form of a reply, and the form is known when it is echoed."""
-        form = form_of(message)
+        form = _blake(_ENCODER.encode(message), digest_size=16).digest()
         known = self._known.get(form) or self._read(message, form)
         return known.digest, form
 
@@ -274,7 +275,10 @@ def spoken_text(message: Message) -> str:
     """What an assistant said aloud: its text without thoughts written into it."""
     if message.content is None:
         return ""
-    text = "\n".join([part for part in meaning_parts(message.content) if isinstance(part, str)])
+    parts = meaning_parts(message.content)
+    if not isinstance(message.content, str):
+        parts = [part for part in parts if isinstance(part, str)]
+    text = "\n".join(parts)
     if text.startswith("<think>"):
         text = _THOUGHTS.sub("", text, count=1).strip()
     return text
@@ -361,12 +365,16 @@ def _plain_numbers(value: Any) -> Any:
 
 
 def _hash(value: Any) -> bytes:
-    return _blake(_encoded(value), digest_size=16).digest()
+    try:
+        encoded = orjson.dumps(value, option=_SORTED)
+    except TypeError:
+        encoded = _encoded(value)
+    return _blake(encoded, digest_size=16).digest()
 
 
 def _encoded(value: Any) -> bytes:
     try:
-        return orjson.dumps(value, option=orjson.OPT_SORT_KEYS | orjson.OPT_NON_STR_KEYS)
+        return orjson.dumps(value, option=_SORTED)
     except TypeError:  # half a surrogate, or deeper than it writes
         return json.dumps(value, sort_keys=True).encode()
 

@@ -1,4 +1,4 @@
-"""Does an echoed assistant turn say what a recorded reply said?"""
+"""Compares an echoed assistant turn with a recorded reply."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Place(NamedTuple):
 
 
 def compare(reply: Message, echo: Message, raw_echo: Message | None = None) -> Match | None:
-    """How ``echo`` repeats ``reply``; ``None`` when it says something else.
+    """How ``echo`` repeats ``reply``; ``None`` when it is another reply.
 
     ``echo`` has its tool calls unfolded; ``raw_echo`` is the message as the harness wrote it.
     """

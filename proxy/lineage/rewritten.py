@@ -45,7 +45,7 @@ def summariser(search: Search) -> Turn | None:
         for text in meaning_parts(search.request.messages[unit.start].content)
         if isinstance(text, str) and len(text) >= SUMMARY_LENGTH
         for turn in search.index.opened_within(text)
-        if any(told in text for told in summaries(turn)) and not _was_told(turn, unit)
+        if any(summary in text for summary in summaries(turn)) and not _contains(turn, unit)
     }
     if len(found) < 2:
         return next(iter(found.values()), None)
@@ -98,7 +98,7 @@ def _follows(search: Search, turn: Turn, at: int) -> bool:
     return any(search.match(parent, choice, earlier[-1]) is not None for choice in choices)
 
 
-def _was_told(turn: Turn, unit: Unit) -> bool:
+def _contains(turn: Turn, unit: Unit) -> bool:
     """Whether the call's own conversation has the step: then its reply repeats that, as a text that
     needed no correction, and not the other way round."""
     at: Turn | None = turn

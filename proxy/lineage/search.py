@@ -1,10 +1,10 @@
 """Which earlier call a request continues, and how we know.
 
 A session's turns form a tree (``proxy/lineage/turn.py``). A request is followed down from the
-roots: its first steps must say what a root's request said, the next step must be that call's reply,
-the steps after it must say what one of its children asked, and so on; the deepest call whose reply
-is reached is the *base*. Echoed values that the proxy minted decide between replies that say the
-same, and they name the *parent* also where the history above it was edited or compacted away
+roots: its first steps must mean the same as a root's request, the next step must be that call's
+reply, the steps after it must mean the same as a child's request, and so on. The deepest call whose
+reply is reached is the *base*. Echoed values that the proxy minted decide between equal replies.
+They name the *parent* also where the history above it was edited or compacted away
 (``proxy/lineage/rewritten.py``); then the link is a break and has a reason.
 
 Agents that share a session cannot adopt each other's calls: a different system prompt, tool set,
@@ -48,8 +48,8 @@ class Search:
         self.request = request
         named = request.previous_response_id
         self.previous = None if named is None else call_id_of(named)
-        system, system_form, leading = index.digester.system(request.messages)
-        self.units = index.digester.units(request.messages, leading)
+        system, system_form, self.head = index.digester.system(request.messages)
+        self.units = index.digester.units(request.messages, self.head)
         self.digests = tuple([unit.digest for unit in self.units])
         asked = request.tool_choice is not None or request.response_format is not None
         arguments = request.template_arguments
@@ -75,10 +75,10 @@ class Search:
         """The verdict."""
         base = self._deepest()
         link = self._unbroken(base)
-        named = None
+        echoes, named = False, None
         for unit in self.units[0 if base is None else base.end :]:
             if unit.message is not None:
-                named = echoed_last(self, base)
+                echoes, named = True, echoed_last(self, base)
                 break
         if named is not None:
             link = self._broken(link, named)
@@ -88,13 +88,15 @@ class Search:
             link = structs.replace(link, break_reason=BreakReason.PARENT_WITHOUT_IDS)
         earlier, unknown = self._retry(link), self._unknown()
         dropped = self._dropped(link) if self.passed_over else None
-        if earlier is None and dropped is None and not unknown:
+        unexplained = unknown != () or echoes
+        if earlier is None and dropped is None and not unexplained:
             return link
         return structs.replace(
             link,
             retry_of=earlier.call_id if earlier is not None else None,
             retry_after=earlier.status if earlier is not None else None,
             dropped=dropped.call_id if dropped is not None else None,
+            unexplained=unexplained,
             unknown=unknown,
         )
 
@@ -242,7 +244,7 @@ class Search:
         """The link of a request that continues ``base``, or starts a conversation."""
         request, seen = self.request, self.seen
         if base is None:
-            return Link(seen=seen, tail=request.messages)
+            return Link(seen=seen, tail=request.messages, head=self.head)
         end, before = base.end, base.turn.seen
         link = Link(
             seen=seen,
@@ -250,6 +252,7 @@ class Search:
             rule="minted_id" if base.minted else "content",
             confidence=self._confidence(base),
             tail=request.messages,
+            head=self.head,
         )
         differs = self._differs(base)
         system, tools = before.system != seen.system, before.tools != seen.tools
@@ -348,7 +351,7 @@ class Search:
             and turn.seen.agent == self.seen.agent
             and not self.index.echoed(turn)
         ]
-        # Each call tells of the reply before it: earlier ones were told of by then.
+        # Each call reports the reply before it; earlier ones have been reported by then.
         return max(asked, key=lambda turn: len(turn.seen.units), default=None)
 
     def known_ids(self, unit: Unit) -> tuple[str, ...]:

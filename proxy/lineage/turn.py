@@ -55,7 +55,7 @@ class Sampled(msgspec.Struct, frozen=True, gc=False):
     """The reply in chat shape, tool-call ids as the client was sent them."""
     digest: bytes
     form: bytes
-    """What it says, and how it is written when it is echoed as it is."""
+    """Digests of its meaning, and of its form when it is echoed unchanged."""
     node: Node | None = None
     """Its tokens; ``None`` when nothing can be built on them."""
 
@@ -118,6 +118,8 @@ class Link(msgspec.Struct, frozen=True):
     """1.0 when an echoed id names the parent; less the more is inferred."""
     tail: tuple[Message, ...] = ()
     """The request's messages after the base's reply; all of them when there is no base."""
+    head: int = 0
+    """How many leading system messages the request has."""
     break_reason: BreakReason | None = None
     retry_of: str | None = None
     """An earlier call that asked the same and failed, was cut, or has not been echoed so far."""
@@ -125,6 +127,8 @@ class Link(msgspec.Struct, frozen=True):
     """How that call ended."""
     dropped: str | None = None
     """An earlier call whose question the request repeats and goes on from without its reply."""
+    unexplained: bool = False
+    """Whether the request shows a reply or an id that these turns do not account for."""
     unknown: tuple[str, ...] = ()
     """Call ids that the request echoes and this session's memory does not hold: calls that are
     still running here, or that another worker recorded."""
@@ -221,7 +225,7 @@ class TurnIndex:
         return sorted(ends, key=lambda turn: turn.base is not None)
 
     def replied(self, digest: bytes) -> Sequence[Turn]:
-        """Turns with a reply that says this, or that calls this beside a text; oldest first."""
+        """Turns with a reply of this meaning, or with these calls beside a text; oldest first."""
         return self.found.get(("reply", digest), ())
 
     def asked(self, below: Below, seen: RequestDigests) -> Sequence[Turn]:
@@ -286,5 +290,5 @@ def calls_alone(message: Message) -> bytes:
 
 
 def summaries(turn: Turn) -> list[str]:
-    """What may be quoted of the turn's replies if they are summaries."""
+    """The texts that a later conversation quotes of the turn's replies, if they are summaries."""
     return [text for choice in turn.choices for text in quotable(spoken_text(choice.message))]

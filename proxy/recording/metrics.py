@@ -99,10 +99,12 @@ class Metrics:
         self.call_s.observe(time.time() - started_at)
         if ended.first_token_at is not None:
             self.first_token_s.observe(ended.first_token_at - started_at)
-        self.sampled_tokens.inc(sum([len(choice.token_ids) for choice in ended.choices]))
+        for choice in ended.choices:
+            self.sampled_tokens.inc(len(choice.token_ids))
         if ended.break_reason not in (None, BreakReason.UNEXPLAINED):
             self.breaks.labels(ended.break_reason.value).inc()
-        self.count_notes(ended.notes)
+        if ended.notes:
+            self.count_notes(ended.notes)
 
     def count_break(self, reason: BreakReason, notes: Iterable[Note]) -> None:
         """To be called when a break that was committed as ``UNEXPLAINED`` has been looked into."""

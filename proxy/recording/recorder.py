@@ -173,8 +173,8 @@ class Recording:
                 for index, choice in enumerate(reply.choices)
             ]
         )
-        exact = self._prompt.used(prompt)
-        growth = self.session.grow(self.begun.id, self.link, choices, prompt, exact=exact)
+        sent = self._prompt.token_ids
+        growth, exact = self.session.grow(self.begun.id, self.link, choices, prompt, sent)
         notes: tuple[Note, ...] = ()
         break_reason = self.link.break_reason
         if prompt is not None and not frozen and not exact:

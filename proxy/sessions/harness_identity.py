@@ -49,13 +49,13 @@ _USER_AGENTS: Final = (
 
 
 class Identity(NamedTuple):
-    """What the headers tell."""
+    """The harness and its session, as the headers show them."""
 
     harness: str | None
     session_name: str | None
     """The harness's own session id, prefixed by the harness; ``None`` when it sends none."""
     role: str | None
-    """The sub-agent or thread within that session, when the harness tells."""
+    """The sub-agent or thread within that session, when the harness sends one."""
 
 
 def identify(headers: Mapping[str, str]) -> Identity:

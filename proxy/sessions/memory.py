@@ -106,16 +106,18 @@ class SessionMemory:
 
     def _settle(self, session: Session) -> None:
         """Counts a session's growth and makes room for it."""
-        if self._sessions.get(session.id) is not session:
-            return
         self._size += session.measure()
         if self._size <= self._limit:
             return
-        for other in list(self._sessions.values()):
-            if self._size <= self._limit:
-                return
+        excess, idle = self._size - self._limit, []
+        for other in self._sessions.values():
+            if excess <= 0:
+                break
             if other is not session and not other.running:
-                self.forget(other.id)
+                idle.append(other.id)
+                excess -= other.size
+        for session_id in idle:
+            self.forget(session_id)
         while self._size > self._limit and not session.turns.unrelated and session.trim():
             self._size += session.measure()
 
@@ -129,11 +131,13 @@ class SessionMemory:
     def end(self, session: Session, call_id: str, turn: Turn | None = None) -> None:
         """The call is over; ``turn`` when it is recorded."""
         session.running.discard(call_id)
-        if turn is not None:
-            session.add(turn)
-            self._settle(session)
-        else:
+        current = self._sessions.get(session.id)
+        if turn is None:
             session.tree.drop(call_id)
+        elif current is not None:
+            # A session that was forgotten meanwhile has been, or will be, read from the store.
+            current.add(turn)
+            self._settle(current)
         over = self._running.pop(call_id)
         if over is not None:
             over.set()
@@ -150,25 +154,25 @@ class SessionMemory:
             await self._load(session)
             if session.calls:
                 self._on_read()
-            return await self._when_over(lambda: session.find(request, agent))
         link = session.find(request, agent)
-        if not _unexplained(link):
-            return link
-        link = await self._when_over(lambda: session.find(request, agent))
-        if _unexplained(link) and await self._grown(session):
+        if link.unknown and await self._were_running(link.unknown):
+            link = session.find(request, agent)
+        if link.unexplained and await self._grown(session):
             await self._load(session)
             link = session.find(request, agent)
         return link
 
     async def find_anonymous(self, request: Request) -> tuple[Link, Session | None]:
         """Where a request without any session belongs, and the session that it continues."""
-        link = await self._when_over(lambda: self._find_anonymous(request))
+        link = self._find_anonymous(request)
+        if link.unknown and await self._were_running(link.unknown):
+            link = self._find_anonymous(request)
         for call_id in reversed(link.unknown):
             session = await self._session_of(call_id)
             if session is not None:
                 link = await self.find(session, request)
                 break
-        if link.parent is None and _unexplained(link) and await self._others_wrote():
+        if link.parent is None and link.unexplained and await self._others_wrote():
             await self._load_anonymous()
             link = self._find_anonymous(request)
         return link, None if link.parent is None else self.get(link.parent.session_id)
@@ -186,21 +190,18 @@ class SessionMemory:
         found = [one.find_tokens(link, prompt) for one in reversed(shared)]
         return max(found, key=_reach, default=link)
 
-    async def _when_over(self, look: Callable[[], Link]) -> Link:
-        """Where a request belongs, when the calls that it echoes are over.
+    async def _were_running(self, call_ids: Iterable[str]) -> bool:
+        """Whether some of the calls were still at the engine; returns when they are over.
 
         A client that cut a stream and goes on at once may echo a call whose end is not recorded
         yet; that end is near.
         """
-        link = look()
-        running = self.running(link.unknown)
-        if not running:
-            return link
+        running = self.running(call_ids)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(ECHO_WAIT_S):
                 for call_id in running:
                     await self._over(call_id)
-        return look()
+        return bool(running)
 
     async def _over(self, call_id: str) -> None:
         if call_id in self._running:
@@ -259,13 +260,6 @@ class SessionMemory:
 def _ended(counts: Mapping[CallStatus, int]) -> int:
     """How many of the counted calls have ended: of one that runs there is nothing to read yet."""
     return sum(counts.values()) - counts.get(CallStatus.OPEN, 0)
-
-
-def _unexplained(link: Link) -> bool:
-    """Whether the request shows a history that memory does not hold."""
-    if link.unknown:
-        return True
-    return any([message.role == "assistant" for message in link.tail])
 
 
 def _reach(link: Link) -> int:

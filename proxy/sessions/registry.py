@@ -11,14 +11,13 @@ import asyncio
 import logging
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Final
 
 import msgspec
 
-from bridle.proxy.continuation.explanations import Explanations
 from bridle.proxy.sessions.harness_identity import Identity
-from bridle.proxy.sessions.keys import SESSION_KEY_PREFIX, credentials, hash_key, same
+from bridle.proxy.sessions.keys import SESSION_KEY_PREFIX, hash_key, same
 from bridle.proxy.sessions.memory import SessionMemory
 from bridle.proxy.sessions.session import Session
 from bridle.proxy.settings import ProxySettings, is_loopback
@@ -43,7 +42,7 @@ class Caller(msgspec.Struct, frozen=True):
     """The session whose key was given."""
 
     def may_read(self, session_id: str) -> bool:
-        """Whether what was recorded in the session may be told to it."""
+        """Whether the caller may read the records of the session."""
         return self.admin or (self.session is not None and self.session.id == session_id)
 
 
@@ -56,20 +55,21 @@ class Sessions:
         writer: Writer,
         reader: Reader,
         memory: SessionMemory,
-        explanations: Explanations,
+        before_seal: Callable[[str], Awaitable[None]],
     ) -> None:
+        """``before_seal`` is awaited with the id of a session that is about to be sealed."""
         self._settings = settings
         self._writer = writer
         self._reader = reader
         self._memory = memory
-        self._explanations = explanations
+        self._before_seal = before_seal
         self._creating: dict[str, asyncio.Lock] = {}
 
     async def authenticate(self, headers: Mapping[str, str], address: str | None) -> Caller:
         """Raises :class:`ApiError` (401) when there is no valid key and one is needed, or when a
         key in our form is not, or no longer, valid."""
         admin_key = self._settings.admin_key
-        given = list(credentials(headers))
+        given = credentials(headers)
         for key in given:
             if admin_key is not None and same(key, admin_key):
                 return Caller(admin=True, session=None)
@@ -129,19 +129,19 @@ class Sessions:
             await self._writer.create_session(record)
         except RecordRejected as error:
             if record.name is not None and await self.find(record.name) is not None:
-                told = ApiError(
+                refusal = ApiError(
                     "invalid_request", f"session {record.name!r} exists already", status=409
                 )
             else:
-                told = ApiError("invalid_request", f"it cannot be stored: {error}", status=422)
-            raise told from error
+                refusal = ApiError("invalid_request", f"it cannot be stored: {error}", status=422)
+            raise refusal from error
         except StoreUnavailable as error:
             raise store_unavailable() from error
         return self._memory.add(record, new=True)
 
     async def seal(self, session_id: str, outcome: str) -> None:
         """Ends the session; the first seal counts, wherever it was made. Raises 503."""
-        await self._explanations.drain(session_id)
+        await self._before_seal(session_id)
         try:
             await self._writer.seal_session(session_id, outcome, time.time())
         except StoreUnavailable as error:
@@ -220,6 +220,17 @@ class Sessions:
             return self._reader.session_by_name(id_or_name)
 
 
+def credentials(headers: Mapping[str, str]) -> list[str]:
+    """Every key that the request carries, in any of the providers' three headers."""
+    scheme, _, token = headers.get("authorization", "").partition(" ")
+    given = [
+        token if scheme.lower() == "bearer" else "",
+        headers.get("x-api-key", ""),
+        headers.get("x-goog-api-key", ""),
+    ]
+    return [*filter(None, map(str.strip, given))]
+
+
 def unauthorised(message: str) -> ApiError:
     return ApiError("authentication", message, status=401)
 
@@ -234,7 +245,7 @@ def store_unavailable() -> ApiError:
 
 
 def store_not_read(error: StoreUnavailable) -> ApiError:
-    """What clients are told of ``error``, which the log says more of."""
+    """The error that clients get for ``error``, which is logged."""
     log.error("store_not_read", extra={"error": str(error)})
     return store_unavailable()
 

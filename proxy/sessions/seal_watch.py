@@ -1,8 +1,8 @@
 """Sessions that another proxy on the same store has sealed.
 
-The workers of one port tell each other (``proxy/cluster/cluster_control.py``). Proxies that share
-no more than a store do not know of each other: while others write to it, it is asked now and then
-which of the sessions in use have been sealed.
+The workers of one port send each other their seals (``proxy/cluster/cluster_control.py``). Proxies
+that share no more than a store do not know of each other: while others write to it, it is asked now
+and then which of the sessions in use have been sealed.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ Everything here can be read again from the store. A call's way through it::
 
     link = session.find(request, agent)                # before the engine is asked
     …
-    growth = session.grow(call_id, link, choices, prompt_token_ids)    # when the call is over
+    growth, _ = session.grow(call_id, link, choices, prompt_token_ids)  # when the call is over
     turn = session.turn(call_id, link, status, messages, growth, len(prompt_token_ids))
     session.add(turn)                                  # when it is in the store
 """
@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
+import numpy as np
 from msgspec import structs
 
 from bridle.proxy.lineage.search import Search
@@ -56,7 +57,7 @@ class Session:
     def measure(self) -> int:
         """Bytes held, roughly; returns by how many they have grown."""
         tree = self.tree
-        size = _SESSION_BYTES + 4 * tree.tokens + _NODE_BYTES * len(tree) + self.prompt.size
+        size = _SESSION_BYTES + 4 * tree.tokens + _NODE_BYTES * len(tree.nodes) + self.prompt.size
         size += _TURN_BYTES * len(self.calls)
         grown, self.size = size - self.size, size
         return grown
@@ -95,14 +96,14 @@ class Session:
         link: Link,
         choices: Sequence[Choice],
         prompt: TokenIds | None,
-        *,
-        exact: bool = False,
-    ) -> Growth:
-        """Puts a call's tokens into the tree. ``exact``: the engine used the prompt that was made
-        from the ids of the link's base."""
+        sent: TokenIds | None = None,
+    ) -> tuple[Growth, bool]:
+        """Puts a call's tokens into the tree: ``prompt`` are the ids that the engine used, and
+        ``sent`` those that it was sent. Also returns whether these are the same."""
+        exact = prompt is not None and sent is not None and np.array_equal(prompt, sent)
         near = None if link.base is None else link.base.tip(link.choice)
         known = near.end if exact and near is not None else 0
-        return self.tree.grow(call_id, prompt, choices, near, known)
+        return self.tree.grow(call_id, prompt, choices, near, known), exact
 
     def turn(
         self,
@@ -115,9 +116,14 @@ class Session:
     ) -> Turn:
         """The turn of a call that is over: ``messages`` are its replies, ``growth`` its tokens.
         Without them, or without a known prompt, nothing is built on it."""
-        tree, prompt = self.tree, None
-        if growth is not None and (tip := tree.node(growth.prompt_span_id)) is not None:
+        nodes, prompt = self.tree.nodes, None
+        if growth is not None and (tip := nodes.get(growth.prompt_span_id)) is not None:
             prompt = Point(tip, prompt_length)
+        choices: list[Sampled] = []
+        for index, message in enumerate(messages):
+            digest, form = self.turns.digester.reply(message)
+            node = None if prompt is None else nodes.get(f"{call_id}.s{index}")
+            choices.append(Sampled(message, digest, form, node))
         return Turn(
             call_id=call_id,
             session_id=self.id,
@@ -126,16 +132,7 @@ class Session:
             seen=link.seen,
             base=link.base,
             base_choice=0 if link.base is None else link.choice,
-            choices=tuple(
-                [
-                    Sampled(
-                        message,
-                        *self.turns.digester.reply(message),
-                        None if prompt is None else tree.node(f"{call_id}.s{index}"),
-                    )
-                    for index, message in enumerate(messages)
-                ]
-            ),
+            choices=tuple(choices),
             prompt=prompt,
             differs=link.differs,
             confidence=link.confidence,

@@ -214,8 +214,8 @@ def _without_foreign_keys(connection: sqlite3.Connection, _: object) -> None:
     connection.execute("PRAGMA foreign_keys=OFF")
 
 
-def upgrade(connection: Connection) -> None:
-    """Runs the migrations from the database's revision to the newest one."""
+def upgrade(connection: Connection, target: str = "head") -> None:
+    """Runs the migrations from the database's revision to ``target``, the newest one."""
     # A proxy that has nothing to migrate need not hold Alembic and what comes with it in memory.
     from alembic import command
     from alembic.config import Config
@@ -223,7 +223,7 @@ def upgrade(connection: Connection) -> None:
     config = Config()
     config.set_main_option("script_location", str(_MIGRATIONS).replace("%", "%%"))
     config.attributes["connection"] = connection
-    command.upgrade(config, "head")
+    command.upgrade(config, target)
     if connection.dialect.name == "sqlite":
         parted = connection.exec_driver_sql("PRAGMA foreign_key_check").all()
         if parted:

@@ -1,7 +1,7 @@
 """The views ``turns``, ``messages`` and ``tool_calls``, by which people read a store.
 
-They are no part of the migrations: every :func:`bridle.store.schema.database.migrate` makes them
-anew from here. docs/sql.md describes their columns.
+They are no part of the migrations' steps: a migration takes them away and makes them anew from
+here. So a change of a view is a migration too, if one without steps. docs/sql.md describes them.
 """
 
 from __future__ import annotations

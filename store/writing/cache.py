@@ -56,7 +56,7 @@ class SessionState:
     @property
     def size(self) -> int:
         """Bytes held, roughly."""
-        held = 0 if self.tree is None else 4 * self.tree.tokens + _NODE_BYTES * len(self.tree)
+        held = 0 if self.tree is None else 4 * self.tree.tokens + _NODE_BYTES * len(self.tree.nodes)
         for request in self.requests.values():
             held += len(request.data) + len(request.replies)
         return held

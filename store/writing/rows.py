@@ -29,7 +29,6 @@ from bridle.store.records import (
     Message,
     Span,
     ToolCall,
-    span_place,
 )
 from bridle.store.schema.database import driver_error
 from bridle.store.schema.tables import bodies, call_messages, calls, spans, tool_sets
@@ -198,10 +197,10 @@ def message_rows(
 
 def span_row(span: Span, ended: CallEnded) -> tuple[Any, ...]:
     """A row of ``spans``."""
-    call_id, choice = span_place(span.id)
-    parent_call, parent_choice = (
-        (None, None) if span.parent_id is None else span_place(span.parent_id)
-    )
+    call_id, choice = span.call_id, _choice(span.id)
+    parent_call = parent_choice = None
+    if span.parent_id is not None:
+        parent_call, parent_choice = span.parent_id.rpartition(".")[0], _choice(span.parent_id)
     versions = [(run.start, run.version) for run in span.versions]
     return (
         call_id,
@@ -216,6 +215,11 @@ def span_row(span: Span, ended: CallEnded) -> tuple[Any, ...]:
         _json(versions) if versions else "[]",
         span_checksum(span),
     )
+
+
+def _choice(span_id: str) -> int:
+    part = span_id.rpartition(".")[2]
+    return OBSERVED if part == "o" else int(part[1:])
 
 
 def body_row(

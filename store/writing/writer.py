@@ -120,8 +120,8 @@ class Writer:
         self._parents: dict[str, str | None] = {}
         """Parent call of each call that is open in this process."""
         self._lost: set[str] = set()
-        """Calls whose ends could not be written: later ones that hang on their tokens must be
-        placed anew."""
+        """Calls whose ends could not be written: calls that hang on their tokens are placed
+        anew."""
         self._queue = JobQueue(queue_limit)
         self._number = 0
         self._writer_id = ""

@@ -20,6 +20,8 @@ from bridle.trainer.learner.checkpoint import CheckpointError
 from bridle.trainer.policy.tiny import TinyShape, make_policy, train_tokenizer
 from bridle.trainer.publish.swap import PublishError
 
+pytestmark = pytest.mark.usefixtures("warm_start")
+
 Bridle = Callable[..., Result]
 
 TRAIN = ("train", "--policy", ".", "--agent", "codex", "--tasks", "t.jsonl", "--verifier", "exact")

@@ -24,6 +24,8 @@ from bridle.run.rollouts import Rollouts
 from bridle.store.reading.queries import Reader
 from bridle.trainer.collector import Collector
 
+pytestmark = pytest.mark.usefixtures("warm_start")
+
 Bridle = Callable[..., Result]
 
 PLAIN = "def check(delivery):\n    return float(delivery.answer == delivery.task.prompt)\n"

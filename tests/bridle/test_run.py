@@ -12,13 +12,17 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import ClassVar
 
+import pytest
 from click.testing import Result
 
 from bridle.store.reading.queries import Reader
 
+pytestmark = pytest.mark.usefixtures("warm_start")
+
 AGENT = """
 import os, sys
 import openai
+
 client = openai.OpenAI()
 reply = client.chat.completions.create(
     model="gpt-x", messages=[{"role": "user", "content": sys.argv[1]}]

@@ -21,8 +21,11 @@ from bridle.trainer.config import ComputeConfig, GrpoConfig, PublishConfig
 from bridle.trainer.policy.compute import UnsupportedCompute
 from bridle.trainer.policy.tiny import TinyShape, make_policy, train_tokenizer
 
+pytestmark = pytest.mark.usefixtures("warm_start")
 AGENT = """
 import json, os, sys, urllib.request
+
+pytestmark = pytest.mark.usefixtures("warm_start")
 body = {"model": "policy", "max_tokens": 4, "messages": [{"role": "user", "content": sys.argv[1]}]}
 request = urllib.request.Request(
     os.environ["OPENAI_BASE_URL"] + "/chat/completions",

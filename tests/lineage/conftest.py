@@ -136,7 +136,7 @@ def ended(
             Choice(np.asarray(ids, dtype=np.uint32), np.zeros(len(ids), np.float32), (), None)
             for _, ids in replies
         ]
-        growth = session.grow(call_id, link, choices, prompt)
+        growth, _ = session.grow(call_id, link, choices, prompt)
         turn = session.turn(call_id, link, status, messages, growth, len(prompt))
     session.add(turn)
     return turn
@@ -167,7 +167,7 @@ def restarted(session: Session, turns: Sequence[Turn]) -> Session:
             SpanKind.OBSERVED if node.id.endswith("o") else SpanKind.SAMPLED,
             node.token_ids,
         )
-        for node in session.tree._nodes.values()
+        for node in session.tree.nodes.values()
         if node.id is not None and node.parent is not None
     ]
     rows = [
@@ -357,7 +357,7 @@ class Policy:
         """Why the ids that the engine ``used`` do not continue the parent's, if they do not."""
         ids = np.asarray(used, dtype=np.uint32)
         call_id = new_id("call")
-        growth = self.held.grow(call_id, link, [], ids)
+        growth, _ = self.held.grow(call_id, link, [], ids)
         reason, _ = CallPrompt(None).verdict(link, growth)
         self.held.tree.drop(call_id)
         if reason is not BreakReason.UNEXPLAINED:

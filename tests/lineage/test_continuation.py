@@ -391,7 +391,7 @@ UNFINDABLE = {
     "a reply is not rendered": (
         "{%- for m in messages if m.role != 'assistant' %}<|im_start|>{{ m.content }}<|im_end|>"
         "{% endfor %}",
-        "does not render what an assistant says",
+        "does not render an assistant's text",
     ),
     "a reply closes in words, differently at the end": (
         "{%- for m in messages %}{{ m.role }}: {{ m.content }}"

@@ -47,7 +47,7 @@ def test_a_prompt_that_left_its_parents_ids_shares_what_it_can(session) -> None:
     second = session.answer(
         session.ask(USER, session.said(first), NEXT), "Three.", prompt_token_ids=[1, 2, 9, 9, 9]
     )
-    node = session.held.tree.node(f"{second.call_id}.o")
+    node = session.held.tree.nodes.get(f"{second.call_id}.o")
     assert node.start == 2
     assert second.path_ids()[:5].tolist() == [1, 2, 9, 9, 9]
 

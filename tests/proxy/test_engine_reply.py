@@ -9,7 +9,7 @@ import pytest
 
 from bridle.proxy.engines.reply import ReplyDecoder
 from bridle.proxy.wire.canonical import ApiError, Finished, Minted, ReasoningDelta, Started, Tokens
-from bridle.proxy.wire.fold import fold
+from bridle.proxy.wire.fold import Fold
 
 MINTED = Minted("call_abcdefghij234567klmnopqr", 1, "chatcmpl-x", "m")
 
@@ -18,6 +18,12 @@ def events(*payloads: Any, choices: int = 1, detail: bool = False) -> list[Any]:
     reply = ReplyDecoder(MINTED, choices=choices, detail=detail)
     found = [event for payload in payloads for event in reply.events(json.dumps(payload).encode())]
     return found + reply.last_events()
+
+
+def fold(events: list[Any]) -> Any:
+    whole = Fold()
+    whole.take(events)
+    return whole.reply()
 
 
 def chunk(delta: dict[str, Any] | None = None, ids: list[int] | None = None, **more: Any) -> Any:

@@ -29,8 +29,12 @@ async def test_draining_waits_for_the_running_calls() -> None:
     gate.running += 2
     draining = asyncio.create_task(gate.drained(10.0))
     await asyncio.sleep(0)
-    gate.leave()
-    await asyncio.sleep(0)
-    assert not draining.done()
-    gate.leave()
+    for still_running in (True, False):
+        assert gate.draining
+        gate.running -= 1
+        gate.left()
+        for _ in range(3):
+            await asyncio.sleep(0)
+        assert draining.done() is not still_running
     assert await draining
+    assert not gate.draining

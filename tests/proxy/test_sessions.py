@@ -15,7 +15,7 @@ from bridle.engine.scripted import Reply, ScriptedCall
 from bridle.proxy.continuation.explanations import Explanations
 from bridle.proxy.sessions.memory import SessionMemory
 from bridle.proxy.sessions.registry import Sessions
-from bridle.proxy.sessions.sampling import effective
+from bridle.proxy.sessions.rules import effective
 from bridle.proxy.settings import ProxySettings
 from bridle.proxy.wire.canonical import Sampling
 from bridle.store.errors import StoreUnavailable
@@ -382,7 +382,7 @@ async def test_a_session_that_changed_elsewhere_leaves_nothing_behind(tmp_path: 
         memory = SessionMemory(reader, 1 << 20)
         explanations = Explanations(writer, None, lambda *_: None)
         settings = ProxySettings("http://engine", path)
-        sessions = Sessions(settings, writer, reader, memory, explanations)
+        sessions = Sessions(settings, writer, reader, memory, explanations.drain)
         made = SessionRecord("ses_1", time.time(), name="lamp", key_hash="hash")
         await sessions.create(made)
         sessions.forget(made.id)

@@ -1,10 +1,15 @@
+import gzip
+import json
 import os
 import re
+import runpy
 import sqlite3
 import subprocess
 import sys
 import threading
 from contextlib import closing
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from alembic.autogenerate import compare_metadata
@@ -194,3 +199,29 @@ def test_a_store_of_a_newer_version_is_left_as_it_is(url):
 def test_an_address_is_shown_without_its_password():
     assert shown("postgresql://u:secret@h/d") == "postgresql+psycopg://u:***@h/d"
     assert shown("/data/a b.db") == "/data/a b.db"
+
+
+released = SimpleNamespace(**runpy.run_path(str(Path(__file__).with_name("released.py"))))
+RELEASES = sorted((Path(__file__).parent / "data").glob("written_by_*.json.gz"))
+
+
+@pytest.mark.parametrize("kept", RELEASES, ids=lambda path: path.name.split(".")[0])
+def test_what_every_release_wrote_is_read_back_exactly(url, kept):
+    """``tests/store/released.py`` keeps a store of each release."""
+    release = kept.name.removeprefix("written_by_").split(".")[0]
+    stored = json.loads(gzip.decompress(kept.read_bytes()))
+    emptied(url)
+    engine = connect(url)
+    with transaction(engine) as connection:
+        upgrade(connection, release)
+        if release == newest_revision():
+            create_views(connection)
+    engine.dispose()
+    released.restore(url, stored["rows"])
+    migrate(url)
+    assert revision(url) == newest_revision()
+    assert released.read(url) == stored["read"]
+    engine = connect(url)
+    with transaction(engine) as connection:
+        assert connection.exec_driver_sql("SELECT COUNT(*) FROM messages").scalar() >= 8
+    engine.dispose()

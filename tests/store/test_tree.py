@@ -123,7 +123,7 @@ def test_a_continuation_of_the_second_choice_is_found():
 def test_where_a_prompt_leaves_the_path_that_it_continues_is_reported():
     tree = TokenTree("s")
     add(tree, "a", [1, 2, 3], [5, 6])
-    growth = tree.grow("b", ids(1, 2, 9), [], tree.node("a.s0"))
+    growth = tree.grow("b", ids(1, 2, 9), [], tree.nodes.get("a.s0"))
     assert growth.shared == 2
     assert [(span.parent_id, span.start) for span in growth.spans] == [("a.o", 2)]
 
@@ -133,7 +133,7 @@ def test_a_prompt_whose_beginning_is_known_is_not_compared(monkeypatch):
     for turn in range(200):
         add(tree, f"c{turn}", prompt.tolist(), [turn], parent=f"c{turn - 1}")
         prompt = np.concatenate([prompt, ids(turn, 7)])
-    near = tree.node("c199.s0")
+    near = tree.nodes.get("c199.s0")
     monkeypatch.setattr("bridle.store.tree.common_prefix", None)
     point, shared = tree.find(prompt, near, known=len(prompt))
     assert (point.node, point.position, shared) == (near, near.end, near.end)
@@ -146,7 +146,7 @@ def test_a_call_that_nothing_hangs_on_can_be_dropped():
     tree.drop("a")
     assert tree.tokens == 6
     tree.drop("b")
-    assert (tree.tokens, len(tree)) == (3, 2)
+    assert (tree.tokens, len(tree.nodes)) == (3, 3)
     growth = add(tree, "c", [1, 2, 5, 3], parent="b")
     assert [(span.parent_id, span.start) for span in growth.spans] == [("a.s0", 3)]
 

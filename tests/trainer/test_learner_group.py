@@ -253,7 +253,9 @@ def test_interrupted_steps_are_not_in_a_checkpoint(policy_directory, collect, tm
     assert [path.name for path in checkpoints(tmp_path)] == ["step-00000001"]
 
 
-def test_a_warning_is_given_once(tmp_path, capfd):
+def test_a_warning_is_given_once(tmp_path, capfd, monkeypatch):
+    # Forked processes write to the standard error that their server was started with.
+    monkeypatch.setattr("bridle.trainer.learner.group._START_METHOD", "spawn")
     sizes = {"vocab_size": 64, "hidden_size": 32, "num_attention_heads": 4}
     layers = {"num_hidden_layers": 2, "layer_types": ["conv", "full_attention"]}
     torch.manual_seed(3)

@@ -17,6 +17,8 @@ import pytest
 from bridle.engine.embedded import EmbeddedEngine
 from bridle.trainer.policy.tiny import TinyShape, make_policy, train_tokenizer
 
+pytestmark = pytest.mark.usefixtures("warm_start")
+
 
 @pytest.fixture(scope="module")
 def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedEngine]:

@@ -121,8 +121,7 @@ def proxy(
     json: JsonOption = False,
 ) -> None:
     """Record agents: point their base URL at this proxy."""
-    from bridle.proxy.process import tune_gc
-    from bridle.proxy.server import ProxyServer
+    from bridle.proxy.server import ProxyServer, tune_gc
     from bridle.proxy.settings import Budget, Limits, ProxySettings, is_loopback
     from bridle.proxy.workers import WorkerPool
     from bridle.run.other_models import other_model, pair

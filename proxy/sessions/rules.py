@@ -1,0 +1,128 @@
+"""The rules in a session's settings: pins and caps of sampling parameters, and a budget.
+
+A budget is looked at when a call begins; a call that runs may end. The store is the account, so
+that every process on it sees the same. Calls that run here are added to it, and those that run in
+other processes are not, so several processes may overdraw by the calls that they begin at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping
+from typing import Any, Final
+
+import msgspec
+
+from bridle.proxy.sessions.session import Session
+from bridle.proxy.settings import Budget
+from bridle.proxy.wire.canonical import ApiError, Sampling
+from bridle.store.reading.queries import Reader
+from bridle.store.records import Note, SessionRecord
+
+_DEFAULTS: Final[Mapping[str, float]] = {
+    "temperature": 1.0,
+    "top_p": 1.0,
+    "min_p": 0.0,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+    "repetition_penalty": 1.0,
+}
+"""The values that engines take for parameters that a request leaves out; the other parameters have
+no bound then."""
+
+
+def effective(asked: Sampling, settings: Mapping[str, Any]) -> tuple[Sampling, tuple[Note, ...]]:
+    """``asked`` under ``settings``: ``pin`` replaces, ``cap`` is an upper bound, ``default`` fills
+    what the client left out. Each value that overrides the client's is noted.
+
+    Settings look like ``{"pin": {"temperature": 1.0}, "cap": {"max_tokens": 512}}``.
+    """
+    changes: dict[str, Any] = {}
+    notes: list[Note] = []
+    for name, value in settings.get("default", {}).items():
+        if getattr(asked, name) is None:
+            changes[name] = value
+    for name, value in settings.get("cap", {}).items():
+        given = changes.get(name, getattr(asked, name))
+        if given is None:
+            changes[name] = min(value, _DEFAULTS.get(name, value))
+        elif given > value or (name == "top_k" and given < 1):  # less than 1 stands for all
+            changes[name] = value
+            notes.append(Note("sampling_capped", name))
+    for name, value in settings.get("pin", {}).items():
+        given = getattr(asked, name)
+        changes[name] = value
+        if given is not None and given != value:
+            notes.append(Note("sampling_pinned", name))
+    if not changes:
+        return asked, ()
+    return msgspec.structs.replace(asked, **changes), tuple(notes)
+
+
+class _Rules(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    max_tokens: int | None = None
+    seed: int | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+
+
+class _Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    pin: _Rules = _Rules()
+    cap: _Rules = _Rules()
+    default: _Rules = _Rules()
+    budget: Budget = Budget()
+
+
+def check_settings(settings: Mapping[str, Any]) -> None:
+    """Raises ``ValueError`` naming the field that is neither a sampling rule nor a budget."""
+    try:
+        msgspec.convert(settings, _Settings)
+    except msgspec.ValidationError as error:
+        raise ValueError(str(error)) from error
+
+
+class Budgets:
+    """Every session's budget: its own settings' ``budget`` over the proxy's default."""
+
+    def __init__(self, reader: Reader, default: Budget) -> None:
+        self._reader = reader
+        self.default = None if default == Budget() else default
+        """Of sessions that have no settings of their own; ``None`` when there is none."""
+
+    def of(self, settings: Mapping[str, Any]) -> Budget | None:
+        """The budget of a session with such settings, or ``None`` when it has none."""
+        own = settings.get("budget")
+        if not own:
+            return self.default
+        return msgspec.structs.replace(self.default or Budget(), **own)
+
+    async def refusal(self, session: Session, budget: Budget) -> tuple[ApiError, Note] | None:
+        """Why the session's next call is refused, if it is; ask before the call begins."""
+        record = session.record
+        if budget.wall_s is not None and time.time() - record.created_at >= budget.wall_s:
+            return _exhausted("wall_s", f"{budget.wall_s:g} s of time", record)
+        if budget.calls is None and budget.tokens is None:
+            return None
+        before = tuple(session.running)
+        calls, tokens = await asyncio.to_thread(self._reader.spent, session.id, before)
+        calls += len(session.running.union(before))
+        if budget.calls is not None and calls >= budget.calls:
+            return _exhausted("calls", f"{budget.calls} calls", record)
+        if budget.tokens is not None and tokens >= budget.tokens:
+            return _exhausted("tokens", f"{budget.tokens} sampled tokens", record)
+        return None
+
+
+def _exhausted(name: str, amount: str, session: SessionRecord) -> tuple[ApiError, Note]:
+    # Qwen Code repeats a 429 for minutes, unless its message has the time of the quota's reset.
+    message = (
+        f"You exceeded your current quota: session {session.id} has used its {amount}, and nothing "
+        "but a new session will reset it."
+    )
+    return ApiError("budget", message, status=429), Note("budget_exhausted", name)

@@ -1,0 +1,195 @@
+"""Every query of docs/sql.md, with Python's ``sqlite3`` and with ``psql``, on recorded calls."""
+
+import csv
+import io
+import re
+import sqlite3
+import subprocess
+from contextlib import closing
+from pathlib import Path
+
+import httpx
+import pytest
+
+from bridle.engine.scripted import Reply, ScriptedCall, ScriptedEngine
+from bridle.proxy.server import ProxyServer
+from bridle.proxy.settings import ProxySettings
+from bridle.reconstruct.samples.sample_store import derive
+from bridle.reconstruct.session import LoadedSession
+from bridle.store.operations.copying import copy_store
+from bridle.store.reading.queries import Reader
+from bridle.trainer.policy.tiny import train_tokenizer
+
+PAGE = Path(__file__).parents[2] / "docs" / "sql.md"
+QUERIES = dict(
+    re.findall(r"^## (.+?)$(?:(?!^## ).)*?^```sql\n(.+?)^```", PAGE.read_text(), re.M | re.S)
+)
+TOOLS = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}]
+
+
+def script(request):
+    last = request.messages[-1]
+    if last["role"] == "tool":
+        return Reply("The sum is " + last["content"] + ".")
+    if "long" in last["content"]:
+        return Reply("one two three four five six", end=False)
+    if request.tools:
+        return Reply(tool_calls=(ScriptedCall("add", {"a": 1, "b": 2}),))
+    return Reply("Yes.")
+
+
+class Agent:
+    """A harness that adds numbers."""
+
+    def __init__(self, http, name, **session):
+        self.http, self.name = http, name
+        opened = http.post("/bridle/v1/sessions", json={"name": name, **session})
+        assert opened.status_code == 201, opened.text
+        self.id = opened.json()["id"]
+        self.messages = []
+
+    def ask(self, content, **fields):
+        self.messages.append({"role": "user", "content": content})
+        return self.call(**fields)
+
+    def call(self, **fields):
+        body = {"model": "policy", "messages": self.messages, **fields}
+        answer = self.http.post(f"/s/{self.name}/v1/chat/completions", json=body)
+        assert answer.status_code == 200, answer.text
+        reply = answer.json()["choices"][0]["message"]
+        self.messages.append({key: value for key, value in reply.items() if value})
+        return reply
+
+    def add(self, result, **fields):
+        reply = self.ask("1 + 2?", tools=TOOLS, **fields)
+        called = reply["tool_calls"][0]["id"]
+        self.messages.append({"role": "tool", "tool_call_id": called, "content": result})
+        self.call(tools=TOOLS, **fields)
+
+    def reward(self, value):
+        reward = {"name": "solved", "value": value}
+        self.http.post(f"/bridle/v1/sessions/{self.id}/rewards", json=reward).raise_for_status()
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("sql")
+    store = folder / "bridle.db"
+    train_tokenizer(folder / "model", ["The sum is three. one two three four five six Yes."] * 20)
+    task = {"suite": "sums", "split": "train", "id": "1", "payload": {}}
+    with (
+        ScriptedEngine(folder / "model", script, served_model_name="policy") as engine,
+        ProxyServer(
+            ProxySettings(engine.base_url, str(store), tokenizer_dir=folder / "model")
+        ) as proxy,
+        httpx.Client(base_url=proxy.base_url, timeout=30, trust_env=False) as http,
+    ):
+        before = Agent(http, "sums-1", harness="codex", task=task)
+        before.add("error: no such tool", temperature=0.7)
+        before.reward(0.0)
+        http.put("/bridle/v1/policy", json={"version": 1}).raise_for_status()
+        after = Agent(http, "sums-2", harness="codex", task=task)
+        after.add("3", temperature=0.7)
+        after.ask("thanks", temperature=0.7)
+        after.reward(0.5)
+        after.reward(1.0)
+        other = Agent(http, "talk", harness="qwen")
+        other.ask("something long", max_tokens=3)
+        other.ask("and now?")
+    with Reader(str(store)) as reader:
+        for session in reader.sessions():
+            derive(LoadedSession.load(reader, session.id))
+    return store
+
+
+def with_sqlite(store, query):
+    with closing(sqlite3.connect(store)) as connection:
+        return [[plain(value) for value in row] for row in connection.execute(query)]
+
+
+def with_psql(url, query):
+    done = subprocess.run(
+        ["psql", "-X", "-q", "-t", "--csv", "-v", "ON_ERROR_STOP=1", url, "-c", query],
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    return [[plain(value) for value in row] for row in csv.reader(io.StringIO(done.stdout))]
+
+
+def plain(value):
+    """A value as both programs show it: numbers as numbers, NULL as nothing."""
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        return value or ""
+
+
+CALLED = '[{"id":"%s","name":"add","arguments":"{\\"a\\": 1, \\"b\\": 2}"}]'
+
+ANSWERS = {
+    "Mean reward by harness and policy version": [
+        ["codex", 0, "solved", 0, 1],
+        ["codex", 1, "solved", 1, 1],
+    ],
+    "The longest sessions": [["sums-2", 3], ["sums-1", 2], ["talk", 2]],
+    "All calls of one tool and their results": [
+        [1, '{"a": 1, "b": 2}', "error: no such tool"],
+        [1, '{"a": 1, "b": 2}', 3],
+    ],
+    "Replies cut by length": [["talk", 1, 3, 3]],
+    "Which temperature the calls used": [[0.7, "", 5], ["", "", 2]],
+    "Breaks by reason": [["tools_changed", 1, 1]],
+    "A session as a readable transcript": [
+        [1, "user", "1 + 2?", "", ""],
+        [1, "assistant", "", "", "add"],
+        [2, "tool", "error: no such tool", "", ""],
+        [2, "assistant", "The sum is error: no such tool.", "", ""],
+    ],
+    "Sessions where a tool failed": [["sums-1", 1]],
+    "One task before and after training": [[0, 1, 0, 0], [1, 2, 0.75, 1]],
+}
+
+
+def check(question, rows):
+    if question == "Tokens by fate":
+        fates = {(row[1], row[2]): row[3] for row in rows}
+        assert {row[0] for row in rows} == {"tree"}
+        assert fates["trained", ""] == sum(fates.values()) > 30
+        return
+    if question == "The longest sessions":
+        assert all(row[2] > 0 and row[3] > row[2] for row in rows)
+        rows = [row[:2] for row in rows]
+    if question == "A session as a readable transcript":
+        assert re.fullmatch(re.escape(CALLED).replace("%s", r"call_\w+"), rows[1][4])
+        rows[1][4] = "add"
+    assert rows == ANSWERS[question]
+
+
+def test_the_page_answers_ten_questions():
+    assert len(QUERIES) == 10
+    assert {*ANSWERS, "Tokens by fate"} == set(QUERIES)
+
+
+@pytest.mark.parametrize("question", QUERIES)
+def test_a_query_answers_on_sqlite(recorded, question):
+    check(question, with_sqlite(recorded, QUERIES[question]))
+
+
+@pytest.mark.postgres
+def test_every_query_answers_the_same_with_psql(recorded, postgres):
+    url = postgres.empty_database()
+    copy_store(str(recorded), url)
+    for question, query in QUERIES.items():
+        rows = with_psql(url, query)
+        check(question, [list(row) for row in rows])
+        assert rows == with_sqlite(recorded, query)
+
+
+@pytest.mark.parametrize("view", ["turns", "messages", "tool_calls"])
+def test_every_column_that_the_page_names_is_there(recorded, view):
+    line = next(text for text in PAGE.read_text().splitlines() if text.startswith(f"| `{view}`"))
+    named = set(re.findall(r"`(\w+)`", line.split("|")[3])) - {"request", "reply"}
+    with closing(sqlite3.connect(recorded)) as connection:
+        columns = connection.execute("SELECT name FROM pragma_table_info(?)", (view,))
+        assert named == {name for (name,) in columns}

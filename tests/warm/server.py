@@ -1,0 +1,202 @@
+"""Forks ``bridle`` commands from a process that has already imported what they import.
+
+``python server.py SOCKET CLIENT`` prints a line when it listens on ``SOCKET`` and ends with its
+standard input. For each connection of ``CLIENT`` (see ``client.py``) it forks a child that takes
+over the client's streams, arguments, environment and folder and runs ``python -m bridle``. The
+client reports the child's end as its own. The child is killed when the client is.
+
+The child differs from a process of its own in two ways: its process number is not the client's,
+and modules that read the environment while they are imported have read this process's.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import gc
+import importlib
+import io
+import json
+import os
+import runpy
+import selectors
+import signal
+import socket
+import sys
+import threading
+from pathlib import Path
+from typing import Any, NoReturn
+
+PRELOADED = (
+    "bridle.cli.program",
+    "bridle.engine.embedded",
+    "bridle.engine.embedded.model",
+    "bridle.engine.scripted",
+    "bridle.engine.vllm",
+    "bridle.engine.vllm.launch",
+    "bridle.proxy.server",
+    "bridle.run.rollouts",
+    "bridle.run.stack",
+    "bridle.run.training",
+    "bridle.trainer.learner.group",
+    "torch.distributed.fsdp",
+    "transformers.models.qwen3.modeling_qwen3",
+    "uvicorn.loops.uvloop",
+    "uvicorn.protocols.http.httptools_impl",
+    "uvloop",
+)
+HEADER_BYTES = 4
+
+
+def main(address: str, client: str) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for module in PRELOADED:
+        importlib.import_module(module)
+    threads = len(os.listdir("/proc/self/task"))
+    assert threads == 1, f"a fork would lack {threads - 1} threads that the imports have started"
+    gc.collect()
+    gc.freeze()
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(address)
+    listener.listen(64)
+    wakeup_read, wakeup_write = socket.socketpair()
+    for end in (wakeup_read, wakeup_write):
+        end.setblocking(False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.set_wakeup_fd(wakeup_write.fileno(), warn_on_full_buffer=False)
+    selector = selectors.DefaultSelector()
+    for source in (listener, wakeup_read, sys.stdin):
+        selector.register(source, selectors.EVENT_READ)
+    print("ready", flush=True)
+    clients: dict[int, socket.socket] = {}
+    while True:
+        for key, _ in selector.select():
+            if key.fileobj is sys.stdin:
+                return
+            if key.fileobj is wakeup_read:
+                with contextlib.suppress(BlockingIOError):
+                    wakeup_read.recv(4096)
+            else:
+                connection, _ = listener.accept()
+                request, streams = receive(connection)
+                if request is None:
+                    connection.close()
+                    continue
+                pid = os.fork()
+                if pid == 0:
+                    signal.set_wakeup_fd(-1)
+                    for inherited in (selector, listener, wakeup_read, wakeup_write):
+                        inherited.close()
+                    for other in clients.values():
+                        other.close()
+                    become(request, streams, connection, client)
+                    return
+                clients[pid] = connection
+                for stream in streams:
+                    os.close(stream)
+        while clients:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+            if not pid:
+                break
+            with contextlib.suppress(OSError), clients.pop(pid) as connection:
+                connection.sendall(
+                    os.waitstatus_to_exitcode(status).to_bytes(4, "big", signed=True)
+                )
+
+
+def receive(connection: socket.socket) -> tuple[dict[str, Any] | None, list[int]]:
+    """What a client asks for and its three streams; None when it is gone already."""
+    header, streams, _, _ = socket.recv_fds(connection, HEADER_BYTES, 3)
+    if len(header) < HEADER_BYTES:
+        return None, streams
+    size, body = int.from_bytes(header, "big"), b""
+    while len(body) < size:
+        piece = connection.recv(size - len(body))
+        if not piece:
+            return None, streams
+        body += piece
+    return json.loads(body), streams
+
+
+def become(
+    request: dict[str, Any], streams: list[int], connection: socket.socket, client: str
+) -> None:
+    """Turns this fork into the process that was asked for, and runs it to its end."""
+    os.setsid()
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    for number in request["ignored"]:
+        signal.signal(number, signal.SIG_IGN)
+    for target, stream in enumerate(streams):
+        os.dup2(stream, target)
+        os.close(stream)
+    os.environ.clear()
+    os.environ.update(request["environment"])
+    os.chdir(request["folder"])
+    unbuffered = bool(os.environ.get("PYTHONUNBUFFERED"))
+    sys.stdin = io.TextIOWrapper(open(0, "rb", closefd=False), encoding="utf-8")  # noqa: SIM115
+    sys.stdout = writer(1, unbuffered)
+    sys.stderr = writer(2, True, errors="backslashreplace")
+    sys.argv = ["bridle", *request["arguments"]]
+    sys.executable = client
+    named = [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
+    sys.path[:1] = [request["folder"], *(entry for entry in named if entry not in sys.path)]
+    os.getppid = lambda: parent_of(request["pid"])
+    for name in ("numpy.random", "torch"):
+        sys.modules[name].seed()
+    threading.Thread(target=follow, args=(connection,), daemon=True).start()
+    code = 1
+    try:
+        runpy.run_module("bridle", run_name="__main__", alter_sys=True)
+    except SystemExit as stop:
+        if stop.code is None or isinstance(stop.code, int):
+            code = stop.code or 0
+        else:
+            print(stop.code, file=sys.stderr)
+    except KeyboardInterrupt:
+        code = -signal.SIGINT
+    except BaseException:  # noqa: BLE001 - reported as an interpreter does
+        sys.excepthook(*sys.exc_info())
+    leave(code)
+
+
+def leave(code: int) -> NoReturn:
+    """The end of an interpreter without its last part: tearing down a thousand modules takes half
+    a second."""
+    try:
+        threading._shutdown()
+        atexit._run_exitfuncs()
+        gc.collect()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        if code == -signal.SIGINT:
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
+            os.kill(os.getpid(), signal.SIGINT)
+    finally:
+        os._exit(code & 0xFF)
+
+
+def writer(descriptor: int, unbuffered: bool, errors: str = "strict") -> io.TextIOWrapper:
+    buffered = open(descriptor, "wb", closefd=False)  # noqa: SIM115 - it lives as long as we do
+    by_line = unbuffered or os.isatty(descriptor)
+    return io.TextIOWrapper(buffered, encoding="utf-8", errors=errors, line_buffering=by_line)
+
+
+def parent_of(pid: int) -> int:
+    """The parent of the client, which stands for ours; 0 when the client is gone."""
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    except FileNotFoundError:
+        return 0
+
+
+def follow(connection: socket.socket) -> None:
+    """Raises the signals that the client has received, and ends this process with the client."""
+    while numbers := connection.recv(64):
+        for number in numbers:
+            os.kill(os.getpid(), number)
+    os.killpg(0, signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
