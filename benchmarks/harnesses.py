@@ -18,9 +18,9 @@ from typing import Any, Final
 from bridle.bench.harness_cases import CASES, HarnessCase
 from bridle.bench.shell_policy import ShellPolicy, WorkedThrough, train_bench_tokenizer
 from bridle.engine.scripted import ScriptedEngine
-from bridle.harnesses.client import ControlClient
-from bridle.harnesses.rollout import Job, Outcome, Rollout, RolloutResult, Settings
-from bridle.harnesses.sandboxes import LocalRuntime
+from bridle.harnesses.client import Client
+from bridle.harnesses.rollout import Job, Outcome, Rollout, RolloutResult, RolloutSettings
+from bridle.harnesses.sandboxes import ProcessSandbox
 from bridle.proxy.server import ProxyServer
 from bridle.proxy.settings import ProxySettings
 from bridle.reconstruct.audit import audit_session
@@ -132,11 +132,11 @@ async def bench_harnesses(
         )
         reader = stack.enter_context(Reader(store))
         adapters = {case.name: case.adapter() for case in cases}
-        async with ControlClient(proxy.base_url) as client:
+        async with Client(proxy.base_url) as client:
             for case in cases:
                 modes = report.figures.setdefault(case.name, {})
                 for mode in MODES:
-                    settings = Settings(
+                    settings = RolloutSettings(
                         place / "sessions" / case.name / mode,
                         parallel=parallel,
                         timeout_s=timeout_s,
@@ -145,7 +145,7 @@ async def bench_harnesses(
                         keep_directories=True,
                     )
                     rollout = Rollout(
-                        client, adapters[case.name], LocalRuntime(), WorkedThrough(), settings
+                        client, adapters[case.name], ProcessSandbox(), WorkedThrough(), settings
                     )
                     jobs = [Job(policy.task(f"{case.name}-{n}")) for n in range(sessions)]
                     results = await rollout.collect(jobs)

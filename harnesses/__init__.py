@@ -1,1 +1,1 @@
-"""Adapters, tasks, verifiers, runtimes and the rollout runner. Speaks HTTP to the proxy."""
+"""Adapters, tasks, verifiers, sandboxes and the rollout runner. Speaks HTTP to the proxy."""

@@ -83,7 +83,7 @@ class SessionRequest:
         return {name: value for name, value in fields.items() if value is not None}
 
 
-class ControlClient:
+class Client:
     """Control requests to one proxy. Use it as an async context manager."""
 
     def __init__(self, base_url: str, key: str | None = None, *, timeout_s: float = 30.0) -> None:

@@ -1,4 +1,4 @@
-"""What every runtime takes and gives back."""
+"""What every sandbox takes and gives back."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ _NO_FILE: Final = frozenset(
 """What a file's name has of itself, or of the other names beside it."""
 
 
-class RuntimeLost(BridleError):
-    """The runtime itself failed, so nothing is known of the agent: trying again may help."""
+class SandboxLost(BridleError):
+    """The sandbox itself failed, so nothing is known of the agent: trying again may help."""
 
     retryable = True
 
@@ -78,7 +78,7 @@ class Captured:
 
 
 @dataclass(frozen=True, slots=True)
-class Finished:
+class ProcessResult:
     """How a launch ended."""
 
     exit_code: int | None
@@ -92,14 +92,14 @@ class Finished:
         return self.exit_code is None
 
 
-class Runtime(Protocol):
+class Sandbox(Protocol):
     """Runs launches, any number at a time.
 
-    ``run`` leaves no process behind, also when it is cancelled. Raises :class:`RuntimeLost`,
+    ``run`` leaves no process behind, also when it is cancelled. Raises :class:`SandboxLost`,
     :class:`LaunchRefused` or :class:`NotLaunchable`.
     """
 
-    async def run(self, launch: Launch) -> Finished: ...
+    async def run(self, launch: Launch) -> ProcessResult: ...
 
     async def close(self) -> None: ...
 
@@ -108,7 +108,7 @@ def prepare(launch: Launch) -> None:
     """Makes the directories and files of a launch.
 
     Raises :class:`LaunchRefused` for a file that cannot be, by its name or its text, and
-    :class:`RuntimeLost` when the machine takes none now.
+    :class:`SandboxLost` when the machine takes none now.
     """
     launch.workspace.mkdir(parents=True, exist_ok=True)
     launch.logs.mkdir(parents=True, exist_ok=True)
@@ -121,7 +121,7 @@ def prepare(launch: Launch) -> None:
             told = f"cannot write the file {str(path)!r}: {why}"
             if isinstance(error, ValueError) or error.errno in _NO_FILE:
                 raise LaunchRefused(told) from error
-            raise RuntimeLost(told) from error
+            raise SandboxLost(told) from error
 
 
 def environment_of(launch: Launch, mark: str) -> dict[str, str]:

@@ -81,7 +81,7 @@ class Zygote:
         self.ids: dict[int, int] = {}
         """Id by process number, for children that have not been reaped."""
         self.pids: dict[int, int] = {}
-        self.learner = Learner(fresh)
+        self.late_imports = LateImports(fresh)
         self.buffer = b""
         self.wakeup_read, self.wakeup_write = os.pipe()
         os.set_blocking(self.wakeup_read, False)
@@ -124,7 +124,7 @@ class Zygote:
         return True
 
     def run(self, request: dict[str, Any]) -> None:
-        report = self.learner.report_for_next()
+        report = self.late_imports.report_for_next()
         pid = os.fork()
         if pid == 0:
             self.control.close()
@@ -133,7 +133,7 @@ class Zygote:
             os.close(self.wakeup_write)
             become(request, report)
         if report is not None:
-            self.learner.teacher = pid
+            self.late_imports.teacher = pid
         self.ids[pid] = request["id"]
         self.pids[request["id"]] = pid
         self.send({"id": request["id"], "pid": pid})
@@ -161,7 +161,7 @@ class Zygote:
             del self.pids[identifier]
             code = os.waitstatus_to_exitcode(status)
             self.send({"id": identifier, "code": code})
-            self.learner.finished(pid, code)
+            self.late_imports.finished(pid, code)
 
     def send(self, message: dict[str, Any]) -> None:
         # The other side may be gone already; its end of the socket, read next, says so.
@@ -169,7 +169,7 @@ class Zygote:
             self.control.sendall(json.dumps(message).encode() + b"\n")
 
 
-class Learner:
+class LateImports:
     """After the first run that ended well, imports the library modules which that run imported.
 
     Libraries import parts of themselves late, on first use; a list of modules to preload cannot

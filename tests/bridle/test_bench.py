@@ -11,7 +11,8 @@ import pytest
 from click.testing import Result
 
 from bridle.bench import continuation, path, store, vllm
-from bridle.trainer.policy.tiny import TinyShape, make_policy, train_tokenizer
+from bridle.trainer.policy.tiny import TinyShape, make_policy
+from bridle.trainer.policy.tiny_tokenizer import train_tokenizer
 
 
 @pytest.mark.parametrize("name", ["continuation", "harnesses", "path", "vllm"])

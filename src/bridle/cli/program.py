@@ -7,12 +7,12 @@ never loads torch and ``bridle --help`` answers at once.
 from __future__ import annotations
 
 from importlib import metadata
+from importlib.util import find_spec
 from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
-from bridle.bench import commands as bench
 from bridle.cli.commands import (
     ablate,
     audit,
@@ -105,5 +105,8 @@ app.command("train")(train.train)
 app.command("worker")(worker.worker)
 app.command("trainer")(trainer.trainer)
 app.command("sft")(sft.sft)
-app.add_typer(bench.app, name="bench")
 app.add_typer(engine.app, name="engine")
+if find_spec("bridle.bench") is not None:  # a checkout: the benchmarks are not installed
+    from bridle.bench import commands as bench
+
+    app.add_typer(bench.app, name="bench")

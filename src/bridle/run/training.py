@@ -29,10 +29,13 @@ from bridle.run.stack import Stack
 from bridle.store.reading.queries import Reader
 from bridle.store.records import PolicyRecord
 from bridle.store.writing.writer import Writer
+from bridle.trainer.batch.filters import FILTERS
 from bridle.trainer.config import GrpoConfig
+from bridle.trainer.credit.advantages import ADVANTAGES
 from bridle.trainer.learner.checkpoint import POLICY_DIRECTORY, checkpoints
 from bridle.trainer.learner.group import learning
 from bridle.trainer.loop import GrpoLoop
+from bridle.trainer.losses.losses import LOSSES
 from bridle.trainer.metrics import SinkGroup, StoreSink, TensorBoardSink
 from bridle.trainer.policy.compute import UnsupportedCompute, choose_devices
 from bridle.trainer.policy.weights import Weights
@@ -80,6 +83,15 @@ def stated(config: GrpoConfig) -> dict[str, Any]:
     }
 
 
+def require_parts(config: GrpoConfig) -> None:
+    """Raises :class:`bridle.errors.UsageError` for an advantage, loss or filter that ``config``
+    names and that does not exist."""
+    ADVANTAGES.find(config.advantages.baseline)
+    LOSSES.find(config.loss.name)
+    for name in config.filters.extra:
+        FILTERS.find(name)
+
+
 def require_devices(config: GrpoConfig) -> None:
     """Raises ``UnsupportedCompute`` where ``config`` names devices that are
     not here, or that cannot train so."""
@@ -104,6 +116,7 @@ def train(
     leaves a checkpoint of the last whole step. Raises
     :class:`bridle.trainer.policy.compute.UnsupportedCompute`, and what its parts raise.
     """
+    require_parts(plan.config)
     require_devices(plan.config)
     loop_directory = plan.directory / CHECKPOINTS
     with (

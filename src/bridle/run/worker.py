@@ -27,9 +27,9 @@ from starlette.types import Receive, Scope, Send
 
 from bridle.engine.serve.transport import ClientGone, unless_client_leaves
 from bridle.harnesses.adapters.base import Adapter
-from bridle.harnesses.client import ControlClient, ControlError
-from bridle.harnesses.rollout import Job, Rollout, RolloutResult, Settings, grouped
-from bridle.harnesses.sandboxes.base import NotLaunchable, Runtime
+from bridle.harnesses.client import Client, ControlError
+from bridle.harnesses.rollout import Job, Rollout, RolloutResult, RolloutSettings, grouped
+from bridle.harnesses.sandboxes.base import NotLaunchable, Sandbox
 from bridle.harnesses.tasks.task import Task
 from bridle.harnesses.verifiers import Verifier
 
@@ -54,10 +54,10 @@ class Duties:
 
     proxy_url: str
     adapter: Adapter
-    runtime: Runtime
+    sandbox: Sandbox
     verifier: Verifier
     tasks: Sequence[Task]
-    settings: Settings
+    settings: RolloutSettings
     key: str | None = None
     """Admin key of the proxy; trainers must send it, too."""
 
@@ -102,9 +102,9 @@ async def _results(
     duties: Duties, asked: Round, turn: asyncio.Lock, told: Callable[[str], None]
 ) -> AsyncGenerator[dict[str, Any]]:
     """One round at a time: another trainer, or the same one come back, waits for its turn."""
-    async with turn, ControlClient(duties.proxy_url, duties.key) as client:
+    async with turn, Client(duties.proxy_url, duties.key) as client:
         settings = replace(duties.settings, run_id=asked.run_id)
-        rollout = Rollout(client, duties.adapter, duties.runtime, duties.verifier, settings)
+        rollout = Rollout(client, duties.adapter, duties.sandbox, duties.verifier, settings)
         jobs = duties.jobs(asked)
         stream = rollout.run(jobs)
         ended = 0
@@ -189,11 +189,11 @@ async def _serve(duties: Duties, listener: socket.socket, told: Callable[[str], 
     try:
         await server.serve(sockets=[listener])
     finally:
-        await duties.runtime.close()
+        await duties.sandbox.close()
 
 
 class _Server(uvicorn.Server):
-    """Leaves the signals to us: uvicorn would raise them again, past the runtime's end."""
+    """Leaves the signals to us: uvicorn would raise them again, past the sandbox's end."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Any:

@@ -8,10 +8,9 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from bridle.cli.commands.proxy import UPSTREAM_KEY_VARIABLE
 from bridle.cli.options import JsonOption, StoreOption, base_urls
 from bridle.cli.terminal import out, print_json
-from bridle.run.environment import key_in
+from bridle.run.environment import UPSTREAM_KEY_VARIABLE, key_in
 
 
 def doctor(

@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from bridle.cli.commands.proxy import UPSTREAM_KEY_VARIABLE
 from bridle.cli.options import JsonOption, base_urls
 from bridle.cli.serving import announce, leave_on_sigterm, wait_for_signal
 from bridle.cli.terminal import err, fail, out, print_json
-from bridle.run.environment import VLLM_KEY_VARIABLE, key_in
+from bridle.run.environment import UPSTREAM_KEY_VARIABLE, VLLM_KEY_VARIABLE, key_in
 
 if TYPE_CHECKING:
     from bridle.engine.vllm import Check, Expectation, VllmServer

@@ -21,15 +21,18 @@ from bridle.cli.options import (
 )
 from bridle.cli.serving import announce, listening_on, wait_for_signal
 from bridle.cli.terminal import err, fail
-from bridle.run.environment import DEFAULT_PORT, key_in
+from bridle.run.environment import (
+    ADMIN_KEY_VARIABLE,
+    DEFAULT_PORT,
+    UPSTREAM_KEY_VARIABLE,
+    key_in,
+)
 from bridle.store.records import Continuation
 from bridle.store.schema.database import migrate, shown
 
 if TYPE_CHECKING:
     from fastapi import APIRouter
 
-ADMIN_KEY_VARIABLE = "BRIDLE_ADMIN_KEY"
-UPSTREAM_KEY_VARIABLE = "BRIDLE_UPSTREAM_API_KEY"
 _PATIENCE_S: Final = 2.0
 
 

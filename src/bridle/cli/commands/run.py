@@ -12,7 +12,7 @@ import typer
 from bridle.cli.options import BudgetCalls, BudgetSeconds, BudgetTokens, ProxyOption
 from bridle.cli.terminal import err, fail
 from bridle.harnesses.client import (
-    ControlClient,
+    Client,
     ControlError,
     ProxyUnreachable,
     Session,
@@ -81,13 +81,13 @@ def run(
 
 
 async def _create(proxy: str, key: str | None, request: SessionRequest) -> Session:
-    async with ControlClient(proxy, key) as client:
+    async with Client(proxy, key) as client:
         return await client.create_session(request)
 
 
 async def _seal(proxy: str, key: str | None, session: Session, code: int | None) -> str:
     """Seals the session; what to tell the user about it."""
-    async with ControlClient(proxy, key) as client:
+    async with Client(proxy, key) as client:
         problem = await seal_session(client, session, code)
         if problem:
             return f"bridle: session {session.id} could not be sealed: {problem}"

@@ -8,7 +8,6 @@ from typing import Annotated
 
 import typer
 
-from bridle.cli.commands.proxy import ADMIN_KEY_VARIABLE
 from bridle.cli.extras import needs_extra
 from bridle.cli.options import (
     DeviceOption,
@@ -29,7 +28,7 @@ from bridle.cli.reading import reader
 from bridle.cli.serving import leave_on_sigterm
 from bridle.cli.settings import GRPO, chosen
 from bridle.cli.terminal import out, print_json
-from bridle.run.environment import API_KEY_VARIABLE, key_in
+from bridle.run.environment import ADMIN_KEY_VARIABLE, API_KEY_VARIABLE, key_in
 from bridle.run.holding import LOCK, hold
 
 
