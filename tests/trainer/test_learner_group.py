@@ -7,6 +7,7 @@ import os
 import signal
 import threading
 import time
+from multiprocessing import forkserver
 
 import numpy as np
 import pytest
@@ -254,6 +255,7 @@ def test_interrupted_steps_are_not_in_a_checkpoint(policy_directory, collect, tm
 
 
 def test_a_warning_is_given_once(tmp_path, capfd):
+    forkserver._forkserver._stop()  # the next one writes to the streams that ``capfd`` reads
     sizes = {"vocab_size": 64, "hidden_size": 32, "num_attention_heads": 4}
     layers = {"num_hidden_layers": 2, "layer_types": ["conv", "full_attention"]}
     torch.manual_seed(3)

@@ -22,7 +22,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from multiprocessing.connection import Connection, wait
-from multiprocessing.context import SpawnProcess
+from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
@@ -119,7 +119,7 @@ class LearnerGroup:
         self._policy = policy
         self._config = config
         self._devices = devices
-        self._processes: list[SpawnProcess] = []
+        self._processes: list[ForkServerProcess] = []
         self._pipes: list[Connection] = []
         self._owing: set[int] = set()
         """Those whose answer to something earlier was not waited for."""
@@ -144,12 +144,15 @@ class LearnerGroup:
         self._end()
 
     def _start(self) -> None:
-        spawning = multiprocessing.get_context("spawn")
+        # Forked from a process that has imported this module, and with it torch, once; none of the
+        # imports starts a thread or asks for a device.
+        forking = multiprocessing.get_context("forkserver")
+        forking.set_forkserver_preload([__name__])
         for rank, device in enumerate(self._devices):
-            ours, theirs = spawning.Pipe()
+            ours, theirs = forking.Pipe()
             store = Path(self._meeting.name) / "store"
             seat = _Seat(rank, len(self._devices), str(device), store)
-            process = spawning.Process(
+            process = forking.Process(
                 target=_serve, args=(seat, self._policy, self._config, theirs), daemon=True
             )
             process.start()
