@@ -14,7 +14,6 @@ from bridle.proxy.engines.policy_gate import PolicyGate
 from bridle.proxy.engines.pool import EnginePool
 from bridle.proxy.engines.routes import ModelRoutes
 from bridle.proxy.http.watch import Watch
-from bridle.proxy.recording.logs import log_call
 from bridle.proxy.recording.metrics import Metrics
 from bridle.proxy.recording.recorder import Observer, Recorder
 from bridle.proxy.recording.stored_responses import StoredResponses
@@ -115,7 +114,7 @@ class Services:
                 memory,
                 metrics,
                 explanations,
-                [log_call, *_observers(tracing)],
+                _observers(tracing),
                 forward=settings.when_store_is_down == "forward",
             ),
             continuer=continuer,

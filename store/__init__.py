@@ -1,1 +1,5 @@
-"""SQL schema, the durable writer and queries: SQLite by default, PostgreSQL at scale."""
+"""The store: SQL schema, the durable writer, and queries, on SQLite or PostgreSQL.
+
+``schema/`` has tables, views and migrations; ``encoding/`` turns arrays and bodies into bytes;
+``writing/`` commits records, ``reading/`` reads them back; ``operations/`` copies, forgets, leases.
+"""

@@ -242,7 +242,7 @@ class Message(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
 
 
 class RequestDigests(msgspec.Struct, frozen=True, gc=False, array_like=True):
-    """What a request says, in digests of 16 bytes: lineage compares requests by them."""
+    """A request in digests of 16 bytes: lineage compares requests by them."""
 
     system: bytes
     """The leading system messages."""
@@ -281,7 +281,10 @@ class LineageState(msgspec.Struct, frozen=True, gc=False):
 
 
 class Conversation(msgspec.Struct, frozen=True, gc=False):
-    """What a request says. Its whole conversation is its base's, that call's reply and ``tail``."""
+    """The messages and tools of a request.
+
+    The whole conversation is that of its base, then the base's reply, then ``tail``.
+    """
 
     tail: tuple[Message, ...]
     """The messages after the base's reply; all of them when there is no base."""
@@ -320,7 +323,7 @@ class Choice(msgspec.Struct, frozen=True, gc=False):
     token_ids: TokenIds
     """``uint32[T]``, the engine's own, stop token included."""
     logprobs: Logprobs
-    """``float32[T]``, of the engine's sampling distribution as its ``--logprobs-mode`` says."""
+    """``float32[T]``, of the engine's sampling distribution, which its ``--logprobs-mode`` sets."""
     versions: tuple[VersionRun, ...]
     finish_reason: str | None
 
@@ -369,7 +372,7 @@ class CallEnded(msgspec.Struct, frozen=True, gc=False):
     ended_at: float
     first_token_at: float | None = None
     prompt_token_ids: TokenIds | None = None
-    """``uint32[P]`` as the engine says it used them; ``None`` when it did not say."""
+    """``uint32[P]`` as the engine reports it used them; ``None`` without a report."""
     choices: tuple[Choice, ...] = ()
     growth: Growth | None = None
     """Where these tokens stand in the session's tree; ``None``: the writer looks, in its own."""
@@ -383,7 +386,7 @@ class CallEnded(msgspec.Struct, frozen=True, gc=False):
     """The reply of each choice, its tool calls under their minted ids."""
     kind: CallKind = CallKind.UNKNOWN
     role: str | None = None
-    """Name of the sub-agent or side task, when the harness told."""
+    """Name of the sub-agent or side task, when the harness names it."""
     break_reason: BreakReason | None = None
     reason: str | None = None
     """Why a call failed, was cut or quarantined."""
@@ -464,16 +467,16 @@ class PolicyRecord:
 
 @dataclass(frozen=True, slots=True)
 class ServedPolicy:
-    """What an engine was last said to serve; one row each."""
+    """What an engine last was reported to serve; one row each."""
 
     engine: str
-    """Its base URL, as the proxy is told it."""
+    """Its base URL, as the proxy is given it."""
     version: int
     model: str | None
     """Served model name, when it changes with the version."""
-    told_at: float
+    reported_at: float
     weights_fingerprint: str | None = None
-    """What the engine itself then said of its weights; ``None`` when it says nothing of them."""
+    """The engine's own fingerprint of its weights at that time; ``None`` when it reports none."""
 
 
 @dataclass(frozen=True, slots=True)

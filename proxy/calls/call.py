@@ -95,6 +95,7 @@ class Call:
             self._decoder,
             call_id=begun.id,
             session_id=begun.session_id,
+            homes=recording.session.homes,
             notes=notes,
             retries=services.settings.limits.retries,
         )
@@ -250,9 +251,7 @@ class Call:
         return self._dialect.error(error)
 
     async def _send_error(self, reply: HttpError) -> None:
-        if self._emitter is not None and reply.status == 200:
-            if not self._client.started:
-                self._client.start_stream(self._content_type, self._headers)
+        if self._client.started:
             await self._client.finish(reply.body)
         else:
             await self._client.refuse(reply, self._headers)

@@ -111,7 +111,8 @@ class DataPlane:
         caller = await services.sessions.authenticate(client.headers, client.address)
         body = await client.body(services.settings.limits.body_bytes)
         identity = identify(client.headers)
-        request = self._parsed(route, client, body)
+        dialect = DIALECTS[route.dialect]
+        request = _storable(dialect.parse(body, dict(route.parameters), _query(client)))
         if request.dialect == "responses":
             request = await services.stored_responses.expand(request, body, caller.may_read)
         session, link = await self._admit(caller, route, identity, request)
@@ -144,7 +145,6 @@ class DataPlane:
             recording = services.recorder.begin(begun, session, request, link, prompt)
         except StoreUnavailable as error:
             raise store_unavailable() from error
-        dialect = DIALECTS[route.dialect]
         call = Call(services, client, dialect, request, recording, ask, to.engines, notes)
         if refusal is not None:
             reason, note = refusal
@@ -152,10 +152,6 @@ class DataPlane:
             await call.refuse(reason)
         else:
             await call.serve()
-
-    def _parsed(self, route: Route, client: Client, body: bytes) -> Request:
-        parse = DIALECTS[route.dialect].parse
-        return _storable(parse(body, dict(route.parameters), _query(client)))
 
     async def _admit(
         self, caller: Caller, route: Route, identity: Identity, request: Request

@@ -77,7 +77,7 @@ class ClusterControl:
         served = await asyncio.to_thread(self._reader.served)
         known = [served[state.url] for state in self._engines.states() if state.url in served]
         if known:
-            newest = max(known, key=lambda one: (one.version, one.told_at))
+            newest = max(known, key=lambda one: (one.version, one.reported_at))
             self._gate.publish(Policy(newest.version, newest.model), back=True)
             for one in known:
                 self._engines.published(

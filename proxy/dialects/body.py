@@ -2,7 +2,7 @@
 
 :func:`decode` decodes the body once, and :func:`convert` checks it against the dialect's struct.
 Parts that come in many kinds (content blocks, items, tools) stay dictionaries there and are
-converted one by one, with :func:`convert` or :func:`pick`. Every mismatch raises an
+converted one by one, with :func:`convert` or :func:`typed`. Every mismatch raises an
 :class:`ApiError` (400) that names the field, so the worst result of any body is a refusal.
 """
 
@@ -61,11 +61,19 @@ def convert(value: Any, kind: type[T], field: str = "") -> T:
     raise invalid(path.lstrip(".").replace(".[", "["), _PLACE.sub("", message))
 
 
-def pick(value: Json, kinds: Mapping[str, type[T]], field: str) -> T | None:
-    """``value`` as the struct that ``kinds`` has for its ``type``; ``None`` for a type that it does
-    not have. Raises :class:`ApiError` (400)."""
-    kind = kinds.get(type_of(value, field))
-    return None if kind is None else convert(value, kind, field)
+def typed(
+    value: Json, kind: type[T], required: Mapping[str, tuple[str, ...]], field: str
+) -> tuple[str, T | None]:
+    """The type of ``value``, and ``value`` as a ``kind`` when ``required`` has that type. Its
+    entry names the fields that must be there. Raises :class:`ApiError` (400)."""
+    name = type_of(value, field)
+    needed = required.get(name)
+    if needed is None:
+        return name, None
+    for part in needed:
+        if value.get(part) is None:
+            raise invalid(f"{field}.{part}", "Field required")
+    return name, convert(value, kind, field)
 
 
 def type_of(value: Json, field: str) -> str:
@@ -129,4 +137,5 @@ def _undecodable(body: bytes) -> str | None:
     with suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         for name, value in _RAW_FIELDS.decode(body).items():  # noqa: B007
             msgspec.json.decode(value)
+        name = None
     return name

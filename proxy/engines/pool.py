@@ -13,7 +13,6 @@ import contextlib
 import hashlib
 import logging
 import time
-from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Final, TypeVar
@@ -32,7 +31,6 @@ from bridle.proxy.wire.canonical import ApiError, Request
 log = logging.getLogger("bridle.proxy")
 
 _SHORTEST_RETRY_S: Final = 1.0
-_HOMES_KEPT: Final = 4096
 
 Answer = TypeVar("Answer")
 Fingerprints = Mapping[str, str | None]
@@ -50,6 +48,8 @@ class PooledEngine:
         self.serves = ServedWeights(endpoint, self.name, version)
         self.running = 0
         """Calls that it serves: add 1 for a call and pair it with :meth:`leave`."""
+        self.removed = False
+        """Whether it has been taken out of its pool."""
         self.retries = 0
         """Calls that went on to another try after this engine failed them."""
         self._idle = asyncio.Event()
@@ -88,6 +88,10 @@ class EngineState(msgspec.Struct, frozen=True):
     changes: int
 
 
+Homes = dict["EnginePool", PooledEngine]
+"""By pool, the engine that a session stays with."""
+
+
 class EnginePool:
     """Start it inside the event loop that uses it."""
 
@@ -112,8 +116,6 @@ class EnginePool:
         for url in urls:
             engine = self._made(url, gate.version)
             self._engines[engine.endpoint.base] = engine
-        self._homes: OrderedDict[str, PooledEngine] = OrderedDict()
-        """Session id -> the engine that it stays with."""
         self._checks = Periodic("engine-health", settings.limits.health_check_s, self.check)
 
     async def start(self) -> None:
@@ -129,24 +131,23 @@ class EnginePool:
 
     # -- choosing --------------------------------------------------------------------------------
 
-    def choose(self, session_id: str | None, avoid: Collection[PooledEngine] = ()) -> PooledEngine:
-        """The engine for the session's next call; ``avoid`` is asked only when no other is left.
+    def choose(
+        self, session_id: str, homes: Homes, avoid: Collection[PooledEngine] = ()
+    ) -> PooledEngine:
+        """The engine for the session's next call: the one in ``homes`` while it can be used, else
+        another one that it stays with from now on. ``avoid`` is asked only when no other is left.
 
         Raises :class:`ApiError` (503) when none is usable.
         """
-        if session_id is not None and (home := self._homes.get(session_id)) is not None:
-            self._homes.move_to_end(session_id)
-            if home not in avoid and self.usable(home):
-                return home
+        home = homes.get(self)
+        if home is not None and home not in avoid and self.usable(home):
+            return home
         usable = self.usable_engines()
         if not usable:
             raise self._none_usable()
         fresh = [engine for engine in usable if engine not in avoid]
         chosen = min(fresh or usable, key=lambda one: (one.running, _rank(one, session_id)))
-        if session_id is not None:
-            self._homes[session_id] = chosen
-            while len(self._homes) > _HOMES_KEPT:
-                self._homes.popitem(last=False)
+        homes[self] = chosen
         return chosen
 
     def usable_engines(self) -> list[PooledEngine]:
@@ -154,7 +155,7 @@ class EnginePool:
 
     def usable(self, engine: PooledEngine) -> bool:
         serves, circuit = engine.serves, engine.circuit
-        if serves.version != self.gate.version or serves.changed:
+        if engine.removed or serves.version != self.gate.version or serves.changed:
             return False
         return circuit.calm or circuit.admits
 
@@ -340,8 +341,7 @@ class EnginePool:
         if len(self._engines) == 1:
             raise ValueError("the last engine cannot be removed")
         del self._engines[engine.endpoint.base]
-        for session_id in [key for key, home in self._homes.items() if home is engine]:
-            del self._homes[session_id]
+        engine.removed = True
         return engine
 
     def _made(self, url: str, version: int) -> PooledEngine:
@@ -372,7 +372,7 @@ def _base(url: str) -> str:
     return url.rstrip("/").removesuffix("/v1")
 
 
-def _rank(engine: PooledEngine, session_id: str | None) -> bytes:
+def _rank(engine: PooledEngine, session_id: str) -> bytes:
     """Settles ties alike in every process: each session has its own order of engines."""
     text = f"{session_id} {engine.endpoint.base}"
     return hashlib.blake2b(text.encode(), digest_size=8).digest()

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from bridle.proxy.engines.circuit import CircuitState
 from bridle.proxy.engines.endpoint import CONNECTION_ERRORS, connection_error, refusal
-from bridle.proxy.engines.pool import EnginePool, PooledEngine, report
+from bridle.proxy.engines.pool import EnginePool, Homes, PooledEngine, report
 from bridle.proxy.engines.reply import ReplyDecoder
 from bridle.proxy.engines.request import EngineRequest
 from bridle.proxy.engines.served_weights import other_weights
@@ -44,6 +44,7 @@ class EngineStream:
         "_call_id",
         "_decoder",
         "_failure",
+        "_homes",
         "_notes",
         "_over",
         "_pool",
@@ -63,6 +64,7 @@ class EngineStream:
         *,
         call_id: str,
         session_id: str,
+        homes: Homes,
         notes: list[Note],
         retries: int,
     ) -> None:
@@ -74,6 +76,7 @@ class EngineStream:
         self._decoder = decoder
         self._call_id = call_id
         self._session_id = session_id
+        self._homes = homes
         self._notes = notes
         self._retries = retries
         self._response: EngineResponse | None = None
@@ -89,7 +92,7 @@ class EngineStream:
         """Sends the request; returns when an engine has taken it. Raises :class:`ApiError`."""
         tried: list[PooledEngine] = []
         while True:
-            engine = self._pool.choose(self._session_id, tried)
+            engine = self._pool.choose(self._session_id, self._homes, tried)
             if engine in tried:
                 await asyncio.sleep(_PAUSES_S[min(len(tried), len(_PAUSES_S)) - 1])
             model = self._pool.known_model(engine, self._request.model)

@@ -12,7 +12,6 @@ import traceback
 from datetime import UTC, datetime
 from typing import Any, Final, Literal
 
-from bridle.proxy.recording.recorder import CallOutcome
 from bridle.proxy.settings import LogLevel
 from bridle.store.records import CallBegun, CallEnded
 
@@ -57,10 +56,8 @@ class JsonLines(logging.Formatter):
         return json.dumps(line, default=str, ensure_ascii=False)
 
 
-def log_call(begun: CallBegun, ended: CallEnded, _: CallOutcome) -> None:
+def log_call(begun: CallBegun, ended: CallEnded) -> None:
     """A call is over and in the store."""
-    if not log.isEnabledFor(logging.INFO):
-        return
     first = ended.first_token_at
     fields: dict[str, Any] = {
         "session": ended.session_id,

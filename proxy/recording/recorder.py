@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -12,6 +13,7 @@ import msgspec
 from bridle.proxy.continuation.explanations import Explanations
 from bridle.proxy.continuation.prompt import CallPrompt
 from bridle.proxy.lineage.turn import TRUSTED, Link, Turn
+from bridle.proxy.recording.logs import log, log_call
 from bridle.proxy.recording.metrics import Metrics
 from bridle.proxy.recording.stored_responses import begins_with_instructions
 from bridle.proxy.sessions.memory import SessionMemory
@@ -119,6 +121,8 @@ class Recorder:
         if ended.break_reason is BreakReason.UNEXPLAINED:
             self._explanations.begin(ended, recording.link, recording.request)
         self._metrics.count_call(begun.dialect, begun.started_at, ended)
+        if log.isEnabledFor(logging.INFO):
+            log_call(begun, ended)
         for observe in self._observers:
             observe(begun, ended, outcome)
 
@@ -238,7 +242,7 @@ def recorded_conversation(request: Request, link: Link) -> Conversation:
         tail=link.tail,
         tools=tuple(request.tools),
         length=len(request.messages),
-        instructions=begins_with_instructions(request),
+        instructions=request.dialect == "responses" and begins_with_instructions(request),
         lineage=link.state(),
     )
 

@@ -63,6 +63,7 @@ class Sessions:
         self._reader = reader
         self._memory = memory
         self._before_seal = before_seal
+        self._open_on_loopback = settings.open_on_loopback
         self._creating: dict[str, asyncio.Lock] = {}
 
     async def authenticate(self, headers: Mapping[str, str], address: str | None) -> Caller:
@@ -76,7 +77,7 @@ class Sessions:
         for key in given:
             if key.startswith(SESSION_KEY_PREFIX):
                 return Caller(admin=False, session=await self._by_key(key))
-        if self._settings.open_on_loopback and is_loopback(address) and _local_host(headers):
+        if self._open_on_loopback and is_loopback(address) and _local_host(headers):
             return Caller(admin=True, session=None)
         raise unauthorised(
             "this proxy needs a session key (brk_…) or the admin key"

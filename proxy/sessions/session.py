@@ -12,7 +12,7 @@ Everything here can be read again from the store. A call's way through it::
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from msgspec import structs
@@ -33,7 +33,18 @@ _NODE_BYTES: Final = 500
 class Session:
     """See the module."""
 
-    __slots__ = ("calls", "id", "loaded", "prompt", "record", "running", "size", "tree", "turns")
+    __slots__ = (
+        "calls",
+        "homes",
+        "id",
+        "loaded",
+        "prompt",
+        "record",
+        "running",
+        "size",
+        "tree",
+        "turns",
+    )
 
     def __init__(
         self, record: SessionRecord, turns: TurnIndex | None = None, *, loaded: bool = True
@@ -49,6 +60,8 @@ class Session:
         """Its calls that are at the engine."""
         self.prompt = KnownPrompt()
         """Its latest long prompt as the engine reported it."""
+        self.homes: dict[Any, Any] = {}
+        """By pool of engines, the one that it stays with."""
         self.loaded = loaded
         """Whether the calls that the store has of it have been read."""
         self.size = 0

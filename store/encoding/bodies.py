@@ -2,7 +2,7 @@
 
 A harness sends its whole history with every call. A request is kept as a splice of an earlier
 request of its session: ``base[:prefix] + middle + base[len(base) - suffix:]``, and only the middle
-is stored. What a body says is in message columns already, so those texts are the dictionary that
+is stored. The text of a body is in message columns already, so those texts are the dictionary that
 zstd compresses it with: for a response the replies; for a request its own messages, the replies
 that came after its base, and the part of the base that it replaces. Bases form chains; reading a
 request is a splice per link. A request that shares little with its base is stored whole and begins
@@ -68,7 +68,7 @@ def sha256_of(data: bytes) -> bytes:
 
 
 def texts_of(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()) -> bytes:
-    """What these say, written as bodies write it. Equal for equal messages, whoever asks."""
+    """Their texts, written as bodies write them; equal for equal messages and tools."""
     said: list[Any] = list(tools)
     for message in messages:
         said += (message.reasoning, message.content, message.tool_call_id, message.name)

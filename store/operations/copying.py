@@ -50,16 +50,16 @@ def copy_store(source: str, target: str) -> dict[str, int]:
         raise StoreUnavailable(f"{shown(source)} cannot be read: {error.orig}") from error
     if found != newest_revision():
         # Columns that only one of the two has would be missed, or lost without a word.
-        told = f"its schema is {found or 'not ours'}, not {newest_revision()}"
-        raise StoreUnavailable(f"{shown(source)} cannot be copied: {told}")
+        cause = f"its schema is {found or 'not ours'}, not {newest_revision()}"
+        raise StoreUnavailable(f"{shown(source)} cannot be copied: {cause}")
     migrate(target)
     origin, destination = connect(source), connect(target, synchronous="FULL")
     try:
         with snapshot(origin) as reading, transaction(destination) as writing:
             for table in _tables():
                 if writing.execute(select(func.count()).select_from(table)).scalar_one():
-                    told = f"{shown(target)} already holds {table.name}: give an empty store"
-                    raise NotEmpty(told)
+                    cause = f"{shown(target)} already holds {table.name}: give an empty store"
+                    raise NotEmpty(cause)
             return {str(table.name): _copy(reading, writing, table) for table in _tables()}
     except DBAPIError as error:
         raise StoreUnavailable(f"{shown(source)} cannot be copied: {error.orig}") from error
@@ -122,8 +122,8 @@ def _sqlite_backup(source: Path, target: Path) -> None:
             origin.backup(destination, pages=-1)
             destination.execute("PRAGMA journal_mode=DELETE")
     except sqlite3.Error as error:
-        told = f"{source} cannot be copied to {target}: {error}"
-        raise StoreUnavailable(told) from error
+        cause = f"{source} cannot be copied to {target}: {error}"
+        raise StoreUnavailable(cause) from error
 
 
 def _prove(path: Path) -> None:

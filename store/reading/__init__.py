@@ -1,0 +1,5 @@
+"""From rows to records: typed calls, exact tokens and exact bodies.
+
+``queries.py`` is the face (``Reader``); ``loading.py`` decodes spans, messages and bodies for
+readers and for the writer.
+"""

@@ -93,7 +93,7 @@ class CallRow:
 
     def with_kind(self, kind: CallKind, role: str | None) -> CallRow:
         """This call with another kind and role; ``dataclasses.replace`` takes three times as long,
-        and every call of every session is told apart."""
+        and every call of every session is classified."""
         values = list(_values(self))
         values[_KIND], values[_ROLE] = kind, role
         return CallRow(*values)

@@ -42,7 +42,7 @@ from bridle.store.records import (
 )
 from bridle.store.schema.tables import bodies, call_messages, calls, spans, tool_sets
 from bridle.store.tree import TokenTree
-from bridle.store.writing.cache import SessionState
+from bridle.store.writing.cache import CachedSession
 
 
 def json_as_text(table: Table) -> list[ColumnElement[Any]]:
@@ -86,9 +86,9 @@ def token_tree(connection: Connection, session_id: str) -> TokenTree:
     return TokenTree(session_id, map(read_span, rows))
 
 
-def state(connection: Connection, session_id: str) -> SessionState:
+def state(connection: Connection, session_id: str) -> CachedSession:
     """What a writer needs to go on with a session that it does not remember."""
-    loaded = SessionState()
+    loaded = CachedSession()
     latest = connection.execute(
         select(calls.c.id)
         .where(calls.c.session_id == session_id)
@@ -173,7 +173,7 @@ def _packed(row: Row[Any]) -> Packed:
 
 
 class Said(NamedTuple):
-    """What the messages of a call say."""
+    """The messages of a call."""
 
     asked: tuple[Message, ...]
     """Those of its request that are its own."""

@@ -319,7 +319,7 @@ class Reader:
         return _spans_by_session(session_ids, self._rows_of(_SPANS_OF, session_ids))
 
     def prompt_token_ids(self, call_id: str) -> TokenIds | None:
-        """``uint32[P]`` of a call's prompt; ``None`` when the engine did not tell it.
+        """``uint32[P]`` of a call's prompt; ``None`` when the engine did not report it.
 
         Reads one path of the tree, not the session. Raises ``ValueError`` when the path is broken.
         """
@@ -426,7 +426,7 @@ class Reader:
         return [PolicyRecord(**row._mapping) for row in self._rows(query)]
 
     def served(self) -> dict[str, ServedPolicy]:
-        """What each engine was last said to serve, by its URL."""
+        """What each engine was last reported to serve, by its URL."""
         rows = self._rows(select(served))
         return {row.engine: ServedPolicy(**row._mapping) for row in rows}
 

@@ -35,7 +35,7 @@ from bridle.store.schema.views import create_views, drop_views
 Synchronous = Literal["OFF", "NORMAL", "FULL", "EXTRA"]
 
 BUSY_TIMEOUT_S: Final = 5.0
-"""How long SQLite itself waits for another process's transaction before it says "locked"."""
+"""How long SQLite itself waits for another process's transaction before it reports "locked"."""
 
 _SCHEMES: Final = frozenset({"sqlite", "postgresql+psycopg"})
 
@@ -74,7 +74,7 @@ def connect(
     SQLite runs in WAL mode with foreign keys on. ``synchronous`` is SQLite's pragma: ``NORMAL``
     keeps every commit through the death of the process, ``FULL`` also through a power cut. Each
     connection keeps pages of ``page_cache_kib``; a process has up to a dozen connections.
-    PostgreSQL is left at its own ``synchronous_commit``, which is on. Errors tell statements, not
+    PostgreSQL is left at its own ``synchronous_commit``, which is on. Errors show statements, not
     the values in them.
 
     Raises :class:`StoreUnavailable` for what is no store that could be had here.
@@ -92,13 +92,13 @@ def connect(
             hide_parameters=True,
         )
     except ModuleNotFoundError as error:
-        told = f"PostgreSQL needs the extra postgres: pip install 'bridle[postgres]' ({error})"
-        raise StoreUnavailable(told) from error
+        cause = f"PostgreSQL needs the extra postgres: pip install 'bridle[postgres]' ({error})"
+        raise StoreUnavailable(cause) from error
 
 
 def file_id(engine: Engine) -> tuple[int, int] | None:
-    """What tells the file of an SQLite store from one that took its place; ``None`` for a file that
-    is not there, and in PostgreSQL."""
+    """What identifies the file of an SQLite store; ``None`` for a file that is not there, and in
+    PostgreSQL."""
     if engine.dialect.name != "sqlite":
         return None
     try:
@@ -120,15 +120,17 @@ def database_url(url: str) -> sqlalchemy.URL:
     if scheme in ("postgres", "postgresql"):
         scheme = "postgresql+psycopg"
     if scheme not in _SCHEMES:
-        told = f"a store is an SQLite file or in PostgreSQL (postgresql://…), not {scheme}://"
-        raise StoreUnavailable(told)
+        cause = f"a store is an SQLite file or in PostgreSQL (postgresql://…), not {scheme}://"
+        raise StoreUnavailable(cause)
     try:
         parsed = make_url(f"{scheme}://{rest}")
     except (ArgumentError, ValueError) as error:  # ValueError: a port that is no number
         raise StoreUnavailable("the store's URL cannot be read") from error
     if scheme == "sqlite" and (parsed.host or parsed.database in (None, "", ":memory:")):
-        told = "an SQLite store's URL names a file: sqlite:///from/here.db, sqlite:////from/root.db"
-        raise StoreUnavailable(told)
+        cause = (
+            "an SQLite store's URL names a file: sqlite:///from/here.db, sqlite:////from/root.db"
+        )
+        raise StoreUnavailable(cause)
     return parsed
 
 
@@ -206,8 +208,8 @@ def refuse_newer(engine: Engine) -> None:
 def _refuse_newer(found: str | None) -> None:
     newest = newest_revision()
     if found is not None and found > newest:
-        told = f"its schema is {found}, and this one knows {newest}"
-        raise StoreUnavailable(f"the store is a newer Bridle's: {told}")
+        cause = f"its schema is {found}, and this one knows {newest}"
+        raise StoreUnavailable(f"the store is a newer Bridle's: {cause}")
 
 
 def _without_foreign_keys(connection: sqlite3.Connection, _: object) -> None:
@@ -315,8 +317,8 @@ def _refuse_another_stores_log(path: Path) -> None:
     """A new file beside the log of a store that was moved away would empty the log."""
     log = Path(f"{path}-wal")
     if not path.exists() and log.exists() and log.stat().st_size:
-        told = f"{log} has the last transactions of a store that was here: move it with the store"
-        raise StoreUnavailable(told)
+        cause = f"{log} has the last transactions of a store that was here: move it with the store"
+        raise StoreUnavailable(cause)
 
 
 def _dumps(value: object) -> str:

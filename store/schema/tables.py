@@ -1,6 +1,6 @@
 """The tables and views. The migrations in ``store/schema/migrations`` build exactly these.
 
-Everything that a call says is in plain text or JSON columns, each message once; docs/sql.md reads
+The content of every call is in plain text or JSON columns, each message once; docs/sql.md reads
 it with plain SQL. Token ids are packed little-endian ``uint32``, logprobs little-endian
 ``float32``, both compressed with zstandard when that is smaller (``store/encoding/packing.py``).
 Times are seconds since the epoch.
@@ -309,10 +309,10 @@ served = Table(
     Column("engine", String(512), primary_key=True),
     Column("version", BigInteger, nullable=False),
     Column("model", Text),
-    Column("told_at", Float(53), nullable=False),
+    Column("reported_at", Float(53), nullable=False),
     Column("weights_fingerprint", Text),
 )
-"""What each engine was last said to serve: proxies read it at start-up.
+"""What each engine was last reported to serve: proxies read it at start-up.
 ``weights_fingerprint`` is what the engine then reported of its weights."""
 
 metrics = Table(

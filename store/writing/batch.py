@@ -54,7 +54,7 @@ from bridle.store.schema.tables import (
     tasks,
 )
 from bridle.store.tree import place
-from bridle.store.writing.cache import SessionCache, SessionState
+from bridle.store.writing.cache import CachedSession, SessionCache
 from bridle.store.writing.rows import (
     begun_row,
     body_row,
@@ -241,7 +241,7 @@ class Batch:
         self.ended.append(ended.id)
 
     def _tool_set(
-        self, state: SessionState, session_id: str, said: Conversation, *, exact: bool
+        self, state: CachedSession, session_id: str, said: Conversation, *, exact: bool
     ) -> bytes:
         """The identifier of the request's tools, which are added when the session lacks them: of
         these very definitions, or else of some that mean the same."""
@@ -255,7 +255,7 @@ class Batch:
             state.tools[meaning] = tools_id
         return tools_id
 
-    def _grow(self, state: SessionState, ended: CallEnded) -> Growth:
+    def _grow(self, state: CachedSession, ended: CallEnded) -> Growth:
         """The call's place in its session's tree: as it came with it, unless it hangs on a call
         that is not in the database, else by a tree that is read from there."""
         if ended.growth is not None and not self._orphaned(ended.growth):
@@ -266,7 +266,7 @@ class Batch:
             state.without_tokens.update(() if parent is None else (parent,))
         return place(state.tree, ended, parent)
 
-    def _missing(self, state: SessionState, parent: str | None) -> bool:
+    def _missing(self, state: CachedSession, parent: str | None) -> bool:
         """Whether the parent's tokens may be in the database and not in the tree."""
         if parent is None or parent in self.ended or parent in state.without_tokens:
             return False
@@ -278,14 +278,14 @@ class Batch:
             for span in growth.spans
         )
 
-    def _state(self, session_id: str) -> SessionState:
+    def _state(self, session_id: str) -> CachedSession:
         self._sessions.add(session_id)
         return self._cache.get(session_id, lambda: stored.state(self._connection, session_id))
 
     def _open(self, session_id: str) -> None:
         """Nothing of a new session is in the database: its state is not looked for there."""
         self._sessions.add(session_id)
-        self._cache.get(session_id, SessionState)
+        self._cache.get(session_id, CachedSession)
 
     def _patch(self, patch: Patch) -> None:
         table = _TABLES[patch.table]

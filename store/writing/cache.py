@@ -21,7 +21,7 @@ _NODE_BYTES: Final = 1000
 
 
 @dataclass(slots=True)
-class SessionState:
+class CachedSession:
     """The bodies that a session's next ones are compared with."""
 
     tree: TokenTree | None = None
@@ -67,11 +67,11 @@ class SessionCache:
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
-        self._states: OrderedDict[str, SessionState] = OrderedDict()
+        self._states: OrderedDict[str, CachedSession] = OrderedDict()
         self._sizes: dict[str, int] = {}
         self.size = 0
 
-    def get(self, session_id: str, load: Callable[[], SessionState]) -> SessionState:
+    def get(self, session_id: str, load: Callable[[], CachedSession]) -> CachedSession:
         """The session's state, from ``load`` when it is not at hand."""
         state = self._states.get(session_id)
         if state is None:

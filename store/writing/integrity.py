@@ -1,4 +1,4 @@
-"""Does a reply agree with itself, and a span with what was written?
+"""Whether a reply agrees with itself, and a span with what was written.
 
 A record that contradicts itself is kept, and never trained on.
 """
@@ -24,7 +24,7 @@ _ROUNDING: Final = 1e-6
 
 
 def has_ids(ended: CallEnded) -> bool:
-    """Whether the engine told any token ids. Without them there is nothing to check or train."""
+    """Whether the engine sent any token ids. Without them there is nothing to check or train."""
     return ended.prompt_token_ids is not None or any([len(c.token_ids) for c in ended.choices])
 
 
@@ -32,7 +32,7 @@ def contradiction(ended: CallEnded) -> str | None:
     """Why this call must be quarantined, as a snake_case word and a colon-separated detail.
 
     ``None`` when its ids, logprobs, policy versions and usage agree, or when it has no ids at all
-    (an upstream that does not tell them). Usage is compared for complete calls only: a call that
+    (an upstream that sends none). Usage is compared for complete calls only: a call that
     was cut has none, or a stale one.
     """
     if not has_ids(ended):

@@ -1,9 +1,9 @@
-"""What waits to be written: records queued from any thread or event loop, and who waits for them.
+"""The queue between callers and the writing thread: jobs of records, and their waiters.
 
-Group commit needs both ends: the writing thread takes all that has gathered at once, and everybody
-who waits for one of these records is told when the transaction is over. Nothing waits for a
-beginning, of a call or of a session: it lies for a moment, and goes with the end of the call when
-that comes first.
+The writing thread takes all jobs that have gathered at once (group commit), and every waiter of
+theirs is notified when the transaction is over. Nothing waits for the beginning of a call or of a
+session: it stays in the queue for a moment, and is taken with the end of the call when that comes
+first.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ them would cost a busy process a change of threads per call."""
 
 
 @dataclass(slots=True, eq=False)
-class Job:
+class WriteJob:
     records: Sequence[Record]
     """Committed together or not at all."""
     done: asyncio.Future[None] | Future[None] | None = None
 
 
 @dataclass(slots=True)
-class Outcome:
-    job: Job
+class WriteResult:
+    job: WriteJob
     error: StoreUnavailable | None = None
 
 
@@ -55,9 +55,9 @@ class JobQueue:
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
-        self._jobs: deque[Job] = deque()
+        self._jobs: deque[WriteJob] = deque()
         """In the order in which they are written."""
-        self._early: dict[str, tuple[float, Job]] = {}
+        self._early: dict[str, tuple[float, WriteJob]] = {}
         """Beginnings by what they begin, oldest first, and until when each may lie."""
         self._lock = threading.Lock()
         self._bell: SimpleQueue[None] = SimpleQueue()
@@ -87,7 +87,7 @@ class JobQueue:
                 self._ring()
         return was_open
 
-    def put_beginning(self, name: str, job: Job) -> None:
+    def put_beginning(self, name: str, job: WriteJob) -> None:
         """Queues a job that nothing waits for, to be written before the first one that follows
         ``name`` if that comes soon.
 
@@ -99,7 +99,9 @@ class JobQueue:
             if self._dozing:
                 self._ring()
 
-    def put(self, job: Job, *, refuse: bool = True, follows: tuple[str, ...] | None = None) -> None:
+    def put(
+        self, job: WriteJob, *, refuse: bool = True, follows: tuple[str, ...] | None = None
+    ) -> None:
         """Queues a job that somebody waits for, behind the beginnings that it ``follows``, in this
         order; one that names none may need any of them, and follows all.
 
@@ -119,7 +121,7 @@ class JobQueue:
                         self._jobs.append(early[1])
             self._jobs.append(job)
 
-    def take(self, until: float) -> list[Job]:
+    def take(self, until: float) -> list[WriteJob]:
         """What is to be written now, as soon as there is something; empty at ``until`` (of the
         monotonic clock) or when closed."""
         while True:
@@ -160,9 +162,9 @@ class JobQueue:
         return None
 
 
-def deliver(outcomes: Sequence[Outcome]) -> None:
-    """Tells the waiters: threads one by one, each event loop once for all of its own."""
-    by_loop: dict[asyncio.AbstractEventLoop, list[Outcome]] = {}
+def deliver(outcomes: Sequence[WriteResult]) -> None:
+    """Notifies the waiters: threads one by one, each event loop once for all of its own."""
+    by_loop: dict[asyncio.AbstractEventLoop, list[WriteResult]] = {}
     for outcome in outcomes:
         done = outcome.job.done
         if isinstance(done, Future):
@@ -176,7 +178,7 @@ def deliver(outcomes: Sequence[Outcome]) -> None:
             log.warning("store_waiters_gone: %d records committed for a closed loop", len(own))
 
 
-def _settle_all(outcomes: Sequence[Outcome]) -> None:
+def _settle_all(outcomes: Sequence[WriteResult]) -> None:
     for outcome in outcomes:
         if outcome.job.done is not None and not outcome.job.done.done():
             _settle(outcome.job.done, outcome.error)

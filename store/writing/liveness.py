@@ -1,4 +1,4 @@
-"""Whose calls are still running? Several processes may write to one store, and any may die.
+"""Which open calls are still running: several processes may write to one store, and any may die.
 
 Every writer has a row in ``writers`` and renews ``seen_at`` every third of its lease, in a server's
 database also with each transaction. A call that is open belongs to the writer in

@@ -50,7 +50,7 @@ _STREAM: Final = (b"data:", b"event:", b"id:", b":")
 
 
 class Redactor:
-    """Replaces every match of its patterns with ``[redacted:NAME]`` and says so on the call."""
+    """Replaces every match of its patterns with ``[redacted:NAME]`` and notes that on the call."""
 
     def __init__(self, patterns: Mapping[str, str] = PATTERNS) -> None:
         """Raises ``re.error`` for a pattern that is none."""

@@ -146,7 +146,7 @@ def ended_row(
 
 
 def storable(messages: tuple[Message, ...]) -> tuple[Message, ...]:
-    """``messages`` without NUL characters where only text can hold what they say."""
+    """``messages`` without NUL characters in the fields that only text columns hold."""
     for message in messages:
         if "\0" in (message.reasoning or "") or "\0" in (message.tool_call_id or ""):
             break

@@ -54,7 +54,7 @@ from bridle.store.schema.tables import sessions, writers
 from bridle.store.writing import liveness
 from bridle.store.writing.batch import Batch, Patch, Record
 from bridle.store.writing.cache import SessionCache
-from bridle.store.writing.job_queue import Job, JobQueue, Outcome, deliver
+from bridle.store.writing.job_queue import JobQueue, WriteJob, WriteResult, deliver
 from bridle.store.writing.redaction import Redactor
 from bridle.store.writing.rows import statements
 
@@ -128,7 +128,7 @@ class Writer:
         self._thread = threading.Thread(target=self._run, name="store-writer", daemon=True)
 
     def start(self) -> Self:
-        """Registers this process, fingerprints what dead ones left open, and starts to write."""
+        """Registers this process, marks what dead ones left open, and starts to write."""
         with transaction(self._engine) as connection:
             self._writer_id = liveness.register(connection, self._lease)
         self._file = file_id(self._engine)
@@ -138,7 +138,7 @@ class Writer:
         return self
 
     def close(self) -> None:
-        """Writes what is queued, fingerprints the calls that are still open, and stops."""
+        """Writes what is queued, marks the calls that are still open, and stops."""
         if not self._queue.close():
             return
         self._thread.join()
@@ -163,7 +163,7 @@ class Writer:
         return len(self._queue)
 
     def mark_interrupted(self) -> int:
-        """Fingerprints calls that died with their process as interrupted; returns how many.
+        """Marks calls that died with their process as interrupted; returns how many.
 
         Done at the start and with every renewal of the lease; calls of other living processes are
         left alone (``store/writing/liveness.py``).
@@ -178,7 +178,7 @@ class Writer:
     def begin_call(self, begun: CallBegun) -> None:
         """Queues the beginning of a call. Raises :class:`StoreBusy` when the queue is full."""
         record = self._redactor.begun(begun) if self._redactor else begun
-        self._queue.put_beginning(begun.id, Job((record,)))
+        self._queue.put_beginning(begun.id, WriteJob((record,)))
 
     def end_call(self, ended: CallEnded) -> asyncio.Future[None]:
         """Queues the end of a call. The future is done once it is committed: then the client may
@@ -186,7 +186,7 @@ class Writer:
         it is this call's fault).
         """
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        job = Job((self._redacted(ended),), done)
+        job = WriteJob((self._redacted(ended),), done)
         self._queue.put(job, refuse=False, follows=_beginnings(ended))
         return done
 
@@ -200,8 +200,8 @@ class Writer:
     async def set_kind(
         self, call_id: str, kind: CallKind | None, role: str | None = None, *, by: str
     ) -> None:
-        """Says by hand what a call was for, before anything recorded or told; ``None`` takes it
-        back. Raises :class:`RecordRejected` for an unknown call."""
+        """Sets what a person decided that a call was for; it counts before anything recorded.
+        ``None`` takes it back. Raises :class:`RecordRejected` for an unknown call."""
         await self._commit(_kind_patch(call_id, kind, role, by))
 
     def set_kind_sync(
@@ -289,7 +289,7 @@ class Writer:
 
     async def _commit(self, *records: Record) -> None:
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._queue.put(Job(records, done))
+        self._queue.put(WriteJob(records, done))
         await done
 
     def _commit_sync(
@@ -298,7 +298,7 @@ class Writer:
         if not records:
             return
         done: Future[None] = Future()
-        self._queue.put(Job(records, done), refuse=refuse, follows=follows)
+        self._queue.put(WriteJob(records, done), refuse=refuse, follows=follows)
         done.result()
 
     # -- the thread ------------------------------------------------------------------------------
@@ -323,30 +323,30 @@ class Writer:
         except DBAPIError as error:
             log.warning("store_lease_not_renewed: %s", error.orig)
 
-    def _write(self, jobs: Sequence[Job]) -> list[Outcome]:
+    def _write(self, jobs: Sequence[WriteJob]) -> list[WriteResult]:
         try:
             self._attempt(jobs)
-            return [Outcome(job) for job in jobs]
+            return [WriteResult(job) for job in jobs]
         except StoreUnavailable as error:
             if not isinstance(error, RecordRejected):
                 self.stats.failed += len(jobs)
                 self._lose(jobs)
-                return [Outcome(job, error) for job in jobs]
+                return [WriteResult(job, error) for job in jobs]
             if len(jobs) == 1:
                 return [self._reject(jobs[0], error)]
         return [outcome for job in jobs for outcome in self._write([job])]
 
-    def _reject(self, job: Job, error: StoreUnavailable) -> Outcome:
+    def _reject(self, job: WriteJob, error: StoreUnavailable) -> WriteResult:
         self.stats.rejected += 1
         self._lose([job])
         log.error("store_record_rejected: %s: %s", type(job.records[0]).__name__, error)
-        return Outcome(job, error)
+        return WriteResult(job, error)
 
-    def _lose(self, jobs: Sequence[Job]) -> None:
+    def _lose(self, jobs: Sequence[WriteJob]) -> None:
         ended = (record for job in jobs for record in job.records if isinstance(record, CallEnded))
         self._lost.update(record.id for record in ended)
 
-    def _attempt(self, jobs: Sequence[Job]) -> None:
+    def _attempt(self, jobs: Sequence[WriteJob]) -> None:
         """Commits the jobs in one transaction, waiting for a database that is busy or away.
 
         Raises :class:`RecordRejected` when a record is at fault, else :class:`StoreUnavailable`.
@@ -367,13 +367,15 @@ class Writer:
                 time.sleep(pause)
                 pause = min(1.0, pause * 2)
 
-    def _write_once(self, jobs: Sequence[Job], again: bool) -> None:
+    def _write_once(self, jobs: Sequence[WriteJob], again: bool) -> None:
         """``again``: an earlier attempt may have been committed when the server could not be asked
         for it."""
         if file_id(self._engine) != self._file:
             file = self._engine.url.database
-            told = f"the store's file was moved or replaced; what is not in it yet is in {file}-wal"
-            raise StoreUnavailable(told)
+            cause = (
+                f"the store's file was moved or replaced; what is not in it yet is in {file}-wal"
+            )
+            raise StoreUnavailable(cause)
         batch: Batch | None = None
         try:
             with self._transaction() as connection:
@@ -405,7 +407,7 @@ class Writer:
         return Batch(connection, self._cache, self._writer_id, self._parents, self._lost)
 
     def _sign(self, connection: Connection) -> None:
-        """Renews the lease and numbers the transaction, by which :meth:`_committed` tells."""
+        """Renews the lease and numbers the transaction, which :meth:`_committed` looks up."""
         renew = statements(connection.dialect.name).renew
         values = {"now": time.time(), "number": self._number}
         if renew.run_named(connection, [{"writer": self._writer_id, **values}]) == 0:

@@ -23,7 +23,7 @@ from bridle.store.operations.retention import forget
 from bridle.store.reading.queries import Reader
 from bridle.store.records import BreakReason, CallKind, CallStatus, SessionRecord
 from bridle.store.schema.database import migrate
-from bridle.store.writing.job_queue import Job, Outcome
+from bridle.store.writing.job_queue import WriteJob, WriteResult
 from bridle.store.writing.writer import Writer
 
 CHAT = "/v1/chat/completions"
@@ -84,8 +84,8 @@ def test_a_session_that_could_not_be_created_fails_its_call_and_is_looked_for_ag
     assert bench.reader.session(said["session"]).name == "unlucky"
 
 
-def _lost(job: Job) -> Outcome:
-    return Outcome(job, StoreUnavailable("the disk is full"))
+def _lost(job: WriteJob) -> WriteResult:
+    return WriteResult(job, StoreUnavailable("the disk is full"))
 
 
 @pytest.mark.parametrize(

@@ -9,15 +9,15 @@ import numpy as np
 
 from bridle.store.records import Choice, VersionRun
 from bridle.store.tree import TokenTree
-from bridle.store.writing.cache import SessionCache, SessionState
+from bridle.store.writing.cache import CachedSession, SessionCache
 
 
-def grown(session_id: str) -> SessionState:
+def grown(session_id: str) -> CachedSession:
     tree = TokenTree(session_id)
     prompt = np.arange(10, dtype=np.uint32)
     sampled = Choice(prompt[:3], -np.ones(3, dtype=np.float32), (VersionRun(0, 0),), "stop")
     tree.grow("call_1", prompt, [sampled])
-    return SessionState(tree)
+    return CachedSession(tree)
 
 
 def test_a_forgotten_session_leaves_no_garbage_behind():

@@ -5,7 +5,7 @@ from concurrent.futures import Future
 import pytest
 
 from bridle.store.errors import StoreBusy, StoreClosed
-from bridle.store.writing.job_queue import Job, JobQueue
+from bridle.store.writing.job_queue import JobQueue, WriteJob
 
 
 @pytest.fixture
@@ -22,7 +22,7 @@ def unhurried(monkeypatch):
 
 
 def job(name):
-    return Job((name,))
+    return WriteJob((name,))
 
 
 def soon(seconds=5.0):
@@ -73,7 +73,7 @@ def test_nothing_comes_until_the_time_is_over(queue):
 
 @pytest.mark.parametrize("beginning", [True, False])
 def test_a_sleeping_taker_is_woken(queue, beginning):
-    found: Future[list[Job]] = Future()
+    found: Future[list[WriteJob]] = Future()
     taker = threading.Thread(target=lambda: found.set_result(queue.take(soon(30))))
     taker.start()
     time.sleep(0.05)
@@ -122,7 +122,7 @@ def test_an_end_brings_all_that_it_follows_in_the_order_named(queue):
 def test_a_taker_that_has_just_had_work_finds_a_beginning_without_being_woken(queue):
     queue.put(job("first"))
     assert names(queue.take(soon())) == ["first"]
-    found: Future[list[Job]] = Future()
+    found: Future[list[WriteJob]] = Future()
     taker = threading.Thread(target=lambda: found.set_result(queue.take(soon(30))))
     taker.start()
     time.sleep(0.02)

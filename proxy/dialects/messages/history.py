@@ -7,7 +7,7 @@ from typing import Any, Final, Literal
 
 import msgspec
 
-from bridle.proxy.dialects.body import Json, pick, type_of
+from bridle.proxy.dialects.body import Json, convert, typed
 from bridle.proxy.dialects.functions import arguments_text
 from bridle.proxy.dialects.transcript import Content, Transcript, image_part, joined, text_part
 from bridle.proxy.wire.canonical import ToolCall
@@ -20,93 +20,48 @@ class AnthropicMessage(msgspec.Struct, gc=False):
     content: str | list[Json]
 
 
-class _Text(msgspec.Struct, gc=False):
-    text: str
+class _Block(msgspec.Struct, gc=False):
+    """A content block of any type that is known."""
 
-
-class _Image(msgspec.Struct, gc=False):
-    source: Json
-
-
-class _Document(msgspec.Struct, gc=False):
-    source: Json
-    title: str | None = None
-    context: str | None = None
-
-
-class _SearchResult(msgspec.Struct, gc=False):
-    title: str | None = None
-    source: str | None = None
-    content: list[Json] | None = None
-
-
-class _ToolReference(msgspec.Struct, gc=False):
-    tool_name: str
-
-
-class _ToolResult(msgspec.Struct, gc=False):
-    tool_use_id: str
-    content: str | list[Json] | None = None
-    is_error: bool | None = None
-
-
-class _Thinking(msgspec.Struct, gc=False):
+    text: str = ""
+    id: str = ""
+    name: str = ""
+    tool_name: str = ""
+    tool_use_id: str = ""
     thinking: str | None = None
     signature: str | None = None
-
-
-class _RedactedThinking(msgspec.Struct, gc=False):
     data: str | None = None
-
-
-class _ToolUse(msgspec.Struct, gc=False):
-    id: str
-    name: str
+    title: str | None = None
+    context: str | None = None
+    source: str | Json | None = None
+    content: str | list[Json] | None = None
+    is_error: bool | None = None
     input: Any = None
 
 
-class _Base64Source(msgspec.Struct, gc=False):
-    media_type: str
-    data: str
+class _Source(msgspec.Struct, gc=False):
+    """Where an image or a document comes from."""
 
-
-class _UrlSource(msgspec.Struct, gc=False):
-    url: str
-
-
-class _TextSource(msgspec.Struct, gc=False):
-    data: str
-
-
-class _ContentSource(msgspec.Struct, gc=False):
+    media_type: str = ""
+    data: str = ""
+    url: str = ""
     content: str | list[Json] | None = None
 
 
-_Part = _Text | _Image | _Document | _SearchResult | _ToolReference
-_AssistantBlock = _Text | _Thinking | _RedactedThinking | _ToolUse
-
-_PARTS: Final[Mapping[str, type[_Part]]] = {
-    "text": _Text,
-    "image": _Image,
-    "document": _Document,
-    "search_result": _SearchResult,
-    "tool_reference": _ToolReference,
+_Required = Mapping[str, tuple[str, ...]]
+_BLOCKS: Final[_Required] = {
+    "text": ("text",),
+    "image": ("source",),
+    "document": ("source",),
+    "search_result": (),
+    "tool_reference": ("tool_name",),
+    "tool_result": ("tool_use_id",),
+    "thinking": (),
+    "redacted_thinking": (),
+    "tool_use": ("id", "name"),
 }
-_ASSISTANT: Final[Mapping[str, type[_AssistantBlock]]] = {
-    "text": _Text,
-    "thinking": _Thinking,
-    "redacted_thinking": _RedactedThinking,
-    "tool_use": _ToolUse,
-}
-_RESULTS: Final = {"tool_result": _ToolResult}
-_IMAGES: Final[Mapping[str, type[_Base64Source | _UrlSource]]] = {
-    "base64": _Base64Source,
-    "url": _UrlSource,
-}
-_DOCUMENTS: Final[Mapping[str, type[_TextSource | _ContentSource]]] = {
-    "text": _TextSource,
-    "content": _ContentSource,
-}
+_IMAGES: Final[_Required] = {"base64": ("media_type", "data"), "url": ("url",)}
+_DOCUMENTS: Final[_Required] = {"text": ("data",), "content": ()}
 
 
 def add_messages(messages: Sequence[AnthropicMessage], transcript: Transcript) -> None:
@@ -120,15 +75,22 @@ def add_messages(messages: Sequence[AnthropicMessage], transcript: Transcript) -
         elif message.role == "assistant":
             _add_assistant(blocks, field, transcript)
         else:
-            transcript.system(joined(content_parts(blocks, field, transcript)))
+            transcript.system(content_of(blocks, field, transcript))
 
 
-def content_parts(blocks: Sequence[Json], field: str, transcript: Transcript) -> list[Json]:
-    """Text, image, document and search result blocks as chat parts; others are dropped with a
-    note."""
+def content_of(given: str | Sequence[Json] | None, field: str, transcript: Transcript) -> Content:
+    """A text, or blocks in chat shape; blocks that have none are dropped with a note."""
+    if given is None or isinstance(given, str):
+        return given or ""
+    return joined(_parts(given, field, transcript))
+
+
+def _parts(blocks: Sequence[Json], field: str, transcript: Transcript) -> list[Json]:
     parts: list[Json] = []
-    for index, block in enumerate(blocks):
-        parts += _content_block(block, f"{field}[{index}]", transcript)
+    for index, given in enumerate(blocks):
+        place = f"{field}[{index}]"
+        kind, block = typed(given, _Block, _BLOCKS, place)
+        parts += _chat_parts(kind, block or _Block(), place, transcript)
     return parts
 
 
@@ -136,113 +98,84 @@ def _add_user(blocks: Sequence[Json], field: str, transcript: Transcript) -> Non
     """Tool results become tool messages, the blocks between them user messages, in order."""
     parts: list[Json] = []
     has_result = False
-    for index, block in enumerate(blocks):
+    for index, given in enumerate(blocks):
         place = f"{field}[{index}]"
-        result = pick(block, _RESULTS, place)
-        if result is None:
-            parts += _content_block(block, place, transcript)
+        kind, block = typed(given, _Block, _BLOCKS, place)
+        if block is None or kind != "tool_result":
+            parts += _chat_parts(kind, block or _Block(), place, transcript)
             continue
         if parts:
             transcript.user(joined(parts))
             parts = []
-        transcript.tool(result.tool_use_id, _tool_result(result, place, transcript))
+        result = content_of(block.content, f"{place}.content", transcript)
+        if block.is_error:
+            transcript.note("tool_error_flag")
+            result = result or "error"
+        transcript.tool(block.tool_use_id, result)
         has_result = True
     if parts or not has_result:
         transcript.user(joined(parts))
 
 
-def _tool_result(result: _ToolResult, field: str, transcript: Transcript) -> Content:
-    content = _text_or_parts(result.content, f"{field}.content", transcript)
-    if result.is_error:
-        transcript.note("tool_error_flag")
-        return content or "error"
-    return content
-
-
-def _text_or_parts(content: str | list[Json] | None, field: str, transcript: Transcript) -> Content:
-    if isinstance(content, list):
-        return joined(content_parts(content, field, transcript))
-    return content or ""
-
-
-def _add_assistant(blocks: Sequence[Json], field: str, transcript: Transcript) -> None:
-    picked = [
-        (block, pick(block, _ASSISTANT, f"{field}[{index}]")) for index, block in enumerate(blocks)
+def _add_assistant(given: Sequence[Json], field: str, transcript: Transcript) -> None:
+    places = [f"{field}[{index}]" for index in range(len(given))]
+    blocks = [
+        typed(block, _Block, _BLOCKS, place) for block, place in zip(given, places, strict=True)
     ]
-    turn = transcript.turn(*(_opaque(block) for _, block in picked), new_text=True)
-    for index, (given, block) in enumerate(picked):
-        match block:
-            case _Text():
-                turn.text.append(block.text)
-            case _Thinking():
-                turn.reasoning.append(block.thinking or "")
-                turn.anchor(block.signature)
-            case _RedactedThinking():
-                turn.anchor(block.data)
-            case _ToolUse():
-                arguments = arguments_text(block.input, f"{field}[{index}].input")
-                turn.tool_calls.append(ToolCall(block.id, block.name, arguments))
-            case None:
-                transcript.note("block_dropped", given["type"][:64])
+    ids = [block.id or block.signature or block.data for _, block in blocks if block is not None]
+    turn = transcript.turn(*ids, new_text=True)
+    for place, (kind, block) in zip(places, blocks, strict=True):
+        if block is not None and kind == "text":
+            turn.text.append(block.text)
+        elif block is not None and kind == "thinking":
+            turn.reasoning.append(block.thinking or "")
+            turn.anchor(block.signature)
+        elif block is not None and kind == "redacted_thinking":
+            turn.anchor(block.data)
+        elif block is not None and kind == "tool_use":
+            arguments = arguments_text(block.input, f"{place}.input")
+            turn.tool_calls.append(ToolCall(block.id, block.name, arguments))
+        else:
+            transcript.note("block_dropped", kind[:64])
 
 
-def _opaque(block: _AssistantBlock | None) -> str | None:
-    """The value in ``block`` that may name the call which made it."""
-    match block:
-        case _ToolUse():
-            return block.id
-        case _Thinking():
-            return block.signature
-        case _RedactedThinking():
-            return block.data
-        case _:
-            return None
+def _chat_parts(kind: str, block: _Block, field: str, transcript: Transcript) -> list[Json]:
+    """A text, image, document or search result as chat parts; others are dropped with a note."""
+    if kind == "text":
+        return [text_part(block.text)]
+    if kind == "image":
+        return _image(block, field, transcript)
+    if kind == "document":
+        return _document(block, field, transcript)
+    if kind == "search_result":
+        heading = [text for text in (block.title, block.source) if text and isinstance(text, str)]
+        inner = block.content if isinstance(block.content, list) else ()
+        return [*map(text_part, heading), *_parts(inner, f"{field}.content", transcript)]
+    if kind == "tool_reference":
+        return [text_part(block.tool_name)]
+    transcript.note("block_dropped", kind[:64])
+    return []
 
 
-def _content_block(block: Json, field: str, transcript: Transcript) -> list[Json]:
-    part = pick(block, _PARTS, field)
-    match part:
-        case _Text():
-            return [text_part(part.text)]
-        case _Image():
-            return _image(part, field, transcript)
-        case _Document():
-            return _document(part, field, transcript)
-        case _SearchResult():
-            heading = [text_part(text) for text in (part.title, part.source) if text]
-            return heading + content_parts(part.content or (), f"{field}.content", transcript)
-        case _ToolReference():
-            return [text_part(part.tool_name)]
-        case None:
-            transcript.note("block_dropped", block["type"][:64])
-            return []
+def _image(block: _Block, field: str, transcript: Transcript) -> list[Json]:
+    field = f"{field}.source"
+    kind, source = typed(convert(block.source, Json, field), _Source, _IMAGES, field)
+    if source is None:
+        transcript.note("block_dropped", f"image from {kind[:32]}")
+        return []
+    return [image_part(source.url or f"data:{source.media_type};base64,{source.data}")]
 
 
-def _image(image: _Image, field: str, transcript: Transcript) -> list[Json]:
-    source = pick(image.source, _IMAGES, f"{field}.source")
-    match source:
-        case _Base64Source():
-            return [image_part(f"data:{source.media_type};base64,{source.data}")]
-        case _UrlSource():
-            return [image_part(source.url)]
-        case None:
-            transcript.note("block_dropped", f"image from {image.source['type'][:32]}")
-            return []
-
-
-def _document(document: _Document, field: str, transcript: Transcript) -> list[Json]:
-    parts = [text_part(text) for text in (document.title, document.context) if text]
-    source = pick(document.source, _DOCUMENTS, f"{field}.source")
-    match source:
-        case _TextSource():
-            parts.append(text_part(source.data))
-        case _ContentSource(content=str(text)):
-            parts.append(text_part(text))
-        case _ContentSource(content=list(blocks)):
-            parts += content_parts(blocks, f"{field}.source.content", transcript)
-        case _ContentSource():
-            pass
-        case None:
-            kind = type_of(document.source, f"{field}.source")
-            transcript.note("block_dropped", f"document from {kind[:32]}")
+def _document(block: _Block, field: str, transcript: Transcript) -> list[Json]:
+    field = f"{field}.source"
+    parts = [text_part(text) for text in (block.title, block.context) if text]
+    kind, source = typed(convert(block.source, Json, field), _Source, _DOCUMENTS, field)
+    if source is None:
+        transcript.note("block_dropped", f"document from {kind[:32]}")
+    elif kind == "text":
+        parts.append(text_part(source.data))
+    elif isinstance(source.content, str):
+        parts.append(text_part(source.content))
+    else:
+        parts += _parts(source.content or (), f"{field}.content", transcript)
     return parts

@@ -22,10 +22,10 @@ from bridle.proxy.dialects.functions import function_tool, json_schema_format, n
 from bridle.proxy.dialects.messages.history import (
     AnthropicMessage,
     add_messages,
-    content_parts,
+    content_of,
 )
 from bridle.proxy.dialects.thinking import apply_effort
-from bridle.proxy.dialects.transcript import Transcript, joined
+from bridle.proxy.dialects.transcript import Transcript
 from bridle.proxy.wire.canonical import Request, Sampling, Wants
 
 
@@ -95,10 +95,8 @@ def parse_count(body: bytes, path: Mapping[str, str], query: Mapping[str, str]) 
     fields = decode(body)
     wire = convert(fields, _Body)
     transcript = Transcript()
-    if isinstance(wire.system, str):
-        transcript.system(wire.system)
-    elif wire.system:
-        transcript.system(joined(content_parts(wire.system, "system", transcript)))
+    if wire.system is not None and wire.system != []:
+        transcript.system(content_of(wire.system, "system", transcript))
     add_messages(wire.messages, transcript)
     tools = _tools(wire.tools or (), transcript)
     tool_choice, parallel = _tool_choice(wire.tool_choice, tools, transcript)

@@ -7,7 +7,7 @@ from typing import Any, Final, Literal
 
 import msgspec
 
-from bridle.proxy.dialects.body import Json, convert, invalid, json_text, pick, type_of
+from bridle.proxy.dialects.body import Json, convert, invalid, json_text, type_of, typed
 from bridle.proxy.dialects.responses.tools import ToolList, custom_arguments, flat_name
 from bridle.proxy.dialects.transcript import (
     Content,
@@ -20,77 +20,23 @@ from bridle.proxy.dialects.transcript import (
 from bridle.proxy.wire.canonical import ToolCall
 
 
-class _Message(msgspec.Struct, gc=False):
-    role: Literal["user", "assistant", "system", "developer"]
-    content: str | list[Json] | None = None
-    id: str | None = None
-
-
-class _Piece(msgspec.Struct, gc=False):
-    text: str | None = None
-
-
-class _Reasoning(msgspec.Struct, gc=False):
-    id: str | None = None
-    encrypted_content: str | None = None
-    content: list[_Piece] | None = None
-    summary: list[_Piece] | None = None
-
-
-class _Call(msgspec.Struct, kw_only=True, gc=False):
-    """What all calls have. ``id`` stands for the ``call_id`` where an item type allows that."""
+class _Item(msgspec.Struct, gc=False):
+    """An input item of any type that is known."""
 
     id: str | None = None
     call_id: str | None = None
-
-
-class _FunctionCall(_Call, gc=False):
-    name: str
+    role: Literal["user", "assistant", "system", "developer"] | None = None
+    name: str = ""
     namespace: str | None = None
+    content: str | list[Json] | None = None
+    summary: list[Json] | None = None
+    encrypted_content: str | None = None
     arguments: str | Json | None = None
-
-
-class _CustomCall(_Call, gc=False):
-    name: str
-    namespace: str | None = None
     input: str | None = None
-
-
-class _ShellCall(_Call, gc=False):
-    action: Any = None
-
-
-class _PatchCall(_Call, gc=False):
-    operation: Any = None
-
-
-class _Output(_Call, gc=False):
     output: Any = None
-
-
-class _ConvertedOutput(_Output, gc=False):
-    """Of a provider's own client-side tool."""
-
-
-class _MoreTools(msgspec.Struct, gc=False):
+    action: Any = None
+    operation: Any = None
     tools: list[Json] | None = None
-
-
-class _Reference(msgspec.Struct, gc=False):
-    id: str
-
-
-class _Text(msgspec.Struct, gc=False):
-    text: str
-
-
-class _Refusal(msgspec.Struct, gc=False):
-    refusal: str
-
-
-class _Image(msgspec.Struct, gc=False):
-    image_url: str | None = None
-    detail: str | None = None
 
 
 class _Sound(msgspec.Struct, gc=False):
@@ -98,44 +44,42 @@ class _Sound(msgspec.Struct, gc=False):
     format: str
 
 
-class _Audio(msgspec.Struct, gc=False):
+class _Part(msgspec.Struct, gc=False):
+    """A part of a message's or a result's content, of any type that is known."""
+
+    text: str = ""
+    refusal: str = ""
+    image_url: str | None = None
+    detail: str | None = None
     input_audio: _Sound | None = None
 
 
-_Item = (
-    _Message
-    | _Reasoning
-    | _FunctionCall
-    | _CustomCall
-    | _ShellCall
-    | _PatchCall
-    | _Output
-    | _MoreTools
-)
-_ITEMS: Final[Mapping[str, type[_Item]]] = {
-    "message": _Message,
-    "reasoning": _Reasoning,
-    "function_call": _FunctionCall,
-    "function_call_output": _Output,
-    "custom_tool_call": _CustomCall,
-    "custom_tool_call_output": _Output,
-    "local_shell_call": _ShellCall,
-    "local_shell_call_output": _ConvertedOutput,
-    "shell_call": _ShellCall,
-    "shell_call_output": _ConvertedOutput,
-    "apply_patch_call": _PatchCall,
-    "apply_patch_call_output": _ConvertedOutput,
-    "additional_tools": _MoreTools,
+_Required = Mapping[str, tuple[str, ...]]
+_OWN_CALLS: Final = {"local_shell_call": "action", "shell_call": "action"} | {
+    "apply_patch_call": "operation"
 }
-_PARTS: Final[Mapping[str, type[_Text | _Refusal | _Image | _Audio]]] = {
-    "input_text": _Text,
-    "output_text": _Text,
-    "text": _Text,
-    "summary_text": _Text,
-    "reasoning_text": _Text,
-    "refusal": _Refusal,
-    "input_image": _Image,
-    "input_audio": _Audio,
+"""Calls of a provider's own client-side tools, with the field that holds their arguments. Each
+becomes a call of the function that its type names."""
+_OUTPUTS: Final = frozenset(
+    {"function_call_output", "custom_tool_call_output", *(f"{kind}_output" for kind in _OWN_CALLS)}
+)
+_ITEMS: Final[_Required] = {
+    "message": ("role",),
+    "reasoning": (),
+    "function_call": ("name",),
+    "custom_tool_call": ("name",),
+    "additional_tools": (),
+    **dict.fromkeys((*_OWN_CALLS, *_OUTPUTS), ()),
+}
+_PARTS: Final[_Required] = {
+    "input_text": ("text",),
+    "output_text": ("text",),
+    "text": ("text",),
+    "summary_text": ("text",),
+    "reasoning_text": ("text",),
+    "refusal": ("refusal",),
+    "input_image": (),
+    "input_audio": (),
 }
 
 
@@ -158,7 +102,7 @@ def add_items(
             _add_item(item, kind, field, transcript, tools)
             continue
         transcript.note("item_reference")
-        reference = convert(item, _Reference, field).id
+        reference = convert(item.get("id"), str, f"{field}.id")
         if reference in known:
             stored = dict(known[reference])
             _add_item(stored, _kind(stored, field), field, transcript, tools)
@@ -176,68 +120,70 @@ def _kind(item: Json, field: str) -> str:
 
 
 def _add_item(given: Json, kind: str, field: str, transcript: Transcript, tools: ToolList) -> None:
-    item = pick({**given, "type": kind}, _ITEMS, field)
-    if isinstance(item, _ShellCall | _PatchCall | _ConvertedOutput | _MoreTools):
+    _, item = typed({**given, "type": kind}, _Item, _ITEMS, field)
+    if item is None:
+        transcript.note("item_dropped", kind[:64])
+    elif kind == "message":
+        _add_message(item, field, transcript)
+    elif kind == "reasoning":
+        turn = transcript.turn(item.id, item.encrypted_content)
+        turn.anchor(item.id)
+        turn.anchor(item.encrypted_content)
+        pieces = item.content if item.content and isinstance(item.content, list) else item.summary
+        turn.reasoning.extend(str(piece.get("text") or "") for piece in pieces or ())
+    elif kind in _OUTPUTS:
+        if kind.removesuffix("_output") in _OWN_CALLS:
+            transcript.note("item_converted", kind)
+        transcript.tool(_call_id(item, field), _output(item.output, field, transcript))
+    elif kind == "additional_tools":
         transcript.note("item_converted", kind)
-    match item:
-        case _Message():
-            _add_message(item, field, transcript)
-        case _Reasoning():
-            turn = transcript.turn(item.id, item.encrypted_content)
-            turn.anchor(item.id)
-            turn.anchor(item.encrypted_content)
-            turn.reasoning.extend(piece.text or "" for piece in item.content or item.summary or ())
-        case _FunctionCall():
-            name = flat_name(item.name, item.namespace)
-            _add_call(item, name, _arguments(item, field, transcript), field, transcript)
-        case _CustomCall():
-            name = flat_name(item.name, item.namespace)
-            _add_call(item, name, custom_arguments(item.input or ""), field, transcript)
-        case _ShellCall():
-            arguments = json_text(item.action, f"{field}.action")
-            _add_call(item, kind.removesuffix("_call"), arguments, field, transcript)
-        case _PatchCall():
-            arguments = json_text(item.operation, f"{field}.operation")
-            _add_call(item, kind.removesuffix("_call"), arguments, field, transcript)
-        case _Output():
-            transcript.tool(_call_id(item, field), _output(item.output, field, transcript))
-        case _MoreTools():
-            tools.add(item.tools or (), f"{field}.tools")
-        case None:
-            transcript.note("item_dropped", kind[:64])
+        tools.add(item.tools or (), f"{field}.tools")
+    else:
+        _add_call(item, kind, field, transcript)
 
 
-def _add_message(item: _Message, field: str, transcript: Transcript) -> None:
+def _add_message(item: _Item, field: str, transcript: Transcript) -> None:
+    content = _content(item.content, f"{field}.content", transcript)
     if item.role == "assistant":
         turn = transcript.turn(item.id, new_text=True)
         turn.anchor(item.id)
-        content = _content(item.content, f"{field}.content", transcript)
         if isinstance(content, str):
             turn.text.append(content)
         else:
             turn.text.extend(part["text"] for part in content if part["type"] == "text")
-        return
-    if item.role == "developer":
-        transcript.note("role_converted", "developer as system")
-    content = _content(item.content, f"{field}.content", transcript)
-    (transcript.user if item.role == "user" else transcript.system)(content)
+    elif item.role == "user":
+        transcript.user(content)
+    else:
+        if item.role == "developer":
+            transcript.note("role_converted", "developer as system")
+        transcript.system(content)
 
 
-def _add_call(item: _Call, name: str, arguments: str, field: str, transcript: Transcript) -> None:
+def _add_call(item: _Item, kind: str, field: str, transcript: Transcript) -> None:
+    name = flat_name(item.name, item.namespace)
+    if kind == "function_call":
+        arguments = _arguments(item, field, transcript)
+    elif kind == "custom_tool_call":
+        arguments = custom_arguments(item.input or "")
+    else:
+        transcript.note("item_converted", kind)
+        name, place = kind.removesuffix("_call"), _OWN_CALLS[kind]
+        arguments = json_text(getattr(item, place), f"{field}.{place}")
     call_id = _call_id(item, field)
     turn = transcript.turn(call_id, item.id)
     turn.anchor(item.id)
     turn.tool_calls.append(ToolCall(call_id, name, arguments))
 
 
-def _call_id(item: _Call, field: str) -> str:
+def _call_id(item: _Item, field: str) -> str:
+    """``call_id``, or ``id`` where an item type allows that instead."""
     call_id = item.id if item.call_id is None else item.call_id
     if call_id is None:
         raise invalid(f"{field}.call_id", "Field required")
     return call_id
 
 
-def _arguments(item: _FunctionCall, field: str, transcript: Transcript) -> str:
+def _arguments(item: _Item, field: str, transcript: Transcript) -> str:
     if isinstance(item.arguments, dict):
         transcript.note("arguments_were_an_object", item.name)
         return json_text(item.arguments, f"{field}.arguments")
@@ -263,21 +209,13 @@ def _content(content: str | list[Json] | None, field: str, transcript: Transcrip
         return content or ""
     parts: list[Json] = []
     for index, given in enumerate(content):
-        part = _part(given, f"{field}[{index}]")
-        if part is None:
-            transcript.note("part_dropped", given["type"][:64])
+        kind, part = typed(given, _Part, _PARTS, f"{field}[{index}]")
+        if part is not None and part.image_url is not None:
+            parts.append(image_part(part.image_url, part.detail))
+        elif part is not None and part.input_audio is not None:
+            parts.append(audio_part(part.input_audio.data, part.input_audio.format))
+        elif part is None or kind in ("input_image", "input_audio"):
+            transcript.note("part_dropped", kind[:64])
         else:
-            parts.append(part)
+            parts.append(text_part(part.refusal if kind == "refusal" else part.text))
     return joined(parts)
-
-
-def _part(given: Json, field: str) -> Json | None:
-    match pick(given, _PARTS, field):
-        case _Text(text=text) | _Refusal(refusal=text):
-            return text_part(text)
-        case _Image(image_url=str(url), detail=detail):
-            return image_part(url, detail)
-        case _Audio(input_audio=_Sound(data=data, format=form)):
-            return audio_part(data, form)
-        case _:
-            return None

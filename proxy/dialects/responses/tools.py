@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import msgspec
 
-from bridle.proxy.dialects.body import Json, convert, invalid, json_text, type_of
+from bridle.proxy.dialects.body import Json, invalid, json_text, typed
 from bridle.proxy.dialects.functions import function_tool, named_function
 from bridle.proxy.dialects.transcript import Transcript
 from bridle.proxy.wire.canonical import ClientTool
@@ -25,49 +25,33 @@ class _Grammar(msgspec.Struct, gc=False):
     syntax: str | None = None
 
 
-class _Function(msgspec.Struct, gc=False):
+class _Tool(msgspec.Struct, gc=False):
+    """A tool of any type that is known."""
+
     name: str
     description: str | None = None
     parameters: Json | None = None
     strict: bool | None = None
-    defer_loading: bool | None = None
-
-
-class _Custom(msgspec.Struct, gc=False):
-    name: str
-    description: str | None = None
     format: _Grammar | None = None
     defer_loading: bool | None = None
-
-
-_DECLARED: Final[Mapping[str, type[_Function | _Custom]]] = {
-    "function": _Function,
-    "custom": _Custom,
-}
-
-
-class _Namespace(msgspec.Struct, gc=False):
-    name: str
     tools: list[Json] | None = None
 
 
 class _Named(msgspec.Struct, gc=False):
-    """``tool_choice`` of the types ``function`` and ``custom``."""
-
-    name: str
+    name: str = ""
     namespace: str | None = None
 
 
-class _AllowedTool(msgspec.Struct, gc=False):
-    name: str | None = None
-    namespace: str | None = None
-
-
-class _Allowed(msgspec.Struct, gc=False):
-    """``tool_choice`` of the type ``allowed_tools``."""
+class _Choice(_Named, gc=False):
+    """``tool_choice`` of any type that is known."""
 
     mode: str | None = None
-    tools: list[_AllowedTool] | None = None
+    tools: list[_Named] | None = None
+
+
+_Required = Mapping[str, tuple[str, ...]]
+_TOOLS: Final[_Required] = dict.fromkeys(("function", "custom", "namespace"), ("name",))
+_CHOICES: Final[_Required] = {"function": ("name",), "custom": ("name",), "allowed_tools": ()}
 
 
 class ToolList:
@@ -92,36 +76,33 @@ class ToolList:
             return self._required()
         if isinstance(choice, str):
             raise invalid("tool_choice", "must be 'auto', 'none', 'required' or an object")
-        kind = type_of(choice, "tool_choice")
-        if kind in ("function", "custom"):
-            named = convert(choice, _Named, "tool_choice")
-            function = flat_name(named.name, named.namespace)
-            if function not in self.client:
-                raise invalid("tool_choice", f"function {function!r} is not among 'tools'")
-            return named_function(function)
+        kind, named = typed(choice, _Choice, _CHOICES, "tool_choice")
+        if named is None:
+            self._transcript.note("tool_choice_dropped", kind)
+            return "auto" if self.chat else None
         if kind == "allowed_tools":
-            return self._allow(convert(choice, _Allowed, "tool_choice"))
-        self._transcript.note("tool_choice_dropped", kind)
-        return "auto" if self.chat else None
+            return self._allow(named)
+        function = flat_name(named.name, named.namespace)
+        if function not in self.client:
+            raise invalid("tool_choice", f"function {function!r} is not among 'tools'")
+        return named_function(function)
 
     def _add(self, given: Json, field: str, namespace: str | None) -> None:
-        kind = type_of(given, field)
-        if kind == "namespace" and namespace is None:
-            group = convert(given, _Namespace, field)
-            self.add(group.tools or (), f"{field}.tools", group.name)
-            self._transcript.note("namespace_flattened", group.name)
-            return
-        if kind not in _DECLARED:
+        kind, tool = typed(given, _Tool, _TOOLS, field)
+        if tool is None or (kind == "namespace" and namespace is not None):
             self._transcript.note("tool_dropped", kind)
             return
-        tool: _Custom | _Function = convert(given, _DECLARED[kind], field)
+        if kind == "namespace":
+            self.add(tool.tools or (), f"{field}.tools", tool.name)
+            self._transcript.note("namespace_flattened", tool.name)
+            return
         function = flat_name(tool.name, namespace)
         if function in self.client:
             self._transcript.note("tool_dropped", f"second {function}")
             return
         if tool.defer_loading:
             self._transcript.note("defer_loading_ignored")
-        if isinstance(tool, _Custom):
+        if kind == "custom":
             self._transcript.note("custom_tool_as_function", tool.name)
             chat = _custom(tool, function)
         else:
@@ -132,12 +113,8 @@ class ToolList:
         self.chat.append(chat)
         self.client[function] = ClientTool(tool.name, namespace, custom=kind == "custom")
 
-    def _allow(self, choice: _Allowed) -> str | None:
-        allowed = {
-            flat_name(tool.name, tool.namespace)
-            for tool in choice.tools or ()
-            if tool.name is not None
-        }
+    def _allow(self, choice: _Choice) -> str | None:
+        allowed = {flat_name(tool.name, tool.namespace) for tool in choice.tools or () if tool.name}
         self.chat = [tool for tool in self.chat if tool["function"]["name"] in allowed]
         if choice.mode == "required":
             return self._required()
@@ -148,11 +125,6 @@ class ToolList:
             return "required"
         self._transcript.note("tool_choice_dropped", "required without usable tools")
         return None
-
-
-def client_tool(tools: Mapping[str, ClientTool], function: str) -> ClientTool:
-    """The client's tool that ``function`` stands for; an unknown one is a function of that name."""
-    return tools.get(function) or ClientTool(function)
 
 
 def flat_name(name: str, namespace: str | None) -> str:
@@ -167,7 +139,7 @@ def custom_arguments(text: str) -> str:
     return json_text({"input": text}, "input")
 
 
-def _custom(tool: _Custom, function: str) -> Json:
+def _custom(tool: _Tool, function: str) -> Json:
     description = tool.description or ""
     if tool.format is not None and tool.format.definition is not None:
         syntax = tool.format.syntax or "grammar"

@@ -39,7 +39,7 @@ def upgrade() -> None:
         sa.Column("engine", sa.String(length=512), nullable=False),
         sa.Column("version", sa.BigInteger(), nullable=False),
         sa.Column("model", sa.Text(), nullable=True),
-        sa.Column("told_at", sa.Float(precision=53), nullable=False),
+        sa.Column("reported_at", sa.Float(precision=53), nullable=False),
         sa.Column("weights_fingerprint", sa.Text(), nullable=True),
         sa.PrimaryKeyConstraint("engine", name=op.f("pk_served")),
     )
