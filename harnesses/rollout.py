@@ -1,13 +1,13 @@
 """The rollout runner: create a session, run the harness, verify, reward, seal; many at a time.
 
 Every session has its own key, and directories that are its own while it runs. Their paths stand in
-prompts (Codex tells its working directory and its home), so sessions run in numbered places, one
+prompts (Codex includes its working directory and its home), so sessions run in numbered places, one
 after another under the same path: what is the same in their prompts is computed once, by an engine
 that caches prefixes and by a trainer that shares them.
 
 An agent that fails or runs out of time is a result like any other; only a failure of the machinery
 (proxy, sandbox, verifier) is tried again, in a new session, while the failed one is sealed as
-``infrastructure`` so that nobody trains on it.
+``infrastructure`` so that it is not trained on.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class RolloutResult:
-    """What came of a job. A job that was retried reports its last session."""
+    """The result of a job; of a job that was retried, its last session's."""
 
     session_id: str | None
     """``None`` when not even a session could be had."""
@@ -94,10 +94,10 @@ class RolloutResult:
 
 @dataclass(frozen=True, slots=True)
 class RolloutSettings:
-    """How to run; what to run is the jobs'."""
+    """How jobs are run."""
 
     directory: Path
-    """Where the places are, and what is kept of sessions, under their ids."""
+    """Holds the places, and the kept folders of sessions under their ids."""
     parallel: int = 4
     timeout_s: float = 600.0
     """For one harness run."""
@@ -232,7 +232,7 @@ class Rollout:
             raise
 
     async def _take_back(self, making: asyncio.Future[Session]) -> None:
-        """Whatever comes of ``making``, it is the cancellation that is told."""
+        """Seals the session of ``making``, if there is one; the cancellation is what is raised."""
         await asyncio.wait([making], timeout=_CANCEL_S)
         if making.cancel() or making.cancelled():
             log.warning("a session may stay unsealed: it was not there in %g s", _CANCEL_S)
@@ -270,8 +270,8 @@ class Rollout:
     def _place_for(self, session: Session) -> Iterator[Place]:
         """The first free place; what is in it afterwards is kept under the session's id.
 
-        That a place's directory exists says that it is taken, also by other processes. What a
-        killed one leaves stays where it is.
+        A place is taken while its directory exists, also for other processes. The directory of
+        a killed process stays.
         """
         directory = self._settings.directory.absolute()
         directory.mkdir(parents=True, exist_ok=True)
@@ -325,7 +325,7 @@ class Rollout:
 async def _to_its_end(ending: Coroutine[Any, Any, None]) -> None:
     """Waits for ``ending`` however often it is cancelled: the client is closed right after.
 
-    Only for what is to be told already, as a cancellation that comes meanwhile is forgotten.
+    Only where an error is being raised already: a cancellation that comes meanwhile is lost.
     """
     task = asyncio.ensure_future(ending)
     while not task.done():

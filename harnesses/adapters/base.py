@@ -1,7 +1,7 @@
 """The adapter protocol: everything that is particular to one harness, and no process handling.
 
-An adapter is pure: it says what to start and which files to write, and reads the answer from what
-the finished process left. Running, limits and clean-up are the sandbox's.
+An adapter is pure: it returns what to start and which files to write, and reads the answer from
+what the finished process left. Running, limits and clean-up are the sandbox's.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from bridle.harnesses.sandboxes.base import ProcessResult
 from bridle.harnesses.tasks.task import Task
 
 DEFAULT_MODEL = "policy"
-"""The model name a harness asks for when nothing else is set; the proxy serves it as it is told."""
+"""The default model name in a harness's requests; the proxy serves the policy under it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class LaunchPlan:
-    """What an adapter wants to have started."""
+    """The process that an adapter asks for."""
 
     argv: tuple[str, ...]
     environment: Mapping[str, str]

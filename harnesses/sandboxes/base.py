@@ -1,4 +1,4 @@
-"""What every sandbox takes and gives back."""
+"""The protocol of sandboxes: what a launch is, and what it results in."""
 
 from __future__ import annotations
 
@@ -11,30 +11,30 @@ from typing import Final, Protocol
 from bridle.errors import BridleError
 
 MARK = "BRIDLE_PROCESS_MARK"
-"""Variable by which everything a launch started is found again."""
+"""Environment variable that marks every process a launch started."""
 
 TAIL_BYTES = 64 * 1024
-"""How much of an output is handed on in memory; the file holds all of it."""
+"""Bytes of an output that a result holds; its file has all of them."""
 
 _NO_FILE: Final = frozenset(
     {errno.ENAMETOOLONG, errno.EISDIR, errno.ENOTDIR, errno.EEXIST, errno.EINVAL, errno.EILSEQ}
 )
-"""What a file's name has of itself, or of the other names beside it."""
+"""Errors that a file's name causes, alone or with the names beside it."""
 
 
 class SandboxLost(BridleError):
-    """The sandbox itself failed, so nothing is known of the agent: trying again may help."""
+    """The sandbox itself failed, so nothing is known about the agent."""
 
     retryable = True
 
 
 class NotLaunchable(BridleError):
-    """The command cannot be started (not installed, not executable): trying again is no use."""
+    """The command cannot be started: it is not installed or not executable."""
 
 
 class LaunchRefused(BridleError):
-    """No process takes what this launch hands it (a prompt that is too long for an argument, or
-    has a NUL in it), or no folder takes its files: trying again is no use, but others may start."""
+    """This launch cannot be started, while others may: its prompt is too long for an argument or
+    contains a NUL, or its files cannot be written."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,10 +118,10 @@ def prepare(launch: Launch) -> None:
             path.write_text(text, encoding="utf-8")
         except (OSError, ValueError) as error:
             why = error.strerror if isinstance(error, OSError) else error
-            told = f"cannot write the file {str(path)!r}: {why}"
+            problem = f"cannot write the file {str(path)!r}: {why}"
             if isinstance(error, ValueError) or error.errno in _NO_FILE:
-                raise LaunchRefused(told) from error
-            raise SandboxLost(told) from error
+                raise LaunchRefused(problem) from error
+            raise SandboxLost(problem) from error
 
 
 def environment_of(launch: Launch, mark: str) -> dict[str, str]:

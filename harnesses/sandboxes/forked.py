@@ -137,7 +137,7 @@ def interpreter_of(script: Path) -> str | None:
 def imports_of(script: Path) -> list[str]:
     """Modules that ``script`` imports anywhere and that do not lie beside it, in order.
 
-    A script that does not parse imports nothing: running it will tell.
+    A script that does not parse imports nothing; running it reports the error.
     """
     try:
         tree = ast.parse(script.read_bytes())
@@ -211,7 +211,7 @@ class _Zygote:
     async def _greet(self) -> None:
         line = await self._reader.readline()
         if not line:
-            raise SandboxLost("the warm process ended while importing; its stderr says why")
+            raise SandboxLost("the warm process ended while importing; see its stderr")
         greeting = msgspec.json.decode(line)
         for failure in greeting["failed"]:
             log.warning("could not import ahead: %s", failure)

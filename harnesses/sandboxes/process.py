@@ -56,10 +56,10 @@ class ProcessSandbox:
 
 
 def _not_started(launch: Launch, error: OSError | ValueError) -> Exception:
-    told = f"cannot start {launch.argv[0]}: {error}"
+    problem = f"cannot start {launch.argv[0]}: {error}"
     if isinstance(error, ValueError) or error.errno == errno.E2BIG:
-        return LaunchRefused(told)
-    return NotLaunchable(told) if error.errno in _NO_COMMAND else SandboxLost(told)
+        return LaunchRefused(problem)
+    return NotLaunchable(problem) if error.errno in _NO_COMMAND else SandboxLost(problem)
 
 
 class _Process:

@@ -12,9 +12,9 @@ imports nothing of ours. It speaks JSON lines over the socket ``FD``::
 
 What makes the fork safe: this process has one thread, creates no client, opens no connection and
 runs no event loop. A child gets its own process group, environment, directory, output files and
-random state, and runs the script as ``__main__``. The script cannot tell, but for
-hash randomisation, which all children share, and for libraries that read the environment while
-they are imported: those saw the warm process's. When the socket closes, every child is killed.
+random state, and runs the script as ``__main__``. The only differences
+to a run of its own: all children share hash randomisation, and libraries that read the environment
+while they are imported have read the warm process's. When the socket closes, every child is killed.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def preload(modules: list[str]) -> list[str]:
 
 
 def thread_count() -> int:
-    """Threads of this process, native ones too where the system tells."""
+    """Threads of this process, native ones included where /proc lists them."""
     try:
         return len(os.listdir("/proc/self/task"))
     except FileNotFoundError:
@@ -164,7 +164,7 @@ class Zygote:
             self.late_imports.finished(pid, code)
 
     def send(self, message: dict[str, Any]) -> None:
-        # The other side may be gone already; its end of the socket, read next, says so.
+        # The other side may be gone already; the next read of the socket finds out.
         with contextlib.suppress(ConnectionError):
             self.control.sendall(json.dumps(message).encode() + b"\n")
 

@@ -23,7 +23,7 @@ def test_a_bench_that_needs_torch_says_how_to_get_it(
     done = bridle("bench", name)
     assert done.exit_code == 1
     assert done.stderr.startswith("bridle: this bench ")
-    assert done.stderr.endswith(": pip install 'bridle[train]'\n")
+    assert done.stderr.endswith(": pip install 'bridle-rl[train]' (there is no module torch)\n")
 
 
 def test_the_continuation_bench_measures_both_ways(

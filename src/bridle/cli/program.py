@@ -1,7 +1,7 @@
-"""The ``bridle`` program: every command's name, and nothing else.
+"""The ``bridle`` program: the name of every command, and how an error ends one.
 
-Each command lives in ``bridle/commands`` and imports what it needs when it runs, so that recording
-never loads torch and ``bridle --help`` answers at once.
+Each command is a file in ``bridle/cli/commands`` that imports what it needs when it runs, so that
+recording never loads torch and ``bridle --help`` is fast.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Commands(TyperGroup):
             fail(f"{error.filename}: {error.strerror}" if error.filename else str(error))
 
 
-def _tell_version(asked: bool) -> None:
+def _print_version(asked: bool) -> None:
     if asked:
         out.print(f"bridle {metadata.version('bridle-rl')}", highlight=False)
         raise typer.Exit
@@ -76,7 +76,10 @@ app = typer.Typer(
 @app.callback()
 def bridle(
     version: Annotated[
-        bool, typer.Option("--version", is_eager=True, callback=_tell_version, help="Which one.")
+        bool,
+        typer.Option(
+            "--version", is_eager=True, callback=_print_version, help="Print the version."
+        ),
     ] = False,
 ) -> None:
     """Train the model inside an agent you did not write."""

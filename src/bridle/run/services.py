@@ -1,4 +1,4 @@
-"""Our own engine and proxy as child processes, for commands that need them for a while."""
+"""Bridle's engine and proxy as child processes of a command."""
 
 from __future__ import annotations
 

@@ -34,10 +34,12 @@ def rollout(
     proxy: ProxyOption,
     split: Annotated[str | None, typer.Option(help="Only tasks of this split.")] = None,
     sandbox: SandboxOption = None,
-    limit: Annotated[int | None, typer.Option(min=1, help="At most so many tasks.")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Largest number of tasks.")] = None,
     group_size: Annotated[int, typer.Option(min=1, help="Sessions per task.")] = 1,
     parallel: Annotated[int, typer.Option(min=1, help="Sessions at a time.")] = 4,
-    timeout: Annotated[float, typer.Option(min=0.1, help="Seconds for one session.")] = 600.0,
+    timeout: Annotated[
+        float, typer.Option(min=0.1, help="Longest time of one session, in seconds.")
+    ] = 600.0,
     model: Annotated[str, typer.Option(help="Model name that the harness asks for.")] = "policy",
     directory: Annotated[Path, typer.Option(help="Workspaces and logs.")] = Path("runs/rollout"),
     key: Annotated[
@@ -45,7 +47,7 @@ def rollout(
     ] = None,
     json: JsonOption = False,
 ) -> None:
-    """Run a harness on tasks through a running proxy; verify, reward and seal each session."""
+    """Run an agent on tasks through a running proxy; each session is verified and rewarded."""
     adapter, place = agent(named, sandbox)
     check, chosen = verifier(verify), first_tasks(tasks, split, limit)
     leave_on_sigterm()
@@ -82,7 +84,7 @@ def rollout(
 
 
 async def _hint_at_calls(proxy: str, key: str | None, sessions: Sequence[str]) -> str:
-    """What to say when none of ``sessions`` has a call; stops at the first that has."""
+    """A hint when none of ``sessions`` has a call; stops at the first that has one."""
     async with Client(proxy, key) as client:
         try:
             for session in sessions:

@@ -31,13 +31,15 @@ def worker(
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = DEFAULT_PORT,
     parallel: Annotated[int, typer.Option(min=1, help="Sessions at a time.")] = 16,
-    timeout: Annotated[float, typer.Option(min=0.1, help="Seconds for one session.")] = 600.0,
+    timeout: Annotated[
+        float, typer.Option(min=0.1, help="Longest time of one session, in seconds.")
+    ] = 600.0,
     model: Annotated[str, typer.Option(help="Model name that the harness asks for.")] = "policy",
     directory: Annotated[Path, typer.Option(help="Workspaces and logs.")] = Path("runs/worker"),
-    seed: Annotated[int, typer.Option(help="Order of the tasks; the same for all workers.")] = 0,
+    seed: Annotated[int, typer.Option(help="Order of tasks; use the same for all workers.")] = 0,
     json: JsonOption = False,
 ) -> None:
-    """Serve a harness and its tasks to `bridle trainer`, which says when and how many."""
+    """Run sessions of a harness when `bridle trainer` asks for them over HTTP."""
     from bridle.harnesses.rollout import RolloutSettings
     from bridle.proxy.server import local_url
     from bridle.proxy.settings import is_loopback

@@ -1,4 +1,4 @@
-"""What a demo run teaches: an agent, its tasks, and somebody who shows how it is done."""
+"""What a demo run trains on: an agent, its tasks, and a scripted teacher."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Script = Callable[[ScriptedRequest], Reply]
 
 
 class Course(Protocol):
-    """One agent and what it is to learn."""
+    """One agent and what it learns."""
 
     harness: str
 

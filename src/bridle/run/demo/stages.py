@@ -40,7 +40,7 @@ class NothingRecorded(BridleError):
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """Where a demo run keeps what it makes."""
+    """The files of a demo run."""
 
     root: Path
 
@@ -137,7 +137,7 @@ def record(
         why = last.error or f"exit code {last.exit_code}"
         raise NothingRecorded(
             f"no session of {len(results)} completed; the last one: {last.outcome}, {why}. "
-            f"What their agents said is in {places.sessions}"
+            f"Output of their agents: {places.sessions}"
         )
 
 
