@@ -163,7 +163,7 @@ def leave(code: int) -> NoReturn:
     """The end of an interpreter without its last part: tearing down a thousand modules takes half
     a second."""
     try:
-        threading._shutdown()
+        threading._shutdown()  # type: ignore[attr-defined]
         atexit._run_exitfuncs()
         gc.collect()
         sys.stdout.flush()

@@ -60,6 +60,8 @@ STALL: Final = timedelta(minutes=30)
 class LearnerFailed(BridleError):
     """A process of the group is gone; the others were ended."""
 
+    retryable = True
+
 
 @contextmanager
 def learning(policy: Path, config: Settings) -> Iterator[AnyLearner]:

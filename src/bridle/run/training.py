@@ -120,7 +120,7 @@ def train(
     require_devices(plan.config)
     loop_directory = plan.directory / CHECKPOINTS
     with (
-        _resumable(),
+        resumable(),
         learning(plan.policy, plan.config) as learner,
         Reader(plan.store) as reader,
         Writer(plan.store) as writer,
@@ -184,7 +184,7 @@ def train(
 
 
 @contextmanager
-def _resumable() -> Iterator[None]:
+def resumable() -> Iterator[None]:
     """Adds the remedy to an error that ends a run."""
     try:
         yield
