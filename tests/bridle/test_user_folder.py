@@ -14,7 +14,8 @@ import pytest
 
 from bridle.engine.scripted import Reply, ScriptedEngine
 from bridle.store.reading.queries import Reader
-from bridle.trainer.policy.tiny import TinyShape, make_policy, train_tokenizer
+from bridle.trainer.policy.tiny import TinyShape, make_policy
+from bridle.trainer.policy.tiny_tokenizer import train_tokenizer
 
 ROOMS = ("store", "proxy", "engine", "harnesses", "reconstruct", "bridle_run", "typer", "json")
 """Also of a library that Bridle needs, and of the standard library."""
