@@ -11,8 +11,8 @@ import pytest
 from openai.types.responses import ResponseStreamEvent
 from pydantic import BaseModel, TypeAdapter
 
+from bridle.proxy.dialects.registry import RESPONSES
 from bridle.proxy.dialects.responses.custom import InputText
-from bridle.proxy.dialects.responses.dialect import RESPONSES
 from bridle.proxy.dialects.responses.reply import deleted
 from bridle.proxy.wire.canonical import (
     ApiError,
