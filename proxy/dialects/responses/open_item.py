@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from bridle.proxy.dialects.body import Json
-from bridle.proxy.dialects.responses.custom import InputText
+from bridle.proxy.dialects.responses.tools import custom_input
 from bridle.proxy.wire.canonical import ClientTool, ToolCallDelta
 
 
@@ -103,7 +103,8 @@ class OpenText:
 
 
 class OpenCall:
-    """A ``function_call`` or ``custom_tool_call`` item."""
+    """A ``function_call`` or ``custom_tool_call`` item. The input of the latter is known when the
+    function arguments that carry it are whole, and is sent in one piece."""
 
     def __init__(self, identifier: str, place: Json, first: ToolCallDelta, tool: ClientTool):
         self.index = first.index
@@ -112,7 +113,6 @@ class OpenCall:
         self._call_id = first.id or ""
         self._arguments: list[str] = []
         self._tool = tool
-        self._input = InputText() if self._tool.custom else None
 
     def item(self, status: str) -> Json:
         item: Json = {"id": self._id, "type": "function_call", "status": status}
@@ -120,11 +120,12 @@ class OpenCall:
         item["name"] = self._tool.name
         if self._tool.namespace is not None:
             item["namespace"] = self._tool.namespace
-        if self._input is not None:
+        arguments = "".join(self._arguments)
+        if self._tool.custom:
             item["type"] = "custom_tool_call"
-            item["input"] = self._input.text
+            item["input"] = custom_input(arguments)
         else:
-            item["arguments"] = "".join(self._arguments)
+            item["arguments"] = arguments
         return item
 
     def added(self) -> Json:
@@ -135,25 +136,21 @@ class OpenCall:
 
     def delta(self, arguments: str) -> list[Json]:
         self._arguments.append(arguments)
-        if self._input is None:
-            kind, piece = "function_call_arguments", arguments
-        else:
-            kind, piece = "custom_tool_call_input", self._input.feed(arguments)
-        if not piece:
+        if self._tool.custom or not arguments:
             return []
-        return [{"type": f"response.{kind}.delta", **self._place, "delta": piece}]
+        kind = "response.function_call_arguments.delta"
+        return [{"type": kind, **self._place, "delta": arguments}]
 
     def close(self) -> list[Json]:
-        if self._input is None:
+        arguments = "".join(self._arguments)
+        if not self._tool.custom:
             done = {"type": "response.function_call_arguments.done", **self._place}
-            arguments = "".join(self._arguments)
             return [{**done, "arguments": arguments, "name": self._tool.name}]
-        events: list[Json] = []
-        if rest := self._input.finish():
-            delta = {"type": "response.custom_tool_call_input.delta", **self._place}
-            events.append({**delta, "delta": rest})
-        done = {"type": "response.custom_tool_call_input.done", **self._place}
-        return [*events, {**done, "input": self._input.text}]
+        text, kind = custom_input(arguments), "response.custom_tool_call_input"
+        return [
+            {"type": f"{kind}.delta", **self._place, "delta": text},
+            {"type": f"{kind}.done", **self._place, "input": text},
+        ]
 
 
 OpenItem = OpenReasoning | OpenText | OpenCall
