@@ -7,9 +7,9 @@ from typing import Annotated, Any, Final
 
 import msgspec
 
-from bridle.proxy.dialects.body import convert, decode, invalid
+from bridle.proxy.dialects.body import convert, decode, invalid, sampling
 from bridle.proxy.dialects.chat.reply import usage_object
-from bridle.proxy.dialects.chat.request import FORWARDED, Parameters, beyond, sampling
+from bridle.proxy.dialects.chat.request import FORWARDED, Parameters, beyond
 from bridle.proxy.dialects.chat.stream import ChatEmitter
 from bridle.proxy.wire.canonical import (
     ChoiceReply,
@@ -48,7 +48,7 @@ def parse(body: bytes, path: Mapping[str, str], query: Mapping[str, str]) -> Req
         dialect="completions",
         model=wire.model,
         prompt=_prompt(wire.prompt),
-        sampling=sampling(wire, wire.max_tokens),
+        sampling=sampling(wire),
         stream=bool(wire.stream),
         wants=Wants(
             logprobs=wire.logprobs is not None,
