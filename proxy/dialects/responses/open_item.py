@@ -16,52 +16,43 @@ from bridle.proxy.wire.canonical import ClientTool, ToolCallDelta
 
 
 class OpenReasoning:
-    """A ``reasoning`` item."""
+    """A ``reasoning`` item; ``summarise``: its text is the item's summary, else its content."""
 
     def __init__(self, identifier: str, place: Json, summarise: bool, signature: str | None):
         self._id = identifier
-        self._summarise = summarise
         self._signature = signature
-        index = "summary_index" if summarise else "content_index"
-        self._place = {"item_id": identifier, **place, index: 0}
+        self._field = "summary" if summarise else "content"
+        self._kind = "summary_text" if summarise else "reasoning_text"
+        self._text_event = f"response.reasoning_{'summary_' if summarise else ''}text"
+        self._part_event = f"response.{'reasoning_summary' if summarise else 'content'}_part"
+        self._place = {"item_id": identifier, **place, f"{self._field}_index": 0}
         self._text: list[str] = []
 
     def item(self, status: str) -> Json:
-        place, kind = (
-            ("summary", "summary_text") if self._summarise else ("content", "reasoning_text")
-        )
-        item: Json = {"id": self._id, "type": "reasoning", "summary": []}
-        item[place] = [{"type": kind, "text": "".join(self._text)}]
+        item = {"id": self._id, "type": "reasoning", "summary": [], self._field: [self._part()]}
         if self._signature is not None:
             item["encrypted_content"] = self._signature
-        item["status"] = status
-        return item
+        return {**item, "status": status}
 
     def added(self) -> Json:
         return {"id": self._id, "type": "reasoning", "summary": [], "status": "in_progress"}
 
     def open(self) -> list[Json]:
-        if self._summarise:
-            return [{"type": "response.reasoning_summary_part.added", **self._part("")}]
-        return [{"type": "response.content_part.added", **self._part("")}]
+        return [{"type": f"{self._part_event}.added", **self._place, "part": self._part()}]
 
     def delta(self, text: str) -> list[Json]:
         self._text.append(text)
-        kind = "reasoning_summary_text" if self._summarise else "reasoning_text"
-        return [{"type": f"response.{kind}.delta", **self._place, "delta": text}]
+        return [{"type": f"{self._text_event}.delta", **self._place, "delta": text}]
 
     def close(self) -> list[Json]:
-        text = "".join(self._text)
-        kind = "reasoning_summary_text" if self._summarise else "reasoning_text"
-        part = "reasoning_summary_part" if self._summarise else "content_part"
+        part = self._part()
         return [
-            {"type": f"response.{kind}.done", **self._place, "text": text},
-            {"type": f"response.{part}.done", **self._part(text)},
+            {"type": f"{self._text_event}.done", **self._place, "text": part["text"]},
+            {"type": f"{self._part_event}.done", **self._place, "part": part},
         ]
 
-    def _part(self, text: str) -> Json:
-        kind = "summary_text" if self._summarise else "reasoning_text"
-        return {**self._place, "part": {"type": kind, "text": text}}
+    def _part(self) -> Json:
+        return {"type": self._kind, "text": "".join(self._text)}
 
 
 class OpenText:
