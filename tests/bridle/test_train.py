@@ -287,6 +287,7 @@ def test_a_trainer_names_the_service_that_is_down(
         )
     assert done.returncode == 1
     assert done.stderr.startswith(f"bridle: the {down} does not answer at {nowhere}/")
+    assert "the same command resumes from the last step" in done.stderr
     assert done.stderr.count("\n") == 1
 
 
