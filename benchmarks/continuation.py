@@ -29,7 +29,7 @@ import orjson
 
 from bridle.engine.contract.tokenizer import Tokenizer
 from bridle.engine.embedded import EmbeddedEngine
-from bridle.engine.scripted import Reply, ScriptedCall, ScriptedEngine
+from bridle.engine.scripted import ScriptedCall, ScriptedEngine, ScriptedReply
 from bridle.proxy.continuation.continuation import Continuer
 from bridle.proxy.dialects.registry import CHAT
 from bridle.proxy.server import ProxyServer
@@ -175,9 +175,9 @@ class _Agent:
         return self._tokenizer.encode(self._tokenizer.render(asked["messages"], asked["tools"]))
 
 
-def _reading(turn: int) -> Reply:
+def _reading(turn: int) -> ScriptedReply:
     """What the agent samples: a thought, a word, a call with arguments in its own spelling."""
-    return Reply(
+    return ScriptedReply(
         "Let me read on.",
         reasoning=f"Part {turn} may say how the descriptor is made; nothing so far did.",
         tool_calls=(ScriptedCall("read_file", f'{{"path":"lib.py","offset":{turn * 3000}}}'),),
@@ -192,7 +192,7 @@ def _first_token_ratios(
     model: Path, texts: Sequence[str], context: int, rounds: int
 ) -> dict[str, dict[str, float]]:
     """Time to the first token through the proxy, over the same engine asked with messages."""
-    script: Iterator[Reply] = (_reading(turn) for turn in cycle(range(1_000_000)))
+    script: Iterator[ScriptedReply] = (_reading(turn) for turn in cycle(range(1_000_000)))
     scripted = ScriptedEngine(
         model, lambda _: next(script), served_model_name=_MODEL, max_model_len=1 << 20
     )

@@ -21,7 +21,7 @@ from typing import Any, Final
 import httpx
 
 import bridle
-from bridle.engine.scripted import Reply, ScriptedEngine
+from bridle.engine.scripted import ScriptedEngine, ScriptedReply
 from bridle.proxy.server import ProxyServer
 from bridle.proxy.settings import ProxySettings
 from bridle.trainer.policy.tiny_tokenizer import train_tokenizer
@@ -44,7 +44,7 @@ def measure(sessions: int = 5) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="bridle-bench-") as scratch:
         model = Path(scratch) / "model"
         train_tokenizer(model, _TEXTS, vocab_size=512)
-        with ScriptedEngine(model, lambda _: Reply("four words are here")) as engine:
+        with ScriptedEngine(model, lambda _: ScriptedReply("four words are here")) as engine:
             settings = ProxySettings(
                 engine.base_url, f"sqlite:///{scratch}/path.db", tokenizer_dir=model
             )

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from bridle.engine.scripted import Reply, ScriptedCall, ScriptedRequest
+from bridle.engine.scripted import ScriptedCall, ScriptedReply, ScriptedRequest
 from bridle.harnesses.tasks.task import Task
 from bridle.harnesses.verifiers import Delivery, RegexAnswer, Scores
 
@@ -45,10 +45,10 @@ class ShellPolicy:
 
     turns: int
 
-    def __call__(self, request: ScriptedRequest) -> Reply:
+    def __call__(self, request: ScriptedRequest) -> ScriptedReply:
         shell = next((name for name in SHELLS if name in _tool_names(request)), None)
         if shell is None:
-            return Reply("A side remark.", reasoning="This asks for no work.")
+            return ScriptedReply("A side remark.", reasoning="This asks for no work.")
         outputs = [_text(message) for message in request.messages if message["role"] == "tool"]
         turn = len(outputs) // PARALLEL
         if turn < self.turns:
@@ -62,8 +62,8 @@ class ShellPolicy:
             answer = "The commands said nothing."
         if any(_SUBMIT in _text(message) for message in request.messages):
             command = f"echo {_SUBMIT} && echo '{answer}'"
-            return Reply(reasoning="All is done.", tool_calls=(_call(shell, command),))
-        return Reply(answer, reasoning="All is done.")
+            return ScriptedReply(reasoning="All is done.", tool_calls=(_call(shell, command),))
+        return ScriptedReply(answer, reasoning="All is done.")
 
     def task(self, identifier: str) -> Task:
         """What a harness is told; ``payload`` holds what must have come of it."""
@@ -98,9 +98,9 @@ def train_bench_tokenizer(directory: Path) -> None:
     )
 
 
-def _asking(shell: str, turn: int, commands: tuple[str, ...]) -> Reply:
+def _asking(shell: str, turn: int, commands: tuple[str, ...]) -> ScriptedReply:
     # Every other turn also speaks, which some harnesses drop beside tool calls.
-    return Reply(
+    return ScriptedReply(
         f"Step {turn}." if turn % 2 else "",
         reasoning=f"Step {turn}: both files get their line,\n  then I look at them.",
         tool_calls=tuple(_call(shell, command) for command in commands),

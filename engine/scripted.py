@@ -33,7 +33,7 @@ from bridle.engine.serve.backend import (
     Prompt,
     PromptLogprob,
     SampledToken,
-    Sampling,
+    SamplingParams,
     Step,
 )
 from bridle.engine.serve.server import make_app
@@ -49,7 +49,7 @@ class ScriptedRequest:
     tools: Sequence[Mapping[str, Any]]
     prompt_ids: Sequence[int]
     """The prompt: the ids that were given (exact continuation), else the rendered messages'."""
-    sampling: Sampling
+    sampling: SamplingParams
     tokenizer: Tokenizer = field(repr=False)
 
     @cached_property
@@ -103,7 +103,7 @@ Fault = Refuse | Cut | Fail | Stall
 
 
 @dataclass(frozen=True, slots=True)
-class Reply:
+class ScriptedReply:
     """A reply in parts; written in Hermes markup, with reasoning in ``<think>`` first."""
 
     content: str = ""
@@ -134,7 +134,7 @@ class Reply:
         return "".join(parts)
 
 
-Script = Callable[[ScriptedRequest], Reply | str | Fault]
+Script = Callable[[ScriptedRequest], ScriptedReply | str | Fault]
 """Called once per sequence, on the server's event loop: it must not block. A string is a reply's
 text in the model's own markup; a fault alone is an empty reply with that fault."""
 
@@ -182,7 +182,7 @@ class ScriptedBackend:
     def paused(self) -> bool:
         return not self._admits.is_set()
 
-    async def generate(self, prompt: Prompt, sampling: Sampling) -> AsyncGenerator[Step]:
+    async def generate(self, prompt: Prompt, sampling: SamplingParams) -> AsyncGenerator[Step]:
         request = ScriptedRequest(
             prompt.messages, prompt.tools, prompt.token_ids, sampling, self.tokenizer
         )
@@ -191,9 +191,9 @@ class ScriptedBackend:
         if isinstance(answer, Refuse):
             raise RequestRefused(answer.message, status=answer.status, kind=answer.kind)
         if isinstance(answer, str):
-            answer = Reply(answer)
-        elif not isinstance(answer, Reply):
-            answer = Reply(fault=answer)
+            answer = ScriptedReply(answer)
+        elif not isinstance(answer, ScriptedReply):
+            answer = ScriptedReply(fault=answer)
         if isinstance(answer.fault, Refuse):
             fault = answer.fault
             raise RequestRefused(fault.message, status=fault.status, kind=fault.kind)
@@ -224,7 +224,7 @@ class ScriptedBackend:
         """A script remembers nothing."""
 
     async def _steps(
-        self, reply: Reply, prompt: Prompt, sampling: Sampling
+        self, reply: ScriptedReply, prompt: Prompt, sampling: SamplingParams
     ) -> AsyncGenerator[Step]:
         await self._admits.wait()
         self._running += 1
@@ -258,13 +258,13 @@ class ScriptedBackend:
             async with self._idle:
                 self._idle.notify_all()
 
-    def _sampled_ids(self, reply: Reply, sampling: Sampling) -> list[int]:
+    def _sampled_ids(self, reply: ScriptedReply, sampling: SamplingParams) -> list[int]:
         ids = self.tokenizer.encode(reply.markup())
         if reply.end:
             ids += [min(self.tokenizer.eos_token_ids)]
         return ids
 
-    def _stop_ids(self, sampling: Sampling) -> frozenset[int]:
+    def _stop_ids(self, sampling: SamplingParams) -> frozenset[int]:
         own = frozenset() if sampling.ignore_eos else self.tokenizer.eos_token_ids
         return own | sampling.stop_token_ids
 
@@ -309,7 +309,7 @@ class ScriptedEngine:
         self._server.stop()
 
 
-async def _play(reply: Reply, position: int) -> None:
+async def _play(reply: ScriptedReply, position: int) -> None:
     """What happens before the token at ``position``."""
     if reply.delay:
         await asyncio.sleep(reply.delay)
@@ -322,7 +322,7 @@ async def _play(reply: Reply, position: int) -> None:
             await (asyncio.to_thread(over.wait, seconds) if over else asyncio.sleep(seconds))
 
 
-def _certain(ids: Sequence[int], sampling: Sampling) -> list[PromptLogprob | None] | None:
+def _certain(ids: Sequence[int], sampling: SamplingParams) -> list[PromptLogprob | None] | None:
     """Prompt logprobs of a script, which finds every prompt certain."""
     if sampling.prompt_logprobs is None:
         return None

@@ -18,8 +18,8 @@ from bridle.engine.contract.contract import ModelCard
 from bridle.engine.contract.errors import RequestRefused
 from bridle.engine.contract.tokenizer import Tokenizer
 from bridle.engine.embedded.model import PackedModel, WeightsMismatch, load_state
-from bridle.engine.embedded.scheduler import Generation, Outcome, Scheduler, SchedulerLimits
-from bridle.engine.serve.backend import PauseMode, Prompt, Sampling, Step
+from bridle.engine.embedded.scheduler import Generation, Scheduler, SchedulerLimits, StepOutcome
+from bridle.engine.serve.backend import PauseMode, Prompt, SamplingParams, Step
 
 logger = logging.getLogger(__name__)
 
@@ -49,7 +49,7 @@ class _Reader:
         self._step = Step()
         self._news = asyncio.Event()
 
-    def deliver(self, outcome: Outcome) -> None:
+    def deliver(self, outcome: StepOutcome) -> None:
         """On the event loop. Outcomes that the reader has not taken yet are one step."""
         if outcome.token is not None:
             self._step.tokens.append(outcome.token)
@@ -119,7 +119,7 @@ class EmbeddedBackend:
     def paused(self) -> bool:
         return self._gate.closed
 
-    async def generate(self, prompt: Prompt, sampling: Sampling) -> AsyncGenerator[Step]:
+    async def generate(self, prompt: Prompt, sampling: SamplingParams) -> AsyncGenerator[Step]:
         self._check_alive()
         kind = (prompt.response_format or {}).get("type", "text")
         if kind != "text":
@@ -276,9 +276,9 @@ class EmbeddedBackend:
         self._weights_mark = self.scheduler.model.digest()
         self.scheduler.new_version()
 
-    def _deliver(self, outcomes: list[Outcome]) -> None:
+    def _deliver(self, outcomes: list[StepOutcome]) -> None:
         """Hand a step's outcomes to the event loop, all in one call."""
-        posts: list[tuple[_Reader, Outcome]] = []
+        posts: list[tuple[_Reader, StepOutcome]] = []
         for outcome in outcomes:
             found = self._readers.get(outcome.sequence)
             if found is None:
@@ -339,7 +339,7 @@ class _Gate:
         self._waiters.clear()
 
 
-def _post(posts: list[tuple[_Reader, Outcome]]) -> None:
+def _post(posts: list[tuple[_Reader, StepOutcome]]) -> None:
     for reader, outcome in posts:
         reader.deliver(outcome)
 

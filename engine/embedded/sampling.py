@@ -11,14 +11,14 @@ from dataclasses import dataclass
 
 import torch
 
-from bridle.engine.serve.backend import SampledToken, Sampling
+from bridle.engine.serve.backend import SampledToken, SamplingParams
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingRow:
     """One sequence's share of a sampling batch."""
 
-    sampling: Sampling
+    sampling: SamplingParams
     uniform: float
     """In [0, 1); not used when greedy."""
     token_ids: Sequence[int]

@@ -21,7 +21,13 @@ from bridle.engine.embedded.attention import Chunk
 from bridle.engine.embedded.kv import PrefixCache, SequenceKV, shared_prefix
 from bridle.engine.embedded.model import PackedModel
 from bridle.engine.embedded.sampling import SamplingRow, sample
-from bridle.engine.serve.backend import FinishReason, Prompt, PromptLogprob, SampledToken, Sampling
+from bridle.engine.serve.backend import (
+    EngineFinishReason,
+    Prompt,
+    PromptLogprob,
+    SampledToken,
+    SamplingParams,
+)
 
 _WORTH_WAITING = 64
 """Tokens; a prompt waits for one that is being computed if it shares so many more with it."""
@@ -45,7 +51,7 @@ class Generation:
     """One token sequence from its request to its end."""
 
     prompt: Prompt
-    sampling: Sampling
+    sampling: SamplingParams
     tokens: list[int] = field(init=False)
     """Prompt, then sampled tokens."""
     prompt_array: NDArray[np.int64] = field(init=False)
@@ -74,12 +80,12 @@ class Generation:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class StepOutcome:
     """What a step did for one sequence."""
 
     sequence: Generation
     token: SampledToken | None
-    finish: FinishReason | None
+    finish: EngineFinishReason | None
     stop_token: int | None = None
 
 
@@ -116,8 +122,8 @@ class Scheduler:
         elif sequence in self.running:
             self._retire(sequence)
 
-    def abort_all(self) -> list[Outcome]:
-        outcomes = [Outcome(each, None, "abort") for each in (*self.running, *self.waiting)]
+    def abort_all(self) -> list[StepOutcome]:
+        outcomes = [StepOutcome(each, None, "abort") for each in (*self.running, *self.waiting)]
         self.waiting.clear()
         for sequence in list(self.running):
             self._retire(sequence)
@@ -128,7 +134,7 @@ class Scheduler:
         self.version += 1
         self.cache.clear()
 
-    def step(self) -> list[Outcome]:
+    def step(self) -> list[StepOutcome]:
         """Admit what fits, compute one forward pass, sample."""
         self._admit()
         decoding, chunks = self._share_budget()
@@ -248,7 +254,7 @@ class Scheduler:
         decoding: Sequence[Generation],
         chunks: Sequence[tuple[Generation, int]],
         logits: torch.Tensor,
-    ) -> list[Outcome]:
+    ) -> list[StepOutcome]:
         """Score prompts and sample; ``logits`` are those of :meth:`_row`'s wanted positions."""
         ready = list(decoding)
         rows = list(range(len(ready)))
@@ -290,9 +296,9 @@ class Scheduler:
             )
         ]
 
-    def _append(self, sequence: Generation, token: SampledToken) -> Outcome:
+    def _append(self, sequence: Generation, token: SampledToken) -> StepOutcome:
         sequence.tokens.append(token.id)
-        finish: FinishReason | None = None
+        finish: EngineFinishReason | None = None
         stop_token = None
         if token.id in self._eos and not sequence.sampling.ignore_eos:
             finish = "stop"
@@ -302,7 +308,7 @@ class Scheduler:
             finish = "length"
         if finish is not None:
             self._retire(sequence)
-        return Outcome(sequence, token, finish, stop_token)
+        return StepOutcome(sequence, token, finish, stop_token)
 
     def _retire(self, sequence: Generation) -> None:
         self.running.remove(sequence)

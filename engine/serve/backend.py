@@ -16,10 +16,10 @@ from bridle.engine.contract.contract import ModelCard
 from bridle.engine.contract.tokenizer import Tokenizer
 
 PauseMode = Literal["keep", "wait", "abort"]
-FinishReason = Literal["stop", "length", "abort"]
+EngineFinishReason = Literal["stop", "length", "abort"]
 
 
-class Sampling(msgspec.Struct, frozen=True, kw_only=True):
+class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     """How to sample one sequence. Defaults are vLLM's."""
 
     max_tokens: int
@@ -83,7 +83,7 @@ class Step:
     """What one sequence got since the last step that its reader took."""
 
     tokens: list[SampledToken] = field(default_factory=list)
-    finish: FinishReason | None = None
+    finish: EngineFinishReason | None = None
     stop_token: int | None = None
     """The id of ``Sampling.stop_token_ids`` that ended the reply; ``None`` for the model's own."""
     cached_tokens: int = 0
@@ -113,7 +113,7 @@ class Backend(Protocol):
     @property
     def healthy(self) -> bool: ...
 
-    async def generate(self, prompt: Prompt, sampling: Sampling) -> AsyncGenerator[Step]:
+    async def generate(self, prompt: Prompt, sampling: SamplingParams) -> AsyncGenerator[Step]:
         """Admit a request and return its steps; the last one has ``finish``.
 
         Closing the generator frees everything that the request holds. Raises

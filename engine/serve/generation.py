@@ -12,7 +12,7 @@ from bridle.engine.contract.detokenizer import Vocabulary
 from bridle.engine.contract.errors import RequestRefused
 from bridle.engine.contract.tokenizer import TemplateError, Tokenizer
 from bridle.engine.serve import hermes, thinking
-from bridle.engine.serve.backend import Backend, Prompt, PromptLogprob, Sampling, Step
+from bridle.engine.serve.backend import Backend, Prompt, PromptLogprob, SamplingParams, Step
 from bridle.engine.serve.choices import ChoiceReader, Piece
 from bridle.engine.serve.requests import (
     ChatBody,
@@ -31,12 +31,12 @@ class ChoicePlan:
     """One sequence to sample, and who reads it."""
 
     prompt: Prompt
-    sampling: Sampling
+    sampling: SamplingParams
     reader: ChoiceReader
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class GenerationProgress:
     """A piece of one choice, with what its step told about the prompt."""
 
     piece: Piece
@@ -141,12 +141,12 @@ def plan_completion(
 @asynccontextmanager
 async def running(
     plans: Sequence[ChoicePlan], backend: Backend
-) -> AsyncIterator[AsyncIterator[Progress]]:
+) -> AsyncIterator[AsyncIterator[GenerationProgress]]:
     """Admit all plans and iterate over their pieces as they come; leaving frees everything.
 
     Raises :class:`RequestRefused` on entering when the backend refuses one of them.
     """
-    streams: list[AsyncGenerator[Progress]] = []
+    streams: list[AsyncGenerator[GenerationProgress]] = []
     try:
         for plan in plans:
             steps = await backend.generate(plan.prompt, plan.sampling)
@@ -161,20 +161,24 @@ async def running(
             await stream.aclose()
 
 
-async def _read(reader: ChoiceReader, steps: AsyncGenerator[Step]) -> AsyncGenerator[Progress]:
+async def _read(
+    reader: ChoiceReader, steps: AsyncGenerator[Step]
+) -> AsyncGenerator[GenerationProgress]:
     async with aclosing(steps):
         async for step in steps:
             piece = reader.read(step)
-            yield Progress(piece, step.cached_tokens, step.prompt_logprobs)
+            yield GenerationProgress(piece, step.cached_tokens, step.prompt_logprobs)
             if piece.finish_reason is not None:
                 return
 
 
-async def _merge(streams: Sequence[AsyncGenerator[Progress]]) -> AsyncGenerator[Progress]:
+async def _merge(
+    streams: Sequence[AsyncGenerator[GenerationProgress]],
+) -> AsyncGenerator[GenerationProgress]:
     """All streams' items in the order in which they come; the first error ends it."""
-    ready: asyncio.Queue[Progress | None] = asyncio.Queue()
+    ready: asyncio.Queue[GenerationProgress | None] = asyncio.Queue()
 
-    async def pump(stream: AsyncGenerator[Progress]) -> None:
+    async def pump(stream: AsyncGenerator[GenerationProgress]) -> None:
         try:
             async for item in stream:
                 ready.put_nowait(item)
@@ -208,7 +212,7 @@ def _sampling(
     limit_name: str,
     top_logprobs: int,
     choice: int,
-) -> Sampling:
+) -> SamplingParams:
     largest = max(prompt.token_ids, default=0)
     if largest >= backend.vocab_size:
         raise RequestRefused(f"Token id {largest} is out of vocabulary", param="prompt_token_ids")

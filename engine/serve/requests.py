@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from bridle.engine.contract.errors import RequestRefused, context_overflow
-from bridle.engine.serve.backend import Sampling
+from bridle.engine.serve.backend import SamplingParams
 
 MAX_TOP_LOGPROBS = 20
 MAX_CHOICES = 16384
@@ -200,7 +200,7 @@ def sampling_of(
     limit_name: str,
     top_logprobs: int,
     choice: int,
-) -> Sampling:
+) -> SamplingParams:
     """Sampling of the request's ``choice``-th sequence; refuses what overflows the context."""
     if prompt_tokens > max_model_len:
         raise context_overflow(prompt_tokens, max_model_len)
@@ -219,7 +219,7 @@ def sampling_of(
             param="max_tokens",
             value=max_tokens,
         )
-    return Sampling(
+    return SamplingParams(
         max_tokens=max_tokens,
         temperature=1.0 if body.temperature is None else body.temperature,
         top_p=1.0 if body.top_p is None else body.top_p,

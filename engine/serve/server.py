@@ -31,16 +31,16 @@ from bridle.engine.serve.requests import (
     read_body,
 )
 from bridle.engine.serve.transport import (
-    ClientGone,
     CutResponse,
     EventStream,
     JsonResponse,
+    RequesterGone,
     unless_client_leaves,
 )
 
 logger = logging.getLogger(__name__)
 
-Handler = Callable[[Request], Awaitable[Response]]
+RouteHandler = Callable[[Request], Awaitable[Response]]
 
 _PAUSE_MODES: Final[dict[str, PauseMode]] = {"keep": "keep", "wait": "wait", "abort": "abort"}
 _CLIENT_CLOSED: Final = 499
@@ -55,7 +55,7 @@ def make_app(
     a bearer token on every route but ``/health``.
     """
     face = EngineFace(backend, parse_thinking=parse_thinking)
-    routes: list[tuple[str, str, Handler]] = [
+    routes: list[tuple[str, str, RouteHandler]] = [
         ("POST", contract.CHAT_COMPLETIONS, face.chat),
         ("POST", contract.COMPLETIONS, face.completions),
         ("POST", contract.TOKENIZE, face.tokenize),
@@ -227,7 +227,7 @@ def _request_id(request: Request) -> str:
     return found
 
 
-def _guarded(handler: Handler, api_key: str | None) -> Handler:
+def _guarded(handler: RouteHandler, api_key: str | None) -> RouteHandler:
     """Checks the key, and writes refusals in the contract's shape."""
 
     async def handle(request: Request) -> Response:
@@ -239,7 +239,7 @@ def _guarded(handler: Handler, api_key: str | None) -> Handler:
             return JsonResponse(refusal.body(), status_code=refusal.status)
         except ConnectionCut:
             return CutResponse()
-        except ClientGone:
+        except RequesterGone:
             return Response(status_code=_CLIENT_CLOSED)
 
     return handle

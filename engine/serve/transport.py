@@ -23,12 +23,12 @@ _STARTUP_SECONDS: Final = 30.0
 _Result = TypeVar("_Result")
 
 
-class ClientGone(BridleError):
+class RequesterGone(BridleError):
     """The client closed its connection before the reply was complete."""
 
 
 async def unless_client_leaves(receive: Receive, work: Awaitable[_Result]) -> _Result:
-    """The result of ``work``, which is cancelled with :class:`ClientGone` on a disconnect.
+    """The result of ``work``, which is cancelled with :class:`RequesterGone` on a disconnect.
 
     The request's body must have been read.
     """
@@ -38,7 +38,7 @@ async def unless_client_leaves(receive: Receive, work: Awaitable[_Result]) -> _R
         await asyncio.wait({working, watching}, return_when=asyncio.FIRST_COMPLETED)
         if working.done():
             return working.result()
-        raise ClientGone
+        raise RequesterGone
     finally:
         for task in (working, watching):
             task.cancel()
@@ -73,7 +73,7 @@ class EventStream(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             await unless_client_leaves(receive, self._write(send))
-        except ClientGone:
+        except RequesterGone:
             return
 
     async def _write(self, send: Send) -> None:

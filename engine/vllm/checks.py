@@ -23,9 +23,9 @@ from bridle.engine.contract import contract
 from bridle.engine.vllm.flags import TRANSFER_BACKEND, WORKER, is_loopback
 from bridle.engine.vllm.installation import OLDEST, version_tuple
 from bridle.engine.vllm.parsers import Parsers, choose_parsers
-from bridle.engine.vllm.probing import Probe, ProbeFailed, Reply, refusal
+from bridle.engine.vllm.probing import LaunchProbe, ProbeFailed, ProbeReply, refusal
 
-Outcome = Literal["ok", "failed", "unknown"]
+CheckOutcome = Literal["ok", "failed", "unknown"]
 
 CONTROL_REMEDY: Final = "start vLLM with VLLM_SERVER_DEV_MODE=1"
 
@@ -35,7 +35,7 @@ class Check:
     """One thing that was checked."""
 
     name: str
-    outcome: Outcome
+    outcome: CheckOutcome
     detail: str
     """What was seen."""
     remedy: str | None = None
@@ -79,7 +79,7 @@ def check_engine(
     Never raises for what the engine does. When it does not serve at all, that is the only result.
     """
     expectation = expect or Expectation()
-    with Probe(base_url, timeout=expectation.timeout, api_key=api_key) as probe:
+    with LaunchProbe(base_url, timeout=expectation.timeout, api_key=api_key) as probe:
         subject = _Subject(probe, expectation)
         first = _run("serves", _serves, subject)
         if first.outcome == "failed":
@@ -94,14 +94,14 @@ def failures(checks: Sequence[Check]) -> list[Check]:
 class _Subject:
     """The engine under check and what several checks need to know of it."""
 
-    def __init__(self, probe: Probe, expect: Expectation) -> None:
+    def __init__(self, probe: LaunchProbe, expect: Expectation) -> None:
         self.probe = probe
         self.expect = expect
         self.card: dict[str, Any] = {}
         self.is_vllm = True
 
     @cached_property
-    def greedy(self) -> Reply:
+    def greedy(self) -> ProbeReply:
         """The whole greedy reply that others are compared with."""
         return self.probe.chat()
 
@@ -194,7 +194,7 @@ def _streamed_ids(subject: _Subject) -> str:
     return "the ids of the whole reply"
 
 
-def _require_ids(reply: Reply) -> None:
+def _require_ids(reply: ProbeReply) -> None:
     remedy = f"vLLM {'.'.join(map(str, OLDEST))} or newer returns them with return_token_ids"
     if not reply.prompt_ids:
         raise _Failed("no prompt_token_ids came back", remedy)

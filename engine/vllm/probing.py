@@ -22,7 +22,7 @@ class ProbeFailed(BridleError):
 
 
 @dataclass(slots=True)
-class Reply:
+class ProbeReply:
     """What a probe got."""
 
     prompt_ids: list[int] | None = None
@@ -41,7 +41,7 @@ class Reply:
         return details.get("cached_tokens") if isinstance(details, dict) else None
 
 
-class Probe:
+class LaunchProbe:
     """A connection to the engine at ``base_url``; a context manager."""
 
     def __init__(self, base_url: str, *, timeout: float, api_key: str | None = None) -> None:
@@ -70,7 +70,7 @@ class Probe:
     def post(self, path: str, body: Mapping[str, Any]) -> httpx.Response:
         return self._request("POST", path, json=body)
 
-    def chat(self, *, stream: bool = False, **fields: Any) -> Reply:
+    def chat(self, *, stream: bool = False, **fields: Any) -> ProbeReply:
         """A chat completion with ids and logprobs, 8 greedy tokens unless ``fields`` say else."""
         body = {
             "model": self.model,
@@ -87,7 +87,7 @@ class Probe:
             return _fold(self._events(contract.CHAT_COMPLETIONS, body))
         return _fold([_json(self._request("POST", contract.CHAT_COMPLETIONS, json=body))])
 
-    def complete(self, prompt: Sequence[int], **fields: Any) -> Reply:
+    def complete(self, prompt: Sequence[int], **fields: Any) -> ProbeReply:
         """A text completion of token ids, 8 greedy tokens unless ``fields`` say else."""
         body = {
             "model": self.model,
@@ -146,9 +146,9 @@ def _json(response: httpx.Response) -> dict[str, Any]:
     return body
 
 
-def _fold(parts: Iterator[dict[str, Any]] | Sequence[dict[str, Any]]) -> Reply:
-    """One :class:`Reply` from the chunks of a stream, or from the one body of a whole reply."""
-    reply = Reply()
+def _fold(parts: Iterator[dict[str, Any]] | Sequence[dict[str, Any]]) -> ProbeReply:
+    """The chunks of a stream, or the one body of a whole reply, as one :class:`ProbeReply`."""
+    reply = ProbeReply()
     for part in parts:
         reply.usage = part.get("usage") or reply.usage
         if part.get("prompt_token_ids") is not None:
@@ -166,7 +166,7 @@ def _fold(parts: Iterator[dict[str, Any]] | Sequence[dict[str, Any]]) -> Reply:
     return reply
 
 
-def _add_logprobs(reply: Reply, logprobs: Mapping[str, Any]) -> None:
+def _add_logprobs(reply: ProbeReply, logprobs: Mapping[str, Any]) -> None:
     for entry in logprobs.get("content") or []:
         reply.logprobs.append(entry["logprob"])
         reply.top_logprobs.append([top["logprob"] for top in entry.get("top_logprobs") or []])

@@ -27,7 +27,7 @@ from bridle.engine.vllm.inside.bridle_wire import (
     open_store,
 )
 
-Backend = Literal["gloo", "nccl"]
+TransferBackend = Literal["gloo", "nccl"]
 
 
 class TransferFailed(EngineError):
@@ -37,13 +37,13 @@ class TransferFailed(EngineError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Route:
+class TransferRoute:
     """How weights go from this machine to the engine's."""
 
     address: str = "127.0.0.1"
     """Where this end listens while it sends; whoever reaches it there could take part, so it must
     be loopback or a private network's."""
-    backend: Backend = "gloo"
+    backend: TransferBackend = "gloo"
     """``gloo``: through the hosts' memory, whatever the devices. ``nccl``: between the memories of
     different GPUs."""
     bucket_bytes: int = 64 << 20
@@ -59,12 +59,12 @@ class VllmTransfer(VllmControl):
         self,
         base_url: str,
         *,
-        route: Route | None = None,
+        route: TransferRoute | None = None,
         timeout: float = 120.0,
         api_key: str | None = None,
     ) -> None:
         super().__init__(base_url, timeout=timeout, api_key=api_key)
-        self.route = route or Route()
+        self.route = route or TransferRoute()
 
     def require_transfers(self) -> None:
         """Raises ``EngineError`` when this engine, or this machine, cannot do transfers so."""

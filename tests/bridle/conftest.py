@@ -13,7 +13,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from bridle.cli.program import app
-from bridle.engine.scripted import Reply, ScriptedCall, ScriptedEngine, ScriptedRequest
+from bridle.engine.scripted import ScriptedCall, ScriptedEngine, ScriptedReply, ScriptedRequest
 from bridle.proxy.server import ProxyServer
 from bridle.proxy.settings import ProxySettings
 from bridle.store.schema.database import migrate
@@ -39,12 +39,12 @@ def hang_ups_are_heard() -> None:
         signal.signal(signal.SIGHUP, lambda *_: None)
 
 
-def adds_then_answers(request: ScriptedRequest) -> Reply:
+def adds_then_answers(request: ScriptedRequest) -> ScriptedReply:
     """Calls ``add`` once, then says what it gave."""
     results = [m["content"] for m in request.messages if m["role"] == "tool"]
     if request.tools and not results:
-        return Reply(tool_calls=(ScriptedCall("add", {"a": 2, "b": 3}),))
-    return Reply(f"The answer is {results[-1] if results else 'unknown'}.")
+        return ScriptedReply(tool_calls=(ScriptedCall("add", {"a": 2, "b": 3}),))
+    return ScriptedReply(f"The answer is {results[-1] if results else 'unknown'}.")
 
 
 @pytest.fixture(scope="session")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from click.testing import Result
 
-from bridle.engine.scripted import Reply, ScriptedEngine
+from bridle.engine.scripted import ScriptedEngine, ScriptedReply
 from bridle.proxy.server import ProxyServer
 from bridle.proxy.settings import ProxySettings
 
@@ -19,7 +19,9 @@ Bridle = Callable[..., Result]
 def closed_proxy(model_dir: Path, store: str) -> Iterator[str]:
     """One that wants its admin key."""
     with (
-        ScriptedEngine(model_dir, lambda _: Reply("Yes."), served_model_name="policy") as engine,
+        ScriptedEngine(
+            model_dir, lambda _: ScriptedReply("Yes."), served_model_name="policy"
+        ) as engine,
         ProxyServer(
             ProxySettings(
                 engine.base_url,

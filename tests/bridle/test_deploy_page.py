@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from bridle.engine.scripted import Reply, ScriptedEngine
+from bridle.engine.scripted import ScriptedEngine, ScriptedReply
 
 PAGE = Path(__file__).parents[2] / "docs" / "deploy.md"
 BLOCKS = re.findall(r"```console\n(.*?)```", PAGE.read_text(), re.DOTALL)
@@ -31,7 +31,8 @@ def test_the_pages_commands_work(number: int, model_dir: Any, tmp_path: Path) ->
     (tmp_path / "bridle").write_text(f'#!/bin/sh\nexec {sys.executable} -m bridle "$@"\n')
     (tmp_path / "bridle").chmod(0o755)
     engines = [
-        ScriptedEngine(model_dir, lambda _: Reply("four"), served_model_name="m") for _ in range(2)
+        ScriptedEngine(model_dir, lambda _: ScriptedReply("four"), served_model_name="m")
+        for _ in range(2)
     ]
     with engines[0], engines[1]:
         script = BLOCKS[number].replace("http://127.0.0.1:8484", url)

@@ -13,7 +13,7 @@ from click.testing import Result
 
 from bridle.engine.contract.contract import MISSING_LOGPROB
 from bridle.engine.embedded import EmbeddedEngine
-from bridle.engine.scripted import Reply, ScriptedEngine
+from bridle.engine.scripted import ScriptedEngine, ScriptedReply
 from bridle.store.schema.database import migrate
 from bridle.trainer.policy.tiny import TinyShape, make_policy
 from bridle.trainer.policy.tiny_tokenizer import train_tokenizer
@@ -79,7 +79,9 @@ def test_an_engine_that_is_not_there_is_broken(bridle: Bridle, store: str) -> No
 
 
 def test_an_engine_without_logprobs_is_broken(bridle: Bridle, model_dir: Path, store: str) -> None:
-    with ScriptedEngine(model_dir, lambda _: Reply("four", logprob=MISSING_LOGPROB)) as engine:
+    with ScriptedEngine(
+        model_dir, lambda _: ScriptedReply("four", logprob=MISSING_LOGPROB)
+    ) as engine:
         result = bridle("doctor", "--upstream", engine.base_url, "--store", store)
     assert result.exit_code == 1
     assert "a sampled token has no logprob: upgrade vLLM" in result.output

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pytest
 
 import bridle.run.feed
-from bridle.engine.scripted import Reply, ScriptedEngine
+from bridle.engine.scripted import ScriptedEngine, ScriptedReply
 from bridle.proxy.server import ProxyServer
 from bridle.proxy.settings import ProxySettings
 from bridle.reconstruct.episodes import build_episode
@@ -64,7 +64,9 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def settings(model_dir: Path, store: str) -> Iterator[ProxySettings]:
-    with ScriptedEngine(model_dir, lambda _: Reply("It is 2."), served_model_name="m") as engine:
+    with ScriptedEngine(
+        model_dir, lambda _: ScriptedReply("It is 2."), served_model_name="m"
+    ) as engine:
         yield ProxySettings(engine.base_url, store, tokenizer_dir=model_dir)
 
 

@@ -13,7 +13,7 @@ import httpx
 import pytest
 import torch
 
-from bridle.engine.scripted import Reply, ScriptedEngine
+from bridle.engine.scripted import ScriptedEngine, ScriptedReply
 from bridle.proxy.server import ProxyServer
 from bridle.proxy.settings import ProxySettings
 from bridle.reconstruct import open_store
@@ -35,7 +35,9 @@ def proxy(model_dir: Path, store: str, monkeypatch: pytest.MonkeyPatch) -> Itera
     monkeypatch.setattr(leases, "SETTLE_S", -1.0)
     torch.set_num_threads(1)
     with (
-        ScriptedEngine(model_dir, lambda _: Reply("It is 5."), served_model_name="m") as engine,
+        ScriptedEngine(
+            model_dir, lambda _: ScriptedReply("It is 5."), served_model_name="m"
+        ) as engine,
         ProxyServer(
             ProxySettings(engine.base_url, store, tokenizer_dir=model_dir), routers=[feed]
         ) as server,

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from bridle.engine.scripted import Reply, ScriptedEngine
+from bridle.engine.scripted import ScriptedEngine, ScriptedReply
 from bridle.harnesses.install import search_path
 from bridle.proxy.server import ProxyServer
 from bridle.proxy.settings import ProxySettings
@@ -114,7 +114,7 @@ def test_a_harness_that_is_told_no_base_url_is_recorded(
     }
     with (
         ScriptedEngine(
-            model_dir, lambda _request: Reply("Hello."), max_model_len=400_000
+            model_dir, lambda _request: ScriptedReply("Hello."), max_model_len=400_000
         ) as engine,
         ProxyServer(ProxySettings(engine.base_url, store, tokenizer_dir=model_dir)) as proxy,
     ):

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from click.testing import Result
 
-from bridle.engine.scripted import Reply, ScriptedRequest
+from bridle.engine.scripted import ScriptedReply, ScriptedRequest
 from bridle.harnesses.tasks.task import Task
 from bridle.harnesses.verifiers import CommandVerifier, Delivery
 from bridle.run.reproduce import editing
@@ -67,10 +67,10 @@ def test_tasks_are_thousands_each_said_once_and_their_split_is_their_own() -> No
     assert {task.id for task in again} == {task.id for task in train}
 
 
-def asked(script: Any, messages: list[Any], tool: dict[str, Any]) -> Reply:
+def asked(script: Any, messages: list[Any], tool: dict[str, Any]) -> ScriptedReply:
     nothing: Any = None
     request = ScriptedRequest(messages, [tool], (), sampling=nothing, tokenizer=nothing)
-    reply: Reply = script(request)
+    reply: ScriptedReply = script(request)
     return reply
 
 

@@ -17,7 +17,7 @@ import pytest
 from click.testing import Result
 
 from bridle.engine.contract.tokenizer import Tokenizer
-from bridle.engine.scripted import Reply, ScriptedCall, ScriptedEngine, ScriptedRequest
+from bridle.engine.scripted import ScriptedCall, ScriptedEngine, ScriptedReply, ScriptedRequest
 from bridle.proxy.server import ProxyServer
 from bridle.proxy.settings import ProxySettings
 from bridle.reconstruct.exports.formats import ExportFormat
@@ -162,11 +162,13 @@ def test_a_session_that_contradicts_itself_is_left_out_and_counted(
     assert "left out: 1 session_broken" in done.stdout
 
 
-def thinks(request: ScriptedRequest) -> Reply:
+def thinks(request: ScriptedRequest) -> ScriptedReply:
     """Thinks aloud, calls a tool, and thinks again."""
     if request.messages[-1]["role"] == "tool":
-        return Reply("Done.", reasoning="An easy one.")
-    return Reply("Adding.", reasoning="2 plus 3?", tool_calls=(ScriptedCall("add", {"a": 2}),))
+        return ScriptedReply("Done.", reasoning="An easy one.")
+    return ScriptedReply(
+        "Adding.", reasoning="2 plus 3?", tool_calls=(ScriptedCall("add", {"a": 2}),)
+    )
 
 
 @pytest.mark.parametrize("form", ["chat", "trl", "trl-prompt-completion"])

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from bridle.engine.scripted import Reply, ScriptedEngine
+from bridle.engine.scripted import ScriptedEngine, ScriptedReply
 from bridle.store.reading.queries import Reader
 from bridle.trainer.policy.tiny import TinyShape, make_policy
 from bridle.trainer.policy.tiny_tokenizer import train_tokenizer
@@ -95,7 +95,9 @@ def proxy(folder: Path, engine_url: str) -> Iterator[str]:
 
 def test_recording_commands_work(folder: Path, model_dir: Path) -> None:
     with (
-        ScriptedEngine(model_dir, lambda _: Reply("Yes."), served_model_name="policy") as engine,
+        ScriptedEngine(
+            model_dir, lambda _: ScriptedReply("Yes."), served_model_name="policy"
+        ) as engine,
         proxy(folder, engine.base_url) as url,
     ):
         agent = f"{sys.executable} agent.py"

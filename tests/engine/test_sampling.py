@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from bridle.engine.embedded.sampling import SamplingRow, sample
-from bridle.engine.serve.backend import Sampling
+from bridle.engine.serve.backend import SamplingParams
 
 LOGITS = torch.tensor([2.0, 1.0, 0.5, 0.0, -1.0, -3.0])
 PROBABILITIES = LOGITS.softmax(-1)
@@ -16,7 +16,7 @@ PROBABILITIES = LOGITS.softmax(-1)
 
 def draws(count: int = 1500, tokens: tuple[int, ...] = (), **fields: Any) -> torch.Tensor:
     """Relative frequencies over a regular grid of uniform numbers."""
-    sampling = Sampling(max_tokens=1, **fields)
+    sampling = SamplingParams(max_tokens=1, **fields)
     rows = [SamplingRow(sampling, (index + 0.5) / count, [0, *tokens], 1) for index in range(count)]
     ids = [token.id for token in sample(LOGITS.repeat(count, 1), rows)]
     return torch.bincount(torch.tensor(ids), minlength=6) / count
@@ -49,7 +49,7 @@ def test_truncation_keeps_the_likeliest_and_renormalises(fields: dict[str, Any],
 
 
 def test_logprobs_are_those_of_the_unmodified_logits() -> None:
-    sampling = Sampling(
+    sampling = SamplingParams(
         max_tokens=1, temperature=0.3, top_k=2, presence_penalty=1.0, top_logprobs=3
     )
     (token,) = sample(LOGITS[None], [SamplingRow(sampling, 0.2, [0, 0], 1)])
@@ -77,8 +77,8 @@ def test_repetition_penalty_also_lowers_the_prompt() -> None:
 
 
 def test_greedy_and_drawn_rows_share_a_batch() -> None:
-    greedy = SamplingRow(Sampling(max_tokens=1, temperature=0.0), 0.0, [], 0)
-    drawn = SamplingRow(Sampling(max_tokens=1), 0.9999, [], 0)
+    greedy = SamplingRow(SamplingParams(max_tokens=1, temperature=0.0), 0.0, [], 0)
+    drawn = SamplingRow(SamplingParams(max_tokens=1), 0.9999, [], 0)
     tokens = sample(LOGITS.repeat(2, 1), [greedy, drawn])
     assert tokens[0].id == 0
     assert tokens[1].id == 5
@@ -88,5 +88,5 @@ def test_greedy_and_drawn_rows_share_a_batch() -> None:
 def test_an_impossible_token_is_never_drawn() -> None:
     logits = torch.tensor([[-torch.inf, 0.0, -torch.inf, 0.0, -torch.inf]])
     for uniform in (0.0, 0.4999999, 0.5, 0.9999999):
-        row = SamplingRow(Sampling(max_tokens=1), uniform, [], 0)
+        row = SamplingRow(SamplingParams(max_tokens=1), uniform, [], 0)
         assert sample(logits, [row])[0].id in (1, 3)

@@ -12,7 +12,7 @@ import torch
 from bridle.engine.embedded.kv import PrefixCache, SequenceKV
 from bridle.engine.embedded.model import PackedModel, UnservableModel, WeightsMismatch, load_state
 from bridle.engine.embedded.scheduler import Generation, Scheduler, SchedulerLimits
-from bridle.engine.serve.backend import Prompt, SampledToken, Sampling
+from bridle.engine.serve.backend import Prompt, SampledToken, SamplingParams
 
 Ids = Callable[[int, int], list[int]]
 Reference = Callable[[list[int]], torch.Tensor]
@@ -32,7 +32,7 @@ def model(tiny_dir: Path) -> PackedModel:
 
 def generation(ids: list[int], count: int, **sampling: Any) -> Generation:
     fields = {"max_tokens": count, "ignore_eos": True, "seed": len(ids), **sampling}
-    return Generation(Prompt(ids), Sampling(**fields))
+    return Generation(Prompt(ids), SamplingParams(**fields))
 
 
 def scheduler(model: PackedModel, **limits: Any) -> Scheduler:

@@ -23,10 +23,10 @@ from bridle.engine.scripted import (
     Cut,
     Fail,
     Refuse,
-    Reply,
     Script,
     ScriptedCall,
     ScriptedEngine,
+    ScriptedReply,
     ScriptedRequest,
     Stall,
 )
@@ -82,7 +82,7 @@ def test_a_script_sees_messages_tools_and_prompt(serve: Serve) -> None:
 
 
 def test_a_structured_reply_becomes_markup_that_parses_back(serve: Serve) -> None:
-    reply = Reply(
+    reply = ScriptedReply(
         "Let me see.",
         reasoning="Adding is easy.",
         tool_calls=(ScriptedCall("add", {"a": "é\n"}), ScriptedCall("add", '{"b": 2}')),
@@ -101,7 +101,13 @@ def test_a_structured_reply_becomes_markup_that_parses_back(serve: Serve) -> Non
 
 
 def test_a_script_is_certain_unless_it_says_otherwise(serve: Serve) -> None:
-    replies = iter([Reply("ok"), Reply("ok", logprob=-0.5), Reply("ok", logprob=MISSING_LOGPROB)])
+    replies = iter(
+        [
+            ScriptedReply("ok"),
+            ScriptedReply("ok", logprob=-0.5),
+            ScriptedReply("ok", logprob=MISSING_LOGPROB),
+        ]
+    )
     with serve(lambda request: next(replies)) as engine:
         for expected in (0.0, -0.5, -9999.0):
             content = ask(engine).json()["choices"][0]["logprobs"]["content"]
@@ -109,7 +115,7 @@ def test_a_script_is_certain_unless_it_says_otherwise(serve: Serve) -> None:
 
 
 def test_a_reply_may_be_cut_by_max_tokens_or_by_the_script(serve: Serve) -> None:
-    with serve(lambda request: Reply("look the key up", end=False)) as engine:
+    with serve(lambda request: ScriptedReply("look the key up", end=False)) as engine:
         assert ask(engine).json()["choices"][0]["finish_reason"] == "length"
         short = ask(engine, max_tokens=2).json()["choices"][0]
         assert short["finish_reason"] == "length"
@@ -119,7 +125,7 @@ def test_a_reply_may_be_cut_by_max_tokens_or_by_the_script(serve: Serve) -> None
 def test_a_refusal_keeps_its_status_also_when_streaming(serve: Serve) -> None:
     refusals = [
         Refuse(503, "busy", "ServiceUnavailableError"),
-        Reply(fault=Refuse(429, "slow down", "RateLimitError")),
+        ScriptedReply(fault=Refuse(429, "slow down", "RateLimitError")),
     ]
     for refusal, status in zip(refusals, (503, 429), strict=True):
         with serve(lambda request, refusal=refusal: refusal) as engine:
@@ -130,7 +136,7 @@ def test_a_refusal_keeps_its_status_also_when_streaming(serve: Serve) -> None:
 
 
 def test_a_cut_breaks_the_connection_after_its_tokens(serve: Serve) -> None:
-    with serve(lambda request: Reply("look the key up then", fault=Cut(3))) as engine:
+    with serve(lambda request: ScriptedReply("look the key up then", fault=Cut(3))) as engine:
         seen: list[str] = []
         with pytest.raises(httpx.RemoteProtocolError):
             seen.extend(lines(engine, return_token_ids=True))
@@ -141,7 +147,9 @@ def test_a_cut_breaks_the_connection_after_its_tokens(serve: Serve) -> None:
 
 
 def test_a_failure_in_mid_stream_is_an_error_event(serve: Serve) -> None:
-    with serve(lambda request: Reply("look the key up then", fault=Fail(2, "boom"))) as engine:
+    with serve(
+        lambda request: ScriptedReply("look the key up then", fault=Fail(2, "boom"))
+    ) as engine:
         seen = list(lines(engine))
         assert seen[-1] == "data: [DONE]"
         assert json.loads(seen[-2].removeprefix("data: "))["error"]["message"] == "boom"
@@ -149,7 +157,9 @@ def test_a_failure_in_mid_stream_is_an_error_event(serve: Serve) -> None:
 
 
 def test_a_stall_is_silence_and_then_the_rest(serve: Serve) -> None:
-    with serve(lambda request: Reply("look the key", fault=Stall(0.4, after_tokens=1))) as engine:
+    with serve(
+        lambda request: ScriptedReply("look the key", fault=Stall(0.4, after_tokens=1))
+    ) as engine:
         times = [time.monotonic() for _ in lines(engine)]
         gaps = [after - before for before, after in pairwise(times)]
         assert max(gaps) >= 0.3
@@ -157,13 +167,13 @@ def test_a_stall_is_silence_and_then_the_rest(serve: Serve) -> None:
 
 
 def test_a_slow_reply_arrives_token_by_token(serve: Serve) -> None:
-    with serve(lambda request: Reply("look the key up", delay=0.03)) as engine:
+    with serve(lambda request: ScriptedReply("look the key up", delay=0.03)) as engine:
         times = [time.monotonic() for line in lines(engine) if line != "data: [DONE]"]
         assert times[-1] - times[0] >= 0.05
 
 
 def test_a_client_that_leaves_frees_its_slot(serve: Serve) -> None:
-    with serve(lambda request: Reply("look " * 200, delay=0.05)) as engine:
+    with serve(lambda request: ScriptedReply("look " * 200, delay=0.05)) as engine:
         for _ in zip(lines(engine), range(4), strict=False):
             assert engine.backend.running == 1
         deadline = time.monotonic() + 5
@@ -174,7 +184,7 @@ def test_a_client_that_leaves_frees_its_slot(serve: Serve) -> None:
 
 @pytest.mark.parametrize(("mode", "finish"), [("wait", "stop"), ("abort", "abort")])
 def test_pause_modes_apply_to_scripts_too(serve: Serve, mode: str, finish: str) -> None:
-    with serve(lambda request: Reply("look the key up", delay=0.05)) as engine:
+    with serve(lambda request: ScriptedReply("look the key up", delay=0.05)) as engine:
         chunks = []
         for index, line in enumerate(lines(engine)):
             if line.startswith("data: {"):

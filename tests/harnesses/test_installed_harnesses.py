@@ -21,7 +21,7 @@ from bridle.bench.shell_policy import (
     WorkedThrough,
     train_bench_tokenizer,
 )
-from bridle.engine.scripted import Reply, ScriptedCall, ScriptedEngine, ScriptedRequest
+from bridle.engine.scripted import ScriptedCall, ScriptedEngine, ScriptedReply, ScriptedRequest
 from bridle.harnesses.adapters import PythonAgent
 from bridle.harnesses.adapters.base import Adapter
 from bridle.harnesses.client import Client, SessionRequest
@@ -65,7 +65,7 @@ class Bench:
     reader: Reader
 
 
-Script = Callable[[ScriptedRequest], Reply]
+Script = Callable[[ScriptedRequest], ScriptedReply]
 Stage = Callable[[Script], Bench]
 
 
@@ -237,27 +237,27 @@ def delegating_script(harness: str) -> Script:
     """Hands two tasks to sub-agents at once; each runs a command, then answers."""
     tool, arguments = DELEGATING[harness]
 
-    def script(request: ScriptedRequest) -> Reply:
+    def script(request: ScriptedRequest) -> ScriptedReply:
         names = {described["function"]["name"] for described in request.tools}
         said = [str(m["content"]) for m in request.messages if m["role"] == "user"]
         outputs = [str(m["content"]) for m in request.messages if m["role"] == "tool"]
         shell = next((name for name in SHELLS if name in names), None)
         if shell is None:
-            return Reply("A title")
+            return ScriptedReply("A title")
         if any(task in text for task in TASKS for text in said):
             if outputs:
-                return Reply("There are 3 words.", reasoning="That is all of them.")
+                return ScriptedReply("There are 3 words.", reasoning="That is all of them.")
             call = ScriptedCall(shell, SHELLS[shell]("echo 3"))
-            return Reply(reasoning="I count.", tool_calls=(call,))
+            return ScriptedReply(reasoning="I count.", tool_calls=(call,))
         if not outputs:
             calls = tuple(ScriptedCall(tool, arguments(task)) for task in TASKS)
-            return Reply(reasoning="Others count.", tool_calls=calls)
+            return ScriptedReply(reasoning="Others count.", tool_calls=calls)
         if harness == "codex" and len(outputs) < 2 * len(TASKS):
             # It does not wait for its sub-agents by itself.
             agent = json.loads(outputs[len(outputs) - len(TASKS)])["agent_id"]
             wait = ScriptedCall("multi_agent_v1__wait_agent", {"targets": [agent]})
-            return Reply(reasoning="I wait.", tool_calls=(wait,))
-        return Reply("Both have 3 words.", reasoning="They agree.")
+            return ScriptedReply(reasoning="I wait.", tool_calls=(wait,))
+        return ScriptedReply("Both have 3 words.", reasoning="They agree.")
 
     return script
 
@@ -299,11 +299,13 @@ async def test_a_langchain_agent_completes_two_tool_calls_and_is_recorded_whole(
     (task,) = shop.tasks("held_out", 1)
     steps = task.payload["steps"]
 
-    def script(request: ScriptedRequest) -> Reply:
+    def script(request: ScriptedRequest) -> ScriptedReply:
         done = sum(message["role"] == "tool" for message in request.messages)
         if done < len(steps):
-            return Reply(tool_calls=(ScriptedCall(steps[done]["tool"], steps[done]["arguments"]),))
-        return Reply(f"It is {request.messages[-1]['content']}.")
+            return ScriptedReply(
+                tool_calls=(ScriptedCall(steps[done]["tool"], steps[done]["arguments"]),)
+            )
+        return ScriptedReply(f"It is {request.messages[-1]['content']}.")
 
     agent = PythonAgent(shop.script, arguments=["--stream"] if streaming else [], name="langchain")
     result, recorded = await perform(

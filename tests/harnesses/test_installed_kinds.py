@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from bridle.bench.shell_policy import SHELLS, train_bench_tokenizer
-from bridle.engine.scripted import Reply, ScriptedCall, ScriptedEngine, ScriptedRequest
+from bridle.engine.scripted import ScriptedCall, ScriptedEngine, ScriptedReply, ScriptedRequest
 from bridle.harnesses.adapters.base import Access, Adapter, LaunchPlan, Place
 from bridle.harnesses.adapters.claude_code import ClaudeCode
 from bridle.harnesses.adapters.codex import Codex
@@ -120,41 +120,41 @@ def text_of(message: Mapping[str, Any]) -> str:
     return content if isinstance(content, str) else json.dumps(content)
 
 
-def script(case: Case) -> Callable[[ScriptedRequest], Reply]:
+def script(case: Case) -> Callable[[ScriptedRequest], ScriptedReply]:
     """Hands both tasks on, then prints long lists until it is asked for a summary."""
 
-    def reply(request: ScriptedRequest) -> Reply:
+    def reply(request: ScriptedRequest) -> ScriptedReply:
         names = {described["function"]["name"] for described in request.tools}
         shell = next((name for name in SHELLS if name in names), "")
         said = [text_of(m) for m in request.messages if m["role"] == "user"]
         told = [text_of(m) for m in request.messages if m["role"] in ("system", "developer")]
         outputs = [text_of(m) for m in request.messages if m["role"] == "tool"]
         if not shell and "title" in told[0][:200]:
-            return Reply("A title")
+            return ScriptedReply("A title")
         if shell and any("SUMMARY:" in text_of(message) for message in request.messages):
-            return Reply("All is well.", reasoning="I remember.")
+            return ScriptedReply("All is well.", reasoning="I remember.")
         if asks_for_a_summary(said[-1]) or (not shell and asks_for_a_summary(told[0])):
-            return Reply(case.summary)
+            return ScriptedReply(case.summary)
         if not shell:
-            return Reply("A title")
+            return ScriptedReply("A title")
         if any(task in text for task in TASKS for text in said):
             if outputs:
-                return Reply("There are 3 words.", reasoning="I counted.")
+                return ScriptedReply("There are 3 words.", reasoning="I counted.")
             call = ScriptedCall(shell, SHELLS[shell]("echo 3"))
-            return Reply(reasoning="I count.", tool_calls=(call,))
+            return ScriptedReply(reasoning="I count.", tool_calls=(call,))
         if not outputs:
             calls = tuple(ScriptedCall(case.tool, case.arguments(task)) for task in TASKS)
-            return Reply(reasoning="Others count.", tool_calls=calls)
+            return ScriptedReply(reasoning="Others count.", tool_calls=calls)
         if case.adapter.name == "codex" and len(outputs) < 2 * len(TASKS):
             # It does not wait for its sub-agents by itself.
             agent = json.loads(outputs[len(outputs) - len(TASKS)])["agent_id"]
             wait = ScriptedCall("multi_agent_v1__wait_agent", {"targets": [agent]})
-            return Reply(reasoning="I wait.", tool_calls=(wait,))
+            return ScriptedReply(reasoning="I wait.", tool_calls=(wait,))
         if len(outputs) > 25:
-            return Reply("It was never too long.")
+            return ScriptedReply("It was never too long.")
         numbers = f"seq {len(outputs)}000 {len(outputs)}900"
         call = ScriptedCall(shell, SHELLS[shell](numbers))
-        return Reply(reasoning="I print more.", tool_calls=(call,))
+        return ScriptedReply(reasoning="I print more.", tool_calls=(call,))
 
     return reply
 

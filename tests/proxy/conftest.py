@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
-from bridle.engine.scripted import Reply, Script, ScriptedEngine, ScriptedRequest
+from bridle.engine.scripted import Script, ScriptedEngine, ScriptedReply, ScriptedRequest
 from bridle.engine.serve.transport import ServerThread
 from bridle.proxy.server import ProxyServer
 from bridle.proxy.settings import ProxySettings
@@ -55,7 +55,7 @@ def stage(model_dir: Path) -> Iterator[Stage]:
     with ScriptedEngine(
         model_dir, lambda request: held[0].play(request), served_model_name=MODEL
     ) as engine:
-        held.append(Stage(engine, lambda _: Reply("The answer is four.")))
+        held.append(Stage(engine, lambda _: ScriptedReply("The answer is four.")))
         yield held[0]
 
 

@@ -12,7 +12,7 @@ import pytest
 from google import genai
 from google.genai import errors as google_errors
 
-from bridle.engine.scripted import Reply, Stall
+from bridle.engine.scripted import ScriptedReply, Stall
 from bridle.proxy.settings import Budget
 from bridle.store.records import CallStatus
 
@@ -58,7 +58,7 @@ def test_time_that_is_up_is_up(bench: Any) -> None:
 
 
 def test_concurrent_calls_cannot_overdraw(bench: Any, stage: Any) -> None:
-    stage.play = lambda _: Reply("The answer is four.", fault=Stall(0.2))
+    stage.play = lambda _: ScriptedReply("The answer is four.", fault=Stall(0.2))
     session = opened(bench, calls=3)
     with ThreadPoolExecutor(8) as threads:
         codes = [reply.status_code for reply in threads.map(lambda _: ask(session), range(8))]

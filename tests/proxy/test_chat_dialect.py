@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from bridle.engine.scripted import Reply, ScriptedCall
+from bridle.engine.scripted import ScriptedCall, ScriptedReply
 from bridle.proxy.dialects.registry import CHAT, COMPLETIONS
 from bridle.proxy.engines.request import constraint, engine_request
 from bridle.proxy.wire.canonical import ApiError
@@ -198,7 +198,7 @@ def test_ids_and_logprobs_are_shown_to_those_who_ask(
 def test_reasoning_is_told_under_both_names_and_hidden_on_request(
     bench: Any, stage: Any, ask: Any, events: Any, stream: bool
 ) -> None:
-    stage.play = lambda _: Reply("The answer is four.", reasoning="one two")
+    stage.play = lambda _: ScriptedReply("The answer is four.", reasoning="one two")
     body = ask | {"stream": stream}
     shown = httpx.post(bench.url + PATH, json=body)
     hidden = httpx.post(bench.url + PATH, json=body | {"include_reasoning": False})
@@ -218,7 +218,7 @@ def test_tool_call_ids_are_ours_and_lead_back_to_the_call(
     bench: Any, stage: Any, ask: Any, events: Any, stream: bool
 ) -> None:
     calls = (ScriptedCall("add", {"a": 1}), ScriptedCall("add", {"a": 2}))
-    stage.play = lambda _: Reply(tool_calls=calls)
+    stage.play = lambda _: ScriptedReply(tool_calls=calls)
     tools = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}]
     response = httpx.post(bench.url + PATH, json=ask | {"stream": stream, "tools": tools})
     row = bench.call()

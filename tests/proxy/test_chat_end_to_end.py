@@ -8,7 +8,7 @@ from typing import Any
 
 import openai
 
-from bridle.engine.scripted import Reply, ScriptedEngine
+from bridle.engine.scripted import ScriptedEngine, ScriptedReply
 from bridle.store.records import CallStatus
 
 
@@ -69,7 +69,7 @@ def test_new_text_in_parts_is_rendered_as_the_template_shows_parts(
     directory = tmp_path / "parts"
     shutil.copytree(model_dir, directory)
     (directory / "chat_template.jinja").write_text(shows)
-    with ScriptedEngine(directory, lambda _: Reply("four.")) as engine:
+    with ScriptedEngine(directory, lambda _: ScriptedReply("four.")) as engine:
         bench = start_proxy(engine.base_url, tokenizer_dir=directory)
         ask = client(bench).chat.completions
         said = ask.create(**ASK).choices[0].message

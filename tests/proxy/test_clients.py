@@ -12,7 +12,7 @@ import pytest
 from google import genai
 from google.genai import errors, types
 
-from bridle.engine.scripted import Refuse, Reply, ScriptedCall, ScriptedEngine
+from bridle.engine.scripted import Refuse, ScriptedCall, ScriptedEngine, ScriptedReply
 from bridle.store.records import CallStatus
 from bridle.trainer.policy.tiny_tokenizer import CHATML_TOOLS_TEMPLATE as TEMPLATE
 from bridle.trainer.policy.tiny_tokenizer import train_tokenizer
@@ -29,11 +29,11 @@ TOOL = {
 CALLS = (ScriptedCall("add", {"a": 1, "b": 2}), ScriptedCall("add", {"a": 3, "b": 4}))
 
 
-def two_turns(request: Any) -> Reply:
+def two_turns(request: Any) -> ScriptedReply:
     """Two calls at once, then a text; always with reasoning."""
     if request.messages[-1]["role"] == "tool":
-        return Reply("The sum is 3 and 7.", reasoning="one two three")
-    return Reply("one", reasoning="four five", tool_calls=CALLS)
+        return ScriptedReply("The sum is 3 and 7.", reasoning="one two three")
+    return ScriptedReply("one", reasoning="four five", tool_calls=CALLS)
 
 
 @pytest.fixture
@@ -159,9 +159,9 @@ def test_a_referenced_custom_call_is_continued_as_the_client_got_it(
 ) -> None:
     custom: Any = [{"type": "custom", "name": "patch", "description": "applies a patch"}]
     stage.play = lambda request: (
-        Reply("Done.")
+        ScriptedReply("Done.")
         if request.messages[-1]["role"] == "tool"
-        else Reply(tool_calls=(ScriptedCall("patch", {"input": "*** Begin"}),))
+        else ScriptedReply(tool_calls=(ScriptedCall("patch", {"input": "*** Begin"}),))
     )
     first = chat.responses.create(model="m", tools=custom, input="Patch it.")
     (call,) = first.output
@@ -237,7 +237,7 @@ def test_a_count_is_of_the_prompt_that_the_engine_makes(
 ) -> None:
     no_thought = "{% if enable_thinking is false %}<think>\n\n</think>\n\n{% endif %}"
     train_tokenizer(tmp_path / "model", ["one two three"], template=TEMPLATE + no_thought)
-    with ScriptedEngine(tmp_path / "model", lambda _: Reply("four")) as engine:
+    with ScriptedEngine(tmp_path / "model", lambda _: ScriptedReply("four")) as engine:
         bench = start_proxy(engine.base_url)
         claude = anthropic.Anthropic(base_url=bench.url, api_key="x", max_retries=0)
         messages = [{"role": "user", "content": "one two three"}, *prefill]
@@ -333,10 +333,10 @@ def test_of_candidates_that_show_the_same_the_one_that_is_sent_back_is_continued
 ) -> None:
     thoughts = iter(("four", "five", "six"))
 
-    def play(request: Any) -> Reply:
+    def play(request: Any) -> ScriptedReply:
         if request.messages[-1]["role"] == "tool":
-            return Reply("The sum is 3.")
-        return Reply(reasoning=next(thoughts), tool_calls=CALLS[:1])
+            return ScriptedReply("The sum is 3.")
+        return ScriptedReply(reasoning=next(thoughts), tool_calls=CALLS[:1])
 
     stage.play = play
     client = genai.Client(api_key="x", http_options={"base_url": bench.url})

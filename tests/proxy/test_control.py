@@ -14,7 +14,7 @@ import httpx
 import openai
 import pytest
 
-from bridle.engine.scripted import Reply, Stall
+from bridle.engine.scripted import ScriptedReply, Stall
 from bridle.proxy.continuation.continuation import Continuer
 
 CHAT = "/v1/chat/completions"
@@ -173,7 +173,7 @@ def test_each_token_knows_the_policy_version_it_arrived_under(
 ) -> None:
     told = threading.Event()
     control.put("/policy", json={"version": 3})
-    stage.play = lambda _: Reply("The answer is four.", fault=Stall(30, 2, told))
+    stage.play = lambda _: ScriptedReply("The answer is four.", fault=Stall(30, 2, told))
     text = b""
     with httpx.stream("POST", bench.url + CHAT, json=ask | {"stream": True}) as response:
         for piece in response.iter_raw():
@@ -194,7 +194,7 @@ def test_a_whole_reply_that_a_publish_came_into_says_so(
     policy = f"{bench.url}/bridle/v1/policy"
     told = threading.Event()
     httpx.put(policy, json={"version": 3})
-    stage.play = lambda _: Reply("The answer is four.", fault=Stall(30, 2, told))
+    stage.play = lambda _: ScriptedReply("The answer is four.", fault=Stall(30, 2, told))
     asking = threading.Thread(target=lambda: httpx.post(bench.url + CHAT, json=ask))
     asking.start()
     until(lambda: len(stage.requests) == 1)
@@ -220,7 +220,7 @@ def test_while_paused_new_calls_wait_and_running_ones_finish(
     bench: Any, stage: Any, control: Any, ask: Any, until: Any
 ) -> None:
     over = threading.Event()
-    stage.play = lambda _: Reply("The answer is four.", fault=Stall(30, 1, over))
+    stage.play = lambda _: ScriptedReply("The answer is four.", fault=Stall(30, 1, over))
     replies: list[int] = []
 
     def call() -> None:

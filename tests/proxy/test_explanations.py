@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from bridle.engine.scripted import Reply
+from bridle.engine.scripted import ScriptedReply
 from bridle.proxy.continuation import explanations
 from bridle.store.records import BreakReason, Continuation
 
@@ -19,7 +19,7 @@ UNEXPLAINED = 'bridle_breaks_total{reason="unexplained"} 1.0'
 
 @pytest.fixture
 def bench(stage: Any, start_proxy: Any, model_dir: Path) -> Any:
-    stage.play = lambda _: Reply("one", reasoning="Hm.")
+    stage.play = lambda _: ScriptedReply("one", reasoning="Hm.")
     return start_proxy(
         stage.engine.base_url, tokenizer_dir=model_dir, continuation=Continuation.RENDERED
     )

@@ -15,7 +15,7 @@ import pytest
 
 from bridle.engine.contract.contract import MISSING_LOGPROB
 from bridle.engine.contract.tokenizer import Tokenizer
-from bridle.engine.scripted import Cut, Fail, Refuse, Reply, ScriptedEngine, Stall
+from bridle.engine.scripted import Cut, Fail, Refuse, ScriptedEngine, ScriptedReply, Stall
 from bridle.proxy.dialects.chat.stream import ChatEmitter
 from bridle.proxy.settings import Limits
 from bridle.store.records import CallStatus
@@ -64,7 +64,7 @@ def test_an_engine_that_is_not_there_is_a_502(
 
 
 def test_a_cut_stream_is_kept_as_partial(bench: Any, stage: Any, ask: Any, events: Any) -> None:
-    stage.play = lambda _: Reply("The answer is four.", fault=Cut(after_tokens=2))
+    stage.play = lambda _: ScriptedReply("The answer is four.", fault=Cut(after_tokens=2))
     response = httpx.post(bench.url + CHAT, json=ask | {"stream": True})
     assert "error" in events(response.content)[-1]
     call = bench.call()
@@ -76,7 +76,7 @@ def test_a_cut_stream_is_kept_as_partial(bench: Any, stage: Any, ask: Any, event
 def test_an_error_in_mid_stream_is_told_and_the_tokens_before_it_are_kept(
     bench: Any, stage: Any, ask: Any, events: Any
 ) -> None:
-    stage.play = lambda _: Reply("The answer is four.", fault=Fail(after_tokens=2))
+    stage.play = lambda _: ScriptedReply("The answer is four.", fault=Fail(after_tokens=2))
     response = httpx.post(bench.url + CHAT, json=ask | {"stream": True})
     assert "failed in mid-stream" in events(response.content)[-1]["error"]["message"]
     assert bench.call().status is CallStatus.PARTIAL
@@ -87,7 +87,7 @@ def test_an_error_in_mid_stream_is_told_and_the_tokens_before_it_are_kept(
 def test_a_whole_reply_that_breaks_is_a_502_or_500_and_failed(
     bench: Any, stage: Any, ask: Any, fault: Any
 ) -> None:
-    stage.play = lambda _: Reply("The answer is four.", fault=fault)
+    stage.play = lambda _: ScriptedReply("The answer is four.", fault=fault)
     response = httpx.post(bench.url + CHAT, json=ask)
     assert response.status_code in (500, 502)
     assert bench.call().status is CallStatus.FAILED
@@ -97,7 +97,7 @@ def test_a_whole_reply_that_breaks_is_a_502_or_500_and_failed(
 def test_a_stalled_engine_is_given_up(
     stage: Any, start_proxy: Any, ask: Any, events: Any, after: int
 ) -> None:
-    stage.play = lambda _: Reply("The answer is four.", fault=Stall(30, after_tokens=after))
+    stage.play = lambda _: ScriptedReply("The answer is four.", fault=Stall(30, after_tokens=after))
     bench = start_proxy(stage.engine.base_url, limits=Limits(stall_timeout_s=1.0))
     response = httpx.post(bench.url + CHAT, json=ask | {"stream": True})
     if after == 0:
@@ -197,7 +197,7 @@ def test_a_malformed_whole_reply_is_a_502(
 def test_a_record_without_its_logprobs_is_quarantined_and_the_client_is_served(
     bench: Any, stage: Any, ask: Any, logprob: float
 ) -> None:
-    stage.play = lambda _: Reply("The answer is four.", logprob=logprob)
+    stage.play = lambda _: ScriptedReply("The answer is four.", logprob=logprob)
     response = httpx.post(bench.url + CHAT, json=ask)
     assert response.status_code == 200
     call = bench.call()
@@ -226,7 +226,7 @@ def test_usage_that_contradicts_the_ids_quarantines(
 def test_a_client_that_leaves_aborts_the_engine_and_its_tokens_are_kept(
     bench: Any, stage: Any, ask: Any, until: Any
 ) -> None:
-    stage.play = lambda _: Reply("The answer is four.", fault=Stall(60, after_tokens=2))
+    stage.play = lambda _: ScriptedReply("The answer is four.", fault=Stall(60, after_tokens=2))
     with httpx.stream("POST", bench.url + CHAT, json=ask | {"stream": True}) as response:
         for piece in response.iter_raw():
             if b"answer" in piece:
@@ -241,7 +241,7 @@ def test_a_client_that_leaves_aborts_the_engine_and_its_tokens_are_kept(
 def test_a_client_that_leaves_before_any_token_is_failed(
     bench: Any, stage: Any, ask: Any, until: Any
 ) -> None:
-    stage.play = lambda _: Reply("The answer is four.", fault=Stall(60))
+    stage.play = lambda _: ScriptedReply("The answer is four.", fault=Stall(60))
     with pytest.raises(httpx.ReadTimeout):
         httpx.post(bench.url + CHAT, json=ask, timeout=1.5)
     until(lambda: [call.status is not CallStatus.OPEN for call in bench.calls()] == [True])
@@ -350,7 +350,7 @@ def test_a_fault_of_our_own_is_a_500_in_the_dialects_shape_and_no_call_stays_ope
 
 
 def test_a_stopped_proxy_keeps_what_running_calls_have(bench: Any, stage: Any, ask: Any) -> None:
-    stage.play = lambda _: Reply("The answer is four.", fault=Stall(60, after_tokens=2))
+    stage.play = lambda _: ScriptedReply("The answer is four.", fault=Stall(60, after_tokens=2))
     with httpx.stream("POST", bench.url + CHAT, json=ask | {"stream": True}) as response:
         pieces = response.iter_raw()  # kept: dropping it would hang up
         for piece in pieces:

@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from hypothesis.errors import Unsatisfiable
 
-from bridle.engine.scripted import Reply, ScriptedEngine
+from bridle.engine.scripted import ScriptedEngine, ScriptedReply
 from bridle.proxy.server import ProxyServer
 from bridle.proxy.settings import Limits, ProxySettings
 
@@ -32,7 +32,9 @@ http = httpx.Client(timeout=60, trust_env=False)
 def target(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A proxy of its own: fuzzing pauses it, seals its sessions and moves its policy."""
     store = tmp_path_factory.mktemp("fuzz") / "bridle.db"
-    with ScriptedEngine(model_dir, lambda _: Reply("four"), served_model_name="m") as engine:
+    with ScriptedEngine(
+        model_dir, lambda _: ScriptedReply("four"), served_model_name="m"
+    ) as engine:
         limits = Limits(health_check_s=0)
         proxy = ProxyServer(ProxySettings(engine.base_url, str(store), limits=limits), grace_s=1)
         with proxy:

@@ -15,7 +15,7 @@ from typing import Any
 import httpx
 import pytest
 
-from bridle.engine.scripted import Reply
+from bridle.engine.scripted import ScriptedReply
 from bridle.proxy.server import run
 from bridle.proxy.settings import ProxySettings
 from bridle.store.reading.queries import CallRow, Reader
@@ -118,7 +118,7 @@ def proxy_process(stage: Any, tmp_path: Path) -> Iterator[Process]:
 def test_no_acknowledged_call_is_lost_or_half_written_and_every_session_goes_on(
     proxy_process: Process, stage: Any, until: Any, tmp_path: Path, moments: int
 ) -> None:
-    stage.play = lambda _: Reply(ANSWER, delay=0.002)
+    stage.play = lambda _: ScriptedReply(ANSWER, delay=0.002)
     chance = random.Random(4)
     clients = [Client(proxy_process.url, number) for number in range(CLIENTS)]
     for _ in range(moments):

@@ -10,7 +10,7 @@ import openai
 import pytest
 
 from bridle.engine.contract.contract import MISSING_LOGPROB
-from bridle.engine.scripted import Cut, Refuse, Reply, ScriptedCall
+from bridle.engine.scripted import Cut, Refuse, ScriptedCall, ScriptedReply
 from bridle.proxy.continuation.continuation import Continuer
 from bridle.store.records import BreakReason, CallKind, CallStatus
 
@@ -54,7 +54,7 @@ def test_an_echo_of_a_quarantined_call_is_a_break_that_says_so(
     stage: Any, start_proxy: Any, model_dir: Any
 ) -> None:
     bench = start_proxy(stage.engine.base_url, tokenizer_dir=model_dir)
-    stage.play = lambda _: Reply("one", tool_calls=(ADD,), logprob=MISSING_LOGPROB)
+    stage.play = lambda _: ScriptedReply("one", tool_calls=(ADD,), logprob=MISSING_LOGPROB)
     first = say(bench, QUESTION)
     stage.play = lambda _: "three"
     say(bench, QUESTION, *echoed(first))
@@ -70,7 +70,7 @@ def test_an_echo_of_a_quarantined_call_is_known_after_a_restart(
     stage: Any, start_proxy: Any, model_dir: Any
 ) -> None:
     bench = start_proxy(stage.engine.base_url, tokenizer_dir=model_dir)
-    stage.play = lambda _: Reply("one", logprob=MISSING_LOGPROB)
+    stage.play = lambda _: ScriptedReply("one", logprob=MISSING_LOGPROB)
     first = say(bench, QUESTION)
     bench.server.stop()
     stage.play = lambda _: "three"
@@ -85,7 +85,7 @@ def test_a_request_that_echoes_a_running_call_waits_for_its_end(
     stage: Any, start_proxy: Any, model_dir: Any
 ) -> None:
     bench = start_proxy(stage.engine.base_url, tokenizer_dir=model_dir)
-    stage.play = lambda _: Reply("one", tool_calls=(ADD, ADD, ADD), delay=0.02)
+    stage.play = lambda _: ScriptedReply("one", tool_calls=(ADD, ADD, ADD), delay=0.02)
     stream = client_of(bench).chat.completions.create(
         model="m", messages=[QUESTION], tools=TOOLS, stream=True
     )
@@ -127,7 +127,7 @@ def test_a_request_that_echoes_a_stream_its_client_cut_continues_what_arrived(
     stage: Any, start_proxy: Any, model_dir: Any
 ) -> None:
     bench = start_proxy(stage.engine.base_url, tokenizer_dir=model_dir)
-    stage.play = lambda _: Reply("one", tool_calls=(ADD, ADD), delay=0.03)
+    stage.play = lambda _: ScriptedReply("one", tool_calls=(ADD, ADD), delay=0.03)
     ids: list[str] = []
     with client_of(bench).chat.completions.create(
         model="m", messages=[QUESTION], tools=TOOLS, stream=True
@@ -151,22 +151,22 @@ def test_a_request_that_echoes_a_stream_its_client_cut_continues_what_arrived(
     ("reply", "changes", "reason"),
     [
         (
-            Reply("The sum is 3.", reasoning="four five"),
+            ScriptedReply("The sum is 3.", reasoning="four five"),
             {},
             BreakReason.TEMPLATE_REWROTE_HISTORY,
         ),
         (
-            Reply("The sum is 3.", reasoning="four five"),
+            ScriptedReply("The sum is 3.", reasoning="four five"),
             {"reasoning": None, "reasoning_content": None},
             BreakReason.REASONING_DROPPED,
         ),
-        (Reply(tool_calls=(ADD,)), {}, BreakReason.ARGUMENTS_RESERIALISED),
-        (Reply("The sum is 3."), {}, None),
-        (Reply("The sum is 3.  \n"), {"content": "The sum is 3."}, BreakReason.EDITED),
+        (ScriptedReply(tool_calls=(ADD,)), {}, BreakReason.ARGUMENTS_RESERIALISED),
+        (ScriptedReply("The sum is 3."), {}, None),
+        (ScriptedReply("The sum is 3.  \n"), {"content": "The sum is 3."}, BreakReason.EDITED),
     ],
 )
 def test_without_a_tokenizer_a_break_is_judged_by_the_ids_and_the_echo(
-    stage: Any, start_proxy: Any, reply: Reply, changes: Any, reason: BreakReason | None
+    stage: Any, start_proxy: Any, reply: ScriptedReply, changes: Any, reason: BreakReason | None
 ) -> None:
     bench = start_proxy(stage.engine.base_url)
     stage.play = lambda _: reply
@@ -180,7 +180,7 @@ def test_without_a_tokenizer_a_break_is_judged_by_the_ids_and_the_echo(
 
 
 def test_a_request_asked_again_after_a_cut_reply_is_a_retry(stage: Any, bench: Any) -> None:
-    stage.play = lambda _: Reply("one two", fault=Cut(after_tokens=1))
+    stage.play = lambda _: ScriptedReply("one two", fault=Cut(after_tokens=1))
     with pytest.raises((openai.APIError, httpx.HTTPError)):
         say(bench, QUESTION)
     stage.play = lambda _: Refuse(500)

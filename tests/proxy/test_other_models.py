@@ -13,7 +13,7 @@ import httpx
 import openai
 import pytest
 
-from bridle.engine.scripted import Reply, ScriptedEngine
+from bridle.engine.scripted import ScriptedEngine, ScriptedReply
 from bridle.proxy.settings import OtherModel, ProxySettings
 from bridle.reconstruct.audit import audit
 from bridle.reconstruct.episodes import build_episode
@@ -28,7 +28,7 @@ http = httpx.Client(timeout=60, trust_env=False)
 @pytest.fixture
 def frozen(model_dir: Path) -> Iterator[ScriptedEngine]:
     with ScriptedEngine(
-        model_dir, lambda _: Reply("I am frozen."), served_model_name="judge-7b"
+        model_dir, lambda _: ScriptedReply("I am frozen."), served_model_name="judge-7b"
     ) as engine:
         yield engine
 

@@ -16,7 +16,7 @@ import httpx
 import openai
 import pytest
 
-from bridle.engine.scripted import Cut, Refuse, Reply, ScriptedEngine, Stall
+from bridle.engine.scripted import Cut, Refuse, ScriptedEngine, ScriptedReply, Stall
 from bridle.proxy.engines.circuit import Circuit, CircuitState
 from bridle.proxy.engines.endpoint import EngineEndpoint
 from bridle.proxy.engines.policy_gate import PolicyGate
@@ -35,7 +35,7 @@ class Member:
     """A scripted engine on a port that it keeps, so that it can die and come back."""
 
     def __init__(self, model_dir: Path) -> None:
-        self.play: Callable[[Any], Any] = lambda _: Reply("The answer is four.")
+        self.play: Callable[[Any], Any] = lambda _: ScriptedReply("The answer is four.")
         self._model_dir = model_dir
         self.engine = self._make(0)
         self.engine.__enter__()
@@ -107,7 +107,9 @@ def test_a_session_stays_with_its_engine_and_sessions_spread(pair: Any, pooled: 
 def test_a_new_session_goes_where_the_fewest_calls_run(pair: Any, pooled: Any) -> None:
     bench = pooled()
     for member in pair:
-        member.play = lambda _: Reply("The answer is four.", fault=Stall(60, after_tokens=1))
+        member.play = lambda _: ScriptedReply(
+            "The answer is four.", fault=Stall(60, after_tokens=1)
+        )
     body = {"model": "m", "stream": True, "messages": [{"role": "user", "content": "hi"}]}
     pieces = []  # kept: dropping one would hang up
     with ExitStack() as running:
@@ -169,7 +171,7 @@ def test_what_another_engine_would_say_too_is_not_asked_twice(
 def test_after_the_first_byte_nothing_is_asked_again(pair: Any, pooled: Any) -> None:
     bench = pooled()
     for member in pair:
-        member.play = lambda _: Reply("The answer is four.", fault=Cut(after_tokens=1))
+        member.play = lambda _: ScriptedReply("The answer is four.", fault=Cut(after_tokens=1))
     reply = ask(bench.url, "lamp", stream=True)
     assert b"error" in reply.content
     assert sum(member.asked for member in pair) == 1
@@ -178,7 +180,7 @@ def test_after_the_first_byte_nothing_is_asked_again(pair: Any, pooled: Any) -> 
 
 def test_an_engine_that_breaks_off_every_reply_is_ejected(pair: Any, pooled: Any) -> None:
     bench = pooled()
-    pair[0].play = lambda _: Reply("The answer is four.", fault=Cut(after_tokens=1))
+    pair[0].play = lambda _: ScriptedReply("The answer is four.", fault=Cut(after_tokens=1))
     broken = 0
     for number in range(40):  # of which by chance too few would go to one engine once in 10^9 runs
         broken += b"error" in ask(bench.url, f"s{number}", stream=True).content
@@ -203,7 +205,7 @@ def test_a_dead_engine_is_ejected_by_its_checks_and_readmitted_when_it_is_back(
     until(lambda: states(bench)[pair[0].name]["circuit"] == "half_open")
     before = pair[0].asked
     with ThreadPoolExecutor(8) as threads:
-        pair[1].play = lambda _: Reply("The answer is four.", fault=Stall(0.3))
+        pair[1].play = lambda _: ScriptedReply("The answer is four.", fault=Stall(0.3))
         codes = [
             reply.status_code for reply in threads.map(lambda n: ask(bench.url, f"t{n}"), range(8))
         ]
@@ -337,7 +339,7 @@ def test_a_token_has_the_version_of_the_engine_that_sampled_it(pair: Any, pooled
     policy = f"{bench.url}/bridle/v1/policy"
     told = threading.Event()
     for member in pair:
-        member.play = lambda _: Reply("The answer is four.", fault=Stall(30, 2, told))
+        member.play = lambda _: ScriptedReply("The answer is four.", fault=Stall(30, 2, told))
     body = {"model": "m", "stream": True, "messages": [{"role": "user", "content": "hi"}]}
     with http.stream("POST", f"{bench.url}/s/lamp{CHAT}", json=body) as reply:
         for piece in reply.iter_raw():
@@ -356,7 +358,7 @@ def test_an_engine_that_comes_back_under_another_name_is_called_by_it(
 ) -> None:
     def engine(name: str, port: int = 0) -> ScriptedEngine:
         return ScriptedEngine(
-            model_dir, lambda _: Reply("Here."), served_model_name=name, port=port
+            model_dir, lambda _: ScriptedReply("Here."), served_model_name=name, port=port
         )
 
     with engine("spring") as first:
@@ -392,7 +394,7 @@ def test_a_removed_engine_finishes_what_it_runs(pair: Any, pooled: Any, until: A
     bench = pooled()
     removed = threading.Event()
     for member in pair:
-        member.play = lambda _: Reply("The answer is four.", fault=Stall(30, 1, removed))
+        member.play = lambda _: ScriptedReply("The answer is four.", fault=Stall(30, 1, removed))
     with ThreadPoolExecutor(1) as threads:
         running = threads.submit(ask, bench.url, "lamp")
         until(lambda: any(state["running"] for state in states(bench).values()))

@@ -12,7 +12,7 @@ import pytest
 
 from bridle.engine.contract.client import EngineClient
 from bridle.engine.embedded import EmbeddedEngine
-from bridle.engine.scripted import Reply, ScriptedEngine
+from bridle.engine.scripted import ScriptedEngine, ScriptedReply
 from bridle.proxy.settings import Limits
 from bridle.store.records import CallStatus
 from bridle.trainer.policy.tiny import TinyShape, make_policy
@@ -53,7 +53,7 @@ class Member:
 
     def _make(self, port: int) -> ScriptedEngine:
         return ScriptedEngine(
-            self._model_dir, lambda _: Reply("The answer is four."),
+            self._model_dir, lambda _: ScriptedReply("The answer is four."),
             served_model_name=MODEL, port=port,
         )  # fmt: skip
 

@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from bridle.engine.scripted import Reply, ScriptedCall
+from bridle.engine.scripted import ScriptedCall, ScriptedReply
 from bridle.proxy.continuation.explanations import Explanations
 from bridle.proxy.sessions.memory import SessionMemory
 from bridle.proxy.sessions.registry import Sessions
@@ -187,7 +187,7 @@ def test_an_anonymous_call_that_another_proxy_saw_running_is_continued_there(
     bench: Any, stage: Any, start_proxy: Any
 ) -> None:
     other = start_proxy(stage.engine.base_url)
-    stage.play = lambda request: Reply(
+    stage.play = lambda request: ScriptedReply(
         "The answer is four.", delay=0.1 if request.messages == [user("one")] else 0.0
     )
     with ThreadPoolExecutor(1) as pool:
@@ -247,9 +247,9 @@ def test_an_echoed_tool_call_finds_its_session_also_after_a_restart(
     stage: Any, start_proxy: Any
 ) -> None:
     stage.play = lambda request: (
-        Reply(tool_calls=(ScriptedCall("add", {"a": 1, "b": 2}),))
+        ScriptedReply(tool_calls=(ScriptedCall("add", {"a": 1, "b": 2}),))
         if request.messages[-1]["role"] == "user"
-        else Reply("The sum is 3.")
+        else ScriptedReply("The sum is 3.")
     )
     bench = start_proxy(stage.engine.base_url)
     first = say(bench, [user("one and two?")], tools=TOOLS)
@@ -312,7 +312,7 @@ def exact(stage: Any, start_proxy: Any, model_dir: Any) -> Any:
 
 
 def test_history_is_sent_as_the_recorded_ids(exact: Any, stage: Any) -> None:
-    stage.play = lambda _: Reply("The answer is four.", reasoning="one two three")
+    stage.play = lambda _: ScriptedReply("The answer is four.", reasoning="one two three")
     first = say(exact, [user("one")])
     # The harness drops the reasoning, so a rendering of its history would lose those tokens.
     history = [user("one"), {"role": "assistant", "content": first["content"]}, user("two")]
@@ -331,7 +331,7 @@ def test_history_is_sent_as_the_recorded_ids(exact: Any, stage: Any) -> None:
 
 
 def test_a_rendered_session_says_why_it_broke(exact: Any, stage: Any) -> None:
-    stage.play = lambda _: Reply("The answer is four.", reasoning="one two three")
+    stage.play = lambda _: ScriptedReply("The answer is four.", reasoning="one two three")
     created = httpx.post(
         f"{exact.url}/bridle/v1/sessions", json={"continuation": "rendered"}
     ).json()

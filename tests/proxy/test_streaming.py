@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
-from bridle.engine.scripted import Reply, Stall
+from bridle.engine.scripted import ScriptedReply, Stall
 from bridle.proxy.settings import Limits
 from bridle.store.errors import StoreBusy, StoreUnavailable
 from bridle.store.records import CallStatus
@@ -54,7 +54,7 @@ def failing_commit(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_first_token_leaves_before_the_engine_has_its_second(
     bench: Any, stage: Any, ask: Any, events: Any
 ) -> None:
-    stage.play = lambda _: Reply("The answer is four.", fault=Stall(60, after_tokens=1))
+    stage.play = lambda _: ScriptedReply("The answer is four.", fault=Stall(60, after_tokens=1))
     with httpx.stream("POST", bench.url + CHAT, json=ask | {"stream": True}) as response:
         seen = b""
         for piece in response.iter_raw():
@@ -151,7 +151,7 @@ def test_a_store_that_takes_no_more_beginnings_is_down_too(
 def test_a_silent_stream_gets_protocol_events(
     stage: Any, start_proxy: Any, ask: Any, events: Any
 ) -> None:
-    stage.play = lambda _: Reply("The answer is four.", fault=Stall(0.5, after_tokens=1))
+    stage.play = lambda _: ScriptedReply("The answer is four.", fault=Stall(0.5, after_tokens=1))
     bench = start_proxy(stage.engine.base_url, limits=Limits(keep_alive_s=0.1))
     response = httpx.post(bench.url + CHAT, json=ask | {"stream": True})
     deltas = [e["choices"][0]["delta"] for e in events(response.content)[:-1]]

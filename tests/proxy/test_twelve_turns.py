@@ -15,7 +15,7 @@ import pytest
 from langchain_core.messages import HumanMessage, ToolMessage
 from langchain_openai import ChatOpenAI
 
-from bridle.engine.scripted import Reply, ScriptedCall
+from bridle.engine.scripted import ScriptedCall, ScriptedReply
 from bridle.reconstruct.audit import audit_session
 from bridle.reconstruct.session import LoadedSession
 from bridle.store.records import BreakReason, CallStatus, Continuation
@@ -31,18 +31,18 @@ TURNS_EACH = 6
 """Calls per question, the last of them a text."""
 
 
-def librarian(request: Any) -> Reply:
+def librarian(request: Any) -> ScriptedReply:
     """Thinks, then looks two words up in its own spelling of JSON, five times; then answers."""
     roles = [message["role"] for message in request.messages]
     since = roles[::-1].index("user")
     step = roles[len(roles) - since :].count("assistant")
     thought = f"Step {step} of question {roles.count('user')}. Look closer."
     if step == TURNS_EACH - 1:
-        return Reply("A house — ☕.", reasoning=thought)
+        return ScriptedReply("A house — ☕.", reasoning=thought)
     calls = [
         ScriptedCall("look_up", f'{{"word":"caf\\u00e9 {n}",  "page":{step}}}') for n in (1, 2)
     ]
-    return Reply("Let me see." if step % 2 else "", reasoning=thought, tool_calls=calls)
+    return ScriptedReply("Let me see." if step % 2 else "", reasoning=thought, tool_calls=calls)
 
 
 @pytest.fixture(scope="module")

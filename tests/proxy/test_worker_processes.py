@@ -19,7 +19,7 @@ from typing import Any
 import httpx
 import pytest
 
-from bridle.engine.scripted import Reply, ScriptedCall, ScriptedEngine, Stall
+from bridle.engine.scripted import ScriptedCall, ScriptedEngine, ScriptedReply, Stall
 from bridle.reconstruct.audit import audit
 from bridle.reconstruct.episodes import build_episode
 from bridle.store.reading.queries import Reader
@@ -113,7 +113,9 @@ def ask(url: str, session: str, messages: list[Any], **fields: Any) -> httpx.Res
 def test_a_session_whose_turns_land_on_both_workers_is_one_exact_line(
     stage: Any, start: Start, tmp_path: Path
 ) -> None:
-    stage.play = lambda request: Reply(f"Step {len(request.messages)}.", tool_calls=(CALL, CALL))
+    stage.play = lambda request: ScriptedReply(
+        f"Step {len(request.messages)}.", tool_calls=(CALL, CALL)
+    )
     messages: list[Any] = [{"role": "user", "content": "one?"}]
     with start() as workers:
         for turn in range(6):
@@ -173,7 +175,7 @@ def test_all_workers_agree_on_policy_pause_and_seal_and_a_restart_forgets_nothin
         assert {ask(workers.url, made, hello).status_code for _ in range(8)} == {403}
 
         # A pause holds everywhere, also in a worker that is started while it lasts.
-        stage.play = lambda _: Reply("The answer is four.", fault=Stall(8, after_tokens=1))
+        stage.play = lambda _: ScriptedReply("The answer is four.", fault=Stall(8, after_tokens=1))
         running = [
             threading.Thread(target=ask, args=(workers.url, f"p{n}", hello)) for n in range(2)
         ]
@@ -184,7 +186,7 @@ def test_all_workers_agree_on_policy_pause_and_seal_and_a_restart_forgets_nothin
         assert (state["paused"], state["running"]) == (True, 0)
         for thread in running:
             thread.join()
-        stage.play = lambda _: Reply("The answer is four.")
+        stage.play = lambda _: ScriptedReply("The answer is four.")
         asked = len(stage.requests)
         before = workers.pids()
         os.kill(before[0], signal.SIGKILL)
@@ -218,7 +220,9 @@ def test_a_worker_that_is_replaced_knows_the_engines_of_the_moment(
     hello = [{"role": "user", "content": "hi"}]
     with (
         ScriptedEngine(
-            model_dir, lambda _: Reply("The answer is four."), served_model_name="tiny-policy"
+            model_dir,
+            lambda _: ScriptedReply("The answer is four."),
+            served_model_name="tiny-policy",
         ) as added,
         start() as workers,
     ):

@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from bridle.engine.scripted import Reply, ScriptedCall
+from bridle.engine.scripted import ScriptedCall, ScriptedReply
 from bridle.proxy.settings import Limits
 
 CALL = ScriptedCall("add", '{"a":1,  "b":2}')
@@ -20,8 +20,10 @@ RESPONSES_TOOLS = [{"type": "function", "name": "add", "parameters": SCHEMA}]
 MESSAGES_TOOLS = [{"name": "add", "input_schema": SCHEMA}]
 
 
-def script(request: Any) -> Reply:
-    return Reply(f"Step {len(request.messages)}.", reasoning="one two", tool_calls=(CALL, CALL))
+def script(request: Any) -> ScriptedReply:
+    return ScriptedReply(
+        f"Step {len(request.messages)}.", reasoning="one two", tool_calls=(CALL, CALL)
+    )
 
 
 def post(url: str, path: str, **body: Any) -> Any:

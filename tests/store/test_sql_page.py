@@ -11,7 +11,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from bridle.engine.scripted import Reply, ScriptedCall, ScriptedEngine
+from bridle.engine.scripted import ScriptedCall, ScriptedEngine, ScriptedReply
 from bridle.proxy.server import ProxyServer
 from bridle.proxy.settings import ProxySettings
 from bridle.reconstruct.samples.sample_store import derive
@@ -30,12 +30,12 @@ TOOLS = [{"type": "function", "function": {"name": "add", "parameters": {"type":
 def script(request):
     last = request.messages[-1]
     if last["role"] == "tool":
-        return Reply("The sum is " + last["content"] + ".")
+        return ScriptedReply("The sum is " + last["content"] + ".")
     if "long" in last["content"]:
-        return Reply("one two three four five six", end=False)
+        return ScriptedReply("one two three four five six", end=False)
     if request.tools:
-        return Reply(tool_calls=(ScriptedCall("add", {"a": 1, "b": 2}),))
-    return Reply("Yes.")
+        return ScriptedReply(tool_calls=(ScriptedCall("add", {"a": 1, "b": 2}),))
+    return ScriptedReply("Yes.")
 
 
 class Agent:

@@ -19,7 +19,7 @@ import torch
 
 from bridle.engine.contract.client import EngineRefused
 from bridle.engine.vllm.inside.bridle_wire import Announcement, open_store
-from bridle.engine.vllm.transfer import Route, VllmTransfer
+from bridle.engine.vllm.transfer import TransferRoute, VllmTransfer
 from bridle.proxy.server import ProxyServer
 from bridle.proxy.settings import ProxySettings
 from bridle.run.stack import Stack
@@ -64,7 +64,7 @@ def policy(publishing: Callable[[str], Any]) -> Any:
 @pytest.fixture
 def engine(policy: Any) -> Iterator[VllmTransfer]:
     """Serves the first weights again afterwards."""
-    with VllmTransfer(policy.server.base_url, route=Route(bucket_bytes=1 << 14)) as engine:
+    with VllmTransfer(policy.server.base_url, route=TransferRoute(bucket_bytes=1 << 14)) as engine:
         yield engine
         engine.pause("abort")
         engine.reload_weights(policy.origin)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from bridle.engine.contract.client import EngineRefused
-from bridle.engine.vllm.transfer import Route, VllmTransfer
+from bridle.engine.vllm.transfer import TransferRoute, VllmTransfer
 from bridle.errors import BridleError
 from bridle.reconstruct.episodes import broken_episode, episode_of
 from bridle.reconstruct.rewards import Aggregation
@@ -267,7 +267,7 @@ def _transferring(
     if stack.kind != "vllm":
         raise EngineRefused(f"{stack.engine_url} is not a vLLM: publish through directories")
     config = plan.config.publish
-    route = Route(address=config.transfer_address, backend=config.transfer_backend)
+    route = TransferRoute(address=config.transfer_address, backend=config.transfer_backend)
     alone = not stack.more_engines
     with ExitStack() as opened:
         engines = {}

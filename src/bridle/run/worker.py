@@ -25,7 +25,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from bridle.engine.serve.transport import ClientGone, unless_client_leaves
+from bridle.engine.serve.transport import RequesterGone, unless_client_leaves
 from bridle.harnesses.adapters.base import Adapter
 from bridle.harnesses.client import Client, ControlError
 from bridle.harnesses.rollout import Job, Rollout, RolloutResult, RolloutSettings, grouped
@@ -143,7 +143,7 @@ class _Lines(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with contextlib.aclosing(self._values):
-            with contextlib.suppress(ClientGone):
+            with contextlib.suppress(RequesterGone):
                 await unless_client_leaves(receive, self._write(send))
 
     async def _write(self, send: Send) -> None:

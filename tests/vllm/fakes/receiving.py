@@ -13,7 +13,7 @@ from bridle_transfer import BridleTransferEngine
 from bridle_worker import BridleWorker
 
 from bridle.engine.contract.client import EngineRefused
-from bridle.engine.vllm.transfer import Route, VllmTransfer
+from bridle.engine.vllm.transfer import TransferRoute, VllmTransfer
 from bridle.trainer.policy.model import load_policy, score_sequence
 
 INFO = {
@@ -40,7 +40,7 @@ class LoadedModel:
 
 class Receiving(VllmTransfer):
     def __init__(self, directory: Path, **route: Any) -> None:
-        super().__init__("http://engine", route=Route(**{"stall_seconds": 20.0, **route}))
+        super().__init__("http://engine", route=TransferRoute(**{"stall_seconds": 20.0, **route}))
         self.start(directory)
 
     def start(self, directory: Path) -> None:

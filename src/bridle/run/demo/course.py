@@ -7,7 +7,7 @@ from importlib.metadata import version
 from types import ModuleType
 from typing import Any, Protocol
 
-from bridle.engine.scripted import Reply, ScriptedRequest
+from bridle.engine.scripted import ScriptedReply, ScriptedRequest
 from bridle.harnesses.adapters.base import Adapter
 from bridle.harnesses.adapters.python_agent import PythonAgent
 from bridle.harnesses.sandboxes.forked import ForkedSandbox
@@ -17,7 +17,7 @@ from bridle.run.demo.teacher import teacher
 from bridle.run.examples import load_example
 from bridle.run.rollouts import Rollouts
 
-Script = Callable[[ScriptedRequest], Reply]
+Script = Callable[[ScriptedRequest], ScriptedReply]
 
 
 class Course(Protocol):

@@ -13,13 +13,13 @@ import hashlib
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from bridle.engine.scripted import Reply, ScriptedCall, ScriptedRequest
+from bridle.engine.scripted import ScriptedCall, ScriptedReply, ScriptedRequest
 from bridle.harnesses.tasks.task import Task
 
 OPERATIONS = ("add", "subtract", "multiply")
 
 
-def teacher(tasks: Iterable[Task], *, skill: float) -> Callable[[ScriptedRequest], Reply]:
+def teacher(tasks: Iterable[Task], *, skill: float) -> Callable[[ScriptedRequest], ScriptedReply]:
     """A script that answers the questions of ``tasks``.
 
     ``skill`` is the share of questions for which it computes with the right operation; which ones
@@ -27,21 +27,21 @@ def teacher(tasks: Iterable[Task], *, skill: float) -> Callable[[ScriptedRequest
     """
     payloads = {task.prompt: task.payload for task in tasks}
 
-    def script(request: ScriptedRequest) -> Reply:
+    def script(request: ScriptedRequest) -> ScriptedReply:
         question = next(m["content"] for m in request.messages if m["role"] == "user")
         payload = payloads[question]
         results = [m["content"] for m in request.messages if m["role"] == "tool"]
         if not results:
             arguments = {"item": payload["item"], "field": payload["field"]}
-            return Reply(tool_calls=(ScriptedCall("look_up", arguments),))
+            return ScriptedReply(tool_calls=(ScriptedCall("look_up", arguments),))
         if len(results) == 1:
             arguments = {
                 "a": int(results[0]),
                 "operation": _operation(question, payload, skill),
                 "b": payload["numbers"][1],
             }
-            return Reply(tool_calls=(ScriptedCall("calculate", arguments),))
-        return Reply(content=f"The answer is {results[-1]}.")
+            return ScriptedReply(tool_calls=(ScriptedCall("calculate", arguments),))
+        return ScriptedReply(content=f"The answer is {results[-1]}.")
 
     return script
 

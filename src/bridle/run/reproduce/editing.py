@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from bridle.engine.scripted import Reply, ScriptedCall, ScriptedRequest
+from bridle.engine.scripted import ScriptedCall, ScriptedReply, ScriptedRequest
 from bridle.harnesses.tasks.task import Task
 
 SUITE: Final = "editing"
@@ -147,7 +147,7 @@ SUBMIT: Final = "COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
 
 def teacher(
     known: Iterable[Task], *, skill: float, slips: float = 0.0
-) -> Callable[[ScriptedRequest], Reply]:
+) -> Callable[[ScriptedRequest], ScriptedReply]:
     """A script that runs one command and says that it is done.
 
     ``skill`` is the share of tasks for which it is the right command; in the share ``slips`` a slip
@@ -155,11 +155,11 @@ def teacher(
     """
     payloads = {task.prompt: task.payload for task in known}
 
-    def script(request: ScriptedRequest) -> Reply:
+    def script(request: ScriptedRequest) -> ScriptedReply:
         shell = next((name for name in SHELLS if name in _tool_names(request)), None)
         asked = _asked(request, payloads)
         if shell is None or asked is None:
-            return Reply("A side remark.")
+            return ScriptedReply("A side remark.")
         plan = ["right" if _draw(f"skill {asked}") < skill else "wrong"]
         if _draw(f"slip {asked}") < slips:
             plan.insert(0, "slip")
@@ -168,13 +168,13 @@ def teacher(
             return _running(shell, payloads[asked][plan[ran]])
         if any(SUBMIT in _text(message) for message in request.messages):
             return _running(shell, f"echo {SUBMIT}")
-        return Reply("Done.")
+        return ScriptedReply("Done.")
 
     return script
 
 
-def _running(shell: str, command: str) -> Reply:
-    return Reply(tool_calls=(ScriptedCall(shell, SHELLS[shell](command)),))
+def _running(shell: str, command: str) -> ScriptedReply:
+    return ScriptedReply(tool_calls=(ScriptedCall(shell, SHELLS[shell](command)),))
 
 
 def _asked(request: ScriptedRequest, payloads: Mapping[str, Any]) -> str | None:
