@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 from bridle.errors import BridleError
 from bridle.proxy.cluster.cluster_control import ClusterControl
-from bridle.proxy.cluster.siblings import Siblings
 from bridle.proxy.continuation.explanations import Explanations
 from bridle.proxy.engines.policy_gate import PolicyGate
 from bridle.proxy.engines.pool import EnginePool
@@ -58,7 +57,6 @@ class Services:
     stored_responses: StoredResponses
     watch: Watch
     seal_watch: SealWatch
-    siblings: Siblings
     cluster_control: ClusterControl
     tracing: Tracing | None
 
@@ -93,9 +91,8 @@ class Services:
         sessions = Sessions(settings, writer, reader, memory, explanations.drain)
         seal_watch = SealWatch(memory, reader)
         seal_watch.start()
-        siblings = Siblings(settings.siblings)
         cluster_control = ClusterControl(
-            gate, models.policy, sessions, metrics, writer, reader, siblings
+            settings, gate, models.policy, sessions, metrics, writer, reader
         )
         await cluster_control.start()
         return cls(
@@ -122,14 +119,13 @@ class Services:
             stored_responses=StoredResponses(reader),
             watch=watch,
             seal_watch=seal_watch,
-            siblings=siblings,
             cluster_control=cluster_control,
             tracing=tracing,
         )
 
     async def close(self) -> None:
         """Stops what :meth:`start` started; queued records are written first."""
-        await self.siblings.close()
+        await self.cluster_control.close()
         await self.watch.close()
         await self.seal_watch.close()
         await self.models.close()

@@ -133,8 +133,9 @@ class ProxySettings:
     """The least that is written: ``info`` has a line for every call."""
     tracing: bool = False
     """OpenTelemetry spans of the calls; needs the extra ``[otel]``."""
-    siblings: Path | None = None
-    """Folder of the sockets by which the workers of one port agree; ``None`` for a lone process."""
+    workers: str | None = None
+    """Names the worker processes of one port, whose metrics are reported together; ``None`` for a
+    process that has its port alone."""
     redact: bool = False
     """Scrub what looks like a secret from recorded bodies (``store/writing/redaction.py``)."""
     stream_upstream: bool = False

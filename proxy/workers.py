@@ -6,10 +6,8 @@ A worker that dies or hangs is replaced, connections that wait are kept by the s
 
 from __future__ import annotations
 
-import tempfile
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
@@ -19,6 +17,7 @@ from uvicorn.supervisors import Multiprocess
 from bridle.proxy.app import App, Routers
 from bridle.proxy.server import BACKLOG, ProxyStartFailed, config_for, listening, local_url, tune_gc
 from bridle.proxy.settings import ProxySettings
+from bridle.store.records import new_id
 
 _HUNG_S: Final = 60
 """A worker that is silent for so long is replaced; starting one on a busy machine takes a while."""
@@ -32,7 +31,6 @@ class WorkerPool:
         self._settings = settings
         self._count = count
         self._routers = tuple(routers)
-        self._folder = tempfile.TemporaryDirectory(prefix="bridle-")
         self._socket = listening(settings.host, settings.port)
         self._socket.listen(BACKLOG)
 
@@ -51,12 +49,11 @@ class WorkerPool:
         trace: TracebackType | None,
     ) -> None:
         self._socket.close()
-        self._folder.cleanup()
 
     def serve(self) -> None:
         """Blocks; call it from the main thread, whose signals end it. Raises
         :class:`ProxyStartFailed` when a worker does not come up."""
-        settings = replace(self._settings, siblings=Path(self._folder.name))
+        settings = replace(self._settings, workers=new_id("workers"))
         config = config_for(
             partial(_app, settings, self._routers),
             factory=True,

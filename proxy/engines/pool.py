@@ -189,6 +189,16 @@ class EnginePool:
         for one in self._meant(engine):
             one.serves.published(version, fingerprints.get(one.endpoint.base))
 
+    def learned(self, version: int, fingerprints: Fingerprints) -> None:
+        """``fingerprints`` are what engines report of the weights of ``version``, where they still
+        serve it."""
+        for url, fingerprint in fingerprints.items():
+            engine = self._engines.get(url)
+            if engine is None or engine.version != version:
+                continue
+            if engine.serves.fingerprint != fingerprint:
+                engine.serves.published(version, fingerprint)
+
     def publishes(self) -> dict[str, int]:
         """How often each engine was published to, by base URL."""
         return {url: one.serves.publishes for url, one in self._engines.items()}
@@ -315,24 +325,21 @@ class EnginePool:
 
     # -- membership ------------------------------------------------------------------------------
 
-    async def add(
-        self, url: str, version: int, fingerprint: str | None = None
-    ) -> PooledEngine | None:
+    async def add(self, url: str, version: int) -> PooledEngine | None:
         """One engine more, which serves ``version``; ``None`` when it is known.
 
         Raises ``ValueError`` for a URL that is none of HTTP."""
         if _base(url) in self._engines:
             return None
         engine = self._made(url, version)
-        engine.serves.published(version, fingerprint)
+        engine.serves.published(version)
         await engine.endpoint.start()
         self._engines[engine.endpoint.base] = engine
         return engine
 
-    async def remove(self, name: str) -> None:
-        """No further call goes to the engine; returns when the running ones have ended. Raises as
-        :meth:`take_out` does."""
-        await self.take_out(name).retired()
+    def url_of(self, name: str) -> str:
+        """The base URL of an engine. Raises ``KeyError``."""
+        return self._named(name).endpoint.base
 
     def take_out(self, name: str) -> PooledEngine:
         """No further call goes to the engine. Raises ``KeyError`` for an unknown name and
