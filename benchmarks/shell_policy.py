@@ -88,7 +88,7 @@ class WorkedThrough:
 
 def train_bench_tokenizer(directory: Path) -> None:
     """A BPE tokenizer of English text with :data:`STRIPPING_TEMPLATE`, without model weights."""
-    from bridle.trainer.policy.tiny import train_tokenizer
+    from bridle.trainer.policy.tiny_tokenizer import train_tokenizer
 
     train_tokenizer(
         directory,

@@ -163,7 +163,8 @@ def _ratio(speeds: Mapping[str, list[float]], other: str) -> float:
 
 def make_bench_policy(directory: Path) -> Path:
     """Random weights of a size that keeps a core busy, as an engine should be."""
-    from bridle.trainer.policy.tiny import TinyShape, make_policy, train_tokenizer
+    from bridle.trainer.policy.tiny import TinyShape, make_policy
+    from bridle.trainer.policy.tiny_tokenizer import train_tokenizer
 
     filler = "The quick brown fox jumps over the lazy dog. Session question 0123456789?"
     size = train_tokenizer(directory, [filler] * 8, vocab_size=512)

@@ -1,1 +1,4 @@
-"""Adapters, tasks, verifiers, runtimes and the rollout runner. Speaks HTTP to the proxy."""
+"""Runs unmodified agents on tasks: adapters start them, sandboxes hold them, verifiers score them.
+
+:mod:`bridle.harnesses.rollout` runs many sessions at once and speaks HTTP to the proxy.
+"""

@@ -27,13 +27,13 @@ class ControlError(BridleError):
 
 
 class ProxyUnreachable(BridleError, ConnectionError):
-    """No answer from the proxy, one that cannot be read, or a 5xx one: trying again may help."""
+    """The proxy does not answer, or answers with an unreadable reply or a 5xx status."""
 
     retryable = True
 
 
 class ProxySilent(ProxyUnreachable):
-    """Not even an answer: there may be no proxy at that address."""
+    """Nothing answers: there may be no proxy at that address."""
 
 
 class Session(msgspec.Struct, frozen=True):
@@ -49,7 +49,7 @@ class Session(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class SessionRequest:
-    """What a session is created with; everything is optional."""
+    """The fields a session is created with; all are optional."""
 
     name: str | None = None
     run_id: str | None = None
@@ -83,7 +83,7 @@ class SessionRequest:
         return {name: value for name, value in fields.items() if value is not None}
 
 
-class ControlClient:
+class Client:
     """Control requests to one proxy. Use it as an async context manager."""
 
     def __init__(self, base_url: str, key: str | None = None, *, timeout_s: float = 30.0) -> None:
@@ -131,15 +131,15 @@ class ControlClient:
         await self._send("POST", f"/sessions/{session_id}/seal", {"outcome": outcome})
 
     async def session(self, session_id: str) -> dict[str, Any]:
-        """What the proxy says of a session; ``calls`` counts its calls by status."""
+        """A session's state; ``calls`` counts its calls by status."""
         return _read(await self._send("GET", f"/sessions/{session_id}"), dict[str, Any])
 
     async def policy(self) -> dict[str, Any]:
-        """What the proxy says of the policy behind it, its ``version`` among it."""
+        """The state of the policy, with its ``version``."""
         return _read(await self._send("GET", "/policy"), dict[str, Any])
 
     async def engines(self) -> list[dict[str, Any]]:
-        """What the proxy says of each engine of the policy."""
+        """The state of each engine of the policy."""
         return _read(await self._send("GET", "/engines"), list[dict[str, Any]])
 
     async def _send(
@@ -163,8 +163,8 @@ class ControlClient:
 
 
 def _read(reply: httpx.Response, kind: type[Answer]) -> Answer:
-    """What the proxy says. Raises :class:`ControlError` for what no proxy of ours does: whoever is
-    asked for a session may be another web server."""
+    """The reply's body. Raises :class:`ControlError` for a body that no Bridle proxy sends: another
+    web server may run at that address."""
     try:
         return msgspec.json.decode(reply.content, type=kind)
     except msgspec.DecodeError as error:

@@ -41,7 +41,7 @@ _CERTIFICATE: Final = "mitmproxy-ca-cert.pem"
 
 
 class NoInterception(BridleError):
-    """mitmproxy is not there, or does not start; the message says which."""
+    """mitmproxy is not installed or does not start."""
 
 
 def find_mitmdump() -> str:
@@ -110,7 +110,7 @@ def _variables(directory: Path, url: str) -> dict[str, str]:
     return {
         "HTTPS_PROXY": url,
         "https_proxy": url,
-        # Node looks at the others only when told.
+        # Node reads the others only with this set.
         "NODE_USE_ENV_PROXY": "1",
         "NODE_EXTRA_CA_CERTS": str(own),
         **dict.fromkeys(together, str(bundle)),
@@ -127,8 +127,8 @@ def _wait(process: subprocess.Popen[bytes], port: int, certificate: Path, log: P
             continue
         if certificate.exists():
             return
-    told = log.read_text(errors="replace").strip()[-1000:]
-    raise NoInterception(f"mitmproxy does not start: {told or 'it says nothing'}")
+    output = log.read_text(errors="replace").strip()[-1000:]
+    raise NoInterception(f"mitmproxy does not start: {output or 'no output'}")
 
 
 def _free_port() -> int:

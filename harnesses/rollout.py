@@ -1,13 +1,13 @@
 """The rollout runner: create a session, run the harness, verify, reward, seal; many at a time.
 
 Every session has its own key, and directories that are its own while it runs. Their paths stand in
-prompts (Codex tells its working directory and its home), so sessions run in numbered places, one
+prompts (Codex includes its working directory and its home), so sessions run in numbered places, one
 after another under the same path: what is the same in their prompts is computed once, by an engine
 that caches prefixes and by a trainer that shares them.
 
 An agent that fails or runs out of time is a result like any other; only a failure of the machinery
-(proxy, runtime, verifier) is tried again, in a new session, while the failed one is sealed as
-``infrastructure`` so that nobody trains on it.
+(proxy, sandbox, verifier) is tried again, in a new session, while the failed one is sealed as
+``infrastructure`` so that it is not trained on.
 """
 
 from __future__ import annotations
@@ -26,13 +26,19 @@ from typing import Any, Final
 
 from bridle.harnesses.adapters.base import DEFAULT_MODEL, Access, Adapter, Place
 from bridle.harnesses.client import (
-    ControlClient,
+    Client,
     ControlError,
     ProxyUnreachable,
     Session,
     SessionRequest,
 )
-from bridle.harnesses.sandboxes.base import Finished, Launch, LaunchRefused, Runtime, RuntimeLost
+from bridle.harnesses.sandboxes.base import (
+    Launch,
+    LaunchRefused,
+    ProcessResult,
+    Sandbox,
+    SandboxLost,
+)
 from bridle.harnesses.tasks.task import Task
 from bridle.harnesses.verifiers import Delivery, Scores, TaskUnfit, Verifier, VerifierError
 from bridle.store.records import new_id
@@ -52,7 +58,7 @@ class Outcome(StrEnum):
     """It exited otherwise; its answer counts as none."""
     TIMEOUT = "timeout"
     INFRASTRUCTURE = "infrastructure"
-    """The proxy, the runtime or the verifier failed: nothing is known of the agent."""
+    """The proxy, the sandbox or the verifier failed: nothing is known of the agent."""
     CANCELLED = "cancelled"
     """The rollout was stopped while it ran; only sealed with, never a result."""
 
@@ -67,7 +73,7 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class RolloutResult:
-    """What came of a job. A job that was retried reports its last session."""
+    """The result of a job; of a job that was retried, its last session's."""
 
     session_id: str | None
     """``None`` when not even a session could be had."""
@@ -87,11 +93,11 @@ class RolloutResult:
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
-    """How to run; what to run is the jobs'."""
+class RolloutSettings:
+    """How jobs are run."""
 
     directory: Path
-    """Where the places are, and what is kept of sessions, under their ids."""
+    """Holds the places, and the kept folders of sessions under their ids."""
     parallel: int = 4
     timeout_s: float = 600.0
     """For one harness run."""
@@ -116,7 +122,7 @@ def grouped(tasks: Iterable[Task], size: int) -> Iterator[Job]:
             yield Job(task, group_id)
 
 
-def require_launchable(adapter: Adapter, task: Task, settings: Settings) -> None:
+def require_launchable(adapter: Adapter, task: Task, settings: RolloutSettings) -> None:
     """Raises what the adapter knows before there is a session, such as ``NotLaunchable``."""
     nobody = Session(id="", key="", base_urls=dict.fromkeys(("openai", "anthropic", "google"), ""))
     place = Place(settings.directory.absolute() / "place")
@@ -128,15 +134,15 @@ class Rollout:
 
     def __init__(
         self,
-        client: ControlClient,
+        client: Client,
         adapter: Adapter,
-        runtime: Runtime,
+        sandbox: Sandbox,
         verifier: Verifier,
-        settings: Settings,
+        settings: RolloutSettings,
     ) -> None:
         self._client = client
         self._adapter = adapter
-        self._runtime = runtime
+        self._sandbox = sandbox
         self._verifier = verifier
         self._settings = settings
 
@@ -195,7 +201,7 @@ class Rollout:
         try:
             session = await self._new_session(job)
             return await self._in_session(job, session, attempt)
-        except (ProxyUnreachable, RuntimeLost, LaunchRefused, VerifierError) as error:
+        except (ProxyUnreachable, SandboxLost, LaunchRefused, VerifierError) as error:
             if session is not None:
                 await self._seal_quietly(session, Outcome.INFRASTRUCTURE)
             return RolloutResult(
@@ -226,7 +232,7 @@ class Rollout:
             raise
 
     async def _take_back(self, making: asyncio.Future[Session]) -> None:
-        """Whatever comes of ``making``, it is the cancellation that is told."""
+        """Seals the session of ``making``, if there is one; the cancellation is what is raised."""
         await asyncio.wait([making], timeout=_CANCEL_S)
         if making.cancel() or making.cancelled():
             log.warning("a session may stay unsealed: it was not there in %g s", _CANCEL_S)
@@ -264,8 +270,8 @@ class Rollout:
     def _place_for(self, session: Session) -> Iterator[Place]:
         """The first free place; what is in it afterwards is kept under the session's id.
 
-        That a place's directory exists says that it is taken, also by other processes. What a
-        killed one leaves stays where it is.
+        A place is taken while its directory exists, also for other processes. The directory of
+        a killed process stays.
         """
         directory = self._settings.directory.absolute()
         directory.mkdir(parents=True, exist_ok=True)
@@ -280,10 +286,10 @@ class Rollout:
             with contextlib.suppress(FileNotFoundError):
                 root.rename(directory / session.id)
 
-    async def _run_harness(self, task: Task, session: Session, place: Place) -> Finished:
+    async def _run_harness(self, task: Task, session: Session, place: Place) -> ProcessResult:
         plan = self._adapter.plan(task, Access(session, self._settings.model), place)
         place.home.mkdir(parents=True, exist_ok=True)
-        return await self._runtime.run(
+        return await self._sandbox.run(
             Launch(
                 argv=plan.argv,
                 environment=plan.environment,
@@ -319,7 +325,7 @@ class Rollout:
 async def _to_its_end(ending: Coroutine[Any, Any, None]) -> None:
     """Waits for ``ending`` however often it is cancelled: the client is closed right after.
 
-    Only for what is to be told already, as a cancellation that comes meanwhile is forgotten.
+    Only where an error is being raised already: a cancellation that comes meanwhile is lost.
     """
     task = asyncio.ensure_future(ending)
     while not task.done():
@@ -328,7 +334,7 @@ async def _to_its_end(ending: Coroutine[Any, Any, None]) -> None:
     task.result()
 
 
-def _outcome(finished: Finished) -> Outcome:
+def _outcome(finished: ProcessResult) -> Outcome:
     if finished.timed_out:
         return Outcome.TIMEOUT
     return Outcome.COMPLETED if finished.exit_code == 0 else Outcome.AGENT_ERROR

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from types import FrameType
 from typing import Any, Self
 
-from bridle.harnesses.client import ControlClient, ControlError, ProxyUnreachable, Session
+from bridle.harnesses.client import Client, ControlError, ProxyUnreachable, Session
 from bridle.harnesses.environment import redirected
 from bridle.harnesses.rollout import Outcome
 from bridle.harnesses.sandboxes.base import NotLaunchable
@@ -25,7 +25,7 @@ def _outcome(exit_code: int | None) -> Outcome:
     return Outcome.COMPLETED if exit_code == 0 else Outcome.AGENT_ERROR
 
 
-async def seal_session(client: ControlClient, session: Session, exit_code: int | None) -> str:
+async def seal_session(client: Client, session: Session, exit_code: int | None) -> str:
     """Seals the session; the reason as text when it cannot be: the command's result stands."""
     try:
         await client.seal(session.id, _outcome(exit_code))

@@ -1,7 +1,7 @@
-"""Verifiers: what scores a session, from what the agent delivered and nothing else.
+"""Verifiers score a session from what the agent left behind: its answer and its workspace.
 
-A verifier is an async callable from a :class:`Delivery` to named scores. It never sees the recorded
-calls: a reward that read the trajectory would reward the look of the work.
+A verifier is an async callable from a :class:`Delivery` to named scores. It does not see the
+recorded calls, so a reward cannot depend on how the work looks.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class VerifierError(BridleError):
 
 
 class TaskUnfit(VerifierError):
-    """The task does not hold what its verifier needs: no attempt ends otherwise."""
+    """The task lacks data that its verifier needs, so every attempt fails."""
 
     retryable = False
 
@@ -60,7 +60,7 @@ class Delivery:
 
 
 class Verifier(Protocol):
-    """Scores a delivery. Raises :class:`VerifierError` when it cannot tell."""
+    """Scores a delivery. Raises :class:`VerifierError` when it reaches no verdict."""
 
     async def __call__(self, delivery: Delivery) -> Scores: ...
 

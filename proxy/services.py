@@ -141,7 +141,7 @@ def _tracing() -> Tracing:
     try:
         from bridle.proxy.recording.tracing import Tracing
     except ImportError as error:
-        told = f"traces need the extra otel: pip install 'bridle[otel]' ({error})"
+        told = f"traces need the extra otel: pip install 'bridle-rl[otel]' ({error})"
         raise CannotStart(told) from error
     return Tracing()
 

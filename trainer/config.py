@@ -10,8 +10,6 @@ from msgspec import Meta
 
 from bridle.reconstruct.rewards import Over
 
-Baseline = Literal["grpo", "leave_one_out", "mean"]
-LossName = Literal["clip", "gspo", "cispo"]
 Weighting = Literal["session", "token", "constant"]
 Layout = Literal["tree", "flat", "padded"]
 OutcomePolicy = Literal["train", "drop", "exclude"]
@@ -19,6 +17,8 @@ Schedule = Literal["constant", "cosine"]
 Through = Literal["directory", "transfer"]
 TransferBackend = Literal["gloo", "nccl"]
 Precision = Literal["auto", "float32", "bfloat16"]
+PartName = Annotated[str, Meta(min_length=1)]
+"""A registered name, or ``FILE.py:NAME`` (:mod:`bridle.trainer.registry`)."""
 Count = Annotated[int, Meta(ge=1)]
 Natural = Annotated[int, Meta(ge=0)]
 AtLeastZero = Annotated[float, Meta(ge=0)]
@@ -91,7 +91,8 @@ class PackingConfig:
 class AdvantageConfig:
     """What a session's reward is compared with."""
 
-    baseline: Baseline = "grpo"
+    baseline: PartName = "grpo"
+    """``grpo``, ``leave_one_out``, ``mean``, or one registered with ``register_advantage``."""
     per_role: bool = False
     """Compare each role (sub-agent) only with sessions in which that role acted."""
     reward_weights: Mapping[str, float] | None = None
@@ -117,13 +118,17 @@ class FilterConfig:
     """By session outcome. ``train``: as any other. ``drop``: counts in the group's baseline, is not
     trained on. ``exclude``: neither; its reward says nothing about the policy. Outcomes not named
     here are trained on."""
+    extra: tuple[PartName, ...] = ()
+    """Further filters, registered with ``register_filter``: each drops sessions and gives its name
+    as the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class LossConfig:
     """The policy-gradient loss. Formulas stand in :mod:`bridle.trainer.losses.losses`."""
 
-    name: LossName = "clip"
+    name: PartName = "clip"
+    """``clip``, ``gspo``, ``cispo``, or one registered with ``register_loss``."""
     clip_low: Share = 0.2
     """ε below 1: ratios under ``1 - clip_low`` give no gradient for bad tokens. 3e-4 for GSPO."""
     clip_high: AtLeastZero = 0.28

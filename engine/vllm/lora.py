@@ -24,7 +24,7 @@ Scores = Sequence[NDArray[np.float32]]
 
 
 @dataclass(frozen=True, slots=True)
-class Adapter:
+class LoadedLora:
     """An adapter that an engine serves."""
 
     name: str
@@ -56,7 +56,7 @@ class AdapterPublisher(EngineClient):
         self.base_name = base_name
         self.tolerance = tolerance
         self.keep = max(1, keep)
-        self.loaded: list[Adapter] = []
+        self.loaded: list[LoadedLora] = []
         """Oldest first; the last one is the policy."""
         self._paths: set[Path] = set()
 
@@ -67,7 +67,7 @@ class AdapterPublisher(EngineClient):
         *,
         probes: Sequence[NDArray[np.int64]],
         expected: Scores,
-    ) -> Adapter:
+    ) -> LoadedLora:
         """Load the PEFT adapter in ``directory`` as ``version`` and hold it to its scores.
 
         ``expected[i]`` is the trainer's logprobs of ``probes[i]`` given their predecessors,
@@ -92,7 +92,7 @@ class AdapterPublisher(EngineClient):
                 f"adapter {name}: mean |engine - trainer| logprob is {gap:.2e}, more than "
                 f"{self.tolerance:.0e}; it was unloaded, the version before is still served"
             )
-        adapter = Adapter(name, path, version, gap)
+        adapter = LoadedLora(name, path, version, gap)
         self.loaded.append(adapter)
         while len(self.loaded) > self.keep:
             self._unload(self.loaded.pop(0).name)

@@ -1,7 +1,7 @@
 """The adapter protocol: everything that is particular to one harness, and no process handling.
 
-An adapter is pure: it says what to start and which files to write, and reads the answer from what
-the finished process left. Running, limits and clean-up are the runtime's.
+An adapter is pure: it returns what to start and which files to write, and reads the answer from
+what the finished process left. Running, limits and clean-up are the sandbox's.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from typing import Protocol
 
 from bridle.harnesses.client import Session
 from bridle.harnesses.environment import home_at, scrubbed
-from bridle.harnesses.sandboxes.base import Finished
+from bridle.harnesses.sandboxes.base import ProcessResult
 from bridle.harnesses.tasks.task import Task
 
 DEFAULT_MODEL = "policy"
-"""The model name a harness asks for when nothing else is set; the proxy serves it as it is told."""
+"""The default model name in a harness's requests; the proxy serves the policy under it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +64,8 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
-    """What an adapter wants to have started."""
+class LaunchPlan:
+    """The process that an adapter asks for."""
 
     argv: tuple[str, ...]
     environment: Mapping[str, str]
@@ -81,14 +81,14 @@ class Adapter(Protocol):
     def name(self) -> str:
         """The harness, as it is recorded with the session."""
 
-    def plan(self, task: Task, access: Access, place: Place) -> Plan:
+    def plan(self, task: Task, access: Access, place: Place) -> LaunchPlan:
         """What to start for ``task``. Raises ``NotLaunchable`` when it is not installed.
 
         Asked twice: before the session is opened, with one whose id, key and URLs are empty, only
         for what it raises; then with the session, for what to start.
         """
 
-    def answer(self, finished: Finished, place: Place) -> str:
+    def answer(self, finished: ProcessResult, place: Place) -> str:
         """The final answer of a run that exited with 0, ``""`` when it gave none."""
 
 

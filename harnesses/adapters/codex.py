@@ -6,9 +6,9 @@ import json
 import os
 from dataclasses import dataclass
 
-from bridle.harnesses.adapters.base import Access, Place, Plan, session_environment
+from bridle.harnesses.adapters.base import Access, LaunchPlan, Place, session_environment
 from bridle.harnesses.install import find_harness, search_path
-from bridle.harnesses.sandboxes.base import Finished
+from bridle.harnesses.sandboxes.base import ProcessResult
 from bridle.harnesses.tasks.task import Task
 
 _KEY_VARIABLE = "BRIDLE_SESSION_KEY"
@@ -19,15 +19,15 @@ class Codex:
     """``codex exec`` with a configuration directory of its own.
 
     The built-in provider would not let its transport be chosen, so the session gets a provider
-    entry. Codex's own sandbox is off: the runtime is the sandbox.
+    entry. Codex's own sandbox is off: Bridle provides one.
     """
 
     name: str = "codex"
     context_window: int = 131_072
 
-    def plan(self, task: Task, access: Access, place: Place) -> Plan:
+    def plan(self, task: Task, access: Access, place: Place) -> LaunchPlan:
         codex_home = place.home / ".codex"
-        return Plan(
+        return LaunchPlan(
             argv=(
                 find_harness("codex"),
                 "exec",
@@ -47,7 +47,7 @@ class Codex:
             files={codex_home / "config.toml": self._config(access)},
         )
 
-    def answer(self, finished: Finished, place: Place) -> str:
+    def answer(self, finished: ProcessResult, place: Place) -> str:
         path = place.logs / "answer.txt"
         return path.read_text(encoding="utf-8").strip() if path.exists() else ""
 

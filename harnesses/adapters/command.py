@@ -6,8 +6,8 @@ import string
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from bridle.harnesses.adapters.base import Access, Place, Plan, last_line, session_environment
-from bridle.harnesses.sandboxes.base import Finished, NotLaunchable
+from bridle.harnesses.adapters.base import Access, LaunchPlan, Place, last_line, session_environment
+from bridle.harnesses.sandboxes.base import NotLaunchable, ProcessResult
 from bridle.harnesses.tasks.task import Task
 
 
@@ -25,7 +25,7 @@ class Command:
     environment: Mapping[str, str] = field(default_factory=dict)
     """Further variables; placeholders work here too."""
 
-    def plan(self, task: Task, access: Access, place: Place) -> Plan:
+    def plan(self, task: Task, access: Access, place: Place) -> LaunchPlan:
         values = {
             "prompt": task.prompt,
             "task_id": task.id,
@@ -36,12 +36,12 @@ class Command:
             **{name: access.session.base_urls.get(name, "") for name in _URLS},
         }
         extra = {name: _fill(text, values) for name, text in self.environment.items()}
-        return Plan(
+        return LaunchPlan(
             argv=tuple(_fill(part, values) for part in self.argv),
             environment=session_environment(access, place, **extra),
         )
 
-    def answer(self, finished: Finished, place: Place) -> str:
+    def answer(self, finished: ProcessResult, place: Place) -> str:
         return last_line(finished.stdout.tail)
 
 

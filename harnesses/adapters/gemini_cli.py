@@ -6,9 +6,9 @@ import json
 import os
 from dataclasses import dataclass
 
-from bridle.harnesses.adapters.base import Access, Place, Plan, session_environment
+from bridle.harnesses.adapters.base import Access, LaunchPlan, Place, session_environment
 from bridle.harnesses.install import find_harness, search_path
-from bridle.harnesses.sandboxes.base import Finished
+from bridle.harnesses.sandboxes.base import ProcessResult
 from bridle.harnesses.tasks.task import Task
 
 _SETTINGS = {
@@ -29,8 +29,8 @@ class GeminiCli:
     name: str = "gemini-cli"
     model: str = "gemini-2.5-pro"
 
-    def plan(self, task: Task, access: Access, place: Place) -> Plan:
-        return Plan(
+    def plan(self, task: Task, access: Access, place: Place) -> LaunchPlan:
+        return LaunchPlan(
             argv=(find_harness("gemini"), "-m", self.model, "-y", "-p", task.prompt),
             environment=session_environment(
                 access,
@@ -43,5 +43,5 @@ class GeminiCli:
             files={place.home / ".gemini/settings.json": json.dumps(_SETTINGS, indent=2)},
         )
 
-    def answer(self, finished: Finished, place: Place) -> str:
+    def answer(self, finished: ProcessResult, place: Place) -> str:
         return finished.stdout.tail.strip()

@@ -6,11 +6,11 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from bridle.harnesses.adapters.base import Access, Place, Plan, session_environment
+from bridle.harnesses.adapters.base import Access, LaunchPlan, Place, session_environment
 from bridle.harnesses.install import find_python_harness
-from bridle.harnesses.sandboxes.base import Finished, NotLaunchable, Runtime
-from bridle.harnesses.sandboxes.forked import WarmRuntime, interpreter_of
-from bridle.harnesses.sandboxes.process import LocalRuntime
+from bridle.harnesses.sandboxes.base import NotLaunchable, ProcessResult, Sandbox
+from bridle.harnesses.sandboxes.forked import ForkedSandbox, interpreter_of
+from bridle.harnesses.sandboxes.process import ProcessSandbox
 from bridle.harnesses.tasks.task import Task
 
 _LITELLM_ENVIRONMENT = {"LITELLM_LOCAL_MODEL_COST_MAP": "True"}
@@ -29,9 +29,9 @@ class MiniSweAgent:
     name: str = "mini-swe-agent"
     command: str = "mini"
 
-    def plan(self, task: Task, access: Access, place: Place) -> Plan:
+    def plan(self, task: Task, access: Access, place: Place) -> LaunchPlan:
         found = find_python_harness("mini-swe-agent", self.command)
-        return Plan(
+        return LaunchPlan(
             argv=(
                 found,
                 "-m",
@@ -56,14 +56,14 @@ class MiniSweAgent:
             ),
         )
 
-    def answer(self, finished: Finished, place: Place) -> str:
+    def answer(self, finished: ProcessResult, place: Place) -> str:
         try:
             trajectory = json.loads((place.logs / "trajectory.json").read_text(encoding="utf-8"))
         except (FileNotFoundError, json.JSONDecodeError):
             return ""
         return str(trajectory.get("info", {}).get("submission") or "").strip()
 
-    def runtime(self) -> Runtime:
+    def sandbox(self) -> Sandbox:
         """LiteLLM alone takes seconds to import, so sessions are forked from a process that has.
 
         mini-swe-agent itself learns while it is imported where its configuration is, which is each
@@ -74,7 +74,7 @@ class MiniSweAgent:
         except NotLaunchable:
             python = None
         if python is None or not Path(python).name.startswith("python"):
-            return LocalRuntime()
-        return WarmRuntime(
+            return ProcessSandbox()
+        return ForkedSandbox(
             ["litellm"], python=python, fresh=["minisweagent"], environment=_LITELLM_ENVIRONMENT
         )

@@ -6,9 +6,9 @@ import json
 import os
 from dataclasses import dataclass
 
-from bridle.harnesses.adapters.base import Access, Place, Plan, session_environment
+from bridle.harnesses.adapters.base import Access, LaunchPlan, Place, session_environment
 from bridle.harnesses.install import find_harness, search_path
-from bridle.harnesses.sandboxes.base import Finished
+from bridle.harnesses.sandboxes.base import ProcessResult
 from bridle.harnesses.tasks.task import Task
 
 
@@ -20,9 +20,9 @@ class OpenCode:
     context_window: int = 131_072
     max_tokens: int = 8_192
 
-    def plan(self, task: Task, access: Access, place: Place) -> Plan:
+    def plan(self, task: Task, access: Access, place: Place) -> LaunchPlan:
         config = place.home / ".config/opencode/opencode.json"
-        return Plan(
+        return LaunchPlan(
             argv=(find_harness("opencode"), "run", task.prompt),
             environment=session_environment(
                 access,
@@ -33,7 +33,7 @@ class OpenCode:
             files={config: self._config(access)},
         )
 
-    def answer(self, finished: Finished, place: Place) -> str:
+    def answer(self, finished: ProcessResult, place: Place) -> str:
         return finished.stdout.tail.strip()
 
     def _config(self, access: Access) -> str:

@@ -6,9 +6,9 @@ import json
 import os
 from dataclasses import dataclass
 
-from bridle.harnesses.adapters.base import Access, Place, Plan, session_environment
+from bridle.harnesses.adapters.base import Access, LaunchPlan, Place, session_environment
 from bridle.harnesses.install import find_harness, search_path
-from bridle.harnesses.sandboxes.base import Finished
+from bridle.harnesses.sandboxes.base import ProcessResult
 from bridle.harnesses.tasks.task import Task
 
 
@@ -21,8 +21,8 @@ class Pi:
     context_window: int = 131_072
     max_tokens: int = 8_192
 
-    def plan(self, task: Task, access: Access, place: Place) -> Plan:
-        return Plan(
+    def plan(self, task: Task, access: Access, place: Place) -> LaunchPlan:
+        return LaunchPlan(
             argv=(
                 find_harness("pi"),
                 "--provider",
@@ -38,7 +38,7 @@ class Pi:
             files={place.home / ".pi/agent/models.json": self._models(access)},
         )
 
-    def answer(self, finished: Finished, place: Place) -> str:
+    def answer(self, finished: ProcessResult, place: Place) -> str:
         return finished.stdout.tail.strip()
 
     def _models(self, access: Access) -> str:

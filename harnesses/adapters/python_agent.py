@@ -1,4 +1,4 @@
-"""A Python agent script, such as a LangChain app, in the local or the warm runtime."""
+"""A Python agent script, such as a LangChain app, in the local or the warm sandbox."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from bridle.harnesses.adapters.base import Access, Place, Plan, last_line, session_environment
-from bridle.harnesses.sandboxes.base import Finished
+from bridle.harnesses.adapters.base import Access, LaunchPlan, Place, last_line, session_environment
+from bridle.harnesses.sandboxes.base import ProcessResult
 from bridle.harnesses.tasks.task import Task
 
 
@@ -27,7 +27,7 @@ class PythonAgent:
     """The agent opens no TLS connection: the proxy is at a plain ``http`` URL and its tools stay
     local. Spares each session the loading of the machine's certificate authorities (40 ms)."""
 
-    def plan(self, task: Task, access: Access, place: Place) -> Plan:
+    def plan(self, task: Task, access: Access, place: Place) -> LaunchPlan:
         extra = {"OPENAI_MODEL": access.model, **self.environment}
         if self.without_tls:
             # A directory of authorities is read when one is needed, a file at once.
@@ -35,10 +35,10 @@ class PythonAgent:
         if site.ENABLE_USER_SITE:
             # Packages installed per user are found through the home, which is the session's now.
             extra.setdefault("PYTHONUSERBASE", site.getuserbase())
-        return Plan(
+        return LaunchPlan(
             argv=(self.python, str(self.script.absolute()), *self.arguments, task.prompt),
             environment=session_environment(access, place, **extra),
         )
 
-    def answer(self, finished: Finished, place: Place) -> str:
+    def answer(self, finished: ProcessResult, place: Place) -> str:
         return last_line(finished.stdout.tail)

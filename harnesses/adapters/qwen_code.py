@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
-from bridle.harnesses.adapters.base import Access, Place, Plan, session_environment
+from bridle.harnesses.adapters.base import Access, LaunchPlan, Place, session_environment
 from bridle.harnesses.install import find_harness, search_path
-from bridle.harnesses.sandboxes.base import Finished
+from bridle.harnesses.sandboxes.base import ProcessResult
 from bridle.harnesses.tasks.task import Task
 
 
@@ -17,8 +17,8 @@ class QwenCode:
 
     name: str = "qwen-code"
 
-    def plan(self, task: Task, access: Access, place: Place) -> Plan:
-        return Plan(
+    def plan(self, task: Task, access: Access, place: Place) -> LaunchPlan:
+        return LaunchPlan(
             argv=(find_harness("qwen"), "--auth-type", "openai", "-y", "-p", task.prompt),
             environment=session_environment(
                 access,
@@ -30,5 +30,5 @@ class QwenCode:
             ),
         )
 
-    def answer(self, finished: Finished, place: Place) -> str:
+    def answer(self, finished: ProcessResult, place: Place) -> str:
         return finished.stdout.tail.strip()

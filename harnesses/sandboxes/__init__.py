@@ -1,29 +1,30 @@
-"""Where a harness runs. A runtime takes a :class:`Launch` and returns how it :class:`Finished`.
+"""Where one session's harness runs: a sandbox starts a :class:`Launch` and returns a
+:class:`ProcessResult`.
 
-``local`` starts a process per session; ``warm`` forks Python scripts from a process that has
-imported their libraries once. Both kill everything a session started when its time is up.
+``process`` starts a process per session. ``forked`` forks Python scripts from a process that has
+imported their libraries once. Both kill everything that a session started when its time is up.
 """
 
 from bridle.harnesses.sandboxes.base import (
     Captured,
-    Finished,
     Launch,
     LaunchRefused,
     NotLaunchable,
-    Runtime,
-    RuntimeLost,
+    ProcessResult,
+    Sandbox,
+    SandboxLost,
 )
-from bridle.harnesses.sandboxes.forked import WarmRuntime
-from bridle.harnesses.sandboxes.process import LocalRuntime
+from bridle.harnesses.sandboxes.forked import ForkedSandbox
+from bridle.harnesses.sandboxes.process import ProcessSandbox
 
 __all__ = [
     "Captured",
-    "Finished",
+    "ForkedSandbox",
     "Launch",
     "LaunchRefused",
-    "LocalRuntime",
     "NotLaunchable",
-    "Runtime",
-    "RuntimeLost",
-    "WarmRuntime",
+    "ProcessResult",
+    "ProcessSandbox",
+    "Sandbox",
+    "SandboxLost",
 ]

@@ -1,4 +1,4 @@
-"""What every runtime takes and gives back."""
+"""The protocol of sandboxes: what a launch is, and what it results in."""
 
 from __future__ import annotations
 
@@ -11,30 +11,30 @@ from typing import Final, Protocol
 from bridle.errors import BridleError
 
 MARK = "BRIDLE_PROCESS_MARK"
-"""Variable by which everything a launch started is found again."""
+"""Environment variable that marks every process a launch started."""
 
 TAIL_BYTES = 64 * 1024
-"""How much of an output is handed on in memory; the file holds all of it."""
+"""Bytes of an output that a result holds; its file has all of them."""
 
 _NO_FILE: Final = frozenset(
     {errno.ENAMETOOLONG, errno.EISDIR, errno.ENOTDIR, errno.EEXIST, errno.EINVAL, errno.EILSEQ}
 )
-"""What a file's name has of itself, or of the other names beside it."""
+"""Errors that a file's name causes, alone or with the names beside it."""
 
 
-class RuntimeLost(BridleError):
-    """The runtime itself failed, so nothing is known of the agent: trying again may help."""
+class SandboxLost(BridleError):
+    """The sandbox itself failed, so nothing is known about the agent."""
 
     retryable = True
 
 
 class NotLaunchable(BridleError):
-    """The command cannot be started (not installed, not executable): trying again is no use."""
+    """The command cannot be started: it is not installed or not executable."""
 
 
 class LaunchRefused(BridleError):
-    """No process takes what this launch hands it (a prompt that is too long for an argument, or
-    has a NUL in it), or no folder takes its files: trying again is no use, but others may start."""
+    """This launch cannot be started, while others may: its prompt is too long for an argument or
+    contains a NUL, or its files cannot be written."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,7 @@ class Captured:
 
 
 @dataclass(frozen=True, slots=True)
-class Finished:
+class ProcessResult:
     """How a launch ended."""
 
     exit_code: int | None
@@ -92,14 +92,14 @@ class Finished:
         return self.exit_code is None
 
 
-class Runtime(Protocol):
+class Sandbox(Protocol):
     """Runs launches, any number at a time.
 
-    ``run`` leaves no process behind, also when it is cancelled. Raises :class:`RuntimeLost`,
+    ``run`` leaves no process behind, also when it is cancelled. Raises :class:`SandboxLost`,
     :class:`LaunchRefused` or :class:`NotLaunchable`.
     """
 
-    async def run(self, launch: Launch) -> Finished: ...
+    async def run(self, launch: Launch) -> ProcessResult: ...
 
     async def close(self) -> None: ...
 
@@ -108,7 +108,7 @@ def prepare(launch: Launch) -> None:
     """Makes the directories and files of a launch.
 
     Raises :class:`LaunchRefused` for a file that cannot be, by its name or its text, and
-    :class:`RuntimeLost` when the machine takes none now.
+    :class:`SandboxLost` when the machine takes none now.
     """
     launch.workspace.mkdir(parents=True, exist_ok=True)
     launch.logs.mkdir(parents=True, exist_ok=True)
@@ -118,10 +118,10 @@ def prepare(launch: Launch) -> None:
             path.write_text(text, encoding="utf-8")
         except (OSError, ValueError) as error:
             why = error.strerror if isinstance(error, OSError) else error
-            told = f"cannot write the file {str(path)!r}: {why}"
+            problem = f"cannot write the file {str(path)!r}: {why}"
             if isinstance(error, ValueError) or error.errno in _NO_FILE:
-                raise LaunchRefused(told) from error
-            raise RuntimeLost(told) from error
+                raise LaunchRefused(problem) from error
+            raise SandboxLost(problem) from error
 
 
 def environment_of(launch: Launch, mark: str) -> dict[str, str]:

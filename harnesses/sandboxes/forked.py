@@ -26,10 +26,10 @@ import msgspec
 from bridle.harnesses.environment import scrubbed
 from bridle.harnesses.sandboxes.base import (
     Captured,
-    Finished,
     Launch,
     NotLaunchable,
-    RuntimeLost,
+    ProcessResult,
+    SandboxLost,
     environment_of,
     prepare,
 )
@@ -40,7 +40,7 @@ log = logging.getLogger(__name__)
 _ZYGOTE = Path(__file__).with_name("zygote.py")
 
 
-class WarmRuntime:
+class ForkedSandbox:
     """Runs launches of the form ``(python, script, *arguments)`` in forks of one warm process, or
     ``(script, *arguments)`` where the script's first line names that Python.
 
@@ -48,7 +48,7 @@ class WarmRuntime:
     first good run among what it imported late; ``preload`` names further ones. ``fresh`` names
     packages that every run imports for itself, because they look at its environment while they are
     imported; ``environment`` is for those that are imported ahead and do so. When the warm process
-    is lost, the runs in it raise :class:`RuntimeLost` and the next run starts another.
+    is lost, the runs in it raise :class:`SandboxLost` and the next run starts another.
     """
 
     def __init__(
@@ -68,13 +68,13 @@ class WarmRuntime:
         self._zygote: _Zygote | None = None
         self._starting = asyncio.Lock()
 
-    async def run(self, launch: Launch) -> Finished:
+    async def run(self, launch: Launch) -> ProcessResult:
         argv = launch.argv
         if argv and interpreter_of(Path(argv[0])) == self._python:
             argv = (self._python, *argv)
         if len(argv) < 2 or argv[0] != self._python:
             raise NotLaunchable(
-                f"a warm runtime runs Python scripts of {self._python}, not {launch.argv[:2]}"
+                f"a forked sandbox runs Python scripts of {self._python}, not {launch.argv[:2]}"
             )
         script = Path(argv[1])
         if not script.is_file():  # noqa: ASYNC240 - one stat of a local file
@@ -95,7 +95,7 @@ class WarmRuntime:
         )
         code = await supervise(child, mark, launch.timeout_s, launch.grace_s)
         seconds = time.monotonic() - started
-        return Finished(code, seconds, Captured.of(stdout), Captured.of(stderr))
+        return ProcessResult(code, seconds, Captured.of(stdout), Captured.of(stderr))
 
     async def close(self) -> None:
         """Ends the warm process and whatever still runs in it."""
@@ -118,7 +118,7 @@ class WarmRuntime:
                 try:
                     self._zygote = await asyncio.wait_for(starting, self._start_timeout_s)
                 except TimeoutError as error:
-                    raise RuntimeLost(
+                    raise SandboxLost(
                         f"importing {', '.join(modules)} took over {self._start_timeout_s:g} s"
                     ) from error
             return self._zygote
@@ -137,7 +137,7 @@ def interpreter_of(script: Path) -> str | None:
 def imports_of(script: Path) -> list[str]:
     """Modules that ``script`` imports anywhere and that do not lie beside it, in order.
 
-    A script that does not parse imports nothing: running it will tell.
+    A script that does not parse imports nothing; running it reports the error.
     """
     try:
         tree = ast.parse(script.read_bytes())
@@ -211,14 +211,14 @@ class _Zygote:
     async def _greet(self) -> None:
         line = await self._reader.readline()
         if not line:
-            raise RuntimeLost("the warm process ended while importing; its stderr says why")
+            raise SandboxLost("the warm process ended while importing; see its stderr")
         greeting = msgspec.json.decode(line)
         for failure in greeting["failed"]:
             log.warning("could not import ahead: %s", failure)
         if greeting["threads"] > 1:
             raise NotLaunchable(
                 f"importing the agent's libraries started {greeting['threads'] - 1} threads, "
-                "which a forked copy would lack; use the local runtime for this agent"
+                "which a forked copy would lack; use the process sandbox for this agent"
             )
 
     def fork(self, request: dict[str, Any]) -> _Child:
@@ -230,7 +230,7 @@ class _Zygote:
 
     def send(self, message: dict[str, Any]) -> None:
         if self.lost:
-            raise RuntimeLost("the warm process is gone")
+            raise SandboxLost("the warm process is gone")
         self._writer.write(msgspec.json.encode(message) + b"\n")
 
     async def _listen(self) -> None:
@@ -246,7 +246,7 @@ class _Zygote:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(pid, signal.SIGKILL)
         for ended in self._ends.values():
-            ended.set_exception(RuntimeLost("the warm process ended while the agent ran"))
+            ended.set_exception(SandboxLost("the warm process ended while the agent ran"))
         self._ends.clear()
 
     async def close(self) -> None:

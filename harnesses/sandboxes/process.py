@@ -11,11 +11,11 @@ from typing import Final
 
 from bridle.harnesses.sandboxes.base import (
     Captured,
-    Finished,
     Launch,
     LaunchRefused,
     NotLaunchable,
-    RuntimeLost,
+    ProcessResult,
+    SandboxLost,
     environment_of,
     prepare,
 )
@@ -26,10 +26,10 @@ _NO_COMMAND: Final = frozenset(
 )
 
 
-class LocalRuntime:
+class ProcessSandbox:
     """Starts each launch as the leader of its own session and process group."""
 
-    async def run(self, launch: Launch) -> Finished:
+    async def run(self, launch: Launch) -> ProcessResult:
         prepare(launch)
         mark = new_mark()
         stdout, stderr = launch.logs / "stdout.log", launch.logs / "stderr.log"
@@ -49,17 +49,17 @@ class LocalRuntime:
                 raise _not_started(launch, error) from error
         code = await supervise(_Process(process), mark, launch.timeout_s, launch.grace_s)
         seconds = time.monotonic() - started
-        return Finished(code, seconds, Captured.of(stdout), Captured.of(stderr))
+        return ProcessResult(code, seconds, Captured.of(stdout), Captured.of(stderr))
 
     async def close(self) -> None:
         """Nothing outlives a run."""
 
 
 def _not_started(launch: Launch, error: OSError | ValueError) -> Exception:
-    told = f"cannot start {launch.argv[0]}: {error}"
+    problem = f"cannot start {launch.argv[0]}: {error}"
     if isinstance(error, ValueError) or error.errno == errno.E2BIG:
-        return LaunchRefused(told)
-    return NotLaunchable(told) if error.errno in _NO_COMMAND else RuntimeLost(told)
+        return LaunchRefused(problem)
+    return NotLaunchable(problem) if error.errno in _NO_COMMAND else SandboxLost(problem)
 
 
 class _Process:

@@ -2,7 +2,8 @@
 
 A harness's tools leave its process group on purpose (a shell per command, servers in the
 background), so a group signal is not enough. Every session's environment carries a mark of its own
-that its descendants inherit; where ``/proc`` tells environments, whoever has the mark is ended too.
+that its descendants inherit. Where ``/proc`` shows environments, every process with the mark is
+ended too.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ async def _end(child: Child, mark: str, ended: asyncio.Future[int], grace_s: flo
 
 
 def kill_marked(mark: str) -> None:
-    """Kills whoever carries ``mark``, again while some are found: they may be starting others."""
+    """Kills every process with ``mark``, until none is found: they may be starting others."""
     for _ in range(5):
         if not signal_marked(mark, signal.SIGKILL):
             return

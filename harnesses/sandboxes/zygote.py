@@ -12,9 +12,9 @@ imports nothing of ours. It speaks JSON lines over the socket ``FD``::
 
 What makes the fork safe: this process has one thread, creates no client, opens no connection and
 runs no event loop. A child gets its own process group, environment, directory, output files and
-random state, and runs the script as ``__main__``. The script cannot tell, but for
-hash randomisation, which all children share, and for libraries that read the environment while
-they are imported: those saw the warm process's. When the socket closes, every child is killed.
+random state, and runs the script as ``__main__``. The only differences
+to a run of its own: all children share hash randomisation, and libraries that read the environment
+while they are imported have read the warm process's. When the socket closes, every child is killed.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def preload(modules: list[str]) -> list[str]:
 
 
 def thread_count() -> int:
-    """Threads of this process, native ones too where the system tells."""
+    """Threads of this process, native ones included where /proc lists them."""
     try:
         return len(os.listdir("/proc/self/task"))
     except FileNotFoundError:
@@ -81,7 +81,7 @@ class Zygote:
         self.ids: dict[int, int] = {}
         """Id by process number, for children that have not been reaped."""
         self.pids: dict[int, int] = {}
-        self.learner = Learner(fresh)
+        self.late_imports = LateImports(fresh)
         self.buffer = b""
         self.wakeup_read, self.wakeup_write = os.pipe()
         os.set_blocking(self.wakeup_read, False)
@@ -124,7 +124,7 @@ class Zygote:
         return True
 
     def run(self, request: dict[str, Any]) -> None:
-        report = self.learner.report_for_next()
+        report = self.late_imports.report_for_next()
         pid = os.fork()
         if pid == 0:
             self.control.close()
@@ -133,7 +133,7 @@ class Zygote:
             os.close(self.wakeup_write)
             become(request, report)
         if report is not None:
-            self.learner.teacher = pid
+            self.late_imports.teacher = pid
         self.ids[pid] = request["id"]
         self.pids[request["id"]] = pid
         self.send({"id": request["id"], "pid": pid})
@@ -161,15 +161,15 @@ class Zygote:
             del self.pids[identifier]
             code = os.waitstatus_to_exitcode(status)
             self.send({"id": identifier, "code": code})
-            self.learner.finished(pid, code)
+            self.late_imports.finished(pid, code)
 
     def send(self, message: dict[str, Any]) -> None:
-        # The other side may be gone already; its end of the socket, read next, says so.
+        # The other side may be gone already; the next read of the socket finds out.
         with contextlib.suppress(ConnectionError):
             self.control.sendall(json.dumps(message).encode() + b"\n")
 
 
-class Learner:
+class LateImports:
     """After the first run that ended well, imports the library modules which that run imported.
 
     Libraries import parts of themselves late, on first use; a list of modules to preload cannot

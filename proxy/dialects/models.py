@@ -18,7 +18,7 @@ class Model:
     created: int
     """Seconds since the epoch."""
     context_length: int | None = None
-    """Tokens of prompt and reply together, when the engine tells."""
+    """Tokens of prompt and reply together, when the engine reports it."""
 
 
 def openai_list(models: Sequence[Model]) -> bytes:

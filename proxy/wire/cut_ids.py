@@ -1,13 +1,13 @@
 """Cuts a long array of prompt ids out of an engine's JSON, so that it never becomes Python ints.
 
 A prompt of 50,000 ids is most of its reply's bytes, and decoding it to a list and the list to an
-array costs more than all else that the call needs. What is cut is proven to be the array: the key's
-closing quote is followed by a colon, which no text inside a JSON string can show (its quotes are
-escaped), the array holds digits and single commas only, and the rest, with :data:`PLACEHOLDER` in
-the array's place, is still decoded strictly. Whatever looks otherwise is left to the decoder.
+array costs more than the rest of the call. Only an array of ids is cut: the key's closing quote is
+followed by a colon, which cannot happen inside a JSON string (its quotes are escaped), the array
+holds digits and single commas only, and the rest, with :data:`PLACEHOLDER` in the array's place, is
+still decoded strictly. Everything else is left to the decoder.
 
-A session's next prompt mostly repeats its last one: :class:`KnownPrompt` reads only what comes
-after that, so that reading costs what is new.
+A session's next prompt mostly repeats its last one, so :class:`KnownPrompt` reads only the ids that
+come after it.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ PLACEHOLDER: Final = "cut"
 """Stands in the JSON where the array was."""
 
 WORTH_CUTTING: Final = 1024
-"""Bytes of an array from which on cutting beats decoding, for a prompt whose beginning was told
-before; for a new one both cost about the same."""
+"""The shortest array, in bytes, for which cutting is faster than decoding where the beginning of
+the prompt is known; for a new prompt both cost about the same."""
 
 _MARKED: Final = b'"%b"' % PLACEHOLDER.encode()
 _KEY: Final = b'"prompt_token_ids":'
@@ -33,7 +33,7 @@ _NO_IDS: Final = np.empty(0, dtype=np.uint32)
 
 
 def read_ids(text: bytes) -> TokenIds | None:
-    """``b"1,2,3"`` as ``uint32[3]``; ``None`` when it is anything else than such ids."""
+    """``b"1,2,3"`` as ``uint32[3]``; ``None`` when it is anything else."""
     if not text or text.translate(None, b"0123456789,"):
         return None
     if text.startswith(b",") or text.endswith(b",") or b",," in text:
@@ -60,11 +60,11 @@ class KnownPrompt:
         return len(self._text) + 4 * len(self._ids)
 
     def read(self, text: bytes) -> TokenIds | None:
-        """What :func:`read_ids` makes of ``text``, read-only."""
+        """The result of :func:`read_ids` for ``text``, read-only."""
         if text == self._text:
             return self._ids
         before, rest = self._text, text[len(self._text) :]
-        # Otherwise a number goes on where the earlier text ended.
+        # Without the comma, the number at the end of the earlier text continues in this one.
         if before and rest.startswith(b",") and text.startswith(before):
             new = read_ids(rest[1:])
             ids = None if new is None else np.concatenate([self._ids, new])

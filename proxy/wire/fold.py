@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from bridle.proxy.wire.canonical import (
@@ -122,3 +122,20 @@ class _Choice:
         self.logprobs: list[float] = []
         self.detail: list[Mapping[str, Any]] = []
         self.finished: Finished | None = None
+
+
+def events_of(reply: Reply, choice: int) -> Iterator[Event]:
+    """One choice of a whole reply as events: the inverse of the fold, up to how texts were cut."""
+    if choice < len(reply.choices):
+        whole = reply.choices[choice]
+        if whole.reasoning:
+            yield ReasoningDelta(whole.reasoning, choice)
+        yield Tokens(whole.token_ids, whole.logprobs, choice, whole.detail)
+        if whole.text:
+            yield TextDelta(whole.text, choice)
+        for index, call in enumerate(whole.tool_calls):
+            yield ToolCallDelta(index, call.id, call.name, call.arguments, choice)
+        if whole.finish_reason is not None:
+            yield Finished(whole.finish_reason, choice, whole.stop_sequence)
+    if reply.usage is not None:
+        yield reply.usage

@@ -1,10 +1,10 @@
-"""Reading a call id back out of the opaque values that a reply carried and a harness echoed.
+"""The call id in the opaque values that a reply carried and a harness echoed.
 
 Every value of :class:`bridle.proxy.wire.canonical.Minted` contains the 24 base-32 characters of its
 call id, followed by an index of two or more digits (response ids have none), between characters
 that cannot be part of either. Harnesses join such values (``call_…|fc_…``) or prefix them with a
-tool's name, which is why the last such characters count; Google's clients insist on base 64 for
-signatures. All of these still name their call.
+tool's name, so the last such characters count; Google's clients require base 64 for signatures. All
+of these still name their call.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ class MintedId:
 
 
 def read(value: str) -> MintedId | None:
-    """The call that minted ``value``, or ``None`` when it does not look like ours.
+    """The call that minted ``value``, or ``None`` when it has not the shape of a minted value.
 
-    The shape proves nothing: whoever asks still has to know the call.
+    The shape is no proof: the caller must check that the call exists.
     """
     if len(value) > _LONGEST_ECHO:
         return None

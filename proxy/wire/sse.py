@@ -6,7 +6,7 @@ from __future__ import annotations
 class SseParser:
     """The ``data`` of each event, in order (WHATWG HTML, section 9.2.6).
 
-    ``event``, ``id`` and ``retry`` fields and comment lines are skipped: engines speak in ``data``
+    ``event``, ``id`` and ``retry`` fields and comment lines are skipped: engines use ``data``
     alone. Lines may end in LF, CRLF or CR; several ``data`` lines of one event are joined by LF.
     """
 
@@ -50,7 +50,7 @@ class SseParser:
 
     @staticmethod
     def _normalised(text: bytes) -> bytes:
-        """Line ends as LF; a CR at the very end stays, for it may be half of a CRLF."""
+        """Line ends as LF; a CR at the very end stays, because it may be half of a CRLF."""
         held = text.endswith(b"\r")
         body = text[:-1] if held else text
         body = body.replace(b"\r\n", b"\n").replace(b"\r", b"\n")

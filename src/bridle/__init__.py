@@ -1,1 +1,70 @@
-"""Bridle: command line, configuration and wiring. May import every other room."""
+"""Bridle trains the model inside any agent: record its calls, build samples, train, serve again.
+
+The names below are what a program uses; each is imported when it is first asked for, so that
+recording and reading never load torch. The command line is :mod:`bridle.cli`.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from bridle.errors import BridleError as BridleError
+    from bridle.harnesses.adapters.base import Adapter as Adapter
+    from bridle.harnesses.client import Client as Client
+    from bridle.harnesses.sandboxes.base import Sandbox as Sandbox
+    from bridle.harnesses.tasks.task import Task as Task
+    from bridle.harnesses.verifiers import Delivery as Delivery
+    from bridle.reconstruct.dataset import open_store as open_store
+    from bridle.run.config import RunConfig as RunConfig
+    from bridle.run.local import train as train
+    from bridle.run.rollouts import rollout as rollout
+    from bridle.trainer.batch.filters import register_filter as register_filter
+    from bridle.trainer.credit.advantages import register_advantage as register_advantage
+    from bridle.trainer.losses.losses import register_loss as register_loss
+
+_HOMES = {
+    "Adapter": "bridle.harnesses.adapters.base",
+    "BridleError": "bridle.errors",
+    "Client": "bridle.harnesses.client",
+    "Delivery": "bridle.harnesses.verifiers",
+    "RunConfig": "bridle.run.config",
+    "Sandbox": "bridle.harnesses.sandboxes.base",
+    "Task": "bridle.harnesses.tasks.task",
+    "open_store": "bridle.reconstruct.dataset",
+    "register_advantage": "bridle.trainer.credit.advantages",
+    "register_filter": "bridle.trainer.batch.filters",
+    "register_loss": "bridle.trainer.losses.losses",
+    "rollout": "bridle.run.rollouts",
+    "train": "bridle.run.local",
+}
+"""The module that defines each name."""
+
+__all__ = [
+    "Adapter",
+    "BridleError",
+    "Client",
+    "Delivery",
+    "RunConfig",
+    "Sandbox",
+    "Task",
+    "open_store",
+    "register_advantage",
+    "register_filter",
+    "register_loss",
+    "rollout",
+    "train",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(_HOMES[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -18,7 +18,7 @@ from bridle.engine.scripted import Reply, ScriptedCall, ScriptedEngine, Scripted
 from bridle.proxy.server import ProxyServer
 from bridle.proxy.settings import ProxySettings
 from bridle.store.schema.database import migrate
-from bridle.trainer.policy.tiny import train_tokenizer
+from bridle.trainer.policy.tiny_tokenizer import train_tokenizer
 
 TOOL = {
     "type": "function",

@@ -11,7 +11,8 @@ import pytest
 from click.testing import Result
 
 from bridle.bench import continuation, path, store, vllm
-from bridle.trainer.policy.tiny import TinyShape, make_policy, train_tokenizer
+from bridle.trainer.policy.tiny import TinyShape, make_policy
+from bridle.trainer.policy.tiny_tokenizer import train_tokenizer
 
 
 @pytest.mark.parametrize("name", ["continuation", "harnesses", "path", "vllm"])
@@ -22,7 +23,7 @@ def test_a_bench_that_needs_torch_says_how_to_get_it(
     done = bridle("bench", name)
     assert done.exit_code == 1
     assert done.stderr.startswith("bridle: this bench ")
-    assert done.stderr.endswith(": pip install 'bridle[train]'\n")
+    assert done.stderr.endswith(": pip install 'bridle-rl[train]' (there is no module torch)\n")
 
 
 def test_the_continuation_bench_measures_both_ways(

@@ -15,7 +15,8 @@ from bridle.engine.contract.contract import MISSING_LOGPROB
 from bridle.engine.embedded import EmbeddedEngine
 from bridle.engine.scripted import Reply, ScriptedEngine
 from bridle.store.schema.database import migrate
-from bridle.trainer.policy.tiny import TinyShape, make_policy, train_tokenizer
+from bridle.trainer.policy.tiny import TinyShape, make_policy
+from bridle.trainer.policy.tiny_tokenizer import train_tokenizer
 
 Bridle = Callable[..., Result]
 

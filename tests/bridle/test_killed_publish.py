@@ -26,7 +26,8 @@ from bridle.store.reading.queries import Reader
 from bridle.store.records import PolicyRecord, RunRecord
 from bridle.store.writing.writer import Writer
 from bridle.trainer.config import GrpoConfig
-from bridle.trainer.policy.tiny import TinyShape, make_policy, train_tokenizer
+from bridle.trainer.policy.tiny import TinyShape, make_policy
+from bridle.trainer.policy.tiny_tokenizer import train_tokenizer
 
 KILLED = """
 import os, signal, sys

@@ -17,7 +17,8 @@ from click.testing import Result
 from bridle.harnesses.sandboxes.base import NotLaunchable
 from bridle.run.services import ServiceFailed
 from bridle.trainer.learner.checkpoint import CheckpointError
-from bridle.trainer.policy.tiny import TinyShape, make_policy, train_tokenizer
+from bridle.trainer.policy.tiny import TinyShape, make_policy
+from bridle.trainer.policy.tiny_tokenizer import train_tokenizer
 from bridle.trainer.publish.swap import PublishError
 
 pytestmark = pytest.mark.usefixtures("warm_start")

@@ -15,8 +15,8 @@ import pytest
 from click.testing import Result
 
 from bridle.harnesses.adapters.command import Command
-from bridle.harnesses.rollout import Job, Settings
-from bridle.harnesses.sandboxes.process import LocalRuntime
+from bridle.harnesses.rollout import Job, RolloutSettings
+from bridle.harnesses.sandboxes.process import ProcessSandbox
 from bridle.harnesses.tasks.task import Task
 from bridle.harnesses.verifiers import ExactAnswer
 from bridle.reconstruct.samples.sample import Episode
@@ -157,9 +157,9 @@ def test_a_collection_that_runs_ahead_is_cancelled_and_sealed_at_the_end(
     proxy_url: str, store: str, tmp_path: Path
 ) -> None:
     jobs = [Job(Task("t", "a long one", payload={"answer": "x"}))]
-    settings = Settings(directory=tmp_path / "sessions")
+    settings = RolloutSettings(directory=tmp_path / "sessions")
     began = time.monotonic()
-    with Rollouts(proxy_url, LocalRuntime(), ExactAnswer()) as rollouts:
+    with Rollouts(proxy_url, ProcessSandbox(), ExactAnswer()) as rollouts:
 
         def collect(step: int, version: int) -> Sequence[Episode]:
             adapter = Command(("sh", "-c", "echo" if step == 0 else "exec sleep 60"))

@@ -12,7 +12,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from bridle.trainer.policy.tiny import TinyShape, make_policy, train_tokenizer
+from bridle.trainer.policy.tiny import TinyShape, make_policy
+from bridle.trainer.policy.tiny_tokenizer import train_tokenizer
 
 LEAVES = """
 import asyncio, sys, time

@@ -92,7 +92,6 @@ def test_a_file_wins_over_defaults_and_a_named_option_over_the_file(
         ("stepz = 1", "no setting 'stepz', but steps, seconds"),
         ("[loss]\nclip = 0.1", r"\[loss\]: there is no setting 'clip', but name, clip_low"),
         ("[loss]\nclip_low = -0.1", r">= 0.0 - at `\$.loss.clip_low`"),
-        ('[loss]\nname = "ppo2"', "Invalid enum value 'ppo2'"),
         ("[optimizer]\nbetas = [0.9, 1.0]", r"< 1.0 - at `\$.optimizer.betas\[1\]`"),
         ("[publish]\ntolerance = -1", r">= 0.0 - at `\$.publish.tolerance`"),
         ("minibatches = 0", r">= 1 - at `\$.minibatches`"),

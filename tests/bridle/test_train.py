@@ -19,7 +19,8 @@ from bridle.store.reading.queries import Reader
 from bridle.store.schema.database import migrate
 from bridle.trainer.config import ComputeConfig, GrpoConfig, PublishConfig
 from bridle.trainer.policy.compute import UnsupportedCompute
-from bridle.trainer.policy.tiny import TinyShape, make_policy, train_tokenizer
+from bridle.trainer.policy.tiny import TinyShape, make_policy
+from bridle.trainer.policy.tiny_tokenizer import train_tokenizer
 
 pytestmark = pytest.mark.usefixtures("warm_start")
 AGENT = """

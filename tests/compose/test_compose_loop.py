@@ -13,7 +13,8 @@ import httpx
 import pytest
 
 from bridle.store.reading.queries import Reader
-from bridle.trainer.policy.tiny import TinyShape, make_policy, train_tokenizer
+from bridle.trainer.policy.tiny import TinyShape, make_policy
+from bridle.trainer.policy.tiny_tokenizer import train_tokenizer
 
 pytestmark = [pytest.mark.compose, pytest.mark.timeout(600)]
 

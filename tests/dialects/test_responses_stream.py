@@ -11,7 +11,7 @@ import pytest
 from openai.types.responses import ResponseStreamEvent
 from pydantic import BaseModel, TypeAdapter
 
-from bridle.proxy.dialects.responses.custom import InputText, input_text
+from bridle.proxy.dialects.responses.custom import InputText
 from bridle.proxy.dialects.responses.dialect import RESPONSES
 from bridle.proxy.dialects.responses.reply import deleted
 from bridle.proxy.wire.canonical import (
@@ -392,7 +392,8 @@ def test_a_freeform_input_reads_the_same_whole_and_letter_by_letter(
     pieces = [reader.feed(letter) for letter in arguments]
     pieces.append(reader.finish())
 
-    assert input_text(arguments) == text
+    whole = InputText()
+    assert whole.feed(arguments) + whole.finish() == text
     assert "".join(pieces) == reader.text == text
 
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from bridle.harnesses.adapters import CODING_HARNESSES, Access, Adapter, Command, Place, PythonAgent
-from bridle.harnesses.adapters.base import Plan
+from bridle.harnesses.adapters.base import LaunchPlan
 from bridle.harnesses.client import Session
-from bridle.harnesses.sandboxes import Captured, Finished, NotLaunchable
+from bridle.harnesses.sandboxes import Captured, NotLaunchable, ProcessResult
 from bridle.harnesses.tasks.task import Task
 
 TASK = Task("t", 'Do {this}; it\'s "quoted".')
@@ -32,7 +32,7 @@ def everything_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setenv("CODEX_HOME", "/home/caller/.codex")
 
 
-def everything(plan: Plan) -> str:
+def everything(plan: LaunchPlan) -> str:
     return json.dumps([plan.argv, dict(plan.environment), [*plan.files.values()]])
 
 
@@ -139,7 +139,7 @@ def test_the_answer_is_what_the_harness_ended_with(
     (place.logs / "stdout.log").write_text("thinking\n\nthe answer \n\n")
     captured = Captured.of(place.logs / "stdout.log")
 
-    assert adapter.answer(Finished(0, 1.0, captured, captured), place) == answer
+    assert adapter.answer(ProcessResult(0, 1.0, captured, captured), place) == answer
 
 
 @pytest.mark.parametrize("name", ["codex", "mini-swe-agent"])
@@ -147,5 +147,5 @@ def test_a_harness_that_left_no_answer_gave_none(name: str, tmp_path: Path) -> N
     (tmp_path / "out").write_text("chatter")
     captured = Captured.of(tmp_path / "out")
 
-    finished = Finished(0, 1.0, captured, captured)
+    finished = ProcessResult(0, 1.0, captured, captured)
     assert CODING_HARNESSES[name]().answer(finished, Place(tmp_path)) == ""

@@ -24,11 +24,11 @@ from bridle.bench.shell_policy import (
 from bridle.engine.scripted import Reply, ScriptedCall, ScriptedEngine, ScriptedRequest
 from bridle.harnesses.adapters import PythonAgent
 from bridle.harnesses.adapters.base import Adapter
-from bridle.harnesses.client import ControlClient, SessionRequest
+from bridle.harnesses.client import Client, SessionRequest
 from bridle.harnesses.install import search_path
-from bridle.harnesses.rollout import Job, Outcome, Rollout, RolloutResult, Settings
+from bridle.harnesses.rollout import Job, Outcome, Rollout, RolloutResult, RolloutSettings
 from bridle.harnesses.run import run_command, seal_session, session_variables
-from bridle.harnesses.sandboxes import LocalRuntime, Runtime, WarmRuntime
+from bridle.harnesses.sandboxes import ForkedSandbox, ProcessSandbox, Sandbox
 from bridle.harnesses.tasks.task import Task
 from bridle.harnesses.verifiers import CommandVerifier, NumberAnswer, RegexAnswer, Verifier
 from bridle.proxy.server import ProxyServer
@@ -99,20 +99,20 @@ async def perform(
     adapter: Adapter,
     task: Task,
     verifier: Verifier,
-    runtime: Runtime,
+    sandbox: Sandbox,
 ) -> tuple[RolloutResult, Recorded]:
     """One completed rollout of ``task``, and what was recorded of it."""
-    settings = Settings(directory, timeout_s=120, retries=0)
-    async with ControlClient(bench.url) as client:
-        rollout = Rollout(client, adapter, runtime, verifier, settings)
+    settings = RolloutSettings(directory, timeout_s=120, retries=0)
+    async with Client(bench.url) as client:
+        rollout = Rollout(client, adapter, sandbox, verifier, settings)
         (result,) = await rollout.collect([Job(task)])
-    await runtime.close()
+    await sandbox.close()
     assert result.outcome is Outcome.COMPLETED, logs_of(settings, result)
     assert result.session_id is not None
     return result, Recorded(result.session_id, bench.reader)
 
 
-def logs_of(settings: Settings, result: RolloutResult) -> str:
+def logs_of(settings: RolloutSettings, result: RolloutResult) -> str:
     logs = settings.directory / str(result.session_id) / "logs"
     texts = [path.read_text()[-3000:] for path in sorted(logs.glob("std*.log"))]
     return "\n".join([result.outcome, result.error, *texts])
@@ -170,7 +170,7 @@ async def test_an_installed_harness_works_three_turns_of_parallel_calls_and_is_r
     adapter = case.adapter()
 
     result, recorded = await perform(
-        stage(POLICY), tmp_path, adapter, POLICY.task(case.name), WorkedThrough(), LocalRuntime()
+        stage(POLICY), tmp_path, adapter, POLICY.task(case.name), WorkedThrough(), ProcessSandbox()
     )
 
     assert result.scores == {"reward": 1.0}, result
@@ -189,12 +189,12 @@ async def test_an_installed_harness_ends_soon_when_its_budget_is_spent(
 ) -> None:
     case = CASES[name]
     bench = stage(POLICY)
-    settings = Settings(
+    settings = RolloutSettings(
         tmp_path, timeout_s=120, retries=0, session_settings={"budget": {"calls": POLICY.turns}}
     )
 
-    async with ControlClient(bench.url) as client:
-        rollout = Rollout(client, case.adapter(), LocalRuntime(), WorkedThrough(), settings)
+    async with Client(bench.url) as client:
+        rollout = Rollout(client, case.adapter(), ProcessSandbox(), WorkedThrough(), settings)
         (result,) = await rollout.collect([Job(POLICY.task(case.name))])
 
     assert result.outcome in (Outcome.COMPLETED, Outcome.AGENT_ERROR), logs_of(settings, result)
@@ -275,7 +275,7 @@ async def test_sub_agents_that_work_at_once_are_lines_of_their_own_beside_the_ma
         case.adapter(),
         task,
         RegexAnswer("3 words"),
-        LocalRuntime(),
+        ProcessSandbox(),
     )
 
     assert_token_faithful(recorded)
@@ -291,10 +291,10 @@ async def test_sub_agents_that_work_at_once_are_lines_of_their_own_beside_the_ma
     assert_clean(recorded, branches=1 + len(TASKS))
 
 
-@pytest.mark.parametrize("runtime", [LocalRuntime, WarmRuntime])
+@pytest.mark.parametrize("sandbox", [ProcessSandbox, ForkedSandbox])
 @pytest.mark.parametrize("streaming", [True, False])
 async def test_a_langchain_agent_completes_two_tool_calls_and_is_recorded_whole(
-    stage: Stage, tmp_path: Path, shop: Any, runtime: type[Runtime], streaming: bool
+    stage: Stage, tmp_path: Path, shop: Any, sandbox: type[Sandbox], streaming: bool
 ) -> None:
     (task,) = shop.tasks("held_out", 1)
     steps = task.payload["steps"]
@@ -307,7 +307,7 @@ async def test_a_langchain_agent_completes_two_tool_calls_and_is_recorded_whole(
 
     agent = PythonAgent(shop.script, arguments=["--stream"] if streaming else [], name="langchain")
     result, recorded = await perform(
-        stage(script), tmp_path, agent, task, NumberAnswer(), runtime()
+        stage(script), tmp_path, agent, task, NumberAnswer(), sandbox()
     )
 
     assert result.scores == {"reward": 1.0}
@@ -319,8 +319,8 @@ async def test_a_langchain_agent_completes_two_tool_calls_and_is_recorded_whole(
 async def test_mini_swe_agent_forked_from_a_warm_litellm_is_recorded_whole(
     stage: Stage, tmp_path: Path
 ) -> None:
-    adapter, runtime = agent("mini-swe-agent")
-    assert isinstance(runtime, WarmRuntime)
+    adapter, sandbox = agent("mini-swe-agent")
+    assert isinstance(sandbox, ForkedSandbox)
     (task,) = editing.tasks("train", 1)
 
     result, recorded = await perform(
@@ -329,7 +329,7 @@ async def test_mini_swe_agent_forked_from_a_warm_litellm_is_recorded_whole(
         adapter,
         task,
         CommandVerifier(timeout_s=30),
-        runtime,
+        sandbox,
     )
 
     assert result.scores == {"reward": 1.0}
@@ -360,7 +360,7 @@ async def test_a_wrapped_coding_harness_is_recorded_as_one_session(
     for variable in ("CODEX_HOME", "CLAUDE_CONFIG_DIR"):
         monkeypatch.delenv(variable, raising=False)
 
-    async with ControlClient(bench.url) as client:
+    async with Client(bench.url) as client:
         session = await client.create_session(SessionRequest(harness=name))
         code = run_command(["sh", "-c", WRAPPED[name]], session_variables(session))
         assert await seal_session(client, session, code) == ""

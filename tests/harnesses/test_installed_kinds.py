@@ -16,15 +16,15 @@ import pytest
 
 from bridle.bench.shell_policy import SHELLS, train_bench_tokenizer
 from bridle.engine.scripted import Reply, ScriptedCall, ScriptedEngine, ScriptedRequest
-from bridle.harnesses.adapters.base import Access, Adapter, Place, Plan
+from bridle.harnesses.adapters.base import Access, Adapter, LaunchPlan, Place
 from bridle.harnesses.adapters.claude_code import ClaudeCode
 from bridle.harnesses.adapters.codex import Codex
 from bridle.harnesses.adapters.opencode import OpenCode
 from bridle.harnesses.adapters.qwen_code import QwenCode
-from bridle.harnesses.client import ControlClient
-from bridle.harnesses.rollout import Job, Rollout, Settings
-from bridle.harnesses.sandboxes import LocalRuntime
-from bridle.harnesses.sandboxes.base import Finished
+from bridle.harnesses.client import Client
+from bridle.harnesses.rollout import Job, Rollout, RolloutSettings
+from bridle.harnesses.sandboxes import ProcessSandbox
+from bridle.harnesses.sandboxes.base import ProcessResult
 from bridle.harnesses.tasks.task import Task
 from bridle.harnesses.verifiers import RegexAnswer
 from bridle.proxy.server import ProxyServer
@@ -55,7 +55,7 @@ class Narrow:
     def name(self) -> str:
         return self.inner.name
 
-    def plan(self, task: Task, access: Access, place: Place) -> Plan:
+    def plan(self, task: Task, access: Access, place: Place) -> LaunchPlan:
         plan = self.inner.plan(task, access, place)
         more = {place.home / path: text for path, text in self.files.items()}
         return replace(
@@ -64,7 +64,7 @@ class Narrow:
             files={**plan.files, **more},
         )
 
-    def answer(self, finished: Finished, place: Place) -> str:
+    def answer(self, finished: ProcessResult, place: Place) -> str:
         return self.inner.answer(finished, place)
 
 
@@ -203,9 +203,9 @@ async def test_work_sub_agents_titles_and_summaries_are_told_apart_as_they_were_
     case = CASES[name]
     url, reader = stage(case)
     task = Task("lists", "lists", "Have both lists counted, print more, then say how it went.")
-    async with ControlClient(url) as client:
-        settings = Settings(tmp_path / "sessions", timeout_s=240, retries=0)
-        rollout = Rollout(client, case.adapter, LocalRuntime(), RegexAnswer("well"), settings)
+    async with Client(url) as client:
+        settings = RolloutSettings(tmp_path / "sessions", timeout_s=240, retries=0)
+        rollout = Rollout(client, case.adapter, ProcessSandbox(), RegexAnswer("well"), settings)
         (result,) = await rollout.collect([Job(task)])
 
     assert result.session_id is not None, result

@@ -15,16 +15,16 @@ import pytest
 
 from bridle.harnesses.adapters import Command
 from bridle.harnesses.adapters.python_agent import PythonAgent
-from bridle.harnesses.client import ControlClient, ControlError
-from bridle.harnesses.rollout import Job, Outcome, Rollout, RolloutResult, Settings, grouped
+from bridle.harnesses.client import Client, ControlError
+from bridle.harnesses.rollout import Job, Outcome, Rollout, RolloutResult, RolloutSettings, grouped
 from bridle.harnesses.sandboxes import (
-    Finished,
+    ForkedSandbox,
     Launch,
-    LocalRuntime,
     NotLaunchable,
-    Runtime,
-    RuntimeLost,
-    WarmRuntime,
+    ProcessResult,
+    ProcessSandbox,
+    Sandbox,
+    SandboxLost,
 )
 from bridle.harnesses.tasks.task import Task
 from bridle.harnesses.verifiers import (
@@ -53,18 +53,18 @@ class Runner:
         command: str,
         jobs: Sequence[Job] = (Job(TASK, "grp_1"),),
         *,
-        runtime: Any = None,
+        sandbox: Any = None,
         verifier: Any = None,
         progress: Any = None,
         **settings: Any,
     ) -> list[RolloutResult]:
-        async with ControlClient(self.stand_in.url) as client:
+        async with Client(self.stand_in.url) as client:
             rollout = Rollout(
                 client,
                 Command(("sh", "-c", command), name="shell"),
-                runtime or LocalRuntime(),
+                sandbox or ProcessSandbox(),
                 verifier or ExactAnswer(),
-                Settings(self.directory, retry_wait_s=0.01, **{"timeout_s": 20, **settings}),
+                RolloutSettings(self.directory, retry_wait_s=0.01, **{"timeout_s": 20, **settings}),
             )
             return await rollout.collect(jobs, progress)
 
@@ -226,16 +226,16 @@ async def test_an_agents_failure_is_never_tried_again(run: Runner, stand_in: Any
 
 
 async def test_a_lost_runtime_is_infrastructure(run: Runner, stand_in: Any) -> None:
-    class Losing(LocalRuntime):
+    class Losing(ProcessSandbox):
         lost = 0
 
-        async def run(self, launch: Launch) -> Finished:
+        async def run(self, launch: Launch) -> ProcessResult:
             self.lost += 1
             if self.lost == 1:
-                raise RuntimeLost("gone")
+                raise SandboxLost("gone")
             return await super().run(launch)
 
-    (result,) = await run("echo yes", runtime=Losing())
+    (result,) = await run("echo yes", sandbox=Losing())
 
     assert (result.outcome, result.attempts) == (Outcome.COMPLETED, 2)
     assert sorted(stand_in.sealed.values()) == ["completed", "infrastructure"]
@@ -279,13 +279,13 @@ async def test_a_prompt_that_no_process_takes_fails_its_own_task_at_once(
     stand_in: Any, tmp_path: Path, prompt: str
 ) -> None:
     tasks = [Task("unfit", prompt, payload={"answer": "x"}), TASK]
-    async with ControlClient(stand_in.url) as client:
+    async with Client(stand_in.url) as client:
         rollout = Rollout(
             client,
             Command(("sh", "-c", "echo yes", "{prompt}")),
-            LocalRuntime(),
+            ProcessSandbox(),
             ExactAnswer(),
-            Settings(tmp_path / "sessions", timeout_s=20),
+            RolloutSettings(tmp_path / "sessions", timeout_s=20),
         )
         results = await rollout.collect(grouped(tasks, 1))
 
@@ -309,21 +309,21 @@ async def test_a_prompt_that_no_process_takes_fails_its_own_task_at_once(
     ],
     ids=lambda files: next(iter(files.values())),
 )
-@pytest.mark.parametrize("runtime", [LocalRuntime, WarmRuntime])
+@pytest.mark.parametrize("sandbox", [ProcessSandbox, ForkedSandbox])
 async def test_a_file_that_no_folder_takes_fails_its_own_task_at_once(
-    stand_in: Any, tmp_path: Path, files: dict[str, str], runtime: Callable[[], Runtime]
+    stand_in: Any, tmp_path: Path, files: dict[str, str], sandbox: Callable[[], Sandbox]
 ) -> None:
     script = tmp_path / "agent.py"
     script.write_text("print('yes')")
     tasks = [Task("unfit", "p", payload={"answer": "x"}, files=files), TASK]
-    running = runtime()
-    async with ControlClient(stand_in.url) as client:
+    running = sandbox()
+    async with Client(stand_in.url) as client:
         rollout = Rollout(
             client,
             PythonAgent(script),
             running,
             ExactAnswer(),
-            Settings(tmp_path / "sessions", timeout_s=20),
+            RolloutSettings(tmp_path / "sessions", timeout_s=20),
         )
         results = await rollout.collect(grouped(tasks, 1))
     await running.close()
@@ -345,12 +345,12 @@ async def test_a_task_without_what_its_verifier_needs_is_not_tried_again(
 
 
 async def test_what_no_retry_can_mend_ends_the_rollout(run: Runner, stand_in: Any) -> None:
-    class Missing(LocalRuntime):
-        async def run(self, launch: Launch) -> Finished:
+    class Missing(ProcessSandbox):
+        async def run(self, launch: Launch) -> ProcessResult:
             raise NotLaunchable("not installed")
 
     with pytest.raises(NotLaunchable):
-        await run("echo yes", runtime=Missing())
+        await run("echo yes", sandbox=Missing())
     assert list(stand_in.sealed.values()) == ["cancelled"]
 
     stand_in.url += "/elsewhere"
@@ -367,17 +367,17 @@ async def test_what_the_adapter_cannot_launch_opens_no_session(run: Runner, stan
 async def test_a_session_that_is_being_sealed_when_the_rollout_ends_is_waited_for(
     run: Runner, stand_in: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    class Missing(LocalRuntime):
+    class Missing(ProcessSandbox):
         wait_s = 0.0
 
-        async def run(self, launch: Launch) -> Finished:
+        async def run(self, launch: Launch) -> ProcessResult:
             self.wait_s += 0.1
             await asyncio.sleep(self.wait_s)
             raise NotLaunchable("not installed")
 
     stand_in.seal_wait_s = 0.3
     with pytest.raises(NotLaunchable):
-        await run("echo yes", [Job(TASK)] * 2, runtime=Missing())
+        await run("echo yes", [Job(TASK)] * 2, sandbox=Missing())
     assert asyncio.all_tasks() == {asyncio.current_task()}, "no seal outlives its client"
     assert list(stand_in.sealed.values()) == ["cancelled"] * 2
     assert not caplog.records
@@ -440,17 +440,17 @@ import asyncio, sys
 from pathlib import Path
 from bridle.harnesses.adapters import Command
 from bridle.harnesses.adapters.python_agent import PythonAgent
-from bridle.harnesses.client import ControlClient
-from bridle.harnesses.rollout import Job, Rollout, Settings
-from bridle.harnesses.sandboxes import LocalRuntime
+from bridle.harnesses.client import Client
+from bridle.harnesses.rollout import Job, Rollout, RolloutSettings
+from bridle.harnesses.sandboxes import ProcessSandbox
 from bridle.harnesses.tasks.task import Task
 from bridle.harnesses.verifiers import ExactAnswer
 
 async def main():
-    async with ControlClient(sys.argv[1]) as client:
+    async with Client(sys.argv[1]) as client:
         adapter = Command(("sh", "-c", f"echo $$ > {sys.argv[2]}/{{task_id}}; exec sleep 60"))
-        settings = Settings(Path(sys.argv[2]) / "sessions")
-        rollout = Rollout(client, adapter, LocalRuntime(), ExactAnswer(), settings)
+        settings = RolloutSettings(Path(sys.argv[2]) / "sessions")
+        rollout = Rollout(client, adapter, ProcessSandbox(), ExactAnswer(), settings)
         await rollout.collect([Job(Task(str(n), "p")) for n in range(2)])
 
 asyncio.run(main())

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from bridle.harnesses.client import ControlClient, Session, SessionRequest
+from bridle.harnesses.client import Client, Session, SessionRequest
 from bridle.harnesses.run import run_command, seal_session, session_variables
 from bridle.harnesses.sandboxes import NotLaunchable
 
@@ -155,7 +155,7 @@ def test_every_usual_client_finds_the_session_and_the_proxys_word_is_last() -> N
 
 
 async def test_a_session_is_sealed_by_the_commands_exit_code(stand_in: Any) -> None:
-    async with ControlClient(stand_in.url) as client:
+    async with Client(stand_in.url) as client:
         first = await client.create_session(SessionRequest())
         second = await client.create_session(SessionRequest())
         assert await seal_session(client, first, 0) == ""

@@ -17,36 +17,36 @@ from aiohttp import web
 
 from bridle.engine.contract.tokenizer import Tokenizer
 from bridle.harnesses.adapters import PythonAgent
-from bridle.harnesses.client import ControlClient
-from bridle.harnesses.rollout import Job, Outcome, Rollout, Settings
-from bridle.harnesses.sandboxes import Finished, Launch, LocalRuntime, Runtime, WarmRuntime
+from bridle.harnesses.client import Client
+from bridle.harnesses.rollout import Job, Outcome, Rollout, RolloutSettings
+from bridle.harnesses.sandboxes import ForkedSandbox, Launch, ProcessResult, ProcessSandbox, Sandbox
 from bridle.harnesses.verifiers import Delivery
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
-Ask = Callable[..., Awaitable[Finished]]
+Ask = Callable[..., Awaitable[ProcessResult]]
 
 
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
-async def warm() -> AsyncIterator[WarmRuntime]:
+async def warm() -> AsyncIterator[ForkedSandbox]:
     """One warm process for all: importing LangChain takes seconds."""
-    runtime = WarmRuntime()
-    yield runtime
-    await runtime.close()
+    sandbox = ForkedSandbox()
+    yield sandbox
+    await sandbox.close()
 
 
 @pytest.fixture
-def ask(stand_in: Any, shop: Any, warm: WarmRuntime, make_launch: Callable[..., Launch]) -> Ask:
+def ask(stand_in: Any, shop: Any, warm: ForkedSandbox, make_launch: Callable[..., Launch]) -> Ask:
     """Runs the agent on a question."""
 
-    async def run(question: str, *arguments: str, runtime: Runtime = warm) -> Finished:
+    async def run(question: str, *arguments: str, sandbox: Sandbox = warm) -> ProcessResult:
         environment = {
             "PATH": os.environ["PATH"],
             "OPENAI_BASE_URL": f"{stand_in.url}/s/x/v1",
             "OPENAI_API_KEY": "key",
         }
         argv = (sys.executable, str(shop.script), *arguments, question)
-        return await runtime.run(make_launch(*argv, environment=environment))
+        return await sandbox.run(make_launch(*argv, environment=environment))
 
     return run
 
@@ -80,7 +80,7 @@ async def test_the_agent_imports_nothing_of_ours(shop: Any) -> None:
 @pytest.mark.parametrize(("arguments", "cold"), [((), True), ((), False), (("--stream",), False)])
 async def test_a_right_run_ends_with_the_answer_on_the_last_line(
     ask: Ask,
-    warm: WarmRuntime,
+    warm: ForkedSandbox,
     stand_in: Any,
     shop: Any,
     shop_teacher: Any,
@@ -90,7 +90,7 @@ async def test_a_right_run_ends_with_the_answer_on_the_last_line(
     (task,) = shop.tasks("train", 1)
     stand_in.reply = shop_teacher([task])
 
-    ended = await ask(task.prompt, *arguments, runtime=LocalRuntime() if cold else warm)
+    ended = await ask(task.prompt, *arguments, sandbox=ProcessSandbox() if cold else warm)
 
     assert (ended.exit_code, ended.stderr.tail) == (0, "")
     assert ended.stdout.tail.splitlines()[-1] == str(task.payload["answer"])
@@ -150,7 +150,7 @@ async def test_a_missing_item_field_or_operation_is_told_to_the_model(
 async def test_the_prompt_is_short_for_a_tokenizer_that_knows_it(
     ask: Ask, stand_in: Any, shop: Any, tmp_path: Path
 ) -> None:
-    from bridle.trainer.policy.tiny import train_tokenizer
+    from bridle.trainer.policy.tiny_tokenizer import train_tokenizer
 
     await ask("What do 7 lamps cost?")
     _, body, _ = stand_in.chats[0]
@@ -208,17 +208,17 @@ async def test_the_verifier_reads_the_final_answer_only(shop: Any, tmp_path: Pat
 
 
 async def test_warm_sessions_of_the_agent_are_cheap_and_each_uses_its_own_key(
-    stand_in: Any, shop: Any, shop_teacher: Any, warm: WarmRuntime, tmp_path: Path
+    stand_in: Any, shop: Any, shop_teacher: Any, warm: ForkedSandbox, tmp_path: Path
 ) -> None:
     tasks = shop.tasks("train", 20)
     stand_in.reply = shop_teacher(tasks)
-    async with ControlClient(stand_in.url) as client:
+    async with Client(stand_in.url) as client:
         rollout = Rollout(
             client,
             PythonAgent(shop.script, without_tls=True),
             warm,
             shop.module.verifier,
-            Settings(tmp_path, parallel=2),
+            RolloutSettings(tmp_path, parallel=2),
         )
         results = await rollout.collect(Job(task) for task in tasks)
 

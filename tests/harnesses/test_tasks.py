@@ -7,14 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from bridle.harnesses.tasks.task import (
-    Task,
-    TaskError,
-    load_module,
-    read_tasks,
-    tasks_from,
-    write_tasks,
-)
+from bridle.harnesses.tasks import Task, TaskError, read_tasks, tasks_from, write_tasks
+from bridle.user_code import UserCodeError, load_module
 
 TASK = Task(
     id="t1",
@@ -90,8 +84,8 @@ def test_a_source_is_a_file_or_a_function_and_may_be_cut_to_a_split(tmp_path: Pa
         ("missing.jsonl", "does not exist"),
         ("missing.py:make", "does not exist"),
         ("no.such.module:make", "cannot import"),
-        ("harnesses.tasks:nothing", "no function 'nothing'"),
-        ("whatever", "neither"),
+        ("bridle.harnesses.tasks:nothing", "has no 'nothing'"),
+        ("whatever", "is not FILE.jsonl"),
     ],
 )
 def test_a_source_that_does_not_exist_says_so(source: str, why: str) -> None:
@@ -121,7 +115,7 @@ wanted({})
 def test_a_file_that_raises_is_named_with_the_line(tmp_path: Path, source: str, why: str) -> None:
     file = tmp_path / "own.py"
     file.write_text(source)
-    with pytest.raises(TaskError) as refused:
+    with pytest.raises(UserCodeError) as refused:
         load_module(str(file))
     said = re.escape(f"cannot import {file}: ") + why.replace("{file}", re.escape(str(file)))
     assert re.fullmatch(said, str(refused.value))
@@ -133,7 +127,7 @@ def test_a_module_that_raises_is_named_with_the_line(
     file = tmp_path / "raising_checks.py"
     file.write_text("\n1 / 0\n")
     monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(TaskError) as refused:
+    with pytest.raises(UserCodeError) as refused:
         load_module("raising_checks")
     why = f"cannot import raising_checks: ZeroDivisionError: division by zero ({file}, line 2)"
     assert str(refused.value) == why

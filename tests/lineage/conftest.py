@@ -34,7 +34,7 @@ from bridle.store.records import (
     TokenIds,
     new_id,
 )
-from bridle.trainer.policy.tiny import SPECIAL_TOKENS, train_tokenizer
+from bridle.trainer.policy.tiny_tokenizer import SPECIAL_TOKENS, train_tokenizer
 
 TEMPLATES = Path(__file__).parent / "templates"
 

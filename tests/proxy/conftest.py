@@ -19,7 +19,7 @@ from bridle.proxy.server import ProxyServer
 from bridle.proxy.settings import ProxySettings
 from bridle.proxy.wire.sse import SseParser
 from bridle.store.reading.queries import CallRow, Reader
-from bridle.trainer.policy.tiny import train_tokenizer
+from bridle.trainer.policy.tiny_tokenizer import train_tokenizer
 
 MODEL = "tiny-policy"
 CORPUS = [

@@ -14,8 +14,8 @@ from google.genai import errors, types
 
 from bridle.engine.scripted import Refuse, Reply, ScriptedCall, ScriptedEngine
 from bridle.store.records import CallStatus
-from bridle.trainer.policy.tiny import CHATML_TOOLS_TEMPLATE as TEMPLATE
-from bridle.trainer.policy.tiny import train_tokenizer
+from bridle.trainer.policy.tiny_tokenizer import CHATML_TOOLS_TEMPLATE as TEMPLATE
+from bridle.trainer.policy.tiny_tokenizer import train_tokenizer
 
 SAID = [{"role": "user", "content": "x"}]
 TOOL = {

@@ -15,7 +15,8 @@ from bridle.engine.embedded import EmbeddedEngine
 from bridle.engine.scripted import Reply, ScriptedEngine
 from bridle.proxy.settings import Limits
 from bridle.store.records import CallStatus
-from bridle.trainer.policy.tiny import TinyShape, make_policy, train_tokenizer
+from bridle.trainer.policy.tiny import TinyShape, make_policy
+from bridle.trainer.policy.tiny_tokenizer import train_tokenizer
 
 MODEL = "tiny-policy"
 CHAT = "/v1/chat/completions"

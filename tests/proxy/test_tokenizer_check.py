@@ -15,7 +15,7 @@ from bridle.proxy.engines.pool import EnginePool
 from bridle.proxy.wire.canonical import ApiError
 from bridle.reconstruct.audit import audit_session
 from bridle.store.records import BreakReason, Note
-from bridle.trainer.policy.tiny import train_tokenizer
+from bridle.trainer.policy.tiny_tokenizer import train_tokenizer
 
 DIFFERS = Note("tokenizer_differs")
 CHAT = "/s/lamp/v1/chat/completions"

@@ -19,7 +19,7 @@ from bridle.engine.scripted import Reply, ScriptedCall
 from bridle.reconstruct.audit import audit_session
 from bridle.reconstruct.session import LoadedSession
 from bridle.store.records import BreakReason, CallStatus, Continuation
-from bridle.trainer.policy.tiny import train_tokenizer
+from bridle.trainer.policy.tiny_tokenizer import train_tokenizer
 
 PARAMETERS = {
     "type": "object",

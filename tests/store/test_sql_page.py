@@ -18,7 +18,7 @@ from bridle.reconstruct.samples.sample_store import derive
 from bridle.reconstruct.session import LoadedSession
 from bridle.store.operations.copying import copy_store
 from bridle.store.reading.queries import Reader
-from bridle.trainer.policy.tiny import train_tokenizer
+from bridle.trainer.policy.tiny_tokenizer import train_tokenizer
 
 PAGE = Path(__file__).parents[2] / "docs" / "sql.md"
 QUERIES = dict(

@@ -18,7 +18,8 @@ import torch
 from bridle.reconstruct.samples.sample import Conservation, Episode, Sample
 from bridle.store.records import CallKind, Reward, SessionRecord
 from bridle.trainer.policy.model import load_policy
-from bridle.trainer.policy.tiny import TinyShape, make_policy, train_tokenizer
+from bridle.trainer.policy.tiny import TinyShape, make_policy
+from bridle.trainer.policy.tiny_tokenizer import train_tokenizer
 
 VOCABULARY = 64
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import multiprocessing
 import os
 import signal
 import threading
@@ -254,8 +255,9 @@ def test_interrupted_steps_are_not_in_a_checkpoint(policy_directory, collect, tm
 
 
 def test_a_warning_is_given_once(tmp_path, capfd, monkeypatch):
-    # Forked processes write to the standard error that their server was started with.
-    monkeypatch.setattr("bridle.trainer.learner.group._START_METHOD", "spawn")
+    # Forked processes write to the streams that the forkserver started with, not to ``capfd``.
+    spawning = multiprocessing.get_context("spawn")
+    monkeypatch.setattr(multiprocessing, "get_context", lambda _method: spawning)
     sizes = {"vocab_size": 64, "hidden_size": 32, "num_attention_heads": 4}
     layers = {"num_hidden_layers": 2, "layer_types": ["conv", "full_attention"]}
     torch.manual_seed(3)

@@ -15,7 +15,8 @@ import httpx
 import pytest
 
 from bridle.engine.embedded import EmbeddedEngine
-from bridle.trainer.policy.tiny import TinyShape, make_policy, train_tokenizer
+from bridle.trainer.policy.tiny import TinyShape, make_policy
+from bridle.trainer.policy.tiny_tokenizer import train_tokenizer
 
 pytestmark = pytest.mark.usefixtures("warm_start")
 

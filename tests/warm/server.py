@@ -98,10 +98,9 @@ def main(address: str, client: str) -> None:
             pid, status = os.waitpid(-1, os.WNOHANG)
             if not pid:
                 break
+            code = os.waitstatus_to_exitcode(status)
             with contextlib.suppress(OSError), clients.pop(pid) as connection:
-                connection.sendall(
-                    os.waitstatus_to_exitcode(status).to_bytes(4, "big", signed=True)
-                )
+                connection.sendall(code.to_bytes(4, "big", signed=True))
 
 
 def receive(connection: socket.socket) -> tuple[dict[str, Any] | None, list[int]]:
@@ -155,7 +154,7 @@ def become(
             print(stop.code, file=sys.stderr)
     except KeyboardInterrupt:
         code = -signal.SIGINT
-    except BaseException:  # noqa: BLE001 - reported as an interpreter does
+    except BaseException:  # noqa: BLE001 - as the interpreter does, last
         sys.excepthook(*sys.exc_info())
     leave(code)
 

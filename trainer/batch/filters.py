@@ -9,6 +9,7 @@ its :class:`bridle.reconstruct.samples.sample.Conservation`; the trainer's own a
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -17,6 +18,7 @@ import numpy as np
 from bridle.errors import BridleError
 from bridle.reconstruct.samples.sample import Episode
 from bridle.trainer.config import FilterConfig
+from bridle.trainer.registry import Registry
 
 
 class DropReason(StrEnum):
@@ -34,6 +36,17 @@ class DropReason(StrEnum):
     """It has tokens to train, but only in samples of weight 0."""
     EMPTY = "empty"
     """It has no token to train."""
+
+
+Filter = Callable[[Episode], bool]
+"""Whether a session may be trained on."""
+
+FILTERS: Registry[Filter] = Registry("filter")
+
+
+def register_filter(name: str) -> Callable[[Filter], Filter]:
+    """A decorator that makes a function the filter that configurations name ``name``."""
+    return FILTERS.register(name)
 
 
 class ConservationError(BridleError):
@@ -64,7 +77,7 @@ class TokenAccount:
         )
 
 
-def account_of(episode: Episode, reason: DropReason | None) -> TokenAccount:
+def account_of(episode: Episode, reason: str | None) -> TokenAccount:
     """The account of one session, of which the trainer trains all (``None``) or nothing.
 
     Raises :class:`ConservationError` when the session's own table does not add up or does not agree
@@ -79,7 +92,7 @@ def account_of(episode: Episode, reason: DropReason | None) -> TokenAccount:
         )
     dropped = Counter(dict(table.dropped))
     if reason is not None and trainable:
-        dropped[reason.value] += trainable
+        dropped[str(reason)] += trainable
     return TokenAccount(
         captured=table.captured,
         trained=trainable if reason is None else 0,
@@ -111,10 +124,11 @@ def not_trained(
     version: int,
     max_staleness: int,
     config: FilterConfig,
-) -> DropReason | None:
+) -> str | None:
     """Why a session that counted in its group's baseline is not trained on; ``None``: it is.
 
-    ``version`` is the version about to be trained.
+    ``version`` is the version about to be trained. The reason is a :class:`DropReason`, or the name
+    of one of ``config.extra``.
     """
     if trained_tokens(episode) == 0:
         return DropReason.EMPTY
@@ -126,6 +140,9 @@ def not_trained(
         return DropReason.STALE
     if degenerate_group and config.drop_zero_variance:
         return DropReason.ZERO_VARIANCE
+    for name in config.extra:
+        if not FILTERS.find(name)(episode):
+            return name.rpartition(":")[2]
     return None
 
 

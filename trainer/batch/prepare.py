@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 
 from bridle.reconstruct.samples.sample import Episode, Sample
 from bridle.trainer.batch.filters import (
-    DropReason,
     TokenAccount,
     account_of,
     not_trained,
@@ -61,7 +60,7 @@ def prepare(episodes: Sequence[Episode], version: int, config: GrpoConfig) -> Pr
     rewards = [
         session_reward(episode, stated.reward_weights, stated.reward_turns) for episode in episodes
     ]
-    reasons: list[DropReason | None] = [
+    reasons: list[str | None] = [
         outside_the_baseline(episode, reward, config.filters)
         for episode, reward in zip(episodes, rewards, strict=True)
     ]
@@ -87,7 +86,7 @@ def prepare(episodes: Sequence[Episode], version: int, config: GrpoConfig) -> Pr
             config=config.filters,
         )
     account = sum(map(account_of, episodes, reasons), TokenAccount())
-    dropped = [reason.value for reason in reasons if reason is not None]
+    dropped = [str(reason) for reason in reasons if reason is not None]
     items = [item for item in _items(episodes, compared, config) if reasons[item.session] is None]
     return PreparedStep(
         items=tuple(items),

@@ -14,30 +14,51 @@ before any filter. A group whose rewards are all equal, and a group of one, give
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
-from bridle.trainer.config import Baseline
+from bridle.trainer.registry import Registry
 
 STD_EPSILON = 1e-6
 
+Advantage = Callable[[NDArray[np.float64]], NDArray[np.float64]]
+"""From the rewards ``float64[G]`` of a group, at least two and not all equal, to its advantages
+``float64[G]``."""
 
-def group_advantages(rewards: NDArray[np.float64], baseline: Baseline) -> NDArray[np.float64]:
+ADVANTAGES: Registry[Advantage] = Registry("advantage")
+
+
+def register_advantage(name: str) -> Callable[[Advantage], Advantage]:
+    """A decorator that makes a function the advantage that configurations name ``name``."""
+    return ADVANTAGES.register(name)
+
+
+@register_advantage("grpo")
+def standardized(rewards: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Distance from the mean in standard deviations."""
+    return mean_centred(rewards) / (float(rewards.std(ddof=1)) + STD_EPSILON)
+
+
+@register_advantage("leave_one_out")
+def leave_one_out(rewards: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Distance from the mean of the others: ``(r_i - mean) * G / (G - 1)``."""
+    return mean_centred(rewards) * (len(rewards) / (len(rewards) - 1))
+
+
+@register_advantage("mean")
+def mean_centred(rewards: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Distance from the mean."""
+    centred: NDArray[np.float64] = rewards - rewards.mean()
+    return centred
+
+
+def group_advantages(rewards: NDArray[np.float64], baseline: str) -> NDArray[np.float64]:
     """Advantages ``float64[G]`` of one group's rewards ``float64[G]``."""
     if is_degenerate(rewards):
         return np.zeros_like(rewards)
-    centred: NDArray[np.float64] = rewards - rewards.mean()
-    match baseline:
-        case "grpo":
-            factor = 1 / (float(rewards.std(ddof=1)) + STD_EPSILON)
-        case "leave_one_out":
-            # r_i - (sum - r_i) / (G - 1) = (r_i - mean) * G / (G - 1)
-            factor = len(rewards) / (len(rewards) - 1)
-        case "mean":
-            factor = 1.0
-    return centred * factor
+    return ADVANTAGES.find(baseline)(rewards)
 
 
 def is_degenerate(rewards: NDArray[np.float64]) -> bool:
@@ -49,7 +70,7 @@ def is_degenerate(rewards: NDArray[np.float64]) -> bool:
 
 
 def advantages_by_group(
-    rewards: Sequence[float], groups: Sequence[Hashable], baseline: Baseline
+    rewards: Sequence[float], groups: Sequence[Hashable], baseline: str
 ) -> NDArray[np.float64]:
     """Advantages ``float64[S]`` of ``S`` sessions, each compared within its own group.
 

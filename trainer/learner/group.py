@@ -33,7 +33,6 @@ from torch import distributed as dist
 from torch._C._distributed_c10d import FileStore
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from bridle.errors import BridleError
 from bridle.trainer.batch.prepare import TrainItem
 from bridle.trainer.config import GrpoConfig, PackingConfig, SftConfig
 from bridle.trainer.learner.checkpoint import Progress
@@ -47,9 +46,6 @@ from bridle.trainer.sft.update import SftUpdate
 
 Settings = GrpoConfig | SftConfig
 
-_START_METHOD: Final = "forkserver"
-"""Its server imports torch once and never touches a device: processes forked from it start in
-milliseconds."""
 LOOPBACK: Final = "lo"
 """Linux's name of the interface through which they find each other; nobody else reaches it."""
 OTHERS_FINISH_S: Final = 10.0
@@ -60,10 +56,8 @@ STALL: Final = timedelta(minutes=30)
 """Longest that one process waits for another within a pass."""
 
 
-class LearnerFailed(BridleError):
+class LearnerFailed(Exception):
     """A process of the group is gone; the others were ended."""
-
-    retryable = True
 
 
 @contextmanager
@@ -150,8 +144,10 @@ class LearnerGroup:
         self._end()
 
     def _start(self) -> None:
-        forking = multiprocessing.get_context(_START_METHOD)
-        multiprocessing.set_forkserver_preload([__name__])
+        # Forked from a process that has imported this module, and with it torch, once; none of the
+        # imports starts a thread or asks for a device.
+        forking = multiprocessing.get_context("forkserver")
+        forking.set_forkserver_preload([__name__])
         for rank, device in enumerate(self._devices):
             ours, theirs = forking.Pipe()
             store = Path(self._meeting.name) / "store"

@@ -22,12 +22,14 @@ stops gradients.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 
 import torch
 from torch import Tensor
 
 from bridle.trainer.config import LossConfig
+from bridle.trainer.registry import Registry
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +48,28 @@ class TokenTerms:
     """``int64[M]``: the branch a token belongs to; the sequence of GSPO."""
     reference_logprobs: Tensor | None = None
     """Logprobs under the reference policy, for the KL penalty."""
+
+
+@dataclass(frozen=True, slots=True)
+class Surrogate:
+    """What a loss gives for each of ``M`` tokens, before weights, correction and penalty."""
+
+    loss: Tensor
+    """``float[M]``, with gradient."""
+    ratio: Tensor
+    """``float[M]``: the ratio that was clipped; for the metrics."""
+    clipped: Tensor
+    """``bool[M]``: whose gradient the clip has cut off or bounded; for the metrics."""
+
+
+Loss = Callable[[TokenTerms, LossConfig], Surrogate]
+
+LOSSES: Registry[Loss] = Registry("loss")
+
+
+def register_loss(name: str) -> Callable[[Loss], Loss]:
+    """A decorator that makes a function the loss that configurations name ``name``."""
+    return LOSSES.register(name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +127,38 @@ def cispo_surrogate(
     return -ratio.clamp(1 - clip_low, 1 + clip_high).detach() * advantages * logprobs
 
 
+@register_loss("clip")
+def clip(terms: TokenTerms, config: LossConfig) -> Surrogate:
+    """PPO's clipped surrogate on token ratios."""
+    return _clipped((terms.logprobs - terms.old_logprobs).exp(), terms, config)
+
+
+@register_loss("gspo")
+def gspo(terms: TokenTerms, config: LossConfig) -> Surrogate:
+    """The clipped surrogate on one ratio for each branch."""
+    ratio = branch_ratio(terms.logprobs - terms.old_logprobs, terms.branches)
+    return _clipped(ratio, terms, config)
+
+
+@register_loss("cispo")
+def cispo(terms: TokenTerms, config: LossConfig) -> Surrogate:
+    """REINFORCE with a clipped ratio as its weight."""
+    low, high = config.clip_low, config.clip_high
+    ratio = (terms.logprobs - terms.old_logprobs).exp()
+    loss = cispo_surrogate(terms.logprobs, ratio, terms.advantages, low, high)
+    return Surrogate(loss, ratio, (ratio > 1 + high) | (ratio < 1 - low))
+
+
+def _clipped(ratio: Tensor, terms: TokenTerms, config: LossConfig) -> Surrogate:
+    low, high, advantages = config.clip_low, config.clip_high, terms.advantages
+    above, below = ratio > 1 + high, ratio < 1 - low
+    return Surrogate(
+        clipped_surrogate(ratio, advantages, low, high),
+        ratio,
+        (above & (advantages > 0)) | (below & (advantages < 0)),
+    )
+
+
 def importance_weights(old_logprobs: Tensor, behaviour_logprobs: Tensor, cap: float) -> Tensor:
     """``min(π_old / μ, C)`` per token, without gradient."""
     return (old_logprobs - behaviour_logprobs).exp().clamp(max=cap).detach()
@@ -119,29 +175,19 @@ def k3(logprobs: Tensor, other_logprobs: Tensor) -> Tensor:
 
 def policy_loss(terms: TokenTerms, config: LossConfig) -> tuple[Tensor, LossStats]:
     """The weighted loss of a pack's tokens (a scalar with gradient) and what to report of it."""
-    log_ratio = terms.logprobs - terms.old_logprobs
-    ratio = log_ratio.exp()
-    low, high = config.clip_low, config.clip_high
-    match config.name:
-        case "clip":
-            surrogate = clipped_surrogate(ratio, terms.advantages, low, high)
-        case "gspo":
-            ratio = branch_ratio(log_ratio, terms.branches)
-            surrogate = clipped_surrogate(ratio, terms.advantages, low, high)
-        case "cispo":
-            surrogate = cispo_surrogate(terms.logprobs, ratio, terms.advantages, low, high)
+    surrogate = LOSSES.find(config.name)(terms, config)
     importance = torch.ones_like(terms.old_logprobs)
     if config.importance_cap is not None:
         importance = importance_weights(
             terms.old_logprobs, terms.behaviour_logprobs, config.importance_cap
         )
-    per_token = importance * surrogate
+    per_token = importance * surrogate.loss
     kl_reference = torch.zeros_like(per_token)
     if terms.reference_logprobs is not None:
         kl_reference = k3(terms.logprobs, terms.reference_logprobs)
         per_token = per_token + config.kl_coefficient * kl_reference
     loss = (terms.weights * per_token).sum()
-    return loss, _stats(terms, config, loss, ratio, log_ratio, importance, kl_reference)
+    return loss, _stats(terms, config, loss, surrogate, importance, kl_reference)
 
 
 @torch.no_grad()
@@ -149,25 +195,19 @@ def _stats(
     terms: TokenTerms,
     config: LossConfig,
     loss: Tensor,
-    ratio: Tensor,
-    log_ratio: Tensor,
+    surrogate: Surrogate,
     importance: Tensor,
     kl_reference: Tensor,
 ) -> LossStats:
-    above = ratio > 1 + config.clip_high
-    below = ratio < 1 - config.clip_low
-    if config.name == "cispo":
-        clipped = above | below
-    else:
-        clipped = (above & (terms.advantages > 0)) | (below & (terms.advantages < 0))
-    capped = torch.zeros_like(clipped)
+    log_ratio = terms.logprobs - terms.old_logprobs
+    capped = torch.zeros_like(importance, dtype=torch.bool)
     if config.importance_cap is not None:
         capped = importance >= config.importance_cap
     return LossStats(
-        tokens=float(len(ratio)),
+        tokens=float(len(log_ratio)),
         loss=float(loss.detach()),
-        clipped=float(clipped.sum()),
-        ratio=float(ratio.sum()),
+        clipped=float(surrogate.clipped.sum()),
+        ratio=float(surrogate.ratio.sum()),
         # Tokens came from π_old, so the estimate runs from it to π.
         kl_old=float((log_ratio.exp() - 1 - log_ratio).sum()),
         kl_reference=float(kl_reference.sum()),

@@ -10,20 +10,17 @@ import msgspec
 from bridle.proxy.dialects.body import convert, decode, invalid
 from bridle.proxy.dialects.chat.reply import usage_object
 from bridle.proxy.dialects.chat.request import FORWARDED, Parameters, beyond, sampling
-from bridle.proxy.dialects.errors import openai_error, openai_error_object
+from bridle.proxy.dialects.chat.stream import ChatEmitter
+from bridle.proxy.dialects.errors import openai_error
 from bridle.proxy.wire.canonical import (
-    ApiError,
     ChoiceReply,
     Dialect,
     Event,
-    Finished,
     Minted,
     Reply,
     Request,
     Started,
     TextDelta,
-    Tokens,
-    Usage,
     Wants,
     plain_ids,
 )
@@ -82,25 +79,15 @@ def write(request: Request, minted: Minted, reply: Reply) -> bytes:
     return encode(whole)
 
 
-class CompletionsEmitter:
-    """Writes one streamed reply; see :class:`bridle.proxy.wire.canonical.Emitter`.
+class CompletionsEmitter(ChatEmitter):
+    """Chunks of another shape, in the order of chat completions."""
 
-    The finish, usage and ``[DONE]`` chunks are terminal.
-    """
-
-    content_type = "text/event-stream; charset=utf-8"
+    object_type = b"text_completion"
+    nothing = b'""'
 
     def __init__(self, request: Request, minted: Minted) -> None:
-        self._wants = request.wants
-        self._head = b'data: {"id":%b,"object":"text_completion","created":%d,"model":%b,' % (
-            encode(minted.response_id),
-            minted.created,
-            encode(minted.model),
-        )
-        self._finished: dict[int, str] = {}
-        self._usage: Usage | None = None
+        super().__init__(request, minted)
         self._prompt_token_ids: Sequence[int] | None = None
-        self._tokens: dict[int, list[Tokens]] = {}
         self._written: dict[int, int] = {}
         """Characters of each choice's tokens whose logprobs have been written."""
 
@@ -108,53 +95,36 @@ class CompletionsEmitter:
         return b""
 
     def event(self, event: Event) -> bytes:
-        match event:
-            case TextDelta():
-                return self._chunk(event.choice, event.text)
-            case Tokens():
-                if self._wants.logprobs or self._wants.token_ids:
-                    self._tokens.setdefault(event.choice, []).append(event)
-            case Finished():
-                self._finished[event.choice] = event.reason
-            case Usage():
-                self._usage = event
-            case Started():
-                self._prompt_token_ids = plain_ids(event.prompt_token_ids)
-        return b""
+        if isinstance(event, TextDelta):
+            return self.chunk(event.choice, encode(event.text))
+        if isinstance(event, Started):
+            self._prompt_token_ids = plain_ids(event.prompt_token_ids)
+            return b""
+        return super().event(event)
 
     def keep_alive(self) -> bytes:
-        return self._chunk(0, "")
+        return self.chunk(0, self.nothing)
 
-    def end(self) -> bytes:
-        chunks = [
-            self._chunk(index, "", reason) for index, reason in sorted(self._finished.items())
-        ]
-        if self._wants.stream_usage and self._usage is not None:
-            usage = encode(usage_object(self._usage))
-            chunks.append(b'%b"choices":[],"usage":%b}\n\n' % (self._head, usage))
-        chunks.append(b"data: [DONE]\n\n")
-        return b"".join(chunks)
-
-    def fail(self, error: ApiError) -> bytes:
-        return b"data: %b\n\n" % encode({"error": openai_error_object(error)})
-
-    def _chunk(self, index: int, text: str, finish: str | None = None) -> bytes:
-        choice: dict[str, Any] = {
-            "index": index,
-            "text": text,
-            "logprobs": None,
-            "finish_reason": finish,
-        }
-        held = self._tokens.pop(index, [])
-        if held and self._wants.logprobs:
+    def chunk(self, choice: int, delta: bytes, finish: bytes = b"null") -> bytes:
+        held = self.tokens.pop(choice, ())
+        logprobs, token_ids = b"null", b""
+        if held and self.wants.logprobs:
             entries = [entry for one in held for entry in one.detail or ()]
-            start = self._written.get(index, 0)
-            choice["logprobs"] = _logprobs(entries, start)
-            self._written[index] = start + sum(len(entry["token"]) for entry in entries)
-        if held and self._wants.token_ids:
-            choice["token_ids"] = [token for one in held for token in one.token_ids]
-            choice["prompt_token_ids"], self._prompt_token_ids = self._prompt_token_ids, None
-        return b'%b"choices":[%b]}\n\n' % (self._head, encode(choice))
+            start = self._written.get(choice, 0)
+            logprobs = encode(_logprobs(entries, start))
+            self._written[choice] = start + sum(len(entry["token"]) for entry in entries)
+        if held and self.wants.token_ids:
+            ids = [token for one in held for token in one.token_ids]
+            prompt, self._prompt_token_ids = self._prompt_token_ids, None
+            token_ids = b',"token_ids":%b,"prompt_token_ids":%b' % (encode(ids), encode(prompt))
+        return b'%b{"index":%d,"text":%b,"logprobs":%b,"finish_reason":%b%b}]}\n\n' % (
+            self.head,
+            choice,
+            delta,
+            logprobs,
+            finish,
+            token_ids,
+        )
 
 
 def _prompt(wire: str | list[Any]) -> str | tuple[int, ...]:

@@ -1,0 +1,1 @@
+"""Anthropic Messages, the API of Claude Code."""

@@ -68,7 +68,7 @@ def usage_object(input_tokens: int, output_tokens: int) -> Json:
 def stop_reason_of(
     reason: FinishReason | None, stop_sequence: str | None, called_tools: bool
 ) -> str:
-    """Anthropic's word. Engines say ``stop`` also after a call that ``tool_choice`` forced."""
+    """Anthropic's word. Engines report ``stop`` also after a call that ``tool_choice`` forced."""
     if reason == "length":
         return "max_tokens"
     if reason == "content_filter":

@@ -1,0 +1,1 @@
+"""OpenAI Responses, the API of Codex and the OpenAI Agents SDK."""

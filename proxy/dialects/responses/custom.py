@@ -1,7 +1,7 @@
-"""The text of a freeform tool, read out of the function arguments that carry it while they come.
+"""The input of a freeform tool, read from the function arguments that carry it as they arrive.
 
-The engine produces ``{"input": "…"}`` piece by piece; the client wants the text inside, piece by
-piece. Arguments of any other shape are handed over whole at the end.
+The engine produces ``{"input": "…"}`` in pieces, and the client wants the text inside in pieces.
+Arguments of any other shape are passed on whole at the end.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _HIGH_SURROGATE: Final = re.compile(r"\\u[dD][89abAB][0-9a-fA-F]{2}\Z")
 
 
 class InputText:
-    """Feeds on argument pieces and gives the input's text as far as it is certain."""
+    """Takes pieces of arguments and returns the input's text as far as it is certain."""
 
     __slots__ = ("_arguments", "_position", "_text")
 
@@ -26,7 +26,7 @@ class InputText:
         self._text: list[str] = []
 
     def feed(self, piece: str) -> str:
-        """The text that ``piece`` makes certain; often empty, never to be taken back."""
+        """The text that ``piece`` makes certain; often empty, always final."""
         self._arguments += piece
         if self._position is None:
             opening = _OPENING.match(self._arguments)
@@ -53,14 +53,6 @@ class InputText:
     def text(self) -> str:
         """The whole input so far."""
         return "".join(self._text)
-
-
-def input_text(arguments: str) -> str:
-    """The input in complete ``arguments``, exactly as piecewise reading would give it."""
-    reader = InputText()
-    reader.feed(arguments)
-    reader.finish()
-    return reader.text
 
 
 def _without_half_pair(characters: str) -> str:

@@ -7,20 +7,12 @@ events.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from bridle.proxy.dialects.body import Json
 from bridle.proxy.dialects.responses.custom import InputText
-from bridle.proxy.dialects.responses.reply import (
-    aligned_logprobs,
-    call_item,
-    message_item,
-    output_text,
-    reasoning_item,
-)
-from bridle.proxy.dialects.responses.tools import client_tool
-from bridle.proxy.wire.canonical import ClientTool, ToolCall, ToolCallDelta
+from bridle.proxy.wire.canonical import ClientTool, ToolCallDelta
 
 
 class OpenReasoning:
@@ -35,13 +27,15 @@ class OpenReasoning:
         self._text: list[str] = []
 
     def item(self, status: str) -> Json:
-        return reasoning_item(
-            self._id,
-            "".join(self._text),
-            summarise=self._summarise,
-            signature=self._signature,
-            status=status,
+        place, kind = (
+            ("summary", "summary_text") if self._summarise else ("content", "reasoning_text")
         )
+        item: Json = {"id": self._id, "type": "reasoning", "summary": []}
+        item[place] = [{"type": kind, "text": "".join(self._text)}]
+        if self._signature is not None:
+            item["encrypted_content"] = self._signature
+        item["status"] = status
+        return item
 
     def added(self) -> Json:
         return {"id": self._id, "type": "reasoning", "summary": [], "status": "in_progress"}
@@ -80,13 +74,14 @@ class OpenText:
         self._logprobs: list[Mapping[str, Any]] = []
 
     def item(self, status: str) -> Json:
-        return message_item(self._id, self._part(), status)
+        item = {"id": self._id, "type": "message", "role": "assistant", "status": status}
+        return {**item, "content": [self._part()]}
 
     def added(self) -> Json:
         return {**self.item("in_progress"), "content": []}
 
     def open(self) -> list[Json]:
-        return [{"type": "response.content_part.added", **self._place, "part": output_text("")}]
+        return [{"type": "response.content_part.added", **self._place, "part": _output_text("")}]
 
     def delta(self, text: str, logprobs: list[Mapping[str, Any]]) -> list[Json]:
         self._text.append(text)
@@ -104,33 +99,33 @@ class OpenText:
 
     def _part(self) -> Json:
         text = "".join(self._text)
-        return output_text(text, aligned_logprobs(text, self._logprobs))
+        return _output_text(text, _aligned(text, self._logprobs))
 
 
 class OpenCall:
     """A ``function_call`` or ``custom_tool_call`` item."""
 
-    def __init__(
-        self,
-        identifier: str,
-        place: Json,
-        first: ToolCallDelta,
-        tools: Mapping[str, ClientTool],
-    ):
+    def __init__(self, identifier: str, place: Json, first: ToolCallDelta, tool: ClientTool):
         self.index = first.index
         self._id = identifier
         self._place = {"item_id": identifier, **place}
         self._call_id = first.id or ""
-        self._name = first.name or ""
-        self._tools = tools
         self._arguments: list[str] = []
-        self._tool = client_tool(tools, self._name)
+        self._tool = tool
         self._input = InputText() if self._tool.custom else None
 
     def item(self, status: str) -> Json:
-        text = self._input.text if self._input is not None else None
-        call = ToolCall(self._call_id, self._name, "".join(self._arguments))
-        return call_item(self._id, call, self._tools, status, text)
+        item: Json = {"id": self._id, "type": "function_call", "status": status}
+        item["call_id"] = self._call_id
+        item["name"] = self._tool.name
+        if self._tool.namespace is not None:
+            item["namespace"] = self._tool.namespace
+        if self._input is not None:
+            item["type"] = "custom_tool_call"
+            item["input"] = self._input.text
+        else:
+            item["arguments"] = "".join(self._arguments)
+        return item
 
     def added(self) -> Json:
         return self.item("in_progress")
@@ -162,3 +157,22 @@ class OpenCall:
 
 
 OpenItem = OpenReasoning | OpenText | OpenCall
+
+
+def _output_text(text: str, logprobs: Sequence[Mapping[str, Any]] = ()) -> Json:
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": list(logprobs)}
+
+
+def _aligned(text: str, detail: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
+    """The entries of ``detail`` whose tokens make up ``text``; all of them when none do."""
+    spelled = "".join(str(entry.get("token", "")) for entry in detail)
+    start = spelled.rfind(text)
+    if start < 0 or not text:
+        return detail
+    end, position, kept = start + len(text), 0, []
+    for entry in detail:
+        after = position + len(str(entry.get("token", "")))
+        if position < end and after > start:
+            kept.append(entry)
+        position = after
+    return kept

@@ -7,7 +7,7 @@ harnesses run what is done even if the stream is cut afterwards.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import orjson
@@ -17,11 +17,10 @@ from bridle.proxy.dialects.body import Json
 from bridle.proxy.dialects.errors import openai_error_object
 from bridle.proxy.dialects.functions import call_in_pieces
 from bridle.proxy.dialects.responses.open_item import OpenCall, OpenItem, OpenReasoning, OpenText
-from bridle.proxy.dialects.responses.reply import response_object, status_of
-from bridle.proxy.dialects.responses.tools import client_tool
 from bridle.proxy.dialects.sse import event_bytes
 from bridle.proxy.wire.canonical import (
     ApiError,
+    ClientTool,
     Event,
     Finished,
     FinishReason,
@@ -57,7 +56,7 @@ class ResponsesEmitter:
         """Sequence number and count of items before ``end``, whose bytes may be discarded."""
 
     def begin(self) -> bytes:
-        response = self._response("in_progress")
+        response = orjson.Fragment(self._object("in_progress"))
         return self._write(
             {"type": "response.created", "response": response},
             {"type": "response.in_progress", "response": response},
@@ -84,19 +83,20 @@ class ResponsesEmitter:
 
     def keep_alive(self) -> bytes:
         """``response.in_progress`` again: a typed event that no client acts on."""
-        return self._write(
-            {"type": "response.in_progress", "response": self._response("in_progress")}
-        )
+        response = orjson.Fragment(self._object("in_progress"))
+        return self._write({"type": "response.in_progress", "response": response})
 
     def end(self) -> bytes:
         self._before_end = (self._sequence, len(self._output))
-        status, incomplete = status_of(self._reason)
-        closing = b"" if self._called_tools else self._more_text(self._blank.rest())
-        closing += self._close(status)
-        response = self._response(
-            status, output=self._output, usage=self._usage, incomplete=incomplete
-        )
-        return closing + self._write({"type": f"response.{status}", "response": response})
+        closing = self._finish()
+        kind = f"response.{_status_of(self._reason)[0]}"
+        return closing + self._write({"type": kind, "response": orjson.Fragment(self.whole())})
+
+    def whole(self) -> bytes:
+        """The ``response`` object of all events so far, as JSON."""
+        self._finish()
+        status, incomplete = _status_of(self._reason)
+        return self._object(status, self._output, self._usage, incomplete=incomplete)
 
     def fail(self, error: ApiError) -> bytes:
         """``response.failed``; the item that was being written stays undone."""
@@ -105,7 +105,7 @@ class ResponsesEmitter:
             del self._output[done:]
         shown = openai_error_object(error)
         failure = {"code": shown["code"] or "server_error", "message": shown["message"]}
-        response = self._response("failed", output=self._output, error=failure)
+        response = orjson.Fragment(self._object("failed", self._output, error=failure))
         return self._write({"type": "response.failed", "response": response})
 
     def _text(self, event: TextDelta) -> bytes:
@@ -146,9 +146,9 @@ class ResponsesEmitter:
             self._blank.rest()
             self._called_tools = True
             opening = self._close("completed")
-            tools = self._request.responses.tools
-            kind = "ctc" if client_tool(tools, event.name).custom else "fc"
-            item = OpenCall(self._item_id(kind), self._place(), event, tools)
+            tool = self._request.responses.tools.get(event.name) or ClientTool(event.name)
+            kind = "ctc" if tool.custom else "fc"
+            item = OpenCall(self._item_id(kind), self._place(), event, tool)
             opening += self._add(item)
         return opening + self._write(*item.delta(event.arguments))
 
@@ -156,6 +156,11 @@ class ResponsesEmitter:
         self._open = item
         added = {"type": "response.output_item.added", **self._place(), "item": item.added()}
         return self._write(added, *item.open())
+
+    def _finish(self) -> bytes:
+        """Completes the last item, with the response's status."""
+        rest = b"" if self._called_tools else self._more_text(self._blank.rest())
+        return rest + self._close(_status_of(self._reason)[0])
 
     def _close(self, status: str) -> bytes:
         """Completes the item that is being written, if any."""
@@ -178,9 +183,27 @@ class ResponsesEmitter:
             self._minted.signature(len(self._output)) if self._wants.encrypted_reasoning else None
         )
 
-    def _response(self, status: str, **parts: Any) -> orjson.Fragment:
-        whole = response_object(self._request, self._minted, status=status, **parts)
-        return orjson.Fragment(whole)
+    def _object(
+        self,
+        status: str,
+        output: Sequence[Json] = (),
+        usage: Usage | None = None,
+        *,
+        error: Json | None = None,
+        incomplete: str | None = None,
+    ) -> bytes:
+        own = {
+            "id": self._minted.response_id,
+            "object": "response",
+            "created_at": self._minted.created,
+            "status": status,
+            "error": error,
+            "incomplete_details": {"reason": incomplete} if incomplete is not None else None,
+            "model": self._minted.model,
+            "output": list(output),
+            "usage": _usage_object(usage) if usage is not None else None,
+        }
+        return orjson.dumps(own)[:-1] + b"," + self._request.responses.echo[1:]
 
     def _write(self, *events: Json) -> bytes:
         written = []
@@ -189,3 +212,22 @@ class ResponsesEmitter:
             self._sequence += 1
             written.append(event_bytes(event))
         return b"".join(written)
+
+
+def _usage_object(usage: Usage) -> Json:
+    return {
+        "input_tokens": usage.prompt_tokens,
+        "input_tokens_details": {"cached_tokens": usage.cached_tokens, "cache_write_tokens": 0},
+        "output_tokens": usage.completion_tokens,
+        "output_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
+        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+    }
+
+
+def _status_of(reason: FinishReason | None) -> tuple[str, str | None]:
+    """The response's status and, when incomplete, why."""
+    if reason == "length":
+        return "incomplete", "max_output_tokens"
+    if reason == "content_filter":
+        return "incomplete", "content_filter"
+    return "completed", None

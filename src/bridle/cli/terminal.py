@@ -1,4 +1,4 @@
-"""What commands say to a person, and how they fail in front of one."""
+"""Output of commands: tables, JSON, and the line that ends a command with an error."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from rich.table import Table
 from rich.text import Text
 
 PIPED_WIDTH: Final = 120
-"""Columns at least, where what reads is no terminal."""
+"""Least width in columns where standard output is not a terminal."""
 LEAST_WIDTH: Final = 11
-"""What a column that gives way keeps."""
+"""Least width of the column that shrinks."""
 _GAP: Final = 2
 
 # No markup: names, paths and errors have brackets of their own.
@@ -42,10 +42,10 @@ def print_table(
     spare: Sequence[str] = (),
     right: Collection[str] = (),
 ) -> None:
-    """``rows`` under ``headings``, in which no other column than ``shrinks`` is ever cut short.
+    """Prints ``rows`` under ``headings``. Only cells of the column ``shrinks`` are ever cut.
 
-    Where the terminal is too narrow for that, ``spare`` columns are left out, the first ones first.
-    Those in ``right`` are flush right.
+    Where the terminal is too narrow, ``spare`` columns are left out, in their order. Columns in
+    ``right`` are aligned to the right.
     """
     cells = zip(*rows, strict=True) if rows else [()] * len(headings)
     columns = dict(zip(headings, cells, strict=True))

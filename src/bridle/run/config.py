@@ -9,6 +9,7 @@ from typing import Annotated, Self
 
 from msgspec import Meta
 
+from bridle.run.agents import SandboxKind
 from bridle.run.environment import EngineKind
 from bridle.run.settings import parse_overrides, settings_from
 from bridle.trainer.config import AboveZero, Count, GrpoConfig, OptimizerConfig
@@ -35,6 +36,8 @@ class AgentConfig:
     name: Named
     """An installed harness (``codex``), a Python script (``agent.py``), or a command line that
     contains ``{prompt}``."""
+    sandbox: SandboxKind | None = None
+    """``process`` or ``forked``; ``None``: what suits the harness."""
     parallel: Count = 16
     """Sessions at a time."""
     timeout_s: AboveZero = 600.0

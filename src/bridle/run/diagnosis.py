@@ -1,4 +1,4 @@
-"""What stands between a machine and exact recording: template, engine and store, each asked."""
+"""Whether a machine can record exactly: its template, engine, tokenizer and store, examined."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ def examine_template(directory: Path) -> dict[str, Any]:
 def examine_engine(
     url: str, *, api_key: str | None = None, private_network: bool = False
 ) -> dict[str, Any]:
-    """What the engine at ``url`` gives of what recording and training need, check by check."""
+    """Checks whether the engine at ``url`` offers what recording and training need."""
     root = url.rstrip("/").removesuffix("/v1")
     if _is_proxy(root):
-        told = f"{root} is a Bridle proxy, not an engine: name the engine behind it"
-        return {"upstream": root, "checks": [], "lines": [told], "broken": told}
+        found = f"{root} is a Bridle proxy, not an engine: name the engine behind it"
+        return {"upstream": root, "checks": [], "lines": [found], "broken": found}
     expect = Expectation(private_network=private_network)
     checks = check_engine(root, expect=expect, api_key=api_key)
     failed = [check.name for check in checks if check.outcome == "failed"]
@@ -52,12 +52,12 @@ def examine_engine(
 
 
 def _is_proxy(root: str) -> bool:
-    """Whether our own readiness probe answers there; engines have none that tells of circuits."""
+    """Whether Bridle's readiness probe answers there; only it reports circuits."""
     try:
-        told = httpx.get(f"{root}/readyz", trust_env=False).json()
+        reply = httpx.get(f"{root}/readyz", trust_env=False).json()
     except (httpx.HTTPError, ValueError):
         return False
-    return isinstance(told, dict) and {"status", "circuits"} <= told.keys()
+    return isinstance(reply, dict) and {"status", "circuits"} <= reply.keys()
 
 
 def examine_tokenizer(directory: Path, url: str, *, api_key: str | None = None) -> dict[str, Any]:
@@ -72,10 +72,10 @@ def examine_tokenizer(directory: Path, url: str, *, api_key: str | None = None) 
         try:
             (card, *_) = engine.get("/v1/models").raise_for_status().json()["data"]
             asked = {"model": card["id"], "messages": PROBE, "add_generation_prompt": True}
-            told = engine.post("/tokenize", json=asked).raise_for_status().json()["tokens"]
+            ids = engine.post("/tokenize", json=asked).raise_for_status().json()["tokens"]
         except (httpx.HTTPError, ValueError, KeyError) as error:
-            return {"agrees": None, "broken": None, "line": f"the engine tells no ids: {error}"}
-    agrees = told == tokenizer.encode(tokenizer.render(PROBE))
+            return {"agrees": None, "broken": None, "line": f"the engine returns no ids: {error}"}
+    agrees = ids == tokenizer.encode(tokenizer.render(PROBE))
     line = (
         "the engine makes the same ids of a conversation"
         if agrees

@@ -9,6 +9,10 @@ from urllib.parse import urlsplit
 
 EngineKind = Literal["embedded", "vllm"]
 DEFAULT_PORT = 8484
+ADMIN_KEY_VARIABLE = "BRIDLE_ADMIN_KEY"
+"""The key that opens the proxy's control routes."""
+UPSTREAM_KEY_VARIABLE = "BRIDLE_UPSTREAM_API_KEY"
+"""The key that the proxy sends to its engines."""
 API_KEY_VARIABLE = "BRIDLE_ENGINE_API_KEY"
 """The key that our embedded engine asks for, where it asks for one."""
 VLLM_KEY_VARIABLE = "VLLM_API_KEY"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from types import ModuleType
 
-from bridle.harnesses.tasks.task import load_module
+from bridle.user_code import load_module
 
 _PLACES = (
     Path(__file__).parents[1] / "_examples",
@@ -24,4 +24,4 @@ def example_directory(name: str) -> Path:
 def load_example(name: str) -> tuple[Path, ModuleType]:
     """The directory of an example, and its ``tasks.py`` as a module."""
     directory = example_directory(name)
-    return directory, load_module(str(directory / "tasks.py"), f"{name}_tasks")
+    return directory, load_module(str(directory / "tasks.py"))

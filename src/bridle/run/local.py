@@ -9,13 +9,14 @@ from pathlib import Path
 
 from bridle.engine.contract.tokenizer import Tokenizer
 from bridle.errors import UsageError
-from bridle.harnesses.rollout import Job, Settings, grouped, require_launchable
-from bridle.run.agents import training_work
+from bridle.harnesses.rollout import Job, RolloutSettings, grouped, require_launchable
+from bridle.run.agents import agent, shuffled_tasks
+from bridle.run.agents import verifier as named_verifier
 from bridle.run.config import RunConfig
 from bridle.run.holding import LOCK, hold
 from bridle.run.rollouts import Rollouts
 from bridle.run.stack import MODEL, stack
-from bridle.run.training import TrainingPlan, newest_policy, require_devices
+from bridle.run.training import TrainingPlan, newest_policy, require_devices, require_parts
 from bridle.run.training import train as train_plan
 from bridle.store.reading.queries import Reader
 from bridle.store.records import RunRecord, new_id
@@ -55,18 +56,15 @@ def train(
     """
     directory, training = Path(output), config.training
     require_training(config)
-    adapter, sandbox, verifier, tasks = training_work(
-        config.agent.name,
-        config.tasks.verifier,
-        config.tasks.source,
-        config.tasks.split,
-        training.seed,
-    )
+    adapter, sandbox = agent(config.agent.name, config.agent.sandbox)
+    verifier = named_verifier(config.tasks.verifier)
+    tasks = shuffled_tasks(config.tasks.source, config.tasks.split, training.seed)
     policy = Path(config.policy.model)
     check_policy(policy)
+    require_parts(training)
     require_devices(training)
     Tokenizer(policy)
-    require_launchable(adapter, tasks[0], Settings(directory=directory / "sessions"))
+    require_launchable(adapter, tasks[0], RolloutSettings(directory=directory / "sessions"))
     with hold(directory, directory / LOCK):
         store = str(directory / "bridle.db")
         migrate(store)
@@ -90,7 +88,7 @@ def train(
                 for name in ("tasks", "agent", "groups", "policy")
             },
         )
-        settings = Settings(
+        settings = RolloutSettings(
             directory=directory / "sessions",
             parallel=config.agent.parallel,
             timeout_s=config.agent.timeout_s,

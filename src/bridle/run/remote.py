@@ -15,11 +15,11 @@ from bridle.errors import BridleError
 from bridle.run.worker import HEARTBEAT_S, ROUNDS
 
 SILENCE_S: Final = 6 * HEARTBEAT_S
-"""A worker that says nothing for so long is taken to be gone."""
+"""A worker that sends nothing for this long is taken to be gone."""
 
 
 class WorkerFailed(BridleError):
-    """A round did not come to its end; the message names the worker and says why."""
+    """A round of sessions did not complete; the message names the worker and the cause."""
 
     retryable = True
 
@@ -116,14 +116,14 @@ class RemoteWorkers:
                 async for line in reply.aiter_lines():
                     if not line:
                         continue
-                    said = orjson.loads(line)
-                    if said.get("done"):
+                    message = orjson.loads(line)
+                    if message.get("done"):
                         return found
-                    if "session_id" not in said:
-                        raise WorkerFailed(f"{url}: {said.get('error')}")
-                    self._on_session(said)
-                    if said["session_id"]:
-                        found.append(said["session_id"])
+                    if "session_id" not in message:
+                        raise WorkerFailed(f"{url}: {message.get('error')}")
+                    self._on_session(message)
+                    if message["session_id"]:
+                        found.append(message["session_id"])
         except httpx.HTTPError as error:
             raise WorkerFailed(f"{url}: {type(error).__name__} {error}") from error
         raise WorkerFailed(f"{url} ended in the middle of a round")

@@ -1,18 +1,25 @@
-"""Rollouts from synchronous code: one event loop and one runtime for a whole run."""
+"""Rollouts from synchronous code: one event loop and one sandbox for a whole run."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
+from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
-from bridle.harnesses.adapters.base import Adapter
-from bridle.harnesses.client import ControlClient
-from bridle.harnesses.rollout import Job, Rollout, RolloutResult, Settings
-from bridle.harnesses.sandboxes.base import Runtime
-from bridle.harnesses.verifiers import Verifier
+from bridle.harnesses.adapters.base import DEFAULT_MODEL, Adapter
+from bridle.harnesses.client import Client
+from bridle.harnesses.rollout import Job, Rollout, RolloutResult, RolloutSettings, grouped
+from bridle.harnesses.sandboxes.base import Sandbox
+from bridle.harnesses.sandboxes.process import ProcessSandbox
+from bridle.harnesses.tasks import Task
+from bridle.harnesses.verifiers import Delivery, FunctionVerifier, Judgement, Verifier
+from bridle.run.agents import SANDBOXES, SandboxKind, first_tasks
+from bridle.run.agents import agent as named_agent
+from bridle.run.agents import verifier as named_verifier
+from bridle.run.environment import ADMIN_KEY_VARIABLE, default_proxy, key_in
 
 NO_CALL_HINT: Final = (
     "does the program read OPENAI_BASE_URL, ANTHROPIC_BASE_URL or GOOGLE_GEMINI_BASE_URL?"
@@ -21,7 +28,7 @@ NO_CALL_HINT: Final = (
 
 
 class Rollouts:
-    """Runs jobs against one proxy with one runtime, which stays warm between calls.
+    """Runs jobs against one proxy with one sandbox, which stays warm between calls.
 
     A trainer that collects ahead does so in a thread of its own, one collection after another, and
     may end in the midst of one: leaving the context cancels it, and returns when its sessions are
@@ -29,11 +36,11 @@ class Rollouts:
     """
 
     def __init__(
-        self, proxy_url: str, runtime: Runtime, verifier: Verifier, *, key: str | None = None
+        self, proxy_url: str, sandbox: Sandbox, verifier: Verifier, *, key: str | None = None
     ) -> None:
         self._proxy_url = proxy_url
         self._key = key
-        self._runtime = runtime
+        self._sandbox = sandbox
         self._verifier = verifier
         self._runner = asyncio.Runner()
         self._turn = threading.Lock()
@@ -54,14 +61,14 @@ class Rollouts:
         if (running := self._running) is not None:
             running.get_loop().call_soon_threadsafe(running.cancel)
         with self._turn:
-            self._runner.run(self._runtime.close())
+            self._runner.run(self._sandbox.close())
             self._runner.close()
 
     def collect(
         self,
         adapter: Adapter,
         jobs: Iterable[Job],
-        settings: Settings,
+        settings: RolloutSettings,
         progress: Callable[[RolloutResult], None] | None = None,
     ) -> list[RolloutResult]:
         """All results, in the order they came. Ctrl-C ends every session that still runs."""
@@ -74,7 +81,7 @@ class Rollouts:
         self,
         adapter: Adapter,
         jobs: Iterable[Job],
-        settings: Settings,
+        settings: RolloutSettings,
         progress: Callable[[RolloutResult], None] | None = None,
     ) -> list[str]:
         """The ids of the sessions that :meth:`collect` ran; a job that got none has none."""
@@ -85,15 +92,56 @@ class Rollouts:
         self,
         adapter: Adapter,
         jobs: Iterable[Job],
-        settings: Settings,
+        settings: RolloutSettings,
         progress: Callable[[RolloutResult], None] | None,
     ) -> list[RolloutResult]:
         self._running = asyncio.current_task()
         try:
             if self._closing:
                 raise asyncio.CancelledError
-            async with ControlClient(self._proxy_url, self._key) as client:
-                rollout = Rollout(client, adapter, self._runtime, self._verifier, settings)
+            async with Client(self._proxy_url, self._key) as client:
+                rollout = Rollout(client, adapter, self._sandbox, self._verifier, settings)
                 return await rollout.collect(jobs, progress)
         finally:
             self._running = None
+
+
+def rollout(
+    agent: str | Adapter,
+    tasks: str | Iterable[Task],
+    verifier: str | Verifier | Callable[[Delivery], Judgement | Awaitable[Judgement]],
+    *,
+    proxy: str | None = None,
+    key: str | None = None,
+    sandbox: SandboxKind | Sandbox | None = None,
+    group_size: int = 1,
+    parallel: int = 4,
+    timeout_s: float = 600.0,
+    model: str = DEFAULT_MODEL,
+    directory: str | Path = "runs/rollout",
+    on_result: Callable[[RolloutResult], None] | None = None,
+) -> list[RolloutResult]:
+    """Runs an agent on tasks through a running proxy: each session verified, rewarded and sealed.
+
+    Names are those of the command line: ``agent`` as for :func:`bridle.run.agents.agent`, ``tasks``
+    as for :func:`bridle.harnesses.tasks.tasks_from`, ``verifier`` as for
+    :func:`bridle.run.agents.verifier`. An adapter runs in a process sandbox where ``sandbox`` names
+    none. ``proxy`` and ``key`` default to ``$BRIDLE_PROXY`` and
+    ``$BRIDLE_ADMIN_KEY``. ``group_size`` is the number of sessions per task; ``directory`` receives
+    workspaces and logs; ``on_result`` is called with each result as it comes.
+
+    Returns the results in the order they came. Raises :class:`bridle.errors.BridleError`.
+    """
+    if isinstance(sandbox, str):
+        sandbox = SANDBOXES[sandbox]()
+    if isinstance(agent, str):
+        adapter, suited = named_agent(agent)
+    else:
+        adapter, suited = agent, ProcessSandbox()
+    check = named_verifier(verifier) if isinstance(verifier, str) else FunctionVerifier(verifier)
+    jobs = grouped(first_tasks(tasks, None) if isinstance(tasks, str) else tasks, group_size)
+    settings = RolloutSettings(Path(directory), parallel, timeout_s, model)
+    with Rollouts(
+        proxy or default_proxy(), sandbox or suited, check, key=key or key_in(ADMIN_KEY_VARIABLE)
+    ) as rollouts:
+        return rollouts.collect(adapter, jobs, settings, on_result)

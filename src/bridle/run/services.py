@@ -1,4 +1,4 @@
-"""Our own engine and proxy as child processes, for commands that need them for a while."""
+"""Bridle's engine and proxy as child processes of a command."""
 
 from __future__ import annotations
 
@@ -59,7 +59,8 @@ class Service:
         inherited = {n: value for n, value in os.environ.items() if n not in self._without}
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "bridle", *self._arguments, "--json"],
+                # -P: no file of the folder it starts in replaces a module.
+                [sys.executable, "-P", "-m", "bridle", *self._arguments, "--json"],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=log,

@@ -19,7 +19,7 @@ from bridle.run.services import Service
 
 MODEL = "policy"
 VLLM_START_S = 900.0
-"""vLLM starts in a minute on an idle machine; it may be given a busy one."""
+"""vLLM starts in a minute on an idle machine, and much later on a busy one."""
 
 
 class StackError(BridleError):
@@ -46,8 +46,8 @@ class Stack:
         return client(url or self.engine_url, api_key=self.engine_key)
 
     def announce(self, version: int, engine: str | None = None) -> None:
-        """Tells engine and proxy which policy version is served from now on by the engine at the
-        URL ``engine``, else by the only one. It may be an earlier one: a publish was taken back."""
+        """Sets the policy version that the engine at the URL ``engine``, or else the only one,
+        serves from now on. It may be an earlier version, when a publish was taken back."""
         url = engine or self.engine_url
         if self.kind == "vllm":
             with VllmControl(url, api_key=self.engine_key) as control:
@@ -55,11 +55,11 @@ class Stack:
         self._policy("PUT", json={"version": version, "back": True, "engine": engine})
 
     def retract(self, version: int) -> None:
-        """Tells the proxy that all engines serve ``version`` again."""
+        """Sets the proxy back to ``version`` for all engines."""
         self._policy("PUT", json={"version": version, "back": True})
 
     def version(self) -> int:
-        """The policy version that the proxy stamps now."""
+        """The policy version that the proxy records with calls now."""
         return int(self._policy("GET").json()["version"])
 
     def _policy(self, method: str, **body: Any) -> httpx.Response:
@@ -68,21 +68,20 @@ class Stack:
 
 
 def kind_of(engine_url: str, key: str | None = None) -> EngineKind:
-    """What runs at ``engine_url``; our own engines count the policies that they were given."""
+    """The kind of engine at ``engine_url``; only Bridle's own reports a policy version."""
     reply = _asked("engine", "GET", f"{engine_url}{contract.VERSION}", key)
     return "embedded" if "policy_version" in reply.json() else "vllm"
 
 
 def _asked(service: str, method: str, url: str, key: str | None, **body: Any) -> httpx.Response:
-    """What ``service`` answers; raises :class:`StackError`."""
+    """The reply of ``service``. Raises :class:`StackError`."""
     headers = {"authorization": f"Bearer {key}"} if key else {}
     try:
         reply = httpx.request(method, url, headers=headers, trust_env=False, **body)
     except httpx.HTTPError as error:
         raise StackError(f"the {service} does not answer at {url}: {error}") from error
     if reply.is_error:
-        told = f"the {service} answered {reply.status_code} at {url}: {reply.text[:300]}"
-        raise StackError(told)
+        raise StackError(f"the {service} answered {reply.status_code} at {url}: {reply.text[:300]}")
     return reply
 
 

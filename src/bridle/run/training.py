@@ -1,7 +1,7 @@
 """A GRPO run: sessions through the proxy, updates, weights to the engine.
 
-Who runs the sessions is the caller's: this process (``bridle.run.rollouts``), or workers elsewhere
-(``bridle.run.remote``).
+The caller runs the sessions: in this process (:mod:`bridle.run.rollouts`), or by workers elsewhere
+(:mod:`bridle.run.remote`).
 """
 
 from __future__ import annotations
@@ -29,10 +29,13 @@ from bridle.run.stack import Stack
 from bridle.store.reading.queries import Reader
 from bridle.store.records import PolicyRecord
 from bridle.store.writing.writer import Writer
+from bridle.trainer.batch.filters import FILTERS
 from bridle.trainer.config import GrpoConfig
+from bridle.trainer.credit.advantages import ADVANTAGES
 from bridle.trainer.learner.checkpoint import POLICY_DIRECTORY, checkpoints
 from bridle.trainer.learner.group import learning
 from bridle.trainer.loop import GrpoLoop
+from bridle.trainer.losses.losses import LOSSES
 from bridle.trainer.metrics import SinkGroup, StoreSink, TensorBoardSink
 from bridle.trainer.policy.compute import UnsupportedCompute, choose_devices
 from bridle.trainer.policy.weights import Weights
@@ -80,6 +83,15 @@ def stated(config: GrpoConfig) -> dict[str, Any]:
     }
 
 
+def require_parts(config: GrpoConfig) -> None:
+    """Raises :class:`bridle.errors.UsageError` for an advantage, loss or filter that ``config``
+    names and that does not exist."""
+    ADVANTAGES.find(config.advantages.baseline)
+    LOSSES.find(config.loss.name)
+    for name in config.filters.extra:
+        FILTERS.find(name)
+
+
 def require_devices(config: GrpoConfig) -> None:
     """Raises ``UnsupportedCompute`` where ``config`` names devices that are
     not here, or that cannot train so."""
@@ -104,6 +116,7 @@ def train(
     leaves a checkpoint of the last whole step. Raises
     :class:`bridle.trainer.policy.compute.UnsupportedCompute`, and what its parts raise.
     """
+    require_parts(plan.config)
     require_devices(plan.config)
     loop_directory = plan.directory / CHECKPOINTS
     with (
@@ -140,26 +153,27 @@ def train(
             if plan.config.max_staleness and (
                 report.policy is None or plan.config.publish.through == "transfer"
             ):
-                # An engine or a proxy that is gone or was restarted answers no call. Without calls
-                # there is nothing to train on, and so no publish that would find it out. A vLLM
-                # that dies before a version's directory is there comes back with the one before.
+                # A restarted engine or proxy answers no call. Without calls there is nothing to
+                # train on, and so no publish that would notice. A vLLM that dies before a version's
+                # directory is written comes back with the version before.
                 _hold(publisher, stack, learner, loop.version)
             return on_step(report)
 
-        told = max([stack.version(), *(policy.version for policy in reader.policies(plan.run_id))])
+        newest = max(
+            [stack.version(), *(policy.version for policy in reader.policies(plan.run_id))]
+        )
         if checkpoints(loop_directory):
             loop.resume()
         else:
             writer.record_policy(PolicyRecord(plan.run_id, 0, time.time(), path=str(plan.policy)))
-        if told > loop.version:
-            # Published by an attempt that ended before its checkpoint, which engine and proxy may
-            # have forgotten but the store has not, or for another run. A number stands for one set
-            # of weights only, so ours get the next one.
-            loop.version = told + 1
+        if newest > loop.version:
+            # Published by an attempt that ended before its checkpoint, or for another run. A
+            # version stands for one set of weights, so these get the next number.
+            loop.version = newest + 1
         if loop.version:
             publisher.publish(learner, loop.version)
         elif plan.config.max_staleness:
-            # On policy the first collection does so.
+            # On policy, the first collection does this.
             _hold(publisher, stack, learner, 0)
         try:
             loop.run(after_step)

@@ -1,8 +1,8 @@
 """The rollout worker: runs sessions next to the harness when a trainer asks for them over HTTP.
 
 ``POST /rounds`` takes a :class:`Round` and answers with a JSON line per finished session as it
-comes, and ``{"done": true}`` when all have; a stream without it was cut. A trainer that goes away
-ends the round: what still runs is cancelled, and sealed so. The worker only ever runs the tasks and
+ends, and ``{"done": true}`` after the last; a stream without it was cut. A trainer that disconnects
+ends the round: its sessions are cancelled and sealed as cancelled. A worker runs only the tasks and
 the harness that it was started with.
 """
 
@@ -27,16 +27,16 @@ from starlette.types import Receive, Scope, Send
 
 from bridle.engine.serve.transport import ClientGone, unless_client_leaves
 from bridle.harnesses.adapters.base import Adapter
-from bridle.harnesses.client import ControlClient, ControlError
-from bridle.harnesses.rollout import Job, Rollout, RolloutResult, Settings, grouped
-from bridle.harnesses.sandboxes.base import NotLaunchable, Runtime
+from bridle.harnesses.client import Client, ControlError
+from bridle.harnesses.rollout import Job, Rollout, RolloutResult, RolloutSettings, grouped
+from bridle.harnesses.sandboxes.base import NotLaunchable, Sandbox
 from bridle.harnesses.tasks.task import Task
 from bridle.harnesses.verifiers import Verifier
 
 ROUNDS: Final = "/rounds"
 HEALTH: Final = "/healthz"
 HEARTBEAT_S: Final = 10.0
-"""An empty line this often, so that silence means that the connection is dead."""
+"""Seconds between empty lines, so that a silent connection is known to be dead."""
 
 
 class Round(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -50,16 +50,16 @@ class Round(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @dataclass(frozen=True, slots=True)
 class Duties:
-    """What a worker runs, for whom, and how."""
+    """What a worker runs, through which proxy, and how."""
 
     proxy_url: str
     adapter: Adapter
-    runtime: Runtime
+    sandbox: Sandbox
     verifier: Verifier
     tasks: Sequence[Task]
-    settings: Settings
+    settings: RolloutSettings
     key: str | None = None
-    """Admin key of the proxy; trainers must send it, too."""
+    """Admin key of the proxy; trainers must send the same."""
 
     def jobs(self, asked: Round) -> list[Job]:
         numbers = range(asked.first, asked.first + asked.groups)
@@ -67,8 +67,8 @@ class Duties:
         return list(grouped(chosen, asked.group_size))
 
 
-def worker_app(duties: Duties, told: Callable[[str], None]) -> Starlette:
-    """The worker's HTTP face; ``told`` hears what it does, in words."""
+def worker_app(duties: Duties, report: Callable[[str], None]) -> Starlette:
+    """The worker's HTTP routes; ``report`` is called with a line about each round."""
     turn = asyncio.Lock()
 
     async def rounds(request: Request) -> Response:
@@ -78,7 +78,7 @@ def worker_app(duties: Duties, told: Callable[[str], None]) -> Starlette:
             asked = msgspec.json.decode(await request.body(), type=Round)
         except msgspec.DecodeError as error:
             return _refused(422, str(error))
-        return _Lines(_results(duties, asked, turn, told))
+        return _Lines(_results(duties, asked, turn, report))
 
     async def health(_: Request) -> Response:
         return Response(b'{"status":"ok"}', media_type="application/json")
@@ -99,12 +99,12 @@ def _refused(status: int, message: str) -> Response:
 
 
 async def _results(
-    duties: Duties, asked: Round, turn: asyncio.Lock, told: Callable[[str], None]
+    duties: Duties, asked: Round, turn: asyncio.Lock, report: Callable[[str], None]
 ) -> AsyncGenerator[dict[str, Any]]:
-    """One round at a time: another trainer, or the same one come back, waits for its turn."""
-    async with turn, ControlClient(duties.proxy_url, duties.key) as client:
+    """One round at a time: a second request waits for the first to end."""
+    async with turn, Client(duties.proxy_url, duties.key) as client:
         settings = replace(duties.settings, run_id=asked.run_id)
-        rollout = Rollout(client, duties.adapter, duties.runtime, duties.verifier, settings)
+        rollout = Rollout(client, duties.adapter, duties.sandbox, duties.verifier, settings)
         jobs = duties.jobs(asked)
         stream = rollout.run(jobs)
         ended = 0
@@ -114,11 +114,11 @@ async def _results(
                     ended += 1
                     yield _as_data(result)
         except (NotLaunchable, ControlError) as error:
-            told(f"round given up: {error}")
+            report(f"round given up: {error}")
             yield {"error": str(error)}
             return
         finally:
-            told(f"{ended} of {len(jobs)} sessions of {asked.run_id}")
+            report(f"{ended} of {len(jobs)} sessions of {asked.run_id}")
     yield {"done": True}
 
 
@@ -169,14 +169,14 @@ class _Lines(Response):
                 await asyncio.gather(waiting, return_exceptions=True)
 
 
-def serve(duties: Duties, listener: socket.socket, told: Callable[[str], None]) -> None:
+def serve(duties: Duties, listener: socket.socket, report: Callable[[str], None]) -> None:
     """Serves on ``listener`` until SIGINT, SIGTERM or SIGHUP; running rounds are cancelled then."""
-    asyncio.run(_serve(duties, listener, told))
+    asyncio.run(_serve(duties, listener, report))
 
 
-async def _serve(duties: Duties, listener: socket.socket, told: Callable[[str], None]) -> None:
+async def _serve(duties: Duties, listener: socket.socket, report: Callable[[str], None]) -> None:
     config = uvicorn.Config(
-        worker_app(duties, told),
+        worker_app(duties, report),
         log_level="warning",
         lifespan="off",
         timeout_graceful_shutdown=1,
@@ -189,11 +189,11 @@ async def _serve(duties: Duties, listener: socket.socket, told: Callable[[str], 
     try:
         await server.serve(sockets=[listener])
     finally:
-        await duties.runtime.close()
+        await duties.sandbox.close()
 
 
 class _Server(uvicorn.Server):
-    """Leaves the signals to us: uvicorn would raise them again, past the runtime's end."""
+    """uvicorn without its signal handlers, which would end the process before the sandbox does."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Any:

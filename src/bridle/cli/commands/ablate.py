@@ -95,7 +95,7 @@ def _plot(data: dict[str, Any], path: Path) -> None:
         from matplotlib.figure import Figure
         from matplotlib.ticker import MaxNLocator
     except ImportError:
-        fail("a plot needs matplotlib: pip install 'bridle[train]'")
+        fail("a plot needs matplotlib: pip install 'bridle-rl[train]'")
     figure = Figure(figsize=(9, 3.6), layout="constrained")
     tokens, breaks = figure.subplots(1, 2, width_ratios=[3, 2])
     names = list(data["builders"])

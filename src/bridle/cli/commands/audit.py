@@ -30,7 +30,7 @@ def audit(
     rules: RulesOption = "{}",
     json: JsonOption = False,
 ) -> None:
-    """Print the conservation table; exit with 1 when anything does not add up."""
+    """Print where sampled tokens went; exit with 1 when they do not add up."""
     chosen = sample_rules(rules)
     with reader(store) as source:
         require_run(source, run)

@@ -1,4 +1,4 @@
-"""``bridle backup``, ``export-db`` and ``import-db``: the store as another store."""
+"""``bridle backup``, ``export-db`` and ``import-db``: copies of a store."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def backup(
     store: StoreOption,
     json: JsonOption = False,
 ) -> None:
-    """Write the store as it is at this moment into one SQLite file, while it is being written."""
+    """Copy the store into one SQLite file, also while a proxy writes to it."""
     require_store(store)
     try:
         size = write_backup(store, file)

@@ -17,28 +17,28 @@ from bridle.cli.terminal import err, fail, out, print_json
 
 
 def demo(
-    out_dir: Annotated[Path, typer.Option("--out", help="Everything it makes.")] = Path(
-        "runs/demo"
-    ),
-    fresh: Annotated[bool, typer.Option(help="Start afresh instead of going on.")] = False,
+    out_dir: Annotated[Path, typer.Option("--out", help="Output folder.")] = Path("runs/demo"),
+    fresh: Annotated[bool, typer.Option(help="Delete an earlier run in the folder first.")] = False,
     start_from: Annotated[
-        Path | None, typer.Option(help="Take over the warm-started policy of this demo run.")
+        Path | None, typer.Option(help="Start from the fine-tuned policy of this earlier run.")
     ] = None,
-    seed: Annotated[int, typer.Option(help="Of the policy, the questions and their order.")] = 0,
+    seed: Annotated[
+        int, typer.Option(help="Seed of the policy, the questions and their order.")
+    ] = 0,
     learning_rate: Annotated[
-        float | None, typer.Option(min=0, help="Of GRPO; 0 learns nothing.")
+        float | None, typer.Option(min=0, help="Learning rate of GRPO; 0 changes nothing.")
     ] = None,
-    steps: Annotated[int | None, typer.Option(min=1, help="GRPO steps at most.")] = None,
+    steps: Annotated[int | None, typer.Option(min=1, help="Largest number of GRPO steps.")] = None,
     minutes: Annotated[
-        float | None, typer.Option(min=0, help="The whole may take so long.")
+        float | None, typer.Option(min=0, help="Longest time of the whole run.")
     ] = None,
     eval_tasks: Annotated[
-        int | None, typer.Option(min=1, help="Held-out questions; greedily at most 100.")
+        int | None, typer.Option(min=1, help="Held-out questions; at most 100 of them greedily.")
     ] = None,
     engine: EngineOption = "embedded",
     json: JsonOption = False,
 ) -> None:
-    """Train a small LangChain agent's policy end to end, and plot what it learned."""
+    """Train a small LangChain agent's model end to end, and plot its reward."""
     with needs_extra("train", "the demo needs the training extra"):
         from bridle.run.demo.run import Demo
     from bridle.run.demo.settings import VLLM_MINUTES, DemoSettings
@@ -69,12 +69,12 @@ def demo(
     if run.finished:
         report = orjson.loads((out_dir / "report.json").read_bytes())
         run.show(report)
-        (err if json else out).print("This run is finished; --fresh starts another.")
+        (err if json else out).print("This run is finished; --fresh starts a new one.")
     else:
         try:
             report = run.run()
         except KeyboardInterrupt:
-            err.print(f"\nStopped. The same command goes on from here; the store is in {out_dir}.")
+            err.print(f"\nStopped. The same command resumes; the store is in {out_dir}.")
             raise typer.Exit(130) from None
     if json:
         print_json(report)

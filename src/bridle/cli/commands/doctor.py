@@ -8,22 +8,24 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from bridle.cli.commands.proxy import UPSTREAM_KEY_VARIABLE
 from bridle.cli.options import JsonOption, StoreOption, base_urls
 from bridle.cli.terminal import out, print_json
-from bridle.run.environment import key_in
+from bridle.run.environment import UPSTREAM_KEY_VARIABLE, key_in
 
 
 def doctor(
     store: StoreOption,
     model: Annotated[
-        Path | None, typer.Option(help="The model's directory: its template is tried out.")
+        Path | None, typer.Option(help="The model's directory; its template is examined.")
     ] = None,
     upstream: Annotated[
         str | None, typer.Option(callback=base_urls, help="The engine's base URL.")
     ] = None,
     private_network: Annotated[
-        bool, typer.Option("--private-network", help="Only trusted machines reach the engine.")
+        bool,
+        typer.Option(
+            "--private-network", help="State that only trusted machines reach the engine."
+        ),
     ] = False,
     json: JsonOption = False,
 ) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -31,22 +31,49 @@ def embedded(
     served_model_name: Annotated[str | None, typer.Option(help="Default: directory name.")] = None,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 8000,
-    threads: Annotated[int, typer.Option(help="Threads of the model's arithmetic.")] = 1,
-    max_model_len: Annotated[int | None, typer.Option(help="Default: the model's own.")] = None,
+    device: Annotated[str, typer.Option(help="PyTorch's name of a device: cpu, cuda.")] = "cpu",
+    dtype: Annotated[
+        Literal["float32", "bfloat16", "float16"], typer.Option(help="Type of the weights.")
+    ] = "float32",
+    threads: Annotated[int, typer.Option(min=1, help="PyTorch's threads.")] = 1,
+    max_model_len: Annotated[
+        int | None, typer.Option(help="Tokens of prompt and reply. Default: the model's own.")
+    ] = None,
+    max_running: Annotated[
+        int | None, typer.Option(min=1, help="Sequences decoded at a time.")
+    ] = None,
+    step_tokens: Annotated[
+        int | None, typer.Option(min=1, help="Tokens computed per step.")
+    ] = None,
+    kv_cache_gib: Annotated[
+        float | None, typer.Option(min=0, help="Memory of keys and values.")
+    ] = None,
     parse_thinking: Annotated[
-        bool, typer.Option("--parse-thinking", help="Give <think>…</think> as the reasoning.")
+        bool, typer.Option("--parse-thinking", help="Return <think>…</think> as the reasoning.")
     ] = False,
     json: JsonOption = False,
 ) -> None:
-    """Serve a local Transformers model on this machine's CPU."""
+    """Serve a Transformers model from a directory."""
     with needs_extra("train", "the embedded engine needs torch"):
         from bridle.engine.embedded import EmbeddedEngine, EmbeddedSettings
+        from bridle.engine.embedded.scheduler import SchedulerLimits
     from bridle.proxy.settings import is_loopback
 
     api_key = key_in(API_KEY_VARIABLE)
     if api_key is None and not is_loopback(host):
         fail(f"{host} is reachable by others: set {API_KEY_VARIABLE} to the key they must send")
-    settings = EmbeddedSettings(threads=threads, max_model_len=max_model_len)
+    asked = {
+        "max_running": max_running,
+        "step_tokens": step_tokens,
+        "kv_bytes": None if kv_cache_gib is None else int(kv_cache_gib * (1 << 30)),
+    }
+    settings = EmbeddedSettings(
+        device=device,
+        dtype=dtype,
+        threads=threads,
+        max_model_len=max_model_len,
+        limits=SchedulerLimits(**{name: value for name, value in asked.items() if value}),
+    )
     with listening_on(host, port):
         serving = EmbeddedEngine(
             model,

@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from bridle.cli.commands.proxy import UPSTREAM_KEY_VARIABLE
 from bridle.cli.options import JsonOption, base_urls
 from bridle.cli.serving import announce, leave_on_sigterm, wait_for_signal
 from bridle.cli.terminal import err, fail, out, print_json
-from bridle.run.environment import VLLM_KEY_VARIABLE, key_in
+from bridle.run.environment import UPSTREAM_KEY_VARIABLE, VLLM_KEY_VARIABLE, key_in
 
 if TYPE_CHECKING:
     from bridle.engine.vllm import Check, Expectation, VllmServer
@@ -29,9 +28,11 @@ def vllm(
     ] = None,
     url: Annotated[
         str | None,
-        typer.Option(callback=base_urls, help="Check this running vLLM and start none."),
+        typer.Option(
+            callback=base_urls, help="Check the vLLM at this URL instead of starting one."
+        ),
     ] = None,
-    served_model_name: Annotated[str, typer.Option(help="What requests call it.")] = "policy",
+    served_model_name: Annotated[str, typer.Option(help="Model name in requests.")] = "policy",
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 8000,
     private_network: Annotated[
@@ -48,37 +49,43 @@ def vllm(
         str, typer.Option(help="auto: float32 on CPU, the checkpoint's own on GPU.")
     ] = "auto",
     tool_parser: Annotated[
-        str, typer.Option(help="auto: by the model's template; none: none.")
+        str, typer.Option(help="auto: from the model's template; none: no parser.")
     ] = "auto",
     reasoning_parser: Annotated[
-        str, typer.Option(help="auto: by the model's template; none: none.")
+        str, typer.Option(help="auto: from the model's template; none: no parser.")
     ] = "auto",
     lora_rank: Annotated[
         int | None, typer.Option(help="Largest rank of LoRA adapters. Default: no adapters.")
     ] = None,
-    cpu_kv_cache_gib: Annotated[int, typer.Option(help="For keys and values, on CPU.")] = 4,
+    cpu_kv_cache_gib: Annotated[int, typer.Option(help="GiB for keys and values on a CPU.")] = 4,
     version: Annotated[int, typer.Option(help="Policy version of the weights in --model.")] = 0,
     restarts: Annotated[
-        int, typer.Option(help="Starts after a death, without an hour between.")
+        int, typer.Option(help="Restarts after vLLM dies; an hour of service resets the count.")
     ] = 3,
-    run_dir: Annotated[Path, typer.Option(help="vLLM's log, and what it served last.")] = Path(
-        "runs/vllm"
-    ),
+    run_dir: Annotated[
+        Path, typer.Option(help="vLLM's log, and a note of the weights it served last.")
+    ] = Path("runs/vllm"),
     resume: Annotated[
-        bool, typer.Option("--resume", help="Begin with what was served last out of --run-dir.")
+        bool,
+        typer.Option(
+            "--resume", help="Start with the weights that --run-dir notes as served last."
+        ),
     ] = False,
     python: Annotated[
         Path | None,
-        typer.Option(help="The python that has vLLM. Default: $BRIDLE_VLLM_PYTHON, .venv-vllm."),
+        typer.Option(
+            help="Python interpreter with vLLM. Default: $BRIDLE_VLLM_PYTHON, .venv-vllm."
+        ),
     ] = None,
     extra: Annotated[
-        list[str] | None, typer.Option(help="A further argument for vLLM. Repeatable, wins.")
+        list[str] | None,
+        typer.Option(help="Further argument for vLLM, which replaces Bridle's own. Repeatable."),
     ] = None,
     json: JsonOption = False,
 ) -> None:
-    """Serve a policy with vLLM, or adopt a running one; both are held to the same checks.
+    """Serve a policy with vLLM, or check a vLLM that runs already.
 
-    Ends with 1 when vLLM does not start or stays down, with 3 when a check fails.
+    Exit status: 1 when vLLM does not start or stays down, 3 when a check fails.
     """
     from bridle.engine.vllm import Expectation, VllmOptions, VllmServer
 
@@ -138,7 +145,7 @@ def _serve(server: VllmServer, checks: list[Check], json: bool, line: str) -> No
 
 
 def _examined(url: str, expect: Expectation, json: bool, key: str | None) -> list[Check]:
-    """The engine's checks, each said in a line; ends the command when one failed."""
+    """The engine's checks, one line each; ends the command when one failed."""
     from bridle.engine.vllm import check_engine, failures
 
     checks = check_engine(url, expect=expect, api_key=key)

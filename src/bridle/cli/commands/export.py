@@ -33,24 +33,24 @@ def export(
     harness: HarnessOption = None,
     split: Annotated[str | None, typer.Option(help="Only tasks of this split.")] = None,
     outcome: Annotated[
-        str | None, typer.Option(help="Only sessions that ended so, or open ones.")
+        str | None, typer.Option(help="Only sessions with this outcome; open: not sealed.")
     ] = None,
-    reward: Annotated[str, typer.Option(help="Name of the reward that is compared.")] = "reward",
-    min_reward: Annotated[float | None, typer.Option(help="Only from this reward up.")] = None,
-    max_reward: Annotated[float | None, typer.Option(help="Only up to this reward.")] = None,
+    reward: Annotated[str, typer.Option(help="Reward that the bounds apply to.")] = "reward",
+    min_reward: Annotated[float | None, typer.Option(help="Lowest reward.")] = None,
+    max_reward: Annotated[float | None, typer.Option(help="Highest reward.")] = None,
     where: Annotated[
         list[str] | None,
         typer.Option(help="Any column: harness=pi, call.dialect!=chat, label.x=1, task.suite=…"),
     ] = None,
     rules: RulesOption = "{}",
     turn_reward: Annotated[
-        str | None, typer.Option(help="Train only turns that have this reward, high enough.")
+        str | None, typer.Option(help="Train only turns whose reward of this name is high enough.")
     ] = None,
-    min_turn_reward: Annotated[float, typer.Option(help="What is high enough for a turn.")] = 0.0,
+    min_turn_reward: Annotated[float, typer.Option(help="Lowest reward of a turn.")] = 0.0,
     deduplicate: Annotated[bool, typer.Option(help="Leave out repeated rows.")] = False,
     eval_share: Annotated[
         float | None,
-        typer.Option(min=0.0, max=1.0, help="Hold this share of the tasks out, in a second file."),
+        typer.Option(min=0.0, max=1.0, help="Share of tasks to hold out, in a second file."),
     ] = None,
     builder: Annotated[str, typer.Option(help="tokens: tree, merged or per_call.")] = "tree",
     json: JsonOption = False,

@@ -1,4 +1,4 @@
-"""``bridle forget``: delete sessions and everything that only they needed."""
+"""``bridle forget``: delete sessions with all that only they use."""
 
 from __future__ import annotations
 
@@ -18,12 +18,13 @@ def forget(
     store: StoreOption,
     session: Annotated[list[str] | None, typer.Argument(help="Sessions, by id or name.")] = None,
     older_than: Annotated[
-        float | None, typer.Option(min=0, help="All sessions begun more than so many days ago.")
+        float | None,
+        typer.Option(min=0, help="All sessions that started more than this many days ago."),
     ] = None,
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")] = False,
     json: JsonOption = False,
 ) -> None:
-    """Delete recorded sessions: calls, tokens, rewards, and bodies that nothing else needs."""
+    """Delete recorded sessions: calls, tokens, rewards, and bodies that no other session uses."""
     if not session and older_than is None:
         fail("name a session, or give --older-than DAYS")
     with reader(store) as source:

@@ -1,4 +1,4 @@
-"""``bridle proxy``: record every call that goes through it."""
+"""``bridle proxy``: record every call that passes through."""
 
 from __future__ import annotations
 
@@ -21,15 +21,18 @@ from bridle.cli.options import (
 )
 from bridle.cli.serving import announce, listening_on, wait_for_signal
 from bridle.cli.terminal import err, fail
-from bridle.run.environment import DEFAULT_PORT, key_in
+from bridle.run.environment import (
+    ADMIN_KEY_VARIABLE,
+    DEFAULT_PORT,
+    UPSTREAM_KEY_VARIABLE,
+    key_in,
+)
 from bridle.store.records import Continuation
 from bridle.store.schema.database import migrate, shown
 
 if TYPE_CHECKING:
     from fastapi import APIRouter
 
-ADMIN_KEY_VARIABLE = "BRIDLE_ADMIN_KEY"
-UPSTREAM_KEY_VARIABLE = "BRIDLE_UPSTREAM_API_KEY"
 _PATIENCE_S: Final = 2.0
 
 
@@ -57,7 +60,7 @@ def proxy(
             "--engine",
             "--upstream",
             callback=base_urls,
-            help="An engine's base URL; again for each one more.",
+            help="Base URL of an engine. Repeatable.",
         ),
     ],
     store: StoreOption,
@@ -68,14 +71,15 @@ def proxy(
         typer.Option(
             exists=True,
             file_okay=False,
-            help="The model's directory: makes exact continuation possible.",
+            help="The model's directory; exact continuation needs it.",
         ),
     ] = None,
     continuation: Annotated[
-        Continuation, typer.Option(help="How prompts are made, unless a session says.")
+        Continuation, typer.Option(help="How prompts of sessions are made that set nothing else.")
     ] = Continuation.EXACT,
     model: Annotated[
-        str | None, typer.Option(help="The engine's model name; default: the first it lists.")
+        str | None,
+        typer.Option(help="The engine's name of the model. Default: the first it lists."),
     ] = None,
     other_models: Annotated[
         list[str] | None,
@@ -93,34 +97,36 @@ def proxy(
     budget_tokens: BudgetTokens = None,
     budget_seconds: BudgetSeconds = None,
     workers: Annotated[
-        int, typer.Option(min=1, help="Processes behind the port; any continues any session.")
+        int, typer.Option(min=1, help="Processes behind the port; each serves every session.")
     ] = 1,
     memory: Annotated[
         int | None,
-        typer.Option(min=1, help="MiB to remember the sessions in use by, per process; else 48."),
+        typer.Option(min=1, help="MiB of memory for sessions in use, per process. Default: 48."),
     ] = None,
     synchronous: Annotated[
         Synchronous,
         typer.Option(
-            help="SQLite's: NORMAL keeps calls when the process dies, FULL when power is cut, too."
+            help="SQLite's setting: NORMAL survives a killed process, FULL also a power failure."
         ),
     ] = Synchronous.NORMAL,
     log_format: Annotated[
-        LogFormat, typer.Option(help="Lines on standard error, with session and call ids.")
+        LogFormat, typer.Option(help="Format of log lines on standard error.")
     ] = LogFormat.TEXT,
     log_level: Annotated[
-        LogLevel, typer.Option(help="The least that is logged: info has a line for every call.")
+        LogLevel, typer.Option(help="Lowest level that is logged; info has a line for each call.")
     ] = LogLevel.WARNING,
     otel: Annotated[
         bool,
-        typer.Option("--otel", help="OpenTelemetry spans to where OTEL_* says; needs extra otel."),
+        typer.Option(
+            "--otel", help="Send OpenTelemetry spans to the OTEL_* address; needs the otel extra."
+        ),
     ] = False,
     redact: Annotated[
-        bool, typer.Option("--redact", help="Scrub keys and tokens from what is recorded as text.")
+        bool, typer.Option("--redact", help="Remove keys and secrets from recorded text.")
     ] = False,
     json: JsonOption = False,
 ) -> None:
-    """Record agents: point their base URL at this proxy."""
+    """Record every call of the agents whose base URL is this proxy."""
     from bridle.proxy.server import ProxyServer, tune_gc
     from bridle.proxy.settings import Budget, Limits, ProxySettings, is_loopback
     from bridle.proxy.workers import WorkerPool
@@ -179,7 +185,7 @@ def _feed() -> APIRouter:
 def _announce(url: str, json: bool, store: str, engines: list[str]) -> None:
     for silent in filterfalse(_listens, engines):
         err.print(
-            f"bridle: nothing listens at {silent} yet: calls fail until it does",
+            f"bridle: no engine listens at {silent} yet; calls fail until one does",
             highlight=False,
             soft_wrap=True,
         )
@@ -194,7 +200,7 @@ def _announce(url: str, json: bool, store: str, engines: list[str]) -> None:
 
 
 def _listens(engine: str) -> bool:
-    """Whether anything does: a wrong port is found out before an agent fails."""
+    """Whether something accepts connections there: shows a wrong port before an agent fails."""
     url = urlsplit(engine)
     port = url.port or (443 if url.scheme == "https" else 80)
     try:

@@ -19,25 +19,25 @@ def reproduce(
     named: Annotated[str, typer.Argument(help="The harness: codex or mini-swe-agent.")] = "codex",
     harness: Annotated[str | None, typer.Option(help="The same, as an option.")] = None,
     out_dir: Annotated[
-        Path | None, typer.Option("--out", help="Everything it makes. Default: runs/HARNESS.")
+        Path | None, typer.Option("--out", help="Output folder. Default: runs/HARNESS.")
     ] = None,
-    fresh: Annotated[bool, typer.Option(help="Start afresh instead of going on.")] = False,
+    fresh: Annotated[bool, typer.Option(help="Delete an earlier run in the folder first.")] = False,
     engine: EngineOption = "vllm",
-    seed: Annotated[int, typer.Option(help="Of the policy, the tasks and their order.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the policy, the tasks and their order.")] = 0,
     teacher_sessions: Annotated[int | None, typer.Option(min=1, help="Demonstrations.")] = None,
-    steps: Annotated[int | None, typer.Option(min=1, help="GRPO steps at most.")] = None,
+    steps: Annotated[int | None, typer.Option(min=1, help="Largest number of GRPO steps.")] = None,
     groups: Annotated[int | None, typer.Option(min=1, help="Tasks per step.")] = None,
     group_size: Annotated[int | None, typer.Option(min=1, help="Sessions per task.")] = None,
     eval_tasks: Annotated[
-        int | None, typer.Option(min=1, help="Held-out tasks; greedily at most 100.")
+        int | None, typer.Option(min=1, help="Held-out tasks; at most 100 of them greedily.")
     ] = None,
     minutes: Annotated[
-        float | None, typer.Option(min=0, help="The whole may take so long.")
+        float | None, typer.Option(min=0, help="Longest time of the whole run.")
     ] = None,
     parallel: Annotated[int | None, typer.Option(min=1, help="Sessions at a time.")] = None,
     json: JsonOption = False,
 ) -> None:
-    """Warm-start a tiny policy on recorded demonstrations of a real coding agent, then GRPO."""
+    """Train a tiny policy inside a real coding agent: fine-tuning on demonstrations, then GRPO."""
     with needs_extra("train", "this command needs the training extra"):
         from bridle.run.demo.run import Demo
     from bridle.run.demo.state import start_afresh
@@ -72,7 +72,7 @@ def reproduce(
         try:
             report = run.run()
         except KeyboardInterrupt:
-            err.print("\nStopped. The same command goes on from here.")
+            err.print("\nStopped. The same command resumes.")
             raise typer.Exit(130) from None
     if json:
         print_json(report)

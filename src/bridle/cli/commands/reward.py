@@ -15,14 +15,14 @@ from bridle.store.records import SHORT_TEXT, Reward
 from bridle.store.writing.writer import Writer
 
 CONTEXT = {"ignore_unknown_options": True}
-"""A negative score looks like an option; one that is none is no score either."""
+"""A negative score looks like an option."""
 
 
 def reward(
     session: Annotated[str, typer.Argument(help="Id, name, beginning of an id, or `last`.")],
     value: Annotated[float, typer.Argument(help="The score.")],
     store: StoreOption,
-    name: Annotated[str, typer.Option(help="What is scored.")] = "reward",
+    name: Annotated[str, typer.Option(help="Name of the reward.")] = "reward",
     turn: Annotated[int | None, typer.Option(help="Only this turn, as `show` numbers it.")] = None,
 ) -> None:
     """Add a named reward to a session, or to one turn of it."""

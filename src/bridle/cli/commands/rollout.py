@@ -11,14 +11,15 @@ from typing import Annotated
 import typer
 from rich.progress import Progress
 
-from bridle.cli.options import JsonOption, ProxyOption
+from bridle.cli.options import JsonOption, ProxyOption, SandboxOption
 from bridle.cli.serving import leave_on_sigterm
 from bridle.cli.terminal import err, fail, out, print_json
-from bridle.harnesses.client import ControlClient, ControlError, ProxyUnreachable
-from bridle.harnesses.rollout import Outcome, RolloutResult, Settings, grouped
+from bridle.harnesses.client import Client, ControlError, ProxyUnreachable
+from bridle.harnesses.rollout import Outcome, RolloutResult
 from bridle.harnesses.verifiers import REWARD
 from bridle.run.agents import agent, first_tasks, verifier
-from bridle.run.rollouts import NO_CALL_HINT, Rollouts
+from bridle.run.rollouts import NO_CALL_HINT
+from bridle.run.rollouts import rollout as run_rollout
 
 
 def rollout(
@@ -32,10 +33,13 @@ def rollout(
     ],
     proxy: ProxyOption,
     split: Annotated[str | None, typer.Option(help="Only tasks of this split.")] = None,
-    limit: Annotated[int | None, typer.Option(min=1, help="At most so many tasks.")] = None,
+    sandbox: SandboxOption = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Largest number of tasks.")] = None,
     group_size: Annotated[int, typer.Option(min=1, help="Sessions per task.")] = 1,
     parallel: Annotated[int, typer.Option(min=1, help="Sessions at a time.")] = 4,
-    timeout: Annotated[float, typer.Option(min=0.1, help="Seconds for one session.")] = 600.0,
+    timeout: Annotated[
+        float, typer.Option(min=0.1, help="Longest time of one session, in seconds.")
+    ] = 600.0,
     model: Annotated[str, typer.Option(help="Model name that the harness asks for.")] = "policy",
     directory: Annotated[Path, typer.Option(help="Workspaces and logs.")] = Path("runs/rollout"),
     key: Annotated[
@@ -43,19 +47,26 @@ def rollout(
     ] = None,
     json: JsonOption = False,
 ) -> None:
-    """Run a harness on tasks through a running proxy; verify, reward and seal each session."""
-    adapter, runtime = agent(named)
-    check = verifier(verify)
-    chosen = first_tasks(tasks, split, limit)
+    """Run an agent on tasks through a running proxy; each session is verified and rewarded."""
+    adapter, place = agent(named, sandbox)
+    check, chosen = verifier(verify), first_tasks(tasks, split, limit)
     leave_on_sigterm()
-    settings = Settings(directory=directory, parallel=parallel, timeout_s=timeout, model=model)
-    jobs = list(grouped(chosen, group_size))
-    with (
-        Progress(console=err) as progress,
-        Rollouts(proxy, runtime, check, key=key) as rollouts,
-    ):
-        bar = progress.add_task(adapter.name, total=len(jobs))
-        results = rollouts.collect(adapter, jobs, settings, lambda _result: progress.advance(bar))
+    with Progress(console=err) as progress:
+        bar = progress.add_task(adapter.name, total=len(chosen) * group_size)
+        results = run_rollout(
+            adapter,
+            chosen,
+            check,
+            proxy=proxy,
+            key=key,
+            sandbox=place,
+            group_size=group_size,
+            parallel=parallel,
+            timeout_s=timeout,
+            model=model,
+            directory=directory,
+            on_result=lambda _result: progress.advance(bar),
+        )
     if json:
         print_json([_as_data(result) for result in results])
     else:
@@ -65,7 +76,7 @@ def rollout(
     ]
     if ran and (hint := asyncio.run(_hint_at_calls(proxy, key, ran))):
         err.print(hint, highlight=False, soft_wrap=True)
-    reasons = Counter(_reason(result, settings) for result in results if not _completed(result))
+    reasons = Counter(_reason(result, timeout) for result in results if not _completed(result))
     for reason, count in reasons.most_common():
         err.print(f"{count} {reason}", highlight=False, soft_wrap=True)
     if not any(map(_completed, results)):
@@ -73,8 +84,8 @@ def rollout(
 
 
 async def _hint_at_calls(proxy: str, key: str | None, sessions: Sequence[str]) -> str:
-    """What to say when none of ``sessions`` has a call; stops at the first that has."""
-    async with ControlClient(proxy, key) as client:
+    """A hint when none of ``sessions`` has a call; stops at the first that has one."""
+    async with Client(proxy, key) as client:
         try:
             for session in sessions:
                 if (await client.session(session))["calls"]:
@@ -96,10 +107,10 @@ def _completed(result: RolloutResult) -> bool:
     return result.outcome is Outcome.COMPLETED
 
 
-def _reason(result: RolloutResult, settings: Settings) -> str:
+def _reason(result: RolloutResult, timeout_s: float) -> str:
     """Why a session did not complete."""
     if result.outcome is Outcome.TIMEOUT:
-        why = f"the agent ran for more than {settings.timeout_s:g} s"
+        why = f"the agent ran for more than {timeout_s:g} s"
     elif result.outcome is Outcome.AGENT_ERROR:
         why = f"the agent exited with {result.exit_code}"
     else:

@@ -12,7 +12,7 @@ import typer
 from bridle.cli.options import BudgetCalls, BudgetSeconds, BudgetTokens, ProxyOption
 from bridle.cli.terminal import err, fail
 from bridle.harnesses.client import (
-    ControlClient,
+    Client,
     ControlError,
     ProxyUnreachable,
     Session,
@@ -31,20 +31,20 @@ NOT_FOUND = 127
 def run(
     context: typer.Context,
     proxy: ProxyOption,
-    name: Annotated[str | None, typer.Option(help="What to call the session.")] = None,
+    name: Annotated[str | None, typer.Option(help="Name of the session.")] = None,
     harness: Annotated[
-        str | None, typer.Option(help="What runs in it. Default: the command's name.")
+        str | None, typer.Option(help="Name of the harness. Default: the command's.")
     ] = None,
     budget_calls: BudgetCalls = None,
     budget_tokens: BudgetTokens = None,
     budget_seconds: BudgetSeconds = None,
     intercept: Annotated[
         bool,
-        typer.Option("--intercept", help="Also what it sends to the providers' own addresses."),
+        typer.Option("--intercept", help="Also record calls to the providers' own addresses."),
     ] = False,
     intercept_hosts: Annotated[
         list[str] | None,
-        typer.Option("--intercept-host", help="A further address that it sends to. Repeatable."),
+        typer.Option("--intercept-host", help="Further address to record calls to. Repeatable."),
     ] = None,
     key: Annotated[
         str | None, typer.Option(envvar="BRIDLE_ADMIN_KEY", help="Admin key of the proxy.")
@@ -53,7 +53,7 @@ def run(
     """Run a command as one recorded session: `bridle run -- python my_agent.py`."""
     argv = context.args
     if not argv:
-        fail("which command? For example: bridle run -- python my_agent.py", 2)
+        fail("no command given, as in: bridle run -- python my_agent.py", 2)
     if shutil.which(argv[0]) is None:
         fail(f"cannot start {argv[0]}: there is no such command", NOT_FOUND)
     hosts = [*(HOSTS if intercept else ()), *(intercept_hosts or ())]
@@ -81,13 +81,13 @@ def run(
 
 
 async def _create(proxy: str, key: str | None, request: SessionRequest) -> Session:
-    async with ControlClient(proxy, key) as client:
+    async with Client(proxy, key) as client:
         return await client.create_session(request)
 
 
 async def _seal(proxy: str, key: str | None, session: Session, code: int | None) -> str:
-    """Seals the session; what to tell the user about it."""
-    async with ControlClient(proxy, key) as client:
+    """Seals the session; returns a line about it for the user."""
+    async with Client(proxy, key) as client:
         problem = await seal_session(client, session, code)
         if problem:
             return f"bridle: session {session.id} could not be sealed: {problem}"

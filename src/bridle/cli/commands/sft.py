@@ -32,9 +32,9 @@ def sft(
     context: typer.Context,
     policy: Annotated[
         Path,
-        typer.Option(exists=True, file_okay=False, help="Model directory to begin with."),
+        typer.Option(exists=True, file_okay=False, help="Model directory to start from."),
     ],
-    output: Annotated[Path, typer.Option("--out", help="Model directory to make.")],
+    output: Annotated[Path, typer.Option("--out", help="Model directory to write.")],
     store: StoreOption,
     data: Annotated[
         Path | None,
@@ -45,12 +45,12 @@ def sft(
         ),
     ] = None,
     run: RunOption = None,
-    min_reward: Annotated[float | None, typer.Option(help="Only from this reward up.")] = None,
+    min_reward: Annotated[float | None, typer.Option(help="Lowest reward of a session.")] = None,
     rules: RulesOption = "{}",
     epochs: Annotated[int, typer.Option(min=1, help="Passes over the data.")] = 1,
     batch_size: Annotated[int, typer.Option(min=1, help="Examples per update.")] = 32,
     learning_rate: Annotated[float, typer.Option(min=0, help="Peak learning rate.")] = 1e-5,
-    seed: Annotated[int, typer.Option(min=0, help="Decides the order.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Order of examples.")] = 0,
     device: DeviceOption = "auto",
     precision: PrecisionOption = "auto",
     recompute: RecomputeOption = False,
@@ -60,7 +60,7 @@ def sft(
     """Fine-tune a policy on recorded trajectories."""
     context.with_resource(hold(output, output.with_name(f".{output.name}{LOCK}")))
     if output.exists() and (not output.is_dir() or any(output.iterdir())):
-        fail(f"{output} is there already and not empty: name another --out", 2)
+        fail(f"{output} exists and is not empty: name another --out", 2)
     with needs_extra("train", "training needs the training extra"):
         from bridle.trainer.config import SftConfig
         from bridle.trainer.learner.group import learning

@@ -9,7 +9,7 @@ import typer
 
 from bridle.cli.options import JsonOption, ProxyOption
 from bridle.cli.terminal import out, print_json, print_table
-from bridle.harnesses.client import ControlClient
+from bridle.harnesses.client import Client
 
 
 def status(
@@ -46,5 +46,5 @@ def status(
 
 
 async def _ask(proxy: str, key: str | None) -> dict[str, Any]:
-    async with ControlClient(proxy, key) as client:
+    async with Client(proxy, key) as client:
         return {"policy": await client.policy(), "engines": await client.engines()}

@@ -17,6 +17,7 @@ from bridle.cli.options import (
     PrecisionOption,
     PublishThroughOption,
     RecomputeOption,
+    SandboxOption,
     ScheduleOption,
     SetOption,
     TransferBackendOption,
@@ -44,6 +45,7 @@ def train(
         str | None, typer.Option("--verifier", help="number, exact, regex, or FILE.py:NAME.")
     ] = None,
     split: Annotated[str | None, typer.Option(help="Only tasks of this split.")] = None,
+    sandbox: SandboxOption = None,
     steps: Annotated[int, typer.Option(min=1, help="GRPO steps.")] = 100,
     seconds: MinutesOption = None,
     groups: Annotated[int, typer.Option(min=1, help="Tasks per step.")] = 8,

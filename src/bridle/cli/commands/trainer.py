@@ -1,4 +1,4 @@
-"""``bridle trainer``: GRPO on what workers send, with weights to an engine that runs elsewhere."""
+"""``bridle trainer``: GRPO with workers, a proxy and engines that run as services."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from typing import Annotated
 
 import typer
 
-from bridle.cli.commands.proxy import ADMIN_KEY_VARIABLE
 from bridle.cli.extras import needs_extra
 from bridle.cli.options import (
     DeviceOption,
@@ -29,7 +28,7 @@ from bridle.cli.reading import reader
 from bridle.cli.serving import leave_on_sigterm
 from bridle.cli.settings import GRPO, chosen
 from bridle.cli.terminal import out, print_json
-from bridle.run.environment import API_KEY_VARIABLE, key_in
+from bridle.run.environment import ADMIN_KEY_VARIABLE, API_KEY_VARIABLE, key_in
 from bridle.run.holding import LOCK, hold
 
 
@@ -41,7 +40,7 @@ def trainer(
     engine: Annotated[
         list[str],
         typer.Option(
-            callback=base_urls, help="Base URL of an engine, which reads --out. Repeatable."
+            callback=base_urls, help="Base URL of an engine that can read --out. Repeatable."
         ),
     ],
     proxy: ProxyOption,
@@ -50,15 +49,17 @@ def trainer(
         list[str], typer.Option(callback=base_urls, help="A worker's base URL. Repeatable.")
     ],
     output: Annotated[Path, typer.Option("--out", help="Checkpoints, weights, logs.")],
-    run: Annotated[str, typer.Option(help="Name of the run; the same goes on with it.")] = "train",
+    run: Annotated[str, typer.Option(help="Name of the run; the same name resumes it.")] = "train",
     steps: Annotated[int, typer.Option(min=1, help="GRPO steps.")] = 100,
     seconds: MinutesOption = None,
     groups: Annotated[int, typer.Option(min=1, help="Tasks per step.")] = 8,
     group_size: Annotated[int, typer.Option(min=1, help="Sessions per task.")] = 8,
-    learning_rate: Annotated[float, typer.Option(min=0, help="Of AdamW.")] = 1e-6,
+    learning_rate: Annotated[float, typer.Option(min=0, help="Learning rate of AdamW.")] = 1e-6,
     schedule: ScheduleOption = "constant",
     minibatches: Annotated[int, typer.Option(min=1, help="Updates per step.")] = 1,
-    max_staleness: Annotated[int, typer.Option(min=0, help="0: on-policy.")] = 0,
+    max_staleness: Annotated[
+        int, typer.Option(min=0, help="Most policy versions a token may lag behind; 0: on-policy.")
+    ] = 0,
     seed: Annotated[int, typer.Option(min=0, help="Order of minibatches.")] = 0,
     device: DeviceOption = "auto",
     precision: PrecisionOption = "auto",
@@ -66,13 +67,13 @@ def trainer(
     lora_rank: LoraRankOption = 0,
     publish_through: PublishThroughOption = "directory",
     transfer_address: Annotated[
-        str, typer.Option(help="This machine's, as the engines reach it: loopback or private.")
+        str, typer.Option(help="This machine's address for the engines: loopback or private.")
     ] = "127.0.0.1",
     transfer_backend: TransferBackendOption = "gloo",
     settings_file: SettingsOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Train with workers, proxy and engine as services. Run again to go on where it ended."""
+    """Train with workers, proxy and engine as services. The same command resumes."""
     with needs_extra("train", "training needs the training extra"):
         from bridle.run.training import TrainingPlan, newest_policy, step_line, train
     from bridle.run.remote import RemoteWorkers

@@ -8,11 +8,10 @@ from typing import Annotated
 
 import typer
 
-from bridle.cli.commands.proxy import ADMIN_KEY_VARIABLE
-from bridle.cli.options import JsonOption, ProxyOption
+from bridle.cli.options import JsonOption, ProxyOption, SandboxOption
 from bridle.cli.serving import announce, listening_on
 from bridle.cli.terminal import err, fail
-from bridle.run.environment import key_in
+from bridle.run.environment import ADMIN_KEY_VARIABLE, key_in
 
 DEFAULT_PORT = 8485
 
@@ -28,28 +27,34 @@ def worker(
     ],
     proxy: ProxyOption,
     split: Annotated[str | None, typer.Option(help="Only tasks of this split.")] = None,
+    sandbox: SandboxOption = None,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = DEFAULT_PORT,
     parallel: Annotated[int, typer.Option(min=1, help="Sessions at a time.")] = 16,
-    timeout: Annotated[float, typer.Option(min=0.1, help="Seconds for one session.")] = 600.0,
+    timeout: Annotated[
+        float, typer.Option(min=0.1, help="Longest time of one session, in seconds.")
+    ] = 600.0,
     model: Annotated[str, typer.Option(help="Model name that the harness asks for.")] = "policy",
     directory: Annotated[Path, typer.Option(help="Workspaces and logs.")] = Path("runs/worker"),
-    seed: Annotated[int, typer.Option(help="Order of the tasks; the same for all workers.")] = 0,
+    seed: Annotated[int, typer.Option(help="Order of tasks; use the same for all workers.")] = 0,
     json: JsonOption = False,
 ) -> None:
-    """Serve a harness and its tasks to `bridle trainer`, which says when and how many."""
-    from bridle.harnesses.rollout import Settings
+    """Run sessions of a harness when `bridle trainer` asks for them over HTTP."""
+    from bridle.harnesses.rollout import RolloutSettings
     from bridle.proxy.server import local_url
     from bridle.proxy.settings import is_loopback
-    from bridle.run.agents import training_work
+    from bridle.run.agents import agent, shuffled_tasks, verifier
     from bridle.run.worker import Duties, serve
 
     key = key_in(ADMIN_KEY_VARIABLE)
     if key is None and not is_loopback(host):
         fail(f"{host} is reachable by others: set {ADMIN_KEY_VARIABLE} to the proxy's key", 2)
-    adapter, runtime, check, pool = training_work(named, verify, tasks, split, seed)
-    settings = Settings(directory=directory, parallel=parallel, timeout_s=timeout, model=model)
-    duties = Duties(proxy, adapter, runtime, check, pool, settings, key)
+    adapter, place = agent(named, sandbox)
+    check, pool = verifier(verify), shuffled_tasks(tasks, split, seed)
+    settings = RolloutSettings(
+        directory=directory, parallel=parallel, timeout_s=timeout, model=model
+    )
+    duties = Duties(proxy, adapter, place, check, pool, settings, key)
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with listening_on(host, port):
         listening = socket.create_server((host, port), family=family)

@@ -1,4 +1,4 @@
-"""What a demo run teaches: an agent, its tasks, and somebody who shows how it is done."""
+"""What a demo run trains on: an agent, its tasks, and a scripted teacher."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from bridle.engine.scripted import Reply, ScriptedRequest
 from bridle.harnesses.adapters.base import Adapter
 from bridle.harnesses.adapters.python_agent import PythonAgent
-from bridle.harnesses.sandboxes.forked import WarmRuntime
+from bridle.harnesses.sandboxes.forked import ForkedSandbox
 from bridle.harnesses.tasks.task import Task
 from bridle.run.demo.corpus import first_corpus
 from bridle.run.demo.teacher import teacher
@@ -21,7 +21,7 @@ Script = Callable[[ScriptedRequest], Reply]
 
 
 class Course(Protocol):
-    """One agent and what it is to learn."""
+    """One agent and what it learns."""
 
     harness: str
 
@@ -77,7 +77,7 @@ class Shop:
 
     def rollouts(self, proxy_url: str) -> Rollouts:
         module: ModuleType = self.module
-        return Rollouts(proxy_url, WarmRuntime(), module.verifier)
+        return Rollouts(proxy_url, ForkedSandbox(), module.verifier)
 
     def first_corpus(self) -> Iterator[str]:
         return first_corpus(self.script.read_text())

@@ -13,7 +13,7 @@ LOG_EVERY_S = 15.0
 """Seconds between lines where there is no terminal."""
 
 Tick = Callable[[int, str], None]
-"""``tick(done, note)``: so many units are done; what to say beside them."""
+"""``tick(done, note)``: the number of units done, and a text to show beside it."""
 
 
 @contextmanager

@@ -34,7 +34,7 @@ def make_report(reader: Reader, runs: Mapping[str, str], seconds: float) -> dict
     """The report of a finished demo; every figure is computed from the store.
 
     ``runs`` are run ids by stage. Token figures are the training run's: captured tokens are those
-    that its sessions sampled, the rest is where the trainer says that they went.
+    that its sessions sampled, the others are the trainer's account of them.
     """
     figures: dict[str, Any] = {}
     for phase in PHASES:

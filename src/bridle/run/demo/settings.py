@@ -74,7 +74,7 @@ class DemoSettings:
     """Mean reward of a step's sessions, over the last three steps, at which training ends."""
     minutes: float = 11.5
     """What the whole demo may take: training ends, goal or not, and its learning rate with it, when
-    only so much is left as measuring took before. :data:`VLLM_MINUTES` with vLLM, unless said."""
+    only so much is left as measuring took before. :data:`VLLM_MINUTES` with vLLM unless set."""
     parallel: int = 16
     """Sessions at a time."""
     timeout_s: float = 60.0

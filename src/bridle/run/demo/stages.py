@@ -13,7 +13,7 @@ import torch
 from bridle.engine.contract.tokenizer import Tokenizer
 from bridle.engine.scripted import ScriptedEngine
 from bridle.errors import BridleError
-from bridle.harnesses.rollout import Job, Outcome, RolloutResult, Settings, grouped
+from bridle.harnesses.rollout import Job, Outcome, RolloutResult, RolloutSettings, grouped
 from bridle.harnesses.tasks.task import Task
 from bridle.reconstruct.exports.chat_jsonl import export_chat
 from bridle.reconstruct.exports.parquet import export_parquet
@@ -26,11 +26,12 @@ from bridle.store.reading.queries import Reader
 from bridle.trainer.config import OptimizerConfig, PackingConfig, SftConfig
 from bridle.trainer.learner.learner import Learner
 from bridle.trainer.policy.model import load_policy, save_policy
-from bridle.trainer.policy.tiny import make_policy, train_tokenizer
+from bridle.trainer.policy.tiny import make_policy
+from bridle.trainer.policy.tiny_tokenizer import train_tokenizer
 from bridle.trainer.sft.data import examples_from_parquet, with_context, without_shared
 from bridle.trainer.sft.sft import SftStep, steps_of, train_sft
 
-Progress = Callable[[RolloutResult], None]
+OnResult = Callable[[RolloutResult], None]
 
 
 class NothingRecorded(BridleError):
@@ -39,7 +40,7 @@ class NothingRecorded(BridleError):
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """Where a demo run keeps what it makes."""
+    """The files of a demo run."""
 
     root: Path
 
@@ -81,7 +82,7 @@ class Places:
 
 
 def make_base_policy(
-    course: Course, places: Places, settings: DemoSettings, run_id: str, progress: Progress
+    course: Course, places: Places, settings: DemoSettings, run_id: str, progress: OnResult
 ) -> None:
     """A tokenizer trained on a first recording of the agent at work, and random weights."""
     train_tokenizer(places.first, course.first_corpus(), vocab_size=512)
@@ -102,7 +103,7 @@ def make_base_policy(
 
 
 def record_teacher(
-    course: Course, places: Places, settings: DemoSettings, run_id: str, progress: Progress
+    course: Course, places: Places, settings: DemoSettings, run_id: str, progress: OnResult
 ) -> None:
     """The teacher's demonstrations, recorded with the policy's tokenizer, and their export."""
     tasks = course.tasks("train", settings.teacher_sessions, settings.seed)
@@ -118,7 +119,7 @@ def record(
     tokenizer: Path,
     tasks: Sequence[Task],
     run_id: str,
-    progress: Progress,
+    progress: OnResult,
 ) -> None:
     """The scripted teacher served behind the proxy, and used by the real agent."""
     script = course.teacher(tasks, settings.teacher_skill)
@@ -136,7 +137,7 @@ def record(
         why = last.error or f"exit code {last.exit_code}"
         raise NothingRecorded(
             f"no session of {len(results)} completed; the last one: {last.outcome}, {why}. "
-            f"What their agents said is in {places.sessions}"
+            f"Output of their agents: {places.sessions}"
         )
 
 
@@ -202,7 +203,7 @@ def evaluate(
     run_id: str,
     count: int,
     temperature: float,
-    progress: Progress,
+    progress: OnResult,
 ) -> None:
     """Asks those of ``count`` held-out questions that ``run_id`` has not asked yet; rewards go to
     the store."""
@@ -239,8 +240,8 @@ def rollout_settings(
     settings: DemoSettings,
     run_id: str,
     temperature: float = 1.0,
-) -> Settings:
-    return Settings(
+) -> RolloutSettings:
+    return RolloutSettings(
         session_settings=course.session_settings(temperature),
         directory=places.sessions,
         parallel=settings.parallel,

@@ -52,8 +52,8 @@ class Editing:
         }
 
     def rollouts(self, proxy_url: str) -> Rollouts:
-        _, runtime = agent(self.harness)
-        return Rollouts(proxy_url, runtime, CommandVerifier(timeout_s=30))
+        _, sandbox = agent(self.harness)
+        return Rollouts(proxy_url, sandbox, CommandVerifier(timeout_s=30))
 
     def first_corpus(self) -> Iterable[str]:
         return list(pydoc_data.topics.topics.values())

@@ -1,4 +1,4 @@
-"""The local runtime: nothing in, nothing left behind."""
+"""The local sandbox: nothing in, nothing left behind."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from bridle.harnesses.sandboxes import Finished, Launch, LocalRuntime, NotLaunchable
+from bridle.harnesses.sandboxes import Launch, NotLaunchable, ProcessResult, ProcessSandbox
 from bridle.harnesses.sandboxes.base import TAIL_BYTES
 
 MakeLaunch = Callable[..., Launch]
@@ -18,8 +18,8 @@ TextOf = Callable[[Path], Awaitable[str]]
 AssertGone = Callable[[int], Awaitable[None]]
 
 
-async def shell(make_launch: MakeLaunch, script: str, **fields: object) -> Finished:
-    return await LocalRuntime().run(make_launch("sh", "-c", script, **fields))
+async def shell(make_launch: MakeLaunch, script: str, **fields: object) -> ProcessResult:
+    return await ProcessSandbox().run(make_launch("sh", "-c", script, **fields))
 
 
 async def test_output_and_exit_code_come_back(make_launch: MakeLaunch) -> None:
@@ -52,7 +52,7 @@ async def test_it_runs_in_the_workspace_with_the_files_written(make_launch: Make
         **{**fields(launch), "files": {launch.workspace / "a/b.txt": "hello"}},
     )
 
-    finished = await LocalRuntime().run(launch)
+    finished = await ProcessSandbox().run(launch)
 
     assert finished.stdout.tail == f"{launch.workspace}\n{launch.workspace}\nhello"
 
@@ -64,7 +64,7 @@ def fields(launch: Launch) -> dict[str, object]:
 async def test_memory_holds_the_end_of_a_long_output_and_the_file_all_of_it(
     make_launch: MakeLaunch,
 ) -> None:
-    finished = await LocalRuntime().run(
+    finished = await ProcessSandbox().run(
         make_launch(sys.executable, "-c", "print('x' * 1_000_000 + 'end')")
     )
 
@@ -74,7 +74,7 @@ async def test_memory_holds_the_end_of_a_long_output_and_the_file_all_of_it(
 
 
 async def test_a_cut_character_does_not_break_the_tail(make_launch: MakeLaunch) -> None:
-    finished = await LocalRuntime().run(
+    finished = await ProcessSandbox().run(
         make_launch(sys.executable, "-c", "import sys; sys.stdout.buffer.write(b'\\xff\\xe2\\x82')")
     )
 
@@ -98,7 +98,7 @@ async def test_the_time_limit_kills_the_whole_tree(
     launch = make_launch("sh", "-c", STUBBORN_TREE, timeout_s=0.7, grace_s=0.2)
     started = time.monotonic()
 
-    finished = await LocalRuntime().run(launch)
+    finished = await ProcessSandbox().run(launch)
 
     assert finished.timed_out
     assert time.monotonic() - started < 5
@@ -124,7 +124,7 @@ async def test_servers_left_running_end_with_their_session(
 ) -> None:
     launch = make_launch("sh", "-c", "setsid sleep 60 & echo $! > pid; sleep 0.2; echo done")
 
-    finished = await LocalRuntime().run(launch)
+    finished = await ProcessSandbox().run(launch)
 
     assert finished.exit_code == 0
     await assert_gone(int((launch.workspace / "pid").read_text()))
@@ -134,7 +134,7 @@ async def test_cancelling_kills_the_process(
     make_launch: MakeLaunch, text_of: TextOf, assert_gone: AssertGone
 ) -> None:
     launch = make_launch("sh", "-c", "echo $$ > pid; exec sleep 60")
-    running = asyncio.create_task(LocalRuntime().run(launch))
+    running = asyncio.create_task(ProcessSandbox().run(launch))
     pid_file = launch.workspace / "pid"
     pid = int(await text_of(pid_file))
 
@@ -152,9 +152,9 @@ async def test_a_file_that_is_no_program_is_not_launchable(
     script.write_text("echo no first line\n")
     script.chmod(0o755)
     with pytest.raises(NotLaunchable, match="Exec format error"):
-        await LocalRuntime().run(make_launch(str(script)))
+        await ProcessSandbox().run(make_launch(str(script)))
 
 
 async def test_a_command_that_does_not_exist_is_not_launchable(make_launch: MakeLaunch) -> None:
     with pytest.raises(NotLaunchable, match="no-such-command"):
-        await LocalRuntime().run(make_launch("no-such-command"))
+        await ProcessSandbox().run(make_launch("no-such-command"))

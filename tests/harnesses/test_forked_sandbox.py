@@ -1,4 +1,4 @@
-"""The warm runtime: a script cannot tell that it was forked."""
+"""The warm sandbox: a script cannot tell that it was forked."""
 
 from __future__ import annotations
 
@@ -12,23 +12,29 @@ from pathlib import Path
 
 import pytest
 
-from bridle.harnesses.sandboxes import Finished, Launch, NotLaunchable, RuntimeLost, WarmRuntime
+from bridle.harnesses.sandboxes import (
+    ForkedSandbox,
+    Launch,
+    NotLaunchable,
+    ProcessResult,
+    SandboxLost,
+)
 
 MakeLaunch = Callable[..., Launch]
 TextOf = Callable[[Path], Awaitable[str]]
 AssertGone = Callable[[int], Awaitable[None]]
-RunScript = Callable[..., "asyncio.Future[Finished]"]
+RunScript = Callable[..., "asyncio.Future[ProcessResult]"]
 
 
 @pytest.fixture
-async def warm() -> AsyncIterator[WarmRuntime]:
-    runtime = WarmRuntime()
-    yield runtime
-    await runtime.close()
+async def warm() -> AsyncIterator[ForkedSandbox]:
+    sandbox = ForkedSandbox()
+    yield sandbox
+    await sandbox.close()
 
 
 @pytest.fixture
-def run(warm: WarmRuntime, make_launch: MakeLaunch, tmp_path: Path) -> Callable[..., object]:
+def run(warm: ForkedSandbox, make_launch: MakeLaunch, tmp_path: Path) -> Callable[..., object]:
     """Writes a script and runs it warm."""
 
     def start(source: str, *arguments: str, **fields: object) -> object:
@@ -238,12 +244,12 @@ async def test_a_library_that_starts_threads_is_refused_with_the_way_out(
     )
     script = tmp_path / "agent.py"
     script.write_text("print('never')")
-    runtime = WarmRuntime(["busy_library"])
+    sandbox = ForkedSandbox(["busy_library"])
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(site))
-        with pytest.raises(NotLaunchable, match=r"1 threads.*local runtime"):
-            await runtime.run(make_launch(sys.executable, str(script)))
-    await runtime.close()
+        with pytest.raises(NotLaunchable, match=r"1 threads.*process sandbox"):
+            await sandbox.run(make_launch(sys.executable, str(script)))
+    await sandbox.close()
 
 
 async def test_a_console_script_is_forked_and_what_reads_its_environment_is_imported_anew(
@@ -260,15 +266,15 @@ async def test_a_console_script_is_forked_and_what_reads_its_environment_is_impo
         f"#!{sys.executable}\nimport sys\nfrom the_agent import AHEAD, PLACE\n"
         "print(AHEAD, PLACE, sys.argv[1:])\n"
     )
-    runtime = WarmRuntime(["slow_library"], fresh=["the_agent"], environment={"AHEAD": "yes"})
+    sandbox = ForkedSandbox(["slow_library"], fresh=["the_agent"], environment={"AHEAD": "yes"})
     said = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(site))
         for place in ("first", "second"):
             environment = {"PLACE": place, "PYTHONPATH": str(site)}
             launch = make_launch(str(script), "go", environment=environment)
-            said.append((await runtime.run(launch)).stdout.tail)
-    await runtime.close()
+            said.append((await sandbox.run(launch)).stdout.tail)
+    await sandbox.close()
 
     assert said == ["yes first ['go']\n", "yes second ['go']\n"]
 
@@ -278,10 +284,10 @@ async def test_a_module_that_cannot_be_imported_ahead_is_named(
 ) -> None:
     script = tmp_path / "agent.py"
     script.write_text("print('fine')")
-    runtime = WarmRuntime(["no_such_library"])
+    sandbox = ForkedSandbox(["no_such_library"])
 
-    finished = await runtime.run(make_launch(sys.executable, str(script)))
-    await runtime.close()
+    finished = await sandbox.run(make_launch(sys.executable, str(script)))
+    await sandbox.close()
 
     assert finished.stdout.tail == "fine\n"
     assert "no_such_library" in caplog.text
@@ -294,14 +300,14 @@ async def test_a_lost_warm_process_fails_its_runs_and_the_next_run_starts_anothe
         run("import os, signal, time\nos.kill(os.getppid(), signal.SIGKILL)\ntime.sleep(60)")
     )
 
-    with pytest.raises(RuntimeLost):
+    with pytest.raises(SandboxLost):
         await asyncio.wait_for(running, 10)
 
     assert (await run("print('again')")).stdout.tail == "again\n"
 
 
 async def test_closing_kills_what_still_runs(
-    warm: WarmRuntime, run: RunScript, tmp_path: Path, text_of: TextOf, assert_gone: AssertGone
+    warm: ForkedSandbox, run: RunScript, tmp_path: Path, text_of: TextOf, assert_gone: AssertGone
 ) -> None:
     pid_file = tmp_path / "pid"
     source = (
@@ -312,7 +318,7 @@ async def test_closing_kills_what_still_runs(
 
     await warm.close()
 
-    with pytest.raises(RuntimeLost):
+    with pytest.raises(SandboxLost):
         await running
     await assert_gone(pid)
 
@@ -321,7 +327,7 @@ async def test_closing_kills_what_still_runs(
     "argv", [("sh", "-c", "true"), (sys.executable,), (sys.executable, "no.py")]
 )
 async def test_what_is_no_python_script_is_not_launchable(
-    warm: WarmRuntime, make_launch: MakeLaunch, argv: tuple[str, ...]
+    warm: ForkedSandbox, make_launch: MakeLaunch, argv: tuple[str, ...]
 ) -> None:
     with pytest.raises(NotLaunchable):
         await warm.run(make_launch(*argv))

@@ -1,0 +1,87 @@
+"""The recipes of CONTRIBUTING.md: their code runs, and the files that they name exist."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from bridle.harnesses.adapters.base import Access, Place
+from bridle.harnesses.client import Session
+from bridle.harnesses.tasks.task import Task
+from bridle.trainer.config import LossConfig
+from bridle.trainer.credit.advantages import ADVANTAGES, group_advantages
+from bridle.trainer.losses.losses import LOSSES, TokenTerms, policy_loss
+
+ROOT = Path(__file__).parents[1]
+PAGE = (ROOT / "CONTRIBUTING.md").read_text()
+
+
+def recipe(title: str) -> dict[str, Any]:
+    """What the Python block under the heading ``title`` defines."""
+    section = PAGE.split(f"### {title}\n")[1].split("\n### ")[0]
+    (block,) = re.findall(r"```python\n(.*?)```", section, re.DOTALL)
+    names: dict[str, Any] = {"__name__": "recipe"}
+    exec(compile(block, title, "exec", dont_inherit=True), names)  # noqa: S102 - our own page
+    return names
+
+
+@pytest.fixture
+def _registered(monkeypatch: pytest.MonkeyPatch) -> None:
+    for registry in (ADVANTAGES, LOSSES):
+        monkeypatch.setattr(registry, "_parts", dict(registry._parts))
+
+
+@pytest.mark.usefixtures("_registered")
+def test_an_advantage_is_found_by_the_name_that_it_registers() -> None:
+    recipe("An advantage")
+    found = group_advantages(np.array([0.0, 1.0, 5.0]), "median")
+    np.testing.assert_array_equal(found, [-1.0, 0.0, 4.0])
+
+
+@pytest.mark.usefixtures("_registered")
+def test_a_loss_is_found_by_the_name_that_it_registers_and_has_a_gradient() -> None:
+    recipe("A loss")
+    logprobs = torch.tensor([-1.0, -2.0], requires_grad=True)
+    same = logprobs.detach()
+    terms = TokenTerms(
+        logprobs, same, same, torch.tensor([1.0, -3.0]), torch.ones(2), torch.zeros(2).long()
+    )
+    loss, stats = policy_loss(terms, LossConfig(name="reinforce"))
+    loss.backward()
+    assert logprobs.grad is not None
+    assert logprobs.grad.tolist() == [-1.0, 3.0]
+    assert stats.tokens == 2
+
+
+def test_an_export_gives_rows() -> None:
+    message = {"role": "user", "content": "two and two?"}
+    exported = SimpleNamespace(
+        id="one", messages=[SimpleNamespace(message=message)], require_messages=lambda: None
+    )
+    rows = list(recipe("An export")["plain_rows"](exported))
+    assert rows == [{"id": "one", "text": "user: two and two?"}]
+
+
+def test_an_adapter_plans_a_launch(tmp_path: Path) -> None:
+    parrot = recipe("An adapter")["Parrot"]()
+    session = Session("ses_1", "key", {}, {"OPENAI_API_KEY": "key"})
+    plan = parrot.plan(Task("one", "hello"), Access(session), Place(tmp_path))
+    assert plan.argv == ("echo", "hello")
+    assert plan.environment["OPENAI_API_KEY"] == "key"
+    finished = SimpleNamespace(stdout=SimpleNamespace(text="hello\n"))
+    assert parrot.answer(finished, Place(tmp_path)) == "hello"
+
+
+def test_the_files_and_targets_that_it_names_exist() -> None:
+    named = re.findall(r"`((?:[\w.]+/)+[\w.]*)`", PAGE)
+    assert len(named) > 30
+    assert [path for path in named if not (ROOT / path).exists()] == []
+    makefile = (ROOT / "Makefile").read_text()
+    targets = re.findall(r"`make ([\w-]+)`", PAGE)
+    assert [target for target in targets if f"\n{target}:" not in makefile] == []

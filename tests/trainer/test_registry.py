@@ -1,0 +1,87 @@
+"""Advantages, losses and filters that a user adds, by name and as FILE.py:NAME."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import bridle
+from bridle.trainer.batch.filters import FILTERS, not_trained
+from bridle.trainer.config import FilterConfig, LossConfig
+from bridle.trainer.credit.advantages import ADVANTAGES, group_advantages
+from bridle.trainer.losses.losses import LOSSES, Surrogate, TokenTerms, policy_loss
+from bridle.trainer.registry import Registry, UnknownPart
+
+
+@pytest.fixture(autouse=True)
+def only_here() -> Iterator[None]:
+    """Takes back what a test registers."""
+    registries = (ADVANTAGES, LOSSES, FILTERS)
+    before = [dict(registry._parts) for registry in registries]
+    yield
+    for registry, parts in zip(registries, before, strict=True):
+        registry._parts = parts
+
+
+def terms() -> TokenTerms:
+    old = torch.tensor([-1.0, -2.0])
+    return TokenTerms(
+        logprobs=old.clone().requires_grad_(),
+        old_logprobs=old,
+        behaviour_logprobs=old,
+        advantages=torch.tensor([1.0, -1.0]),
+        weights=torch.tensor([0.5, 0.5]),
+        branches=torch.tensor([0, 1]),
+    )
+
+
+def test_a_registered_advantage_is_computed_for_each_group() -> None:
+    bridle.register_advantage("best")(lambda rewards: rewards - rewards.max())
+    assert group_advantages(np.asarray([1.0, 3.0]), "best").tolist() == [-2.0, 0.0]
+
+
+def test_a_registered_loss_is_weighted_and_has_a_gradient() -> None:
+    @bridle.register_loss("reinforce")
+    def reinforce(terms: TokenTerms, config: LossConfig) -> Surrogate:
+        ones = torch.ones_like(terms.logprobs)
+        return Surrogate(-terms.advantages * terms.logprobs, ones, ones.bool())
+
+    given = terms()
+    loss, stats = policy_loss(given, LossConfig(name="reinforce"))
+    loss.backward()  # type: ignore[no-untyped-call]
+    assert given.logprobs.grad is not None
+    assert given.logprobs.grad.tolist() == [-0.5, 0.5]
+    assert (stats.tokens, stats.clipped) == (2, 2)
+
+
+def test_a_filter_drops_sessions_under_its_name(make_sample, make_episode, tmp_path: Path) -> None:
+    episode = make_episode([make_sample([1, 2, 3, 4], (2, 3))], 1.0)
+    bridle.register_filter("never")(lambda episode: False)
+    (tmp_path / "trainer.py").write_text("def known(episode): return False\n")
+    for name, reason in (("never", "never"), (f"{tmp_path / 'trainer.py'}:known", "known")):
+        assert dropped(episode, name) == reason
+    bridle.register_filter("always")(lambda episode: True)
+    assert dropped(episode, "always") is None
+
+
+def dropped(episode, name: str) -> str | None:
+    return not_trained(
+        episode,
+        degenerate_group=False,
+        version=0,
+        max_staleness=0,
+        config=FilterConfig(extra=(name,)),
+    )
+
+
+def test_a_name_that_is_unknown_or_taken_is_refused() -> None:
+    parts: Registry = Registry("loss")
+    parts.register("one")(abs)
+    with pytest.raises(UnknownPart, match="there is a loss 'one' already"):
+        parts.register("one")(len)
+    with pytest.raises(UnknownPart, match="there is no loss 'two': name FILE"):
+        parts.find("two")
