@@ -22,6 +22,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from bridle.proxy.cluster.reports import GateState, ProcessReport, engine_states, gate_state
 from bridle.proxy.engines.policy_gate import Policy, PolicyGate
 from bridle.proxy.engines.pool import EnginePool, EngineState, PooledEngine
 from bridle.proxy.periodic import Periodic
@@ -49,16 +50,6 @@ _REPORT_S: Final = 0.25
 _PATIENCE_S: Final = 10.0
 _REFUSALS: Final = (ValueError, KeyError)
 """Raised by a change that has no effect: it has none in any process."""
-
-
-class GateState(msgspec.Struct, frozen=True):
-    """The gate over all processes."""
-
-    version: int
-    model: str | None
-    paused: bool
-    running: int
-    waiting: int
 
 
 class ClusterControl:
@@ -121,8 +112,7 @@ class ClusterControl:
         await self._change({"do": "publish", **stamp})
         publishes = self._engines.publishes()
         fingerprints = await self._engines.learn_fingerprints(engine)
-        if any(fingerprints.values()):
-            await self._share_fingerprints(policy.version, fingerprints)
+        await self._share_fingerprints(policy.version, fingerprints)
         now, latest = time.time(), self._engines.publishes()
         records = [
             ServedPolicy(url, policy.version, policy.model, now, fingerprint)
@@ -137,8 +127,9 @@ class ClusterControl:
     async def _share_fingerprints(
         self, version: int, fingerprints: Mapping[str, str | None]
     ) -> None:
-        found = dict(fingerprints)
-        await self._change({"do": "fingerprints", "version": version, "fingerprints": found})
+        if any(fingerprints.values()):
+            found = dict(fingerprints)
+            await self._change({"do": "fingerprints", "version": version, "fingerprints": found})
 
     async def pause(self, drain_s: float | None) -> None:
         """New calls wait everywhere; returns when none runs any more, or after ``drain_s``.
@@ -185,7 +176,7 @@ class ClusterControl:
         if url in self._retiring:
             await asyncio.wait([self._retiring[url]])
         while True:
-            if all(url not in report["retiring"] for report in await self._reports()):
+            if all(url not in report.retiring for report in await self._reports()):
                 return
             await asyncio.sleep(_REPORT_S)
 
@@ -195,22 +186,11 @@ class ClusterControl:
 
     async def state(self) -> GateState:
         """The gate, its running and waiting calls summed over the processes."""
-        gate, reports = self._gate, await self._reports()
-        return GateState(
-            version=gate.policy.version,
-            model=gate.policy.model,
-            paused=gate.paused,
-            running=gate.running + sum(report["running"] for report in reports),
-            waiting=gate.waiting + sum(report["waiting"] for report in reports),
-        )
+        return gate_state(self._gate, await self._reports())
 
     async def engines(self) -> list[EngineState]:
         """The engines as this process sees them, with the calls and failures of all processes."""
-        states = self._engines.states()
-        for report in await self._reports():
-            by_url = {engine["url"]: engine for engine in report["engines"]}
-            states = [_sum(state, by_url.get(state.url)) for state in states]
-        return states
+        return engine_states(self._engines.states(), await self._reports())
 
     async def metrics(self) -> bytes:
         """The metrics of all workers of this port, each sample with its ``worker``; those of a
@@ -218,10 +198,8 @@ class ClusterControl:
         own = self._metrics.exposition()
         if self._workers is None:
             return own
-        workers = [one for one in await self._reports() if one["workers"] == self._workers]
-        return merged(
-            {os.getpid(): own.decode(), **{one["pid"]: one["metrics"] for one in workers}}
-        )
+        workers = [one for one in await self._reports() if one.workers == self._workers]
+        return merged({os.getpid(): own.decode(), **{one.pid: one.metrics for one in workers}})
 
     # -- the log ---------------------------------------------------------------------------------
 
@@ -234,9 +212,10 @@ class ClusterControl:
             raise refusal
         await self._acknowledged(revision)
 
-    async def _reports(self) -> list[dict[str, Any]]:
+    async def _reports(self) -> list[ProcessReport]:
         """The report of every other process, made now."""
-        return [dict(member.report) for member in await self._request({"do": "report"})]
+        members = await self._request({"do": "report"})
+        return [msgspec.convert(member.report, ProcessReport) for member in members]
 
     async def _request(self, request: Change) -> list[Member]:
         """Has every other process handle ``request``, which no process that starts later needs."""
@@ -316,40 +295,26 @@ class ClusterControl:
             case {"do": "forget_session", "id": session_id}:
                 self._sessions.forget(session_id)
             case {"do": "report"}:
-                self._report = self._own_report()
+                self._report = msgspec.to_builtins(self._own_report())
 
     def _retire(self, engine: PooledEngine) -> None:
         url = engine.endpoint.base
         task = self._retiring[url] = asyncio.create_task(engine.retired())
         task.add_done_callback(lambda _: self._retiring.pop(url, None))
 
-    def _own_report(self) -> dict[str, Any]:
-        return {
-            "pid": os.getpid(),
-            "workers": self._workers,
-            "running": self._gate.running,
-            "waiting": self._gate.waiting,
-            "engines": msgspec.to_builtins(self._engines.states()),
-            "retiring": list(self._retiring),
-            "metrics": self._metrics.exposition().decode(),
-        }
+    def _own_report(self) -> ProcessReport:
+        return ProcessReport(
+            pid=os.getpid(),
+            workers=self._workers,
+            running=self._gate.running,
+            waiting=self._gate.waiting,
+            engines=self._engines.states(),
+            retiring=list(self._retiring),
+            metrics=self._metrics.exposition().decode(),
+        )
 
 
 def deployment(settings: ProxySettings) -> str:
     """Names the proxies that serve one policy: those with the same first engine."""
     url = settings.upstream_url.rstrip("/").removesuffix("/v1")
     return f"{url} of {liveness.host()}" if is_loopback(urlsplit(url).hostname) else url
-
-
-def _sum(state: EngineState, other: Any) -> EngineState:
-    if other is None:
-        return state
-    return msgspec.structs.replace(
-        state,
-        changed=state.changed or other["changed"],
-        usable=state.usable and other["usable"],
-        running=state.running + other["running"],
-        retries=state.retries + other["retries"],
-        ejections=state.ejections + other["ejections"],
-        changes=state.changes + other["changes"],
-    )

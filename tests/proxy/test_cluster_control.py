@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
+import msgspec
 import pytest
 from sqlalchemy import delete, func, select, update
 
@@ -267,12 +269,12 @@ async def test_metrics_are_those_of_the_workers_of_one_port(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with process(url, workers="a") as one, process(url, workers="a") as same:
-        monkeypatch.setattr(
-            same.control, "_own_report", lambda: {"workers": "a", "pid": 7, "metrics": ""}
-        )
+        report = msgspec.structs.replace(same.control._own_report(), pid=7)
+        monkeypatch.setattr(same.control, "_own_report", lambda: report)
         async with process(url) as other_port:
             assert b"worker=" not in await other_port.control.metrics()
             other_port.gate.waiting = 5
             exposition = await one.control.metrics()
-            assert b'bridle_policy_version{worker="' in exposition
-            assert b"5.0" not in exposition.split(b"bridle_waiting_calls{")[1].split(b"\n")[0]
+            for pid in (7, os.getpid()):
+                assert f'bridle_waiting_calls{{worker="{pid}"}} 0.0'.encode() in exposition
+            assert exposition.count(b"bridle_waiting_calls{") == 2
