@@ -18,23 +18,21 @@ import os
 import time
 from collections.abc import Mapping
 from typing import Any, Final
-from urllib.parse import urlsplit
 
 import msgspec
 
 from bridle.proxy.cluster.reports import GateState, ProcessReport, engine_states, gate_state
 from bridle.proxy.engines.policy_gate import Policy, PolicyGate
-from bridle.proxy.engines.pool import EnginePool, EngineState, PooledEngine
+from bridle.proxy.engines.pool import EnginePool, EngineState, Fingerprints, PooledEngine
 from bridle.proxy.periodic import Periodic
 from bridle.proxy.recording.metrics import Metrics, merged
 from bridle.proxy.sessions.registry import Sessions, store_unavailable
-from bridle.proxy.settings import ProxySettings, is_loopback
+from bridle.proxy.settings import ProxySettings
 from bridle.proxy.wire.canonical import ApiError
 from bridle.store.errors import StoreUnavailable
 from bridle.store.operations.control import ControlLog, Member
 from bridle.store.reading.queries import Reader
 from bridle.store.records import ServedPolicy
-from bridle.store.writing import liveness
 from bridle.store.writing.writer import Writer
 
 log = logging.getLogger("bridle.proxy")
@@ -72,7 +70,7 @@ class ClusterControl:
         self._writer = writer
         self._reader = reader
         self._workers = settings.workers
-        self._control = ControlLog(reader.engine, deployment(settings))
+        self._control = ControlLog(reader.engine, settings.deployment)
         self._joined_as = ""
         """The row of the store in which this process acknowledges."""
         self._applied = 0
@@ -86,19 +84,10 @@ class ClusterControl:
 
     async def start(self) -> None:
         """Restores the versions that the store has for the engines, and applies the log."""
-        served = await asyncio.to_thread(self._reader.served)
-        known = [served[state.url] for state in self._engines.states() if state.url in served]
-        if known:
-            newest = max(known, key=lambda one: (one.version, one.reported_at))
-            self._gate.publish(Policy(newest.version, newest.model), back=True)
-            for one in known:
-                self._engines.published(
-                    one.version, one.engine, {one.engine: one.weights_fingerprint}
-                )
+        self._engines.restore(await asyncio.to_thread(self._reader.served))
         self._joined_as = self._writer.id
         await asyncio.to_thread(self._control.join, self._joined_as)
-        async with self._applying:
-            await self._apply_new()
+        await self._apply_new()
         self._looks.start()
 
     async def close(self) -> None:
@@ -110,26 +99,26 @@ class ClusterControl:
         """Raises :class:`bridle.proxy.engines.policy_gate.StaleVersion` and :class:`ApiError`."""
         stamp = {"version": policy.version, "model": policy.model, "engine": engine, "back": back}
         await self._change({"do": "publish", **stamp})
-        publishes = self._engines.publishes()
-        fingerprints = await self._engines.learn_fingerprints(engine)
-        await self._share_fingerprints(policy.version, fingerprints)
-        now, latest = time.time(), self._engines.publishes()
+        try:
+            fingerprints = await self._engines.learn_fingerprints(engine)
+        except KeyError:
+            return  # Another process has removed the engine since.
+        await self._share(policy.version, fingerprints)
+        now, latest = time.time(), self._engines.versions()
         records = [
             ServedPolicy(url, policy.version, policy.model, now, fingerprint)
             for url, fingerprint in fingerprints.items()
-            if latest.get(url) == publishes[url]
+            if latest.get(url) == policy.version
         ]
         try:
             await self._writer.record_served(*records)
         except StoreUnavailable as error:
             raise store_unavailable() from error
 
-    async def _share_fingerprints(
-        self, version: int, fingerprints: Mapping[str, str | None]
-    ) -> None:
-        if any(fingerprints.values()):
-            found = dict(fingerprints)
-            await self._change({"do": "fingerprints", "version": version, "fingerprints": found})
+    async def _share(self, version: int, found: Fingerprints) -> None:
+        if any(found.values()):
+            learned = {"version": version, "fingerprints": dict(found)}
+            await self._change({"do": "fingerprints", **learned})
 
     async def pause(self, drain_s: float | None) -> None:
         """New calls wait everywhere; returns when none runs any more, or after ``drain_s``.
@@ -160,11 +149,10 @@ class ClusterControl:
 
     async def add_engine(self, url: str, version: int) -> None:
         """A known engine stays as it is. Raises ``ValueError`` as :meth:`EnginePool.add` does."""
-        before = self._engines.publishes()
+        before = self._engines.versions()
         await self._change({"do": "add_engine", "url": url, "version": version})
-        for added in self._engines.publishes().keys() - before.keys():
-            fingerprints = await self._engines.learn_fingerprints(added)
-            await self._share_fingerprints(version, fingerprints)
+        for added in self._engines.versions().keys() - before.keys():
+            await self._share(version, await self._engines.learn_fingerprints(added))
 
     async def remove_engine(self, name: str) -> None:
         """Returns when the engine's running calls have ended in every process.
@@ -270,10 +258,8 @@ class ClusterControl:
                 log.warning("change_refused", extra={"change": change["do"], "error": str(error)})
             self._applied = revision
         if changes or self._joined_as != self._writer.id:
-            self._joined_as = self._writer.id
-            await self._in_store(
-                self._control.acknowledge, self._joined_as, self._applied, self._report
-            )
+            self._joined_as = row = self._writer.id
+            await self._in_store(self._control.acknowledge, row, self._applied, self._report)
         return refusals
 
     async def _apply(self, change: Change) -> None:
@@ -312,9 +298,3 @@ class ClusterControl:
             retiring=list(self._retiring),
             metrics=self._metrics.exposition().decode(),
         )
-
-
-def deployment(settings: ProxySettings) -> str:
-    """Names the proxies that serve one policy: those with the same first engine."""
-    url = settings.upstream_url.rstrip("/").removesuffix("/v1")
-    return f"{url} of {liveness.host()}" if is_loopback(urlsplit(url).hostname) else url
