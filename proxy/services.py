@@ -1,4 +1,4 @@
-"""Everything that the calls of one proxy share, and its start and stop."""
+"""The objects that all calls of one proxy share, and their start and stop."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 from bridle.errors import BridleError
 from bridle.proxy.cluster.cluster_control import ClusterControl
-from bridle.proxy.cluster.siblings import Siblings
 from bridle.proxy.continuation.explanations import Explanations
 from bridle.proxy.engines.policy_gate import PolicyGate
 from bridle.proxy.engines.pool import EnginePool
@@ -34,12 +33,12 @@ if TYPE_CHECKING:
 
 
 class CannotStart(BridleError):
-    """What the settings ask for is not to be had here; the message says what."""
+    """The settings need something that is missing here; the message names it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Services:
-    """Made by :meth:`start` inside the event loop that serves; given back by :meth:`close`."""
+    """Created by :meth:`start` inside the serving event loop; released by :meth:`close`."""
 
     settings: ProxySettings
     writer: Writer
@@ -54,17 +53,16 @@ class Services:
     recorder: Recorder
     continuer: Continuer | None
     tokenizer_check: TokenizerCheck | None
-    """Makes exact prompts; ``None`` without the model's tokenizer."""
+    """Compares the tokenizer with the engine's; ``None`` without the model's tokenizer."""
     stored_responses: StoredResponses
     watch: Watch
     seal_watch: SealWatch
-    siblings: Siblings
     cluster_control: ClusterControl
     tracing: Tracing | None
 
     @property
     def engines(self) -> EnginePool:
-        """The policy's."""
+        """The engines of the policy."""
         return self.models.policy
 
     @classmethod
@@ -93,9 +91,8 @@ class Services:
         sessions = Sessions(settings, writer, reader, memory, explanations.drain)
         seal_watch = SealWatch(memory, reader)
         seal_watch.start()
-        siblings = Siblings(settings.siblings)
         cluster_control = ClusterControl(
-            gate, models.policy, sessions, metrics, writer, reader, siblings
+            settings, gate, models.policy, sessions, metrics, writer, reader
         )
         await cluster_control.start()
         return cls(
@@ -122,14 +119,13 @@ class Services:
             stored_responses=StoredResponses(reader),
             watch=watch,
             seal_watch=seal_watch,
-            siblings=siblings,
             cluster_control=cluster_control,
             tracing=tracing,
         )
 
     async def close(self) -> None:
-        """Stops what :meth:`start` started; queued records are written first."""
-        await self.siblings.close()
+        """Stops everything that :meth:`start` started, and writes queued records."""
+        await self.cluster_control.close()
         await self.watch.close()
         await self.seal_watch.close()
         await self.models.close()
@@ -141,12 +137,12 @@ class Services:
 
 
 def _tracing() -> Tracing:
-    """Imported here: the packages are an extra."""
+    """Imports here: the packages belong to an extra."""
     try:
         from bridle.proxy.recording.tracing import Tracing
     except ImportError as error:
-        told = f"traces need the extra otel: pip install 'bridle-rl[otel]' ({error})"
-        raise CannotStart(told) from error
+        message = f"traces need the extra otel: pip install 'bridle-rl[otel]' ({error})"
+        raise CannotStart(message) from error
     return Tracing()
 
 
@@ -174,8 +170,8 @@ def _tokenizer_check(continuer: Continuer | None) -> TokenizerCheck | None:
 
 
 def _continuer(settings: ProxySettings) -> Continuer | None:
-    """Probes the model's template, which takes a moment. Imported here: a proxy that renders
-    nothing itself needs neither the tokenizers nor the template engine."""
+    """Probes the model's template, which takes a moment. Imports here: a proxy without a tokenizer
+    needs neither the tokenizers nor the template engine."""
     if settings.tokenizer_dir is None:
         return None
     from bridle.engine.contract.tokenizer import Tokenizer, TokenizerNotRead

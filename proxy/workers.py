@@ -1,15 +1,13 @@
-"""Several processes behind one port: uvicorn's own supervisor over one listening socket.
+"""Several worker processes behind one port, under uvicorn's supervisor.
 
-The kernel hands each connection to whichever worker accepts it first; sessions are bound to none.
-A worker that dies or hangs is replaced, connections that wait are kept by the socket.
+All workers accept connections from one listening socket; no session is bound to a worker. A worker
+that dies or hangs is replaced, and connections wait in the socket meanwhile.
 """
 
 from __future__ import annotations
 
-import tempfile
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
@@ -19,26 +17,27 @@ from uvicorn.supervisors import Multiprocess
 from bridle.proxy.app import App, Routers
 from bridle.proxy.server import BACKLOG, ProxyStartFailed, config_for, listening, local_url, tune_gc
 from bridle.proxy.settings import ProxySettings
+from bridle.store.records import new_id
 
 _HUNG_S: Final = 60
-"""A worker that is silent for so long is replaced; starting one on a busy machine takes a while."""
+"""A worker that does not respond for so long is replaced. On a busy machine a start takes a
+while."""
 
 
 class WorkerPool:
     """``count`` workers on one port, from :meth:`serve` until SIGINT or SIGTERM."""
 
     def __init__(self, settings: ProxySettings, count: int, routers: Routers = ()) -> None:
-        """``routers`` must be module-level functions: each worker makes its own."""
+        """``routers`` must be module-level functions: each worker calls them."""
         self._settings = settings
         self._count = count
         self._routers = tuple(routers)
-        self._folder = tempfile.TemporaryDirectory(prefix="bridle-")
         self._socket = listening(settings.host, settings.port)
         self._socket.listen(BACKLOG)
 
     @property
     def base_url(self) -> str:
-        """Where clients on this machine reach it; connections wait until a worker is up."""
+        """The base URL for clients on this machine; connections wait until a worker has started."""
         return local_url(self._settings.host, int(self._socket.getsockname()[1]))
 
     def __enter__(self) -> Self:
@@ -51,12 +50,11 @@ class WorkerPool:
         trace: TracebackType | None,
     ) -> None:
         self._socket.close()
-        self._folder.cleanup()
 
     def serve(self) -> None:
-        """Blocks; call it from the main thread, whose signals end it. Raises
-        :class:`ProxyStartFailed` when a worker does not come up."""
-        settings = replace(self._settings, siblings=Path(self._folder.name))
+        """Blocks until a signal ends it; call it from the main thread. Raises
+        :class:`ProxyStartFailed` when a worker does not start."""
+        settings = replace(self._settings, workers=new_id("workers"))
         config = config_for(
             partial(_app, settings, self._routers),
             factory=True,
@@ -74,8 +72,8 @@ class WorkerPool:
 
 class _Supervisor(Multiprocess):
     def keep_subprocess_alive(self) -> None:
-        """A worker that dies while it is asked whether it lives is found at once: were its end of
-        the pipe open here, too, its answer would be waited for until the time-out."""
+        """Closes the workers' ends of the pipes in this process. Otherwise the supervisor would
+        wait until the time-out for a worker that dies during a health check."""
         for process in self.processes:
             process.child_conn.close()
         super().keep_subprocess_alive()

@@ -41,13 +41,13 @@ log = logging.getLogger("bridle.proxy")
 
 
 class DataPlane:
-    """Serves what harnesses ask."""
+    """Serves the requests of harnesses."""
 
     def __init__(self, services: Services) -> None:
         self._services = services
 
     async def serve(self, route: Route, client: Client) -> None:
-        """Answers one request on a data route; every refusal has the dialect's own shape."""
+        """Replies to one request on a data route; every error has the dialect's own form."""
         if route.action is Action.MODELS:
             route = route._replace(dialect=models_dialect(route.dialect, client.headers))
         try:
@@ -79,7 +79,7 @@ class DataPlane:
             log.exception("internal_error", extra={"dialect": route.dialect})
             if client.started:
                 raise
-            message = "the proxy failed; its log says why"
+            message = "the proxy failed; the cause is in its log"
             await self._refuse(route, client, ApiError("internal", message, status=500))
 
     async def _refuse(
@@ -91,7 +91,7 @@ class DataPlane:
         await client.refuse(DIALECTS[route.dialect].error(error), encoded(headers))
 
     async def _refuse_method(self, route: Route, client: Client) -> bool:
-        """Refuses a method that the route does not take, and WebSocket; whether it did."""
+        """Refuses WebSocket and a method that the route does not take; returns whether it did."""
         method, path = client.scope["method"], client.scope["path"]
         if client.headers.get("upgrade", "").lower() == "websocket":
             error = ApiError("invalid_request", "WebSocket is not served; use HTTP", status=426)
@@ -156,7 +156,7 @@ class DataPlane:
     async def _admit(
         self, caller: Caller, route: Route, identity: Identity, request: Request
     ) -> tuple[Session, Link]:
-        """The session of the request, and what of it the request continues."""
+        """The session of the request, and the request's link to the call that it continues."""
         services = self._services
         session = await services.sessions.admit(caller, route.session, identity)
         if session is not None:
@@ -164,12 +164,12 @@ class DataPlane:
         link, continued = await services.memory.find_anonymous(request)
         session = await services.sessions.anonymous(continued, identity)
         if link.parent is not None and session is not continued:
-            # The session that it goes on from takes no more: what it says is all new here.
+            # The session that it continues is closed: all its messages are new in this one.
             link = services.memory.find_first(request)
         return session, link
 
     async def _count(self, route: Route, client: Client) -> None:
-        """The exact number of prompt tokens, by the engine's own template."""
+        """Replies with the exact number of prompt tokens by the engine's own template."""
         services = self._services
         counting = COUNTING[route.dialect]
         caller = await services.sessions.authenticate(client.headers, client.address)
@@ -184,7 +184,7 @@ class DataPlane:
         count, served = await to.engines.count_tokens(request)
         reply = counting.reply(count)
         if session is None:
-            # Nothing leads from here to the session that it belongs to.
+            # Nothing in the request identifies its session.
             services.metrics.events.labels("count_without_session").inc()
         else:
             begun = _begun(session, request, body, client, started_at)
@@ -216,12 +216,12 @@ class DataPlane:
         services.metrics.count_call(begun.dialect, begun.started_at, ended)
 
     async def _stored(self, route: Route, client: Client) -> None:
-        """A stored response as its client got it, or its deletion: gone for clients, kept in the
-        record."""
+        """Replies with a stored response as its client got it, or deletes it. A deleted response is
+        hidden from clients and stays in the record."""
         services = self._services
         caller = await services.sessions.authenticate(client.headers, client.address)
         response_id = dict(route.parameters)["response"]
-        await services.explanations.drain()  # it sets notes, too
+        await services.explanations.drain()  # It may still set notes.
         call = await services.stored_responses.find(response_id)
         if call is None or not caller.may_read(call.session_id):
             raise unknown_response(response_id)
@@ -281,10 +281,10 @@ def _allowed(method: str, route: Route) -> bool:
 
 
 def _storable(request: Request) -> Request:
-    """``request``, unless its model has a name that no database holds."""
+    """``request``. Raises :class:`ApiError` for a model name that no database can store."""
     if "\0" in request.model:
-        told = "a model's name has no NUL character"
-        raise ApiError("invalid_request", told, status=400, param="model")
+        message = "a model's name cannot contain a NUL character"
+        raise ApiError("invalid_request", message, status=400, param="model")
     return request
 
 

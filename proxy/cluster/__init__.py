@@ -1,4 +1,4 @@
-"""Agreement between the worker processes of one port: versions, pauses, engines, seals.
+"""Agreement between the proxy processes of a deployment: versions, pauses, engines, seals.
 
-A change that the control API makes in one worker reaches every other one before it is answered.
+A change that the control API makes in one process is applied in all others before the reply.
 """

@@ -1,48 +1,53 @@
-"""What the control API changes for the whole proxy, in every worker process of it.
+"""Changes that hold for every proxy process of one deployment.
 
-A change is applied here, told to the siblings and, when it must outlive the process, kept in the
-store before the caller is answered. Each worker keeps the last change of every thing as it was
-told, for the workers that start later: they heard nothing of it and begin with the settings.
+A change is appended to the deployment's control log in the store, and every process applies the log
+in its order (``store/operations/control.py``). All processes therefore reach the same state: the
+policy version, the pause and the engines. The process that handles a request waits until all other
+live processes have applied the change. A process that starts later applies the whole log first.
+
+The same log carries requests for reports: each process answers with its running calls, its engines
+and its metrics, in its row of the store.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 import logging
 import os
 import time
+from collections.abc import Mapping
 from typing import Any, Final
 
 import msgspec
 
-from bridle.proxy.cluster.siblings import Message, Siblings, SiblingSilent
+from bridle.proxy.cluster.reports import GateState, ProcessReport, engine_states, gate_state
 from bridle.proxy.engines.policy_gate import Policy, PolicyGate
-from bridle.proxy.engines.pool import EnginePool, EngineState
+from bridle.proxy.engines.pool import EnginePool, EngineState, Fingerprints, PooledEngine
+from bridle.proxy.periodic import Periodic
 from bridle.proxy.recording.metrics import Metrics, merged
 from bridle.proxy.sessions.registry import Sessions, store_unavailable
+from bridle.proxy.settings import ProxySettings
 from bridle.proxy.wire.canonical import ApiError
 from bridle.store.errors import StoreUnavailable
+from bridle.store.operations.control import ControlLog, Member
 from bridle.store.reading.queries import Reader
 from bridle.store.records import ServedPolicy
 from bridle.store.writing.writer import Writer
 
 log = logging.getLogger("bridle.proxy")
 
-_ANSWER_S: Final = 10.0
-_DRAIN_ANSWER_S: Final = 10.0
-"""How much later than its own time-out a sibling may answer."""
+Change = Mapping[str, Any]
 
-
-class GateState(msgspec.Struct, frozen=True):
-    """The gate over all workers."""
-
-    version: int
-    model: str | None
-    paused: bool
-    running: int
-    waiting: int
+_EVERY_S: Final = 0.05
+"""Time between two looks at the log."""
+_LOOK_S: Final = 0.02
+"""Time between two looks at what the other processes have applied."""
+_REPORT_S: Final = 0.25
+"""Time between two reports while calls are waited for."""
+_PATIENCE_S: Final = 10.0
+_REFUSALS: Final = (ValueError, KeyError)
+"""Raised by a change that has no effect: it has none in any process."""
 
 
 class ClusterControl:
@@ -50,13 +55,13 @@ class ClusterControl:
 
     def __init__(
         self,
+        settings: ProxySettings,
         gate: PolicyGate,
         engines: EnginePool,
         sessions: Sessions,
         metrics: Metrics,
         writer: Writer,
         reader: Reader,
-        siblings: Siblings,
     ) -> None:
         self._gate = gate
         self._engines = engines
@@ -64,249 +69,232 @@ class ClusterControl:
         self._metrics = metrics
         self._writer = writer
         self._reader = reader
-        self._siblings = siblings
-        self._changes: dict[str, Message] = {}
-        """The last change of each thing in the life of this proxy, by :func:`_about`."""
-        self._ready = asyncio.Event()
-        """Where the proxy was is known; changes that siblings tell come after that."""
+        self._workers = settings.workers
+        self._control = ControlLog(reader.engine, settings.deployment)
+        self._joined_as = ""
+        """The row of the store in which this process acknowledges."""
+        self._applied = 0
+        """The newest revision that was applied here."""
+        self._report: dict[str, Any] = {}
+        self._applying = asyncio.Lock()
+        self._retiring: dict[str, asyncio.Task[None]] = {}
+        """Engines that were removed and still run calls, by base URL."""
+        self._store_failed = False
+        self._looks = Periodic("control-log", _EVERY_S, self._look)
 
     async def start(self) -> None:
-        """Takes up where the proxy was: versions from the store, and from the siblings what they
-        know to have been changed since. One that is just starting, too, may know of nothing."""
-        await self._siblings.start(self._handle)
-        served = await asyncio.to_thread(self._reader.served)
-        known = [served[state.url] for state in self._engines.states() if state.url in served]
-        if known:
-            newest = max(known, key=lambda one: (one.version, one.reported_at))
-            self._gate.publish(Policy(newest.version, newest.model), back=True)
-            for one in known:
-                self._engines.published(
-                    one.version, one.engine, {one.engine: one.weights_fingerprint}
-                )
-        # One that hangs is ended by the supervisor; a start that fails would end all workers.
-        told = await self._siblings.ask({"do": "changes"}, patience_s=None)
-        for change in sorted(itertools.chain.from_iterable(told), key=_turn):
-            await self._change(change)
-        self._ready.set()
+        """Restores the versions that the store has for the engines, and applies the log."""
+        self._engines.restore(await asyncio.to_thread(self._reader.served))
+        self._joined_as = self._writer.id
+        await asyncio.to_thread(self._control.join, self._joined_as)
+        await self._apply_new()
+        self._looks.start()
+
+    async def close(self) -> None:
+        await self._looks.close()
+        for task in self._retiring.values():
+            task.cancel()
 
     async def publish(self, policy: Policy, engine: str | None, *, back: bool) -> None:
         """Raises :class:`bridle.proxy.engines.policy_gate.StaleVersion` and :class:`ApiError`."""
-        if engine is None or policy.version > self._gate.version:
-            self._gate.publish(policy, back=back)
-        self._engines.published(policy.version, engine)
-        publishes = self._engines.publishes()
-        change = {"version": policy.version, "model": policy.model, "engine": engine, "at": _now()}
-        fingerprints = await self._engines.learn_fingerprints(engine)
-        await self._announce({"do": "publish", **change, "fingerprints": fingerprints})
-        now, latest = time.time(), self._engines.publishes()
+        stamp = {"version": policy.version, "model": policy.model, "engine": engine, "back": back}
+        await self._change({"do": "publish", **stamp})
+        try:
+            fingerprints = await self._engines.learn_fingerprints(engine)
+        except KeyError:
+            return  # Another process has removed the engine since.
+        await self._share(policy.version, fingerprints)
+        now, latest = time.time(), self._engines.versions()
         records = [
             ServedPolicy(url, policy.version, policy.model, now, fingerprint)
             for url, fingerprint in fingerprints.items()
-            if latest.get(url) == publishes[url]
+            if latest.get(url) == policy.version
         ]
         try:
             await self._writer.record_served(*records)
         except StoreUnavailable as error:
             raise store_unavailable() from error
 
+    async def _share(self, version: int, found: Fingerprints) -> None:
+        if any(found.values()):
+            learned = {"version": version, "fingerprints": dict(found)}
+            await self._change({"do": "fingerprints", **learned})
+
     async def pause(self, drain_s: float | None) -> None:
         """New calls wait everywhere; returns when none runs any more, or after ``drain_s``.
 
-        Raises :class:`ApiError` when a worker does not answer; all is as it was then.
+        Raises :class:`ApiError` when a process does not answer; the pause is then taken back.
         """
         before = self._gate.paused
-        self._gate.pause()
         try:
-            await self._announce({"do": "pause", "at": _now()})
+            await self._change({"do": "pause"})
             if drain_s is not None:
-                patience = drain_s + _DRAIN_ANSWER_S
-                others = self._tell({"do": "drain", "timeout_s": drain_s}, patience_s=patience)
-                await asyncio.gather(self._gate.drained(drain_s), others)
+                await self._drained(time.monotonic() + drain_s)
         except ApiError:
             if not before:
-                # Who hears that it failed will not think of resuming.
+                # A caller whose pause has failed does not call resume.
                 with contextlib.suppress(ApiError):
                     await self.resume()
             raise
 
+    async def _drained(self, deadline: float) -> None:
+        await self._gate.drained(max(0.0, deadline - time.monotonic()))
+        while time.monotonic() < deadline:
+            if not (await self.state()).running:
+                return
+            await asyncio.sleep(_REPORT_S)
+
     async def resume(self) -> None:
-        self._gate.resume()
-        await self._announce({"do": "resume", "at": _now()})
+        await self._change({"do": "resume"})
 
     async def add_engine(self, url: str, version: int) -> None:
-        """An engine that is known stays as it is. Raises ``ValueError`` as :meth:`EnginePool.add`
-        does."""
-        added = await self._engines.add(url, version)
-        if added is None:
-            return
-        change = {"url": added.endpoint.base, "version": version, "at": _now()}
-        await self._announce(
-            {"do": "add_engine", **change, "weights_fingerprint": await added.serves.learn()}
-        )
+        """A known engine stays as it is. Raises ``ValueError`` as :meth:`EnginePool.add` does."""
+        before = self._engines.versions()
+        await self._change({"do": "add_engine", "url": url, "version": version})
+        for added in self._engines.versions().keys() - before.keys():
+            await self._share(version, await self._engines.learn_fingerprints(added))
 
     async def remove_engine(self, name: str) -> None:
-        """Raises ``KeyError`` and ``ValueError`` as :meth:`EnginePool.take_out` does."""
-        engine = self._engines.take_out(name)
-        change = {"do": "remove_engine", "url": engine.endpoint.base, "at": _now()}
-        # Others answer when their running calls are over; the supervisor ends those that hang.
-        await asyncio.gather(engine.retired(), self._announce(change, patience_s=None))
+        """Returns when the engine's running calls have ended in every process.
+
+        Raises ``KeyError`` and ``ValueError`` as :meth:`EnginePool.take_out` does.
+        """
+        url = self._engines.url_of(name)
+        await self._change({"do": "remove_engine", "url": url})
+        if url in self._retiring:
+            await asyncio.wait([self._retiring[url]])
+        while True:
+            if all(url not in report.retiring for report in await self._reports()):
+                return
+            await asyncio.sleep(_REPORT_S)
 
     async def forget_session(self, session_id: str) -> None:
-        """The session has changed in the store: other workers must read it again."""
-        await self._tell({"do": "forget_session", "id": session_id})
+        """The session has changed in the store: the other processes must read it again."""
+        await self._request({"do": "forget_session", "id": session_id})
 
     async def state(self) -> GateState:
-        """The gate, its running and waiting calls summed over the workers."""
-        own = self._own_state()
-        others = await self._tell({"do": "state"})
-        return GateState(
-            version=own.version,
-            model=own.model,
-            paused=own.paused,
-            running=own.running + sum(other["running"] for other in others),
-            waiting=own.waiting + sum(other["waiting"] for other in others),
-        )
+        """The gate, its running and waiting calls summed over the processes."""
+        return gate_state(self._gate, await self._reports())
 
     async def engines(self) -> list[EngineState]:
-        """The engines as this worker sees them, with what runs and failed in all workers."""
-        states = self._engines.states()
-        for others in await self._tell({"do": "engines"}):
-            by_url = {other["url"]: other for other in others}
-            states = [_sum(state, by_url.get(state.url)) for state in states]
-        return states
+        """The engines as this process sees them, with the calls and failures of all processes."""
+        return engine_states(self._engines.states(), await self._reports())
 
     async def metrics(self) -> bytes:
-        """Every worker's metrics; where there are several, each sample says whose it is."""
+        """The metrics of all workers of this port, each sample with its ``worker``; those of a
+        process that has the port alone are not labelled."""
         own = self._metrics.exposition()
-        if self._siblings.alone:
+        if self._workers is None:
             return own
-        others = await self._tell({"do": "metrics"})
-        return merged({os.getpid(): own.decode(), **dict(others)})
+        workers = [one for one in await self._reports() if one.workers == self._workers]
+        return merged({os.getpid(): own.decode(), **{one.pid: one.metrics for one in workers}})
 
-    def _own(self, asked: str) -> Any:
-        """This worker's part of what is asked of all."""
-        match asked:
-            case "state":
-                return msgspec.to_builtins(self._own_state())
-            case "engines":
-                return msgspec.to_builtins(self._engines.states())
-            case _:
-                return os.getpid(), self._metrics.exposition().decode()
+    # -- the log ---------------------------------------------------------------------------------
 
-    def _own_state(self) -> GateState:
-        gate = self._gate
-        return GateState(
-            gate.policy.version, gate.policy.model, gate.paused, gate.running, gate.waiting
-        )
+    async def _change(self, change: Change) -> None:
+        """Applies ``change`` in every process. Raises what applying it here raises."""
+        async with self._applying:
+            revision = await self._in_store(self._control.append, change)
+            refusal = (await self._apply_new()).get(revision)
+        if refusal is not None:
+            raise refusal
+        await self._acknowledged(revision)
 
-    async def _announce(self, change: Message, *, patience_s: float | None = _ANSWER_S) -> None:
-        """Tells a change that was made here. Nothing is awaited between keeping it and looking who
-        listens: a worker that does not yet will ask for it."""
-        self._keep(change)
-        await self._tell(change, patience_s=patience_s)
+    async def _reports(self) -> list[ProcessReport]:
+        """The report of every other process, made now."""
+        members = await self._request({"do": "report"})
+        return [msgspec.convert(member.report, ProcessReport) for member in members]
 
-    async def _tell(self, message: Message, *, patience_s: float | None = _ANSWER_S) -> list[Any]:
+    async def _request(self, request: Change) -> list[Member]:
+        """Has every other process handle ``request``, which no process that starts later needs."""
+        if not await self._in_store(self._control.others, self._joined_as):
+            return []
+        revision = await self._in_store(self._control.append, request)
         try:
-            return await self._siblings.ask(message, patience_s=patience_s)
-        except SiblingSilent as error:
-            raise ApiError("overloaded", str(error), status=503, retry_after=1.0) from error
+            return await self._acknowledged(revision)
+        finally:
+            await self._in_store(self._control.remove, revision)
 
-    async def _handle(self, message: Message) -> Any:
-        """A sibling's message. Who has yet to learn where the proxy is has no part in what is asked
-        of all, and makes changes afterwards."""
-        match message:
-            case {"do": "changes"}:
-                return list(self._changes.values())
-            case {"do": "state" | "engines" | "metrics" as asked}:
-                return self._own(asked) if self._ready.is_set() else None
-        await self._ready.wait()
-        match message:
-            case {"do": "drain", "timeout_s": timeout_s}:
-                return await self._gate.drained(timeout_s)
-            case {"do": "forget_session", "id": session_id}:
-                self._sessions.forget(session_id)
-            case _:
-                await self._change(message)
-        return True
+    async def _acknowledged(self, revision: int) -> list[Member]:
+        """The other live processes when all have applied ``revision``. Raises :class:`ApiError`."""
+        deadline = time.monotonic() + _PATIENCE_S
+        while True:
+            members: list[Member] = await self._in_store(self._control.others, self._joined_as)
+            behind = [member for member in members if member.revision < revision]
+            if not behind:
+                return members
+            if time.monotonic() > deadline:
+                names = ", ".join(f"{member.pid} on {member.host}" for member in behind)
+                message = f"these proxy processes do not answer: {names}"
+                raise ApiError("overloaded", message, status=503, retry_after=1.0)
+            await asyncio.sleep(_LOOK_S)
 
-    async def _change(self, change: Message) -> None:
-        """Makes a sibling's change here, too, unless it or a later one of the same is known."""
-        if not self._keep(change):
-            return
+    async def _in_store(self, action: Any, *arguments: Any) -> Any:
+        try:
+            return await asyncio.to_thread(action, *arguments)
+        except StoreUnavailable as error:
+            raise store_unavailable() from error
+
+    async def _look(self) -> None:
+        try:
+            async with self._applying:
+                await self._apply_new()
+        except ApiError as error:
+            if not self._store_failed:
+                log.warning("control_log_not_read", extra={"error": error.message})
+            self._store_failed = True
+        else:
+            self._store_failed = False
+
+    async def _apply_new(self) -> dict[int, Exception]:
+        """Applies what is new in the log and acknowledges it; the refusals by revision."""
+        refusals: dict[int, Exception] = {}
+        changes = await self._in_store(self._control.since, self._applied)
+        for revision, change in changes:
+            try:
+                await self._apply(change)
+            except _REFUSALS as error:
+                refusals[revision] = error
+                log.warning("change_refused", extra={"change": change["do"], "error": str(error)})
+            self._applied = revision
+        if changes or self._joined_as != self._writer.id:
+            self._joined_as = row = self._writer.id
+            await self._in_store(self._control.acknowledge, row, self._applied, self._report)
+        return refusals
+
+    async def _apply(self, change: Change) -> None:
         match change:
-            case {
-                "do": "publish",
-                "version": version,
-                "model": model,
-                "engine": engine,
-                "fingerprints": fingerprints,
-            }:
+            case {"do": "publish", "version": version, "engine": engine, "model": model}:
                 if engine is None or version > self._gate.version:
-                    self._gate.publish(Policy(version, model), back=True)
-                with contextlib.suppress(KeyError):  # It has been removed since.
-                    self._engines.published(version, engine, fingerprints)
+                    self._gate.publish(Policy(version, model), back=change["back"])
+                self._engines.published(version, engine)
+            case {"do": "fingerprints", "version": version, "fingerprints": fingerprints}:
+                self._engines.learned(version, fingerprints)
             case {"do": "pause"}:
                 self._gate.pause()
             case {"do": "resume"}:
                 self._gate.resume()
-            case {
-                "do": "add_engine",
-                "url": url,
-                "version": version,
-                "weights_fingerprint": fingerprint,
-            }:
-                if await self._engines.add(url, version, fingerprint) is None:
-                    self._engines.published(version, url, {url: fingerprint})
+            case {"do": "add_engine", "url": url, "version": version}:
+                await self._engines.add(url, version)
             case {"do": "remove_engine", "url": url}:
-                await self._remove(url)
+                self._retire(self._engines.take_out(url))
+            case {"do": "forget_session", "id": session_id}:
+                self._sessions.forget(session_id)
+            case {"do": "report"}:
+                self._report = msgspec.to_builtins(self._own_report())
 
-    async def _remove(self, url: str) -> None:
-        try:
-            await self._engines.remove(url)
-        except KeyError:
-            pass  # It was added and removed before this worker knew of it.
-        except ValueError as error:
-            log.warning("engine_kept", extra={"error": str(error)})
+    def _retire(self, engine: PooledEngine) -> None:
+        url = engine.endpoint.base
+        task = self._retiring[url] = asyncio.create_task(engine.retired())
+        task.add_done_callback(lambda _: self._retiring.pop(url, None))
 
-    def _keep(self, change: Message) -> bool:
-        """Keeps ``change`` for those who start later; whether it is the latest of its thing."""
-        known = self._changes.get(_about(change))
-        if known is not None and known["at"] >= change["at"]:
-            return False
-        self._changes[_about(change)] = change
-        return True
-
-
-def _now() -> float:
-    """Orders changes by when they were made; one clock for all processes of a machine."""
-    return time.monotonic()
-
-
-def _about(change: Message) -> str:
-    """The thing that ``change`` is the last word on until there is a later one."""
-    match change:
-        case {"do": "publish", "engine": engine}:
-            return f"version of {engine or 'all'}"
-        case {"do": "add_engine" | "remove_engine", "url": url}:
-            return f"membership of {url}"
-    return "pause"
-
-
-def _turn(change: Message) -> tuple[bool, float]:
-    """Where ``change`` stands among those that a worker makes up for at its start: an engine of the
-    settings may be removed only when those that were added instead are there."""
-    return change["do"] == "remove_engine", change["at"]
-
-
-def _sum(state: EngineState, other: Any) -> EngineState:
-    if other is None:
-        return state
-    return msgspec.structs.replace(
-        state,
-        changed=state.changed or other["changed"],
-        usable=state.usable and other["usable"],
-        running=state.running + other["running"],
-        retries=state.retries + other["retries"],
-        ejections=state.ejections + other["ejections"],
-        changes=state.changes + other["changes"],
-    )
+    def _own_report(self) -> ProcessReport:
+        return ProcessReport(
+            pid=os.getpid(),
+            workers=self._workers,
+            running=self._gate.running,
+            waiting=self._gate.waiting,
+            engines=self._engines.states(),
+            retiring=list(self._retiring),
+            metrics=self._metrics.exposition().decode(),
+        )

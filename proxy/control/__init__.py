@@ -1,4 +1,4 @@
-"""The control API under ``/bridle/v1``, health and metrics: for rollouts, trainers, operators.
+"""The control API under ``/bridle/v1``, and the health and metrics routes.
 
-Its framework is loaded when the first control request comes.
+Rollouts, trainers and operators use it. FastAPI is imported at the first control request.
 """

@@ -1,4 +1,4 @@
-"""The control API under ``/bridle/v1``: what rollouts and trainers call."""
+"""The routes of the control API under ``/bridle/v1``, for rollouts and trainers."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ from bridle.store.records import CallKind, Continuation, Reward, SessionRecord, 
 
 
 def control_api(running: Callable[[], Services], routers: Sequence[APIRouter] = ()) -> FastAPI:
-    """The FastAPI application; ``running`` gives the services or raises 503."""
+    """The FastAPI application; ``running`` returns the services or raises 503."""
     api = FastAPI(
         title="Bridle",
         description=description,
@@ -62,7 +62,7 @@ def control_api(running: Callable[[], Services], routers: Sequence[APIRouter] = 
         responses={"4XX": {"model": ErrorReply}, "5XX": {"model": ErrorReply}},
     )
     api.state.running = running
-    api.add_exception_handler(ApiError, _told)
+    api.add_exception_handler(ApiError, _api_error)
     api.add_exception_handler(RequestValidationError, _invalid)
     api.add_exception_handler(StoreUnavailable, _unreadable)
     api.add_exception_handler(HTTPException, _unrouted)
@@ -73,47 +73,49 @@ def control_api(running: Callable[[], Services], routers: Sequence[APIRouter] = 
     return api
 
 
-async def _told(_: Request, error: Exception) -> Response:
+async def _api_error(_: Request, error: Exception) -> Response:
     assert isinstance(error, ApiError)  # noqa: S101 - registered for nothing else
-    told = openai_error(error)
-    return Response(told.body, told.status, dict(told.headers), media_type="application/json")
+    reply = openai_error(error)
+    return Response(reply.body, reply.status, dict(reply.headers), media_type="application/json")
 
 
 async def _unreadable(_: Request, error: Exception) -> Response:
     assert isinstance(error, StoreUnavailable)  # noqa: S101 - registered for nothing else
-    return await _told(_, store_not_read(error))
+    return await _api_error(_, store_not_read(error))
 
 
 async def _invalid(_: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)  # noqa: S101 - registered for nothing else
     first = error.errors()[0]
     if first["type"] == "json_invalid":
-        told = f"the body is not JSON: {first['ctx']['error']}"
-        return await _told(_, ApiError("invalid_request", told, status=422))
+        message = f"the body is not JSON: {first['ctx']['error']}"
+        return await _api_error(_, ApiError("invalid_request", message, status=422))
     where = ".".join(str(part) for part in first["loc"][1:])
-    return await _told(
+    return await _api_error(
         _, ApiError("invalid_request", first["msg"], status=422, param=where or None)
     )
 
 
 async def _unrouted(request: Request, error: Exception) -> Response:
-    """What the framework says itself: that there is no such route, or not for the method."""
+    """An error of the framework: there is no such route, or it does not take the method."""
     assert isinstance(error, HTTPException)  # noqa: S101 - registered for nothing else
     path = request.url.path
     if error.status_code == 404:
-        return await _told(request, nothing_at(path))
-    told = str(error.detail)
+        return await _api_error(request, nothing_at(path))
+    message = str(error.detail)
     headers = dict(error.headers or {})
     if error.status_code == 405:
-        told = f"{request.method} is not served at {path}"
+        message = f"{request.method} is not served at {path}"
         headers = {"allow": ", ".join(_methods(request))}
-    reply = await _told(request, ApiError("invalid_request", told, status=error.status_code))
+    reply = await _api_error(
+        request, ApiError("invalid_request", message, status=error.status_code)
+    )
     reply.headers.update(headers)
     return reply
 
 
 def _methods(request: Request) -> list[str]:
-    """Those that the path takes; the framework tells only those of its first route."""
+    """All methods of the path; the framework reports only those of its first route."""
     routes = [r for r in request.app.routes if r.matches(request.scope)[0] is not Match.NONE]
     return sorted({method for route in routes for method in route.methods})
 
@@ -143,7 +145,7 @@ Admin = Annotated[Caller, Depends(_admin)]
 
 
 async def _session(session_id: str, caller: Authenticated, services: Running) -> SessionRecord:
-    """The session in the path, for the admin key or the session's own."""
+    """The session in the path. The caller needs the admin key or that session's key."""
     session = await _found(session_id, services)
     if not caller.admin and (caller.session is None or caller.session.id != session.id):
         raise ApiError("permission", "this key does not open that session", status=403)
@@ -164,7 +166,8 @@ OwnSession = Annotated[SessionRecord, Depends(_session)]
 async def create_session(
     new: NewSession, request: Request, services: Running, _: Admin
 ) -> OpenedSession:
-    """Opens a session. Its key is told here, once; only the hash of it is stored."""
+    """Opens a session. The reply is the only place where its key appears: the store keeps a
+    hash."""
     settings = services.settings
     try:
         check_settings(new.settings)
@@ -176,8 +179,8 @@ async def create_session(
         try:
             await asyncio.to_thread(services.writer.upsert_task, task)
         except RecordRejected as error:
-            told = f"the task cannot be stored: {error}"
-            raise ApiError("invalid_request", told, status=422, param="task") from error
+            message = f"the task cannot be stored: {error}"
+            raise ApiError("invalid_request", message, status=422, param="task") from error
         except StoreUnavailable as error:
             raise store_unavailable() from error
     key = new_session_key()
@@ -223,13 +226,14 @@ async def list_sessions(
 
 
 async def get_session(session: OwnSession, services: Running) -> SessionState:
-    """One session and where its calls stand."""
+    """One session, with the number of its calls by status."""
     counts = await asyncio.to_thread(services.reader.call_counts, session.id)
     return session_state(session, counts)
 
 
 async def add_reward(new: NewReward, session: OwnSession, services: Running) -> RecordedReward:
-    """Scores the session, or one call or turn of it. Sealed sessions may still be scored."""
+    """Records a reward for the session, or for one call or turn of it. A sealed session may still
+    get rewards."""
     if new.call_id is not None or new.turn is not None:
         new = await asyncio.to_thread(_placed, services.reader, session.id, new)
     reward = Reward(session_id=session.id, created_at=time.time(), **new.model_dump())
@@ -243,12 +247,12 @@ async def add_reward(new: NewReward, session: OwnSession, services: Running) -> 
 
 
 def _placed(reader: Reader, session_id: str, new: NewReward) -> NewReward:
-    """The reward with the call that it scores. Raises 404 for one that the session does not have,
-    422 when ``call_id`` and ``turn`` name two."""
+    """The reward with its call. Raises 404 for a call that is not in the session, and 422 when
+    ``call_id`` and ``turn`` name different calls."""
     recorded = reader.call_ids(session_id)
     if new.call_id is not None and new.call_id not in recorded:
-        told = f"session {session_id} has no call {new.call_id}"
-        raise ApiError("not_found", told, status=404, param="call_id")
+        message = f"session {session_id} has no call {new.call_id}"
+        raise ApiError("not_found", message, status=404, param="call_id")
     if new.turn is None:
         return new
     if not 1 <= new.turn <= len(recorded):
@@ -256,19 +260,19 @@ def _placed(reader: Reader, session_id: str, new: NewReward) -> NewReward:
         raise ApiError("not_found", f"session {session_id} has {has}", status=404, param="turn")
     call_id = recorded[new.turn - 1]
     if new.call_id not in (None, call_id):
-        told = f"turn {new.turn} is call {call_id}, not {new.call_id}: name one of them"
-        raise ApiError("invalid_request", told, status=422, param="turn")
+        message = f"turn {new.turn} is call {call_id}, not {new.call_id}: name one of them"
+        raise ApiError("invalid_request", message, status=422, param="turn")
     return new.model_copy(update={"call_id": call_id})
 
 
 async def set_kind(call_id: str, new: NewKind, session: OwnSession, services: Running) -> SetKind:
-    """Says what a call of the session was for, before anything recorded or told."""
+    """Sets the kind of a call. It takes precedence over the kind that was recorded or derived."""
     await _set_kind(services, session, call_id, new.kind, new.role, new.by)
     return SetKind(call_id=call_id, kind=new.kind, role=new.role, by=new.by)
 
 
 async def unset_kind(call_id: str, session: OwnSession, services: Running) -> SetKind:
-    """Takes back what was said: the record tells the call's kind again."""
+    """Removes a kind that was set: the recorded kind is valid again."""
     await _set_kind(services, session, call_id, None, None, "")
     return SetKind(call_id=call_id, kind=None, role=None, by=None)
 
@@ -296,7 +300,7 @@ async def _set_kind(
 async def seal_session(
     session: OwnSession, services: Running, seal: Seal | None = None
 ) -> SessionState:
-    """Ends the session: no further call is admitted. Sealing twice keeps the first outcome."""
+    """Ends the session: no further call is admitted. A second seal keeps the first outcome."""
     if session.sealed_at is None:
         await services.sessions.seal(session.id, (seal or Seal()).outcome)
         await services.cluster_control.forget_session(session.id)
@@ -305,13 +309,13 @@ async def seal_session(
 
 
 async def get_policy(services: Running, _: Admin) -> PolicyState:
-    """What the engines are said to be serving, and who waits, over all workers."""
+    """The published policy version, and the running and waiting calls of all proxy processes."""
     return PolicyState(**msgspec.structs.asdict(await services.cluster_control.state()))
 
 
 async def put_policy(new: PublishPolicy, services: Running, caller: Admin) -> PolicyState:
-    """Every token that arrives from now on is stamped with this version: from all engines, or from
-    the one that is named. Engines of another version than the newest get no new calls."""
+    """Publishes a policy version: tokens of all engines, or of the named one, are stamped with it
+    from now on. Engines of another version than the newest get no new calls."""
     if new.engine is not None:
         _engine(services, new.engine)
     policy = Policy(new.version, new.model)
@@ -323,12 +327,12 @@ async def put_policy(new: PublishPolicy, services: Running, caller: Admin) -> Po
 
 
 async def list_engines(services: Running, _: Admin) -> list[EngineView]:
-    """The engines of the policy, and how they are."""
+    """The engines of the policy and their state."""
     return [engine_view(state) for state in await services.cluster_control.engines()]
 
 
 async def add_engine(new: NewEngine, services: Running, _: Admin) -> list[EngineView]:
-    """One engine more for the policy; an engine that is known stays as it is."""
+    """Adds an engine for the policy. A known engine stays as it is."""
     try:
         await services.cluster_control.add_engine(new.url, new.policy_version)
     except ValueError as error:
@@ -337,7 +341,8 @@ async def add_engine(new: NewEngine, services: Running, _: Admin) -> list[Engine
 
 
 async def remove_engine(name: str, services: Running, _: Admin) -> list[EngineView]:
-    """No further call goes to the engine; answers when its running calls are over."""
+    """Removes an engine: it gets no further calls. The reply follows when its running calls
+    ended."""
     _engine(services, name)
     try:
         await services.cluster_control.remove_engine(name)
@@ -353,7 +358,8 @@ def _engine(services: Services, name: str) -> None:
 
 
 async def pause(new: Pause, services: Running, caller: Admin) -> PolicyState:
-    """New calls wait. With ``drain`` it answers once no call runs, or after ``timeout_s``."""
+    """Holds new calls back. With ``drain`` the reply follows when no call runs, or after
+    ``timeout_s``."""
     await services.cluster_control.pause(new.timeout_s if new.mode == "drain" else None)
     return await get_policy(services, caller)
 

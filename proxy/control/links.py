@@ -6,14 +6,15 @@ from collections.abc import Mapping
 
 
 def base_urls(proxy_url: str, session: str) -> dict[str, str]:
-    """What each provider's client takes as its base URL, for a session's id or name."""
+    """The base URL for each provider's client, given a session's id or name."""
     root = f"{proxy_url.rstrip('/')}/s/{session}"
     return {"openai": f"{root}/v1", "anthropic": root, "google": root}
 
 
 def environment(urls: Mapping[str, str], key: str) -> dict[str, str]:
-    """What harnesses and official clients read at their start. ``ANTHROPIC_API_KEY`` is left out:
-    Claude Code complains when it finds both forms of a credential."""
+    """The variables that harnesses and official clients read when they start.
+
+    ``ANTHROPIC_API_KEY`` is not set: Claude Code warns when both credentials are set."""
     return {
         "OPENAI_BASE_URL": urls["openai"],
         "OPENAI_API_BASE": urls["openai"],

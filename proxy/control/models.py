@@ -1,4 +1,4 @@
-"""Bodies of the control API, as its OpenAPI shows them."""
+"""Request and response bodies of the control API. Their docstrings appear in its OpenAPI."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:@-]{0,255}$")]
 ShortText = Annotated[str, Field(min_length=1, max_length=SHORT_TEXT)]
 
 
-class _Told(BaseModel):
-    """What is said of a field below it is in the OpenAPI."""
+class _Documented(BaseModel):
+    """The docstring below a field is its description in the OpenAPI."""
 
     model_config = ConfigDict(use_attribute_docstrings=True)
 
 
-class _Body(_Told):
+class _Body(_Documented):
     model_config = ConfigDict(extra="forbid")
 
 
 class Task(_Body):
-    """What the session is asked to do; renewed when its suite and split know the id already."""
+    """The session's task; it replaces a stored task of the same suite, split and id."""
 
     id: ShortText
     suite: ShortText
@@ -49,15 +49,15 @@ class NewSession(_Body):
     ttl_s: Annotated[float, Field(gt=0)] | None = None
 
 
-class OpenedSession(_Told):
+class OpenedSession(_Documented):
     id: str
     key: str
     base_urls: dict[str, str]
     environment: dict[str, str]
-    """Set these and start the harness."""
+    """Variables to set before the harness is started."""
 
 
-class SessionState(_Told):
+class SessionState(_Documented):
     id: str
     name: str | None
     run_id: str | None
@@ -73,17 +73,18 @@ class SessionState(_Told):
     sealed_at: float | None
     outcome: str | None
     calls: dict[str, int]
-    """How many calls there are, by status."""
+    """Number of calls by status."""
 
 
 class NewReward(_Body):
     name: ShortText
     value: FiniteFloat
     call_id: str | None = None
-    """Only this call; it must be recorded in the session by now."""
+    """The reward is for this call alone, which must be recorded in the session already."""
     turn: int | None = None
-    """Only this turn: the session's calls in the order of their start, from 1 on, as ``bridle
-    show`` numbers them. It must have begun by now; it is kept as its ``call_id`` too."""
+    """The reward is for this turn alone. Turns are the session's calls in the order of their start,
+    counted from 1, as in ``bridle show``. The turn must have begun; its ``call_id`` is stored too.
+    """
     source: ShortText | None = None
     detail: dict[str, Any] = {}
 
@@ -96,10 +97,10 @@ class NewKind(_Body):
     kind: CallKind
     role: ShortText | None = None
     by: ShortText = "control API"
-    """Who says so."""
+    """The person or program that decided."""
 
 
-class SetKind(_Told):
+class SetKind(_Documented):
     call_id: str
     kind: CallKind | None
     role: str | None
@@ -110,30 +111,30 @@ class Seal(_Body):
     outcome: Annotated[str, Field(min_length=1, max_length=32)] = "completed"
 
 
-class EngineView(_Told):
+class EngineView(_Documented):
     name: str
     url: str
     circuit: CircuitState
     policy_version: int
-    """As it was last told."""
+    """As it was last published."""
     changed: bool
-    """It says itself that it serves other weights than it did then."""
+    """The engine reports other weights than were published."""
     usable: bool
-    """Its circuit admits calls and it serves the pool's policy version."""
+    """The circuit admits calls, and the engine serves the pool's policy version."""
     running: int
     retries: int
     ejections: int
     changes: int
-    """How often it was found to have changed."""
+    """Number of times that the engine was found with other weights."""
 
 
 class NewEngine(_Body):
     url: Annotated[str, Field(pattern=r"^https?://[^/?#@\s]+(/[^?#\s]*)?$", max_length=512)]
     policy_version: Annotated[int, Field(ge=0, lt=2**63)] = 0
-    """What it serves; while that is not the pool's version it gets no calls."""
+    """The version that the engine serves. It gets calls only while that is the pool's version."""
 
 
-class PolicyState(_Told):
+class PolicyState(_Documented):
     version: int
     model: str | None
     paused: bool
@@ -146,25 +147,25 @@ class PublishPolicy(_Body):
     model: str | None = None
     """Served model name, when it changes with the version."""
     back: bool = False
-    """Earlier weights are meant: a publish was taken back, or the engine was started anew."""
+    """Permits a lower version: a publish was undone, or the engine was restarted."""
     engine: str | None = None
-    """Name or URL of the one engine that serves it; all of them when left out."""
+    """Name or URL of the one engine that serves the version; without it, all engines do."""
 
 
 class Pause(_Body):
     mode: Literal["drain", "span"] = "drain"
-    """``drain`` waits for running calls, ``span`` lets them go on across the update."""
+    """``drain`` waits until running calls end, ``span`` lets them continue across the update."""
     timeout_s: Annotated[float, Field(ge=0, le=3600)] = 600.0
 
 
-class ErrorDetail(_Told):
+class ErrorDetail(_Documented):
     message: str
     type: str
     param: str | None
     code: str | None
 
 
-class ErrorReply(_Told):
+class ErrorReply(_Documented):
     error: ErrorDetail
 
 

@@ -1,6 +1,6 @@
-"""Health and metrics: what supervisors and collectors ask every few seconds.
+"""Health and metrics routes, which supervisors and collectors read every few seconds.
 
-They stand outside the control framework, which a proxy that is only asked for these never loads.
+They do not use FastAPI, so a proxy that serves only these never imports it.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from bridle.proxy.services import Services
 from bridle.proxy.wire.canonical import ApiError
 
 Running = Callable[[], Services]
-"""The services, or :class:`ApiError` (503) while there are none."""
+"""Returns the services, or raises :class:`ApiError` (503) while there are none."""
 Probe = Callable[[Client, Running], Awaitable[None]]
-"""Answers one request. Raises :class:`ApiError`."""
+"""Replies to one request. Raises :class:`ApiError`."""
 
 
 async def health(client: Client, _: Running) -> None:
-    """The process is there."""
+    """200 while the process runs."""
     await client.respond(200, b'{"status":"ok"}')
 
 
 async def ready(client: Client, running: Running) -> None:
-    """503 while no engine can be used; ``circuits`` are those of the engines."""
+    """503 while no engine can be used; ``circuits`` has the state of each engine's circuit."""
     engines = running().engines
     well = await engines.check()
     circuits = [state.circuit for state in engines.states()]
@@ -36,7 +36,7 @@ async def ready(client: Client, running: Running) -> None:
 
 
 async def metrics(client: Client, running: Running) -> None:
-    """Prometheus text; for the admin key. Raises :class:`ApiError`."""
+    """Prometheus text. It needs the admin key. Raises :class:`ApiError`."""
     services = running()
     caller = await services.sessions.authenticate(client.headers, client.address)
     if not caller.admin:

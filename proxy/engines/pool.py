@@ -22,11 +22,12 @@ import msgspec
 
 from bridle.proxy.engines.circuit import Circuit, CircuitState
 from bridle.proxy.engines.endpoint import EngineEndpoint
-from bridle.proxy.engines.policy_gate import PolicyGate
+from bridle.proxy.engines.policy_gate import Policy, PolicyGate
 from bridle.proxy.engines.served_weights import ServedWeights, other_weights
 from bridle.proxy.periodic import Periodic
 from bridle.proxy.settings import ProxySettings
 from bridle.proxy.wire.canonical import ApiError, Request
+from bridle.store.records import ServedPolicy
 
 log = logging.getLogger("bridle.proxy")
 
@@ -189,9 +190,29 @@ class EnginePool:
         for one in self._meant(engine):
             one.serves.published(version, fingerprints.get(one.endpoint.base))
 
-    def publishes(self) -> dict[str, int]:
-        """How often each engine was published to, by base URL."""
-        return {url: one.serves.publishes for url, one in self._engines.items()}
+    def restore(self, served: Mapping[str, ServedPolicy]) -> None:
+        """Takes up what the store has of these engines, by base URL."""
+        known = [served[url] for url in self._engines if url in served]
+        if not known:
+            return
+        newest = max(known, key=lambda one: (one.version, one.reported_at))
+        self.gate.publish(Policy(newest.version, newest.model), back=True)
+        for one in known:
+            self.published(one.version, one.engine, {one.engine: one.weights_fingerprint})
+
+    def learned(self, version: int, fingerprints: Fingerprints) -> None:
+        """``fingerprints`` are what engines report of the weights of ``version``, where they still
+        serve it."""
+        for url, fingerprint in fingerprints.items():
+            engine = self._engines.get(url)
+            if engine is None or engine.version != version:
+                continue
+            if engine.serves.fingerprint != fingerprint:
+                engine.serves.published(version, fingerprint)
+
+    def versions(self) -> dict[str, int]:
+        """The version that was last published to each engine, by base URL."""
+        return {url: one.version for url, one in self._engines.items()}
 
     async def learn_fingerprints(self, engine: str | None = None) -> Fingerprints:
         """The fingerprint that ``engine`` (all when ``None``) reports of the weights that were just
@@ -315,24 +336,21 @@ class EnginePool:
 
     # -- membership ------------------------------------------------------------------------------
 
-    async def add(
-        self, url: str, version: int, fingerprint: str | None = None
-    ) -> PooledEngine | None:
+    async def add(self, url: str, version: int) -> PooledEngine | None:
         """One engine more, which serves ``version``; ``None`` when it is known.
 
         Raises ``ValueError`` for a URL that is none of HTTP."""
         if _base(url) in self._engines:
             return None
         engine = self._made(url, version)
-        engine.serves.published(version, fingerprint)
+        engine.serves.published(version)
         await engine.endpoint.start()
         self._engines[engine.endpoint.base] = engine
         return engine
 
-    async def remove(self, name: str) -> None:
-        """No further call goes to the engine; returns when the running ones have ended. Raises as
-        :meth:`take_out` does."""
-        await self.take_out(name).retired()
+    def url_of(self, name: str) -> str:
+        """The base URL of an engine. Raises ``KeyError``."""
+        return self._named(name).endpoint.base
 
     def take_out(self, name: str) -> PooledEngine:
         """No further call goes to the engine. Raises ``KeyError`` for an unknown name and

@@ -1,4 +1,4 @@
-"""Which path means what: a table, looked up once per request."""
+"""The table of data routes, read once per request."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ class Action(Enum):
 
 
 class Route(NamedTuple):
-    """What a request asks for."""
+    """The data route of a request."""
 
     dialect: DialectName
     action: Action
     method: str
-    """The one that it takes, or several with commas between."""
+    """The permitted method, or several with commas between."""
     session: str | None = None
     """The session in the path, by id or name."""
     parameters: tuple[tuple[str, str], ...] = ()
@@ -49,15 +49,15 @@ _GOOGLE_ACTIONS: Final = {
     "countTokens": Action.COUNT,
 }
 _STORED: Final = re.compile(r"/v1/responses/(?!(?:compact|input_tokens)$)(?P<response>[^/]+)")
-"""What is left out are OpenAI's own routes, not ids of responses; they are not served."""
+"""The excluded names are OpenAI routes that are not served; they are no response ids."""
 _MODEL: Final = re.compile(r"/(?P<version>v1|v1beta|v1alpha)/models/(?P<model>.+)")
 _GOOGLE_METHOD: Final = re.compile(r"[a-z]+(?:[A-Z][a-z]+)+")
-"""What Google calls its methods (``embedContent``); no tag of a model (``qwen3:8b``) looks so."""
+"""Google's method names (``embedContent``); no model tag (``qwen3:8b``) has this form."""
 _SESSION: Final = "/s/"
 
 
 def route(path: str) -> Route | None:
-    """The data route of ``path``; ``None`` when it is none."""
+    """The data route of ``path``; ``None`` for any other path."""
     session = None
     if path.startswith(_SESSION):
         session, _, path = path[len(_SESSION) :].partition("/")
@@ -90,21 +90,20 @@ def _parametrised(path: str) -> Route | None:
 
 
 def nothing_at(path: str) -> ApiError:
-    """What is told of a path that is no route."""
+    """The error for a path that is no route."""
     why = _misplaced(path)
-    told = f"nothing is served at {path}" + (f": {why}" if why else "")
-    return ApiError("not_found", told, status=404)
+    message = f"nothing is served at {path}" + (f": {why}" if why else "")
+    return ApiError("not_found", message, status=404)
 
 
 def calls_method(path: str) -> bool:
-    """Whether ``path`` calls a method of a model, as Google has them, when it is posted to; when it
-    is read, the same may be a model with a tag."""
+    """Whether a POST to ``path`` calls a method of a model in Google's form. In a GET the same path
+    may name a model with a tag."""
     return _GOOGLE.search(path) is not None
 
 
 def _misplaced(path: str) -> str | None:
-    """What is wrong with the base URL of a client that asks for ``path``, if adding or leaving out
-    ``/v1`` makes a route of it."""
+    """The correction of the client's base URL, if ``path`` with or without ``/v1`` is a route."""
     session, rest = "", path
     if path.startswith(_SESSION):
         name, _, rest = path[len(_SESSION) :].partition("/")
@@ -117,7 +116,7 @@ def _misplaced(path: str) -> str | None:
 
 
 def implied_dialect(path: str) -> DialectName:
-    """In whose shape an unknown path is answered."""
+    """The dialect of the error for an unknown path."""
     if "/v1beta/" in path or "/v1alpha/" in path or _GOOGLE.search(path):
         return "google"
     if "/messages" in path or "/api/" in path:

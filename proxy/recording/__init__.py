@@ -1,4 +1,4 @@
-"""What is kept of a call: its record and commit, metrics, log lines, traces, stored responses.
+"""The record of a call and its commit, metrics, log lines, traces and stored responses.
 
-The recording takes the events that the client's emitter takes; the terminal event waits for it.
+A recording takes the same events as the client's emitter; the terminal event waits for the commit.
 """

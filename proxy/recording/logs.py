@@ -1,6 +1,7 @@
-"""Log lines with the ids of what they are about: for a person, or as JSON for a collector.
+"""The proxy's log: one line per event, as text for a person or as JSON for a collector.
 
-A line is an event's name and its fields. Bodies, headers and keys are never fields.
+A line has the event's name and its fields, among them the ids of the session and the call. Bodies,
+headers and keys are never fields.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ _STANDARD: Final = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "
 
 
 def configure(form: Format, level: LogLevel) -> None:
-    """Sends this process's lines to standard error, in ``form``, from ``level`` on."""
+    """Writes this process's log to standard error, in ``form``, from ``level`` up."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonLines() if form == "json" else TextLines())
     for name in ("bridle", "uvicorn.error"):
@@ -42,7 +43,8 @@ class TextLines(logging.Formatter):
 
 
 class JsonLines(logging.Formatter):
-    """One JSON object a line: ``at``, ``level``, ``event``, the fields, ``trace`` of an error."""
+    """One JSON object per line: ``at``, ``level``, ``event``, the fields, and an error's
+    ``trace``."""
 
     def format(self, record: logging.LogRecord) -> str:
         line: dict[str, Any] = {
@@ -57,7 +59,7 @@ class JsonLines(logging.Formatter):
 
 
 def log_call(begun: CallBegun, ended: CallEnded) -> None:
-    """A call is over and in the store."""
+    """Logs a call whose end is committed."""
     first = ended.first_token_at
     fields: dict[str, Any] = {
         "session": ended.session_id,
@@ -74,8 +76,8 @@ def log_call(begun: CallBegun, ended: CallEnded) -> None:
         "ms": _ms(ended.ended_at - begun.started_at),
         "notes": [note.name for note in ended.notes] or None,
     }
-    told = {name: value for name, value in fields.items() if value is not None}
-    log.info("call_ended", extra=told)
+    present = {name: value for name, value in fields.items() if value is not None}
+    log.info("call_ended", extra=present)
 
 
 def _fields(record: logging.LogRecord) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from bridle.proxy.engines.pool import EngineState
 from bridle.store.records import BreakReason, CallEnded, CallStatus, Note
 
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
-"""Upper bounds of the buckets of times."""
+"""Upper bounds of the histograms' buckets."""
 
 
 class Metrics:
@@ -35,7 +35,7 @@ class Metrics:
             "bridle_calls", "Recorded calls", ["dialect", "status"], registry=self.registry
         )
         self._endings: dict[tuple[str, CallStatus], Counter] = {}
-        """The counters of ``calls``: looking one up by its labels costs more than counting."""
+        """The children of ``calls``: a look-up by labels costs more than the increment."""
         self.refused = Counter(
             "bridle_refused_requests",
             "Requests refused before they became calls",
@@ -68,10 +68,10 @@ class Metrics:
         self.sampled_tokens = Counter(
             "bridle_sampled_tokens", "Sampled tokens recorded", registry=self.registry
         )
-        self.first_token_s = Times(
+        self.first_token_s = DurationHistogram(
             "bridle_first_token_seconds", "Request admitted to first token", self.registry
         )
-        self.call_s = Times(
+        self.call_s = DurationHistogram(
             "bridle_call_seconds", "Request admitted to record committed", self.registry
         )
         running = Gauge("bridle_running_calls", "Calls at the engine", registry=self.registry)
@@ -82,7 +82,7 @@ class Metrics:
         version.set_function(lambda: gate.version)
 
     def watch(self, engines: Callable[[], Iterable[EngineState]]) -> None:
-        """Shows these engines from now on."""
+        """Adds the metrics of these engines."""
         self.registry.register(_Engines(engines))
 
     def count_notes(self, notes: Iterable[Note]) -> None:
@@ -90,7 +90,7 @@ class Metrics:
             self.events.labels(note.name).inc()
 
     def count_call(self, dialect: str, started_at: float, ended: CallEnded) -> None:
-        """To be called right after the commit."""
+        """Counts a call; to be called right after its commit."""
         ending = (dialect, ended.status)
         calls = self._endings.get(ending)
         if calls is None:
@@ -107,7 +107,7 @@ class Metrics:
             self.count_notes(ended.notes)
 
     def count_break(self, reason: BreakReason, notes: Iterable[Note]) -> None:
-        """To be called when a break that was committed as ``UNEXPLAINED`` has been looked into."""
+        """Counts a break that was committed as ``UNEXPLAINED``, once its reason is known."""
         self.breaks.labels(reason.value).inc()
         self.count_notes(notes)
 
@@ -115,15 +115,15 @@ class Metrics:
         return generate_latest(self.registry)
 
 
-class Times(Collector):
-    """A histogram of seconds that one thread observes: the library's own takes several locks for
-    each."""
+class DurationHistogram(Collector):
+    """A histogram of seconds for one thread. The library's own takes several locks for each
+    observation."""
 
     def __init__(self, name: str, documentation: str, registry: CollectorRegistry) -> None:
         self._name = name
         self._documentation = documentation
         self._counts = [0] * (len(SECONDS) + 1)
-        """By the first bound that is not less, or beyond all."""
+        """Per bucket; the last one is above all bounds."""
         self._sum = 0.0
         registry.register(self)
 
@@ -140,7 +140,7 @@ class Times(Collector):
 
 
 class _Engines(Collector):
-    """The engines as they are when somebody looks."""
+    """Metrics of the engines, read at each exposition."""
 
     def __init__(self, states: Callable[[], Iterable[EngineState]]) -> None:
         self._states = states
@@ -182,8 +182,8 @@ class _Engines(Collector):
 
 
 def merged(expositions: Mapping[int, str]) -> bytes:
-    """The metrics of several processes, by their ids, as one: each sample says of which ``worker``
-    it is, whoever is asked."""
+    """One exposition of several processes' metrics, given by process id. Each sample has its
+    process id as the label ``worker``, whichever process replies."""
     families: dict[str, Metric] = {}
     for worker, text in expositions.items():
         for family in text_string_to_metric_families(text):
@@ -197,7 +197,7 @@ def merged(expositions: Mapping[int, str]) -> bytes:
 
 
 class _Fixed(Collector):
-    """Families that have been collected already."""
+    """Metric families that are collected already."""
 
     def __init__(self, families: Iterable[Metric]) -> None:
         self._families = list(families)

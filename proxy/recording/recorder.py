@@ -1,4 +1,4 @@
-"""The record of a call, grown from the same events that its client gets."""
+"""The record of a call, built from the same events that its client gets."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ from bridle.store.writing.writer import Writer
 
 
 class CallOutcome(msgspec.Struct, frozen=True, gc=False):
-    """How a call ended, as the one who served it knows it."""
+    """How a call ended."""
 
     status: CallStatus
     notes: tuple[Note, ...] = ()
@@ -56,7 +56,7 @@ class CallOutcome(msgspec.Struct, frozen=True, gc=False):
     """Effective sampling parameters, as sent."""
     model_served: str | None = None
     policy_version: int = 0
-    """Of the engine that answered, at the end of the call."""
+    """Of the engine that replied, at the end of the call."""
     reason: str | None = None
     error: ApiError | None = None
 
@@ -65,7 +65,7 @@ Observer = Callable[[CallBegun, CallEnded, CallOutcome], None]
 
 
 class Recorder:
-    """Begins records and commits their ends."""
+    """Begins the records of calls and commits their ends."""
 
     def __init__(
         self,
@@ -77,8 +77,8 @@ class Recorder:
         *,
         forward: bool = False,
     ) -> None:
-        """``observers`` get every call after its commit; they must not block. ``forward``: a call
-        goes on although the store does not take its beginning."""
+        """``observers`` get every call after its commit; they must not block. With ``forward`` a
+        call continues when the store does not accept its beginning."""
         self._observers = tuple(observers)
         self._forward = forward
         self._writer = writer
@@ -89,19 +89,20 @@ class Recorder:
     def begin(
         self, begun: CallBegun, session: Session, request: Request, link: Link, prompt: CallPrompt
     ) -> Recording:
-        """Raises ``StoreUnavailable`` when the store takes no more."""
+        """Raises ``StoreUnavailable`` when the store accepts no more records."""
         try:
             self._writer.begin_call(begun)
         except StoreUnavailable:
             if not self._forward:
-                raise  # Otherwise its end is refused, too, and counted as unrecorded then.
+                raise  # With forward, the call's end is refused too and counted as unrecorded.
         self._memory.begin(session, begun.id)
         return Recording(begun, session, request, link, prompt)
 
     async def commit(self, recording: Recording, outcome: CallOutcome) -> None:
-        """Returns when the call's end is durable. Other calls may continue it from then on:
-        lineage, metrics and observers get it in the loop's next turn, before that of any request
-        that comes later, while the client reads its reply.
+        """Returns when the call's end is durable. Other calls may continue it from then on.
+
+        Lineage, metrics and observers get it in the event loop's next iteration, which precedes
+        every later request.
 
         Raises ``StoreUnavailable``.
         """
@@ -128,7 +129,7 @@ class Recorder:
 
 
 class Recording:
-    """The record of one call, grown from the events of its reply."""
+    """The record of one call, built from the events of its reply."""
 
     def __init__(
         self, begun: CallBegun, session: Session, request: Request, link: Link, prompt: CallPrompt
@@ -142,7 +143,7 @@ class Recording:
         self._first_token_at: float | None = None
         self._sent: list[bytes] = []
         self.sent = self._sent.append
-        """Takes the bytes that go to the client."""
+        """Records bytes that are sent to the client."""
         self._versions: dict[int, list[VersionRun]] = {}
         self._stamped: dict[int, int] = {}
         """Choice -> the version of its latest tokens."""
@@ -156,14 +157,14 @@ class Recording:
         self.fold.take(events)
 
     def ended(self, outcome: CallOutcome) -> tuple[CallEnded, Turn]:
-        """The record as it stands, and the turn that lineage keeps of it. A contradiction within
-        the record makes it ``QUARANTINED``."""
+        """The call's final record, and its turn for lineage. A contradiction within the record
+        makes the call ``QUARANTINED``."""
         status = outcome.status
         reply = self.fold.reply()
         ids = reply.prompt_token_ids
         messages = [assistant_message(choice) for choice in reply.choices]
         frozen = is_frozen(outcome.notes)
-        # Logprobs without ids, as some providers send them, belong to no token.
+        # Some providers send logprobs without ids, which then belong to no token.
         with_ids = ids is not None or any(choice.token_ids for choice in reply.choices)
         prompt = None if ids is None else token_array(ids)
         choices = tuple(
@@ -219,14 +220,14 @@ class Recording:
         growth: Growth | None,
         prompt: TokenIds | None,
     ) -> Turn:
-        """Of a quarantined or frozen call the replies alone: its echo is recognised, and a call
-        that echoes it is a break, ``parent_without_ids``."""
+        """The call's turn for lineage. A quarantined or frozen call's turn has the replies without
+        tokens: a call that echoes it is found, with the break ``parent_without_ids``."""
         if prompt is None or status not in TRUSTED:
             return self.session.turn(self.begun.id, self.link, status, messages)
         return self.session.turn(self.begun.id, self.link, status, messages, growth, len(prompt))
 
     def _stamp(self, tokens: Tokens, version: int) -> None:
-        """The choice's tokens are sampled from ``version``, from these on."""
+        """Records that the choice's tokens come from ``version``, from these tokens on."""
         if not tokens.token_ids:
             return
         if self._first_token_at is None:
@@ -237,7 +238,7 @@ class Recording:
 
 
 def recorded_conversation(request: Request, link: Link) -> Conversation:
-    """What the store keeps of the messages of a request."""
+    """The messages of a request in the form that the store keeps."""
     return Conversation(
         tail=link.tail,
         tools=tuple(request.tools),
@@ -249,13 +250,13 @@ def recorded_conversation(request: Request, link: Link) -> Conversation:
 
 def quarantined(ended: CallEnded, found: str) -> CallEnded:
     """``ended`` with the contradiction that was ``found`` in it."""
-    word = found.partition(":")[0].partition(" ")[0]
-    notes = (*ended.notes, Note(f"quarantined_{word}", found))
+    kind = found.partition(":")[0].partition(" ")[0]
+    notes = (*ended.notes, Note(f"quarantined_{kind}", found))
     return msgspec.structs.replace(ended, status=CallStatus.QUARANTINED, reason=found, notes=notes)
 
 
 def assistant_message(choice: ChoiceReply) -> Message:
-    """The reply as the assistant's turn, its tool calls under their minted ids."""
+    """The reply as an assistant message; its tool calls have their minted ids."""
     return Message(
         role="assistant",
         content=None if choice.tool_calls and not choice.text else choice.text,

@@ -1,8 +1,8 @@
 """``item_reference``: the recorded output items that a Responses request only names.
 
-A client that lets the provider store its responses sends of each item no more than its id. What
-stands for it is the item as that client was sent it, byte for byte the same JSON, so a request of
-references and one of whole items are the same conversation.
+A client whose responses are stored may send an item's id instead of the item. The reference is
+replaced by the exact JSON of the item that the client was sent. A request with references is
+therefore the same conversation as a request with whole items.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ _ITEM_DONE: Final = b'{"type":"response.output_item.done",'
 
 Items = Mapping[str, Mapping[str, Any]]
 Readable = Callable[[str], bool]
-"""Whether what was recorded in a session, by its id, may be told to the client."""
+"""Whether the client may read the recorded items of a session, given by its id."""
 
 
 def is_gone(call: CallRow) -> bool:
-    """Whether clients were told that the call's response is not, or no longer, stored."""
+    """Whether the call's response is not stored for clients, or was deleted by one."""
     return any(note.name in _GONE for note in call.notes)
 
 
@@ -48,7 +48,7 @@ class StoredItems:
         """Call id -> its session and items; written by the threads that read the store."""
 
     async def expand(self, request: Request, body: bytes, readable: Readable) -> Request:
-        """``request``, or when it names items: the request that ``body`` is with them in it.
+        """``request``; if it has references, ``body`` parsed anew with the items in their place.
 
         Raises :class:`ApiError` (404) when an item is not stored here, or not for this client.
         """
@@ -58,7 +58,7 @@ class StoredItems:
         return parse_with(body, await asyncio.to_thread(self._items, references, readable))
 
     def forget(self, call_id: str) -> None:
-        """The call's response has been deleted."""
+        """Drops a call whose response was deleted."""
         with self._lock:
             self._known.pop(call_id, None)
 
@@ -97,7 +97,7 @@ class StoredItems:
 
 
 def _written(response: bytes) -> Items:
-    """The items that a response's bytes complete, streamed or not; none of those of an error."""
+    """The completed items in a response's bytes, streamed or not; an error has none."""
     if response.startswith(b"{"):
         return {item["id"]: item for item in orjson.loads(response).get("output", ())}
     events = SseParser()

@@ -1,6 +1,7 @@
-"""Stored responses: read, deleted, and the conversation that ``previous_response_id`` goes on from.
+"""Stored responses of the Responses API: read, deleted, continued by ``previous_response_id``.
 
-Every call is recorded; what the client asked not to store, or deleted, is gone for clients alone.
+Every call is recorded. A response that a client deleted, or asked not to store, is hidden from
+clients and stays in the record.
 """
 
 from __future__ import annotations
@@ -37,12 +38,12 @@ def begins_with_instructions(request: Request) -> bool:
 
 
 def not_stored(request: Request) -> tuple[Note, ...]:
-    """The note on a call whose client said ``store: false``."""
+    """The note on a call whose client sent ``store: false``."""
     return () if request.responses.store else (Note(NOT_STORED),)
 
 
 def marked_deleted(call: CallRow) -> tuple[Note, ...]:
-    """The call's notes with the deletion."""
+    """The call's notes, with the note of the deletion."""
     return (*call.notes, Note(DELETED))
 
 
@@ -51,7 +52,7 @@ def unknown_response(response_id: str) -> ApiError:
 
 
 class StoredResponses:
-    """Recorded conversations by the response that ended them; the latest stay in memory."""
+    """Recorded conversations by the response that ended them; the latest are kept in memory."""
 
     def __init__(self, reader: Reader) -> None:
         self._reader = reader
@@ -61,12 +62,13 @@ class StoredResponses:
         """Call id -> its conversation; written by the threads that read the store."""
 
     async def expand(self, request: Request, body: bytes, readable: Readable) -> Request:
-        """``request`` (which came as ``body``) with the items that it names, and with the stored
-        conversation before its own messages.
+        """``request`` (parsed from ``body``) with its references replaced by the items.
 
-        Earlier ``instructions`` are not inherited, as with the provider. Raises :class:`ApiError`
-        (404) when an item or the response is not stored here, or not for this client.
-        """
+        The stored conversation comes before the request's own messages.
+
+        Earlier ``instructions`` are not inherited, as in the provider's API. Raises
+        :class:`ApiError` (404) when an item or the response is not stored here, or not for this
+        client."""
         request = await self._items.expand(request, body, readable)
         response_id = request.previous_response_id
         if response_id is None:
@@ -95,7 +97,8 @@ class StoredResponses:
         return None if is_gone(call) or call.dialect != "responses" else call
 
     async def whole(self, call: CallRow) -> bytes | None:
-        """The response object that the client was sent; ``None`` when it never got a whole one."""
+        """The response object that the client was sent; ``None`` when it was not sent
+        completely."""
         if call.response_sha256 is None:
             return None
         body = await asyncio.to_thread(self._reader.response_body, call.id)
@@ -109,7 +112,7 @@ class StoredResponses:
         return None
 
     def forget(self, call_id: str) -> None:
-        """The response has been deleted."""
+        """Drops a response that was deleted."""
         self._items.forget(call_id)
         with self._lock:
             self._known.pop(call_id, None)
@@ -119,7 +122,7 @@ class StoredResponses:
             return self._conversation(call_id)
 
     def _conversation(self, call_id: str) -> tuple[Message, ...] | None:
-        """The messages up to and with the reply of ``call_id``, without instructions."""
+        """The messages up to and including the reply of ``call_id``, without instructions."""
         pieces: list[tuple[Message, ...]] = []
         at: str | None = call_id
         choice = 0
@@ -133,13 +136,17 @@ class StoredResponses:
                 row = self._reader.call(at)
             except NotFound:
                 return None
-            said = row.conversation
-            if said is None or choice >= len(row.replies):
+            conversation = row.conversation
+            if conversation is None or choice >= len(row.replies):
                 return None
-            at = None if said.lineage is None else said.lineage.base_call_id
-            tail = said.tail[1:] if at is None and said.instructions else said.tail
+            at = None if conversation.lineage is None else conversation.lineage.base_call_id
+            tail = (
+                conversation.tail[1:]
+                if at is None and conversation.instructions
+                else conversation.tail
+            )
             pieces.append((*tail, row.replies[choice]))
-            choice = 0 if said.lineage is None else said.lineage.base_choice
+            choice = 0 if conversation.lineage is None else conversation.lineage.base_choice
         whole = tuple(message for piece in reversed(pieces) for message in piece)
         self._known[call_id] = whole
         while len(self._known) > _CAPACITY:

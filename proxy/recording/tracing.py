@@ -1,9 +1,9 @@
 """OpenTelemetry spans of recorded calls, by the GenAI semantic conventions. Needs ``[otel]``.
 
-A span is made when its call has been committed, with the times of its record; prompts and replies
-are in the store and not in the span. A client's ``traceparent`` makes it part of the client's
-trace. Where a tracer provider is set already, its exporters get the spans; else they go by OTLP
-over HTTP to where the standard ``OTEL_*`` variables say.
+A span is created after its call's commit, with the times of the record. Prompts and replies are in
+the store only. A client's ``traceparent`` makes the span part of the client's trace. A tracer
+provider that is already set exports the spans; otherwise they are sent by OTLP over HTTP, as the
+standard ``OTEL_*`` variables configure it.
 """
 
 from __future__ import annotations
@@ -50,12 +50,12 @@ class Tracing:
         self._context = TraceContextTextMapPropagator()
 
     def close(self) -> None:
-        """Sends what is waiting."""
+        """Sends the spans that wait for export."""
         if self._own is not None:
             self._own.shutdown()
 
     def observe(self, begun: CallBegun, ended: CallEnded, outcome: CallOutcome) -> None:
-        """A call is over and in the store."""
+        """Makes the span of a committed call."""
         operation = _OPERATIONS.get(begun.dialect, "chat")
         span = self._tracer.start_span(
             f"{operation} {begun.model_requested}",

@@ -1,8 +1,8 @@
 """Sessions that another proxy on the same store has sealed.
 
-The workers of one port send each other their seals (``proxy/cluster/cluster_control.py``). Proxies
-that share no more than a store do not know of each other: while others write to it, it is asked now
-and then which of the sessions in use have been sealed.
+The proxies of one deployment report their seals to each other
+(``proxy/cluster/cluster_control.py``). Proxies of other deployments on the same store do not: while
+others write to the store, each proxy reads now and then which of its sessions in use are sealed.
 """
 
 from __future__ import annotations
@@ -51,5 +51,5 @@ class SealWatch:
 
     def _sealed(self, session_ids: list[str]) -> set[str]:
         if len(self._reader.writer_ids()) < 2:
-            return set()  # who seals here knows
+            return set()  # Only this process seals sessions.
         return self._reader.sealed_among(session_ids)

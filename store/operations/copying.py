@@ -29,7 +29,7 @@ from bridle.store.schema.database import (
     snapshot,
     transaction,
 )
-from bridle.store.schema.tables import metadata, writers
+from bridle.store.schema.tables import control, metadata, writers
 
 _ROWS_AT_ONCE: Final = 500
 
@@ -101,7 +101,7 @@ def backup(source: str, target: Path) -> int:
 
 
 def _tables() -> list[Table]:
-    return [table for table in metadata.sorted_tables if table is not writers]
+    return [table for table in metadata.sorted_tables if table not in (writers, control)]
 
 
 def _copy(reading: Connection, writing: Connection, table: Table) -> int:

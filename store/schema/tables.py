@@ -49,9 +49,23 @@ writers = Table(
     Column("seen_at", Float(53), nullable=False),
     Column("lease", Float(53), nullable=False),
     Column("batch", BigInteger, nullable=False),
+    Column("deployment", Text),
+    Column("control_revision", BigInteger),
+    Column("control_report", JSON),
 )
-"""The processes that write: who is alive (``liveness.py``), and in a server's database each
-one's last commit."""
+"""The processes that write: which are alive (``liveness.py``), and in a server's database each
+one's last commit. The last three columns are set for a proxy (``store/operations/control.py``)."""
+
+control = Table(
+    "control",
+    metadata,
+    Column("revision", Integer, primary_key=True),
+    Column("deployment", Text, nullable=False),
+    Column("change", JSON, nullable=False),
+    sqlite_autoincrement=True,
+)
+"""Changes that all proxies of a deployment apply in the order of their revisions
+(``store/operations/control.py``)."""
 
 runs = Table(
     "runs",

@@ -13,9 +13,9 @@ import os
 import socket
 import time
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
-from sqlalchemy import Connection, bindparam, delete, insert, select, update
+from sqlalchemy import Connection, Row, bindparam, delete, insert, select, update
 
 from bridle.store.records import CallStatus, new_id
 from bridle.store.schema.tables import calls, writers
@@ -49,22 +49,24 @@ RENEW: Final = (
 """Renews a writer's lease and notes the number of its latest transaction."""
 
 
+def alive(row: Row[Any]) -> bool:
+    """Whether the process of a row of ``writers`` still runs: its lease is valid, and on this
+    machine the process exists."""
+    if row.seen_at + row.lease < time.time():
+        return False
+    return bool(row.host != host() or process(row.pid) == row.process)
+
+
 def interrupt_orphans(connection: Connection) -> int:
     """Marks the open calls of writers that are gone; returns how many there were."""
-    now, here = time.time(), host()
-    alive: list[str] = []
-    for row in connection.execute(select(writers)):
-        expired = row.seen_at + row.lease < now
-        dead = row.host == here and process(row.pid) != row.process
-        if not (expired or dead):
-            alive.append(row.id)
+    living = [row.id for row in connection.execute(select(writers)) if alive(row)]
     orphaned = (
         update(calls)
-        .where(calls.c.status == CallStatus.OPEN, calls.c.writer_id.not_in(alive))
-        .values(status=CallStatus.INTERRUPTED, reason=_REASON, ended_at=now)
+        .where(calls.c.status == CallStatus.OPEN, calls.c.writer_id.not_in(living))
+        .values(status=CallStatus.INTERRUPTED, reason=_REASON, ended_at=time.time())
     )
     count = connection.execute(orphaned).rowcount
-    connection.execute(delete(writers).where(writers.c.id.not_in(alive)))
+    connection.execute(delete(writers).where(writers.c.id.not_in(living)))
     return count
 
 

@@ -158,6 +158,11 @@ class Writer:
         self.close()
 
     @property
+    def id(self) -> str:
+        """The identifier of this process's row in ``writers``; a new one after its lease ended."""
+        return self._writer_id
+
+    @property
     def waiting(self) -> int:
         """Records that are queued and not yet in a transaction."""
         return len(self._queue)

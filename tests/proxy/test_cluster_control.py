@@ -1,323 +1,280 @@
-"""What workers tell each other, when one of them starts, is slow, or does not answer."""
+"""Changes that hold for all proxy processes of a deployment, over one store."""
 
 from __future__ import annotations
 
 import asyncio
-import json
 import os
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
+import msgspec
 import pytest
+from sqlalchemy import delete, func, select, update
 
-from bridle.proxy.cluster import siblings
+from bridle.proxy.cluster import cluster_control
 from bridle.proxy.cluster.cluster_control import ClusterControl
-from bridle.proxy.cluster.siblings import Siblings
-from bridle.proxy.engines.policy_gate import Policy, PolicyGate
+from bridle.proxy.engines.policy_gate import Policy, PolicyGate, StaleVersion
 from bridle.proxy.engines.pool import EnginePool
 from bridle.proxy.engines.served_weights import ServedWeights
+from bridle.proxy.recording.metrics import Metrics
 from bridle.proxy.settings import Limits, ProxySettings
 from bridle.proxy.wire.canonical import ApiError
+from bridle.store.reading.queries import Reader
+from bridle.store.schema.database import migrate, transaction
+from bridle.store.schema.tables import control, writers
+from bridle.store.writing.writer import Writer
 
 FIRST, SECOND, THIRD, FOURTH = (f"http://127.0.0.1:{port}" for port in (9, 10, 11, 12))
-Answer = Callable[[dict[str, Any]], Awaitable[Any]]
 
 
-class NothingServed:
-    """A store in which no engine has been published to."""
+@dataclass
+class Forgotten:
+    """The sessions that a process was asked to forget."""
 
-    def served(self) -> dict[str, Any]:
-        return {}
+    ids: list[str] = field(default_factory=list)
 
-
-class NothingKept:
-    """A store that takes every record."""
-
-    async def record_served(self, *_: Any) -> None:
-        pass
+    def forget(self, session_id: str) -> None:
+        self.ids.append(session_id)
 
 
-def worker(folder: Path, name: str | None = None) -> tuple[PolicyGate, EnginePool, ClusterControl]:
-    """``name`` stands for the id of a process of its own."""
-    gate = PolicyGate()
-    limits = Limits(health_check_s=0)
-    settings = ProxySettings(FIRST, "unused", more_engines=(SECOND,), limits=limits)
-    pool = EnginePool(settings, gate, settings.engine_urls)
-    unused, reader, writer = cast(Any, None), cast(Any, NothingServed()), cast(Any, NothingKept())
-    among = Siblings(folder)
-    if name is not None:
-        among._own = folder / f"{name}.sock"
-    return gate, pool, ClusterControl(gate, pool, unused, unused, writer, reader, among)
+@dataclass
+class Process:
+    """The parts of one proxy process that a change concerns."""
 
+    gate: PolicyGate
+    pool: EnginePool
+    control: ClusterControl
+    sessions: Forgotten
+    writer: Writer
 
-def members(pool: EnginePool) -> dict[str, tuple[int, str | None]]:
-    """Version and weights_fingerprint of each engine."""
-    serves = {url: engine.serves for url, engine in pool._engines.items()}
-    return {url: (one.version, one.fingerprint) for url, one in serves.items()}
+    def serves(self) -> dict[str, tuple[int, str | None]]:
+        """Version and fingerprint of each engine."""
+        serves = {url: engine.serves for url, engine in self.pool._engines.items()}
+        return {url: (one.version, one.fingerprint) for url, one in serves.items()}
 
-
-async def sibling(folder: Path, name: str, answer: Answer) -> asyncio.Server:
-    """Another worker, which answers as ``answer`` does."""
-
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        told = await answer(json.loads(await reader.readline()))
-        writer.write(json.dumps(told).encode() + b"\n")
-        writer.close()
-
-    return await asyncio.start_unix_server(serve, folder / f"{name}.sock")
-
-
-async def tell(folder: Path, message: dict[str, Any]) -> None:
-    """Queues ``message`` for the worker of this process."""
-    _, writer = await asyncio.open_unix_connection(folder / f"{os.getpid()}.sock")
-    writer.write(json.dumps(message).encode() + b"\n")
-    await writer.drain()
-
-
-async def test_a_worker_that_starts_in_the_end_of_a_pause_is_not_left_paused(
-    tmp_path: Path,
-) -> None:
-    asked, resumed = asyncio.Event(), asyncio.Event()
-
-    async def still_paused(_: dict[str, Any]) -> Any:
-        asked.set()
-        return [{"do": "pause", "at": 1.0}]
-
-    async def slow(_: dict[str, Any]) -> Any:
-        await resumed.wait()
-        return []
-
-    await sibling(tmp_path, "paused", still_paused)
-    await sibling(tmp_path, "slow", slow)
-    gate, _, cluster_control = worker(tmp_path)
-    starting = asyncio.create_task(cluster_control.start())
-    await asked.wait()
-    await tell(tmp_path, {"do": "resume", "at": 2.0})
-    await asyncio.sleep(0.1)
-    resumed.set()
-    await starting
-    await asyncio.sleep(0.1)
-    assert not gate.paused
-
-
-async def test_a_worker_that_starts_has_no_part_in_what_is_asked_of_all(tmp_path: Path) -> None:
-    asked, answers = asyncio.Event(), asyncio.Event()
-
-    async def slow(_: dict[str, Any]) -> Any:
-        asked.set()
-        await answers.wait()
-        return []
-
-    slow_one = await sibling(tmp_path, "slow", slow)
-    _, _, cluster_control = worker(tmp_path)
-    start = asyncio.create_task(cluster_control.start())
-    await asked.wait()
-    slow_one.close()
-    (tmp_path / "slow.sock").unlink(missing_ok=True)  # Python 3.13 does so itself
-    others = Siblings(tmp_path)
-    others._own = None
-    assert await others.ask({"do": "state"}) == []
-    assert await others.ask({"do": "engines"}) == []
-    answers.set()
-    await start
-    assert [state["version"] for state in await others.ask({"do": "state"})] == [0]
-    assert [len(engines) for engines in await others.ask({"do": "engines"})] == [2]
+    async def hang(self) -> None:
+        """Lives on, and applies nothing any more."""
+        await self.control.close()
 
 
 @pytest.fixture
-def patience(monkeypatch: pytest.MonkeyPatch) -> list[float | None]:
-    """For how long each sibling that was asked was waited for at most."""
-    waited: list[float | None] = []
-    ask = siblings._ask
-
-    async def watched(path: Path, message: Any, patience_s: float | None) -> Any:
-        waited.append(patience_s)
-        return await ask(path, message, patience_s)
-
-    monkeypatch.setattr(siblings, "_ask", watched)
-    return waited
+def url(tmp_path: Path) -> str:
+    found = f"sqlite:///{tmp_path / 'bridle.db'}"
+    migrate(found)
+    return found
 
 
-async def test_a_removed_engine_may_run_another_workers_calls_for_long(
-    tmp_path: Path, patience: list[float | None]
-) -> None:
-    async def slow(_: dict[str, Any]) -> Any:
-        await asyncio.sleep(0.1)
-        return True
-
-    await sibling(tmp_path, "slow", slow)
-    _, pool, cluster_control = worker(tmp_path)
-    await pool.start()
-    await cluster_control.remove_engine(SECOND)
-    assert [state.url for state in pool.states()] == [FIRST]
-    assert patience == [None]
-
-
-async def test_a_worker_that_starts_waits_for_one_that_hangs(
-    tmp_path: Path, patience: list[float | None]
-) -> None:
-    """Until the supervisor has ended that one: were the start to fail, it would end all."""
-
-    async def slow(_: dict[str, Any]) -> Any:
-        await asyncio.sleep(0.1)
-        return [{"do": "pause", "at": 1.0}]
-
-    await sibling(tmp_path, "slow", slow)
-    gate, _, cluster_control = worker(tmp_path)
-    await cluster_control.start()
-    assert gate.paused
-    assert patience == [None]
+@asynccontextmanager
+async def process(
+    url: str, engine: str = FIRST, workers: str | None = None
+) -> AsyncIterator[Process]:
+    limits = Limits(health_check_s=0)
+    settings = ProxySettings(engine, url, more_engines=(SECOND,), limits=limits, workers=workers)
+    gate, sessions = PolicyGate(), Forgotten()
+    pool = EnginePool(settings, gate, settings.engine_urls)
+    metrics = Metrics(gate)
+    with Writer(url) as writer, Reader(url) as reader:
+        made = ClusterControl(settings, gate, pool, cast(Any, sessions), metrics, writer, reader)
+        await made.start()
+        yield Process(gate, pool, made, sessions, writer)
+        await made.close()
 
 
-@pytest.mark.parametrize("paused", [False, True])
-async def test_a_pause_that_a_worker_does_not_hear_of_is_taken_back(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, paused: bool
-) -> None:
-    ask = siblings._ask
-    heard: list[str] = []
+@pytest.fixture
+def fingerprints(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Engines report their version as their fingerprint."""
 
-    async def impatient(path: Path, message: Any, _: float | None) -> Any:
-        return await ask(path, message, 0.1)
-
-    async def hears(message: dict[str, Any]) -> Any:
-        heard.append(message["do"])
-        return True
-
-    async def silent(_: dict[str, Any]) -> Any:
-        await asyncio.Event().wait()
-
-    monkeypatch.setattr(siblings, "_ask", impatient)
-    await sibling(tmp_path, "hears", hears)
-    await sibling(tmp_path, "silent", silent)
-    gate, _, cluster_control = worker(tmp_path)
-    if paused:
-        gate.pause()
-    with pytest.raises(ApiError):
-        await cluster_control.pause(None)
-    assert gate.paused is paused
-    assert heard == (["pause"] if paused else ["pause", "resume"])
-
-
-async def test_workers_that_are_replaced_at_once_take_up_what_was_changed_before(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def weights_fingerprint(engine: ServedWeights) -> str:
+    async def learn(engine: ServedWeights) -> str:
         engine.fingerprint = f"weights {engine.version}"
         return engine.fingerprint
 
-    monkeypatch.setattr(ServedWeights, "learn", weights_fingerprint)
-    old_gate, old, knows = worker(tmp_path, "old")
-    await knows.start()
-    await knows.add_engine(THIRD + "/v1", 1)
-    await knows.remove_engine(FIRST)
-    await knows.add_engine(FOURTH, 3)
-    await knows.remove_engine(SECOND)
-    await knows.publish(Policy(3, "tuned"), FOURTH, back=False)
-    await knows.remove_engine(FOURTH)
-    await knows.add_engine(FIRST, 3)
-    await knows.publish(Policy(3, "tuned"), THIRD, back=False)
-    await knows.pause(None)
-    replaced = [worker(tmp_path, name) for name in ("new", "newer")]
-    await asyncio.gather(*(cluster_control.start() for _, _, cluster_control in replaced))
-    assert members(old) == {THIRD: (3, "weights 3"), FIRST: (3, "weights 3")}
-    for gate, pool, _ in replaced:
-        assert members(pool) == members(old)
-        assert (gate.policy, gate.paused) == (old_gate.policy, True)
+    monkeypatch.setattr(ServedWeights, "learn", learn)
 
 
-async def test_none_of_the_settings_engines_is_kept_when_all_were_exchanged(tmp_path: Path) -> None:
-    _, old, knows = worker(tmp_path, "old")
-    await knows.start()
-    await knows.add_engine(THIRD, 0)
-    await knows.remove_engine(FIRST)
-    await knows.remove_engine(SECOND)
-    await knows.add_engine(FOURTH, 0)
-    await knows.remove_engine(THIRD)
-    await knows.add_engine(THIRD, 0)
-    _, new, cluster_control = worker(tmp_path, "new")
-    await cluster_control.start()
-    assert set(members(new)) == set(members(old)) == {THIRD, FOURTH}
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cluster_control, "_PATIENCE_S", 0.3)
 
 
-async def test_a_sibling_that_hears_of_a_change_late_does_not_take_it_back(tmp_path: Path) -> None:
-    removed = {"do": "remove_engine", "url": SECOND, "at": 2.0}
-    added = {"do": "add_engine", "url": SECOND, "version": 0, "weights_fingerprint": None}
-
-    async def before(_: dict[str, Any]) -> Any:
-        return [{**added, "at": 1.0}]
-
-    async def after(_: dict[str, Any]) -> Any:
-        return [removed]
-
-    await sibling(tmp_path, "before", before)
-    await sibling(tmp_path, "after", after)
-    _, pool, cluster_control = worker(tmp_path)
-    await cluster_control.start()
-    assert set(members(pool)) == {FIRST}
-    await cluster_control._handle({**added, "at": 1.5})
-    assert set(members(pool)) == {FIRST}
-    await cluster_control._handle({**added, "at": 2.5})
-    assert set(members(pool)) == {FIRST, SECOND}
+def in_store(process: Process, query: Any) -> Any:
+    with transaction(process.writer._engine) as connection:
+        return connection.execute(query)
 
 
-@pytest.mark.parametrize("heard", [False, True])
-async def test_an_engine_that_comes_or_goes_while_a_worker_starts_is_known_to_it(
-    tmp_path: Path, heard: bool
+async def holds(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(5):
+        while True:
+            if condition():
+                return
+            await asyncio.sleep(0.01)
+
+
+async def test_a_change_is_applied_in_every_process_when_it_returns(
+    url: str, fingerprints: None
 ) -> None:
-    """``heard``: the sibling that is asked already answers with the change that it tells."""
-    changes = [
-        {"do": "add_engine", "url": THIRD, "version": 2, "weights_fingerprint": "third", "at": 1.0},
-        {"do": "remove_engine", "url": SECOND, "at": 2.0},
-    ]
-    asked, told = asyncio.Event(), asyncio.Event()
-
-    async def slow(_: dict[str, Any]) -> Any:
-        asked.set()
-        await told.wait()
-        return changes if heard else []
-
-    await sibling(tmp_path, "slow", slow)
-    _, pool, cluster_control = worker(tmp_path)
-    starting = asyncio.create_task(cluster_control.start())
-    await asked.wait()
-    for change in changes:
-        await tell(tmp_path, change)
-    await asyncio.sleep(0.1)
-    told.set()
-    await starting
-    await asyncio.sleep(0.1)
-    assert members(pool) == {FIRST: (0, None), THIRD: (2, "third")}
+    async with process(url) as one, process(url) as other:
+        await one.control.publish(Policy(3, "tuned"), None, back=False)
+        assert other.gate.policy == Policy(3, "tuned")
+        assert other.serves() == {FIRST: (3, "weights 3"), SECOND: (3, "weights 3")}
+        await other.control.add_engine(THIRD, 3)
+        assert one.serves()[THIRD] == (3, "weights 3")
+        await one.control.remove_engine(FIRST)
+        assert set(other.serves()) == {SECOND, THIRD}
+        await one.control.pause(None)
+        assert other.gate.paused
+        await other.control.resume()
+        assert not one.gate.paused
+        await one.control.forget_session("sess_1")
+        assert other.sessions.ids == ["sess_1"]
 
 
-async def test_of_two_workers_that_each_take_out_another_engine_none_is_left_without(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+async def test_processes_that_start_later_reach_the_same_state(
+    url: str, fingerprints: None
 ) -> None:
-    async def both(_: dict[str, Any]) -> Any:
-        return [
-            {"do": "remove_engine", "url": url, "at": float(number)}
-            for number, url in enumerate((FIRST, SECOND), start=1)
-        ]
+    async with process(url) as old:
+        await old.control.add_engine(THIRD + "/v1", 1)
+        await old.control.remove_engine(FIRST)
+        await old.control.add_engine(FOURTH, 3)
+        await old.control.remove_engine(SECOND)
+        await old.control.publish(Policy(3, "tuned"), FOURTH, back=False)
+        await old.control.remove_engine(FOURTH)
+        await old.control.add_engine(FIRST, 3)
+        await old.control.publish(Policy(3, "tuned"), THIRD, back=False)
+        await old.control.pause(None)
+        async with process(url) as new, process(url) as newer:
+            assert old.serves() == {THIRD: (3, "weights 3"), FIRST: (3, "weights 3")}
+            for started in (new, newer):
+                assert started.serves() == old.serves()
+                assert (started.gate.policy, started.gate.paused) == (old.gate.policy, True)
 
-    await sibling(tmp_path, "both", both)
-    _, pool, cluster_control = worker(tmp_path)
-    await cluster_control.start()
-    assert set(members(pool)) == {SECOND}
-    assert caplog.messages == ["engine_kept"]
+
+async def test_an_older_version_is_refused_whichever_process_is_asked(url: str) -> None:
+    async with process(url) as one, process(url) as other:
+        await one.control.publish(Policy(5), None, back=False)
+        with pytest.raises(StaleVersion):
+            await other.control.publish(Policy(4), None, back=False)
+        await other.control.publish(Policy(2), None, back=True)
+        assert (one.gate.version, other.gate.version) == (2, 2)
 
 
-async def test_the_last_engine_is_removed_nowhere(tmp_path: Path) -> None:
-    told: list[str] = []
+async def test_of_two_processes_that_each_remove_another_engine_both_keep_the_same_one(
+    url: str,
+) -> None:
+    async with process(url) as one, process(url) as other:
+        results = await asyncio.gather(
+            one.control.remove_engine(FIRST),
+            other.control.remove_engine(SECOND),
+            return_exceptions=True,
+        )
+        refused = [result for result in results if result is not None]
+        assert [str(error) for error in refused] == ["the last engine cannot be removed"]
+        assert set(one.serves()) == set(other.serves())
+        assert len(one.serves()) == 1
 
-    async def hears(message: dict[str, Any]) -> Any:
-        told.append(message["do"])
-        return [] if message["do"] == "changes" else True
 
-    await sibling(tmp_path, "hears", hears)
-    _, pool, cluster_control = worker(tmp_path)
-    await cluster_control.start()
-    await cluster_control.remove_engine(SECOND)
-    with pytest.raises(ValueError, match="last"):
-        await cluster_control.remove_engine(FIRST)
-    assert told == ["changes", "remove_engine"]
-    assert set(members(pool)) == {FIRST}
+async def test_the_calls_of_every_process_at_a_removed_engine_are_waited_for(url: str) -> None:
+    async with process(url) as one, process(url) as other:
+        engine = other.pool._engines[SECOND]
+        engine.running = 1
+        removing = asyncio.create_task(one.control.remove_engine(SECOND))
+        await holds(lambda: set(other.serves()) == {FIRST})
+        await asyncio.sleep(0.4)
+        assert not removing.done()
+        engine.leave()
+        await removing
+
+
+async def test_a_drain_waits_for_the_calls_of_every_process(url: str) -> None:
+    async with process(url) as one, process(url) as other:
+        other.gate.running = 1
+        pausing = asyncio.create_task(one.control.pause(30))
+        await holds(lambda: other.gate.paused)
+        assert (await one.control.state()).running == 1
+        assert not pausing.done()
+        other.gate.running = 0
+        await pausing
+
+
+@pytest.mark.parametrize("paused", [False, True])
+async def test_a_pause_that_a_process_does_not_apply_is_taken_back(
+    url: str, impatient: None, paused: bool
+) -> None:
+    async with process(url) as one, process(url) as hung:
+        if paused:
+            await one.control.pause(None)
+        await hung.hang()
+        with pytest.raises(ApiError, match="do not answer"):
+            await one.control.pause(None)
+        assert one.gate.paused is paused
+
+
+async def test_a_dead_process_is_not_waited_for(url: str, impatient: None) -> None:
+    async with process(url) as one, process(url) as dead:
+        await dead.hang()
+        in_store(
+            one, update(writers).where(writers.c.id == dead.writer.id).values(process="another")
+        )
+        await one.control.publish(Policy(3), None, back=False)
+        assert one.gate.version == 3
+
+
+async def test_a_process_whose_lease_has_ended_is_waited_for_again_once_it_is_back(
+    url: str,
+) -> None:
+    async with process(url) as one, process(url) as suspended:
+        before = suspended.writer.id
+        in_store(one, delete(writers).where(writers.c.id == before))
+        suspended.writer._renew()
+        await holds(lambda: suspended.control._joined_as != before)
+        await holds(lambda: len(one.control._control.others(one.writer.id)) == 1)
+        await one.control.publish(Policy(3), None, back=False)
+        assert suspended.gate.version == 3
+
+
+async def test_proxies_of_another_engine_are_another_deployment(url: str) -> None:
+    async with process(url) as one, process(url, engine=THIRD) as stranger:
+        await one.control.publish(Policy(3), None, back=False)
+        await one.control.pause(None)
+        await asyncio.sleep(0.2)
+        assert (stranger.gate.version, stranger.gate.paused) == (0, False)
+
+
+async def test_a_pause_ends_with_the_last_process_of_its_deployment(url: str) -> None:
+    async with process(url) as one:
+        await one.control.publish(Policy(3), None, back=False)
+        await one.control.pause(None)
+    async with process(url) as later:
+        assert (later.gate.version, later.gate.paused) == (3, False)
+
+
+async def test_a_lone_process_asks_for_no_reports(url: str) -> None:
+    async with process(url) as alone:
+        await alone.control.state()
+        await alone.control.engines()
+        await alone.control.forget_session("sess_1")
+        assert in_store(alone, select(func.max(control.c.revision))).scalar() is None
+
+
+async def test_reports_and_seals_leave_no_rows(url: str) -> None:
+    async with process(url) as one, process(url):
+        await one.control.state()
+        await one.control.forget_session("sess_1")
+        assert in_store(one, select(func.count()).select_from(control)).scalar() == 0
+
+
+async def test_metrics_are_those_of_the_workers_of_one_port(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with process(url, workers="a") as one, process(url, workers="a") as same:
+        report = msgspec.structs.replace(same.control._own_report(), pid=7)
+        monkeypatch.setattr(same.control, "_own_report", lambda: report)
+        async with process(url) as other_port:
+            assert b"worker=" not in await other_port.control.metrics()
+            other_port.gate.waiting = 5
+            exposition = await one.control.metrics()
+            for pid in (7, os.getpid()):
+                assert f'bridle_waiting_calls{{worker="{pid}"}} 0.0'.encode() in exposition
+            assert exposition.count(b"bridle_waiting_calls{") == 2

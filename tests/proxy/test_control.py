@@ -340,6 +340,6 @@ def test_the_api_describes_itself(bench: Any) -> None:
 
 def test_the_api_says_what_its_fields_are(bench: Any) -> None:
     told = httpx.get(bench.url + "/openapi.json").json()["components"]["schemas"]
-    assert "from 1 on" in told["NewReward"]["properties"]["turn"]["description"]
+    assert "counted from 1" in told["NewReward"]["properties"]["turn"]["description"]
     assert told["EngineView"]["properties"]["changes"]["description"]
     assert "description" not in told["OpenedSession"]

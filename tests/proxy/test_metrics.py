@@ -8,7 +8,7 @@ import pytest
 from prometheus_client import CollectorRegistry, Histogram
 from prometheus_client.samples import Sample
 
-from bridle.proxy.recording.metrics import SECONDS, Times
+from bridle.proxy.recording.metrics import SECONDS, DurationHistogram
 
 
 @pytest.mark.parametrize(
@@ -16,7 +16,7 @@ from bridle.proxy.recording.metrics import SECONDS, Times
 )
 def test_times_are_the_librarys_histogram(observed: list[float]) -> None:
     registry = CollectorRegistry()
-    ours = Times("ours", "seconds", registry)
+    ours = DurationHistogram("ours", "seconds", registry)
     library = Histogram("library", "seconds", buckets=SECONDS, registry=None)
     for seconds in observed:
         ours.observe(seconds)

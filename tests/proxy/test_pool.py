@@ -419,7 +419,7 @@ async def test_an_engine_that_is_removed_while_it_is_to_be_checked_does_not_end_
     await pool.start()
     checking = asyncio.create_task(pool.check())
     await asyncio.sleep(0)  # its questions are tasks that have not run yet
-    await pool.remove(second.name)
+    await pool.take_out(second.name).retired()
     assert await checking, "the other one is well"
     await pool.close()
 

@@ -62,7 +62,18 @@ def upgrade() -> None:
         sa.Column("seen_at", sa.Float(precision=53), nullable=False),
         sa.Column("lease", sa.Float(precision=53), nullable=False),
         sa.Column("batch", sa.BigInteger(), nullable=False),
+        sa.Column("deployment", sa.Text(), nullable=True),
+        sa.Column("control_revision", sa.BigInteger(), nullable=True),
+        sa.Column("control_report", sa.JSON(), nullable=True),
         sa.PrimaryKeyConstraint("id", name=op.f("pk_writers")),
+    )
+    op.create_table(
+        "control",
+        sa.Column("revision", sa.Integer(), nullable=False),
+        sa.Column("deployment", sa.Text(), nullable=False),
+        sa.Column("change", sa.JSON(), nullable=False),
+        sa.PrimaryKeyConstraint("revision", name=op.f("pk_control")),
+        sqlite_autoincrement=True,
     )
     op.create_table(
         "metrics",
