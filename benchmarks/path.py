@@ -3,8 +3,8 @@
 A real proxy with a tokenizer serves the second, non-streaming chat call of a session in front of
 the scripted engine, under Python's profiler. Every function of ours that is entered counts, in the
 two threads that serve and commit a call: the proxy's event loop and the store's writer. The
-engine's threads do not count. Counts do not depend on the machine's speed; background work that
-happens to run meanwhile is left out by taking the session with the fewest entries.
+engine's threads do not count, nor does what runs on a timer beside the calls
+(``proxy/periodic.py``). Counts do not depend on the machine's speed.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from bridle.proxy.settings import ProxySettings
 from bridle.trainer.policy.tiny_tokenizer import train_tokenizer
 
 _ROOT: Final = f"{Path(bridle.__file__).parent}/"
+_PERIODIC: Final = f"{_ROOT}proxy/periodic.py"
 _THREADS: Final = ("bridle-proxy", "store-writer")
 _WARM_UP: Final = 2
 _SETTLE_S: Final = 0.3
@@ -74,8 +75,16 @@ class _Entries:
             return
         file = frame.f_code.co_filename
         thread = threading.current_thread().name
-        if thread in _THREADS and file.startswith(_ROOT):
+        if thread in _THREADS and file.startswith(_ROOT) and not _on_a_timer(frame):
             self.modules.setdefault(thread, []).append(file.removeprefix(_ROOT))
+
+
+def _on_a_timer(frame: FrameType | None) -> bool:
+    while frame is not None:
+        if frame.f_code.co_filename == _PERIODIC:
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _second_call(client: httpx.Client, entries: _Entries, number: int) -> dict[str, list[str]]:
