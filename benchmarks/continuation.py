@@ -31,7 +31,7 @@ from bridle.engine.contract.tokenizer import Tokenizer
 from bridle.engine.embedded import EmbeddedEngine
 from bridle.engine.scripted import Reply, ScriptedCall, ScriptedEngine
 from bridle.proxy.continuation.continuation import Continuer
-from bridle.proxy.dialects.chat.dialect import CHAT
+from bridle.proxy.dialects.registry import CHAT
 from bridle.proxy.server import ProxyServer
 from bridle.proxy.sessions.session import Session
 from bridle.proxy.settings import ProxySettings

@@ -283,7 +283,7 @@ def upstream_process(core: int | None) -> Iterator[str]:
 
 def recording_proxy(store: Path, synchronous: str = "NORMAL") -> list[str]:
     """What :func:`proxy_process` runs for Bridle's own proxy."""
-    return ["proxy", "--store", str(store), "--synchronous", synchronous]
+    return ["bridle", "proxy", "--store", str(store), "--synchronous", synchronous]
 
 
 @contextmanager

@@ -13,7 +13,7 @@ import sqlite3
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 import pytest
 from hypothesis import settings
+from numpy.typing import NDArray
 
 from bridle.reconstruct.audit import audit
 from bridle.store.reading.queries import Reader
@@ -62,6 +63,7 @@ collect_ignore = [
 ]
 
 AuditStore = Callable[[Path], None]
+Ids = Sequence[int] | NDArray[Any]
 
 
 # How long an example takes says nothing here: other jobs may share the machine.
@@ -174,11 +176,11 @@ class Calls:
     def __init__(self, seed: int = 0) -> None:
         self.random = np.random.default_rng(seed)
 
-    def session(self, **fields) -> SessionRecord:
+    def session(self, **fields: Any) -> SessionRecord:
         return SessionRecord(**{"id": new_id("session"), "created_at": time.time(), **fields})
 
-    def begun(self, session: SessionRecord | str, **fields) -> CallBegun:
-        values = {
+    def begun(self, session: SessionRecord | str, **fields: Any) -> CallBegun:
+        values: dict[str, Any] = {
             "id": new_id("call"),
             "session_id": session if isinstance(session, str) else session.id,
             "dialect": "chat",
@@ -189,7 +191,7 @@ class Calls:
         }
         return CallBegun(**values | fields)
 
-    def choice(self, ids, version: int = 1, finish_reason: str = "stop") -> Choice:
+    def choice(self, ids: Ids, version: int = 1, finish_reason: str = "stop") -> Choice:
         return Choice(
             token_ids=np.asarray(ids, dtype=np.uint32),
             logprobs=-self.random.random(len(ids)).astype(np.float32),
@@ -197,9 +199,11 @@ class Calls:
             finish_reason=finish_reason,
         )
 
-    def ended(self, begun: CallBegun, prompt, *sampled, version: int = 1, **fields) -> CallEnded:
+    def ended(
+        self, begun: CallBegun, prompt: Ids, *sampled: Ids, version: int = 1, **fields: Any
+    ) -> CallEnded:
         choices = tuple(self.choice(ids, version) for ids in sampled)
-        values = {
+        values: dict[str, Any] = {
             "id": begun.id,
             "session_id": begun.session_id,
             "status": CallStatus.COMPLETE,
@@ -216,7 +220,7 @@ class Calls:
         return CallEnded(**values | fields)
 
     @staticmethod
-    def message(chat) -> Message:
+    def message(chat: Mapping[str, Any]) -> Message:
         """A message from its chat shape."""
         plain = {name: value for name, value in chat.items() if name != "tool_calls"}
         called = (
@@ -232,12 +236,12 @@ def calls() -> Calls:
 
 
 @pytest.fixture
-def writer(url):
+def writer(url: str) -> Iterator[Writer]:
     with Writer(url) as opened:
         yield opened
 
 
 @pytest.fixture
-def reader(url):
+def reader(url: str) -> Iterator[Reader]:
     with Reader(url) as opened:
         yield opened

@@ -2,22 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from bridle.proxy.dialects import models as shapes
 from bridle.proxy.dialects.models import Model
 from bridle.proxy.wire.canonical import ApiError, DialectName
-
-_Writers = tuple[Callable[[Sequence[Model]], bytes], Callable[[Model], bytes]]
-_OPENAI: Final[_Writers] = (shapes.openai_list, shapes.openai_model)
-_WRITERS: Final[Mapping[DialectName, _Writers]] = {
-    "chat": _OPENAI,
-    "completions": _OPENAI,
-    "responses": _OPENAI,
-    "messages": (shapes.anthropic_list, shapes.anthropic_model),
-    "google": (shapes.google_list, shapes.google_model),
-}
 
 
 def models_dialect(dialect: DialectName, headers: Mapping[str, str]) -> DialectName:
@@ -41,12 +31,11 @@ def models_reply(
     served = [_model(card["id"], card) for card in cards]
     by_name = {model.id: card for model, card in zip(served, cards, strict=True)}
     served += [_model(alias, by_name.get(name, {})) for alias, name in aliases.items()]
-    as_list, as_one = _WRITERS[dialect]
     if wanted is None:
-        return as_list(served)
+        return shapes.list_of(dialect, served)
     for model in served:
         if model.id == wanted:
-            return as_one(model)
+            return shapes.one(dialect, model)
     raise ApiError("not_found", f"there is no model {wanted}", status=404, param="model")
 
 

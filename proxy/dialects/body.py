@@ -11,12 +11,12 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Final, TypeVar
 
 import msgspec
 import orjson
 
-from bridle.proxy.wire.canonical import ApiError
+from bridle.proxy.wire.canonical import ApiError, Sampling
 
 T = TypeVar("T")
 Json = dict[str, Any]
@@ -27,6 +27,8 @@ Integral = Int64 | float
 """An integer that a client may write as ``8.0``; :func:`integer` checks it."""
 Count = Annotated[int, msgspec.Meta(ge=1, le=128)]
 
+_SAMPLING: Final = frozenset(Sampling.__struct_fields__)
+_INTEGERS: Final = frozenset({"top_k", "max_tokens", "seed", "n"})
 _RAW_FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _PLACE = re.compile(r" - at `\$\.?([^`]*)`$")
 _MISSING = re.compile(r"missing required field `([^`]+)`")
@@ -98,6 +100,20 @@ def integer(value: int | float | None, field: str) -> int | None:
             raise invalid(field, "must be a 64-bit integer")
         return int(value)
     return value
+
+
+def sampling(wire: msgspec.Struct, place: str = "") -> Sampling:
+    """The sampling parameters among the fields of ``wire``, which stands at ``place``. Raises
+    :class:`ApiError` (400)."""
+    given: Json = {}
+    for name, shown in zip(wire.__struct_fields__, wire.__struct_encode_fields__, strict=True):
+        if name in _SAMPLING and (value := getattr(wire, name)) is not None:
+            if name == "stop":
+                value = strings(value)
+            elif name in _INTEGERS:
+                value = integer(value, place + shown)
+            given[name] = value
+    return Sampling(**given)
 
 
 def strings(value: str | list[str] | None) -> tuple[str, ...]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Final
 
 import orjson
+
+from bridle.proxy.wire.canonical import DialectName
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,44 +23,25 @@ class Model:
     """Tokens of prompt and reply together, when the engine reports it."""
 
 
-def openai_list(models: Sequence[Model]) -> bytes:
-    """``GET /v1/models``. ``max_model_len`` is the engines' own field."""
-    return orjson.dumps({"object": "list", "data": [_openai(model) for model in models]})
+def list_of(dialect: DialectName, models: Sequence[Model]) -> bytes:
+    """The reply to a request for all models."""
+    shown = [_SHAPES.get(dialect, _openai)(model) for model in models]
+    if dialect == "google":
+        return orjson.dumps({"models": shown})
+    if dialect == "messages":
+        ends = [models[0].id, models[-1].id] if models else [None, None]
+        page = {"has_more": False, "first_id": ends[0], "last_id": ends[1]}
+        return orjson.dumps({"data": shown, **page})
+    return orjson.dumps({"object": "list", "data": shown})
 
 
-def openai_model(model: Model) -> bytes:
-    """``GET /v1/models/{id}``."""
-    return orjson.dumps(_openai(model))
-
-
-def anthropic_list(models: Sequence[Model]) -> bytes:
-    """``GET /v1/models`` of a client that sends ``anthropic-version``."""
-    return orjson.dumps(
-        {
-            "data": [_anthropic(model) for model in models],
-            "has_more": False,
-            "first_id": models[0].id if models else None,
-            "last_id": models[-1].id if models else None,
-        }
-    )
-
-
-def anthropic_model(model: Model) -> bytes:
-    """``GET /v1/models/{id}`` of a client that sends ``anthropic-version``."""
-    return orjson.dumps(_anthropic(model))
-
-
-def google_list(models: Sequence[Model]) -> bytes:
-    """``GET /v1beta/models``."""
-    return orjson.dumps({"models": [_google(model) for model in models]})
-
-
-def google_model(model: Model) -> bytes:
-    """``GET /v1beta/models/{id}``."""
-    return orjson.dumps(_google(model))
+def one(dialect: DialectName, model: Model) -> bytes:
+    """The reply to a request for one model."""
+    return orjson.dumps(_SHAPES.get(dialect, _openai)(model))
 
 
 def _openai(model: Model) -> dict[str, Any]:
+    """``max_model_len`` is the engines' own field."""
     shown: dict[str, Any] = {
         "id": model.id,
         "object": "model",
@@ -93,3 +76,9 @@ def _google(model: Model) -> dict[str, Any]:
         shown["inputTokenLimit"] = model.context_length
         shown["outputTokenLimit"] = model.context_length
     return shown
+
+
+_SHAPES: Final[Mapping[DialectName, Callable[[Model], dict[str, Any]]]] = {
+    "messages": _anthropic,
+    "google": _google,
+}

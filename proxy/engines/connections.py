@@ -25,8 +25,9 @@ from bridle.proxy.engines.transport import (
 )
 
 _HEADER_BYTES: Final = 64 * 1024
-_IDLE_S: Final = 4.0
-"""Shorter than uvicorn's 5 s, so that we close idle connections before the engine does."""
+_IDLE_S: Final = 3.0
+"""With the second between two looks shorter than uvicorn's 5 s, so that idle connections are closed
+here before the engine closes them."""
 
 
 class PooledResponse:
@@ -174,7 +175,9 @@ class EngineConnections:
         self._idle: list[_Connection] = []
         """The latest used is the last."""
         self._waiting: deque[asyncio.Future[None]] = deque()
-        self._sweep: asyncio.TimerHandle | None = None
+        self._look_every_s = min(1.0, stall_timeout_s / 4)
+        self._looks: asyncio.TimerHandle | None = None
+        """For stalled and idle connections, while any is open."""
 
     async def request(
         self,
@@ -205,8 +208,8 @@ class EngineConnections:
 
     async def close(self) -> None:
         """Ends every connection, running responses included."""
-        if self._sweep is not None:
-            self._sweep.cancel()
+        if self._looks is not None:
+            self._looks.cancel()
         for connection in list(self._open):
             connection.abandon()
 
@@ -255,6 +258,8 @@ class EngineConnections:
             self.connection_epoch += 1
         self._open.add(connection)
         self.any_open = True
+        if self._looks is None:
+            self._looks = self.loop.call_later(self._look_every_s, self._look)
 
     def lost(self, connection: _Connection) -> None:
         self._open.discard(connection)
@@ -268,8 +273,6 @@ class EngineConnections:
         self._idle.append(connection)
         if self._waiting:
             self._next()
-        if self._sweep is None:
-            self._sweep = self.loop.call_later(_IDLE_S / 2, self._close_idle)
 
     def _next(self) -> None:
         while self._waiting:
@@ -278,12 +281,12 @@ class EngineConnections:
                 turn.set_result(None)
                 return
 
-    def _close_idle(self) -> None:
-        limit = self.loop.time() - _IDLE_S / 2
-        for connection in [one for one in self._idle if one.last_read <= limit]:
-            connection.abandon()
-        waits = bool(self._idle)
-        self._sweep = self.loop.call_later(_IDLE_S / 2, self._close_idle) if waits else None
+    def _look(self) -> None:
+        now = self.loop.time()
+        for connection in list(self._open):
+            connection.look(now)
+        again = bool(self._open)
+        self._looks = self.loop.call_later(self._look_every_s, self._look) if again else None
 
 
 class _Connection(asyncio.Protocol):
@@ -296,9 +299,6 @@ class _Connection(asyncio.Protocol):
         self._response: PooledResponse | None = None
         self.transport: Any = None
         self._timeout_s = 0.0
-        self._timer: asyncio.TimerHandle | None = None
-        """Looks for a stall. It outlives its request: one timer serves many short ones."""
-        self._looks_at = 0.0
         self._held = False
         """The follower wants no more for now."""
 
@@ -310,8 +310,6 @@ class _Connection(asyncio.Protocol):
         self._framed = self._keep = self._whole = False
         self.last_read = self.loop.time()
         self._timeout_s = timeout_s
-        if self._timer is None or self._looks_at > self.last_read + timeout_s:
-            self._look_by(self.last_read + timeout_s)
         self.transport.write(request)
         return response
 
@@ -325,13 +323,10 @@ class _Connection(asyncio.Protocol):
     def hurry(self) -> None:
         """Only the end of the response is still awaited, and not for long."""
         self._timeout_s = min(self._timeout_s, _IDLE_S)
-        self._look_by(self.loop.time() + self._timeout_s)
 
     def abandon(self) -> None:
         """Closes at once. A response that is not whole will not become so."""
         response, self._response = self._response, None
-        if self._timer is not None:
-            self._timer.cancel()
         self.transport.abort()
         if response is not None:
             response.failed(ConnectionBroke("the connection was closed here"))
@@ -342,24 +337,13 @@ class _Connection(asyncio.Protocol):
         if not self.transport.is_closing():
             self.transport.resume_reading()
 
-    def _look_by(self, time: float) -> None:
-        if self._timer is not None:
-            if self._looks_at <= time:
-                return
-            self._timer.cancel()
-        self._looks_at = time
-        self._timer = self.loop.call_at(time, self._look)
-
-    def _look(self) -> None:
-        """Whether the response has stalled."""
-        self._timer = None
+    def look(self, now: float) -> None:
+        """Ends a response that has stalled, and a connection that has been idle for long."""
+        silent_s = now - self.last_read
         if self._response is None:
-            return
-        now = self.loop.time()
-        due = (now if self._held else self.last_read) + self._timeout_s
-        if due > now:
-            self._look_by(due)
-        else:
+            if silent_s >= _IDLE_S:
+                self.abandon()
+        elif not self._held and silent_s >= self._timeout_s:
             self._fail(TimeoutError("the engine sent nothing for too long"))
 
     def _fail(self, error: Exception) -> None:
@@ -395,8 +379,6 @@ class _Connection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         response, self._response = self._response, None
-        if self._timer is not None:
-            self._timer.cancel()
         self._pool.lost(self)
         if response is None:
             return

@@ -100,23 +100,23 @@ class EngineEndpoint:
             body["chat_template_kwargs"] = arguments
         if request.extra.get("continue_final_message"):
             body |= {"add_generation_prompt": False, "continue_final_message": True}
-        response = await self._post(TOKENIZE, body)
-        if response.status != 200:
-            raise await refusal(response)
         with _reading("the engine's token count"):
+            response = await self.transport.request("POST", TOKENIZE, orjson.dumps(body))
+            if response.status != 200:
+                raise await refusal(response)
             return int(orjson.loads(await response.read())["count"])
 
     async def tokenize(self, messages: Sequence[Mapping[str, Any]], model: str) -> list[int] | None:
         """The ids that the engine makes of ``messages`` and the beginning of a reply; ``None`` when
-        it does not tell. Raises :class:`ApiError`."""
+        it does not report them. Raises :class:`ApiError`."""
         body = {"model": model, "messages": messages, "add_generation_prompt": True}
-        response = await self._post(TOKENIZE, body)
-        if response.status != 200:
-            failure = await refusal(response)
-            if failure.status < 500 or response.status in _NO_ROUTE:
-                return None
-            raise failure
         with _reading("the engine's token ids"):
+            response = await self.transport.request("POST", TOKENIZE, orjson.dumps(body))
+            if response.status != 200:
+                failure = await refusal(response)
+                if failure.status < 500 or response.status in _NO_ROUTE:
+                    return None
+                raise failure
             ids: list[int] | None = orjson.loads(await response.read()).get("tokens")
             return ids
 
@@ -139,12 +139,6 @@ class EngineEndpoint:
                 if isinstance(report, dict) and isinstance(fingerprint := report.get(name), str):
                     return fingerprint
         return None
-
-    async def _post(self, path: str, body: Mapping[str, Any]) -> EngineResponse:
-        try:
-            return await self.transport.request("POST", path, orjson.dumps(body))
-        except CONNECTION_ERRORS as error:
-            raise connection_error(error) from error
 
     async def _get(self, path: str) -> Any:
         """The JSON that the engine answers; ``None`` when it has no such route."""

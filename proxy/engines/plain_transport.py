@@ -25,15 +25,32 @@ _READ_BYTES: Final = 65_536
 
 
 class PlainResponse:
-    """One response from its status line on."""
+    """One request's connection, and the response from its status line on."""
 
-    def __init__(self, connection: _Connection, head: h11.Response) -> None:
-        self.status = head.status_code
-        self.headers = {
-            name.decode("latin-1"): value.decode("latin-1") for name, value in head.headers
-        }
-        self._connection = connection
-        self._left = False
+    def __init__(
+        self,
+        transport: PlainTransport,
+        streams: tuple[asyncio.StreamReader, asyncio.StreamWriter],
+        timeout_s: float,
+    ) -> None:
+        self.status = 0
+        self.headers: dict[str, str] = {}
+        self._transport = transport
+        self._reader, self._writer = streams
+        self._timeout_s = timeout_s
+        self._http = h11.Connection(h11.CLIENT)
+        self._closed = self._left = False
+
+    async def ask(self, head: h11.Request, body: bytes) -> None:
+        """Sends the request; returns when the response's headers are read."""
+        for part in (head, h11.Data(data=body), h11.EndOfMessage()):
+            self._writer.write(self._http.send(part) or b"")
+        await self._writer.drain()
+        while not isinstance(event := await self._event(), h11.Response):
+            pass
+        self.status = event.status_code
+        for name, value in event.headers:
+            self.headers[name.decode("latin-1")] = value.decode("latin-1")
 
     async def read(self) -> bytes:
         pieces: list[bytes] = []
@@ -43,9 +60,10 @@ class PlainResponse:
     async def follow(self, follower: Follower) -> None:
         try:
             while not self._left:
-                event = await self._connection.event()
+                event = await self._event()
                 if isinstance(event, h11.EndOfMessage):
-                    self._connection.expect_silence()
+                    if self._http.trailing_data[0]:
+                        raise ConnectionBroke("one request was answered twice")
                     return
                 assert isinstance(event, h11.Data)  # noqa: S101 - nothing else follows a head
                 waiting = follower(bytes(event.data))
@@ -54,11 +72,29 @@ class PlainResponse:
         finally:
             self.close()
 
-    def close(self) -> None:
-        self._connection.close()
-
     def leave(self) -> None:
         self._left = True
+
+    def close(self) -> None:
+        if not self._closed:
+            self._closed = True
+            self._writer.transport.abort()
+            self._transport.ended(self)
+
+    async def _event(self) -> h11.Event:
+        """The next event of the response. Raises :class:`ConnectionBroke` and ``TimeoutError``."""
+        try:
+            while (event := self._http.next_event()) is h11.NEED_DATA:
+                async with asyncio.timeout(self._timeout_s):
+                    data = await self._reader.read(_READ_BYTES)
+                if self._closed:
+                    raise ConnectionBroke("the connection was closed here")
+                self._http.receive_data(data)
+        except (h11.RemoteProtocolError, ConnectionError) as error:
+            raise ConnectionBroke(str(error)) from error
+        if not isinstance(event, h11.Event):
+            raise ConnectionBroke("the engine ended the connection")
+        return event
 
 
 class PlainTransport:
@@ -81,7 +117,7 @@ class PlainTransport:
         self._connect_timeout_s = connect_timeout_s
         self._stall_timeout_s = stall_timeout_s
         self._slots = asyncio.Semaphore(limit)
-        self._open: set[_Connection] = set()
+        self._open: set[PlainResponse] = set()
 
     async def request(
         self,
@@ -103,28 +139,25 @@ class PlainTransport:
                 ("connection", "close"),
             ],
         )
-        connection = await self._connected(timeout_s or self._stall_timeout_s)
+        response = await self._connected(timeout_s or self._stall_timeout_s)
         try:
             if connection_epoch not in (None, self.connection_epoch):
                 raise ConnectionEpochOver
-            await connection.send(head, body)
-            while True:
-                event = await connection.event()
-                if isinstance(event, h11.Response):
-                    return PlainResponse(connection, event)
+            await response.ask(head, body)
         except BaseException:
-            connection.close()
+            response.close()
             raise
+        return response
 
     async def close(self) -> None:
-        for connection in list(self._open):
-            connection.close()
+        for response in list(self._open):
+            response.close()
 
-    async def _connected(self, timeout_s: float) -> _Connection:
+    async def _connected(self, timeout_s: float) -> PlainResponse:
         await self._slots.acquire()
         try:
             async with asyncio.timeout(self._connect_timeout_s):
-                reader, writer = await asyncio.open_connection(
+                streams = await asyncio.open_connection(
                     self._address.host, self._address.port, ssl=self._tls
                 )
         except BaseException as error:
@@ -134,62 +167,13 @@ class PlainTransport:
             raise
         if not self._open:
             self.connection_epoch += 1
-        connection = _Connection(self, reader, writer, timeout_s)
-        self._open.add(connection)
+        response = PlainResponse(self, streams, timeout_s)
+        self._open.add(response)
         self.any_open = True
-        return connection
+        return response
 
-    def ended(self, connection: _Connection) -> None:
-        """The connection is closed."""
-        self._open.discard(connection)
+    def ended(self, response: PlainResponse) -> None:
+        """The response's connection is closed."""
+        self._open.discard(response)
         self.any_open = bool(self._open)
         self._slots.release()
-
-
-class _Connection:
-    """One request's connection."""
-
-    def __init__(
-        self,
-        transport: PlainTransport,
-        reader: asyncio.StreamReader,
-        writer: asyncio.StreamWriter,
-        timeout_s: float,
-    ) -> None:
-        self._transport = transport
-        self._reader = reader
-        self._writer = writer
-        self._timeout_s = timeout_s
-        self._http = h11.Connection(h11.CLIENT)
-        self._closed = False
-
-    async def send(self, head: h11.Request, body: bytes) -> None:
-        for event in (head, h11.Data(data=body), h11.EndOfMessage()):
-            self._writer.write(self._http.send(event) or b"")
-        await self._writer.drain()
-
-    async def event(self) -> h11.Event:
-        """The next event of the response. Raises :class:`ConnectionBroke` and ``TimeoutError``."""
-        try:
-            while (event := self._http.next_event()) is h11.NEED_DATA:
-                async with asyncio.timeout(self._timeout_s):
-                    data = await self._reader.read(_READ_BYTES)
-                if self._closed:
-                    raise ConnectionBroke("the connection was closed here")
-                self._http.receive_data(data)
-        except (h11.RemoteProtocolError, ConnectionError) as error:
-            raise ConnectionBroke(str(error)) from error
-        if not isinstance(event, h11.Event):
-            raise ConnectionBroke("the engine ended the connection")
-        return event
-
-    def expect_silence(self) -> None:
-        """Raises :class:`ConnectionBroke` when more than one response was sent."""
-        if self._http.trailing_data[0]:
-            raise ConnectionBroke("one request was answered twice")
-
-    def close(self) -> None:
-        if not self._closed:
-            self._closed = True
-            self._writer.transport.abort()
-            self._transport.ended(self)

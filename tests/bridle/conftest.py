@@ -10,8 +10,7 @@ from typing import Any
 
 import openai
 import pytest
-from click.testing import Result
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 
 from bridle.cli.program import app
 from bridle.engine.scripted import Reply, ScriptedCall, ScriptedEngine, ScriptedRequest

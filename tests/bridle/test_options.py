@@ -105,6 +105,8 @@ def test_an_address_that_is_no_url_is_refused_in_a_line(
 def test_why_training_ended_is_said_in_a_line(
     bridle: Bridle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
+    error.add_note("the same command resumes")
+
     def ended(*_: object, **__: object) -> NoReturn:
         raise error
 
@@ -118,7 +120,7 @@ def test_why_training_ended_is_said_in_a_line(
     done = bridle("train", *asked, "--verifier", "exact", "--out", tmp_path / "out")
     assert done.exit_code == 1
     assert isinstance(done.exception, SystemExit)
-    assert str(error) in done.stderr
+    assert done.stderr == f"bridle: {error}; the same command resumes\n"
 
 
 @pytest.mark.parametrize("command", [("sessions",), ("audit",), TRAINER])

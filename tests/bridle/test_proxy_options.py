@@ -54,7 +54,7 @@ def test_an_engine_that_is_not_there_is_told_at_the_start(
         done = bridle("proxy", *argv, "--store", str(tmp_path / "s.db"), "--port", "0")
     assert done.exit_code == 0, done.output
     assert done.stderr == (
-        "bridle: nothing listens at http://127.0.0.1:9/v1 yet: calls fail until it does\n"
+        "bridle: no engine listens at http://127.0.0.1:9/v1 yet; calls fail until one does\n"
     )
 
 

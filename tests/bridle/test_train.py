@@ -23,10 +23,10 @@ from bridle.trainer.policy.tiny import TinyShape, make_policy
 from bridle.trainer.policy.tiny_tokenizer import train_tokenizer
 
 pytestmark = pytest.mark.usefixtures("warm_start")
+
 AGENT = """
 import json, os, sys, urllib.request
 
-pytestmark = pytest.mark.usefixtures("warm_start")
 body = {"model": "policy", "max_tokens": 4, "messages": [{"role": "user", "content": sys.argv[1]}]}
 request = urllib.request.Request(
     os.environ["OPENAI_BASE_URL"] + "/chat/completions",
@@ -240,7 +240,7 @@ def test_a_folder_that_cannot_be_made_is_named(arguments: list[str], tmp_path: P
     out = tmp_path / "tasks.jsonl" / "out"
     refused = bridle(*arguments, "--out", str(out))
     assert refused.returncode == 2
-    assert refused.stderr == f"bridle: --out {out} cannot be made: Not a directory\n"
+    assert refused.stderr == f"bridle: cannot write to --out {out}: Not a directory\n"
 
 
 def test_a_folder_is_trained_in_by_one_command_at_a_time(
@@ -287,7 +287,7 @@ def test_a_trainer_names_the_service_that_is_down(
         )
     assert done.returncode == 1
     assert done.stderr.startswith(f"bridle: the {down} does not answer at {nowhere}/")
-    assert "the same command goes on from the last step" in done.stderr
+    assert "the same command resumes from the last step" in done.stderr
     assert done.stderr.count("\n") == 1
 
 

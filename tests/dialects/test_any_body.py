@@ -10,10 +10,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from bridle.proxy.dialects.google.dialect import GOOGLE
-from bridle.proxy.dialects.messages.dialect import MESSAGES
 from bridle.proxy.dialects.messages.request import parse_count
-from bridle.proxy.dialects.responses.dialect import RESPONSES
+from bridle.proxy.dialects.registry import GOOGLE, MESSAGES, RESPONSES
 from bridle.proxy.wire.canonical import (
     ApiError,
     ChoiceReply,

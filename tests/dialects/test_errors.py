@@ -13,9 +13,7 @@ from google.genai import errors as google_errors
 from google.genai import types
 
 from bridle.proxy.dialects import overflow
-from bridle.proxy.dialects.google.dialect import GOOGLE
-from bridle.proxy.dialects.messages.dialect import MESSAGES
-from bridle.proxy.dialects.responses.dialect import RESPONSES
+from bridle.proxy.dialects.registry import GOOGLE, MESSAGES, RESPONSES
 from bridle.proxy.wire.canonical import ApiError
 
 ENGINE_SAYS = (

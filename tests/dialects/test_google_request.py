@@ -7,7 +7,7 @@ from typing import Any
 import orjson
 import pytest
 
-from bridle.proxy.dialects.google.dialect import GOOGLE
+from bridle.proxy.dialects.registry import GOOGLE
 from bridle.proxy.wire import minting
 from bridle.proxy.wire.canonical import ApiError, Message, Minted, Request, ToolCall
 

@@ -10,8 +10,8 @@ import pytest
 from google import genai
 from google.genai import errors, types
 
-from bridle.proxy.dialects.google.dialect import GOOGLE
 from bridle.proxy.dialects.google.reply import count
+from bridle.proxy.dialects.registry import GOOGLE
 from bridle.proxy.wire import minting
 from bridle.proxy.wire.canonical import (
     ApiError,

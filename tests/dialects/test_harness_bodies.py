@@ -7,9 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from bridle.proxy.dialects.google.dialect import GOOGLE
-from bridle.proxy.dialects.messages.dialect import MESSAGES
-from bridle.proxy.dialects.responses.dialect import RESPONSES
+from bridle.proxy.dialects.registry import GOOGLE, MESSAGES, RESPONSES
 from bridle.proxy.wire import minting
 from bridle.proxy.wire.canonical import Request
 

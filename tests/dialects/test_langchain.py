@@ -12,7 +12,7 @@ from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI
 from pydantic import SecretStr
 
-from bridle.proxy.dialects.responses.dialect import RESPONSES
+from bridle.proxy.dialects.registry import RESPONSES
 from bridle.proxy.wire import minting
 from bridle.proxy.wire.canonical import (
     Finished,

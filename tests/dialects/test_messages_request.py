@@ -7,8 +7,8 @@ from typing import Any
 import orjson
 import pytest
 
-from bridle.proxy.dialects.messages.dialect import MESSAGES
 from bridle.proxy.dialects.messages.request import parse_count
+from bridle.proxy.dialects.registry import MESSAGES
 from bridle.proxy.wire.canonical import ApiError, Message, Request, ToolCall
 
 A = "call_aaaaaaaaaaaaaaaaaaaaaaaa"

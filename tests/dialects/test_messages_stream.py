@@ -11,9 +11,9 @@ import pytest
 from anthropic.types import RawMessageStreamEvent
 from pydantic import TypeAdapter
 
-from bridle.proxy.dialects.messages.dialect import MESSAGES
 from bridle.proxy.dialects.messages.reply import count
 from bridle.proxy.dialects.messages.request import parse_count
+from bridle.proxy.dialects.registry import MESSAGES
 from bridle.proxy.wire.canonical import (
     ApiError,
     Event,

@@ -17,20 +17,20 @@ MODELS = [models.Model("a", 1_700_000_000, 4096), models.Model("b", 1_700_000_00
 
 def test_openais_client_lists_models(server: Any) -> None:
     client = openai.OpenAI(api_key="k", base_url=f"{server.url}/v1")
-    server.answer(models.openai_list(MODELS))
+    server.answer(models.list_of("chat", MODELS))
     assert [model.id for model in client.models.list()] == ["a", "b"]
 
-    server.answer(models.openai_model(MODELS[0]))
+    server.answer(models.one("chat", MODELS[0]))
     assert client.models.retrieve("a").created == 1_700_000_000
 
 
 @pytest.mark.parametrize("known", [MODELS, []])
 def test_anthropics_client_lists_models(server: Any, known: list[models.Model]) -> None:
     client = anthropic.Anthropic(api_key="k", base_url=server.url)
-    server.answer(models.anthropic_list(known))
+    server.answer(models.list_of("messages", known))
     assert [model.id for model in client.models.list()] == [model.id for model in known]
 
-    server.answer(models.anthropic_model(MODELS[0]))
+    server.answer(models.one("messages", MODELS[0]))
     model = client.models.retrieve("a")
     assert model.created_at.timestamp() == 1_700_000_000
     assert model.max_input_tokens == 4096
@@ -39,8 +39,8 @@ def test_anthropics_client_lists_models(server: Any, known: list[models.Model]) 
 def test_googles_client_lists_models(server: Any) -> None:
     options = types.HttpOptions(base_url=server.url)
     client = genai.Client(api_key="k", http_options=options)
-    server.answer(models.google_list(MODELS))
+    server.answer(models.list_of("google", MODELS))
     assert [model.name for model in client.models.list()] == ["models/a", "models/b"]
 
-    server.answer(models.google_model(MODELS[0]))
+    server.answer(models.one("google", MODELS[0]))
     assert client.models.get(model="a").input_token_limit == 4096

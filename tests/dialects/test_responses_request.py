@@ -7,8 +7,8 @@ from typing import Any
 import orjson
 import pytest
 
+from bridle.proxy.dialects.registry import RESPONSES
 from bridle.proxy.dialects.responses import request as responses_request
-from bridle.proxy.dialects.responses.dialect import RESPONSES
 from bridle.proxy.dialects.responses.request import own_messages, with_history
 from bridle.proxy.wire.canonical import ApiError, Message, Request, ToolCall
 

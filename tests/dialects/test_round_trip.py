@@ -9,9 +9,7 @@ import orjson
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bridle.proxy.dialects.google.dialect import GOOGLE
-from bridle.proxy.dialects.messages.dialect import MESSAGES
-from bridle.proxy.dialects.responses.dialect import RESPONSES
+from bridle.proxy.dialects.registry import GOOGLE, MESSAGES, RESPONSES
 from bridle.proxy.wire import minting
 from bridle.proxy.wire.canonical import Message, Reply, Request
 

@@ -24,7 +24,7 @@ from aiohttp import web
 
 from bridle.harnesses.sandboxes import Launch
 
-Reply = Callable[[list[dict[str, Any]]], dict[str, Any]]
+Reply = Callable[[list[dict[str, Any]]], dict[str, Any] | web.Response]
 
 
 @dataclass

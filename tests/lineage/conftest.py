@@ -56,9 +56,14 @@ class Family:
 
 
 _LLAMA = ("<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>", "<|eom_id|>")
-_MISTRAL = ("[INST]", "[/INST]", "[AVAILABLE_TOOLS]", "[/AVAILABLE_TOOLS]")
+_MISTRAL: tuple[str, ...] = ("[INST]", "[/INST]", "[AVAILABLE_TOOLS]", "[/AVAILABLE_TOOLS]")
 _MISTRAL += ("[TOOL_CALLS]", "[TOOL_RESULTS]", "[/TOOL_RESULTS]")
-_DEEPSEEK = ("<｜User｜>", "<｜Assistant｜>", "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>")
+_DEEPSEEK: tuple[str, ...] = (
+    "<｜User｜>",
+    "<｜Assistant｜>",
+    "<｜tool▁calls▁begin｜>",
+    "<｜tool▁calls▁end｜>",
+)
 _DEEPSEEK += ("<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>", "<｜tool▁sep｜>")
 _DEEPSEEK += ("<｜tool▁outputs▁begin｜>", "<｜tool▁outputs▁end｜>")
 _DEEPSEEK += ("<｜tool▁output▁begin｜>", "<｜tool▁output▁end｜>")
@@ -319,7 +324,7 @@ class Policy:
         assert whole.startswith(start)
         said = whole[len(start) :].removesuffix("\n")
         ends = [self.tokenizer.backend.id_to_token(i) for i in self.tokenizer.eos_token_ids]
-        if any(said.endswith(end) for end in ends):
+        if any(end is not None and said.endswith(end) for end in ends):
             return said
         # Nothing ends a turn in this template: the next speaker's token does.
         return said + ("<|observation|>" if message.tool_calls else "<|user|>")

@@ -17,6 +17,7 @@ def used_part(message: Message, rng: Random) -> Message:
     if message.tool_calls:
         keep = rng.randrange(0 if message.content else 1, len(message.tool_calls))
         return msgspec.structs.replace(message, tool_calls=message.tool_calls[:keep])
+    assert isinstance(message.content, str)
     return msgspec.structs.replace(message, content=message.content.partition("\n")[0])
 
 

@@ -13,8 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from bridle.engine.scripted import Reply, ScriptedCall
-from bridle.proxy.dialects.chat.completions import COMPLETIONS
-from bridle.proxy.dialects.chat.dialect import CHAT
+from bridle.proxy.dialects.registry import CHAT, COMPLETIONS
 from bridle.proxy.engines.request import constraint, engine_request
 from bridle.proxy.wire.canonical import ApiError
 from bridle.store.records import Note

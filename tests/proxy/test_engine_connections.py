@@ -301,13 +301,11 @@ async def test_silence_is_given_up_and_time_with_bytes_is_not_silence(make: Any)
 
 
 async def test_each_request_on_a_connection_has_its_own_patience() -> None:
-    """One timer looks after all of them."""
-
     async def late(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await asyncio.sleep(0.3)
         writer.write(OK)
 
-    async with serving(late) as served, connected(served.url) as engine:
+    async with serving(late) as served, connected(served.url, stall_timeout_s=0.2) as engine:
         for timeout_s in (0.5, 2.0):
             assert await (await engine.request("POST", "/x", timeout_s=timeout_s)).read() == b"ok"
             await asyncio.sleep(0.4)  # past the end of the first one's patience

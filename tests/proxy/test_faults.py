@@ -16,7 +16,7 @@ import pytest
 from bridle.engine.contract.contract import MISSING_LOGPROB
 from bridle.engine.contract.tokenizer import Tokenizer
 from bridle.engine.scripted import Cut, Fail, Refuse, Reply, ScriptedEngine, Stall
-from bridle.proxy.dialects.chat.dialect import ChatEmitter
+from bridle.proxy.dialects.chat.stream import ChatEmitter
 from bridle.proxy.settings import Limits
 from bridle.store.records import CallStatus
 

@@ -2,22 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 import pytest
 
-from bridle.store.records import CallKind, Conversation, LineageState, RequestDigests
+from bridle.store.records import (
+    CallBegun,
+    CallKind,
+    Conversation,
+    LineageState,
+    RequestDigests,
+    SessionRecord,
+)
 from bridle.store.schema.database import migrate
+from bridle.store.writing.writer import Writer
 
 
 class Recording:
     """One session in the making; calls are numbered tokens, easy to tell apart."""
 
-    def __init__(self, writer, calls, **fields) -> None:
+    def __init__(self, writer: Writer, calls: Any, **fields: Any) -> None:
         self.writer, self.calls = writer, calls
-        self.session = calls.session(**fields)
+        self.session: SessionRecord = calls.session(**fields)
         self.clock = 0.0
-        self.tools = {}
+        self.tools: dict[str | None, Sequence[Any]] = {}
         """Of each call."""
         writer.create_session_sync(self.session)
 
@@ -27,15 +38,15 @@ class Recording:
 
     def call(
         self,
-        prompt,
-        *sampled,
-        parent=None,
-        version=1,
-        finish="stop",
-        headers=(),
-        conversation=None,
-        message=MappingProxyType({"content": "yes"}),
-        **fields,
+        prompt: Sequence[int],
+        *sampled: Sequence[int],
+        parent: str | None = None,
+        version: int = 1,
+        finish: str = "stop",
+        headers: Any = (),
+        conversation: Mapping[str, Any] | None = None,
+        message: Mapping[str, Any] = MappingProxyType({"content": "yes"}),
+        **fields: Any,
     ) -> str:
         """Records a call that agrees with itself unless ``fields`` say otherwise; gives its id.
 
@@ -48,7 +59,7 @@ class Recording:
         if "replies" not in fields:
             said = [message, *conversation.get("choices", ())] if message != {} else ()
             fields["replies"] = tuple(map(self.calls.message, said))
-        begun = self.calls.begun(
+        begun: CallBegun = self.calls.begun(
             self.session,
             started_at=self.clock,
             request_body=repr(list(prompt)).encode(),
@@ -78,7 +89,7 @@ class Recording:
         self.writer.end_call_sync(ended)
         return begun.id
 
-    def _conversation(self, asked):
+    def _conversation(self, asked: Mapping[str, Any]) -> Conversation | None:
         if "tail" not in asked:
             return None
         lineage, state = asked.get("lineage"), None
@@ -105,20 +116,20 @@ class Recording:
 
 
 @pytest.fixture
-def url(tmp_path):
+def url(tmp_path: Path) -> str:
     address = str(tmp_path / "bridle.db")
     migrate(address)
     return address
 
 
 @pytest.fixture
-def record(writer, calls):
+def record(writer: Writer, calls: Any) -> Callable[..., Recording]:
     """``record(**session fields)`` starts a session."""
     return lambda **fields: Recording(writer, calls, **fields)
 
 
 @pytest.fixture
-def agent(record):
+def agent(record: Callable[..., Recording]) -> Recording:
     """A session as agents make them: turns, a sub-agent, a title, a retry and a compaction."""
     session = record()
     system = [1, 2, 3]

@@ -9,7 +9,8 @@ import socket
 import sqlite3
 import subprocess
 import tempfile
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 import psycopg
@@ -19,30 +20,30 @@ from bridle.store.schema.database import migrate
 
 
 @pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.postgres)])
-def url(request, tmp_path):
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """An empty, migrated store."""
     if request.param == "sqlite":
         address = str(tmp_path / "store" / "bridle.db")
     else:
-        address = request.getfixturevalue("postgres").empty_database()
+        address = str(request.getfixturevalue("postgres").empty_database())
     migrate(address)
     return address
 
 
 @pytest.fixture
-def held(url):
+def held(url: str) -> Callable[[], AbstractContextManager[None]]:
     """``with held():`` no transaction goes on: another connection has the write lock.
 
     A record put in meanwhile starts a transaction that waits; those after it gather.
     """
 
     @contextmanager
-    def hold():
+    def hold() -> Iterator[None]:
         if url.startswith("postgresql"):
-            with psycopg.connect(url) as connection:
-                connection.execute("LOCK TABLE writers IN ACCESS EXCLUSIVE MODE")
+            with psycopg.connect(url) as server:
+                server.execute("LOCK TABLE writers IN ACCESS EXCLUSIVE MODE")
                 yield
-                connection.rollback()
+                server.rollback()
         else:
             connection = sqlite3.connect(url, isolation_level=None)
             connection.execute("BEGIN IMMEDIATE")
@@ -95,7 +96,7 @@ class Postgres:
 
 
 @pytest.fixture(scope="session")
-def postgres():
+def postgres() -> Iterator[Postgres]:
     folder = Path(tempfile.mkdtemp(prefix="bridle-postgres-"))
     server = Postgres(folder)
     server.start()
@@ -110,4 +111,4 @@ def _binaries() -> Path:
     on_path = shutil.which("initdb")
     if not found and on_path is None:
         raise RuntimeError("PostgreSQL is not installed: apt-get install postgresql")
-    return found[-1].parent if found else Path(on_path).parent
+    return (found[-1] if on_path is None or found else Path(on_path)).parent

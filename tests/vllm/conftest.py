@@ -339,6 +339,10 @@ class Publishing:
         """As :meth:`publisher`, with weights from memory; ``told`` hears after vLLM is stamped."""
         from bridle.trainer.publish.transfer import TransferPublisher
 
+        def announce(version: int, _name: str) -> None:
+            engine.stamp(version)
+            told(version)
+
         return TransferPublisher(
             {"engine": engine},
             self.directory,
@@ -346,7 +350,7 @@ class Publishing:
             served=self.origin,
             served_version=engine.policy_version() or 0,
             probes=self.probes,
-            announce=lambda version, _name: (engine.stamp(version), told(version)),
+            announce=announce,
         )
 
     def publish_five(self) -> None:

@@ -1,4 +1,4 @@
-"""Stands in for ``python``: ``-m bridle …`` runs in a fork of the warm process.
+"""Stands in for ``python``: ``[-P] -m bridle …`` runs in a fork of the warm process.
 
 The fixture ``warm_python`` writes a copy that has ``PYTHON`` and ``ADDRESS`` filled in.
 Everything else that is asked of a Python is run by the real one.
@@ -20,13 +20,16 @@ FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signa
 
 
 def main() -> None:
-    if sys.argv[1:3] != ["-m", "bridle"]:
+    safe_path = sys.argv[1:2] == ["-P"]
+    options = sys.argv[2:] if safe_path else sys.argv[1:]
+    if options[:2] != ["-m", "bridle"]:
         os.execv(PYTHON, [PYTHON, *sys.argv[1:]])  # noqa: S606
     connection = socket.socket(socket.AF_UNIX)
     connection.connect(ADDRESS)
     ignored = [each for each in FORWARDED if signal.getsignal(each) is signal.SIG_IGN]
     request = {
-        "arguments": sys.argv[3:],
+        "arguments": options[2:],
+        "safe_path": safe_path,
         "environment": dict(os.environ),
         "folder": os.getcwd(),
         "ignored": ignored,

@@ -35,6 +35,7 @@ PRELOADED = (
     "bridle.engine.vllm",
     "bridle.engine.vllm.launch",
     "bridle.proxy.server",
+    "bridle.run.local",
     "bridle.run.rollouts",
     "bridle.run.stack",
     "bridle.run.training",
@@ -139,7 +140,8 @@ def become(
     sys.argv = ["bridle", *request["arguments"]]
     sys.executable = client
     named = [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
-    sys.path[:1] = [request["folder"], *(entry for entry in named if entry not in sys.path)]
+    first = [] if request["safe_path"] else [request["folder"]]
+    sys.path[:1] = [*first, *(entry for entry in named if entry not in sys.path)]
     os.getppid = lambda: parent_of(request["pid"])
     for name in ("numpy.random", "torch"):
         sys.modules[name].seed()
@@ -163,7 +165,7 @@ def leave(code: int) -> NoReturn:
     """The end of an interpreter without its last part: tearing down a thousand modules takes half
     a second."""
     try:
-        threading._shutdown()
+        threading._shutdown()  # type: ignore[attr-defined]
         atexit._run_exitfuncs()
         gc.collect()
         sys.stdout.flush()

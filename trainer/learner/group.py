@@ -33,6 +33,7 @@ from torch import distributed as dist
 from torch._C._distributed_c10d import FileStore
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
+from bridle.errors import BridleError
 from bridle.trainer.batch.prepare import TrainItem
 from bridle.trainer.config import GrpoConfig, PackingConfig, SftConfig
 from bridle.trainer.learner.checkpoint import Progress
@@ -56,8 +57,10 @@ STALL: Final = timedelta(minutes=30)
 """Longest that one process waits for another within a pass."""
 
 
-class LearnerFailed(Exception):
+class LearnerFailed(BridleError):
     """A process of the group is gone; the others were ended."""
+
+    retryable = True
 
 
 @contextmanager

@@ -7,14 +7,12 @@ from typing import Annotated, Any, Final
 
 import msgspec
 
-from bridle.proxy.dialects.body import convert, decode, invalid
+from bridle.proxy.dialects.body import convert, decode, invalid, sampling
 from bridle.proxy.dialects.chat.reply import usage_object
-from bridle.proxy.dialects.chat.request import FORWARDED, Parameters, beyond, sampling
+from bridle.proxy.dialects.chat.request import FORWARDED, Parameters, beyond
 from bridle.proxy.dialects.chat.stream import ChatEmitter
-from bridle.proxy.dialects.errors import openai_error
 from bridle.proxy.wire.canonical import (
     ChoiceReply,
-    Dialect,
     Event,
     Minted,
     Reply,
@@ -50,7 +48,7 @@ def parse(body: bytes, path: Mapping[str, str], query: Mapping[str, str]) -> Req
         dialect="completions",
         model=wire.model,
         prompt=_prompt(wire.prompt),
-        sampling=sampling(wire, wire.max_tokens),
+        sampling=sampling(wire),
         stream=bool(wire.stream),
         wants=Wants(
             logprobs=wire.logprobs is not None,
@@ -168,13 +166,3 @@ def _logprobs(detail: Sequence[Mapping[str, Any]], position: int = 0) -> dict[st
         "top_logprobs": [entry.get("top_logprobs") for entry in detail],
         "text_offset": offsets,
     }
-
-
-COMPLETIONS: Final = Dialect(
-    name="completions",
-    parse=parse,
-    emitter=CompletionsEmitter,
-    reply=write,
-    error=openai_error,
-    response_prefix="cmpl",
-)

@@ -14,11 +14,11 @@ from bridle.proxy.dialects.body import (
     convert,
     decode,
     invalid,
-    strings,
+    sampling,
     writable,
 )
 from bridle.proxy.dialects.chat.history import ChatMessage, canonical
-from bridle.proxy.wire.canonical import Request, Sampling, Wants
+from bridle.proxy.wire.canonical import Request, Wants
 from bridle.store.records import Note
 
 FORWARDED: Final = frozenset(
@@ -119,7 +119,9 @@ def parse(body: bytes, path: Mapping[str, str], query: Mapping[str, str]) -> Req
         writable(wire.response_format, "response_format")
     if wire.chat_template_kwargs is not None:
         writable(wire.chat_template_kwargs, "chat_template_kwargs")
-    most = wire.max_completion_tokens
+    names: Mapping[str, str] = {}
+    if wire.max_completion_tokens is not None:
+        wire.max_tokens, names = wire.max_completion_tokens, _LATER_NAMES
     return Request(
         dialect="chat",
         model=wire.model,
@@ -128,7 +130,7 @@ def parse(body: bytes, path: Mapping[str, str], query: Mapping[str, str]) -> Req
         tool_choice=tool_choice,
         parallel_tool_calls=wire.parallel_tool_calls,
         response_format=wire.response_format,
-        sampling=sampling(wire, wire.max_tokens if most is None else most),
+        sampling=sampling(wire),
         stream=bool(wire.stream),
         wants=Wants(
             logprobs=bool(wire.logprobs),
@@ -139,24 +141,8 @@ def parse(body: bytes, path: Mapping[str, str], query: Mapping[str, str]) -> Req
         ),
         template_kwargs=wire.chat_template_kwargs,
         extra=extra,
-        names={} if most is None else _LATER_NAMES,
+        names=names,
         notes=tuple(notes),
-    )
-
-
-def sampling(wire: Parameters, max_tokens: int | None) -> Sampling:
-    return Sampling(
-        temperature=wire.temperature,
-        top_p=wire.top_p,
-        top_k=wire.top_k,
-        min_p=wire.min_p,
-        max_tokens=max_tokens,
-        stop=strings(wire.stop) if wire.stop else (),
-        seed=wire.seed,
-        n=wire.n,
-        presence_penalty=wire.presence_penalty,
-        frequency_penalty=wire.frequency_penalty,
-        repetition_penalty=wire.repetition_penalty,
     )
 
 

@@ -14,6 +14,7 @@ from bridle.proxy.dialects.body import (
     decode,
     integer,
     invalid,
+    sampling,
     strings,
     unknown,
 )
@@ -22,7 +23,7 @@ from bridle.proxy.dialects.google.history import add_contents, instruction_conte
 from bridle.proxy.dialects.google.schema import camel_keys, google, json_schema
 from bridle.proxy.dialects.thinking import apply_effort
 from bridle.proxy.dialects.transcript import Transcript
-from bridle.proxy.wire.canonical import Request, Sampling, Wants
+from bridle.proxy.wire.canonical import Request, Wants
 
 GENERATE: Final = "generateContent"
 STREAM: Final = "streamGenerateContent"
@@ -63,15 +64,17 @@ class _Calling(msgspec.Struct, rename="camel", gc=False):
 class _Config(msgspec.Struct, rename="camel", gc=False):
     temperature: float | None = None
     top_p: float | None = None
-    top_k: float | None = None
-    max_output_tokens: Integral | None = None
-    stop_sequences: str | list[str] | None = None
+    top_k: Integral | None = None
+    max_tokens: Integral | None = msgspec.field(default=None, name="maxOutputTokens")
+    stop: str | list[str] | None = msgspec.field(default=None, name="stopSequences")
     response_mime_type: str | None = None
     response_schema: Json | None = None
     response_json_schema: Json | None = None
     seed: Integral | None = None
     thinking_config: Json | None = None
-    candidate_count: Annotated[int, msgspec.Meta(ge=1, le=8)] | None = None
+    n: Annotated[int, msgspec.Meta(ge=1, le=8)] | None = msgspec.field(
+        default=None, name="candidateCount"
+    )
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     response_logprobs: bool | None = None
@@ -127,7 +130,7 @@ def parse(body: bytes, path: Mapping[str, str], query: Mapping[str, str]) -> Req
         tools=tools,
         tool_choice=tool_choice,
         response_format=_response_format(config, transcript),
-        sampling=_sampling(config),
+        sampling=sampling(config, "generationConfig."),
         stream=method == STREAM,
         wants=Wants(
             logprobs=bool(config.response_logprobs),
@@ -223,21 +226,6 @@ def _response_format(config: _Config, transcript: Transcript) -> Json | None:
     if mime_type != "text/plain" or schema is not None:
         transcript.note("field_dropped", f"response format {mime_type[:32]}")
     return None
-
-
-def _sampling(config: _Config) -> Sampling:
-    top_k = config.top_k
-    return Sampling(
-        temperature=config.temperature,
-        top_p=config.top_p,
-        top_k=int(top_k) if top_k is not None and abs(top_k) < 2**31 else None,
-        max_tokens=integer(config.max_output_tokens, "generationConfig.maxOutputTokens"),
-        stop=strings(config.stop_sequences),
-        seed=integer(config.seed, "generationConfig.seed"),
-        n=config.candidate_count,
-        presence_penalty=config.presence_penalty,
-        frequency_penalty=config.frequency_penalty,
-    )
 
 
 def _top_logprobs(config: _Config) -> int:

@@ -12,9 +12,8 @@ from bridle.proxy.dialects.body import (
     Json,
     convert,
     decode,
-    integer,
     invalid,
-    strings,
+    sampling,
     type_of,
     unknown,
 )
@@ -26,7 +25,7 @@ from bridle.proxy.dialects.messages.history import (
 )
 from bridle.proxy.dialects.thinking import apply_effort
 from bridle.proxy.dialects.transcript import Transcript
-from bridle.proxy.wire.canonical import Request, Sampling, Wants
+from bridle.proxy.wire.canonical import Request, Wants
 
 
 class _ToolChoice(msgspec.Struct, gc=False):
@@ -59,7 +58,7 @@ class _Body(msgspec.Struct, gc=False):
     temperature: float | None = None
     top_p: float | None = None
     top_k: Integral | None = None
-    stop_sequences: str | list[str] | None = None
+    stop: str | list[str] | None = msgspec.field(default=None, name="stop_sequences")
     tools: list[Json] | None = None
     tool_choice: _ToolChoice | None = None
     thinking: _Thinking | None = None
@@ -78,7 +77,7 @@ class _Tool(msgspec.Struct, gc=False):
 
 
 _WITHOUT_EFFECT: Final = frozenset({"metadata", "cache_control", "betas", "service_tier"})
-_KNOWN: Final = frozenset(_Body.__struct_fields__) | _WITHOUT_EFFECT
+_KNOWN: Final = frozenset(_Body.__struct_encode_fields__) | _WITHOUT_EFFECT
 _CHOICES: Final[Mapping[str, str]] = {"auto": "auto", "any": "required", "none": "none"}
 
 
@@ -99,6 +98,8 @@ def parse_count(body: bytes, path: Mapping[str, str], query: Mapping[str, str]) 
         transcript.system(content_of(wire.system, "system", transcript))
     add_messages(wire.messages, transcript)
     tools = _tools(wire.tools or (), transcript)
+    if wire.max_tokens is not None and wire.max_tokens < 1:
+        raise invalid("max_tokens", "must be at least 1")
     tool_choice, parallel = _tool_choice(wire.tool_choice, tools, transcript)
     extra, template_kwargs = _thinking(wire, transcript)
     extra.update(_prefill(transcript))
@@ -112,7 +113,7 @@ def parse_count(body: bytes, path: Mapping[str, str], query: Mapping[str, str]) 
         tool_choice=tool_choice,
         parallel_tool_calls=parallel,
         response_format=_response_format(wire),
-        sampling=_sampling(wire),
+        sampling=sampling(wire),
         stream=bool(wire.stream),
         wants=Wants(stream_usage=True),
         template_kwargs=template_kwargs,
@@ -180,19 +181,6 @@ def _response_format(wire: _Body) -> Json | None:
     if wire.output_format is not None:
         return json_schema_format(wire.output_format.schema, "output_format.schema")
     return None
-
-
-def _sampling(wire: _Body) -> Sampling:
-    max_tokens = integer(wire.max_tokens, "max_tokens")
-    if max_tokens is not None and max_tokens < 1:
-        raise invalid("max_tokens", "must be at least 1")
-    return Sampling(
-        temperature=wire.temperature,
-        top_p=wire.top_p,
-        top_k=integer(wire.top_k, "top_k"),
-        max_tokens=max_tokens,
-        stop=strings(wire.stop_sequences),
-    )
 
 
 def _prefill(transcript: Transcript) -> Json:

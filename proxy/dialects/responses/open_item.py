@@ -11,57 +11,48 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from bridle.proxy.dialects.body import Json
-from bridle.proxy.dialects.responses.custom import InputText
+from bridle.proxy.dialects.responses.tools import custom_input
 from bridle.proxy.wire.canonical import ClientTool, ToolCallDelta
 
 
 class OpenReasoning:
-    """A ``reasoning`` item."""
+    """A ``reasoning`` item; ``summarise``: its text is the item's summary, else its content."""
 
     def __init__(self, identifier: str, place: Json, summarise: bool, signature: str | None):
         self._id = identifier
-        self._summarise = summarise
         self._signature = signature
-        index = "summary_index" if summarise else "content_index"
-        self._place = {"item_id": identifier, **place, index: 0}
+        self._field = "summary" if summarise else "content"
+        self._kind = "summary_text" if summarise else "reasoning_text"
+        self._text_event = f"response.reasoning_{'summary_' if summarise else ''}text"
+        self._part_event = f"response.{'reasoning_summary' if summarise else 'content'}_part"
+        self._place = {"item_id": identifier, **place, f"{self._field}_index": 0}
         self._text: list[str] = []
 
     def item(self, status: str) -> Json:
-        place, kind = (
-            ("summary", "summary_text") if self._summarise else ("content", "reasoning_text")
-        )
-        item: Json = {"id": self._id, "type": "reasoning", "summary": []}
-        item[place] = [{"type": kind, "text": "".join(self._text)}]
+        item = {"id": self._id, "type": "reasoning", "summary": [], self._field: [self._part()]}
         if self._signature is not None:
             item["encrypted_content"] = self._signature
-        item["status"] = status
-        return item
+        return {**item, "status": status}
 
     def added(self) -> Json:
         return {"id": self._id, "type": "reasoning", "summary": [], "status": "in_progress"}
 
     def open(self) -> list[Json]:
-        if self._summarise:
-            return [{"type": "response.reasoning_summary_part.added", **self._part("")}]
-        return [{"type": "response.content_part.added", **self._part("")}]
+        return [{"type": f"{self._part_event}.added", **self._place, "part": self._part()}]
 
     def delta(self, text: str) -> list[Json]:
         self._text.append(text)
-        kind = "reasoning_summary_text" if self._summarise else "reasoning_text"
-        return [{"type": f"response.{kind}.delta", **self._place, "delta": text}]
+        return [{"type": f"{self._text_event}.delta", **self._place, "delta": text}]
 
     def close(self) -> list[Json]:
-        text = "".join(self._text)
-        kind = "reasoning_summary_text" if self._summarise else "reasoning_text"
-        part = "reasoning_summary_part" if self._summarise else "content_part"
+        part = self._part()
         return [
-            {"type": f"response.{kind}.done", **self._place, "text": text},
-            {"type": f"response.{part}.done", **self._part(text)},
+            {"type": f"{self._text_event}.done", **self._place, "text": part["text"]},
+            {"type": f"{self._part_event}.done", **self._place, "part": part},
         ]
 
-    def _part(self, text: str) -> Json:
-        kind = "summary_text" if self._summarise else "reasoning_text"
-        return {**self._place, "part": {"type": kind, "text": text}}
+    def _part(self) -> Json:
+        return {"type": self._kind, "text": "".join(self._text)}
 
 
 class OpenText:
@@ -103,7 +94,8 @@ class OpenText:
 
 
 class OpenCall:
-    """A ``function_call`` or ``custom_tool_call`` item."""
+    """A ``function_call`` or ``custom_tool_call`` item. The input of the latter is known when the
+    function arguments that carry it are whole, and is sent in one piece."""
 
     def __init__(self, identifier: str, place: Json, first: ToolCallDelta, tool: ClientTool):
         self.index = first.index
@@ -112,7 +104,6 @@ class OpenCall:
         self._call_id = first.id or ""
         self._arguments: list[str] = []
         self._tool = tool
-        self._input = InputText() if self._tool.custom else None
 
     def item(self, status: str) -> Json:
         item: Json = {"id": self._id, "type": "function_call", "status": status}
@@ -120,11 +111,12 @@ class OpenCall:
         item["name"] = self._tool.name
         if self._tool.namespace is not None:
             item["namespace"] = self._tool.namespace
-        if self._input is not None:
+        arguments = "".join(self._arguments)
+        if self._tool.custom:
             item["type"] = "custom_tool_call"
-            item["input"] = self._input.text
+            item["input"] = custom_input(arguments)
         else:
-            item["arguments"] = "".join(self._arguments)
+            item["arguments"] = arguments
         return item
 
     def added(self) -> Json:
@@ -135,25 +127,21 @@ class OpenCall:
 
     def delta(self, arguments: str) -> list[Json]:
         self._arguments.append(arguments)
-        if self._input is None:
-            kind, piece = "function_call_arguments", arguments
-        else:
-            kind, piece = "custom_tool_call_input", self._input.feed(arguments)
-        if not piece:
+        if self._tool.custom or not arguments:
             return []
-        return [{"type": f"response.{kind}.delta", **self._place, "delta": piece}]
+        kind = "response.function_call_arguments.delta"
+        return [{"type": kind, **self._place, "delta": arguments}]
 
     def close(self) -> list[Json]:
-        if self._input is None:
+        arguments = "".join(self._arguments)
+        if not self._tool.custom:
             done = {"type": "response.function_call_arguments.done", **self._place}
-            arguments = "".join(self._arguments)
             return [{**done, "arguments": arguments, "name": self._tool.name}]
-        events: list[Json] = []
-        if rest := self._input.finish():
-            delta = {"type": "response.custom_tool_call_input.delta", **self._place}
-            events.append({**delta, "delta": rest})
-        done = {"type": "response.custom_tool_call_input.done", **self._place}
-        return [*events, {**done, "input": self._input.text}]
+        text, kind = custom_input(arguments), "response.custom_tool_call_input"
+        return [
+            {"type": f"{kind}.delta", **self._place, "delta": text},
+            {"type": f"{kind}.done", **self._place, "input": text},
+        ]
 
 
 OpenItem = OpenReasoning | OpenText | OpenCall

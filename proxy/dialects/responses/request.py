@@ -15,6 +15,7 @@ from bridle.proxy.dialects.body import (
     integer,
     invalid,
     json_text,
+    sampling,
     strings,
 )
 from bridle.proxy.dialects.functions import json_schema_format
@@ -22,7 +23,7 @@ from bridle.proxy.dialects.responses.history import add_items
 from bridle.proxy.dialects.responses.tools import ToolList
 from bridle.proxy.dialects.thinking import apply_effort
 from bridle.proxy.dialects.transcript import Transcript
-from bridle.proxy.wire.canonical import Message, Request, ResponsesFields, Sampling, Wants
+from bridle.proxy.wire.canonical import Message, Request, ResponsesFields, Wants
 
 _ECHOED: Final[Json] = {
     "background": False,
@@ -91,14 +92,14 @@ class _Body(msgspec.Struct, gc=False):
     top_k: Integral | None = None
     min_p: float | None = None
     seed: Integral | None = None
-    max_output_tokens: Integral | None = None
+    max_tokens: Integral | None = msgspec.field(default=None, name="max_output_tokens")
     top_logprobs: Integral | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     repetition_penalty: float | None = None
 
 
-_KNOWN: Final = (frozenset(_Body.__struct_fields__) | _ECHOED.keys()) - _INEFFECTIVE
+_KNOWN: Final = (frozenset(_Body.__struct_encode_fields__) | _ECHOED.keys()) - _INEFFECTIVE
 _WITHOUT_EFFECT: Final = frozenset({"stream_options", "client_metadata"})
 
 
@@ -132,7 +133,7 @@ def parse_with(body: bytes, items: Mapping[str, Mapping[str, Any]]) -> Request:
         tool_choice=tool_choice,
         parallel_tool_calls=wire.parallel_tool_calls if tools.chat else None,
         response_format=_response_format(wire.text, transcript),
-        sampling=_sampling(wire),
+        sampling=sampling(wire),
         stream=bool(wire.stream),
         wants=_wants(wire, reasoning),
         template_kwargs=template_kwargs,
@@ -177,20 +178,6 @@ def _add_input(
     elif wire.previous_response_id is None:
         raise invalid("input", "Field required")
     return ()
-
-
-def _sampling(wire: _Body) -> Sampling:
-    return Sampling(
-        temperature=wire.temperature,
-        top_p=wire.top_p,
-        top_k=integer(wire.top_k, "top_k"),
-        min_p=wire.min_p,
-        max_tokens=integer(wire.max_output_tokens, "max_output_tokens"),
-        seed=integer(wire.seed, "seed"),
-        presence_penalty=wire.presence_penalty,
-        frequency_penalty=wire.frequency_penalty,
-        repetition_penalty=wire.repetition_penalty,
-    )
 
 
 def _wants(wire: _Body, reasoning: _Reasoning) -> Wants:

@@ -13,7 +13,7 @@ from typing import Any, Final
 import msgspec
 
 from bridle.proxy.dialects.body import Json, invalid, json_text, typed
-from bridle.proxy.dialects.functions import function_tool, named_function
+from bridle.proxy.dialects.functions import arguments_object, function_tool, named_function
 from bridle.proxy.dialects.transcript import Transcript
 from bridle.proxy.wire.canonical import ClientTool
 
@@ -137,6 +137,13 @@ def flat_name(name: str, namespace: str | None) -> str:
 def custom_arguments(text: str) -> str:
     """A freeform tool's input as the arguments of the function that stands for it."""
     return json_text({"input": text}, "input")
+
+
+def custom_input(arguments: str) -> str:
+    """The input in such arguments: the inverse of :func:`custom_arguments`. Arguments of another
+    shape are the input themselves."""
+    given = arguments_object(arguments).get("input")
+    return given if isinstance(given, str) else arguments
 
 
 def _custom(tool: _Tool, function: str) -> Json:

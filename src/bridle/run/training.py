@@ -120,6 +120,7 @@ def train(
     require_devices(plan.config)
     loop_directory = plan.directory / CHECKPOINTS
     with (
+        resumable(),
         learning(plan.policy, plan.config) as learner,
         Reader(plan.store) as reader,
         Writer(plan.store) as writer,
@@ -177,12 +178,19 @@ def train(
             _hold(publisher, stack, learner, 0)
         try:
             loop.run(after_step)
-        except BridleError as error:
-            error.add_note("the same command resumes from the last step")
-            raise
         finally:
             sinks.close()
     return loop
+
+
+@contextmanager
+def resumable() -> Iterator[None]:
+    """Adds the remedy to an error that ends a run."""
+    try:
+        yield
+    except BridleError as error:
+        error.add_note("the same command resumes from the last step")
+        raise
 
 
 def _episode(reader: Reader, session_id: str) -> Episode:

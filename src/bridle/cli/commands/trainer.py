@@ -75,7 +75,7 @@ def trainer(
 ) -> None:
     """Train with workers, proxy and engine as services. The same command resumes."""
     with needs_extra("train", "training needs the training extra"):
-        from bridle.run.training import TrainingPlan, newest_policy, step_line, train
+        from bridle.run.training import TrainingPlan, newest_policy, resumable, step_line, train
     from bridle.run.remote import RemoteWorkers
     from bridle.run.stack import Stack, kind_of
     from bridle.store.errors import NotFound
@@ -109,14 +109,15 @@ def trainer(
         run_id=run_id,
         config=config,
     )
-    stack = Stack(
-        engine[0],
-        proxy,
-        more_engines=tuple(engine[1:]),
-        kind=kind_of(engine[0], engine_key),
-        engine_key=engine_key,
-        admin_key=admin_key,
-    )
+    with resumable():
+        stack = Stack(
+            engine[0],
+            proxy,
+            more_engines=tuple(engine[1:]),
+            kind=kind_of(engine[0], engine_key),
+            engine_key=engine_key,
+            admin_key=admin_key,
+        )
     with RemoteWorkers(
         worker, run_id=run_id, groups=groups, group_size=group_size, key=admin_key
     ) as workers:
