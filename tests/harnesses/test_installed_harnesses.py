@@ -149,9 +149,9 @@ def assert_one_lineage(recorded: Recorded) -> None:
 
 def assert_thinks_and_calls_in_parallel(recorded: Recorded) -> None:
     """The work's turns were sampled with reasoning and two calls each, then there is an answer."""
-    messages = [c.message for c in with_kinds(recorded.calls) if c.kind is CallKind.MAIN]
-    assert all(message.get("reasoning") for message in messages)
-    called = [len(message.get("tool_calls") or ()) for message in messages]
+    messages = [c.replies[0] for c in with_kinds(recorded.calls) if c.kind is CallKind.MAIN]
+    assert all(message.reasoning for message in messages)
+    called = [len(message.tool_calls) for message in messages]
     assert called[: POLICY.turns] == [PARALLEL] * POLICY.turns
 
 

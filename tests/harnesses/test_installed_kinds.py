@@ -167,9 +167,13 @@ def asks_for_a_summary(text: str) -> bool:
     )
 
 
+def content_of(call: CallRow) -> str:
+    return str(call.replies[0].content) if call.replies else ""
+
+
 def intended(call: CallRow) -> CallKind:
     """What the script meant the call to be, by what it answered."""
-    content, reasoning = str(call.message.get("content")), str(call.message.get("reasoning"))
+    content, reasoning = content_of(call), call.replies[0].reasoning or "" if call.replies else ""
     if "SUMMARY:" in content:
         return CallKind.COMPACTION
     if "A title" in content:
@@ -210,7 +214,7 @@ async def test_work_sub_agents_titles_and_summaries_are_told_apart_as_they_were_
 
     assert result.session_id is not None, result
     calls = with_kinds(reader.calls(result.session_id))
-    told = [(call.kind, str(call.message.get("content"))[:40]) for call in calls]
+    told = [(call.kind, content_of(call)[:40]) for call in calls]
     assert [call.kind for call in calls] == [intended(call) for call in calls], told
     kinds = {call.kind for call in calls}
     assert {CallKind.MAIN, CallKind.SUBAGENT, CallKind.COMPACTION} <= kinds
