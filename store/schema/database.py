@@ -142,8 +142,8 @@ def shown(url: str) -> str:
 def migrate(url: str) -> None:
     """Brings the database to the newest schema, creating it (and its folder) when it is SQLite.
 
-    Safe to run from several processes at once. An empty database gets the newest schema at once;
-    any other goes through the migrations. Raises :class:`StoreUnavailable`.
+    Safe to run from several processes at once. A database without a revision gets the newest schema
+    at once; any other goes through the migrations. Raises :class:`StoreUnavailable`.
     """
     engine = connect(url, create=True)
     if engine.dialect.name == "sqlite":
@@ -157,8 +157,8 @@ def migrate(url: str) -> None:
             if found == newest_revision():
                 return
             _refuse_newer(found)
-            if _empty(connection):
-                metadata.create_all(connection)
+            if found is None:
+                metadata.create_all(connection, checkfirst=False)
                 _VERSIONS.create(connection, checkfirst=True)
                 connection.execute(insert(_VERSIONS).values(version_num=newest_revision()))
             else:
@@ -216,8 +216,8 @@ def _without_foreign_keys(connection: sqlite3.Connection, _: object) -> None:
     connection.execute("PRAGMA foreign_keys=OFF")
 
 
-def upgrade(connection: Connection, target: str = "head") -> None:
-    """Runs the migrations from the database's revision to ``target``, the newest one."""
+def upgrade(connection: Connection) -> None:
+    """Runs the migrations from the database's revision to the newest one."""
     # A proxy that has nothing to migrate need not hold Alembic and what comes with it in memory.
     from alembic import command
     from alembic.config import Config
@@ -225,15 +225,11 @@ def upgrade(connection: Connection, target: str = "head") -> None:
     config = Config()
     config.set_main_option("script_location", str(_MIGRATIONS).replace("%", "%%"))
     config.attributes["connection"] = connection
-    command.upgrade(config, target)
+    command.upgrade(config, "head")
     if connection.dialect.name == "sqlite":
         parted = connection.exec_driver_sql("PRAGMA foreign_key_check").all()
         if parted:
             raise StoreUnavailable(f"rows of {parted[0][0]} lost what they belong to: not migrated")
-
-
-def _empty(connection: Connection) -> bool:
-    return not set(inspect(connection).get_table_names()) - {_VERSIONS.name}
 
 
 def _current(connection: Connection) -> str | None:

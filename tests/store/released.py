@@ -1,7 +1,8 @@
 """Keeps a store as a release wrote it, for the tests of every later one.
 
-``python tests/store/released.py`` writes ``data/written_by_REVISION.json.gz`` with the rows of a
-small store and with what this release reads from it. Run it when a release is made.
+``python tests/store/released.py`` writes ``data/written_by_REVISION.json.gz`` with the SQL of the
+tables, the rows of a small store, and what this release reads from it. Run it when a release is
+made.
 """
 
 from __future__ import annotations
@@ -16,7 +17,9 @@ from typing import Any
 
 import numpy as np
 import orjson
-from sqlalchemy import JSON, Boolean, Float, MetaData, insert
+from sqlalchemy import JSON, Boolean, Dialect, Float, MetaData, insert
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.schema import CreateIndex, CreateTable
 
 from bridle.store.reading.queries import Reader
 from bridle.store.records import (
@@ -36,6 +39,7 @@ from bridle.store.records import (
     VersionRun,
 )
 from bridle.store.schema.database import connect, migrate, newest_revision, transaction
+from bridle.store.schema.tables import metadata
 from bridle.store.writing.writer import Writer
 
 DATA = Path(__file__).parent / "data"
@@ -125,11 +129,12 @@ def read(url: str) -> dict[str, Any]:
 
 
 def rows(path: str) -> dict[str, list[dict[str, Any]]]:
-    """Every row of an SQLite store as it is, bytes as hex, and its tables' own SQL."""
+    """Every row of an SQLite store as it is, bytes as hex."""
     with closing(sqlite3.connect(path)) as connection:
         connection.row_factory = sqlite3.Row
         tables = [row["name"] for row in connection.execute(
-            "SELECT name FROM sqlite_master WHERE type = 'table' AND name != 'writers'"
+            "SELECT name FROM sqlite_master WHERE type = 'table'"
+            " AND name NOT IN ('writers', 'sqlite_sequence')"
         )]  # fmt: skip
         return {
             name: [{key: _kept(row[key]) for key in row.keys()} for row in connection.execute(  # noqa: SIM118
@@ -139,12 +144,28 @@ def rows(path: str) -> dict[str, list[dict[str, Any]]]:
         }  # fmt: skip
 
 
-def restore(url: str, kept: dict[str, list[dict[str, Any]]]) -> None:
-    """Puts the rows into the tables of the store, which have the schema that wrote them."""
-    engine = connect(url)
-    found = MetaData()
-    found.reflect(engine)
+def schema(dialect: Dialect) -> list[str]:
+    """The SQL that makes the tables and indexes of this release."""
+    statements = []
+    for table in metadata.sorted_tables:
+        indexes = sorted(table.indexes, key=lambda index: str(index.name))
+        statements.append(str(CreateTable(table).compile(dialect=dialect)))
+        statements += [str(CreateIndex(index).compile(dialect=dialect)) for index in indexes]
+    revisions = (
+        "CREATE TABLE alembic_version (version_num VARCHAR(32) NOT NULL,"
+        " CONSTRAINT alembic_version_pkc PRIMARY KEY (version_num))"
+    )
+    return [*statements, revisions]
+
+
+def restore(url: str, stored: dict[str, Any]) -> None:
+    """Makes the store of a release in an empty database."""
+    engine = connect(url, create=True)
+    found, kept = MetaData(), stored["rows"]
     with transaction(engine) as connection:
+        for statement in stored["schema"][connection.dialect.name]:
+            connection.exec_driver_sql(statement)
+        found.reflect(connection)
         for table in found.sorted_tables:
             for column in table.c:
                 if isinstance(column.type, JSON):
@@ -153,7 +174,7 @@ def restore(url: str, kept: dict[str, list[dict[str, Any]]]) -> None:
                 {key: _plain(value, table.c[key].type) for key, value in row.items()}
                 for row in kept.get(table.name, ())
             ]
-            if values and table.name != "alembic_version":
+            if values:
                 connection.execute(insert(table), values)
     engine.dispose()
 
@@ -177,7 +198,8 @@ def main() -> None:
         path = f"{folder}/bridle.db"
         migrate(path)
         fill(path)
-        kept = {"rows": rows(path), "read": read(path)}
+        tables = {"sqlite": schema(sqlite.dialect()), "postgresql": schema(postgresql.dialect())}
+        kept = {"schema": tables, "rows": rows(path), "read": read(path)}
     DATA.mkdir(exist_ok=True)
     target = DATA / f"written_by_{newest_revision()}.json.gz"
     target.write_bytes(gzip.compress(json.dumps(kept).encode(), mtime=0))
