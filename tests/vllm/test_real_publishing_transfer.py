@@ -50,7 +50,7 @@ class Dying(transfer.Group):
             os.kill(os.getpid(), signal.SIGKILL)
 
 transfer.Group = Dying
-route = transfer.Route(bucket_bytes=1 << 14)
+route = transfer.TransferRoute(bucket_bytes=1 << 14)
 with transfer.VllmTransfer(sys.argv[1], route=route) as engine:
     engine.send(load_file(sys.argv[2]))
 """
