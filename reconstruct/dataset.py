@@ -1,4 +1,4 @@
-"""The recorded store in Python: typed objects, and the same as Arrow and pandas tables.
+"""The recorded store in Python: typed objects, samples as an Arrow table, and SQL as Arrow tables.
 
 >>> with open_store("runs/bridle.db") as store:
 ...     for session in store.sessions(harness="codex"):
@@ -15,12 +15,11 @@ import pyarrow as pa
 from sqlalchemy import text
 
 from bridle.reconstruct.audit import SessionAudit, audit_loaded
-from bridle.reconstruct.rewards import session_rewards
 from bridle.reconstruct.samples.builders import Built, build
 from bridle.reconstruct.samples.rules import DEFAULT_RULES, SampleRules
 from bridle.reconstruct.samples.sample import Sample
 from bridle.reconstruct.session import LoadedSession
-from bridle.reconstruct.tables import call_table, sample_row, sample_schema, session_table
+from bridle.reconstruct.tables import sample_row, sample_schema
 from bridle.store.reading.queries import Reader
 
 
@@ -65,17 +64,6 @@ class RecordedStore:
     def sessions(self, **filters: Any) -> Iterator[RecordedSession]:
         """The sessions that match ``filters`` (of ``Reader.sessions``), oldest first."""
         return RecordedSession.stream(self.reader, self.reader.sessions(**filters))
-
-    def sessions_table(self, **filters: Any) -> pa.Table:
-        """A row per session, with a column ``reward.NAME`` for each name of reward."""
-        records = list(self.reader.sessions(**filters))
-        rewards = self.reader.rewards_of([record.id for record in records])
-        rows = ((record, session_rewards(rewards[record.id])) for record in records)
-        return session_table(rows, self.reader.reward_names())
-
-    def calls_table(self, **filters: Any) -> pa.Table:
-        """A row per call of the sessions that match."""
-        return call_table(call for session in self.sessions(**filters) for call in session.calls)
 
     def samples_table(
         self,

@@ -28,16 +28,6 @@ def broken_episode(session: LoadedSession) -> Episode:
     return Episode(session.record, (), tuple(session.all_rewards), not_built(session))
 
 
-def build_episode(
-    reader: Reader,
-    session_id: str,
-    rules: SampleRules = DEFAULT_RULES,
-    builder: str = "tree",
-) -> Episode:
-    """:func:`episode_of` of one session by its id. Raises :class:`bridle.store.errors.NotFound`."""
-    return episode_of(LoadedSession.load(reader, session_id), rules, builder)
-
-
 def episodes(
     reader: Reader,
     rules: SampleRules = DEFAULT_RULES,

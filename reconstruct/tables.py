@@ -1,16 +1,13 @@
-"""Samples, sessions and calls as Arrow tables: one schema for files, the feed and Python."""
+"""Samples as Arrow rows: one schema for files, the feed and Python."""
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import pyarrow as pa
 
 from bridle.reconstruct.samples.sample import Sample
-from bridle.store.encoding.packing import dump_json
-from bridle.store.reading.queries import CallRow
 from bridle.store.records import SessionRecord
 
 _SESSION_COLUMNS: Final = (
@@ -52,57 +49,3 @@ def sample_row(
     row = {name: getattr(sample, name) for name, _ in SAMPLE_COLUMNS}
     row |= {name: getattr(session, name) for name, _ in _SESSION_COLUMNS}
     return row | {f"reward.{name}": rewards.get(name) for name in names}
-
-
-def session_table(
-    sessions: Iterable[tuple[SessionRecord, Mapping[str, float]]], reward_names: Sequence[str]
-) -> pa.Table:
-    """A row per session with its rewards; settings and labels as JSON text."""
-    rows = [
-        _flat(session, leave={"key_hash"})
-        | {f"reward.{name}": rewards.get(name) for name in reward_names}
-        for session, rewards in sessions
-    ]
-    return _table(rows, SessionRecord, {"key_hash"}, reward_names)
-
-
-def call_table(calls: Iterable[CallRow]) -> pa.Table:
-    """A row per call; what is nested (usage, replies, notes …) as JSON text."""
-    leave = {"conversation", "replies"}
-    rows = [
-        _flat(call, leave) | {"replies": dump_json([r.to_chat() for r in call.replies]).decode()}
-        for call in calls
-    ]
-    return _table(rows, CallRow, {"conversation"})
-
-
-def _flat(record: Any, leave: set[str]) -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for field in dataclasses.fields(record):
-        if field.name in leave:
-            continue
-        value = getattr(record, field.name)
-        if isinstance(value, Mapping):
-            value = dump_json(value).decode()
-        elif isinstance(value, tuple):
-            value = dump_json([dataclasses.asdict(item) for item in value]).decode()
-        flat[field.name] = str(value) if isinstance(value, str) else value
-    return flat
-
-
-def _table(
-    rows: list[dict[str, Any]], record: type, leave: set[str], reward_names: Sequence[str] = ()
-) -> pa.Table:
-    columns = [
-        (field.name, _arrow_type(str(field.type)))
-        for field in dataclasses.fields(record)
-        if field.name not in leave
-    ]
-    columns += [(f"reward.{name}", pa.float64()) for name in reward_names]
-    return pa.Table.from_pylist(rows, pa.schema(columns))
-
-
-def _arrow_type(annotation: str) -> pa.DataType:
-    plain = annotation.removesuffix(" | None")
-    known = {"float": pa.float64(), "int": pa.int64(), "bool": pa.bool_()}
-    return known.get(plain, pa.string())

@@ -18,8 +18,9 @@ import bridle.run.feed
 from bridle.engine.scripted import ScriptedEngine, ScriptedReply
 from bridle.proxy.server import ProxyServer
 from bridle.proxy.settings import ProxySettings
-from bridle.reconstruct.episodes import build_episode
+from bridle.reconstruct.episodes import episode_of
 from bridle.reconstruct.samples.rules import DEFAULT_RULES, SampleRules
+from bridle.reconstruct.session import LoadedSession
 from bridle.run.feed import feed
 from bridle.store.operations import leases
 from bridle.store.reading.queries import Reader
@@ -152,7 +153,7 @@ def test_open_sessions_wait_and_unrewarded_ones_when_asked(api: Api) -> None:
 def test_both_forms_carry_the_samples_exactly(api: Api, store: str) -> None:
     session = api.sealed(reward=0.1 + 0.2)
     with Reader(store) as reader:
-        (sample,) = build_episode(reader, session).samples
+        (sample,) = episode_of(LoadedSession.load(reader, session)).samples
     line = json.loads(api.post("/bridle/v1/trajectories/a/lease").text)
     told = line["samples"][0]
     assert line["rewards"] == {"score": 0.1 + 0.2}

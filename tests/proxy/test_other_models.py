@@ -16,7 +16,8 @@ import pytest
 from bridle.engine.scripted import ScriptedEngine, ScriptedReply
 from bridle.proxy.settings import OtherModel, ProxySettings
 from bridle.reconstruct.audit import audit
-from bridle.reconstruct.episodes import build_episode
+from bridle.reconstruct.episodes import episode_of
+from bridle.reconstruct.session import LoadedSession
 from bridle.store.records import BreakReason, CallStatus
 
 MODEL = "tiny-policy"
@@ -70,7 +71,7 @@ def test_a_frozen_model_answers_by_its_name_and_is_never_trained(
         assert call.sampled_tokens
         assert "model_frozen" in note_names(call)
     assert "model_frozen" not in note_names(own)
-    episode = build_episode(bench.reader, own.session_id)
+    episode = episode_of(LoadedSession.load(bench.reader, own.session_id))
     assert episode.conservation.trained == own.sampled_tokens
     assert dict(episode.conservation.dropped) | dict(episode.conservation.masked) == {
         "model_frozen": first.sampled_tokens + second.sampled_tokens

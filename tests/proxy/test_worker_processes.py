@@ -21,7 +21,8 @@ import pytest
 
 from bridle.engine.scripted import ScriptedCall, ScriptedEngine, ScriptedReply, Stall
 from bridle.reconstruct.audit import audit
-from bridle.reconstruct.episodes import build_episode
+from bridle.reconstruct.episodes import episode_of
+from bridle.reconstruct.session import LoadedSession
 from bridle.store.reading.queries import Reader
 
 CHAT = "/v1/chat/completions"
@@ -135,7 +136,7 @@ def test_a_session_whose_turns_land_on_both_workers_is_one_exact_line(
         assert [call.parent_call_id for call in calls[1:]] == [call.id for call in calls[:-1]]
         assert {call.break_reason for call in calls} == {None}
         assert len({call.writer_id for call in calls}) == 2
-        (sample,) = build_episode(reader, session.id).samples
+        (sample,) = episode_of(LoadedSession.load(reader, session.id)).samples
         assert int(sample.mask.sum()) == sum(call.sampled_tokens or 0 for call in calls)
         assert not [v for found in audit(reader, bodies=True) for v in found.violations]
 

@@ -9,7 +9,7 @@ from sqlalchemy import event, insert, select, update
 from sqlalchemy.exc import IntegrityError
 
 from bridle.reconstruct.audit import Findings, audit, audit_session, check_samples
-from bridle.reconstruct.episodes import build_episode
+from bridle.reconstruct.episodes import episode_of
 from bridle.reconstruct.samples.builders import build
 from bridle.reconstruct.samples.rules import DEFAULT_RULES
 from bridle.reconstruct.session import LoadedSession
@@ -131,7 +131,7 @@ def test_a_span_that_cannot_be_read_is_found_and_named(reader, record, change, c
     told = {violation.rule: violation.detail for violation in report.violations}
     assert f"{call_id}.s0" in told["span_damaged"]
     with pytest.raises(BrokenTree, match="damaged"):
-        build_episode(reader, session.id)
+        episode_of(LoadedSession.load(reader, session.id))
 
 
 def test_a_call_that_ends_while_its_session_is_audited_is_no_violation(reader, record):

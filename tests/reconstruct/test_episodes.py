@@ -1,8 +1,9 @@
 import pytest
 from sqlalchemy import event
 
-from bridle.reconstruct.episodes import build_episode, episodes
+from bridle.reconstruct.episodes import episode_of, episodes
 from bridle.reconstruct.rewards import session_rewards
+from bridle.reconstruct.session import LoadedSession
 from bridle.store.errors import NotFound
 from bridle.store.reading.queries import Reader
 from bridle.store.records import Reward
@@ -11,7 +12,7 @@ from bridle.store.records import Reward
 def test_an_episode_has_its_samples_rewards_and_table(reader, writer, agent):
     reward = Reward(agent.id, "reward", 1.0, 5.0)
     writer.add_reward_sync(reward)
-    episode = build_episode(reader, agent.id)
+    episode = episode_of(LoadedSession.load(reader, agent.id))
     assert episode.session == reader.session(agent.id)
     assert episode.rewards == (reward,)
     assert len(episode.samples) == 5
@@ -43,7 +44,7 @@ def test_sessions_are_read_some_at_a_time_and_each_as_alone(reader, record, monk
     ids = [episode.session.id for episode in episodes(reader)]
     assert asked == [2, 2, 2, 1]
     for session_id, episode in zip(ids, episodes(reader), strict=True):
-        alone = build_episode(reader, session_id)
+        alone = episode_of(LoadedSession.load(reader, session_id))
         assert alone.conservation == episode.conservation
         (left,), (right,) = alone.samples, episode.samples
         assert left.token_ids.tolist() == right.token_ids.tolist()
@@ -69,12 +70,12 @@ def test_a_call_that_ends_while_its_session_is_read_takes_no_token_away(reader, 
 
 def test_an_unknown_session_is_an_error(reader):
     with pytest.raises(NotFound):
-        build_episode(reader, "session_none")
+        episode_of(LoadedSession.load(reader, "session_none"))
 
 
 def test_an_unknown_builder_is_an_error(reader, agent):
     with pytest.raises(KeyError):
-        build_episode(reader, agent.id, builder="guess")
+        episode_of(LoadedSession.load(reader, agent.id), builder="guess")
 
 
 def test_the_latest_value_of_a_name_counts_and_those_of_turns_do_not():
