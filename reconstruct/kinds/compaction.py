@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from itertools import islice
 from typing import Final, NamedTuple
 
 from bridle.reconstruct.conversation import digests, first_reply, new_messages, texts, tools
 from bridle.store.reading.queries import CallRow
-from bridle.store.reading.summaries import SUMMARY_LENGTH
+from bridle.store.reading.summaries import SUMMARY_LENGTH, quotable
 from bridle.store.records import BreakReason
 
 _SHORTENED: Final = (BreakReason.COMPACTED, BreakReason.EDITED)
 """Breaks of a conversation in which something was left out."""
-
-_TAG: Final = re.compile(r"<(/?)(\w+)>")
-"""Some harnesses ask for a summary inside a tag and pass on only the inside."""
 
 
 def compactions(calls: Sequence[CallRow], handed_on: Collection[str]) -> set[str]:
@@ -88,33 +84,9 @@ class _Candidates:
 
 
 def _summaries(call: CallRow) -> list[str]:
-    """The texts of a reply that are long enough to be a summary: all of it, or the inside of a
-    tag."""
+    """What a later conversation may quote of a reply, if that is a summary."""
     message = first_reply(call)
-    if message.tool_calls:
-        return []
-    reply = str(message.content or "").strip()
-    return [text for text in (reply, *_tagged(reply)) if len(text) >= SUMMARY_LENGTH]
-
-
-def _tagged(text: str) -> Iterator[str]:
-    """The texts between an opening tag and the first one that closes it, one after another."""
-    tags = list(_TAG.finditer(text))
-    closing: dict[str, int] = {}
-    closed_by: list[int | None] = [None] * len(tags)
-    for number in range(len(tags) - 1, -1, -1):
-        slash, name = tags[number].groups()
-        if slash:
-            closing[name] = number
-        else:
-            closed_by[number] = closing.get(name)
-    number = 0
-    while number < len(tags):
-        end = closed_by[number]
-        if end is not None:
-            yield text[tags[number].end() : tags[end].start()].strip()
-            number = end
-        number += 1
+    return [] if message.tool_calls else quotable(str(message.content or ""))
 
 
 def _same_question(summarisers: Sequence[CallRow], calls: Sequence[CallRow]) -> set[str]:
