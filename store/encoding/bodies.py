@@ -12,14 +12,16 @@ that reading proves itself.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from hashlib import sha256
 from typing import Any, Final
 
 import msgspec
+import numpy as np
 
 from bridle.store.encoding.packing import DICTIONARY, dump_json, pack_against, unpack_against
 from bridle.store.records import Message
+from bridle.store.tree import common_prefix
 
 REQUEST: Final = "request"
 RESPONSE: Final = "response"
@@ -33,11 +35,6 @@ _WITH_REPLIES: Final = 16
 
 _DICTIONARY_GAIN: Final = 4
 """So many times smaller the replaced bytes must make what replaces most of the base."""
-
-_WINDOW: Final = 1 << 12
-_WINDOW_AT_END: Final = 1 << 7
-"""Bodies that continue each other share most of themselves, and mostly a few brackets after
-that."""
 
 
 class Earlier(msgspec.Struct, frozen=True, gc=False):
@@ -125,37 +122,6 @@ def proved(data: bytes, digest: str) -> bytes:
 
 def shared_ends(left: bytes, right: bytes) -> tuple[int, int]:
     """Lengths of the common prefix and of the common suffix after it; they never overlap."""
-    prefix = _common(left, right, lambda data, at, to: data[at:to], _WINDOW)
-    room = min(len(left), len(right)) - prefix
-    suffix = _common(left, right, _from_end, _WINDOW_AT_END)
-    return prefix, min(suffix, room)
-
-
-def _from_end(data: bytes, at: int, to: int) -> bytes:
-    return data[len(data) - to : len(data) - at][::-1]
-
-
-def _common(
-    left: bytes, right: bytes, piece: Callable[[bytes, int, int], bytes], window: int
-) -> int:
-    """Compares in windows that double, so that an early difference is found early."""
-    limit, at = min(len(left), len(right)), 0
-    while at < limit:
-        to = min(at + window, limit)
-        first, second = piece(left, at, to), piece(right, at, to)
-        if first != second:
-            return at + _first_difference(first, second)
-        at, window = to, window * 2
-    return limit
-
-
-def _first_difference(left: bytes, right: bytes) -> int:
-    """Where two pieces of one length differ first, by halves."""
-    same, end = 0, len(left)
-    while end - same > 1:
-        middle = (same + end) // 2
-        if left[same:middle] == right[same:middle]:
-            same = middle
-        else:
-            end = middle
-    return same
+    one, other = np.frombuffer(left, np.uint8), np.frombuffer(right, np.uint8)
+    prefix = common_prefix(one, other)
+    return prefix, common_prefix(one[prefix:][::-1], other[prefix:][::-1])

@@ -11,7 +11,6 @@ import math
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any, Final
 
-import numpy as np
 from sqlalchemy import (
     BindParameter,
     Connection,
@@ -46,7 +45,6 @@ from bridle.store.records import (
     Span,
     TaskRecord,
     TokenIds,
-    span_place,
 )
 from bridle.store.schema.database import connect, snapshot
 from bridle.store.schema.tables import (
@@ -61,6 +59,7 @@ from bridle.store.schema.tables import (
     tasks,
     writers,
 )
+from bridle.store.tree import TokenTree
 
 _PAGE: Final = 200
 _AT_ONCE: Final = 500
@@ -304,55 +303,22 @@ class Reader:
     # -- tokens ----------------------------------------------------------------------------------
 
     def spans(self, session_id: str) -> list[Span]:
-        """A session's token spans, in no particular order."""
-        return [row.span for row in self.span_rows(session_id)]
-
-    def span_rows(self, session_id: str) -> list[SpanRow]:
-        """A session's spans with their lengths, choices and checksums, as stored.
-
-        Raises ``ValueError`` when one is damaged.
-        """
-        return self.span_rows_of([session_id])[session_id]
-
-    def span_rows_of(self, session_ids: Sequence[str]) -> dict[str, list[SpanRow]]:
-        """Several sessions' spans by session."""
-        return _spans_by_session(session_ids, self._rows_of(_SPANS_OF, session_ids))
+        """A session's token spans, in no particular order. Raises ``ValueError`` when one is
+        damaged."""
+        return list(map(stored.read_span, self._rows_of(_SPANS_OF, [session_id])))
 
     def prompt_token_ids(self, call_id: str) -> TokenIds | None:
         """``uint32[P]`` of a call's prompt; ``None`` when the engine did not report it.
 
-        Reads one path of the tree, not the session. Raises ``ValueError`` when the path is broken.
+        Raises ``ValueError`` when the session's tree is broken.
         """
         call = self.call(call_id)
         if call.prompt_tokens is None:
             return None
-        by_id: dict[str, Span] = {}
-        if call.prompt_span_id is not None:
-            by_id = {span.id: span for span in self._path(call.prompt_span_id)}
-        pieces: list[TokenIds] = []
-        end, link = call.prompt_tokens, call.prompt_span_id
-        while link is not None and link in by_id:
-            span = by_id[link]
-            if span.start < end:
-                if span.end < end:
-                    break
-                pieces.append(span.token_ids[: end - span.start])
-                end = span.start
-            link = span.parent_id
-        if end or link is not None:
-            raise ValueError(f"the prompt of call {call_id} cannot be read: its path is broken")
-        return np.concatenate(pieces[::-1]) if pieces else np.empty(0, dtype=np.uint32)
-
-    def _path(self, span_id: str) -> list[Span]:
-        """A span and everything that it hangs on."""
-        call_id, choice = span_place(span_id)
-        this = (spans.c.call_id == call_id) & (spans.c.choice == choice)
-        path = SPANS.where(this).cte("path", recursive=True)
-        above = (spans.c.call_id == func.coalesce(path.c.parent_call_id, path.c.call_id)) & (
-            spans.c.choice == path.c.parent_choice
-        )
-        path = path.union_all(SPANS.join(path, above))
-        return [stored.read_span(row) for row in self._rows(select(path))]
+        tree = TokenTree(call.session_id, self.spans(call.session_id))
+        if call.prompt_span_id not in tree.nodes:
+            raise ValueError(f"the prompt of call {call_id} ends in no span of its session")
+        return tree.path(call.prompt_span_id, call.prompt_tokens)
 
     def sampled(self, call_id: str) -> tuple[Choice, ...]:
         """What a call sampled, choice by choice."""
@@ -371,23 +337,21 @@ class Reader:
             for row in found
         )
 
-    def recorded(self, session_id: str) -> tuple[list[CallRow], list[SpanRow]]:
-        """A session's calls (in the order of their start) and its spans, both of one moment: those
-        of a session that goes on would contradict each other else.
-
-        Raises ``ValueError`` when a stored span is damaged.
-        """
-        calls, rows = self.recorded_of([session_id])
-        return calls[session_id], rows[session_id]
-
     def recorded_of(
         self, session_ids: Sequence[str]
     ) -> tuple[dict[str, list[CallRow]], dict[str, list[SpanRow]]]:
-        """Several sessions' calls and spans by session, all of one moment."""
+        """Several sessions' calls (in the order of their start) and spans by session, all of one
+        moment: those of a session that goes on would contradict each other else.
+
+        Raises ``ValueError`` when a stored span is damaged.
+        """
         with snapshot(self.engine) as connection:
             found = _calls_by_session(connection, session_ids)
             tokens = _in_pieces(connection, _SPANS_OF, session_ids)
-        return found, _spans_by_session(session_ids, tokens)
+        spans_of: dict[str, list[SpanRow]] = {session_id: [] for session_id in session_ids}
+        for row in map(read_span_row, tokens):
+            spans_of[row.span.session_id].append(row)
+        return found, spans_of
 
     # -- runs and training -----------------------------------------------------------------------
 
@@ -495,16 +459,6 @@ def _calls_by_session(
     found: dict[str, list[CallRow]] = {session_id: [] for session_id in session_ids}
     for call in read_calls(connection, _in_pieces(connection, _CALLS_OF, session_ids)):
         found[call.session_id].append(call)
-    return found
-
-
-def _spans_by_session(
-    session_ids: Sequence[str], rows: Sequence[Row[Any]]
-) -> dict[str, list[SpanRow]]:
-    found: dict[str, list[SpanRow]] = {session_id: [] for session_id in session_ids}
-    for row in rows:
-        span = read_span_row(row)
-        found[span.span.session_id].append(span)
     return found
 
 

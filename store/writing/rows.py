@@ -29,6 +29,7 @@ from bridle.store.records import (
     Message,
     Span,
     ToolCall,
+    span_place,
 )
 from bridle.store.schema.database import driver_error
 from bridle.store.schema.tables import bodies, call_messages, calls, spans, tool_sets
@@ -147,20 +148,14 @@ def ended_row(
 
 def storable(messages: tuple[Message, ...]) -> tuple[Message, ...]:
     """``messages`` without NUL characters in the fields that only text columns hold."""
-    for message in messages:
-        if "\0" in (message.reasoning or "") or "\0" in (message.tool_call_id or ""):
-            break
-        if "\0" in (message.name or ""):
-            break
-        for call in message.tool_calls:
-            if "\0" in call.arguments or "\0" in call.name or "\0" in call.id:
-                break
-        else:
-            continue
-        break
-    else:
-        return messages
-    return tuple(map(_without_nul, messages))
+    return tuple(map(_without_nul, messages)) if any(map(_has_nul, messages)) else messages
+
+
+def _has_nul(message: Message) -> bool:
+    texts = [message.reasoning, message.tool_call_id, message.name]
+    for call in message.tool_calls:
+        texts += (call.id, call.name, call.arguments)
+    return any([text is not None and "\0" in text for text in texts])
 
 
 def _without_nul(message: Message) -> Message:
@@ -197,10 +192,10 @@ def message_rows(
 
 def span_row(span: Span, ended: CallEnded) -> tuple[Any, ...]:
     """A row of ``spans``."""
-    call_id, choice = span.call_id, _choice(span.id)
+    call_id, choice = span_place(span.id)
     parent_call = parent_choice = None
     if span.parent_id is not None:
-        parent_call, parent_choice = span.parent_id.rpartition(".")[0], _choice(span.parent_id)
+        parent_call, parent_choice = span_place(span.parent_id)
     versions = [(run.start, run.version) for run in span.versions]
     return (
         call_id,
@@ -215,11 +210,6 @@ def span_row(span: Span, ended: CallEnded) -> tuple[Any, ...]:
         _json(versions) if versions else "[]",
         span_checksum(span),
     )
-
-
-def _choice(span_id: str) -> int:
-    part = span_id.rpartition(".")[2]
-    return OBSERVED if part == "o" else int(part[1:])
 
 
 def body_row(

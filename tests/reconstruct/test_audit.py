@@ -70,7 +70,7 @@ def test_what_the_writer_wrote_is_clean(reader, agent):
 
 
 def test_every_dropped_span_is_found(reader, agent, change):
-    for row in reader.span_rows(agent.id):
+    for row in reader.recorded_of([agent.id])[1][agent.id]:
         kept = columns(reader, spans, this(row.span.call_id, row.choice))[0]
         change(spans.delete().where(this(row.span.call_id, row.choice)))
         assert rules(reader, agent), row.span.id

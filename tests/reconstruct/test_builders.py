@@ -208,7 +208,7 @@ def test_rules_are_data():
 
 
 def test_a_missing_span_breaks_the_tree(reader, agent):
-    calls, rows = reader.calls(agent.id), reader.span_rows(agent.id)
+    calls, rows = (found[agent.id] for found in reader.recorded_of([agent.id]))
     for missing in rows:
         if any(row.span.parent_id == missing.span.id for row in rows):
             with pytest.raises(BrokenTree):
