@@ -35,6 +35,7 @@ from bridle.store.records import (
     new_id,
 )
 from bridle.store.schema.database import migrate
+from bridle.store.tree import TokenTree
 from bridle.store.writing.writer import Writer
 
 SESSIONS: Final = 1000
@@ -65,7 +66,7 @@ def fill(path: str, sessions: int, turns: int) -> None:
         for number in range(sessions):
             session = session_record(f"bench-{number}")
             writer.create_session_sync(session)
-            prompt, parent = np.empty(0, dtype=np.uint32), None
+            prompt, parent, tree = np.empty(0, dtype=np.uint32), None, TokenTree(session.id)
             for turn in range(turns):
                 prompt = np.concatenate([prompt, _ids(random, OBSERVED)])
                 ids, call_id, now = _ids(random, SAMPLED), new_id("call"), time.time()
@@ -86,13 +87,15 @@ def fill(path: str, sessions: int, turns: int) -> None:
                     parent_call_id=parent,
                     conversation=Conversation((result,), tools=_TOOLS, length=2 * turn + 1),
                 )
+                choices = (Choice(ids, logprobs, (VersionRun(0, 1),), "stop"),)
                 ended = CallEnded(
                     call_id,
                     session.id,
                     CallStatus.COMPLETE,
                     now,
                     prompt_token_ids=prompt,
-                    choices=(Choice(ids, logprobs, (VersionRun(0, 1),), "stop"),),
+                    choices=choices,
+                    growth=tree.grow(call_id, prompt, choices),
                     response_body=orjson.dumps({"id": call_id, "choices": [reply.to_chat()]}),
                     usage={"prompt_tokens": len(prompt), "completion_tokens": SAMPLED},
                     replies=(reply,),

@@ -40,6 +40,7 @@ from bridle.store.records import (
     new_id,
 )
 from bridle.store.schema.database import migrate
+from bridle.store.tree import TokenTree
 from bridle.store.writing.writer import Writer
 
 TURNS: Final = (10, 30, 100, 200, 300)
@@ -241,6 +242,7 @@ async def _commit_all(writer: Writer, lines: list[list[BenchCall]]) -> Rate:
 def _small_calls(session_id: str, seed: int) -> Iterator[BenchCall]:
     """Calls that add 1.5 KB to the request and answer with 0.5 KB, and the tokens of both."""
     random, text = np.random.default_rng(seed), corpus().code
+    tree = TokenTree(session_id)
     at, prompt, parent, history = seed * 9_973 % len(text), np.empty(0, np.uint32), None, b"["
     for turn in range(_COMMIT_TURNS):
         asked, said = text[at : at + 1500], text[at + 1500 : at + 2000]
@@ -263,13 +265,15 @@ def _small_calls(session_id: str, seed: int) -> Iterator[BenchCall]:
             parent_call_id=parent,
             conversation=Conversation((Message("user", asked),), length=2 * turn + 1),
         )
+        choices = (Choice(ids, logprobs, (VersionRun(0, 1),), "stop"),)
         ended = CallEnded(
             call_id,
             session_id,
             CallStatus.COMPLETE,
             now,
             prompt_token_ids=prompt,
-            choices=(Choice(ids, logprobs, (VersionRun(0, 1),), "stop"),),
+            choices=choices,
+            growth=tree.grow(call_id, prompt, choices),
             response_body=orjson.dumps({"id": call_id, "message": reply.to_chat()}),
             usage={"prompt_tokens": len(prompt), "completion_tokens": len(ids)},
             replies=(reply,),

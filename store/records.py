@@ -375,7 +375,7 @@ class CallEnded(msgspec.Struct, frozen=True, gc=False):
     """``uint32[P]`` as the engine reports it used them; ``None`` without a report."""
     choices: tuple[Choice, ...] = ()
     growth: Growth | None = None
-    """Where these tokens stand in the session's tree; ``None``: the writer looks, in its own."""
+    """Where these tokens stand in the session's tree; ``None``: they are stored whole."""
     response_body: bytes = b""
     """What the client was sent, as bytes (the whole event stream when streaming)."""
     model_served: str | None = None

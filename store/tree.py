@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from bridle.store.records import CallEnded, Choice, Growth, Span, SpanKind, TokenIds
+from bridle.store.records import Choice, Growth, Span, SpanKind, TokenIds
 
 DETACHED: Final = -1
 """``start`` of sampled tokens whose prompt is not known; they are no part of the tree."""
@@ -72,12 +72,6 @@ class TokenTree:
         for node in self.nodes.values():
             node.children.clear()
         self.nodes = {None: self.root}
-
-    def tips(self, call_id: str) -> list[Node]:
-        """Where the paths of a call end: its sampled spans, else what it added to its prompt."""
-        *sampled, observed = self._of_call(call_id)
-        tips = [node for node in sampled if node is not None and len(node.token_ids)]
-        return tips or ([] if observed is None else [observed])
 
     def find(self, prompt: TokenIds, near: Node | None = None, known: int = 0) -> tuple[Point, int]:
         """The longest recorded prefix of ``prompt`` (``uint32[P]``), and how many of its tokens are
@@ -190,19 +184,6 @@ class TokenTree:
                 matched = common_prefix(prompt[at:], child.token_ids)
                 open_points.append(Point(child, at + matched))
         return best
-
-
-def place(tree: TokenTree, ended: CallEnded, parent_call_id: str | None) -> Growth:
-    """Adds a call that comes without its place in the tree, below ``parent_call_id`` when its
-    prompt continues that call."""
-    near = None
-    if ended.prompt_token_ids is not None and parent_call_id is not None:
-        for tip in tree.tips(parent_call_id):
-            if common_prefix(path_ids(tip, tip.end), ended.prompt_token_ids) == tip.end:
-                near = tip
-                break
-    known = 0 if near is None else near.end
-    return tree.grow(ended.id, ended.prompt_token_ids, ended.choices, near, known)
 
 
 def path_nodes(node: Node, length: int) -> Iterator[tuple[Node, int]]:

@@ -18,6 +18,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import settings
@@ -37,6 +38,7 @@ from bridle.store.records import (
     new_id,
 )
 from bridle.store.schema.database import revision
+from bridle.store.tree import TokenTree
 from bridle.store.writing.writer import Writer
 
 AUDITED = (
@@ -200,8 +202,15 @@ class Calls:
         )
 
     def ended(
-        self, begun: CallBegun, prompt: Ids, *sampled: Ids, version: int = 1, **fields: Any
+        self,
+        begun: CallBegun,
+        prompt: Ids,
+        *sampled: Ids,
+        version: int = 1,
+        tree: TokenTree | None = None,
+        **fields: Any,
     ) -> CallEnded:
+        """``tree`` is its session's, in which it is placed; without one it is stored whole."""
         choices = tuple(self.choice(ids, version) for ids in sampled)
         values: dict[str, Any] = {
             "id": begun.id,
@@ -217,7 +226,11 @@ class Calls:
             },
             "replies": (Message("assistant", "yes"),),
         }
-        return CallEnded(**values | fields)
+        ended = CallEnded(**values | fields)
+        if tree is None:
+            return ended
+        growth = tree.grow(ended.id, ended.prompt_token_ids, ended.choices)
+        return msgspec.structs.replace(ended, growth=growth)
 
     @staticmethod
     def message(chat: Mapping[str, Any]) -> Message:

@@ -41,7 +41,6 @@ from bridle.store.records import (
     span_id,
 )
 from bridle.store.schema.tables import bodies, call_messages, calls, spans, tool_sets
-from bridle.store.tree import TokenTree
 from bridle.store.writing.cache import CachedSession
 
 
@@ -78,12 +77,6 @@ def read_span(row: Sequence[Any]) -> Span:
         )
     except (ValueError, IndexError) as error:
         raise ValueError(f"span {identifier} is damaged: {error}") from error
-
-
-def token_tree(connection: Connection, session_id: str) -> TokenTree:
-    """The session's tree as the database has it."""
-    rows = connection.execute(SPANS.where(calls.c.session_id == session_id))
-    return TokenTree(session_id, map(read_span, rows))
 
 
 def state(connection: Connection, session_id: str) -> CachedSession:

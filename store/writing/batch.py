@@ -1,7 +1,8 @@
 """One transaction's worth of records as rows: each table is written by one ``executemany``.
 
-Preparing a record may read (a session's tree after a restart) and changes the session's state in
-the cache; a batch whose transaction fails must therefore be taken back with :meth:`Batch.undo`.
+Preparing a record may read (a session's latest request after a restart) and changes the session's
+state in the cache; a batch whose transaction fails must therefore be taken back with
+:meth:`Batch.undo`.
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ from bridle.store.records import (
     SessionRecord,
     TaskRecord,
     new_id,
+    span_place,
 )
 from bridle.store.schema.tables import (
     calls,
@@ -53,7 +55,7 @@ from bridle.store.schema.tables import (
     sessions,
     tasks,
 )
-from bridle.store.tree import place
+from bridle.store.tree import TokenTree
 from bridle.store.writing.cache import CachedSession, SessionCache
 from bridle.store.writing.rows import (
     begun_row,
@@ -101,17 +103,12 @@ class Batch:
         connection: Connection,
         cache: SessionCache,
         writer_id: str,
-        parents: Mapping[str, str | None],
         lost: Collection[str],
     ) -> None:
         self._connection = connection
         self._cache = cache
         self._writer_id = writer_id
-        self._parents = parents
         self._lost = lost
-        self.begun: dict[str, str | None] = {}
-        """Calls begun in this batch, with their parent calls."""
-        self.ended: list[str] = []
         self._sessions: set[str] = set()
         self._new_calls: dict[str, dict[str, Any]] = {}
         self._ended_calls: list[dict[str, Any]] = []
@@ -212,11 +209,10 @@ class Batch:
         )
         self._bodies.append(body_row(begun.id, REQUEST, packed, base_id))
         self._new_calls[begun.id] = begun_row(begun, self._writer_id, sha256_of(body), tools_id)
-        self.begun[begun.id] = begun.parent_call_id
 
     def _end(self, ended: CallEnded) -> None:
         state = self._state(ended.session_id)
-        growth = self._grow(state, ended)
+        growth = self._grow(ended)
         for span in growth.spans:
             self._spans.append(span_row(span, ended))
         position = state.open_calls.pop(ended.id, None)
@@ -238,7 +234,6 @@ class Batch:
         else:
             row["_id"] = ended.id
             self._ended_calls.append(row)
-        self.ended.append(ended.id)
 
     def _tool_set(
         self, state: CachedSession, session_id: str, said: Conversation, *, exact: bool
@@ -255,28 +250,18 @@ class Batch:
             state.tools[meaning] = tools_id
         return tools_id
 
-    def _grow(self, state: CachedSession, ended: CallEnded) -> Growth:
-        """The call's place in its session's tree: as it came with it, unless it hangs on a call
-        that is not in the database, else by a tree that is read from there."""
+    def _grow(self, ended: CallEnded) -> Growth:
+        """The call's place in its session's tree, as it came with it. The tokens of a call that
+        came without one, or hangs on a call that is not in the database, are stored whole."""
         if ended.growth is not None and not self._orphaned(ended.growth):
             return ended.growth
-        parent = self.begun.get(ended.id, self._parents.get(ended.id))
-        if state.tree is None or ended.growth is not None or self._missing(state, parent):
-            state.tree = stored.token_tree(self._connection, ended.session_id)
-            state.without_tokens.update(() if parent is None else (parent,))
-        return place(state.tree, ended, parent)
-
-    def _missing(self, state: CachedSession, parent: str | None) -> bool:
-        """Whether the parent's tokens may be in the database and not in the tree."""
-        if parent is None or parent in self.ended or parent in state.without_tokens:
-            return False
-        return state.tree is not None and not state.tree.tips(parent)
+        return TokenTree(ended.session_id).grow(ended.id, ended.prompt_token_ids, ended.choices)
 
     def _orphaned(self, growth: Growth) -> bool:
-        return bool(self._lost) and any(
-            span.parent_id is not None and span.parent_id.rpartition(".")[0] in self._lost
-            for span in growth.spans
-        )
+        if not self._lost:
+            return False
+        above = [growth.prompt_span_id, *(span.parent_id for span in growth.spans)]
+        return any(name is not None and span_place(name)[0] in self._lost for name in above)
 
     def _state(self, session_id: str) -> CachedSession:
         self._sessions.add(session_id)

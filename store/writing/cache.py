@@ -11,29 +11,21 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from bridle.store.encoding.bodies import Earlier
-from bridle.store.tree import TokenTree
 
 _REQUESTS_KEPT: Final = 6
 """Latest request bodies per session, one per line: enough for a few sub-agents that take turns."""
-
-_NODE_BYTES: Final = 1000
-"""What a span takes beside its tokens."""
 
 
 @dataclass(slots=True)
 class CachedSession:
     """The bodies that a session's next ones are compared with."""
 
-    tree: TokenTree | None = None
-    """Only for calls that come without their place in it."""
     requests: OrderedDict[str, Earlier] = field(default_factory=OrderedDict)
     """By call, oldest first."""
     open_calls: dict[str, int] = field(default_factory=dict)
     """How many messages the request of each open call had: its reply follows them."""
     tools: dict[bytes, bytes] = field(default_factory=dict)
     """Identifiers of tool sets that are in the store, by lineage's digest of the tools."""
-    without_tokens: set[str] = field(default_factory=set)
-    """Parents for which the tree has been read: it need not be again."""
 
     def request_base(self, parent_call_id: str | None) -> tuple[str | None, Earlier | None]:
         """The parent's request when it is at hand, else the latest one; and whose it is."""
@@ -56,10 +48,7 @@ class CachedSession:
     @property
     def size(self) -> int:
         """Bytes held, roughly."""
-        held = 0 if self.tree is None else 4 * self.tree.tokens + _NODE_BYTES * len(self.tree.nodes)
-        for request in self.requests.values():
-            held += len(request.data) + len(request.replies)
-        return held
+        return sum([len(one.data) + len(one.replies) for one in self.requests.values()])
 
 
 class SessionCache:
@@ -92,7 +81,5 @@ class SessionCache:
 
     def forget(self, session_id: str) -> None:
         """Drops a state, for room or because its transaction failed."""
-        state = self._states.pop(session_id, None)
-        if state is not None and state.tree is not None:
-            state.tree.dissolve()
+        self._states.pop(session_id, None)
         self.size -= self._sizes.pop(session_id, 0)

@@ -117,11 +117,9 @@ class Writer:
         self._lease = lease
         self._cache = SessionCache(cache_bytes)
         self._redactor = redactor
-        self._parents: dict[str, str | None] = {}
-        """Parent call of each call that is open in this process."""
         self._lost: set[str] = set()
-        """Calls whose ends could not be written: calls that hang on their tokens are placed
-        anew."""
+        """Calls whose ends could not be written: the tokens of calls that hang on theirs are stored
+        whole."""
         self._queue = JobQueue(queue_limit)
         self._number = 0
         self._writer_id = ""
@@ -401,15 +399,12 @@ class Writer:
             if batch is not None:
                 batch.undo()
             raise RecordRejected(_cause(error)) from error
-        self._parents.update(batch.begun)
-        for call_id in batch.ended:
-            self._parents.pop(call_id, None)
         batch.settle()
         self.stats.transactions += 1
         self.stats.records += sum(len(job.records) for job in jobs)
 
     def _batch(self, connection: Connection) -> Batch:
-        return Batch(connection, self._cache, self._writer_id, self._parents, self._lost)
+        return Batch(connection, self._cache, self._writer_id, self._lost)
 
     def _sign(self, connection: Connection) -> None:
         """Renews the lease and numbers the transaction, which :meth:`_committed` looks up."""

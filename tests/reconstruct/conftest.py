@@ -18,6 +18,7 @@ from bridle.store.records import (
     SessionRecord,
 )
 from bridle.store.schema.database import migrate
+from bridle.store.tree import TokenTree
 from bridle.store.writing.writer import Writer
 
 
@@ -27,6 +28,7 @@ class Recording:
     def __init__(self, writer: Writer, calls: Any, **fields: Any) -> None:
         self.writer, self.calls = writer, calls
         self.session: SessionRecord = calls.session(**fields)
+        self.tree = TokenTree(self.session.id)
         self.clock = 0.0
         self.tools: dict[str | None, Sequence[Any]] = {}
         """Of each call."""
@@ -72,6 +74,7 @@ class Recording:
         ended = self.calls.ended(
             begun,
             prompt,
+            tree=self.tree,
             **{
                 "choices": tuple(self.calls.choice(ids, version, finish) for ids in sampled),
                 "usage": {

@@ -40,6 +40,7 @@ from bridle.store.records import (
 )
 from bridle.store.schema.database import connect, migrate, newest_revision, transaction
 from bridle.store.schema.tables import metadata
+from bridle.store.tree import TokenTree
 from bridle.store.writing.writer import Writer
 
 DATA = Path(__file__).parent / "data"
@@ -56,6 +57,7 @@ def fill(url: str) -> None:
         writer.create_session_sync(session)
         history = [Message("system", "Be brief."), Message("user", "What is there? é")]
         tail, prompt, parent = tuple(history), np.arange(40, dtype=np.uint32), None
+        tree = TokenTree(session.id)
         for turn in range(4):
             digests = RequestDigests(b"s" * 16, b"f" * 16, b"t" * 16, b"a" * 16, (), (), turn)
             body = {"tools": TOOLS, "messages": [message.to_chat() for message in history]}
@@ -79,13 +81,15 @@ def fill(url: str) -> None:
             reply = Message("assistant", "I look.", "hm", (ToolCall(f"c{turn}", "look", "{}"),))
             ids = np.array([90, 91, turn], dtype=np.uint32)
             logprobs = np.array([-0.5, -1.25, -2.0], dtype=np.float32)
+            choices = (Choice(ids, logprobs, (VersionRun(0, 1),), "tool_calls"),)
             ended = CallEnded(
                 begun.id,
                 session.id,
                 CallStatus.COMPLETE,
                 3.5 + turn,
                 prompt_token_ids=prompt,
-                choices=(Choice(ids, logprobs, (VersionRun(0, 1),), "tool_calls"),),
+                choices=choices,
+                growth=tree.grow(begun.id, prompt, choices),
                 response_body=orjson.dumps(reply.to_chat()),
                 model_served="policy",
                 usage={"prompt_tokens": len(prompt), "completion_tokens": 3},

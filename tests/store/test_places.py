@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-import msgspec
 import pytest
 
 from bridle.store.errors import RecordRejected
@@ -27,10 +26,8 @@ class Proxy:
         begun = self.calls.begun(self.session)
         if begins:
             self.writer.begin_call(begun)
-        ended = self.calls.ended(begun, prompt, reply)
-        growth = self.tree.grow(ended.id, ended.prompt_token_ids, ended.choices)
-        await self.writer.end_call(msgspec.structs.replace(ended, growth=growth))
-        return ended.id
+        await self.writer.end_call(self.calls.ended(begun, prompt, reply, tree=self.tree))
+        return begun.id
 
 
 @pytest.fixture
@@ -40,15 +37,14 @@ async def proxy(writer, calls):
     return Proxy(writer, calls, session)
 
 
-async def test_a_call_is_stored_where_it_was_placed_and_no_tree_is_read(proxy, reader, monkeypatch):
-    monkeypatch.setattr("bridle.store.reading.loading.token_tree", None)
+async def test_a_call_is_stored_where_it_was_placed(proxy, reader):
     await proxy.call([1, 2], [3])
     second = await proxy.call([1, 2, 3, 4], [5])
     assert [len(span.token_ids) for span in reader.spans(proxy.session.id)] == [2, 1, 1, 1]
     assert reader.prompt_token_ids(second).tolist() == [1, 2, 3, 4]
 
 
-async def test_a_call_that_hangs_on_one_that_could_not_be_written_is_placed_anew(proxy, reader):
+async def test_a_call_that_hangs_on_one_that_could_not_be_written_is_stored_whole(proxy, reader):
     with pytest.raises(RecordRejected):
         await proxy.call([1, 2], [3], begins=False)
     second = await proxy.call([1, 2, 3, 4], [5])

@@ -5,14 +5,15 @@ import threading
 
 from bridle.store.reading.queries import Reader
 from bridle.store.records import CallEnded, CallStatus
+from bridle.store.tree import TokenTree
 from bridle.store.writing.writer import Writer
 
 
-async def turn(writer, calls, session, prompt, reply, parent):
+async def turn(writer, calls, session, prompt, reply, parent, tree):
     body = b'{"messages":[' + b",".join(b'"%d"' % token for token in prompt) + b"]}"
     begun = calls.begun(session, parent_call_id=parent, request_body=body)
     writer.begin_call(begun)
-    await writer.end_call(calls.ended(begun, prompt, reply))
+    await writer.end_call(calls.ended(begun, prompt, reply, tree=tree))
     return begun.id
 
 
@@ -21,10 +22,11 @@ async def test_two_writers_fill_one_store(url, reader, calls):
 
         async def work(writer):
             session = calls.session()
+            tree = TokenTree(session.id)
             await writer.create_session(session)
             parent, prompt = None, [1, 2, 3]
             for number in range(15):
-                parent = await turn(writer, calls, session, prompt, [number], parent)
+                parent = await turn(writer, calls, session, prompt, [number], parent, tree)
                 prompt = [*prompt, number, 9]
             return session
 
@@ -41,10 +43,10 @@ async def test_a_session_that_changes_writers_every_turn_is_still_stored_once(ur
     with Writer(url) as first, Writer(url) as second:
         session = calls.session()
         await first.create_session(session)
-        parent, prompt = None, list(range(100))
+        tree, parent, prompt = TokenTree(session.id), None, list(range(100))
         for number in range(10):
             writer = (first, second)[number % 2]
-            parent = await turn(writer, calls, session, prompt, [200 + number, 7], parent)
+            parent = await turn(writer, calls, session, prompt, [200 + number, 7], parent, tree)
             prompt = [*prompt, 200 + number, 7, 1]
     stored = sum(len(span.token_ids) for span in reader.spans(session.id))
     assert stored == 100 + 10 * 2 + 9
@@ -52,30 +54,16 @@ async def test_a_session_that_changes_writers_every_turn_is_still_stored_once(ur
 
 async def test_a_restarted_writer_goes_on_where_the_session_was(url, reader, calls):
     session, parent, prompt = calls.session(), None, list(range(100))
+    tree = TokenTree(session.id)
     for number in range(4):
         with Writer(url) as writer:
             if parent is None:
                 await writer.create_session(session)
-            parent = await turn(writer, calls, session, prompt, [200 + number], parent)
+            parent = await turn(writer, calls, session, prompt, [200 + number], parent, tree)
         prompt = [*prompt, 200 + number, 1]
     assert sum(len(span.token_ids) for span in reader.spans(session.id)) == 100 + 4 + 3
     bodies = [reader.request_body(call.id) for call in reader.calls(session.id)]
     assert [len(body) for body in bodies] == sorted(len(body) for body in bodies)
-
-
-async def test_children_of_a_call_without_tokens_do_not_reload_the_session_every_time(
-    writer, calls, monkeypatch
-):
-    session = calls.session()
-    await writer.create_session(session)
-    reloads = []
-    real = __import__("bridle.store.reading.loading", fromlist=["token_tree"]).token_tree
-    monkeypatch.setattr(
-        "bridle.store.reading.loading.token_tree", lambda *args: (reloads.append(1), real(*args))[1]
-    )
-    for number in range(6):
-        await turn(writer, calls, session, [1, 2, number], [3], "call_without_tokens")
-    assert len(reloads) <= 2
 
 
 def test_two_writers_that_hold_each_others_bodies_do_not_lock_up(url, calls):

@@ -3,8 +3,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bridle.store.records import CallEnded, CallStatus, Choice, Span, SpanKind, VersionRun
-from bridle.store.tree import DETACHED, TokenTree, common_prefix, parents_first, place
+from bridle.store.records import Choice, Span, SpanKind, VersionRun
+from bridle.store.tree import DETACHED, TokenTree, common_prefix, parents_first
 
 
 def ids(*values):
@@ -17,10 +17,10 @@ def choice(tokens):
 
 
 def add(tree, call, prompt, *sampled, parent=None):
-    """A call that comes without its place, as a program that imports calls has it."""
-    choices = tuple(choice(tokens) for tokens in sampled)
-    ended = CallEnded(call, "s", CallStatus.COMPLETE, 0.0, None, ids(*prompt), choices)
-    return place(tree, ended, parent)
+    near = tree.nodes.get(f"{parent}.s0")
+    if near is not None and not len(near.token_ids):
+        near = None
+    return tree.grow(call, ids(*prompt), [choice(tokens) for tokens in sampled], near)
 
 
 tokens = st.lists(st.integers(0, 2), max_size=5)

@@ -23,6 +23,7 @@ from bridle.store.records import (
     TaskRecord,
     VersionRun,
 )
+from bridle.store.tree import TokenTree
 from bridle.store.writing.writer import Writer
 
 
@@ -73,11 +74,11 @@ async def test_a_call_is_read_back_as_it_was_written(writer, reader, calls):
 async def test_a_turn_stores_only_its_own_tokens(writer, reader, calls):
     session = calls.session()
     await writer.create_session(session)
-    prompt, parent = list(range(100)), None
+    tree, prompt, parent = TokenTree(session.id), list(range(100)), None
     for turn in range(5):
         begun = calls.begun(session, parent_call_id=parent)
         writer.begin_call(begun)
-        await writer.end_call(calls.ended(begun, prompt, [200 + turn, 7]))
+        await writer.end_call(calls.ended(begun, prompt, [200 + turn, 7], tree=tree))
         assert reader.prompt_token_ids(begun.id).tolist() == prompt
         prompt, parent = [*prompt, 200 + turn, 7, 1, 2, 3], begun.id
     assert sum(len(span.token_ids) for span in reader.spans(session.id)) == 100 + 5 * 2 + 4 * 3
@@ -400,10 +401,11 @@ async def test_a_sessions_tokens_are_counted_once_each(writer, reader, calls):
     busy, idle = calls.session(), calls.session()
     for session in (busy, idle):
         await writer.create_session(session)
+    tree = TokenTree(busy.id)
     for prompt, sampled in (([1, 2, 3], [4, 5]), ([1, 2, 3, 4, 5, 6], [7])):
         begun = calls.begun(busy)
         writer.begin_call(begun)
-        await writer.end_call(calls.ended(begun, prompt, sampled))
+        await writer.end_call(calls.ended(begun, prompt, sampled, tree=tree))
     assert reader.token_counts_of([busy.id, idle.id]) == {busy.id: (4, 3), idle.id: (0, 0)}
     spans = reader.spans(busy.id)
     assert sum(len(span.token_ids) for span in spans) == 7
@@ -505,12 +507,12 @@ async def test_the_cache_may_forget_any_session_at_any_time(url, reader, calls):
     with Writer(url, cache_bytes=1) as writer:
         session = calls.session()
         await writer.create_session(session)
-        prompt, parent = list(range(50)), None
+        tree, prompt, parent = TokenTree(session.id), list(range(50)), None
         for turn in range(6):
             body = b'{"messages":[' + b'"some words to say",' * (20 * (turn + 1)) + b"]}"
             begun = calls.begun(session, parent_call_id=parent, request_body=body)
             writer.begin_call(begun)
-            await writer.end_call(calls.ended(begun, prompt, [60 + turn]))
+            await writer.end_call(calls.ended(begun, prompt, [60 + turn], tree=tree))
             assert reader.request_body(begun.id) == body
             prompt, parent = [*prompt, 60 + turn, 9], begun.id
     assert sum(len(span.token_ids) for span in reader.spans(session.id)) == 50 + 6 + 5
