@@ -65,7 +65,7 @@ def fill(path: str, sessions: int, turns: int) -> None:
     with Writer(path, synchronous="OFF") as writer:
         for number in range(sessions):
             session = session_record(f"bench-{number}")
-            writer.create_session_sync(session)
+            writer.add_sync(session)
             prompt, parent, tree = np.empty(0, dtype=np.uint32), None, TokenTree(session.id)
             for turn in range(turns):
                 prompt = np.concatenate([prompt, _ids(random, OBSERVED)])

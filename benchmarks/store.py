@@ -102,7 +102,7 @@ def measure_size(turns: int, *, apart: bool = False) -> Stored:
         with Writer(str(path)) as writer:
             for number in range(sessions):
                 session = session_record(f"bench-{number}")
-                writer.create_session_sync(session)
+                writer.add_sync(session)
                 for call in Agent(corpus(), session, seed=number).calls(turns):
                     writer.begin_call(call.begun)
                     if apart:
@@ -223,7 +223,7 @@ def measure_commits(url: str | None) -> Rate:
         lines = [list(_small_calls(session.id, seed)) for seed, session in enumerate(sessions)]
         with Writer(address, synchronous="FULL") as writer:
             for session in sessions:
-                writer.create_session_sync(session)
+                writer.add_sync(session)
             return asyncio.run(_commit_all(writer, lines))
 
 

@@ -7,6 +7,7 @@ under one session key.
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from array import array
@@ -409,6 +410,10 @@ class Reward:
     turn: int | None = None
     source: str | None = None
     detail: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not math.isfinite(self.value):
+            raise ValueError(f"reward {self.name} must be a finite number, not {self.value}")
 
 
 def span_id(call_id: str, choice: int) -> str:

@@ -111,7 +111,7 @@ class ClusterControl:
             if latest.get(url) == policy.version
         ]
         try:
-            await self._writer.record_served(*records)
+            await self._writer.add(*records)
         except StoreUnavailable as error:
             raise store_unavailable() from error
 

@@ -177,7 +177,7 @@ async def create_session(
     if new.task is not None:
         task = TaskRecord(**new.task.model_dump(), created_at=now)
         try:
-            await asyncio.to_thread(services.writer.upsert_task, task)
+            await asyncio.to_thread(services.writer.add_sync, task)
         except RecordRejected as error:
             message = f"the task cannot be stored: {error}"
             raise ApiError("invalid_request", message, status=422, param="task") from error
@@ -238,7 +238,7 @@ async def add_reward(new: NewReward, session: OwnSession, services: Running) -> 
         new = await asyncio.to_thread(_placed, services.reader, session.id, new)
     reward = Reward(session_id=session.id, created_at=time.time(), **new.model_dump())
     try:
-        await services.writer.add_reward(reward)
+        await services.writer.add(reward)
     except RecordRejected as error:
         raise ApiError("invalid_request", str(error), status=422) from error
     except StoreUnavailable as error:

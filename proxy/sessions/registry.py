@@ -127,7 +127,7 @@ class Sessions:
     async def create(self, record: SessionRecord) -> Session:
         """Raises :class:`ApiError` (409) when its name is taken, 503 when the store is down."""
         try:
-            await self._writer.create_session(record)
+            await self._writer.add(record)
         except RecordRejected as error:
             if record.name is not None and await self.find(record.name) is not None:
                 refusal = ApiError(

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 import sqlite3
 import threading
 import time
@@ -42,12 +41,6 @@ from bridle.store.records import (
     CallKind,
     Metric,
     Note,
-    PolicyRecord,
-    Reward,
-    RunRecord,
-    ServedPolicy,
-    SessionRecord,
-    TaskRecord,
 )
 from bridle.store.schema.database import Synchronous, connect, file_id, transaction
 from bridle.store.schema.tables import sessions, writers
@@ -92,9 +85,9 @@ class Writer:
     calls before they are queued.
 
     Methods that are ``async`` return after the commit; those ending in ``_sync``, and those for
-    runs and training, block until then and are for threads without an event loop. All
-    raise :class:`StoreUnavailable` when the record is not in the store; cancelling a wait does not
-    take the record back.
+    runs and metrics, block until then and are for threads without an event loop. All raise
+    :class:`StoreUnavailable` when the record is not in the store; cancelling a wait does not take
+    the record back.
     """
 
     def __init__(
@@ -176,6 +169,22 @@ class Writer:
         self.stats.interrupted += found
         return found
 
+    async def add(self, *records: Record) -> None:
+        """Adds records in one transaction; tasks and what is known of policies and engines also
+        replace what there was. Raises :class:`RecordRejected` when one of them cannot be stored: a
+        session whose id, name or key is taken."""
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._queue.put(WriteJob(records, done))
+        await done
+
+    def add_sync(self, *records: Record) -> None:
+        """:meth:`add` for a thread."""
+        if not records:
+            return
+        done: Future[None] = Future()
+        self._queue.put(WriteJob(records, done))
+        done.result()
+
     # -- calls -----------------------------------------------------------------------------------
 
     def begin_call(self, begun: CallBegun) -> None:
@@ -195,7 +204,10 @@ class Writer:
 
     def end_call_sync(self, ended: CallEnded) -> None:
         """:meth:`end_call` for a thread."""
-        self._commit_sync(self._redacted(ended), refuse=False, follows=_beginnings(ended))
+        done: Future[None] = Future()
+        job = WriteJob((self._redacted(ended),), done)
+        self._queue.put(job, refuse=False, follows=_beginnings(ended))
+        done.result()
 
     def _redacted(self, ended: CallEnded) -> CallEnded:
         return self._redactor.ended(ended) if self._redactor else ended
@@ -205,104 +217,50 @@ class Writer:
     ) -> None:
         """Sets what a person decided that a call was for; it counts before anything recorded.
         ``None`` takes it back. Raises :class:`RecordRejected` for an unknown call."""
-        await self._commit(_kind_patch(call_id, kind, role, by))
+        await self.add(_kind_patch(call_id, kind, role, by))
 
     def set_kind_sync(
         self, call_id: str, kind: CallKind | None, role: str | None = None, *, by: str
     ) -> None:
         """:meth:`set_kind` for a thread."""
-        self._commit_sync(_kind_patch(call_id, kind, role, by))
+        self.add_sync(_kind_patch(call_id, kind, role, by))
 
     async def set_notes(self, call_id: str, notes: Sequence[Note]) -> None:
         """Sets what is noted about a call. Raises :class:`RecordRejected` for an unknown one."""
-        await self._commit(Patch("calls", call_id, {"notes": _plain(notes)}))
+        await self.add(Patch("calls", call_id, {"notes": _plain(notes)}))
 
     async def explain_break(self, call_id: str, reason: BreakReason, notes: Sequence[Note]) -> None:
         """Sets why a call left its parent's tokens, and what is noted about it. Raises
         :class:`RecordRejected` for an unknown one."""
         fields = {"break_reason": reason.value, "notes": _plain(notes)}
-        await self._commit(Patch("calls", call_id, fields))
-
-    # -- sessions and rewards --------------------------------------------------------------------
-
-    async def create_session(self, session: SessionRecord) -> None:
-        """Adds a session. Raises :class:`RecordRejected` when its id, name or key is taken."""
-        await self._commit(session)
-
-    def create_session_sync(self, session: SessionRecord) -> None:
-        """:meth:`create_session` for a thread."""
-        self._commit_sync(session)
+        await self.add(Patch("calls", call_id, fields))
 
     async def seal_session(self, session_id: str, outcome: str, at: float) -> None:
         """Ends a session; one that is sealed already stays as it is, whoever sealed it."""
         fields = {"sealed_at": at, "outcome": outcome}
-        await self._commit(Patch("sessions", session_id, fields, once="sealed_at"))
+        await self.add(Patch("sessions", session_id, fields, once="sealed_at"))
 
     def update_session_sync(self, session_id: str, **fields: Any) -> None:
         """Sets columns of a session, such as ``labels``; for a thread."""
-        self._commit_sync(_session_patch(session_id, fields))
+        self.add_sync(_session_patch(session_id, fields))
 
-    async def add_reward(self, reward: Reward) -> None:
-        """Adds a reward; several of one name may exist, the latest counts.
-
-        Raises ``ValueError`` for a value that is not a finite number.
-        """
-        await self._commit(_finite(reward))
-
-    def add_reward_sync(self, reward: Reward) -> None:
-        """:meth:`add_reward` for a thread."""
-        self._commit_sync(_finite(reward))
-
-    async def record_served(self, *policies: ServedPolicy) -> None:
-        """Notes what engines serve from now on, in one transaction."""
-        await self._commit(*policies)
-
-    # -- runs and training, for threads ----------------------------------------------------------
-
-    def create_run(self, run: RunRecord) -> None:
-        self._commit_sync(run)
+    # -- runs, for threads ----------------------------------------------------------------------
 
     def configure_run(self, run_id: str, config: Mapping[str, Any]) -> None:
         """Replaces what a run keeps of its configuration and state."""
-        self._commit_sync(Patch("runs", run_id, {"config": dict(config)}))
+        self.add_sync(Patch("runs", run_id, {"config": dict(config)}))
 
     def finish_run(self, run_id: str, status: str, ended_at: float | None = None) -> None:
         """Notes how a run ended: ``completed``, ``failed``, ``stopped``."""
         fields = {"status": status, "ended_at": time.time() if ended_at is None else ended_at}
-        self._commit_sync(Patch("runs", run_id, fields))
-
-    def upsert_task(self, *tasks: TaskRecord) -> None:
-        """Adds tasks, or renews those of the same suite, split and id, in one transaction."""
-        self._commit_sync(*tasks)
-
-    def record_policy(self, policy: PolicyRecord) -> None:
-        """Adds a published policy version, or what became known of it since."""
-        self._commit_sync(policy)
+        self.add_sync(Patch("runs", run_id, fields))
 
     def record_metrics(
         self, run_id: str, step: int, values: Mapping[str, float], at: float | None = None
     ) -> None:
         """Adds a step's numbers in one transaction; a later value of the same name replaces."""
         now = time.time() if at is None else at
-        self._commit_sync(
-            *(Metric(run_id, step, name, float(v), now) for name, v in values.items())
-        )
-
-    # -- the queue -------------------------------------------------------------------------------
-
-    async def _commit(self, *records: Record) -> None:
-        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._queue.put(WriteJob(records, done))
-        await done
-
-    def _commit_sync(
-        self, *records: Record, refuse: bool = True, follows: tuple[str, ...] | None = None
-    ) -> None:
-        if not records:
-            return
-        done: Future[None] = Future()
-        self._queue.put(WriteJob(records, done), refuse=refuse, follows=follows)
-        done.result()
+        self.add_sync(*(Metric(run_id, step, name, float(v), now) for name, v in values.items()))
 
     # -- the thread ------------------------------------------------------------------------------
 
@@ -467,12 +425,6 @@ def _kind_patch(call_id: str, kind: CallKind | None, role: str | None, by: str) 
     if kind is None:
         return Patch("calls", call_id, {"kind_set": None, "role_set": None, "kind_by": None})
     return Patch("calls", call_id, {"kind_set": kind.value, "role_set": role, "kind_by": by})
-
-
-def _finite(reward: Reward) -> Reward:
-    if not math.isfinite(reward.value):
-        raise ValueError(f"reward {reward.name} must be a finite number, not {reward.value}")
-    return reward
 
 
 def _may_pass(error: DBAPIError) -> bool:

@@ -95,7 +95,7 @@ def test_the_next_trainer_replaces_what_nobody_knows_and_resumes_the_engine(
 ) -> None:
     """A number stands for one set of weights: one that the dead trainer told is not used again."""
     with Writer(store) as writer:
-        writer.create_run(RunRecord("run", "train", time.time()))
+        writer.add_sync(RunRecord("run", "train", time.time()))
     arguments = [
         stack.engine_url,
         stack.proxy_url,
@@ -129,7 +129,7 @@ def test_training_ahead_ends_when_the_engine_or_the_proxy_is_gone(
 ) -> None:
     """Its sessions give nothing to train on, and it went on to its last step with such."""
     with Writer(store) as writer:
-        writer.create_run(RunRecord("run", "train", time.time()))
+        writer.add_sync(RunRecord("run", "train", time.time()))
     plan = TrainingPlan(
         policy=policy,
         directory=tmp_path / "out",
@@ -157,7 +157,7 @@ def test_training_ahead_publishes_again_to_an_engine_that_was_restarted(
     stack: Stack, policy: Path, store: str, tmp_path: Path
 ) -> None:
     with Writer(store) as writer:
-        writer.create_run(RunRecord("run", "train", time.time()))
+        writer.add_sync(RunRecord("run", "train", time.time()))
     other, size = tmp_path / "other", Tokenizer(policy).backend.get_vocab_size()
     shape = TinyShape(hidden=32, layers=1, heads=1, kv_heads=1, intermediate=64, context=512)
     make_policy(other, shape, vocab_size=size, seed=4)
@@ -242,8 +242,8 @@ def test_a_version_that_engine_and_proxy_have_forgotten_is_not_used_again(
 ) -> None:
     """`bridle train` starts both afresh: only the store knows what was published before."""
     with Writer(store) as writer:
-        writer.create_run(RunRecord("run", "train", time.time()))
-        writer.record_policy(PolicyRecord("run", 1, time.time(), digest="other", verified=True))
+        writer.add_sync(RunRecord("run", "train", time.time()))
+        writer.add_sync(PolicyRecord("run", 1, time.time(), digest="other", verified=True))
     plan = TrainingPlan(
         policy=policy,
         directory=tmp_path / "out",

@@ -55,7 +55,7 @@ def test_a_store_that_a_newer_bridle_migrated_is_refused_in_a_line(
     store = str(tmp_path / "newer.db")
     migrate(store)
     with Writer(store) as writer:
-        writer.create_session_sync(SessionRecord(id="ses_newer", created_at=1.0))
+        writer.add_sync(SessionRecord(id="ses_newer", created_at=1.0))
     with closing(sqlite3.connect(store)) as database, database:
         database.execute("UPDATE alembic_version SET version_num = '9999'")
     refused = bridle(*arguments, "--store", store)
@@ -177,7 +177,7 @@ def test_a_run_that_the_store_does_not_have_is_refused_in_a_line(
     bridle: Bridle, store: str, recorded: str, tmp_path: Path, command: str
 ) -> None:
     with Writer(store) as writer:
-        writer.create_run(RunRecord("run_1", "train", 1.0))
+        writer.add_sync(RunRecord("run_1", "train", 1.0))
     path = tmp_path / "x.jsonl"
     own = {"export": [path], "sft": ["--policy", tmp_path, "--out", tmp_path / "tuned"]}
     refused = bridle(command, *own.get(command, []), "--run", "nope", "--store", store)
@@ -191,7 +191,7 @@ def test_a_filter_that_fits_no_session_says_so(
     bridle: Bridle, store: str, recorded: str, tmp_path: Path
 ) -> None:
     with Writer(store) as writer:
-        writer.create_run(RunRecord("run_1", "train", 1.0))
+        writer.add_sync(RunRecord("run_1", "train", 1.0))
     for command in (("sessions", "--run", "run_1"), ("audit", "--run", "run_1")):
         told = bridle(*command, "--store", store)
         assert (told.exit_code, told.stdout) == (0, "No session matches.\n"), command

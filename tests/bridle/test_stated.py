@@ -14,7 +14,7 @@ from bridle.trainer.config import AdvantageConfig, GrpoConfig
 def test_a_run_states_its_rules_how_rewards_add_up_and_every_setting(store: str) -> None:
     advantages = AdvantageConfig(reward_weights={"score": 2.0}, reward_turns="mean")
     with Writer(store) as writer, Reader(store) as reader:
-        writer.create_run(RunRecord("run_1", "train", 1.0))
+        writer.add_sync(RunRecord("run_1", "train", 1.0))
         writer.configure_run("run_1", stated(GrpoConfig(steps=3, advantages=advantages)))
         config = reader.run("run_1").config
     assert SampleRules.from_data(config["samples"]["rules"]) == DEFAULT_RULES

@@ -55,7 +55,7 @@ def tasks(tmp_path: Path) -> Path:
 @pytest.fixture
 def run_id(store: str) -> str:
     with Writer(store) as writer:
-        writer.create_run(RunRecord("run-1", "train", time.time()))
+        writer.add_sync(RunRecord("run-1", "train", time.time()))
     return "run-1"
 
 

@@ -31,13 +31,13 @@ def reader(tmp_path: Path) -> Iterator[Reader]:
     now = time.time()
     with Writer(path) as writer:
         for stage in STAGES:
-            writer.create_run(RunRecord(stage, "eval", now))
+            writer.add_sync(RunRecord(stage, "eval", now))
             for number in range(3):
                 session = f"{stage}-{number}"
-                writer.create_session_sync(
+                writer.add_sync(
                     SessionRecord(session, now, run_id=stage, sealed_at=now, outcome="completed")
                 )
-                writer.add_reward_sync(Reward(session, "reward", number % 2, now))
+                writer.add_sync(Reward(session, "reward", number % 2, now))
                 for call in range(2):
                     writer.begin_call(
                         CallBegun(f"{session}-{call}", session, "chat", now, b"{}", False, "m")

@@ -32,7 +32,7 @@ class Recording:
         self.clock = 0.0
         self.tools: dict[str | None, Sequence[Any]] = {}
         """Of each call."""
-        writer.create_session_sync(self.session)
+        writer.add_sync(self.session)
 
     @property
     def id(self) -> str:

@@ -11,7 +11,7 @@ from bridle.store.records import Reward
 
 def test_an_episode_has_its_samples_rewards_and_table(reader, writer, agent):
     reward = Reward(agent.id, "reward", 1.0, 5.0)
-    writer.add_reward_sync(reward)
+    writer.add_sync(reward)
     episode = episode_of(LoadedSession.load(reader, agent.id))
     assert episode.session == reader.session(agent.id)
     assert episode.rewards == (reward,)

@@ -296,7 +296,7 @@ def test_sharegpt_says_a_reply_as_it_was_sampled(record, written, sampled, reply
 
 def test_agent_data_protocol_lines_meet_its_schema(talk, written, writer):
     session = talk()
-    writer.add_reward_sync(Reward(session.id, "score", 0.1 + 0.2, 1.0))
+    writer.add_sync(Reward(session.id, "score", 0.1 + 0.2, 1.0))
     lines, _ = written(ExportFormat.ADP)
     first, second = (AdpTrajectory.model_validate(line) for line in lines)
     kinds = [item.class_ for item in first.content]

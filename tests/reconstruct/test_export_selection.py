@@ -28,7 +28,7 @@ def of(task):
 @pytest.fixture
 def sessions(record, writer):
     """Four sessions of two turns; the tasks, labels and rewards differ."""
-    writer.upsert_task(*(TaskRecord(f"t{n}", "shop", "train", {"level": n}, 1.0) for n in range(4)))
+    writer.add_sync(*(TaskRecord(f"t{n}", "shop", "train", {"level": n}, 1.0) for n in range(4)))
     made = []
     for n in range(4):
         session = record(**of(f"t{n}"), harness=f"h{n % 2}", labels={"seed": n, "hard": n > 1})
@@ -36,9 +36,9 @@ def sessions(record, writer):
         second = session.call(
             [1, 2, 5, 6, 7], [8], parent=first, conversation=state("r", first), model_served="m9"
         )
-        writer.add_reward_sync(Reward(session.id, "score", n / 4, 1.0))
-        writer.add_reward_sync(Reward(session.id, "step", 0.2, 1.0, call_id=first))
-        writer.add_reward_sync(Reward(session.id, "step", n / 4, 2.0, call_id=second))
+        writer.add_sync(Reward(session.id, "score", n / 4, 1.0))
+        writer.add_sync(Reward(session.id, "step", 0.2, 1.0, call_id=first))
+        writer.add_sync(Reward(session.id, "step", n / 4, 2.0, call_id=second))
         made.append(session)
     return made
 
@@ -222,7 +222,7 @@ def test_the_card_tells_of_rewards_and_replies_that_are_in_the_file(
     """Not of a session that failed, of one without a call, or of a repeated one."""
     first, again, _empty, failed = made = [record() for _ in range(4)]
     for session, reward in zip(made, (1.0, 0.5, 0.0, 0.0), strict=True):
-        writer.add_reward_sync(Reward(session.id, "score", reward, 1.0))
+        writer.add_sync(Reward(session.id, "score", reward, 1.0))
     for session in (first, again):
         session.call([1], [5], conversation=state("q"))
     failed.call([2], conversation=state("q"), status=CallStatus.FAILED)

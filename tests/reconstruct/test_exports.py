@@ -168,7 +168,7 @@ def test_the_chat_file_is_read_by_datasets(reader, chat, tmp_path):
 
 @pytest.fixture
 def rewarded(record, writer):
-    writer.upsert_task(
+    writer.add_sync(
         TaskRecord("t0", "shop", "train", {}, 1.0), TaskRecord("t1", "shop", "eval", {}, 1.0)
     )
     made = []
@@ -179,9 +179,9 @@ def rewarded(record, writer):
         first = session.call([1, 2], [5, 6], conversation=state([user("q")]))
         session.call([1, 2, 5, 6, number], [8], parent=first, conversation=state([], base=first))
         if number < 3:
-            writer.add_reward_sync(Reward(session.id, "reward", number / 10, 1.0))
-            writer.add_reward_sync(Reward(session.id, "reward", number / 10 + 0.05, 2.0))
-            writer.add_reward_sync(Reward(session.id, "speed", 9.0, 2.0, call_id=first))
+            writer.add_sync(Reward(session.id, "reward", number / 10, 1.0))
+            writer.add_sync(Reward(session.id, "reward", number / 10 + 0.05, 2.0))
+            writer.add_sync(Reward(session.id, "speed", 9.0, 2.0, call_id=first))
         made.append(session)
     return made
 

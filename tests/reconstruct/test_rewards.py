@@ -61,8 +61,8 @@ def test_values_keep_every_bit_and_late_ones_are_taken(record, writer, reader):
     call = session.call([1], [5])
     odd = 0.1 + 0.2
     writer.update_session_sync(session.id, sealed_at=5.0, outcome="completed")
-    writer.add_reward_sync(Reward(session.id, "score", odd, 9.0))
-    writer.add_reward_sync(Reward(session.id, "step", -odd, 9.5, call_id=call, turn=1))
+    writer.add_sync(Reward(session.id, "score", odd, 9.0))
+    writer.add_sync(Reward(session.id, "step", -odd, 9.5, call_id=call, turn=1))
     whole, step = reader.rewards(session.id)
     assert (whole.value.hex(), step.value.hex()) == (odd.hex(), (-odd).hex())
     assert (step.call_id, step.turn) == (call, 1)
@@ -70,5 +70,5 @@ def test_values_keep_every_bit_and_late_ones_are_taken(record, writer, reader):
 
 def test_the_runs_aggregation_is_kept_with_the_run(writer, reader):
     stated = Aggregation({"score": 1.0}, turns="mean")
-    writer.create_run(RunRecord("r", "train", 1.0, config={"reward": stated.as_data()}))
+    writer.add_sync(RunRecord("r", "train", 1.0, config={"reward": stated.as_data()}))
     assert Aggregation.from_data(reader.run("r").config["reward"]) == stated

@@ -118,7 +118,7 @@ def replies(record, writer):
     found.call(2, prompt_token_ids=None)
     found.call(2, usage={"prompt_tokens": 1, "completion_tokens": 7})
     for call_id, value in ((first, 1.0), (second, 0.2), (mixed, 0.5)):
-        writer.add_reward_sync(Reward(session.id, "step", value, 1.0, call_id=call_id))
+        writer.add_sync(Reward(session.id, "step", value, 1.0, call_id=call_id))
     return found
 
 

@@ -50,11 +50,11 @@ TOOLS = ({"type": "function", "function": {"name": "look"}},)
 def fill(url: str) -> None:
     """A session of three turns, its reward, and a call that never ended."""
     with Writer(url) as writer:
-        writer.upsert_task(TaskRecord("1", "shop", "train", {"n": 1}, 1.0))
+        writer.add_sync(TaskRecord("1", "shop", "train", {"n": 1}, 1.0))
         session = SessionRecord(
             "session_a", 2.0, name="first", task_suite="shop", task_split="train", task_id="1"
         )
-        writer.create_session_sync(session)
+        writer.add_sync(session)
         history = [Message("system", "Be brief."), Message("user", "What is there? é")]
         tail, prompt, parent = tuple(history), np.arange(40, dtype=np.uint32), None
         tree = TokenTree(session.id)
@@ -101,7 +101,7 @@ def fill(url: str) -> None:
             tail = (Message("tool", "a file", tool_call_id=f"c{turn}"),)
             history += [reply, *tail]
             prompt, parent = np.concatenate([prompt, ids, ids]), begun.id
-        writer.add_reward_sync(Reward(session.id, "solved", 1.0, 9.0))
+        writer.add_sync(Reward(session.id, "solved", 1.0, 9.0))
 
 
 def read(url: str) -> dict[str, Any]:

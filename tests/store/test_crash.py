@@ -48,7 +48,7 @@ CHILD = textwrap.dedent(
         writer = Writer(sys.argv[1]).start()
         sessions = [new_id("session") for _ in range(8)]
         for session in sessions:
-            await writer.create_session(SessionRecord(session, time.time()))
+            await writer.add(SessionRecord(session, time.time()))
         await asyncio.gather(*(record(writer, s, n) for n, s in enumerate(sessions)))
 
     asyncio.run(main())
@@ -106,7 +106,7 @@ def test_kill_9_loses_no_acknowledged_call_and_leaves_none_half_written(url, att
 
 async def open_call(writer, calls):
     session = calls.session()
-    await writer.create_session(session)
+    await writer.add(session)
     begun = calls.begun(session)
     writer.begin_call(begun)
     writer.update_session_sync(session.id, outcome=None)

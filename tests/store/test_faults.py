@@ -55,7 +55,7 @@ async def recorded(writer, session, calls, prompt=(1, 2), reply=(3,)):
 async def test_a_locked_database_is_waited_for(path, calls, impatient):
     with Writer(path) as writer, Reader(path) as reader:
         session = calls.session()
-        await writer.create_session(session)
+        await writer.add(session)
         with Lock(path):
             wait = asyncio.ensure_future(recorded(writer, session, calls))
             await asyncio.sleep(0.3)
@@ -68,7 +68,7 @@ async def test_a_locked_database_is_waited_for(path, calls, impatient):
 async def test_a_database_locked_for_too_long_refuses_and_recovers(path, calls, impatient):
     with Writer(path, patience=0.2) as writer, Reader(path) as reader:
         session = calls.session()
-        await writer.create_session(session)
+        await writer.add(session)
         first = await recorded(writer, session, calls)
         with Lock(path), pytest.raises(StoreUnavailable, match="locked"):
             await recorded(writer, session, calls, (1, 2, 3, 4), (5,))
@@ -93,7 +93,7 @@ async def test_a_full_disk_refuses_at_once_and_recovers(path, calls):
             pages = connection.execute("PRAGMA page_count").fetchone()[0] + 40
         with Writer(path) as writer, Reader(path) as reader:
             session = calls.session()
-            await writer.create_session(session)
+            await writer.add(session)
             kept = []
 
             async def fill():
@@ -121,7 +121,7 @@ async def test_a_file_that_is_moved_away_takes_no_more_calls_and_loses_none(path
     moved = str(tmp_path / "moved.db")
     with Writer(path) as writer:
         session = calls.session()
-        await writer.create_session(session)
+        await writer.add(session)
         kept = [await recorded(writer, session, calls) for _ in range(3)]
         os.rename(path, moved)
         with pytest.raises(StoreUnavailable, match=r"moved or replaced.*bridle\.db-wal"):
@@ -141,7 +141,7 @@ async def test_a_file_that_is_moved_away_takes_no_more_calls_and_loses_none(path
 async def test_a_store_that_is_gone_says_so(path, calls):
     with Writer(path, patience=0.2) as writer:
         session = calls.session()
-        await writer.create_session(session)
+        await writer.add(session)
         with sqlite3.connect(path) as connection:
             connection.execute("DROP TABLE spans")
         with pytest.raises(StoreUnavailable, match="no such table"):
@@ -151,7 +151,7 @@ async def test_a_store_that_is_gone_says_so(path, calls):
 async def test_readers_do_not_wait_for_the_writer(path, calls):
     with Writer(path) as writer, Reader(path) as reader:
         session = calls.session()
-        await writer.create_session(session)
+        await writer.add(session)
         with Lock(path):
             started = time.monotonic()
             assert reader.session(session.id) == session
@@ -185,7 +185,7 @@ async def test_a_lost_connection_is_replaced_without_losing_or_doubling_a_call(p
 
     with Writer(url) as writer:
         session = calls.session()
-        await writer.create_session(session)
+        await writer.add(session)
         thread = threading.Thread(target=cut)
         thread.start()
         try:
@@ -207,7 +207,7 @@ async def test_a_server_that_restarts_is_waited_for(postgres, calls):
     migrate(url)
     with Writer(url) as writer:
         session = calls.session()
-        await writer.create_session(session)
+        await writer.add(session)
         await recorded(writer, session, calls)
         await asyncio.to_thread(postgres.stop)
         wait = asyncio.ensure_future(recorded(writer, session, calls))
@@ -224,7 +224,7 @@ async def test_a_commit_that_was_not_confirmed_is_not_written_twice(postgres, ca
     migrate(url)
     with Writer(url) as writer:
         session = calls.session()
-        await writer.create_session(session)
+        await writer.add(session)
         failures = []
 
         def lose_the_answer(connection):
@@ -250,7 +250,7 @@ async def test_a_commit_whose_server_went_down_with_the_answer_is_not_written_tw
     migrate(url)
     with Writer(url) as writer:
         session = calls.session()
-        await writer.create_session(session)
+        await writer.add(session)
         threads = []
 
         def start_later():
@@ -268,7 +268,7 @@ async def test_a_commit_whose_server_went_down_with_the_answer_is_not_written_tw
         event.listen(writer._engine, "commit", lose_the_answer)
         try:
             if what == "reward":
-                await writer.add_reward(Reward(session.id, "tests", 1.0, created_at=1.0))
+                await writer.add(Reward(session.id, "tests", 1.0, created_at=1.0))
             else:
                 await recorded(writer, session, calls)
         finally:
@@ -300,7 +300,7 @@ async def test_a_server_that_may_only_be_read_is_waited_for(postgres, calls):
 
     with Writer(url) as writer:
         session = calls.session()
-        await writer.create_session(session)
+        await writer.add(session)
         await asyncio.to_thread(read_only, "on")
         try:
             wait = asyncio.ensure_future(recorded(writer, session, calls))

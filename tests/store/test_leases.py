@@ -26,7 +26,7 @@ def sealed(writer, calls):
 
     def make(**fields):
         session = calls.session(sealed_at=float(next(clock)), **fields)
-        writer.create_session_sync(session)
+        writer.add_sync(session)
         return session.id
 
     return make
@@ -101,7 +101,7 @@ def test_consumers_do_not_see_each_other(one, sealed):
 
 def test_only_a_runs_and_only_rewarded_sessions_when_asked(one, sealed, writer):
     plain, scored = sealed(), sealed()
-    writer.add_reward_sync(Reward(scored, "score", 1.0, time.time()))
+    writer.add_sync(Reward(scored, "score", 1.0, time.time()))
     assert one.lease("a", 9, 60, rewarded=True).sessions == (scored,)
     assert one.lease("a", 9, 60).sessions == (plain,)
     assert one.lease("b", 9, 60, run="run_none") is None
@@ -109,7 +109,7 @@ def test_only_a_runs_and_only_rewarded_sessions_when_asked(one, sealed, writer):
 
 def test_sessions_sealed_this_moment_wait(one, writer, calls, monkeypatch, clock):
     monkeypatch.setattr(leases, "SETTLE_S", 1.0)
-    writer.create_session_sync(calls.session(sealed_at=clock.now))
+    writer.add_sync(calls.session(sealed_at=clock.now))
     assert one.lease("trl", 1, 60) is None
     clock.now += 1.5
     assert one.lease("trl", 1, 60) is not None

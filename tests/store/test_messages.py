@@ -38,7 +38,7 @@ class Line:
         self.history = list(self.tail)
         self.parent = None
         self.made = []
-        writer.create_session_sync(self.session)
+        writer.add_sync(self.session)
 
     def begin(self, writer, *, flush=False):
         digests = RequestDigests(b"s", b"f", b"tools", b"a", (b"u",), (b"f",), len(self.history))
@@ -201,7 +201,7 @@ def test_tools_that_mean_the_same_may_be_written_otherwise(url, reader, calls):
 )
 def test_messages_of_every_kind_come_back(writer, reader, calls, message):
     session = calls.session()
-    writer.create_session_sync(session)
+    writer.add_sync(session)
     begun = calls.begun(session, conversation=Conversation((message,), length=1))
     writer.begin_call(begun)
     writer.end_call_sync(calls.ended(begun, [1], [2], replies=(message,)))
@@ -213,7 +213,7 @@ def test_messages_of_every_kind_come_back(writer, reader, calls, message):
 
 def test_what_only_text_can_hold_is_stored_without_nul(writer, reader, calls):
     session = calls.session()
-    writer.create_session_sync(session)
+    writer.add_sync(session)
     begun = calls.begun(session)
     writer.begin_call(begun)
     reply = Message("assistant", None, "a\0b", (ToolCall("call_1", "f", "{\0}"),))
@@ -226,7 +226,7 @@ def test_what_only_text_can_hold_is_stored_without_nul(writer, reader, calls):
 
 def test_a_value_that_is_missing_is_null(writer, reader, calls):
     session = calls.session()
-    writer.create_session_sync(session)
+    writer.add_sync(session)
     begun = calls.begun(session)
     writer.begin_call(begun)
     writer.end_call_sync(calls.ended(begun, [1], [2]))

@@ -33,7 +33,7 @@ class Proxy:
 @pytest.fixture
 async def proxy(writer, calls):
     session = calls.session()
-    await writer.create_session(session)
+    await writer.add(session)
     return Proxy(writer, calls, session)
 
 

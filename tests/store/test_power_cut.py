@@ -59,7 +59,7 @@ CHILD = textwrap.dedent(
         writer = Writer(sys.argv[1], synchronous="FULL").start()
         sessions = [new_id("session") for _ in range(4)]
         for session in sessions:
-            await writer.create_session(SessionRecord(session, time.time()))
+            await writer.add(SessionRecord(session, time.time()))
         await asyncio.gather(*(record(writer, s, n) for n, s in enumerate(sessions)))
 
     asyncio.run(main())

@@ -14,8 +14,8 @@ from bridle.store.writing.rows import OBSERVED
 
 @pytest.fixture
 def filled(writer, calls):
-    writer.create_run(RunRecord("run_a", "rollout", 1.0))
-    writer.upsert_task(
+    writer.add_sync(RunRecord("run_a", "rollout", 1.0))
+    writer.add_sync(
         TaskRecord("t1", "shop", "train", {"n": 1}, 1.0),
         TaskRecord("t2", "shop", "eval", {"n": 2}, 1.0),
         TaskRecord("t1", "shop", "eval", {"n": 3}, 1.0),
@@ -34,7 +34,7 @@ def filled(writer, calls):
             sealed_at=1.0 if number < 3 else None,
             outcome="completed" if number < 3 else None,
         )
-        writer.create_session_sync(session)
+        writer.add_sync(session)
         made.append(session)
     return made
 
@@ -54,7 +54,7 @@ def test_anonymous_sessions_are_found_without_looking_through_the_others(
         named = {"name": f"n{number}"} if number % 3 else {}
         keyed = {"key_hash": f"k{number}"} if number == 3 else {}
         session = calls.session(**named, **keyed, created_at=float(number), sealed_at=None)
-        writer.create_session_sync(session)
+        writer.add_sync(session)
     plans = []
 
     def explain(connection, cursor, statement, parameters, *_):
@@ -103,7 +103,7 @@ def test_pages_neither_skip_nor_repeat_sessions_of_the_same_instant(
 
 def test_a_session_is_found_by_name_and_key(writer, reader, calls):
     session = calls.session(name="mine", key_hash="abc", settings={"max_calls": 3})
-    writer.create_session_sync(session)
+    writer.add_sync(session)
     assert reader.session_by_name("mine") == session
     assert reader.session_by_key_hash("abc") == session
     assert reader.session_by_name("other") is None
@@ -118,7 +118,7 @@ def test_what_is_not_there_is_said_to_be_missing(reader):
 
 def test_calls_come_in_the_order_of_their_start(writer, reader, calls):
     session = calls.session()
-    writer.create_session_sync(session)
+    writer.add_sync(session)
     for started in (3.0, 1.0, 2.0):
         writer.begin_call(calls.begun(session, started_at=started))
     writer.update_session_sync(session.id, outcome=None)
@@ -128,7 +128,7 @@ def test_calls_come_in_the_order_of_their_start(writer, reader, calls):
 @pytest.mark.damages_store
 def test_a_broken_path_is_an_error_and_not_a_shorter_prompt(url, writer, reader, calls):
     session = calls.session()
-    writer.create_session_sync(session)
+    writer.add_sync(session)
     first, second = calls.begun(session), calls.begun(session)
     for call, prompt in ((first, [1, 2]), (second, [1, 2, 3, 4])):
         writer.begin_call(call)

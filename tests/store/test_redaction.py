@@ -28,7 +28,7 @@ SECRETS = {
 def recorded(url, calls, redactor, begun, **fields):
     session = calls.session()
     with Writer(url, redactor=redactor) as writer:
-        writer.create_session_sync(session)
+        writer.add_sync(session)
         call = calls.begun(session, **begun)
         writer.begin_call(call)
         writer.end_call_sync(calls.ended(call, [1, 2], [3], **fields))

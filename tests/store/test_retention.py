@@ -21,7 +21,7 @@ SECRET = b"the-secret-of-the-first-session"
 def record(writer, calls, turns=3, marker=b"", **session):
     """A session whose requests repeat their history; every reply says the marker."""
     made = calls.session(**session)
-    writer.create_session_sync(made)
+    writer.add_sync(made)
     history, prompt, parent, made_calls = b'{"messages":[', list(range(30)), None, []
     for turn in range(turns):
         history += b'"%s turn %d %s",' % (b"shared words " * 40, turn, marker)
@@ -36,7 +36,7 @@ def record(writer, calls, turns=3, marker=b"", **session):
         writer.end_call_sync(ended)
         made_calls.append((begun, ended))
         prompt, parent = [*prompt, turn, 7, 9], begun.id
-    writer.add_reward_sync(Reward(made.id, "solved", 1.0, time.time()))
+    writer.add_sync(Reward(made.id, "solved", 1.0, time.time()))
     return made, made_calls
 
 
@@ -90,7 +90,7 @@ def test_what_was_forgotten_is_not_in_the_files_any_more(tmp_path, calls):
     migrate(url)
     with Writer(url) as writer, Reader(url) as reader:
         made = calls.session()
-        writer.create_session_sync(made)
+        writer.add_sync(made)
         begun = calls.begun(made, request_body=SECRET)
         writer.begin_call(begun)
         writer.end_call_sync(calls.ended(begun, [1], [2]))
@@ -102,7 +102,7 @@ def test_what_was_forgotten_is_not_in_the_files_any_more(tmp_path, calls):
 def test_old_sessions_are_found_but_for_those_with_running_calls(url, writer, reader, calls):
     old, _ = record(writer, calls, created_at=1000.0)
     running = calls.session(created_at=1000.0)
-    writer.create_session_sync(running)
+    writer.add_sync(running)
     writer.begin_call(calls.begun(running))
     record(writer, calls)
     with reader.engine.connect() as connection:
@@ -111,7 +111,7 @@ def test_old_sessions_are_found_but_for_those_with_running_calls(url, writer, re
 
 def test_a_call_that_ends_after_its_session_was_forgotten_is_refused(url, writer, reader, calls):
     made = calls.session()
-    writer.create_session_sync(made)
+    writer.add_sync(made)
     begun = calls.begun(made)
     writer.begin_call(begun)
     writer.update_session_sync(made.id, outcome=None)
@@ -122,7 +122,7 @@ def test_a_call_that_ends_after_its_session_was_forgotten_is_refused(url, writer
 
 def test_a_copy_is_exact_and_may_be_written_on(url, writer, calls, tmp_path):
     made, made_calls = record(writer, calls)
-    writer.upsert_task(TaskRecord("t", "s", "train", {"a": [1, None, 0.1]}, 1.5))
+    writer.add_sync(TaskRecord("t", "s", "train", {"a": [1, None, 0.1]}, 1.5))
     target = str(tmp_path / "copy.db")
     copied = copy_store(url, target)
     assert copied["calls"] == 3

@@ -23,7 +23,7 @@ async def test_two_writers_fill_one_store(url, reader, calls):
         async def work(writer):
             session = calls.session()
             tree = TokenTree(session.id)
-            await writer.create_session(session)
+            await writer.add(session)
             parent, prompt = None, [1, 2, 3]
             for number in range(15):
                 parent = await turn(writer, calls, session, prompt, [number], parent, tree)
@@ -42,7 +42,7 @@ async def test_two_writers_fill_one_store(url, reader, calls):
 async def test_a_session_that_changes_writers_every_turn_is_still_stored_once(url, reader, calls):
     with Writer(url) as first, Writer(url) as second:
         session = calls.session()
-        await first.create_session(session)
+        await first.add(session)
         tree, parent, prompt = TokenTree(session.id), None, list(range(100))
         for number in range(10):
             writer = (first, second)[number % 2]
@@ -58,7 +58,7 @@ async def test_a_restarted_writer_goes_on_where_the_session_was(url, reader, cal
     for number in range(4):
         with Writer(url) as writer:
             if parent is None:
-                await writer.create_session(session)
+                await writer.add(session)
             parent = await turn(writer, calls, session, prompt, [200 + number], parent, tree)
         prompt = [*prompt, 200 + number, 1]
     assert sum(len(span.token_ids) for span in reader.spans(session.id)) == 100 + 4 + 3
@@ -74,7 +74,7 @@ def test_two_writers_that_hold_each_others_bodies_do_not_lock_up(url, calls):
         async def go():
             with Writer(url) as writer:
                 session = calls.session()
-                await writer.create_session(session)
+                await writer.add(session)
                 for body in order:
                     begun = calls.begun(session, request_body=body)
                     writer.begin_call(begun)
@@ -118,7 +118,7 @@ def fail(writer, calls, session):
 def test_calls_that_say_the_same_through_two_writers_are_both_kept(url, reader, calls):
     with Writer(url) as first, Writer(url) as second:
         session = calls.session()
-        first.create_session_sync(session)
+        first.add_sync(session)
         made = [fail(writer, calls, session) for writer in (first, second, first, second)]
         assert first.stats.rejected == second.stats.rejected == 0
     for call_id in made:

@@ -29,7 +29,7 @@ from bridle.store.writing.writer import Writer
 
 async def test_a_call_is_read_back_as_it_was_written(writer, reader, calls):
     session = calls.session()
-    await writer.create_session(session)
+    await writer.add(session)
     begun = calls.begun(
         session,
         headers={"x-session-id": "7"},
@@ -73,7 +73,7 @@ async def test_a_call_is_read_back_as_it_was_written(writer, reader, calls):
 
 async def test_a_turn_stores_only_its_own_tokens(writer, reader, calls):
     session = calls.session()
-    await writer.create_session(session)
+    await writer.add(session)
     tree, prompt, parent = TokenTree(session.id), list(range(100)), None
     for turn in range(5):
         begun = calls.begun(session, parent_call_id=parent)
@@ -87,7 +87,7 @@ async def test_a_turn_stores_only_its_own_tokens(writer, reader, calls):
 async def test_calls_that_begin_and_end_in_one_transaction_are_whole(url, calls, held):
     with Writer(url) as writer:
         session = calls.session()
-        await writer.create_session(session)
+        await writer.add(session)
         begun = [calls.begun(session) for _ in range(50)]
         with held():
             for call in begun:
@@ -102,7 +102,7 @@ async def test_calls_that_begin_and_end_in_one_transaction_are_whole(url, calls,
 
 async def test_what_is_queued_together_is_one_transaction(writer, reader, calls, held):
     session = calls.session()
-    await writer.create_session(session)
+    await writer.add(session)
     before = writer.stats.transactions
     begun = [calls.begun(session) for _ in range(200)]
     with held():
@@ -118,7 +118,7 @@ async def test_what_is_queued_together_is_one_transaction(writer, reader, calls,
 
 async def test_the_end_is_acknowledged_after_the_commit(writer, reader, calls):
     session = calls.session()
-    await writer.create_session(session)
+    await writer.add(session)
     for _ in range(20):
         begun = calls.begun(session)
         writer.begin_call(begun)
@@ -128,7 +128,7 @@ async def test_the_end_is_acknowledged_after_the_commit(writer, reader, calls):
 
 async def test_waiters_of_one_loop_are_woken_together(writer, calls, monkeypatch, held):
     session = calls.session()
-    await writer.create_session(session)
+    await writer.add(session)
     loop, wakes = asyncio.get_running_loop(), []
     real = loop.call_soon_threadsafe
     monkeypatch.setattr(
@@ -146,7 +146,7 @@ async def test_waiters_of_one_loop_are_woken_together(writer, calls, monkeypatch
 
 async def test_a_poisonous_record_fails_alone(writer, reader, calls, held):
     session = calls.session()
-    await writer.create_session(session)
+    await writer.add(session)
     good = [calls.begun(session) for _ in range(20)]
     bad = calls.begun("session_nobody_made")
     with held():
@@ -168,7 +168,7 @@ async def test_a_poisonous_record_fails_alone(writer, reader, calls, held):
 
 async def test_a_record_that_has_no_json_form_fails_alone(writer, calls, held):
     session = calls.session()
-    await writer.create_session(session)
+    await writer.add(session)
     first, second = calls.begun(session), calls.begun(session)
     with held():
         writer.begin_call(first)
@@ -185,7 +185,7 @@ async def test_a_record_that_has_no_json_form_fails_alone(writer, calls, held):
 
 async def test_a_rejected_end_may_be_sent_again_without_its_fault(writer, reader, calls):
     session = calls.session()
-    await writer.create_session(session)
+    await writer.add(session)
     begun = calls.begun(session)
     writer.begin_call(begun)
     ended = calls.ended(begun, [1, 2], [3, 4])
@@ -198,14 +198,14 @@ async def test_a_rejected_end_may_be_sent_again_without_its_fault(writer, reader
 
 async def test_an_end_without_a_beginning_is_rejected(writer, calls):
     session = calls.session()
-    await writer.create_session(session)
+    await writer.add(session)
     with pytest.raises(RecordRejected, match="never begun"):
         await writer.end_call(calls.ended(calls.begun(session), [1], [2]))
 
 
 async def test_a_call_ends_once(writer, reader, calls):
     session = calls.session()
-    await writer.create_session(session)
+    await writer.add(session)
     begun = calls.begun(session)
     writer.begin_call(begun)
     await writer.end_call(calls.ended(begun, [1], [2]))
@@ -215,16 +215,16 @@ async def test_a_call_ends_once(writer, reader, calls):
 
 
 async def test_names_and_keys_belong_to_one_session(writer, calls):
-    await writer.create_session(calls.session(name="mine", key_hash="k"))
+    await writer.add(calls.session(name="mine", key_hash="k"))
     with pytest.raises(RecordRejected):
-        await writer.create_session(calls.session(name="mine"))
+        await writer.add(calls.session(name="mine"))
     with pytest.raises(RecordRejected):
-        await writer.create_session(calls.session(key_hash="k"))
+        await writer.add(calls.session(key_hash="k"))
 
 
 async def test_every_choice_has_its_own_span(writer, reader, calls):
     session = calls.session()
-    await writer.create_session(session)
+    await writer.add(session)
     begun = calls.begun(session)
     writer.begin_call(begun)
     await writer.end_call(calls.ended(begun, [1, 2], [3, 4], [3, 5, 6], []))
@@ -235,7 +235,7 @@ async def test_every_choice_has_its_own_span(writer, reader, calls):
 
 async def test_a_call_that_contradicts_itself_is_kept_and_quarantined(writer, reader, calls):
     session = calls.session()
-    await writer.create_session(session)
+    await writer.add(session)
     begun = calls.begun(session)
     writer.begin_call(begun)
     short = Choice(
@@ -250,7 +250,7 @@ async def test_a_call_that_contradicts_itself_is_kept_and_quarantined(writer, re
 
 async def test_an_upstream_without_ids_is_noted(writer, reader, calls):
     session = calls.session()
-    await writer.create_session(session)
+    await writer.add(session)
     begun = calls.begun(session)
     writer.begin_call(begun)
     bare = structs.replace(calls.ended(begun, [1], [2]), prompt_token_ids=None, choices=())
@@ -263,7 +263,7 @@ async def test_an_upstream_without_ids_is_noted(writer, reader, calls):
 
 async def test_failed_calls_are_kept_with_their_reason(writer, reader, calls):
     session = calls.session()
-    await writer.create_session(session)
+    await writer.add(session)
     begun = calls.begun(session)
     writer.begin_call(begun)
     await writer.end_call(
@@ -285,7 +285,7 @@ async def test_failed_calls_are_kept_with_their_reason(writer, reader, calls):
 async def test_a_full_queue_turns_new_calls_away_and_lets_ends_in(url, calls, held):
     with Writer(url, queue_limit=5) as writer:
         session = calls.session()
-        await writer.create_session(session)
+        await writer.add(session)
         first = calls.begun(session)
         with held():
             writer.begin_call(first)
@@ -296,7 +296,7 @@ async def test_a_full_queue_turns_new_calls_away_and_lets_ends_in(url, calls, he
             with pytest.raises(StoreBusy):
                 writer.begin_call(calls.begun(session))
             with pytest.raises(StoreBusy):
-                await writer.create_session(calls.session())
+                await writer.add(calls.session())
             end = asyncio.ensure_future(writer.end_call(calls.ended(first, [1], [2])))
             await asyncio.sleep(0)
             assert writer.waiting == 6
@@ -305,7 +305,7 @@ async def test_a_full_queue_turns_new_calls_away_and_lets_ends_in(url, calls, he
 
 async def test_a_wait_that_is_given_up_does_not_take_the_record_back(writer, reader, calls, held):
     session = calls.session()
-    await writer.create_session(session)
+    await writer.add(session)
     begun = calls.begun(session)
     with held():
         writer.begin_call(begun)
@@ -318,7 +318,7 @@ async def test_a_wait_that_is_given_up_does_not_take_the_record_back(writer, rea
 
 def test_what_is_queued_between_a_beat_and_the_close_is_written(url, reader, calls):
     writer, session = Writer(url).start(), calls.session()
-    creating = threading.Thread(target=writer.create_session_sync, args=[session], daemon=True)
+    creating = threading.Thread(target=writer.add_sync, args=[session], daemon=True)
     closing = threading.Thread(target=writer.close, daemon=True)
     take, over = writer._queue.take, threading.Event()
 
@@ -334,7 +334,7 @@ def test_what_is_queued_between_a_beat_and_the_close_is_written(url, reader, cal
         return []
 
     writer._queue.take = nothing_until_the_beat
-    writer.create_session_sync(calls.session())  # ends the take that was under way
+    writer.add_sync(calls.session())  # ends the take that was under way
     assert over.wait(10)
     for thread in (creating, closing):
         thread.join(10)
@@ -344,7 +344,7 @@ def test_what_is_queued_between_a_beat_and_the_close_is_written(url, reader, cal
 async def test_closing_writes_what_is_queued(url, reader, calls):
     writer = Writer(url).start()
     session = calls.session()
-    writer.create_session_sync(session)
+    writer.add_sync(session)
     begun = calls.begun(session)
     writer.begin_call(begun)
     end = asyncio.ensure_future(writer.end_call(calls.ended(begun, [1], [2])))
@@ -359,7 +359,7 @@ async def test_closing_writes_what_is_queued(url, reader, calls):
 
 def test_a_loop_that_closed_does_not_stop_the_writer(writer, reader, calls, held):
     session = calls.session()
-    writer.create_session_sync(session)
+    writer.add_sync(session)
     begun = calls.begun(session)
 
     async def walk_away():
@@ -375,7 +375,7 @@ def test_a_loop_that_closed_does_not_stop_the_writer(writer, reader, calls, held
 
 def test_threads_without_a_loop_wait_for_the_commit(writer, reader, calls):
     session = calls.session()
-    writer.create_session_sync(session)
+    writer.add_sync(session)
 
     def work():
         begun = calls.begun(session)
@@ -400,7 +400,7 @@ def test_more_sessions_are_asked_for_than_one_query_may_name(reader):
 async def test_a_sessions_tokens_are_counted_once_each(writer, reader, calls):
     busy, idle = calls.session(), calls.session()
     for session in (busy, idle):
-        await writer.create_session(session)
+        await writer.add(session)
     tree = TokenTree(busy.id)
     for prompt, sampled in (([1, 2, 3], [4, 5]), ([1, 2, 3, 4, 5, 6], [7])):
         begun = calls.begun(busy)
@@ -413,7 +413,7 @@ async def test_a_sessions_tokens_are_counted_once_each(writer, reader, calls):
 
 async def test_sessions_are_updated_by_column(writer, reader, calls):
     session = calls.session(labels={"a": 1})
-    await writer.create_session(session)
+    await writer.add(session)
     writer.update_session_sync(session.id, sealed_at=5.0, outcome="timeout", labels={"b": [2]})
     changed = replace(session, sealed_at=5.0, outcome="timeout", labels={"b": [2]})
     assert reader.session(session.id) == changed
@@ -425,7 +425,7 @@ async def test_sessions_are_updated_by_column(writer, reader, calls):
 
 async def test_a_kind_may_be_set_by_hand(writer, reader, calls):
     session = calls.session()
-    await writer.create_session(session)
+    await writer.add(session)
     begun = calls.begun(session)
     writer.begin_call(begun)
     await writer.end_call(calls.ended(begun, [1], [2]))
@@ -441,7 +441,7 @@ async def test_a_kind_may_be_set_by_hand(writer, reader, calls):
 
 async def test_a_kind_set_by_hand_outlives_the_end_of_the_call(writer, reader, calls):
     session = calls.session()
-    await writer.create_session(session)
+    await writer.add(session)
     begun = calls.begun(session)
     writer.begin_call(begun)
     await writer.set_kind(begun.id, CallKind.SIDE, by="me")
@@ -451,12 +451,12 @@ async def test_a_kind_set_by_hand_outlives_the_end_of_the_call(writer, reader, c
 
 async def test_rewards_keep_float64_and_come_late(writer, reader, calls):
     session = calls.session()
-    await writer.create_session(session)
+    await writer.add(session)
     writer.update_session_sync(session.id, sealed_at=1.0)
     first = Reward(session.id, "reward", 0.1 + 0.2, 10.0, source="test", detail={"why": "x"})
     second = Reward(session.id, "reward", -1e-300, 11.0, call_id="call_x", turn=3)
-    await writer.add_reward(second)
-    await writer.add_reward(first)
+    await writer.add(second)
+    await writer.add(first)
     assert reader.rewards(session.id) == [first, second]
     assert reader.reward_names() == ["reward"]
 
@@ -464,30 +464,30 @@ async def test_rewards_keep_float64_and_come_late(writer, reader, calls):
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 async def test_a_reward_is_a_number(writer, calls, value):
     session = calls.session()
-    await writer.create_session(session)
+    await writer.add(session)
     with pytest.raises(ValueError, match="finite"):
-        await writer.add_reward(Reward(session.id, "reward", value, 1.0))
+        await writer.add(Reward(session.id, "reward", value, 1.0))
 
 
 def test_runs_tasks_policies_and_metrics(writer, reader):
     run = RunRecord("run_1", "train", 1.0, name="first", config={"lr": 1e-5})
-    writer.create_run(run)
+    writer.add_sync(run)
     writer.finish_run("run_1", "completed", ended_at=9.0)
     assert reader.run("run_1") == replace(run, status="completed", ended_at=9.0)
     assert reader.runs("train") == [reader.run("run_1")]
     assert reader.runs("demo") == []
 
     tasks = [TaskRecord(f"t{i}", "shop", "train" if i else "eval", {"q": i}, 2.0) for i in range(3)]
-    writer.upsert_task(*tasks)
+    writer.add_sync(*tasks)
     renewed = replace(tasks[1], payload={"q": "new"})
-    writer.upsert_task(tasks[1], renewed)
+    writer.add_sync(tasks[1], renewed)
     assert reader.tasks("shop", "train") == [renewed, tasks[2]]
     assert reader.tasks("shop", "eval") == [tasks[0]]
 
     policy = PolicyRecord("run_1", 2**40, 3.0, path="/ckpt", digest="d")
-    writer.record_policy(policy)
+    writer.add_sync(policy)
     verified = replace(policy, verified=True, logprob_gap=1e-5)
-    writer.record_policy(verified)
+    writer.add_sync(verified)
     assert reader.policies("run_1") == [verified]
 
     writer.record_metrics("run_1", 1, {"loss": 0.5, "gap": math.nan}, at=4.0)
@@ -506,7 +506,7 @@ def test_a_run_that_nobody_began_cannot_finish(writer):
 async def test_the_cache_may_forget_any_session_at_any_time(url, reader, calls):
     with Writer(url, cache_bytes=1) as writer:
         session = calls.session()
-        await writer.create_session(session)
+        await writer.add(session)
         tree, prompt, parent = TokenTree(session.id), list(range(50)), None
         for turn in range(6):
             body = b'{"messages":[' + b'"some words to say",' * (20 * (turn + 1)) + b"]}"

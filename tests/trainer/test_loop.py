@@ -465,7 +465,7 @@ def test_metrics_reach_tensorboard_and_the_store(bandit_loop, tmp_path):
     migrate(url)
     board = tmp_path / "board"
     with Writer(url) as writer:
-        writer.create_run(RunRecord("run", "train", started_at=0.0))
+        writer.add_sync(RunRecord("run", "train", started_at=0.0))
         sink = SinkGroup([TensorBoardSink(board), StoreSink(writer, "run")])
         loop, _ = bandit_loop(dataclasses.replace(CONFIG, steps=2), metrics=sink)
         reports = run(loop)

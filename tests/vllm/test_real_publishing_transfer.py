@@ -156,7 +156,7 @@ def test_a_run_that_publishes_by_transfer_reaches_engine_proxy_and_store(
     policy.step(seed=4)
     try:
         with Writer(store) as writer:
-            writer.create_run(RunRecord("run", "train", 1.0))
+            writer.add_sync(RunRecord("run", "train", 1.0))
             with _publisher(plan, stack, ModelWeights(policy.model), writer) as publishing:
                 publishing.publish(policy.model, version)
                 assert stack.version() == version

@@ -128,5 +128,5 @@ def _run_id(store: str, harness: str) -> str:
         return earlier[-1].id
     run_id = new_id("run")
     with Writer(store) as writer:
-        writer.create_run(RunRecord(run_id, "train", time.time(), name=harness))
+        writer.add_sync(RunRecord(run_id, "train", time.time(), name=harness))
     return run_id

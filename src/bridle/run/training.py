@@ -166,7 +166,7 @@ def train(
         if checkpoints(loop_directory):
             loop.resume()
         else:
-            writer.record_policy(PolicyRecord(plan.run_id, 0, time.time(), path=str(plan.policy)))
+            writer.add_sync(PolicyRecord(plan.run_id, 0, time.time(), path=str(plan.policy)))
         if newest > loop.version:
             # Published by an attempt that ended before its checkpoint, or for another run. A
             # version stands for one set of weights, so these get the next number.
@@ -241,7 +241,7 @@ def _publisher(
                 probes=probes,
                 config=plan.config.publish,
                 announce=stack.announce,
-                record=writer.record_policy,
+                record=writer.add_sync,
             )
             return
         urls = (stack.engine_url, *stack.more_engines)
@@ -255,7 +255,7 @@ def _publisher(
             config=plan.config.publish,
             announce=stack.announce,
             retract=stack.retract,
-            record=writer.record_policy,
+            record=writer.add_sync,
         )
 
 
@@ -285,7 +285,7 @@ def _transferring(
             config=config,
             announce=lambda version, url: stack.announce(version, None if alone else url),
             retract=stack.retract,
-            record=writer.record_policy,
+            record=writer.add_sync,
         )
         yield opened.enter_context(publisher)
 

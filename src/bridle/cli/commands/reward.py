@@ -38,7 +38,7 @@ def reward(
             require_turn(record, turn, len(calls))
             call_id = calls[turn - 1]
     with Writer(store) as writer:
-        writer.add_reward_sync(
+        writer.add_sync(
             Reward(
                 session_id=record.id,
                 name=name,

@@ -94,7 +94,7 @@ def trainer(
             source.run(run_id)
         except NotFound:
             with Writer(store) as writer:
-                writer.create_run(RunRecord(run_id, "train", time.time(), name=run))
+                writer.add_sync(RunRecord(run_id, "train", time.time(), name=run))
 
     def on_step(report: StepReport) -> None:
         if json:

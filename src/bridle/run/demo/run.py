@@ -256,7 +256,7 @@ class Demo:
         with Writer(self.places.store) as writer:
             if stage not in runs:
                 run = RunRecord(new_id("run"), "demo", time.time(), name=f"demo: {stage}")
-                writer.create_run(run)
+                writer.add_sync(run)
                 runs[stage] = run.id
                 self._state.save()
             try:
