@@ -10,9 +10,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, Final
 
+import msgspec
 import numpy as np
 import orjson
 from numpy.typing import NDArray
@@ -73,38 +74,23 @@ class SampleRules:
 
     def as_data(self) -> dict[str, Any]:
         """These rules as JSON-ready data, equal for equal rules."""
-        return {
-            "kinds": sorted(kind.value for kind in self.kinds),
-            "partial": self.partial,
-            "finish_length": self.finish_length,
-            "parse_failed": self.parse_failed,
-            "constrained": self.constrained,
-            "models": None if self.models is None else sorted(self.models),
-            "oldest_version": self.oldest_version,
-            "untrusted_versions": sorted(self.untrusted_versions),
-            "where": [str(condition) for condition in self.where],
-            "turn_reward": self.turn_reward,
-            "min_turn_reward": self.min_turn_reward,
-        }
+        plain: dict[str, Any] = msgspec.to_builtins(self, order="sorted")
+        return plain | {"where": [str(condition) for condition in self.where]}
 
     @classmethod
     def from_data(cls, data: Mapping[str, Any]) -> SampleRules:
         """The rules of :meth:`as_data`. Raises ``TypeError`` for unknown fields, ``ValueError`` for
-        unknown kinds and conditions."""
-        values = dict(data)
+        values that are none of the field's."""
         known = [known.name for known in fields(cls)]
-        for name in values:
+        for name in data:
             if name not in known:
                 raise TypeError(f"there is no rule {name!r}; there are {', '.join(known)}")
-        if "kinds" in values:
-            values["kinds"] = frozenset(CallKind(kind) for kind in values["kinds"])
-        if values.get("models") is not None:
-            values["models"] = frozenset(values["models"])
-        if "untrusted_versions" in values:
-            values["untrusted_versions"] = frozenset(values["untrusted_versions"])
-        if "where" in values:
-            values["where"] = tuple(Condition.parse(text) for text in values["where"])
-        return cls(**values)
+        where = tuple(Condition.parse(text) for text in data.get("where", ()))
+        try:
+            rules = msgspec.convert({**data, "where": ()}, cls)
+        except msgspec.ValidationError as error:
+            raise ValueError(f"the rules cannot be read: {error}") from error
+        return replace(rules, where=where)
 
 
 DEFAULT_RULES: Final = SampleRules()
