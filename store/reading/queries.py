@@ -217,12 +217,8 @@ class Reader:
 
     def calls(self, session_id: str) -> list[CallRow]:
         """A session's calls in the order of their start."""
-        return self.calls_of([session_id])[session_id]
-
-    def calls_of(self, session_ids: Sequence[str]) -> dict[str, list[CallRow]]:
-        """Several sessions' calls by session, each one's in the order of their start."""
         with snapshot(self.engine) as connection:
-            return _calls_by_session(connection, session_ids)
+            return read_calls(connection, _in_pieces(connection, _CALLS_OF, [session_id]))
 
     def call_ids(self, session_id: str) -> list[str]:
         """The ids of a session's calls in the order of their start: turn 1 comes first."""
@@ -346,12 +342,15 @@ class Reader:
         Raises ``ValueError`` when a stored span is damaged.
         """
         with snapshot(self.engine) as connection:
-            found = _calls_by_session(connection, session_ids)
+            made = read_calls(connection, _in_pieces(connection, _CALLS_OF, session_ids))
             tokens = _in_pieces(connection, _SPANS_OF, session_ids)
+        calls_of: dict[str, list[CallRow]] = {session_id: [] for session_id in session_ids}
+        for call in made:
+            calls_of[call.session_id].append(call)
         spans_of: dict[str, list[SpanRow]] = {session_id: [] for session_id in session_ids}
         for row in map(read_span_row, tokens):
             spans_of[row.span.session_id].append(row)
-        return found, spans_of
+        return calls_of, spans_of
 
     # -- runs and training -----------------------------------------------------------------------
 
@@ -450,15 +449,6 @@ def _in_pieces(
     for start in range(0, len(session_ids), _AT_ONCE):
         some = session_ids[start : start + _AT_ONCE]
         found += connection.execute(query, {"sessions": some}).all()
-    return found
-
-
-def _calls_by_session(
-    connection: Connection, session_ids: Sequence[str]
-) -> dict[str, list[CallRow]]:
-    found: dict[str, list[CallRow]] = {session_id: [] for session_id in session_ids}
-    for call in read_calls(connection, _in_pieces(connection, _CALLS_OF, session_ids)):
-        found[call.session_id].append(call)
     return found
 
 
