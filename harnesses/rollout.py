@@ -24,7 +24,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, Final
 
-from bridle.harnesses.adapters.base import DEFAULT_MODEL, Access, Adapter, Place
+from bridle.harnesses.adapters.base import DEFAULT_MODEL, Access, Adapter
 from bridle.harnesses.client import (
     Client,
     ControlError,
@@ -38,6 +38,8 @@ from bridle.harnesses.sandboxes.base import (
     ProcessResult,
     Sandbox,
     SandboxLost,
+    SandboxProvider,
+    SandboxRequest,
 )
 from bridle.harnesses.tasks.task import Task
 from bridle.harnesses.verifiers import Delivery, Scores, TaskUnfit, Verifier, VerifierError
@@ -122,11 +124,13 @@ def grouped(tasks: Iterable[Task], size: int) -> Iterator[Job]:
             yield Job(task, group_id)
 
 
-def require_launchable(adapter: Adapter, task: Task, settings: RolloutSettings) -> None:
+def require_launchable(
+    adapter: Adapter, sandboxes: SandboxProvider, task: Task, settings: RolloutSettings
+) -> None:
     """Raises what the adapter knows before there is a session, such as ``NotLaunchable``."""
     nobody = Session(id="", key="", base_urls=dict.fromkeys(("openai", "anthropic", "google"), ""))
-    place = Place(settings.directory.absolute() / "place")
-    adapter.plan(task, Access(nobody, settings.model), place)
+    request = SandboxRequest(settings.directory.absolute() / "place", container=task.container)
+    adapter.plan(task, Access(nobody, settings.model), sandboxes.expected_place(request))
 
 
 class Rollout:
@@ -136,13 +140,13 @@ class Rollout:
         self,
         client: Client,
         adapter: Adapter,
-        sandbox: Sandbox,
+        sandboxes: SandboxProvider,
         verifier: Verifier,
         settings: RolloutSettings,
     ) -> None:
         self._client = client
         self._adapter = adapter
-        self._sandbox = sandbox
+        self._sandboxes = sandboxes
         self._verifier = verifier
         self._settings = settings
 
@@ -159,7 +163,7 @@ class Rollout:
                     job = next(waiting, None)
                     if job is None:
                         break
-                    require_launchable(self._adapter, job.task, self._settings)
+                    require_launchable(self._adapter, self._sandboxes, job.task, self._settings)
                     running.add(asyncio.create_task(self._with_retries(job)))
                 if not running:
                     return
@@ -242,18 +246,25 @@ class Rollout:
             await self._seal_quietly(making.result(), Outcome.CANCELLED)
 
     async def _in_session(self, job: Job, session: Session, attempt: int) -> RolloutResult:
-        with self._place_for(session) as place:
-            finished = await self._run_harness(job.task, session, place)
-            outcome = _outcome(finished)
-            answer = self._adapter.answer(finished, place) if outcome is Outcome.COMPLETED else ""
-            scores = await self._verifier(
-                Delivery(job.task, answer, place.workspace, finished.exit_code)
-            )
+        with self._directory_for(session) as directory:
+            request = SandboxRequest(directory, session.base_urls, job.task.container)
+            async with self._sandboxes.open(request) as sandbox:
+                finished = await self._run_harness(job.task, session, sandbox)
+                outcome = _outcome(finished)
+                answer = (
+                    await self._adapter.answer(finished, sandbox)
+                    if outcome is Outcome.COMPLETED
+                    else ""
+                )
+                workspace = Path(sandbox.place.workspace)
+                scores = await self._verifier(
+                    Delivery(job.task, answer, workspace, finished.exit_code, sandbox)
+                )
             for name, value in scores.items():
                 await self._client.reward(session.id, name, value, source="verifier")
             await self._client.seal(session.id, outcome)
             if outcome is Outcome.COMPLETED and not self._settings.keep_directories:
-                shutil.rmtree(place.root, ignore_errors=True)
+                shutil.rmtree(directory, ignore_errors=True)
         return RolloutResult(
             session_id=session.id,
             task_id=job.task.id,
@@ -267,7 +278,7 @@ class Rollout:
         )
 
     @contextlib.contextmanager
-    def _place_for(self, session: Session) -> Iterator[Place]:
+    def _directory_for(self, session: Session) -> Iterator[Path]:
         """The first free place; what is in it afterwards is kept under the session's id.
 
         A place is taken while its directory exists, also for other processes. The directory of
@@ -281,27 +292,19 @@ class Rollout:
                 root.mkdir()
                 break
         try:
-            yield Place(root)
+            yield root
         finally:
             with contextlib.suppress(FileNotFoundError):
                 root.rename(directory / session.id)
 
-    async def _run_harness(self, task: Task, session: Session, place: Place) -> ProcessResult:
-        plan = self._adapter.plan(task, Access(session, self._settings.model), place)
-        place.home.mkdir(parents=True, exist_ok=True)
-        return await self._sandbox.run(
-            Launch(
-                argv=plan.argv,
-                environment=plan.environment,
-                workspace=place.workspace,
-                logs=place.logs,
-                timeout_s=self._settings.timeout_s,
-                files={
-                    **plan.files,
-                    **{place.workspace / name: text for name, text in task.files.items()},
-                },
-            )
+    async def _run_harness(self, task: Task, session: Session, sandbox: Sandbox) -> ProcessResult:
+        access = Access(_reached_from(sandbox, session), self._settings.model)
+        plan = self._adapter.plan(task, access, sandbox.place)
+        workspace = sandbox.place.workspace
+        await sandbox.write(
+            {**plan.files, **{workspace / name: text for name, text in task.files.items()}}
         )
+        return await sandbox.exec(Launch(plan.argv, plan.environment, self._settings.timeout_s))
 
     async def _seal_quietly(self, session: Session, outcome: Outcome) -> None:
         """Seals a session whose run has failed already; the first failure is the one to report."""
@@ -332,6 +335,19 @@ async def _to_its_end(ending: Coroutine[Any, Any, None]) -> None:
         with contextlib.suppress(asyncio.CancelledError):
             await asyncio.wait([task])
     task.result()
+
+
+def _reached_from(sandbox: Sandbox, session: Session) -> Session:
+    """``session`` with the URLs by which a process in ``sandbox`` reaches it."""
+
+    def reached(values: Mapping[str, str]) -> dict[str, str]:
+        return {
+            name: sandbox.url(value) if "://" in value else value for name, value in values.items()
+        }
+
+    return Session(
+        session.id, session.key, reached(session.base_urls), reached(session.environment)
+    )
 
 
 def _outcome(finished: ProcessResult) -> Outcome:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from bridle.errors import UsageError
+from bridle.harnesses.sandboxes.spec import ContainerSpec
 
 Identity = tuple[str, str, str]
 """Suite, split and id of a task."""
@@ -30,6 +31,8 @@ class Task:
     """Data for the verifier, such as the expected answer. The agent never sees it."""
     files: Mapping[str, str] = field(default_factory=dict)
     """Relative path -> text, written into the workspace before the agent starts."""
+    container: ContainerSpec | None = None
+    """The container that the task needs; ``None``: it runs in any sandbox."""
 
     def __post_init__(self) -> None:
         if not self.id:

@@ -22,7 +22,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from bridle.harnesses.sandboxes import Launch
+from bridle.harnesses.sandboxes import Launch, ProcessResult, SandboxProvider, SandboxRequest
 
 Reply = Callable[[list[dict[str, Any]]], dict[str, Any] | web.Response]
 
@@ -165,22 +165,33 @@ def tool_call(name: str, arguments: dict[str, Any], number: int) -> dict[str, An
     }
 
 
+@dataclass(frozen=True)
+class OneLaunch:
+    """A launch, and the directory of the sandbox that is opened for it alone."""
+
+    launch: Launch
+    directory: Path
+
+    @property
+    def workspace(self) -> Path:
+        return self.directory / "workspace"
+
+    async def run(self, sandboxes: SandboxProvider) -> ProcessResult:
+        async with sandboxes.open(SandboxRequest(self.directory)) as sandbox:
+            return await sandbox.exec(self.launch)
+
+
 @pytest.fixture
-def make_launch(tmp_path: Path) -> Callable[..., Launch]:
+def make_launch(tmp_path: Path) -> Callable[..., OneLaunch]:
     """Launches in fresh directories."""
     numbers = itertools.count()
 
-    def make(*argv: str, environment: Any = None, **fields: Any) -> Launch:
-        place = tmp_path / "launches" / str(next(numbers))
+    def make(*argv: str, environment: Any = None, **fields: Any) -> OneLaunch:
+        directory = tmp_path / "launches" / str(next(numbers))
         if environment is None:
             environment = {"PATH": os.environ["PATH"]}
-        return Launch(
-            argv=argv,
-            environment=environment,
-            workspace=place / "workspace",
-            logs=place / "logs",
-            **{"timeout_s": 30.0, **fields},
-        )
+        launch = Launch(argv, environment, **{"timeout_s": 30.0, **fields})
+        return OneLaunch(launch, directory)
 
     return make
 

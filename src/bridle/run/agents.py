@@ -16,9 +16,7 @@ from bridle.harnesses.adapters.base import Adapter
 from bridle.harnesses.adapters.command import Command
 from bridle.harnesses.adapters.mini_swe_agent import MiniSweAgent
 from bridle.harnesses.adapters.python_agent import PythonAgent
-from bridle.harnesses.sandboxes.base import Sandbox
-from bridle.harnesses.sandboxes.forked import ForkedSandbox
-from bridle.harnesses.sandboxes.process import ProcessSandbox
+from bridle.harnesses.sandboxes import ForkedProvider, ProcessProvider, SandboxProvider
 from bridle.harnesses.tasks import Task, TaskError, tasks_from
 from bridle.harnesses.verifiers import (
     ExactAnswer,
@@ -30,9 +28,9 @@ from bridle.harnesses.verifiers import (
 from bridle.user_code import load_object
 
 SandboxKind = Literal["process", "forked"]
-SANDBOXES: dict[SandboxKind, Callable[[], Sandbox]] = {
-    "process": ProcessSandbox,
-    "forked": ForkedSandbox,
+SANDBOXES: dict[SandboxKind, Callable[[], SandboxProvider]] = {
+    "process": ProcessProvider,
+    "forked": ForkedProvider,
 }
 VERIFIERS: dict[str, type[Any]] = {
     "number": NumberAnswer,
@@ -45,7 +43,7 @@ class UnknownAgent(UsageError, ValueError):
     """A name is not that of a harness or a verifier; the message lists those that exist."""
 
 
-def agent(named: str, sandbox: SandboxKind | None = None) -> tuple[Adapter, Sandbox]:
+def agent(named: str, sandbox: SandboxKind | None = None) -> tuple[Adapter, SandboxProvider]:
     """An adapter, and a sandbox of the kind ``sandbox``, or else of the kind that suits it.
 
     ``named`` is an installed harness (``codex``), a Python script (``agent.py``), or a command line
@@ -55,20 +53,20 @@ def agent(named: str, sandbox: SandboxKind | None = None) -> tuple[Adapter, Sand
     return adapter, (suited if sandbox is None else SANDBOXES[sandbox])()
 
 
-def _agent(named: str) -> tuple[Adapter, Callable[[], Sandbox]]:
+def _agent(named: str) -> tuple[Adapter, Callable[[], SandboxProvider]]:
     if named == "mini-swe-agent":
         mini = MiniSweAgent()
-        return mini, mini.sandbox
+        return mini, mini.sandboxes
     if named in CODING_HARNESSES:
-        return CODING_HARNESSES[named](), ProcessSandbox
+        return CODING_HARNESSES[named](), ProcessProvider
     if named.endswith(".py") and Path(named).is_file():
-        return PythonAgent(Path(named)), ForkedSandbox
+        return PythonAgent(Path(named)), ForkedProvider
     if "{prompt}" in named:
         argv = shlex.split(named)
         # A path or a placeholder may exist only in the session's workspace.
         if not set("/{") & set(argv[0]) and shutil.which(argv[0]) is None:
             raise UnknownAgent(f"cannot start {argv[0]}: there is no such command")
-        return Command(tuple(argv), name=Path(argv[0]).name), ProcessSandbox
+        return Command(tuple(argv), name=Path(argv[0]).name), ProcessProvider
     raise UnknownAgent(
         f"{named!r} is not a Python script, not a command that contains {{prompt}}, and not one of "
         + ", ".join(CODING_HARNESSES)
