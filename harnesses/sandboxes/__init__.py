@@ -18,11 +18,13 @@ from bridle.harnesses.sandboxes.base import (
     SandboxProvider,
     SandboxRequest,
 )
+from bridle.harnesses.sandboxes.container import ContainerProvider
 from bridle.harnesses.sandboxes.forked import ForkedProvider, ForkedSandbox
 from bridle.harnesses.sandboxes.process import ProcessProvider, ProcessSandbox
 
 __all__ = [
     "Captured",
+    "ContainerProvider",
     "DirectoryGone",
     "ForkedProvider",
     "ForkedSandbox",

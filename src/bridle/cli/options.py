@@ -71,11 +71,11 @@ EngineOption = Annotated[
 ]
 
 SandboxOption = Annotated[
-    Literal["process", "forked"] | None,
+    Literal["process", "forked", "container"] | None,
     typer.Option(
         "--sandbox",
-        help="process: one per session; forked: from a Python process with libraries loaded. "
-        "Default: what suits the agent.",
+        help="process: one per session; forked: from a Python process with libraries loaded; "
+        "container: docker or podman. Default: what suits the tasks and the agent.",
     ),
 ]
 

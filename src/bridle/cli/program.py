@@ -22,6 +22,7 @@ from bridle.cli.commands import (
     engine,
     export,
     forget,
+    harness,
     kind,
     proxy,
     reproduce,
@@ -109,6 +110,7 @@ app.command("worker")(worker.worker)
 app.command("trainer")(trainer.trainer)
 app.command("sft")(sft.sft)
 app.add_typer(engine.app, name="engine")
+app.add_typer(harness.app, name="harness")
 if find_spec("bridle.bench") is not None:  # a checkout: the benchmarks are not installed
     from bridle.bench import commands as bench
 

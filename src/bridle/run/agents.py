@@ -6,7 +6,7 @@ import itertools
 import random
 import shlex
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,7 +16,12 @@ from bridle.harnesses.adapters.base import Adapter
 from bridle.harnesses.adapters.command import Command
 from bridle.harnesses.adapters.mini_swe_agent import MiniSweAgent
 from bridle.harnesses.adapters.python_agent import PythonAgent
-from bridle.harnesses.sandboxes import ForkedProvider, ProcessProvider, SandboxProvider
+from bridle.harnesses.sandboxes import (
+    ContainerProvider,
+    ForkedProvider,
+    ProcessProvider,
+    SandboxProvider,
+)
 from bridle.harnesses.tasks import Task, TaskError, tasks_from
 from bridle.harnesses.verifiers import (
     ExactAnswer,
@@ -27,10 +32,11 @@ from bridle.harnesses.verifiers import (
 )
 from bridle.user_code import load_object
 
-SandboxKind = Literal["process", "forked"]
-SANDBOXES: dict[SandboxKind, Callable[[], SandboxProvider]] = {
-    "process": ProcessProvider,
-    "forked": ForkedProvider,
+SandboxKind = Literal["process", "forked", "container"]
+SANDBOXES: dict[SandboxKind, Callable[[Adapter], SandboxProvider]] = {
+    "process": lambda _: ProcessProvider(),
+    "forked": lambda _: ForkedProvider(),
+    "container": lambda adapter: ContainerProvider(adapter.name),
 }
 VERIFIERS: dict[str, type[Any]] = {
     "number": NumberAnswer,
@@ -43,14 +49,19 @@ class UnknownAgent(UsageError, ValueError):
     """A name is not that of a harness or a verifier; the message lists those that exist."""
 
 
-def agent(named: str, sandbox: SandboxKind | None = None) -> tuple[Adapter, SandboxProvider]:
-    """An adapter, and a sandbox of the kind ``sandbox``, or else of the kind that suits it.
+def agent(
+    named: str, sandbox: SandboxKind | None = None, tasks: Iterable[Task] = ()
+) -> tuple[Adapter, SandboxProvider]:
+    """An adapter, and sandboxes of the kind ``sandbox``; else containers where one of ``tasks``
+    needs one, else the kind that suits the adapter.
 
     ``named`` is an installed harness (``codex``), a Python script (``agent.py``), or a command line
     that contains ``{prompt}``. Raises :class:`UnknownAgent`.
     """
     adapter, suited = _agent(named)
-    return adapter, (suited if sandbox is None else SANDBOXES[sandbox])()
+    if sandbox is None and any(task.container for task in tasks):
+        sandbox = "container"
+    return adapter, suited() if sandbox is None else SANDBOXES[sandbox](adapter)
 
 
 def _agent(named: str) -> tuple[Adapter, Callable[[], SandboxProvider]]:

@@ -37,7 +37,7 @@ class AgentConfig:
     """An installed harness (``codex``), a Python script (``agent.py``), or a command line that
     contains ``{prompt}``."""
     sandbox: SandboxKind | None = None
-    """``process`` or ``forked``; ``None``: what suits the harness."""
+    """``process``, ``forked`` or ``container``; ``None``: what suits the harness."""
     parallel: Count = 16
     """Sessions at a time."""
     timeout_s: AboveZero = 600.0

@@ -56,9 +56,9 @@ def train(
     """
     directory, training = Path(output), config.training
     require_training(config)
-    adapter, sandboxes = agent(config.agent.name, config.agent.sandbox)
     verifier = named_verifier(config.tasks.verifier)
     tasks = shuffled_tasks(config.tasks.source, config.tasks.split, training.seed)
+    adapter, sandboxes = agent(config.agent.name, config.agent.sandbox, tasks)
     policy = Path(config.policy.model)
     check_policy(policy)
     require_parts(training)

@@ -136,16 +136,17 @@ def rollout(
 
     Returns the results in the order they came. Raises :class:`bridle.errors.BridleError`.
     """
-    if isinstance(sandbox, str):
-        sandbox = SANDBOXES[sandbox]()
+    chosen = first_tasks(tasks, None) if isinstance(tasks, str) else list(tasks)
+    kind = sandbox if isinstance(sandbox, str) else None
     if isinstance(agent, str):
-        adapter, suited = named_agent(agent)
+        adapter, suited = named_agent(agent, kind, chosen)
     else:
-        adapter, suited = agent, ProcessProvider()
+        adapter, suited = agent, SANDBOXES[kind](agent) if kind else ProcessProvider()
+    provider = suited if sandbox is None or isinstance(sandbox, str) else sandbox
     check = named_verifier(verifier) if isinstance(verifier, str) else FunctionVerifier(verifier)
-    jobs = grouped(first_tasks(tasks, None) if isinstance(tasks, str) else tasks, group_size)
+    jobs = grouped(chosen, group_size)
     settings = RolloutSettings(Path(directory), parallel, timeout_s, model)
     with Rollouts(
-        proxy or default_proxy(), sandbox or suited, check, key=key or key_in(ADMIN_KEY_VARIABLE)
+        proxy or default_proxy(), provider, check, key=key or key_in(ADMIN_KEY_VARIABLE)
     ) as rollouts:
         return rollouts.collect(adapter, jobs, settings, on_result)

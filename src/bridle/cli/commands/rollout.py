@@ -48,8 +48,8 @@ def rollout(
     json: JsonOption = False,
 ) -> None:
     """Run an agent on tasks through a running proxy; each session is verified and rewarded."""
-    adapter, place = agent(named, sandbox)
     check, chosen = verifier(verify), first_tasks(tasks, split, limit)
+    adapter, place = agent(named, sandbox, chosen)
     leave_on_sigterm()
     with Progress(console=err) as progress:
         bar = progress.add_task(adapter.name, total=len(chosen) * group_size)

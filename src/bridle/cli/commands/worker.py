@@ -49,8 +49,8 @@ def worker(
     key = key_in(ADMIN_KEY_VARIABLE)
     if key is None and not is_loopback(host):
         fail(f"{host} is reachable by others: set {ADMIN_KEY_VARIABLE} to the proxy's key", 2)
-    adapter, place = agent(named, sandbox)
     check, pool = verifier(verify), shuffled_tasks(tasks, split, seed)
+    adapter, place = agent(named, sandbox, pool)
     settings = RolloutSettings(
         directory=directory, parallel=parallel, timeout_s=timeout, model=model
     )
