@@ -261,7 +261,9 @@ class Rollout:
                     Delivery(job.task, answer, workspace, finished.exit_code, sandbox)
                 )
             for name, value in scores.items():
-                await self._client.reward(session.id, name, value, source="verifier")
+                await self._client.reward(
+                    session.id, name, value, verifier_key=session.verifier_key
+                )
             await self._client.seal(session.id, outcome)
             if outcome is Outcome.COMPLETED and not self._settings.keep_directories:
                 shutil.rmtree(directory, ignore_errors=True)
@@ -338,7 +340,8 @@ async def _to_its_end(ending: Coroutine[Any, Any, None]) -> None:
 
 
 def _reached_from(sandbox: Sandbox, session: Session) -> Session:
-    """``session`` with the URLs by which a process in ``sandbox`` reaches it."""
+    """``session`` with the URLs by which a process in ``sandbox`` reaches it, and without the key
+    that scores it."""
 
     def reached(values: Mapping[str, str]) -> dict[str, str]:
         return {
