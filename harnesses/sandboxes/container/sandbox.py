@@ -238,7 +238,9 @@ class ContainerSandbox:
             with tarfile.open(fileobj=buffer, mode="w") as tar:
                 tar.add(source, str(target).lstrip("/"), filter=_owned_by_root)
             buffer.seek(0)
-            await self._engine.check("cp", "-", f"{self._name}:/", data=buffer, limit_s=600)
+            await self._engine.check(
+                *self._engine.copy_in, f"{self._name}:/", data=buffer, limit_s=600
+            )
 
     async def download(self, source: PurePath, target: Path) -> None:
         archive = await self._archive(f"{source}/.", None)
@@ -253,7 +255,7 @@ class ContainerSandbox:
         return entry
 
     async def _unpack(self, archive: bytes, named: str) -> None:
-        finished = await self._engine.run("cp", "-", f"{self._name}:/", data=archive)
+        finished = await self._engine.run(*self._engine.copy_in, f"{self._name}:/", data=archive)
         if finished.code:
             if self._relay.lost.is_set():
                 raise SandboxLost("the container is gone")
@@ -389,7 +391,7 @@ def _arguments(
     }
     arguments = [f"{name}={value}" for name, value in limits.items() if value is not None]
     arguments += ["--network", "bridge" if spec.network == "public" else "none"]
-    arguments += ["--user", "0:0", "--workdir", "/", "--ulimit", "core=0"]
+    arguments += ["--user", "0:0", "--workdir", "/"]
     arguments += ["-v", f"{_INSIDE}:{_SCRIPTS}:ro", "-v", f"{sockets}:{_SOCKETS}:ro"]
     for inside, outside in spec.mounts.items():
         arguments += ["-v", f"{Path(outside).absolute()}:{inside}:ro"]
@@ -440,7 +442,11 @@ def _exit_code(told: Mapping[str, Any], launch: Launch) -> int:
 
 
 def _require_name(path: PurePath) -> None:
-    if any(len(part.encode("utf-8", "replace")) > 255 or "\0" in part for part in path.parts):
+    try:
+        fits = all(len(part.encode()) < 256 and "\0" not in part for part in path.parts)
+    except UnicodeEncodeError:
+        fits = False
+    if not fits:
         raise LaunchRefused(f"cannot write the file {str(path)!r}: no file can have this name")
 
 
