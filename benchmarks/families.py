@@ -290,7 +290,7 @@ FAMILIES: Final[dict[str, Family]] = {
     ),
     "devstral": Family("llama.cpp/unsloth-mistral-Devstral-Small-2507", **_MISTRAL),
     "kimi-k2": Family(
-        "llama.cpp/Kimi-K2-Instruct",
+        "llama.cpp/moonshotai-Kimi-K2",
         "gptoss",
         "kimi_k2",
         ("<|im_end|>", "[EOS]"),

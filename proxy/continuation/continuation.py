@@ -16,6 +16,7 @@ from typing import Any, Final
 
 import msgspec
 import numpy as np
+from msgspec import structs
 
 from bridle.engine.contract.tokenizer import TemplateError, Tokenizer
 from bridle.proxy.continuation.probe import Prober
@@ -75,7 +76,7 @@ class Continuer:
         tip = base.tip(link.choice)
         if tip is None:
             return CallPrompt(None, link.break_reason or BreakReason.PARENT_WITHOUT_IDS)
-        tail = self._tail(base.choices[link.choice].message, link, request)
+        tail = self._tail(_as_sampled(base.choices[link.choice].message), link, request)
         if tail is None:
             return CallPrompt(None, link.break_reason or BreakReason.TAIL_NOT_LOCAL)
         before = base.seen.arguments
@@ -141,6 +142,17 @@ class Continuer:
         except (TemplateError, TypeError):
             return True
         return one != other
+
+
+def _as_sampled(reply: Message) -> Message:
+    """The reply with the engine's own ids of its calls."""
+    if not reply.tool_calls:
+        return reply
+    calls = [
+        structs.replace(call, id=call.engine_id or call.id, engine_id=None)
+        for call in reply.tool_calls
+    ]
+    return structs.replace(reply, tool_calls=tuple(calls))
 
 
 def _only_text(parts: Sequence[Mapping[str, Any]]) -> bool:
