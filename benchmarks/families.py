@@ -129,14 +129,6 @@ FAMILIES: Final[dict[str, Family]] = {
     "llama3.3": Family(
         "llama.cpp/meta-llama-Llama-3.3-70B-Instruct", "llama3_1", "llama", _LLAMA_EOS, _LLAMA_BOS
     ),
-    "hermes3": Family(
-        "llama.cpp/NousResearch-Hermes-3-Llama-3.1-8B-tool_use",
-        "llama3_1",
-        "llama",
-        ("<|im_end|>", "<|end_of_text|>"),
-        _LLAMA_BOS,
-        stand_in=True,
-    ),
     "deepseek-v3": Family(
         "trl/deepseekv3", "deepseek_v3", "deepseek_v3", _DEEPSEEK_EOS, _DEEPSEEK_BOS
     ),

@@ -241,6 +241,12 @@ class PlayedModel:
             truth = self.render(messages)
         except TemplateError as error:
             return f"the template refuses the whole: {error}"
+        last, says = self.steps[at - 1], self.steps[at - 1].says(at - 1)
+        if last.calls and last.text and truth.rfind(says) > truth.rfind("found"):
+            # The template moves the text behind the results, where it was not sampled.
+            said = max(n for n, one in enumerate(messages) if one["role"] == "assistant")
+            moved = {**messages[said], "content": None}
+            truth = self.render([*messages[:said], moved, *messages[said + 1 :]])
         end = self.tokenizer.decode(path[-1:])
         new = ids[len(path) :]
         tail = self.tokenizer.decode(new)

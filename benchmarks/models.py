@@ -73,6 +73,11 @@ class Outcome:
     breaks: Counter[str] = field(default_factory=Counter)
     errors: list[str] = field(default_factory=list)
 
+    def add(self, session: LoadedSession) -> None:
+        self.sessions += 1
+        self.rows += len(build(session, DEFAULT_RULES).samples)
+        self.breaks.update(str(call.break_reason) for call in session.calls if call.break_reason)
+
     def figures(self) -> dict[str, Any]:
         return {
             "rows_per_session": round(self.rows / max(1, self.sessions), 2),
@@ -94,8 +99,7 @@ def measure_directory(directory: Path, family: Family) -> dict[str, Any]:
     report = Continuer(tokenizer).report
     shown = look(tokenizer, family)
     model = _played(tokenizer, family, shown)
-    exact = _lead(model, directory, Continuation.EXACT, shown.system)
-    rendered = _lead(model, directory, Continuation.RENDERED, shown.system)
+    exact, rendered = _lead(model, directory, shown.system)
     wrong = _wrong(report, shown)
     return {
         "verdict_right": not wrong,
@@ -185,28 +189,27 @@ def _wrong(report: TemplateReport, shown: Shown) -> list[str]:
     ]
 
 
-def _lead(model: PlayedModel, directory: Path, mode: Continuation, system: bool) -> Outcome:
-    outcome = Outcome()
+def _lead(model: PlayedModel, directory: Path, system: bool) -> tuple[Outcome, Outcome]:
+    """The conversation in every dialect, with exact continuation and rendered."""
+    outcomes = {mode: Outcome() for mode in Continuation}
     with tempfile.TemporaryDirectory() as scratch:
         store = f"sqlite:///{scratch}/bench.db"
         with (
             ServerThread(app_of(model)) as engine,
-            ProxyServer(
-                ProxySettings(engine.base_url, store, tokenizer_dir=directory, continuation=mode)
-            ) as proxy,
+            ProxyServer(ProxySettings(engine.base_url, store, tokenizer_dir=directory)) as proxy,
             httpx.Client(timeout=120, trust_env=False) as http,
         ):
-            for dialect, lead in CLIENTS.items():
-                try:
-                    lead(http, f"{proxy.base_url}/s/{dialect}", model.steps, system)
-                except ClientRefused as error:
-                    outcome.errors.append(f"{dialect}: {error}")
-        reader = Reader(store)
-        for session in reader.sessions():
-            loaded = LoadedSession.load(reader, session.id)
-            outcome.sessions += 1
-            outcome.rows += len(build(loaded, DEFAULT_RULES).samples)
-            outcome.breaks.update(
-                str(call.break_reason) for call in loaded.calls if call.break_reason
-            )
-    return outcome
+            for mode, outcome in outcomes.items():
+                for dialect, lead in CLIENTS.items():
+                    name = f"{mode}-{dialect}"
+                    new = {"name": name, "continuation": mode.value}
+                    http.post(f"{proxy.base_url}/bridle/v1/sessions", json=new).raise_for_status()
+                    try:
+                        lead(http, f"{proxy.base_url}/s/{name}", model.steps, system)
+                    except ClientRefused as error:
+                        outcome.errors.append(f"{dialect}: {error}")
+        with Reader(store) as reader:
+            for session in reader.sessions():
+                loaded = LoadedSession.load(reader, session.id)
+                outcomes[session.continuation].add(loaded)
+    return outcomes[Continuation.EXACT], outcomes[Continuation.RENDERED]

@@ -117,10 +117,11 @@ class Continuer:
         if not _OF_THE_RENDERER.isdisjoint(request.template_kwargs or ()):
             return None
         setting = Setting(head, request.tools, request.template_arguments)
-        if not self._prober.proven(reply, link.tail, setting):
+        shape = self._prober.proven(reply, link.tail, setting)
+        if shape is None:
             return None
         try:
-            return self._tails.tail(reply, link.tail, setting)
+            return self._tails.tail(reply, link.tail, setting, shape)
         except (TemplateError, SeamError):
             return None
 
