@@ -252,7 +252,13 @@ FAMILIES: Final[dict[str, Family]] = {
         stand_in=True,
     ),
     "phi3.5": Family(
-        "llama.cpp/microsoft-Phi-3.5-mini-instruct", "llama2", "phi3", ("<|end|>",), "<s>"
+        "llama.cpp/microsoft-Phi-3.5-mini-instruct",
+        "llama2",
+        "phi3",
+        ("<|endoftext|>", "<|end|>"),
+        "<s>",
+        text_end="<|end|>",
+        call_end="<|end|>",
     ),
     "nemotron-nano-v2": Family(
         "llama.cpp/NVIDIA-Nemotron-Nano-v2",

@@ -65,10 +65,14 @@ WITHOUT_TOOLS: Final = tuple(
 )
 
 
-def steps_for(tools: bool, parallel: bool) -> tuple[Step, ...]:
+def steps_for(tools: bool, parallel: bool, *, bare: bool = True) -> tuple[Step, ...]:
+    """The conversation that a template can carry; ``bare``: with calls that have no text beside."""
     if not tools:
         return WITHOUT_TOOLS
-    return tuple(Step(step.user, step.text, min(step.calls, 1 + parallel)) for step in WITH_TOOLS)
+    return tuple(
+        Step(step.user, step.text if bare else step.text or "Isee", min(step.calls, 1 + parallel))
+        for step in WITH_TOOLS
+    )
 
 
 def thought(at: int) -> str:
@@ -238,15 +242,17 @@ class PlayedModel:
         if ids[: len(path)] != path:
             return "the recorded ids are not its beginning"
         try:
-            truth = self.render(messages)
+            text = self.render(messages)
         except TemplateError as error:
             return f"the template refuses the whole: {error}"
         last, says = self.steps[at - 1], self.steps[at - 1].says(at - 1)
-        if last.calls and last.text and truth.rfind(says) > truth.rfind("found"):
+        if last.calls and last.text and text.rfind(says) > text.rfind("found"):
             # The template moves the text behind the results, where it was not sampled.
-            said = max(n for n, one in enumerate(messages) if one["role"] == "assistant")
-            moved = {**messages[said], "content": None}
-            truth = self.render([*messages[:said], moved, *messages[said + 1 :]])
+            reply = max(n for n, one in enumerate(messages) if one["role"] == "assistant")
+            moved = {**messages[reply], "content": None}
+            text = self.render([*messages[:reply], moved, *messages[reply + 1 :]])
+        truth_ids = self.tokenizer.encode(text)
+        truth = self.tokenizer.decode(truth_ids)
         end = self.tokenizer.decode(path[-1:])
         new = ids[len(path) :]
         tail = self.tokenizer.decode(new)
@@ -259,17 +265,27 @@ class PlayedModel:
             after = truth
         if not after.endswith(tail):
             return f"{tail!r} is not at the end of the whole, {after[-len(tail) - 40 :]!r}"
-        if self.tokenizer.encode(truth)[-len(new) :] != new:
+        if truth_ids[-len(new) :] != new:
             return "other ids than at the end of the whole"
         rest = after[: len(after) - len(tail)]
-        if not rest.rstrip().endswith(end.strip()):
+        # Some templates end an earlier reply with another token than the policy sampled.
+        bare = _without_special(self.tokenizer, rest)
+        if bare == rest.rstrip():
             return f"{rest[-60:]!r} stands before the tail {tail!r} and not {end!r}"
         if shows_all:
             said = self.tokenizer.decode(sampled)
             place = max(said.rfind(mark) + len(mark) for mark in marks)
-            if "".join(said[place:].split()) != "".join(rest.split()):
+            ended = _without_special(self.tokenizer, said[place:])
+            if "".join(ended.split()) != "".join(bare.split()):
                 return f"{rest!r} follows the reply in the whole, and {said[place:]!r} here"
         return None
+
+
+def _without_special(tokenizer: Tokenizer, text: str) -> str:
+    """``text`` without the special token, if any, that it ends with."""
+    added = tokenizer.backend.get_added_tokens_decoder().values()
+    ends = [token.content for token in added if text.rstrip().endswith(token.content)]
+    return text.rstrip().removesuffix(max(ends, key=len)) if ends else text.rstrip()
 
 
 def app_of(model: PlayedModel) -> Starlette:

@@ -47,6 +47,7 @@ class Shown:
     """``shown``, ``vanish`` or ``refused``."""
     parallel: bool
     text_beside_calls: bool
+    bare_calls: bool
     ids_refused: bool
     """Whether it refuses ids as long as a client's."""
     thinks: bool
@@ -59,6 +60,7 @@ class Shown:
             "calls_vanish": self.tools == "vanish",
             "parallel_calls": self.parallel,
             "text_beside_calls": self.text_beside_calls,
+            "bare_calls": self.bare_calls and self.tools == "shown",
             "ids_refused": self.ids_refused,
             "prefix_preserving": self.prefix_preserving,
         }
@@ -117,7 +119,8 @@ def measure_directory(directory: Path, family: Family) -> dict[str, Any]:
 
 
 def _played(tokenizer: Tokenizer, family: Family, shown: Shown) -> PlayedModel:
-    steps = steps_for(shown.tools != "refused", shown.parallel or shown.tools == "vanish")
+    parallel = shown.parallel or shown.tools == "vanish"
+    steps = steps_for(shown.tools != "refused", parallel, bare=shown.bare_calls)
     return PlayedModel(tokenizer, family, steps, shown.thinks)
 
 
@@ -136,6 +139,10 @@ def look(tokenizer: Tokenizer, family: Family) -> Shown:
         seen = ["look_up", *single.steps[0].words(0), result(single.steps[0].words(0)[0]).strip()]
         later = called.replace(_try(single, single.request(0)) or "", "")
         tools = "shown" if all(each in later for each in seen) else "vanish"
+    bare = _try(single, single.request(2)) is not None
+    if not bare:
+        with_tools.steps = steps_for(True, True, bare=False)
+        single.steps = steps_for(True, False, bare=False)
     both = _try(with_tools, with_tools.request(2)) or ""
     words = with_tools.steps[1].words(1)
     parallel = tools == "shown" and all(
@@ -148,6 +155,7 @@ def look(tokenizer: Tokenizer, family: Family) -> Shown:
         tools=tools,
         parallel=parallel,
         text_beside_calls=tools == "shown" and single.steps[0].says(0) in (called or ""),
+        bare_calls=bare,
         ids_refused=_refuses_long_ids(tokenizer, family),
         thinks=thinks,
         prefix_preserving=_grows(plain) and _grows(model if tools == "shown" else plain),

@@ -25,7 +25,7 @@ from bridle.proxy.continuation.report import TemplateReport
 from bridle.proxy.continuation.tail import MARKER, SeamError, Setting, Tail, TailRenderer
 from bridle.proxy.lineage.turn import Link
 from bridle.proxy.wire.canonical import Message, Request
-from bridle.store.records import BreakReason
+from bridle.store.records import BreakReason, TokenIds
 from bridle.store.tree import path_ids
 
 __all__ = ["Continuer", "TemplateReport"]
@@ -37,6 +37,8 @@ _OF_THE_RENDERER: Final = frozenset(
 
 _LONG_TAIL: Final = 16_384
 """Characters from which on a tail takes longer to tokenise than a thread takes to wake up."""
+_BEFORE_END: Final = 8
+"""Ids of a tail among which a repeated end of the reply is looked for."""
 _TAILS_KEPT: Final = 128
 _LONGEST_KEY: Final = 65_536
 """Bytes of a request's setting and tail, from which on its tail is not remembered."""
@@ -84,11 +86,19 @@ class Continuer:
             return CallPrompt(None, link.break_reason or BreakReason.TEMPLATE_REWROTE_HISTORY)
         new, last = tail.token_ids, int(tip.token_ids[-1])
         if last in self._stops:
-            # Where the next turn's first token is what ends a reply, it has been sampled already.
-            new = new[1:] if len(new) and int(new[0]) == last else new
+            new = new[self._sampled_already(new, last) :]
         elif tail.end_id is not None:
             new = np.concatenate([np.asarray([tail.end_id], dtype=np.uint32), new])
         return CallPrompt(path_ids(tip, tip.end, new), link.break_reason, len(new))
+
+    def _sampled_already(self, new: TokenIds, last: int) -> int:
+        """How many of the new ids repeat the reply's last token: it ends a reply in some templates
+        as the next turn's first token, white space before it aside."""
+        (found,) = np.nonzero(new[:_BEFORE_END] == last)
+        if not len(found):
+            return 0
+        at = int(found[0])
+        return at + 1 if not self.tokenizer.decode(new[:at].tolist()).strip() else 0
 
     def _tail(self, reply: Message, link: Link, request: Request) -> Tail | None:
         """The tail that the request renders after ``reply``, or ``None`` when it cannot be rendered

@@ -137,11 +137,12 @@ class Prober:
         user, answer = Message("user", "What is a café?"), Message("assistant", "A house. ☕")
         usable = self._renders(user)
         system = self._says(str(SYSTEM.content), SYSTEM, user)
-        called = self._with_call("call", "tool", SHORT_ID)
+        bare = self._with_call("call", "tool", SHORT_ID)
+        called = bare or self._with_call("text+call", "tool", SHORT_ID)
         rendered = called is not None
         tools = called is not None and self._shows_calls(called, 1)
-        long_ids = self._with_call("call", "tool", LONG_ID) is not None
-        both = self._with_call("calls", "tools", SHORT_ID)
+        long_ids = self._with_call("text+call", "tool", LONG_ID) is not None
+        both = self._with_call("text+calls" if bare is None else "calls", "tools", SHORT_ID)
         parallel = tools and both is not None and self._shows_calls(both, 2)
         beside = self._with_call("text+call", "tool", SHORT_ID)
         late_system = self._renders(user, answer, SYSTEM)
@@ -164,6 +165,7 @@ class Prober:
             calls_vanish=rendered and not tools,
             parallel_calls=parallel,
             text_beside_calls=tools and beside is not None and "Let me see" in beside,
+            bare_calls=tools and bare is not None,
             ids_refused=rendered and not long_ids,
             end_of_turn_ids=ends,
             generation_prompt=self._generation_prompt() if usable else "",
@@ -255,11 +257,7 @@ class Prober:
                 later = self._text(conversation, setting)
             except TemplateError:
                 continue
-            end = self._tails.end_of_turn(last)
-            # Up to the end of the turn: white space after it may wait for the next turn.
-            if end is not None and not last[end[1] :].strip():
-                last = last[: end[1]]
-            if not later.startswith(last.rstrip()):
+            if not any(later.startswith(turn) for turn in self._tails.ends_of(last)):
                 return True
         return False
 

@@ -35,6 +35,8 @@ class TemplateReport:
     """Whether it shows several calls of one reply."""
     text_beside_calls: bool
     """Whether it shows the text of a reply that has calls too."""
+    bare_calls: bool
+    """Whether it takes a reply that has calls and no text."""
     ids_refused: bool
     """Whether it refuses tool-call ids that are not of its own form."""
     end_of_turn_ids: frozenset[int]
@@ -114,6 +116,8 @@ def _of_shapes(report: TemplateReport) -> list[str]:
         words.append("Several tool calls in one reply are refused or not shown.")
     if report.tools and not report.text_beside_calls:
         words.append("The text beside tool calls is not shown: only exact mode keeps it.")
+    if report.tools and not report.bare_calls:
+        words.append("A reply of tool calls without text is refused.")
     if report.ids_refused:
         words.append(
             "Tool-call ids of another form are refused: a conversation continues with the ids that "

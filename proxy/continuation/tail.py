@@ -12,7 +12,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from os.path import commonprefix
+from itertools import takewhile
 from typing import Any
 
 import numpy as np
@@ -106,9 +106,7 @@ class TailRenderer:
             raise SeamError(f"{end_text!r} is not a token of its own at the end of a turn")
         return Tail(after[end:], np.asarray(ids[1:], dtype=np.uint32), end_text, end_id)
 
-    def closing(
-        self, reply: Message, setting: Setting, shape: Shape = Shape.WHOLE
-    ) -> str | None:
+    def closing(self, reply: Message, setting: Setting, shape: Shape = Shape.WHOLE) -> str | None:
         """What follows the reply's last word when nothing follows the reply; ``None`` when the
         template does not render a conversation that ends in a reply. What ends the conversation and
         not the turn (an end-of-text token) is no part of it."""
@@ -134,8 +132,20 @@ class TailRenderer:
             followed = _after(self._text(more, setting, ends=False), MARKER)
         except (TemplateError, SeamError):
             return closing
-        shared = commonprefix([closing, followed])
+        pairs = zip(closing, followed, strict=False)
+        shared = "".join(one for one, _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
         return shared if self._special.search(shared) else closing
+
+    def ends_of(self, text: str) -> list[str]:
+        """A conversation that ends in a reply up to the reply's end: all of it, and, where two
+        special tokens end it, without the one that may end the conversation instead."""
+        ends = [text.rstrip()]
+        specials = list(self._special.finditer(text))
+        if len(specials) > 1 and specials[-1].end() == len(ends[0]):
+            before, last = specials[-2:]
+            if not text[before.end() : last.start()].strip():
+                ends.append(text[: before.end()])
+        return ends
 
     def end_of_turn(self, closing: str) -> tuple[int, int] | None:
         """Where the end-of-turn token stands in a closing; ``None`` when it has none."""
