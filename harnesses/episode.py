@@ -127,7 +127,8 @@ class Episode:
         return _made(self.sandboxes, SandboxRequest(directory, self.request.urls, spec))
 
     def _reached_from_inside(self) -> Session:
-        """The session with the URLs by which a process in the sandbox reaches it."""
+        """The session with the URLs by which a process in the sandbox reaches it, without the key
+        that scores it."""
 
         def reached(values: Mapping[str, str]) -> dict[str, str]:
             return {

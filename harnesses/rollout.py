@@ -244,7 +244,9 @@ class Rollout:
                 ).run(job.task)
             outcome = await self._judged(session, episode)
             for name, value in episode.scores.items():
-                await self._client.reward(session.id, name, value, source="verifier")
+                await self._client.reward(
+                    session.id, name, value, verifier_key=session.verifier_key
+                )
             await self._client.seal(session.id, outcome)
             if outcome is Outcome.COMPLETED and not self._settings.keep_directories:
                 shutil.rmtree(directory, ignore_errors=True)

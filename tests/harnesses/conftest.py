@@ -68,6 +68,7 @@ class StandIn:
             {
                 "id": identifier,
                 "key": key,
+                "verifier_key": f"brv_{identifier}",
                 "base_urls": {"openai": f"{base}/v1", "anthropic": base, "google": base},
                 "environment": {"OPENAI_BASE_URL": f"{base}/v1", "OPENAI_API_KEY": key},
             },
@@ -79,7 +80,8 @@ class StandIn:
         if self.losing_rewards > 0:
             self.losing_rewards -= 1
             raise web.HTTPServiceUnavailable
-        self.rewards.append({"session": request.match_info["id"], **await request.json()})
+        given = {"session": request.match_info["id"], "key": request.headers.get("authorization")}
+        self.rewards.append(given | await request.json())
         return web.json_response({}, status=201)
 
     async def seal(self, request: web.Request) -> web.Response:
