@@ -96,6 +96,7 @@ def train(
             timeout_s=config.agent.timeout_s,
             model=MODEL,
             run_id=run_id,
+            guards=config.agent.guards,
         )
         with (
             stack(

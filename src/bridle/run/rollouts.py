@@ -11,6 +11,7 @@ from typing import Final, Self
 
 from bridle.harnesses.adapters.base import DEFAULT_MODEL, Adapter
 from bridle.harnesses.client import Client
+from bridle.harnesses.guards import GuardAction
 from bridle.harnesses.rollout import Job, Rollout, RolloutResult, RolloutSettings, grouped
 from bridle.harnesses.sandboxes import ProcessProvider, SandboxProvider
 from bridle.harnesses.tasks import Task
@@ -123,6 +124,7 @@ def rollout(
     timeout_s: float = 600.0,
     model: str = DEFAULT_MODEL,
     directory: str | Path = "runs/rollout",
+    guards: GuardAction = "warn",
     on_result: Callable[[RolloutResult], None] | None = None,
 ) -> list[RolloutResult]:
     """Runs an agent on tasks through a running proxy: each session verified, rewarded and sealed.
@@ -131,8 +133,9 @@ def rollout(
     as for :func:`bridle.harnesses.tasks.tasks_from`, ``verifier`` as for
     :func:`bridle.run.agents.verifier`. An adapter runs in a process sandbox where ``sandbox`` names
     none. ``proxy`` and ``key`` default to ``$BRIDLE_PROXY`` and
-    ``$BRIDLE_ADMIN_KEY``. ``group_size`` is the number of sessions per task; ``directory`` receives
-    workspaces and logs; ``on_result`` is called with each result as it comes.
+    ``$BRIDLE_ADMIN_KEY``. ``guards`` is what a finding costs (:mod:`bridle.harnesses.guards`).
+    ``group_size`` is the number of sessions per task; ``directory`` receives workspaces and logs;
+    ``on_result`` is called with each result as it comes.
 
     Returns the results in the order they came. Raises :class:`bridle.errors.BridleError`.
     """
@@ -145,7 +148,7 @@ def rollout(
     provider = suited if sandbox is None or isinstance(sandbox, str) else sandbox
     check = named_verifier(verifier) if isinstance(verifier, str) else FunctionVerifier(verifier)
     jobs = grouped(chosen, group_size)
-    settings = RolloutSettings(Path(directory), parallel, timeout_s, model)
+    settings = RolloutSettings(Path(directory), parallel, timeout_s, model, guards=guards)
     with Rollouts(
         proxy or default_proxy(), provider, check, key=key or key_in(ADMIN_KEY_VARIABLE)
     ) as rollouts:
