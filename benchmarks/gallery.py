@@ -34,6 +34,7 @@ from bridle.store.records import (
     PolicyRecord,
     RequestDigests,
     Reward,
+    RewardSource,
     RunRecord,
     SessionRecord,
     TaskRecord,
@@ -136,7 +137,9 @@ def _session(writer: Writer, run: str, number: int, sessions: int, turns: int) -
             "failed": 10 - int(10 * reward),
             "log": "ran 10 tests",
         }
-        given = Reward(record.id, "tests", reward, at + 60, source="verifier", detail=detail)
+        given = Reward(
+            record.id, "tests", reward, at + 60, source=RewardSource.VERIFIER, detail=detail
+        )
         writer.add_sync(given)
     if number != sessions - 1:  # the newest is still running
         outcome = "timeout" if number % 11 == 10 else "completed"
