@@ -401,6 +401,17 @@ class CallEnded(msgspec.Struct, frozen=True, gc=False):
     looks."""
 
 
+class RewardSource(StrEnum):
+    """Whose right a reward was recorded by. The server assigns it; no client can claim one."""
+
+    VERIFIER = "verifier"
+    """The session's verifier key: the code that a run scores its sessions by."""
+    OPERATOR = "operator"
+    """The admin key, or someone who writes to the store itself (``bridle reward``)."""
+    UNATTESTED = "unattested"
+    """Recorded by a release in which a session's own key could write rewards."""
+
+
 @dataclass(frozen=True, slots=True)
 class Reward:
     """A named score of a session, or of one call or turn in it. Late ones are welcome."""
@@ -411,7 +422,7 @@ class Reward:
     created_at: float
     call_id: str | None = None
     turn: int | None = None
-    source: str | None = None
+    source: RewardSource = RewardSource.OPERATOR
     detail: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

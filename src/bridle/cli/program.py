@@ -22,6 +22,7 @@ from bridle.cli.commands import (
     engine,
     export,
     forget,
+    harness,
     kind,
     proxy,
     reproduce,
@@ -33,6 +34,7 @@ from bridle.cli.commands import (
     sft,
     show,
     status,
+    tasks,
     train,
     trainer,
     worker,
@@ -109,6 +111,8 @@ app.command("worker")(worker.worker)
 app.command("trainer")(trainer.trainer)
 app.command("sft")(sft.sft)
 app.add_typer(engine.app, name="engine")
+app.add_typer(harness.app, name="harness")
+app.add_typer(tasks.app, name="tasks")
 if find_spec("bridle.bench") is not None:  # a checkout: the benchmarks are not installed
     from bridle.bench import commands as bench
 

@@ -22,9 +22,9 @@ class TasksConfig:
     """The tasks, and what scores a session on one."""
 
     source: Named
-    """``FILE.jsonl``, ``FILE.py:FUNCTION`` or ``MODULE:FUNCTION``."""
-    verifier: Named
-    """``number``, ``exact``, ``regex``, ``FILE.py:NAME`` or ``MODULE:NAME``."""
+    """``FILE.jsonl``, ``FILE.py:FUNCTION``, ``MODULE:FUNCTION`` or ``harbor:PATH``."""
+    verifier: Named = "task"
+    """``task`` (its own), ``number``, ``exact``, ``regex``, ``FILE.py:NAME`` or ``MODULE:NAME``."""
     split: str | None = None
     """Only tasks of this split; ``None``: all."""
 
@@ -37,7 +37,7 @@ class AgentConfig:
     """An installed harness (``codex``), a Python script (``agent.py``), or a command line that
     contains ``{prompt}``."""
     sandbox: SandboxKind | None = None
-    """``process`` or ``forked``; ``None``: what suits the harness."""
+    """``process``, ``forked`` or ``container``; ``None``: what suits the harness."""
     parallel: Count = 16
     """Sessions at a time."""
     timeout_s: AboveZero = 600.0

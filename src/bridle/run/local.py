@@ -56,15 +56,17 @@ def train(
     """
     directory, training = Path(output), config.training
     require_training(config)
-    adapter, sandbox = agent(config.agent.name, config.agent.sandbox)
     verifier = named_verifier(config.tasks.verifier)
     tasks = shuffled_tasks(config.tasks.source, config.tasks.split, training.seed)
+    adapter, sandboxes = agent(config.agent.name, config.agent.sandbox, tasks)
     policy = Path(config.policy.model)
     check_policy(policy)
     require_parts(training)
     require_devices(training)
     Tokenizer(policy)
-    require_launchable(adapter, tasks[0], RolloutSettings(directory=directory / "sessions"))
+    require_launchable(
+        adapter, sandboxes, tasks[0], RolloutSettings(directory=directory / "sessions")
+    )
     with hold(directory, directory / LOCK):
         store = str(directory / "bridle.db")
         migrate(store)
@@ -103,7 +105,7 @@ def train(
                 engine=config.policy.engine,
                 engine_arguments=config.policy.engine_arguments,
             ) as running,
-            Rollouts(running.proxy_url, sandbox, verifier) as rollouts,
+            Rollouts(running.proxy_url, sandboxes, verifier) as rollouts,
         ):
             loop = train_plan(
                 plan,

@@ -29,7 +29,7 @@ from bridle.engine.serve.transport import RequesterGone, unless_client_leaves
 from bridle.harnesses.adapters.base import Adapter
 from bridle.harnesses.client import Client, ControlError
 from bridle.harnesses.rollout import Job, Rollout, RolloutResult, RolloutSettings, grouped
-from bridle.harnesses.sandboxes.base import NotLaunchable, Sandbox
+from bridle.harnesses.sandboxes.base import NotLaunchable, SandboxProvider
 from bridle.harnesses.tasks.task import Task
 from bridle.harnesses.verifiers import Verifier
 
@@ -54,7 +54,7 @@ class Duties:
 
     proxy_url: str
     adapter: Adapter
-    sandbox: Sandbox
+    sandboxes: SandboxProvider
     verifier: Verifier
     tasks: Sequence[Task]
     settings: RolloutSettings
@@ -104,7 +104,7 @@ async def _results(
     """One round at a time: a second request waits for the first to end."""
     async with turn, Client(duties.proxy_url, duties.key) as client:
         settings = replace(duties.settings, run_id=asked.run_id)
-        rollout = Rollout(client, duties.adapter, duties.sandbox, duties.verifier, settings)
+        rollout = Rollout(client, duties.adapter, duties.sandboxes, duties.verifier, settings)
         jobs = duties.jobs(asked)
         stream = rollout.run(jobs)
         ended = 0
@@ -189,7 +189,7 @@ async def _serve(duties: Duties, listener: socket.socket, report: Callable[[str]
     try:
         await server.serve(sockets=[listener])
     finally:
-        await duties.sandbox.close()
+        await duties.sandboxes.close()
 
 
 class _Server(uvicorn.Server):

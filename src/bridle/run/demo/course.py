@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from bridle.engine.scripted import ScriptedReply, ScriptedRequest
 from bridle.harnesses.adapters.base import Adapter
 from bridle.harnesses.adapters.python_agent import PythonAgent
-from bridle.harnesses.sandboxes.forked import ForkedSandbox
+from bridle.harnesses.sandboxes.forked import ForkedProvider
 from bridle.harnesses.tasks.task import Task
 from bridle.run.demo.corpus import first_corpus
 from bridle.run.demo.teacher import teacher
@@ -77,7 +77,7 @@ class Shop:
 
     def rollouts(self, proxy_url: str) -> Rollouts:
         module: ModuleType = self.module
-        return Rollouts(proxy_url, ForkedSandbox(), module.verifier)
+        return Rollouts(proxy_url, ForkedProvider(), module.verifier)
 
     def first_corpus(self) -> Iterator[str]:
         return first_corpus(self.script.read_text())

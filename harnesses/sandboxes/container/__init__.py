@@ -1,0 +1,10 @@
+"""Sandboxes in containers, by the command line of docker or podman.
+
+``sandbox.py`` is the sandbox and its provider, ``engine.py`` the command line, ``images.py`` builds
+what a task names, ``layers.py`` the read-only harness that is mounted into it. ``relay.py`` is the
+one way out; ``inside/`` runs in the container.
+"""
+
+from bridle.harnesses.sandboxes.container.sandbox import ContainerProvider, ContainerSandbox
+
+__all__ = ["ContainerProvider", "ContainerSandbox"]
