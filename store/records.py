@@ -119,6 +119,9 @@ CONSTRAINED: Final = "constrained_by_grammar"
 """Name of the note on a call whose reply a grammar shaped: where an engine masks its logits for
 that (vLLM does), its logprobs are of what the grammar allowed and not of the policy alone."""
 
+TOOL_CALLS_UNREAD: Final = "tool_calls_unread"
+"""Name of the note on a call whose reply has tool calls as text; its detail is their markup."""
+
 ALSO_BROKE_ON: Final = "also_broke_on"
 """Name of the note for each further reason of a break, after the first difference's."""
 
