@@ -38,7 +38,8 @@ class AgentConfig:
     """An installed harness (``codex``), a Python script (``agent.py``), or a command line that
     contains ``{prompt}``."""
     sandbox: SandboxKind | None = None
-    """``process``, ``forked`` or ``container``; ``None``: what suits the harness."""
+    """``process``, ``forked``, ``container`` or ``container-forked``; ``None``: what suits the
+    tasks and the harness."""
     parallel: Count = 16
     """Sessions at a time."""
     timeout_s: AboveZero = 600.0
