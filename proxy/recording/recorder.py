@@ -37,6 +37,7 @@ from bridle.store.records import (
     Conversation,
     Growth,
     Note,
+    Sampler,
     TokenIds,
     VersionRun,
     is_frozen,
@@ -54,6 +55,8 @@ class CallOutcome(msgspec.Struct, frozen=True, gc=False):
     notes: tuple[Note, ...] = ()
     sampling: Mapping[str, Any] = {}
     """Effective sampling parameters, as sent."""
+    sampler: Sampler | None = None
+    """What the reply was drawn from; ``None`` when no engine was asked."""
     model_served: str | None = None
     policy_version: int = 0
     """Of the engine that replied, at the end of the call."""
@@ -198,6 +201,7 @@ class Recording:
             model_served=outcome.model_served,
             usage={} if reply.usage is None else msgspec.structs.asdict(reply.usage),
             sampling=outcome.sampling,
+            sampler=outcome.sampler,
             replies=tuple(messages),
             kind=self.link.kind(),
             role=self.link.seen.agent,

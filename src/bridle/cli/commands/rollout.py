@@ -11,11 +11,12 @@ from typing import Annotated
 import typer
 from rich.progress import Progress
 
-from bridle.cli.options import JsonOption, ProxyOption, SandboxOption
+from bridle.cli.options import JsonOption, ProxyOption, SamplingOption, SandboxOption
 from bridle.cli.serving import leave_on_sigterm
 from bridle.cli.terminal import err, fail, out, print_json
 from bridle.harnesses.client import Client, ControlError, ProxyUnreachable
 from bridle.harnesses.rollout import Outcome, RolloutResult
+from bridle.harnesses.sampling import POLICY
 from bridle.harnesses.verifiers import REWARD
 from bridle.run.agents import agent, first_tasks, verifier
 from bridle.run.rollouts import NO_CALL_HINT
@@ -34,6 +35,7 @@ def rollout(
     proxy: ProxyOption,
     split: Annotated[str | None, typer.Option(help="Only tasks of this split.")] = None,
     sandbox: SandboxOption = None,
+    sampling: SamplingOption = POLICY,
     limit: Annotated[int | None, typer.Option(min=1, help="Largest number of tasks.")] = None,
     group_size: Annotated[int, typer.Option(min=1, help="Sessions per task.")] = 1,
     parallel: Annotated[int, typer.Option(min=1, help="Sessions at a time.")] = 4,
@@ -60,6 +62,7 @@ def rollout(
             proxy=proxy,
             key=key,
             sandbox=place,
+            sampling=sampling,
             group_size=group_size,
             parallel=parallel,
             timeout_s=timeout,
