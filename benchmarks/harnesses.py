@@ -19,7 +19,8 @@ from bridle.bench.harness_cases import CASES, HarnessCase
 from bridle.bench.shell_policy import ShellPolicy, WorkedThrough, train_bench_tokenizer
 from bridle.engine.scripted import ScriptedEngine
 from bridle.harnesses.client import Client
-from bridle.harnesses.rollout import Job, Outcome, Rollout, RolloutResult, RolloutSettings
+from bridle.harnesses.episode import Outcome
+from bridle.harnesses.rollout import Job, Rollout, RolloutResult, RolloutSettings
 from bridle.harnesses.sandboxes import ProcessProvider
 from bridle.proxy.server import ProxyServer
 from bridle.proxy.settings import ProxySettings

@@ -20,7 +20,6 @@ import shutil
 import time
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from enum import StrEnum
 from pathlib import Path
 from typing import Any, Final
 
@@ -32,38 +31,22 @@ from bridle.harnesses.client import (
     Session,
     SessionRequest,
 )
+from bridle.harnesses.episode import Episode, EpisodeResult, Outcome
 from bridle.harnesses.sampling import POLICY, session_settings
 from bridle.harnesses.sandboxes.base import (
-    Launch,
     LaunchRefused,
-    ProcessResult,
-    Sandbox,
     SandboxLost,
     SandboxProvider,
     SandboxRequest,
 )
 from bridle.harnesses.tasks.task import Task
-from bridle.harnesses.verifiers import Delivery, Scores, TaskUnfit, Verifier, VerifierError
+from bridle.harnesses.verifiers import Scores, Verifier, VerifierError
 from bridle.store.records import new_id
 
 log = logging.getLogger(__name__)
 
 _CANCEL_S: Final = 5.0
 """The longest that the end of a failed or cancelled session waits for an answer of the proxy."""
-
-
-class Outcome(StrEnum):
-    """How a session ended."""
-
-    COMPLETED = "completed"
-    """The harness exited with 0."""
-    AGENT_ERROR = "agent_error"
-    """It exited otherwise; its answer counts as none."""
-    TIMEOUT = "timeout"
-    INFRASTRUCTURE = "infrastructure"
-    """The proxy, the sandbox or the verifier failed: nothing is known of the agent."""
-    CANCELLED = "cancelled"
-    """The rollout was stopped while it ran; only sealed with, never a result."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,7 +203,7 @@ class Rollout:
                 exit_code=None,
                 error=str(error),
                 attempts=attempt,
-                final=isinstance(error, TaskUnfit | LaunchRefused),
+                final=not getattr(error, "retryable", False),
             )
         except BaseException:
             # Cancelled, or a fault of ours: what was recorded must not pass for a finished run.
@@ -251,19 +234,21 @@ class Rollout:
         with self._directory_for(session) as directory:
             request = SandboxRequest(directory, session.base_urls, job.task.container)
             async with self._sandboxes.open(request) as sandbox:
-                finished = await self._run_harness(job.task, session, sandbox)
-                outcome = _outcome(finished)
-                answer = (
-                    await self._adapter.answer(finished, sandbox)
-                    if outcome is Outcome.COMPLETED
-                    else ""
+                episode = await Episode(
+                    self._adapter,
+                    self._sandboxes,
+                    self._verifier,
+                    sandbox,
+                    request,
+                    session,
+                    self._settings.model,
+                    self._settings.timeout_s,
+                ).run(job.task)
+            outcome = await self._judged(session, episode)
+            for name, value in episode.scores.items():
+                await self._client.reward(
+                    session.id, name, value, verifier_key=session.verifier_key
                 )
-                workspace = Path(sandbox.place.workspace)
-                scores = await self._verifier(
-                    Delivery(job.task, answer, workspace, finished.exit_code, sandbox)
-                )
-            for name, value in scores.items():
-                await self._client.reward(session.id, name, value, source="verifier")
             await self._client.seal(session.id, outcome)
             if outcome is Outcome.COMPLETED and not self._settings.keep_directories:
                 shutil.rmtree(directory, ignore_errors=True)
@@ -272,10 +257,10 @@ class Rollout:
             task_id=job.task.id,
             group_id=job.group_id,
             outcome=outcome,
-            scores=scores,
-            seconds=finished.seconds,
-            exit_code=finished.exit_code,
-            answer=answer,
+            scores=episode.scores,
+            seconds=episode.seconds,
+            exit_code=episode.exit_code,
+            answer=episode.answer,
             attempts=attempt,
         )
 
@@ -299,14 +284,14 @@ class Rollout:
             with contextlib.suppress(FileNotFoundError):
                 root.rename(directory / session.id)
 
-    async def _run_harness(self, task: Task, session: Session, sandbox: Sandbox) -> ProcessResult:
-        access = Access(_reached_from(sandbox, session), self._settings.model)
-        plan = self._adapter.plan(task, access, sandbox.place)
-        workspace = sandbox.place.workspace
-        await sandbox.write(
-            {**plan.files, **{workspace / name: text for name, text in task.files.items()}}
-        )
-        return await sandbox.exec(Launch(plan.argv, plan.environment, self._settings.timeout_s))
+    async def _judged(self, session: Session, episode: EpisodeResult) -> Outcome:
+        """The outcome of a session, with what the record adds: an agent that failed and got no
+        reply to any of its calls was failed by the engine."""
+        if episode.outcome is Outcome.AGENT_ERROR:
+            calls = (await self._client.session(session.id)).get("calls") or {}
+            if calls.get("failed") and not calls.get("complete"):
+                raise ProxyUnreachable("the engine answered none of the agent's calls")
+        return episode.outcome
 
     async def _seal_quietly(self, session: Session, outcome: Outcome) -> None:
         """Seals a session whose run has failed already; the first failure is the one to report."""
@@ -337,22 +322,3 @@ async def _to_its_end(ending: Coroutine[Any, Any, None]) -> None:
         with contextlib.suppress(asyncio.CancelledError):
             await asyncio.wait([task])
     task.result()
-
-
-def _reached_from(sandbox: Sandbox, session: Session) -> Session:
-    """``session`` with the URLs by which a process in ``sandbox`` reaches it."""
-
-    def reached(values: Mapping[str, str]) -> dict[str, str]:
-        return {
-            name: sandbox.url(value) if "://" in value else value for name, value in values.items()
-        }
-
-    return Session(
-        session.id, session.key, reached(session.base_urls), reached(session.environment)
-    )
-
-
-def _outcome(finished: ProcessResult) -> Outcome:
-    if finished.timed_out:
-        return Outcome.TIMEOUT
-    return Outcome.COMPLETED if finished.exit_code == 0 else Outcome.AGENT_ERROR

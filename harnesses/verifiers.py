@@ -13,6 +13,7 @@ import re
 import threading
 from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import Future
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -20,6 +21,7 @@ from typing import Any, Protocol, TypeVar
 from bridle.errors import BridleError
 from bridle.harnesses.sandboxes.base import DirectoryGone, Launch, Sandbox
 from bridle.harnesses.sandboxes.folder import Folder
+from bridle.harnesses.sandboxes.spec import ContainerSpec
 from bridle.harnesses.tasks.task import Task
 
 Scores = Mapping[str, float]
@@ -44,6 +46,12 @@ class TaskUnfit(VerifierError):
     retryable = False
 
 
+class NoVerdict(VerifierError):
+    """The task's own tests ended without one, as they would again."""
+
+    retryable = False
+
+
 @dataclass(frozen=True, slots=True)
 class Delivery:
     """What an agent left behind."""
@@ -56,6 +64,14 @@ class Delivery:
     exit_code: int | None
     """``None`` when it was killed at its time limit."""
     sandbox: Sandbox
+    another: Callable[[ContainerSpec], AbstractAsyncContextManager[Sandbox]] | None = None
+    """Opens a second sandbox, to which nothing of the agent's comes by itself."""
+
+    def open_another(self, spec: ContainerSpec) -> AbstractAsyncContextManager[Sandbox]:
+        """Raises :class:`VerifierError` where there can be only one."""
+        if self.another is None:
+            raise VerifierError("this task is verified in a second container: none can be opened")
+        return self.another(spec)
 
 
 class Verifier(Protocol):

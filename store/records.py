@@ -119,6 +119,9 @@ CONSTRAINED: Final = "constrained_by_grammar"
 """Name of the note on a call whose reply a grammar shaped: where an engine masks its logits for
 that (vLLM does), its logprobs are of what the grammar allowed and not of the policy alone."""
 
+TOOL_CALLS_UNREAD: Final = "tool_calls_unread"
+"""Name of the note on a call whose reply has tool calls as text; its detail is their markup."""
+
 ALSO_BROKE_ON: Final = "also_broke_on"
 """Name of the note for each further reason of a break, after the first difference's."""
 
@@ -456,6 +459,17 @@ class CallEnded(msgspec.Struct, frozen=True, gc=False):
     looks."""
 
 
+class RewardSource(StrEnum):
+    """Whose right a reward was recorded by. The server assigns it; no client can claim one."""
+
+    VERIFIER = "verifier"
+    """The session's verifier key: the code that a run scores its sessions by."""
+    OPERATOR = "operator"
+    """The admin key, or someone who writes to the store itself (``bridle reward``)."""
+    UNATTESTED = "unattested"
+    """Recorded by a release in which a session's own key could write rewards."""
+
+
 @dataclass(frozen=True, slots=True)
 class Reward:
     """A named score of a session, or of one call or turn in it. Late ones are welcome."""
@@ -466,7 +480,7 @@ class Reward:
     created_at: float
     call_id: str | None = None
     turn: int | None = None
-    source: str | None = None
+    source: RewardSource = RewardSource.OPERATOR
     detail: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 from msgspec import Meta
 
 from bridle.reconstruct.rewards import Over
+from bridle.store.records import RewardSource
 
 Weighting = Literal["session", "token", "constant"]
 Layout = Literal["tree", "flat", "padded"]
@@ -100,6 +101,11 @@ class AdvantageConfig:
     reward_turns: Over | None = None
     """How rewards of single calls and turns add up to one of the session, for names that the
     session as a whole was not given; ``None``: they do not count."""
+    reward_sources: Annotated[tuple[RewardSource, ...], Meta(min_length=1)] = (
+        RewardSource.VERIFIER,
+    )
+    """Whose rewards count: ``verifier``, ``operator`` (admin key, ``bridle reward``),
+    ``unattested`` (of a release in which an agent could write them)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,8 +50,8 @@ class LaunchPlan:
     argv: tuple[str, ...]
     environment: Mapping[str, str]
     """All of it; nothing else is inherited."""
-    files: Mapping[PurePath, str] = field(default_factory=dict)
-    """Configuration to write first, absolute path -> text."""
+    files: Mapping[PurePath, str | bytes] = field(default_factory=dict)
+    """Configuration to write first, absolute path -> content."""
 
 
 class Adapter(Protocol):

@@ -87,7 +87,7 @@ class Launch:
     directory: PurePath | None = None
     """Where it starts; ``None``: the workspace."""
     user: str | None = None
-    """In a container; ``None``: the task's. ``root`` is the container's own."""
+    """In a container; ``None``: the task's for the agent, the image's for everything else."""
     grace_s: float = 2.0
     """Between the polite and the forced end when the time is up."""
 

@@ -263,7 +263,7 @@ rewards = Table(
     Column("turn", Integer),
     Column("name", String(SHORT_TEXT), nullable=False),
     Column("value", Float(53), nullable=False),
-    Column("source", String(SHORT_TEXT)),
+    Column("source", String(16), nullable=False),
     Column("detail", JSON, nullable=False),
     Column("created_at", Float(53), nullable=False),
     Index(None, "session_id"),

@@ -26,6 +26,8 @@ class Bench:
     url: str
     reader: Reader
     engine_url: str
+    stop: Callable[[], None]
+    """Ends the proxy."""
 
 
 Stage = Callable[[Script], Bench]
@@ -46,9 +48,11 @@ def stage(model: Path, tmp_path: Path) -> Iterator[Stage]:
             engine = stack.enter_context(ScriptedEngine(model, script, max_model_len=1_000_000))
             store = str(tmp_path / "bridle.db")
             settings = ProxySettings(engine.base_url, store, tokenizer_dir=model)
-            server = stack.enter_context(ProxyServer(settings))
+            proxy = ExitStack()
+            stack.callback(proxy.close)
+            server = proxy.enter_context(ProxyServer(settings))
             reader = stack.enter_context(Reader(store))
-            return Bench(server.base_url, reader, engine.base_url)
+            return Bench(server.base_url, reader, engine.base_url, proxy.close)
 
         yield start
 

@@ -10,7 +10,8 @@ import pytest
 from bridle.bench.shell_policy import ShellPolicy, WorkedThrough
 from bridle.harnesses.adapters import CODING_HARNESSES
 from bridle.harnesses.client import Client
-from bridle.harnesses.rollout import Job, Outcome, Rollout, RolloutSettings
+from bridle.harnesses.episode import Outcome
+from bridle.harnesses.rollout import Job, Rollout, RolloutSettings
 from bridle.harnesses.sandboxes import ContainerProvider
 from bridle.harnesses.verifiers import FunctionVerifier
 from bridle.reconstruct.audit import audit_session

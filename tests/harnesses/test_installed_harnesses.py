@@ -25,8 +25,9 @@ from bridle.engine.scripted import ScriptedCall, ScriptedEngine, ScriptedReply, 
 from bridle.harnesses.adapters import PythonAgent
 from bridle.harnesses.adapters.base import Adapter
 from bridle.harnesses.client import Client, SessionRequest
+from bridle.harnesses.episode import Outcome
 from bridle.harnesses.install import search_path
-from bridle.harnesses.rollout import Job, Outcome, Rollout, RolloutResult, RolloutSettings
+from bridle.harnesses.rollout import Job, Rollout, RolloutResult, RolloutSettings
 from bridle.harnesses.run import run_command, seal_session, session_variables
 from bridle.harnesses.sandboxes import ForkedProvider, ProcessProvider, SandboxProvider
 from bridle.harnesses.tasks.task import Task

@@ -17,7 +17,8 @@ import pytest
 from bridle.harnesses.adapters import Command
 from bridle.harnesses.adapters.python_agent import PythonAgent
 from bridle.harnesses.client import Client, ControlError
-from bridle.harnesses.rollout import Job, Outcome, Rollout, RolloutResult, RolloutSettings, grouped
+from bridle.harnesses.episode import Outcome
+from bridle.harnesses.rollout import Job, Rollout, RolloutResult, RolloutSettings, grouped
 from bridle.harnesses.sandboxes import (
     ForkedProvider,
     NotLaunchable,
@@ -106,6 +107,17 @@ async def test_an_agent_that_fails_gave_no_answer(run: Runner, stand_in: Any) ->
     assert result.scores == {"reward": 0.0}
     assert stand_in.sealed == {result.session_id: "agent_error"}
     assert (run.directory / result.session_id / "logs/agent.stdout").read_text() == "yes\n"
+
+
+async def test_an_agent_whose_calls_all_failed_is_infrastructure(
+    run: Runner, stand_in: Any
+) -> None:
+    stand_in.call_counts = {"failed": 3}
+
+    (result,) = await run("exit 1", retries=0)
+
+    assert (result.outcome, result.scores) == (Outcome.INFRASTRUCTURE, {})
+    assert stand_in.sealed == {result.session_id: "infrastructure"}
 
 
 async def test_an_agent_out_of_time_is_scored_on_what_it_left(run: Runner, stand_in: Any) -> None:

@@ -18,7 +18,8 @@ from aiohttp import web
 from bridle.engine.contract.tokenizer import Tokenizer
 from bridle.harnesses.adapters import PythonAgent
 from bridle.harnesses.client import Client
-from bridle.harnesses.rollout import Job, Outcome, Rollout, RolloutSettings
+from bridle.harnesses.episode import Outcome
+from bridle.harnesses.rollout import Job, Rollout, RolloutSettings
 from bridle.harnesses.sandboxes import (
     ForkedProvider,
     ProcessProvider,

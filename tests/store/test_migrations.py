@@ -18,7 +18,7 @@ from sqlalchemy import inspect
 
 from bridle.store.errors import StoreUnavailable
 from bridle.store.reading.queries import Reader
-from bridle.store.records import Sampler
+from bridle.store.records import RewardSource, Sampler
 from bridle.store.schema import database
 from bridle.store.schema.database import (
     connect,
@@ -170,7 +170,9 @@ def test_a_store_whose_rows_have_lost_their_owner_is_not_migrated(tmp_path, monk
     url = str(tmp_path / "s.db")
     migrate(url)
     with closing(sqlite3.connect(url)) as database, database:
-        database.execute("INSERT INTO rewards VALUES ('r', 'gone', NULL, 1, 'x', 1, NULL, '{}', 1)")
+        database.execute(
+            "INSERT INTO rewards VALUES ('r', 'gone', NULL, 1, 'x', 1, 'operator', '{}', 1)"
+        )
         database.execute("UPDATE alembic_version SET version_num = '0000'")
     monkeypatch.setattr("alembic.command.upgrade", lambda *_: None)
     with pytest.raises(StoreUnavailable, match=r"^rows of rewards lost what they belong to"):
@@ -213,6 +215,11 @@ def test_what_every_release_wrote_is_read_back_exactly(url, kept):
     assert revision(url) == newest_revision()
     assert shape(url) == at_once
     assert released.read(url) == stored["read"]
+    with Reader(url) as reader:
+        (session,) = reader.sessions()
+        sources = {reward.source for reward in reader.rewards(session.id)}
+    if kept.name == "written_by_0200.json.gz":
+        assert sources == {RewardSource.UNATTESTED}, "nothing shows who wrote them"
     with transaction(engine) as connection:
         assert connection.exec_driver_sql("SELECT COUNT(*) FROM messages").scalar() >= 8
     engine.dispose()

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bridle.reconstruct.samples.sample import Conservation
-from bridle.store.records import Reward
+from bridle.store.records import Reward, RewardSource
 from bridle.trainer.batch.filters import ConservationError
 from bridle.trainer.batch.prepare import prepare
 from bridle.trainer.config import AdvantageConfig, FilterConfig, GrpoConfig
@@ -188,11 +188,11 @@ def test_a_session_whose_table_does_not_add_up_is_refused(session):
 
 def test_the_latest_session_reward_of_a_name_counts_and_call_rewards_do_not(session):
     rewards = (
-        Reward("a", "score", 0.25, created_at=2.0),
-        Reward("a", "score", 1.0, created_at=1.0),
-        Reward("a", "style", 0.5, created_at=1.0),
-        Reward("a", "score", 9.0, created_at=3.0, call_id="c"),
-        Reward("a", "score", 9.0, created_at=3.0, turn=1),
+        Reward("a", "score", 0.25, created_at=2.0, source=RewardSource.VERIFIER),
+        Reward("a", "score", 1.0, created_at=1.0, source=RewardSource.VERIFIER),
+        Reward("a", "style", 0.5, created_at=1.0, source=RewardSource.VERIFIER),
+        Reward("a", "score", 9.0, created_at=3.0, source=RewardSource.VERIFIER, call_id="c"),
+        Reward("a", "score", 9.0, created_at=3.0, source=RewardSource.VERIFIER, turn=1),
     )
     episode = dataclasses.replace(session("a", None), rewards=rewards)
     assert session_reward(episode) == 0.75
@@ -202,7 +202,7 @@ def test_the_latest_session_reward_of_a_name_counts_and_call_rewards_do_not(sess
 
 def test_rewards_of_turns_count_as_the_run_says(session):
     rewards = tuple(
-        Reward("a", "step", value, created_at=1.0 + turn, turn=turn)
+        Reward("a", "step", value, created_at=1.0 + turn, source=RewardSource.VERIFIER, turn=turn)
         for turn, value in enumerate((0.5, 1.0, 0.0))
     )
     episode = dataclasses.replace(session("a", None), rewards=rewards)

@@ -308,8 +308,8 @@ def no_details(path: str, sent: Body, answer: Answer) -> Answer:
             {},
             "tool calls",
             "failed",
-            "refused: this one takes none: serve with --enable-auto-tool-choice --tool-call-parser "
-            "hermes",
+            "refused: this one takes none: give `bridle engine vllm` --tool-parser hermes, or vLLM "
+            "--enable-auto-tool-choice --tool-call-parser hermes",
         ),
         (
             {"device_config": {"device": "cpu"}, "scheduler_config": {"enable_chunked_prefill": 1}},

@@ -58,7 +58,8 @@ def prepare(episodes: Sequence[Episode], version: int, config: GrpoConfig) -> Pr
     """Decide for every session whether and with which advantage it is trained at ``version``."""
     stated = config.advantages
     rewards = [
-        session_reward(episode, stated.reward_weights, stated.reward_turns) for episode in episodes
+        session_reward(episode, stated.reward_weights, stated.reward_turns, stated.reward_sources)
+        for episode in episodes
     ]
     reasons: list[str | None] = [
         outside_the_baseline(episode, reward, config.filters)

@@ -50,6 +50,11 @@ class Engine:
             f"{VARIABLE}"
         )
 
+    @property
+    def copy_in(self) -> tuple[str, ...]:
+        """The command that unpacks an archive with the owners that it states."""
+        return ("cp", *(("--archive=false",) if "podman" in self.program else ()), "-")
+
     async def run(
         self,
         *arguments: str,

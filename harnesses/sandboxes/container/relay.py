@@ -130,6 +130,8 @@ class Relay:
                 upstream.hostname, port, ssl=secure
             )
         except OSError:
+            # Unread bytes would make the close a reset, which hides the answer.
+            await reader.read(_CHUNK)
             writer.write(_UNREACHABLE)
             await writer.drain()
             return

@@ -27,6 +27,7 @@ from bridle.harnesses.sandboxes.base import (
     NotLaunchable,
     Place,
     ProcessResult,
+    Role,
     SandboxLost,
     SandboxRequest,
 )
@@ -44,6 +45,8 @@ from bridle.harnesses.sandboxes.spec import ContainerSpec
 _INSIDE: Final = Path(__file__).resolve().with_name("inside")
 _SCRIPTS: Final = PurePosixPath("/opt/bridle-inside")
 _SOCKETS: Final = PurePosixPath("/run/bridle")
+_SHARED: Final = ("/logs/verifier", "/logs/artifacts")
+"""Directories that a task's tests may count on, as Harbor's do."""
 _EGRESS_PORT: Final = 3128
 _START_S: Final = 120.0
 _DRAIN_S: Final = 0.5
@@ -64,6 +67,7 @@ class ContainerSandbox:
         relay: Relay,
         request: SandboxRequest,
         port: int,
+        image_user: str,
     ) -> None:
         self._engine = engine
         self._name = name
@@ -72,6 +76,7 @@ class ContainerSandbox:
         self._directory = request.directory
         self._spec = request.container or ContainerSpec()
         self._port = port
+        self._image_user = image_user
         self._user = {"uid": 0, "gid": 0}
 
     @property
@@ -105,7 +110,7 @@ class ContainerSandbox:
     async def exec(self, launch: Launch) -> ProcessResult:
         token = secrets.token_hex(12)
         directory = launch.directory or self._place.workspace
-        user = launch.user or f"{self._user['uid']}:{self._user['gid']}"
+        user = launch.user or self._user_for(launch.role)
         logs = self._directory / "logs"
         logs.mkdir(parents=True, exist_ok=True)
         stdout, stderr = logs / f"{launch.role}.stdout", logs / f"{launch.role}.stderr"
@@ -121,7 +126,7 @@ class ContainerSandbox:
         try:
             with stdout.open("wb") as out, stderr.open("wb") as err:
                 process = await self._engine.start(
-                    *("exec", "-i", "--user", "0:0" if user == "root" else user, self._name),
+                    *("exec", "-i", "--user", user, self._name),
                     *(f"{MOUNTED}/bin/python3", "-I", "-S", str(_SCRIPTS / "launch.py")),
                     stdin=asyncio.subprocess.PIPE,
                     stdout=out,
@@ -133,6 +138,12 @@ class ContainerSandbox:
         seconds = time.monotonic() - started
         code = None if told is None else _exit_code(told, launch)
         return ProcessResult(code, seconds, Captured.of(stdout), Captured.of(stderr))
+
+    def _user_for(self, role: Role) -> str:
+        """The task's for the agent, else the image's."""
+        if role == "agent":
+            return f"{self._user['uid']}:{self._user['gid']}"
+        return self._image_user or "root"
 
     async def _ended(
         self,
@@ -227,7 +238,9 @@ class ContainerSandbox:
             with tarfile.open(fileobj=buffer, mode="w") as tar:
                 tar.add(source, str(target).lstrip("/"), filter=_owned_by_root)
             buffer.seek(0)
-            await self._engine.check("cp", "-", f"{self._name}:/", data=buffer, limit_s=600)
+            await self._engine.check(
+                *self._engine.copy_in, f"{self._name}:/", data=buffer, limit_s=600
+            )
 
     async def download(self, source: PurePath, target: Path) -> None:
         archive = await self._archive(f"{source}/.", None)
@@ -242,7 +255,7 @@ class ContainerSandbox:
         return entry
 
     async def _unpack(self, archive: bytes, named: str) -> None:
-        finished = await self._engine.run("cp", "-", f"{self._name}:/", data=archive)
+        finished = await self._engine.run(*self._engine.copy_in, f"{self._name}:/", data=archive)
         if finished.code:
             if self._relay.lost.is_set():
                 raise SandboxLost("the container is gone")
@@ -285,7 +298,7 @@ class ContainerProvider:
         relay = Relay(request.urls.values(), spec.allowed_hosts)
         place = _place(self._programs, spec, image)
         port = _port_of(request.urls)
-        sandbox = ContainerSandbox(self._engine, name, place, relay, request, port)
+        sandbox = ContainerSandbox(self._engine, name, place, relay, request, port, image.user)
         self._open.add(name)
         try:
             await relay.start(folder / "relay")
@@ -367,7 +380,7 @@ def _arguments(
         "socket": str(_SOCKETS / "relay"),
         "user": spec.user or image.user,
         "listen": listen,
-        "directories": [str(place.workspace), str(place.home), str(place.logs)],
+        "directories": [str(place.workspace), str(place.home), str(place.logs), *_SHARED],
     }
     limits = {
         "--pids-limit": spec.pids,
@@ -378,7 +391,7 @@ def _arguments(
     }
     arguments = [f"{name}={value}" for name, value in limits.items() if value is not None]
     arguments += ["--network", "bridge" if spec.network == "public" else "none"]
-    arguments += ["--user", "0:0", "--workdir", "/", "--ulimit", "core=0"]
+    arguments += ["--user", "0:0", "--workdir", "/"]
     arguments += ["-v", f"{_INSIDE}:{_SCRIPTS}:ro", "-v", f"{sockets}:{_SOCKETS}:ro"]
     for inside, outside in spec.mounts.items():
         arguments += ["-v", f"{Path(outside).absolute()}:{inside}:ro"]
@@ -429,7 +442,11 @@ def _exit_code(told: Mapping[str, Any], launch: Launch) -> int:
 
 
 def _require_name(path: PurePath) -> None:
-    if any(len(part.encode("utf-8", "replace")) > 255 or "\0" in part for part in path.parts):
+    try:
+        fits = all(len(part.encode()) < 256 and "\0" not in part for part in path.parts)
+    except UnicodeEncodeError:
+        fits = False
+    if not fits:
         raise LaunchRefused(f"cannot write the file {str(path)!r}: no file can have this name")
 
 

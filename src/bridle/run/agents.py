@@ -15,6 +15,7 @@ from bridle.harnesses.adapters import CODING_HARNESSES
 from bridle.harnesses.adapters.base import Adapter
 from bridle.harnesses.adapters.command import Command
 from bridle.harnesses.adapters.mini_swe_agent import MiniSweAgent
+from bridle.harnesses.adapters.oracle import Oracle
 from bridle.harnesses.adapters.python_agent import PythonAgent
 from bridle.harnesses.sandboxes import (
     ContainerProvider,
@@ -23,6 +24,7 @@ from bridle.harnesses.sandboxes import (
     SandboxProvider,
 )
 from bridle.harnesses.tasks import Task, TaskError, tasks_from
+from bridle.harnesses.tasks.verification import TaskVerifier
 from bridle.harnesses.verifiers import (
     ExactAnswer,
     FunctionVerifier,
@@ -42,6 +44,7 @@ VERIFIERS: dict[str, type[Any]] = {
     "number": NumberAnswer,
     "exact": ExactAnswer,
     "regex": RegexAnswer,
+    "task": TaskVerifier,
 }
 
 
@@ -68,6 +71,8 @@ def _agent(named: str) -> tuple[Adapter, Callable[[], SandboxProvider]]:
     if named == "mini-swe-agent":
         mini = MiniSweAgent()
         return mini, mini.sandboxes
+    if named == "oracle":
+        return Oracle(), ProcessProvider
     if named in CODING_HARNESSES:
         return CODING_HARNESSES[named](), ProcessProvider
     if named.endswith(".py") and Path(named).is_file():
@@ -85,7 +90,8 @@ def _agent(named: str) -> tuple[Adapter, Callable[[], SandboxProvider]]:
 
 
 def verifier(named: str) -> Verifier:
-    """``number``, ``exact``, ``regex``, or a function as ``FILE.py:NAME`` or ``MODULE:NAME``.
+    """``task`` (its own), ``number``, ``exact``, ``regex``, or a function: ``FILE.py:NAME`` or
+    ``MODULE:NAME``.
 
     A function is called as :class:`bridle.harnesses.verifiers.FunctionVerifier` describes. Raises
     :class:`UnknownAgent` and :class:`bridle.user_code.UserCodeError`.

@@ -22,9 +22,9 @@ class TasksConfig:
     """The tasks, and what scores a session on one."""
 
     source: Named
-    """``FILE.jsonl``, ``FILE.py:FUNCTION`` or ``MODULE:FUNCTION``."""
-    verifier: Named
-    """``number``, ``exact``, ``regex``, ``FILE.py:NAME`` or ``MODULE:NAME``."""
+    """``FILE.jsonl``, ``FILE.py:FUNCTION``, ``MODULE:FUNCTION`` or ``harbor:PATH``."""
+    verifier: Named = "task"
+    """``task`` (its own), ``number``, ``exact``, ``regex``, ``FILE.py:NAME`` or ``MODULE:NAME``."""
     split: str | None = None
     """Only tasks of this split; ``None``: all."""
 

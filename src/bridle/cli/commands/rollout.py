@@ -11,11 +11,12 @@ from typing import Annotated
 import typer
 from rich.progress import Progress
 
-from bridle.cli.options import JsonOption, ProxyOption, SamplingOption, SandboxOption
+from bridle.cli.options import TASKS_HELP, JsonOption, ProxyOption, SamplingOption, SandboxOption
 from bridle.cli.serving import leave_on_sigterm
 from bridle.cli.terminal import err, fail, out, print_json
 from bridle.harnesses.client import Client, ControlError, ProxyUnreachable
-from bridle.harnesses.rollout import Outcome, RolloutResult
+from bridle.harnesses.episode import Outcome
+from bridle.harnesses.rollout import RolloutResult
 from bridle.harnesses.sampling import POLICY
 from bridle.harnesses.verifiers import REWARD
 from bridle.run.agents import agent, first_tasks, verifier
@@ -28,11 +29,11 @@ def rollout(
         str,
         typer.Option("--agent", help="codex, claude-code …, agent.py, or 'CMD {prompt}'."),
     ],
-    tasks: Annotated[str, typer.Option(help="FILE.jsonl, FILE.py:FUNCTION or MODULE:FUNCTION.")],
-    verify: Annotated[
-        str, typer.Option("--verifier", help="number, exact, regex, or FILE.py:NAME.")
-    ],
+    tasks: Annotated[str, typer.Option(help=TASKS_HELP)],
     proxy: ProxyOption,
+    verify: Annotated[
+        str, typer.Option("--verifier", help="task, number, exact, regex, or FILE.py:NAME.")
+    ] = "task",
     split: Annotated[str | None, typer.Option(help="Only tasks of this split.")] = None,
     sandbox: SandboxOption = None,
     sampling: SamplingOption = POLICY,

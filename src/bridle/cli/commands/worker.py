@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from bridle.cli.options import JsonOption, ProxyOption, SamplingOption, SandboxOption
+from bridle.cli.options import TASKS_HELP, JsonOption, ProxyOption, SamplingOption, SandboxOption
 from bridle.cli.serving import announce, listening_on
 from bridle.cli.terminal import err, fail
 from bridle.run.environment import ADMIN_KEY_VARIABLE, key_in
@@ -21,11 +21,11 @@ def worker(
         str,
         typer.Option("--agent", help="codex, claude-code …, agent.py, or 'CMD {prompt}'."),
     ],
-    tasks: Annotated[str, typer.Option(help="FILE.jsonl, FILE.py:FUNCTION or MODULE:FUNCTION.")],
-    verify: Annotated[
-        str, typer.Option("--verifier", help="number, exact, regex, or FILE.py:NAME.")
-    ],
+    tasks: Annotated[str, typer.Option(help=TASKS_HELP)],
     proxy: ProxyOption,
+    verify: Annotated[
+        str, typer.Option("--verifier", help="task, number, exact, regex, or FILE.py:NAME.")
+    ] = "task",
     split: Annotated[str | None, typer.Option(help="Only tasks of this split.")] = None,
     sandbox: SandboxOption = None,
     sampling: SamplingOption = "policy",

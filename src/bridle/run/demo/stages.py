@@ -13,7 +13,8 @@ import torch
 from bridle.engine.contract.tokenizer import Tokenizer
 from bridle.engine.scripted import ScriptedEngine
 from bridle.errors import BridleError
-from bridle.harnesses.rollout import Job, Outcome, RolloutResult, RolloutSettings, grouped
+from bridle.harnesses.episode import Outcome
+from bridle.harnesses.rollout import Job, RolloutResult, RolloutSettings, grouped
 from bridle.harnesses.tasks.task import Task
 from bridle.reconstruct.exports.chat_jsonl import export_chat
 from bridle.reconstruct.exports.parquet import export_parquet

@@ -10,8 +10,8 @@ from alembic import op
 
 from bridle.store.schema.columns import PlainJson
 
-revision = "0201"
-down_revision = "0200"
+revision = "0202"
+down_revision = "0201"
 
 _PARAMETERS = (
     "temperature",
