@@ -98,6 +98,7 @@ def train(
             model=MODEL,
             run_id=run_id,
             session_settings=session_settings(config.agent.sampling),
+            guards=config.agent.guards,
         )
         with (
             stack(

@@ -16,6 +16,7 @@ from bridle.cli.serving import leave_on_sigterm
 from bridle.cli.terminal import err, fail, out, print_json
 from bridle.harnesses.client import Client, ControlError, ProxyUnreachable
 from bridle.harnesses.episode import Outcome
+from bridle.harnesses.guards import GuardAction
 from bridle.harnesses.rollout import RolloutResult
 from bridle.harnesses.sampling import POLICY
 from bridle.harnesses.verifiers import REWARD
@@ -45,6 +46,9 @@ def rollout(
     ] = 600.0,
     model: Annotated[str, typer.Option(help="Model name that the harness asks for.")] = "policy",
     directory: Annotated[Path, typer.Option(help="Workspaces and logs.")] = Path("runs/rollout"),
+    guards: Annotated[
+        GuardAction, typer.Option(help="What a guard's finding costs: docs/tasks.md.")
+    ] = "warn",
     key: Annotated[
         str | None, typer.Option(envvar="BRIDLE_ADMIN_KEY", help="Admin key of the proxy.")
     ] = None,
@@ -69,6 +73,7 @@ def rollout(
             timeout_s=timeout,
             model=model,
             directory=directory,
+            guards=guards,
             on_result=lambda _result: progress.advance(bar),
         )
     if json:
