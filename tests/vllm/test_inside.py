@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 from bridle.engine.serve.deltas import Content, Reasoning
-from bridle.engine.serve.thinking import ThinkingParser
+from bridle.engine.serve.markup.thinking import ThinkingParser
 
 Inside = Callable[[str], ModuleType]
 
