@@ -32,6 +32,7 @@ from bridle.store.records import (
     CallStatus,
     Choice,
     Message,
+    Sampler,
     SessionRecord,
     ToolCall,
     VersionRun,
@@ -225,6 +226,7 @@ class Calls:
                 "completion_tokens": sum(len(choice.token_ids) for choice in choices),
             },
             "replies": (Message("assistant", "yes"),),
+            "sampler": Sampler("processed"),
         }
         ended = CallEnded(**values | fields)
         if tree is None:

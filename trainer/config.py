@@ -118,6 +118,7 @@ class FilterConfig:
         default_factory=lambda: {
             "infrastructure": "exclude",
             "cancelled": "exclude",
+            "quarantined": "exclude",
             "timeout": "drop",
         }
     )

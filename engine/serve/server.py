@@ -165,6 +165,8 @@ class EngineFace:
                 "version": "bridle",
                 "policy_version": self._backend.policy_version,
                 "weights_fingerprint": self._backend.weights_fingerprint,
+                "logprobs_mode": contract.PROCESSED_LOGPROBS,
+                "generation_config": contract.NEUTRAL_DEFAULTS,
             }
         )
 

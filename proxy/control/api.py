@@ -27,6 +27,7 @@ from bridle.proxy.control.models import (
     PolicyState,
     PublishPolicy,
     RecordedReward,
+    SampledAction,
     Seal,
     SessionState,
     SetKind,
@@ -248,6 +249,17 @@ async def get_session(session: ScoredSession, services: Running) -> SessionState
     return session_state(session, counts)
 
 
+async def get_actions(session: ScoredSession, services: Running) -> list[SampledAction]:
+    """The tool calls that the session's calls sampled, in the order of the calls."""
+    calls = await asyncio.to_thread(services.reader.calls, session.id)
+    return [
+        SampledAction(turn=turn, name=tool.name, arguments=tool.arguments)
+        for turn, call in enumerate(calls, start=1)
+        for reply in call.replies
+        for tool in reply.tool_calls
+    ]
+
+
 async def add_reward(
     new: NewReward, session: ScoredSession, services: Running, caller: Authenticated
 ) -> RecordedReward:
@@ -398,6 +410,7 @@ _ROUTES: tuple[tuple[str, str, Callable[..., Any], int], ...] = (
     ("POST", f"{_V1}/sessions", create_session, 201),
     ("GET", f"{_V1}/sessions", list_sessions, 200),
     ("GET", f"{_V1}/sessions/{{session_id}}", get_session, 200),
+    ("GET", f"{_V1}/sessions/{{session_id}}/actions", get_actions, 200),
     ("POST", f"{_V1}/sessions/{{session_id}}/rewards", add_reward, 201),
     ("PUT", f"{_V1}/sessions/{{session_id}}/calls/{{call_id}}/kind", set_kind, 200),
     ("DELETE", f"{_V1}/sessions/{{session_id}}/calls/{{call_id}}/kind", unset_kind, 200),

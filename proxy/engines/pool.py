@@ -105,13 +105,17 @@ class EnginePool:
         model: str | None = None,
         api_key: str | None = None,
         external: bool = False,
+        trained: bool = False,
     ) -> None:
         """``model`` is the name to ask these engines for; ``None``: the first that they list.
-        ``external``: another provider's, without a health route and with the client's names."""
+        ``external``: another provider's, without a health route and with the client's names.
+        ``trained``: tokens of these engines may be trained, so that they are asked how they sample:
+        at the start, and after connections to them have broken."""
         self.gate = gate
         self.model = model
         self._settings = settings
         self._external = external
+        self._trained = trained
         self._api_key = api_key
         self._engines: dict[str, PooledEngine] = {}
         for url in urls:
@@ -122,6 +126,8 @@ class EnginePool:
     async def start(self) -> None:
         for engine in self._engines.values():
             await engine.endpoint.start()
+        if self._trained:
+            await asyncio.gather(*(one.endpoint.read_sampling() for one in self._engines.values()))
         if not self._external and self._settings.limits.health_check_s > 0:
             self._checks.start()
 
@@ -330,6 +336,8 @@ class EnginePool:
             # Before its circuit admits calls again. One that cannot say now is asked before a call.
             with contextlib.suppress(ApiError):
                 await engine.serves.compare()
+            if self._trained and not engine.endpoint.sampling_known:
+                await engine.endpoint.read_sampling()
         engine.circuit.checked(well)
         report(engine, before)
         return well and self.usable(engine)
@@ -345,6 +353,8 @@ class EnginePool:
         engine = self._made(url, version)
         engine.serves.published(version)
         await engine.endpoint.start()
+        if self._trained:
+            await engine.endpoint.read_sampling()
         self._engines[engine.endpoint.base] = engine
         return engine
 

@@ -34,9 +34,11 @@ async def test_a_harness_works_in_a_container_and_is_recorded_whole(
             client, CODING_HARNESSES[name](), sandboxes, FunctionVerifier(WorkedThrough()), settings
         )
         (result,) = await rollout.collect([Job(POLICY.task(name))])
+        actions = await client.actions(str(result.session_id))
     await sandboxes.close()
 
     assert (result.outcome, result.scores) == (Outcome.COMPLETED, {"reward": 1.0}), result
+    assert len(actions) >= 4, "two commands a turn, as the guards read them"
     audited = audit_session(bench.reader, str(result.session_id), bodies=True)
     assert audited.clean
     assert audited.samples == 1

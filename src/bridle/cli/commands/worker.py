@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from bridle.cli.options import TASKS_HELP, JsonOption, ProxyOption, SandboxOption
+from bridle.cli.options import TASKS_HELP, JsonOption, ProxyOption, SamplingOption, SandboxOption
 from bridle.cli.serving import announce, listening_on
 from bridle.cli.terminal import err, fail
 from bridle.run.environment import ADMIN_KEY_VARIABLE, key_in
@@ -28,6 +28,7 @@ def worker(
     ] = "task",
     split: Annotated[str | None, typer.Option(help="Only tasks of this split.")] = None,
     sandbox: SandboxOption = None,
+    sampling: SamplingOption = "policy",
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = DEFAULT_PORT,
     parallel: Annotated[int, typer.Option(min=1, help="Sessions at a time.")] = 16,
@@ -41,6 +42,7 @@ def worker(
 ) -> None:
     """Run sessions of a harness when `bridle trainer` asks for them over HTTP."""
     from bridle.harnesses.rollout import RolloutSettings
+    from bridle.harnesses.sampling import session_settings
     from bridle.proxy.server import local_url
     from bridle.proxy.settings import is_loopback
     from bridle.run.agents import agent, shuffled_tasks, verifier
@@ -52,7 +54,11 @@ def worker(
     check, pool = verifier(verify), shuffled_tasks(tasks, split, seed)
     adapter, place = agent(named, sandbox, pool)
     settings = RolloutSettings(
-        directory=directory, parallel=parallel, timeout_s=timeout, model=model
+        directory=directory,
+        parallel=parallel,
+        timeout_s=timeout,
+        model=model,
+        session_settings=session_settings(sampling),
     )
     duties = Duties(proxy, adapter, place, check, pool, settings, key)
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
