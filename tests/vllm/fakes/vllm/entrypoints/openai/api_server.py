@@ -2,8 +2,8 @@
 
 ``FAKE_VLLM`` names what it does: ``fail`` ends at start with an error as vLLM logs it, ``refuse``
 with one about a setting, ``unparsed`` with one about a parser, ``mute`` never becomes healthy,
-``dumb`` dies at the first token, ``child`` also starts a process that ignores SIGTERM. With ``FAKE_VLLM_ENGINE`` every other request
-goes on to the engine at that URL.
+``dumb`` dies at the first token, ``child`` also starts a process that ignores SIGTERM. With
+``FAKE_VLLM_ENGINE`` every other request goes on to the engine at that URL.
 """
 
 import argparse
