@@ -93,7 +93,7 @@ def drawn_items(model, make_sample, rewards, fields, sampler):
         one = dataclasses.replace(one, samplers=(sampler,))
         # Sessions weigh alike; a token that came more often counts more.
         advantage = float(rewards[token]) * count / DRAWS * len(counts)
-        items.append(TrainItem(one, number, "g", advantage))
+        items.append(TrainItem(one, number, "g", np.full(4, advantage, np.float32)))
     return items
 
 
@@ -138,7 +138,7 @@ def test_tokens_of_several_samplers_are_scored_in_one_pass(peaked_policy, make_s
             ),
             number,
             "g",
-            1.0,
+            np.ones(4, np.float32),
         )
         for number, one in enumerate(samplers)
     ]
@@ -160,7 +160,7 @@ def test_a_sampler_that_is_not_scored_is_refused(make_sample):
         make_sample([1, 2], [1]), samplers=(Sampler("processed", grammar="tool_choice"),)
     )
     with pytest.raises(UnscoredSampler, match="samplers=scored"):
-        pack_minibatch([TrainItem(sample_of_grammar, 0, "g", 1.0)], GrpoConfig())
+        pack_minibatch([TrainItem(sample_of_grammar, 0, "g", np.ones(2, np.float32))], GrpoConfig())
 
 
 def test_no_token_of_gemini_cli_is_trained_as_if_drawn_otherwise(chat_directory, tmp_path):
@@ -181,7 +181,10 @@ def test_no_token_of_gemini_cli_is_trained_as_if_drawn_otherwise(chat_directory,
     label = "top_p 0.95, top_k 64"
     assert audited.samplers.keys() == {label}
     assert audited.samplers[label].trained == audited.samplers[label].captured > 0
-    items = [TrainItem(each, 0, "g", 1.0) for each in episode.samples]
+    items = [
+        TrainItem(each, 0, "g", np.ones(len(each.token_ids), np.float32))
+        for each in episode.samples
+    ]
     (pack,) = pack_minibatch(items, GrpoConfig())
     assert pack.drawn.unique(dim=0).tolist() == [[1.0, 0.95, 64.0, 0.0]]
     scores = score_pack(load_policy(chat_directory), pack.pack, drawn=pack.drawn)

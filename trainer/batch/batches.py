@@ -79,27 +79,27 @@ def pack_minibatch(items: Sequence[TrainItem], config: GrpoConfig) -> list[Train
         config.loss.weighting,
         config.loss.constant_tokens,
     )
-    advantages = np.asarray([item.advantage for item in items])
-    return [_train_pack(pack, items, advantages, weights) for pack in packs]
+    return [_train_pack(pack, items, weights) for pack in packs]
 
 
 def _train_pack(
     pack: Pack,
     items: Sequence[TrainItem],
-    advantages: NDArray[np.float64],
     weights: NDArray[np.float64],
 ) -> TrainPack:
     behaviour = np.empty(len(pack.samples), dtype=np.float32)
     versions = np.empty(len(pack.samples), dtype=np.int64)
+    advantages = np.empty(len(pack.samples), dtype=np.float32)
     drawn = np.tile(_PLAIN, (len(pack.samples), 1))
     for index in np.unique(pack.samples):
         here = pack.samples == index
         drawn[here] = _drawn(items[index].sample, pack.offsets[here])
         behaviour[here] = items[index].sample.logprobs[pack.offsets[here]]
+        advantages[here] = items[index].credit[pack.offsets[here]]
         versions[here] = items[index].sample.versions[pack.offsets[here]]
     return TrainPack(
         pack=pack,
-        advantages=torch.from_numpy(advantages[pack.samples]).float(),
+        advantages=torch.from_numpy(advantages),
         weights=torch.from_numpy(weights[pack.samples]).float(),
         behaviour_logprobs=torch.from_numpy(behaviour),
         versions=torch.from_numpy(versions),
