@@ -33,6 +33,7 @@ from bridle.harnesses.client import (
 )
 from bridle.harnesses.episode import Episode, EpisodeResult, Outcome
 from bridle.harnesses.guards import GuardAction, findings, guarded
+from bridle.harnesses.sampling import POLICY, session_settings
 from bridle.harnesses.sandboxes.base import (
     LaunchRefused,
     SandboxLost,
@@ -90,8 +91,9 @@ class RolloutSettings:
     model: str = DEFAULT_MODEL
     run_id: str | None = None
     continuation: str | None = None
-    session_settings: Mapping[str, Any] = field(default_factory=dict)
-    """Handed to the proxy with each session: sampling pins, budgets."""
+    session_settings: Mapping[str, Any] = field(default_factory=lambda: session_settings(POLICY))
+    """Handed to the proxy with each session: sampling pins, budgets. The default pins sampling to
+    the policy's own distribution."""
     labels: Mapping[str, Any] = field(default_factory=dict)
     retries: int = 1
     """How often a job is tried again after an infrastructure failure."""

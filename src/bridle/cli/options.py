@@ -82,6 +82,15 @@ SandboxOption = Annotated[
     ),
 ]
 
+SamplingOption = Annotated[
+    str,
+    typer.Option(
+        "--sampling",
+        help="What tokens are drawn from. policy: its own distribution, whatever the agent asks "
+        "for; agent: as it asks; or temperature=0.7,top_p=0.8.",
+    ),
+]
+
 ScheduleOption = Annotated[
     Literal["constant", "cosine"],
     typer.Option("--schedule", help="Schedule of the learning rate; cosine falls to a tenth."),

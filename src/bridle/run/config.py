@@ -40,6 +40,9 @@ class AgentConfig:
     sandbox: SandboxKind | None = None
     """``process``, ``forked``, ``container`` or ``container-forked``; ``None``: what suits the
     tasks and the harness."""
+    sampling: Named = "policy"
+    """What tokens are drawn from: ``policy`` (its own distribution), ``agent`` (as the harness
+    asks), or ``temperature=0.7,top_p=0.8``."""
     parallel: Count = 16
     """Sessions at a time."""
     timeout_s: AboveZero = 600.0
