@@ -14,7 +14,7 @@ from bridle.proxy.calls.models import models_dialect, models_reply
 from bridle.proxy.continuation.prompt import CallPrompt
 from bridle.proxy.dialects.registry import COUNTING, DIALECTS
 from bridle.proxy.dialects.responses.reply import deleted
-from bridle.proxy.engines.request import constraint, engine_request
+from bridle.proxy.engines.request import engine_request
 from bridle.proxy.engines.routes import Destination
 from bridle.proxy.http.client import Client, ClientGone, encoded
 from bridle.proxy.http.routes import Action, Route, calls_method, nothing_at
@@ -130,7 +130,7 @@ class DataPlane:
         overruled: tuple[Note, ...] = ()
         sampling, budget = request.sampling, services.budgets.default
         if rules:
-            sampling, overruled = effective(sampling, rules)
+            sampling, overruled = effective(sampling, rules, pinned=not to.external)
             budget = services.budgets.of(rules)
         ask = engine_request(
             asked,
@@ -143,7 +143,7 @@ class DataPlane:
         if link.unknown:
             still_open = services.memory.running(link.unknown)
             notes += [Note("echoed_call_still_open", call_id) for call_id in still_open]
-        notes += (*to.notes, *prompt.notes, *overruled, *ask.notes, *constraint(request))
+        notes += (*to.notes, *prompt.notes, *overruled, *ask.notes)
         if request.dialect == "responses":
             notes += not_stored(request)
         refusal = None if budget is None else await services.budgets.refusal(session, budget)
