@@ -16,6 +16,7 @@ from typing import IO, Self
 import orjson
 
 from bridle.errors import BridleError
+from bridle.run.environment import without_rank
 
 START_TIMEOUT_S = 180.0
 STOP_TIMEOUT_S = 20.0
@@ -56,7 +57,9 @@ class Service:
 
     def __enter__(self) -> Self:
         self._log.parent.mkdir(parents=True, exist_ok=True)
-        inherited = {n: value for n, value in os.environ.items() if n not in self._without}
+        inherited = without_rank(os.environ)
+        for name in self._without:
+            inherited.pop(name, None)
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
                 # -P: no file of the folder it starts in replaces a module.
