@@ -13,8 +13,9 @@ SUDO := $(if $(filter 0,$(shell id -u)),,sudo)
 export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: help setup demo test check test-harnesses test-distributed test-pythons test-postgres vllm-cpu test-vllm \
-	test-compose test-demo test-long intercept test-intercept lock clean
+.PHONY: help setup demo test check test-harnesses test-distributed test-pythons test-postgres \
+	vllm-cpu test-vllm test-compose test-containers test-demo test-long intercept test-intercept \
+	lock clean
 
 help:  ## Show the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  %-16s %s\n", $$1, $$2}'
@@ -81,6 +82,10 @@ test-pythons: $(READY)  ## The wheel, and the recorder's tests on each Python th
 
 test-compose: $(READY)  ## The compose file's own commands as processes, until they have trained a step
 	$(BIN)/python -m pytest -m compose
+
+test-containers: $(READY)  ## Sessions in real containers (installs Debian's docker and podman when missing)
+	harnesses/node/install
+	eval "$$(tests/containers/setup)" && $(BIN)/python -m pytest -m containers
 
 test-demo: $(READY)  ## The whole demo against its bars, and the learning rate of zero beside it
 	$(BIN)/python -m pytest -m demo

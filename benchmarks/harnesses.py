@@ -19,8 +19,9 @@ from bridle.bench.harness_cases import CASES, HarnessCase
 from bridle.bench.shell_policy import ShellPolicy, WorkedThrough, train_bench_tokenizer
 from bridle.engine.scripted import ScriptedEngine
 from bridle.harnesses.client import Client
-from bridle.harnesses.rollout import Job, Outcome, Rollout, RolloutResult, RolloutSettings
-from bridle.harnesses.sandboxes import ProcessSandbox
+from bridle.harnesses.episode import Outcome
+from bridle.harnesses.rollout import Job, Rollout, RolloutResult, RolloutSettings
+from bridle.harnesses.sandboxes import ProcessProvider
 from bridle.proxy.server import ProxyServer
 from bridle.proxy.settings import ProxySettings
 from bridle.reconstruct.audit import audit_session
@@ -145,7 +146,7 @@ async def bench_harnesses(
                         keep_directories=True,
                     )
                     rollout = Rollout(
-                        client, adapters[case.name], ProcessSandbox(), WorkedThrough(), settings
+                        client, adapters[case.name], ProcessProvider(), WorkedThrough(), settings
                     )
                     jobs = [Job(policy.task(f"{case.name}-{n}")) for n in range(sessions)]
                     results = await rollout.collect(jobs)
@@ -196,7 +197,7 @@ def _spoilt(call: CallRow) -> bool:
 
 def _unfinished(result: RolloutResult, directory: Path) -> str:
     text = f"{result.outcome}, exit code {result.exit_code}, said {result.answer[-200:]!r}"
-    log = directory / str(result.session_id) / "logs/stderr.log"
+    log = directory / str(result.session_id) / "logs/agent.stderr"
     if log.exists():
         text += f", stderr ends {log.read_text(errors='replace')[-500:]!r}"
     return f"{text} {result.error}".strip()

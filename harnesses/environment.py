@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from pathlib import Path
+from pathlib import PurePath
 
 _PROVIDERS = re.compile(
     r"^(OPENAI|AZURE_OPENAI|AZURE_AI|ANTHROPIC|CLAUDE|CODEX|GOOGLE|GEMINI|VERTEX|QWEN|DASHSCOPE"
@@ -59,7 +59,7 @@ def redirected(environment: Mapping[str, str], variables: Mapping[str, str]) -> 
     return _loopback_direct({**kept, **variables})
 
 
-def home_at(home: Path) -> dict[str, str]:
+def home_at(home: PurePath) -> dict[str, str]:
     """Settings that make ``home`` the home of a process, so that sessions share no state."""
     return {
         "HOME": str(home),

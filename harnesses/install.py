@@ -41,6 +41,19 @@ def find_python_harness(environment: str, command: str) -> str:
     return found
 
 
+class HostPrograms:
+    """The harnesses that the install scripts put on this machine, or that are on ``PATH``."""
+
+    def node(self, command: str) -> str:
+        return find_harness(command)
+
+    def python(self, harness: str, command: str) -> str:
+        return find_python_harness(harness, command)
+
+    def search_path(self, path: str) -> str:
+        return search_path(path)
+
+
 def pinned_version(package: str) -> str | None:
     """The version of ``package`` that the install scripts put here; ``None`` for another's."""
     for manifest in (NODE / "package.json", NODE / "more/package.json"):

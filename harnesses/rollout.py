@@ -20,11 +20,10 @@ import shutil
 import time
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from enum import StrEnum
 from pathlib import Path
 from typing import Any, Final
 
-from bridle.harnesses.adapters.base import DEFAULT_MODEL, Access, Adapter, Place
+from bridle.harnesses.adapters.base import DEFAULT_MODEL, Access, Adapter
 from bridle.harnesses.client import (
     Client,
     ControlError,
@@ -32,35 +31,23 @@ from bridle.harnesses.client import (
     Session,
     SessionRequest,
 )
+from bridle.harnesses.episode import Episode, EpisodeResult, Outcome
+from bridle.harnesses.guards import GuardAction, findings, guarded
+from bridle.harnesses.sampling import POLICY, session_settings
 from bridle.harnesses.sandboxes.base import (
-    Launch,
     LaunchRefused,
-    ProcessResult,
-    Sandbox,
     SandboxLost,
+    SandboxProvider,
+    SandboxRequest,
 )
 from bridle.harnesses.tasks.task import Task
-from bridle.harnesses.verifiers import Delivery, Scores, TaskUnfit, Verifier, VerifierError
+from bridle.harnesses.verifiers import REWARD, Scores, Verifier, VerifierError
 from bridle.store.records import new_id
 
 log = logging.getLogger(__name__)
 
 _CANCEL_S: Final = 5.0
 """The longest that the end of a failed or cancelled session waits for an answer of the proxy."""
-
-
-class Outcome(StrEnum):
-    """How a session ended."""
-
-    COMPLETED = "completed"
-    """The harness exited with 0."""
-    AGENT_ERROR = "agent_error"
-    """It exited otherwise; its answer counts as none."""
-    TIMEOUT = "timeout"
-    INFRASTRUCTURE = "infrastructure"
-    """The proxy, the sandbox or the verifier failed: nothing is known of the agent."""
-    CANCELLED = "cancelled"
-    """The rollout was stopped while it ran; only sealed with, never a result."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,12 +91,15 @@ class RolloutSettings:
     model: str = DEFAULT_MODEL
     run_id: str | None = None
     continuation: str | None = None
-    session_settings: Mapping[str, Any] = field(default_factory=dict)
-    """Handed to the proxy with each session: sampling pins, budgets."""
+    session_settings: Mapping[str, Any] = field(default_factory=lambda: session_settings(POLICY))
+    """Handed to the proxy with each session: sampling pins, budgets. The default pins sampling to
+    the policy's own distribution."""
     labels: Mapping[str, Any] = field(default_factory=dict)
     retries: int = 1
     """How often a job is tried again after an infrastructure failure."""
     retry_wait_s: float = 1.0
+    guards: GuardAction = "warn"
+    """What a finding of a guard (``guards.py``) costs a session."""
     keep_directories: bool = False
     """Directories of sessions that did not complete are kept in any case."""
 
@@ -122,11 +112,13 @@ def grouped(tasks: Iterable[Task], size: int) -> Iterator[Job]:
             yield Job(task, group_id)
 
 
-def require_launchable(adapter: Adapter, task: Task, settings: RolloutSettings) -> None:
+def require_launchable(
+    adapter: Adapter, sandboxes: SandboxProvider, task: Task, settings: RolloutSettings
+) -> None:
     """Raises what the adapter knows before there is a session, such as ``NotLaunchable``."""
     nobody = Session(id="", key="", base_urls=dict.fromkeys(("openai", "anthropic", "google"), ""))
-    place = Place(settings.directory.absolute() / "place")
-    adapter.plan(task, Access(nobody, settings.model), place)
+    request = SandboxRequest(settings.directory.absolute() / "place", container=task.container)
+    adapter.plan(task, Access(nobody, settings.model), sandboxes.expected_place(request))
 
 
 class Rollout:
@@ -136,13 +128,13 @@ class Rollout:
         self,
         client: Client,
         adapter: Adapter,
-        sandbox: Sandbox,
+        sandboxes: SandboxProvider,
         verifier: Verifier,
         settings: RolloutSettings,
     ) -> None:
         self._client = client
         self._adapter = adapter
-        self._sandbox = sandbox
+        self._sandboxes = sandboxes
         self._verifier = verifier
         self._settings = settings
 
@@ -159,7 +151,7 @@ class Rollout:
                     job = next(waiting, None)
                     if job is None:
                         break
-                    require_launchable(self._adapter, job.task, self._settings)
+                    require_launchable(self._adapter, self._sandboxes, job.task, self._settings)
                     running.add(asyncio.create_task(self._with_retries(job)))
                 if not running:
                     return
@@ -214,7 +206,7 @@ class Rollout:
                 exit_code=None,
                 error=str(error),
                 attempts=attempt,
-                final=isinstance(error, TaskUnfit | LaunchRefused),
+                final=not getattr(error, "retryable", False),
             )
         except BaseException:
             # Cancelled, or a fault of ours: what was recorded must not pass for a finished run.
@@ -242,32 +234,45 @@ class Rollout:
             await self._seal_quietly(making.result(), Outcome.CANCELLED)
 
     async def _in_session(self, job: Job, session: Session, attempt: int) -> RolloutResult:
-        with self._place_for(session) as place:
-            finished = await self._run_harness(job.task, session, place)
-            outcome = _outcome(finished)
-            answer = self._adapter.answer(finished, place) if outcome is Outcome.COMPLETED else ""
-            scores = await self._verifier(
-                Delivery(job.task, answer, place.workspace, finished.exit_code)
-            )
+        with self._directory_for(session) as directory:
+            request = SandboxRequest(directory, session.base_urls, job.task.container)
+            async with self._sandboxes.open(request) as sandbox:
+                episode = await Episode(
+                    self._adapter,
+                    self._sandboxes,
+                    self._verifier,
+                    sandbox,
+                    request,
+                    session,
+                    self._settings.model,
+                    self._settings.timeout_s,
+                ).run(job.task)
+            outcome = await self._judged(session, episode)
+            found = findings(await self._client.actions(session.id))
+            if found and self._settings.guards == "quarantine":
+                outcome = Outcome.QUARANTINED
+            scores = guarded(episode.scores, found, self._settings.guards, REWARD)
             for name, value in scores.items():
-                await self._client.reward(session.id, name, value, source="verifier")
+                await self._client.reward(
+                    session.id, name, value, verifier_key=session.verifier_key
+                )
             await self._client.seal(session.id, outcome)
             if outcome is Outcome.COMPLETED and not self._settings.keep_directories:
-                shutil.rmtree(place.root, ignore_errors=True)
+                shutil.rmtree(directory, ignore_errors=True)
         return RolloutResult(
             session_id=session.id,
             task_id=job.task.id,
             group_id=job.group_id,
             outcome=outcome,
             scores=scores,
-            seconds=finished.seconds,
-            exit_code=finished.exit_code,
-            answer=answer,
+            seconds=episode.seconds,
+            exit_code=episode.exit_code,
+            answer=episode.answer,
             attempts=attempt,
         )
 
     @contextlib.contextmanager
-    def _place_for(self, session: Session) -> Iterator[Place]:
+    def _directory_for(self, session: Session) -> Iterator[Path]:
         """The first free place; what is in it afterwards is kept under the session's id.
 
         A place is taken while its directory exists, also for other processes. The directory of
@@ -281,27 +286,19 @@ class Rollout:
                 root.mkdir()
                 break
         try:
-            yield Place(root)
+            yield root
         finally:
             with contextlib.suppress(FileNotFoundError):
                 root.rename(directory / session.id)
 
-    async def _run_harness(self, task: Task, session: Session, place: Place) -> ProcessResult:
-        plan = self._adapter.plan(task, Access(session, self._settings.model), place)
-        place.home.mkdir(parents=True, exist_ok=True)
-        return await self._sandbox.run(
-            Launch(
-                argv=plan.argv,
-                environment=plan.environment,
-                workspace=place.workspace,
-                logs=place.logs,
-                timeout_s=self._settings.timeout_s,
-                files={
-                    **plan.files,
-                    **{place.workspace / name: text for name, text in task.files.items()},
-                },
-            )
-        )
+    async def _judged(self, session: Session, episode: EpisodeResult) -> Outcome:
+        """The outcome of a session, with what the record adds: an agent that failed and got no
+        reply to any of its calls was failed by the engine."""
+        if episode.outcome is Outcome.AGENT_ERROR:
+            calls = (await self._client.session(session.id)).get("calls") or {}
+            if calls.get("failed") and not calls.get("complete"):
+                raise ProxyUnreachable("the engine answered none of the agent's calls")
+        return episode.outcome
 
     async def _seal_quietly(self, session: Session, outcome: Outcome) -> None:
         """Seals a session whose run has failed already; the first failure is the one to report."""
@@ -332,9 +329,3 @@ async def _to_its_end(ending: Coroutine[Any, Any, None]) -> None:
         with contextlib.suppress(asyncio.CancelledError):
             await asyncio.wait([task])
     task.result()
-
-
-def _outcome(finished: ProcessResult) -> Outcome:
-    if finished.timed_out:
-        return Outcome.TIMEOUT
-    return Outcome.COMPLETED if finished.exit_code == 0 else Outcome.AGENT_ERROR

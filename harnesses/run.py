@@ -11,7 +11,7 @@ from typing import Any, Self
 
 from bridle.harnesses.client import Client, ControlError, ProxyUnreachable, Session
 from bridle.harnesses.environment import redirected
-from bridle.harnesses.rollout import Outcome
+from bridle.harnesses.episode import Outcome
 from bridle.harnesses.sandboxes.base import NotLaunchable
 
 _TYPED = (signal.SIGINT, signal.SIGQUIT)

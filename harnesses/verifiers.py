@@ -9,20 +9,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
-import os
 import re
-import signal
 import threading
 from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import Future
-from dataclasses import dataclass
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from bridle.errors import BridleError
-from bridle.harnesses.environment import scrubbed
-from bridle.harnesses.sandboxes.base import MARK
-from bridle.harnesses.sandboxes.supervise import kill_marked, new_mark
+from bridle.harnesses.sandboxes.base import DirectoryGone, Launch, Sandbox
+from bridle.harnesses.sandboxes.folder import Folder
+from bridle.harnesses.sandboxes.spec import ContainerSpec
 from bridle.harnesses.tasks.task import Task
 
 Scores = Mapping[str, float]
@@ -47,6 +46,12 @@ class TaskUnfit(VerifierError):
     retryable = False
 
 
+class NoVerdict(VerifierError):
+    """The task's own tests ended without one, as they would again."""
+
+    retryable = False
+
+
 @dataclass(frozen=True, slots=True)
 class Delivery:
     """What an agent left behind."""
@@ -55,8 +60,18 @@ class Delivery:
     answer: str
     """Its final answer, ``""`` when it failed or gave none."""
     workspace: Path
+    """Its working directory; a function that verifies a container reads a copy of it."""
     exit_code: int | None
     """``None`` when it was killed at its time limit."""
+    sandbox: Sandbox
+    another: Callable[[ContainerSpec], AbstractAsyncContextManager[Sandbox]] | None = None
+    """Opens a second sandbox, to which nothing of the agent's comes by itself."""
+
+    def open_another(self, spec: ContainerSpec) -> AbstractAsyncContextManager[Sandbox]:
+        """Raises :class:`VerifierError` where there can be only one."""
+        if self.another is None:
+            raise VerifierError("this task is verified in a second container: none can be opened")
+        return self.another(spec)
 
 
 class Verifier(Protocol):
@@ -127,27 +142,19 @@ class CommandVerifier:
 
     async def __call__(self, delivery: Delivery) -> Scores:
         command = self.command or str(_expected(delivery.task, "verify"))
-        if not delivery.workspace.is_dir():
-            return {REWARD: 0.0}
-        mark = new_mark()
-        process = await asyncio.create_subprocess_shell(
-            command,
-            cwd=delivery.workspace,
-            env={**scrubbed(os.environ), MARK: mark},
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.DEVNULL,
-            stderr=asyncio.subprocess.DEVNULL,
-            start_new_session=True,
+        sandbox = delivery.sandbox
+        launch = Launch(
+            ("/bin/sh", "-c", command),
+            sandbox.place.environment,
+            self.timeout_s,
+            role="verifier",
+            directory=delivery.workspace,
         )
         try:
-            code = await asyncio.wait_for(process.wait(), self.timeout_s)
-        except TimeoutError:
+            finished = await sandbox.exec(launch)
+        except DirectoryGone:
             return {REWARD: 0.0}
-        finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            kill_marked(mark)
-        return {REWARD: float(code == 0)}
+        return {REWARD: float(finished.exit_code == 0)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,6 +168,8 @@ class FunctionVerifier:
     function: Callable[[Delivery], Judgement | Awaitable[Judgement]]
 
     async def __call__(self, delivery: Delivery) -> Scores:
+        if not isinstance(delivery.sandbox, Folder):
+            delivery = await _with_copy(delivery)
         try:
             given = await _in_thread(self.function, delivery)
             judged = await given if isinstance(given, Awaitable) else given
@@ -174,6 +183,15 @@ class FunctionVerifier:
             if not math.isfinite(value):
                 raise VerifierError(f"the verifier's {name} is {value}")
         return scores
+
+
+async def _with_copy(delivery: Delivery) -> Delivery:
+    """The delivery with a copy of its workspace on this machine; empty when there is none."""
+    copy = delivery.sandbox.directory / "workspace"
+    copy.mkdir(parents=True, exist_ok=True)
+    with contextlib.suppress(FileNotFoundError):
+        await delivery.sandbox.download(delivery.sandbox.place.workspace, copy)
+    return replace(delivery, workspace=copy)
 
 
 async def _in_thread(function: Callable[[Delivery], Returned], delivery: Delivery) -> Returned:

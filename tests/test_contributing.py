@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,8 +12,10 @@ import numpy as np
 import pytest
 import torch
 
-from bridle.harnesses.adapters.base import Access, Place
+from bridle.harnesses.adapters.base import Access
 from bridle.harnesses.client import Session
+from bridle.harnesses.sandboxes import ProcessSandbox
+from bridle.harnesses.sandboxes.folder import place_in
 from bridle.harnesses.tasks.task import Task
 from bridle.trainer.config import LossConfig
 from bridle.trainer.credit.advantages import ADVANTAGES, group_advantages
@@ -71,11 +74,11 @@ def test_an_export_gives_rows() -> None:
 def test_an_adapter_plans_a_launch(tmp_path: Path) -> None:
     parrot = recipe("An adapter")["Parrot"]()
     session = Session("ses_1", "key", {}, {"OPENAI_API_KEY": "key"})
-    plan = parrot.plan(Task("one", "hello"), Access(session), Place(tmp_path))
+    plan = parrot.plan(Task("one", "hello"), Access(session), place_in(tmp_path))
     assert plan.argv == ("echo", "hello")
     assert plan.environment["OPENAI_API_KEY"] == "key"
-    finished = SimpleNamespace(stdout=SimpleNamespace(text="hello\n"))
-    assert parrot.answer(finished, Place(tmp_path)) == "hello"
+    finished = SimpleNamespace(stdout=SimpleNamespace(tail="hello\n"))
+    assert asyncio.run(parrot.answer(finished, ProcessSandbox(tmp_path))) == "hello"
 
 
 def test_the_files_and_targets_that_it_names_exist() -> None:

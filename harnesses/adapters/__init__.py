@@ -1,6 +1,6 @@
 """How each harness is launched on a task, pointed at a session, and asked for its answer."""
 
-from bridle.harnesses.adapters.base import Access, Adapter, Place
+from bridle.harnesses.adapters.base import Access, Adapter
 from bridle.harnesses.adapters.claude_code import ClaudeCode
 from bridle.harnesses.adapters.codex import Codex
 from bridle.harnesses.adapters.command import Command
@@ -33,7 +33,6 @@ __all__ = [
     "MiniSweAgent",
     "OpenCode",
     "Pi",
-    "Place",
     "PythonAgent",
     "QwenCode",
 ]

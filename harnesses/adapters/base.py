@@ -1,20 +1,19 @@
 """The adapter protocol: everything that is particular to one harness, and no process handling.
 
-An adapter is pure: it returns what to start and which files to write, and reads the answer from
-what the finished process left. Running, limits and clean-up are the sandbox's.
+An adapter returns what to start and which files to write, in paths of the sandbox, and reads the
+answer from what the finished process left there. Running, limits and clean-up are the sandbox's.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
+from pathlib import PurePath
 from typing import Protocol
 
 from bridle.harnesses.client import Session
-from bridle.harnesses.environment import home_at, scrubbed
-from bridle.harnesses.sandboxes.base import ProcessResult
+from bridle.harnesses.environment import home_at
+from bridle.harnesses.sandboxes.base import Place, ProcessResult, Sandbox
 from bridle.harnesses.tasks.task import Task
 
 DEFAULT_MODEL = "policy"
@@ -45,33 +44,14 @@ class Access:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """The directories of one session while it runs; no other uses them at the same time."""
-
-    root: Path
-
-    @property
-    def workspace(self) -> Path:
-        return self.root / "workspace"
-
-    @property
-    def home(self) -> Path:
-        return self.root / "home"
-
-    @property
-    def logs(self) -> Path:
-        return self.root / "logs"
-
-
-@dataclass(frozen=True, slots=True)
 class LaunchPlan:
     """The process that an adapter asks for."""
 
     argv: tuple[str, ...]
     environment: Mapping[str, str]
     """All of it; nothing else is inherited."""
-    files: Mapping[Path, str] = field(default_factory=dict)
-    """Configuration to write first, absolute path -> text."""
+    files: Mapping[PurePath, str | bytes] = field(default_factory=dict)
+    """Configuration to write first, absolute path -> content."""
 
 
 class Adapter(Protocol):
@@ -88,18 +68,26 @@ class Adapter(Protocol):
         for what it raises; then with the session, for what to start.
         """
 
-    def answer(self, finished: ProcessResult, place: Place) -> str:
+    async def answer(self, finished: ProcessResult, sandbox: Sandbox) -> str:
         """The final answer of a run that exited with 0, ``""`` when it gave none."""
 
 
 def session_environment(access: Access, place: Place, **extra: str) -> dict[str, str]:
-    """The caller's environment without its secrets, with the session's, in a home of its own."""
+    """The sandbox's environment with the session's, in a home of its own."""
     return {
-        **scrubbed(os.environ),
+        **place.environment,
         **home_at(place.home),
         **access.session.environment,
         **extra,
     }
+
+
+async def text_of(sandbox: Sandbox, path: PurePath) -> str:
+    """The text of a file in the sandbox, ``""`` when there is none."""
+    try:
+        return (await sandbox.read(path)).decode("utf-8", "replace")
+    except FileNotFoundError:
+        return ""
 
 
 def last_line(text: str) -> str:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 
-from bridle.harnesses.adapters.base import Access, LaunchPlan, Place, session_environment
-from bridle.harnesses.install import find_harness, search_path
-from bridle.harnesses.sandboxes.base import ProcessResult
+from bridle.harnesses.adapters.base import Access, LaunchPlan, session_environment
+from bridle.harnesses.sandboxes.base import Place, ProcessResult, Sandbox
 from bridle.harnesses.tasks.task import Task
 
 
@@ -19,11 +17,16 @@ class ClaudeCode:
 
     def plan(self, task: Task, access: Access, place: Place) -> LaunchPlan:
         return LaunchPlan(
-            argv=(find_harness("claude"), "-p", task.prompt, "--dangerously-skip-permissions"),
+            argv=(
+                place.programs.node("claude"),
+                "-p",
+                task.prompt,
+                "--dangerously-skip-permissions",
+            ),
             environment=session_environment(
                 access,
                 place,
-                PATH=search_path(os.environ.get("PATH", os.defpath)),
+                PATH=place.search_path,
                 ANTHROPIC_BASE_URL=access.anthropic,
                 ANTHROPIC_AUTH_TOKEN=access.session.key,
                 ANTHROPIC_MODEL=access.model,
@@ -35,5 +38,5 @@ class ClaudeCode:
             ),
         )
 
-    def answer(self, finished: ProcessResult, place: Place) -> str:
+    async def answer(self, finished: ProcessResult, sandbox: Sandbox) -> str:
         return finished.stdout.tail.strip()

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import dataclass
 
-from bridle.harnesses.adapters.base import Access, LaunchPlan, Place, session_environment
-from bridle.harnesses.install import find_harness, search_path
-from bridle.harnesses.sandboxes.base import ProcessResult
+from bridle.harnesses.adapters.base import Access, LaunchPlan, session_environment, text_of
+from bridle.harnesses.sandboxes.base import Place, ProcessResult, Sandbox
 from bridle.harnesses.tasks.task import Task
 
 _KEY_VARIABLE = "BRIDLE_SESSION_KEY"
@@ -29,7 +27,7 @@ class Codex:
         codex_home = place.home / ".codex"
         return LaunchPlan(
             argv=(
-                find_harness("codex"),
+                place.programs.node("codex"),
                 "exec",
                 "--dangerously-bypass-approvals-and-sandbox",
                 "--skip-git-repo-check",
@@ -40,16 +38,15 @@ class Codex:
             environment=session_environment(
                 access,
                 place,
-                PATH=search_path(os.environ.get("PATH", os.defpath)),
+                PATH=place.search_path,
                 CODEX_HOME=str(codex_home),
                 **{_KEY_VARIABLE: access.session.key},
             ),
             files={codex_home / "config.toml": self._config(access)},
         )
 
-    def answer(self, finished: ProcessResult, place: Place) -> str:
-        path = place.logs / "answer.txt"
-        return path.read_text(encoding="utf-8").strip() if path.exists() else ""
+    async def answer(self, finished: ProcessResult, sandbox: Sandbox) -> str:
+        return (await text_of(sandbox, sandbox.place.logs / "answer.txt")).strip()
 
     def _config(self, access: Access) -> str:
         return "\n".join(

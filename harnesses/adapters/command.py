@@ -6,8 +6,8 @@ import string
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from bridle.harnesses.adapters.base import Access, LaunchPlan, Place, last_line, session_environment
-from bridle.harnesses.sandboxes.base import NotLaunchable, ProcessResult
+from bridle.harnesses.adapters.base import Access, LaunchPlan, last_line, session_environment
+from bridle.harnesses.sandboxes.base import NotLaunchable, Place, ProcessResult, Sandbox
 from bridle.harnesses.tasks.task import Task
 
 
@@ -41,7 +41,7 @@ class Command:
             environment=session_environment(access, place, **extra),
         )
 
-    def answer(self, finished: ProcessResult, place: Place) -> str:
+    async def answer(self, finished: ProcessResult, sandbox: Sandbox) -> str:
         return last_line(finished.stdout.tail)
 
 

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import dataclass
 
-from bridle.harnesses.adapters.base import Access, LaunchPlan, Place, session_environment
-from bridle.harnesses.install import find_harness, search_path
-from bridle.harnesses.sandboxes.base import ProcessResult
+from bridle.harnesses.adapters.base import Access, LaunchPlan, session_environment
+from bridle.harnesses.sandboxes.base import Place, ProcessResult, Sandbox
 from bridle.harnesses.tasks.task import Task
 
 _SETTINGS = {
@@ -31,11 +29,11 @@ class GeminiCli:
 
     def plan(self, task: Task, access: Access, place: Place) -> LaunchPlan:
         return LaunchPlan(
-            argv=(find_harness("gemini"), "-m", self.model, "-y", "-p", task.prompt),
+            argv=(place.programs.node("gemini"), "-m", self.model, "-y", "-p", task.prompt),
             environment=session_environment(
                 access,
                 place,
-                PATH=search_path(os.environ.get("PATH", os.defpath)),
+                PATH=place.search_path,
                 GOOGLE_GEMINI_BASE_URL=access.google,
                 GEMINI_API_KEY=access.session.key,
                 GEMINI_CLI_TRUST_WORKSPACE="true",
@@ -43,5 +41,5 @@ class GeminiCli:
             files={place.home / ".gemini/settings.json": json.dumps(_SETTINGS, indent=2)},
         )
 
-    def answer(self, finished: ProcessResult, place: Place) -> str:
+    async def answer(self, finished: ProcessResult, sandbox: Sandbox) -> str:
         return finished.stdout.tail.strip()

@@ -6,11 +6,18 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from bridle.harnesses.adapters.base import Access, LaunchPlan, Place, session_environment
+from bridle.harnesses.adapters.base import Access, LaunchPlan, session_environment, text_of
 from bridle.harnesses.install import find_python_harness
-from bridle.harnesses.sandboxes.base import NotLaunchable, ProcessResult, Sandbox
-from bridle.harnesses.sandboxes.forked import ForkedSandbox, interpreter_of
-from bridle.harnesses.sandboxes.process import ProcessSandbox
+from bridle.harnesses.sandboxes.base import (
+    NotLaunchable,
+    Place,
+    ProcessResult,
+    Sandbox,
+    SandboxProvider,
+)
+from bridle.harnesses.sandboxes.container import WarmContainerProvider
+from bridle.harnesses.sandboxes.forked import ForkedProvider, interpreter_of
+from bridle.harnesses.sandboxes.process import ProcessProvider
 from bridle.harnesses.tasks.task import Task
 
 _LITELLM_ENVIRONMENT = {"LITELLM_LOCAL_MODEL_COST_MAP": "True"}
@@ -30,7 +37,7 @@ class MiniSweAgent:
     command: str = "mini"
 
     def plan(self, task: Task, access: Access, place: Place) -> LaunchPlan:
-        found = find_python_harness("mini-swe-agent", self.command)
+        found = place.programs.python("mini-swe-agent", self.command)
         return LaunchPlan(
             argv=(
                 found,
@@ -56,14 +63,14 @@ class MiniSweAgent:
             ),
         )
 
-    def answer(self, finished: ProcessResult, place: Place) -> str:
+    async def answer(self, finished: ProcessResult, sandbox: Sandbox) -> str:
         try:
-            trajectory = json.loads((place.logs / "trajectory.json").read_text(encoding="utf-8"))
-        except (FileNotFoundError, json.JSONDecodeError):
+            trajectory = json.loads(await text_of(sandbox, sandbox.place.logs / "trajectory.json"))
+        except json.JSONDecodeError:
             return ""
         return str(trajectory.get("info", {}).get("submission") or "").strip()
 
-    def sandbox(self) -> Sandbox:
+    def sandboxes(self) -> SandboxProvider:
         """LiteLLM alone takes seconds to import, so sessions are forked from a process that has.
 
         mini-swe-agent itself learns while it is imported where its configuration is, which is each
@@ -74,7 +81,13 @@ class MiniSweAgent:
         except NotLaunchable:
             python = None
         if python is None or not Path(python).name.startswith("python"):
-            return ProcessSandbox()
-        return ForkedSandbox(
+            return ProcessProvider()
+        return ForkedProvider(
             ["litellm"], python=python, fresh=["minisweagent"], environment=_LITELLM_ENVIRONMENT
+        )
+
+    def warm_containers(self) -> SandboxProvider:
+        """The same, in one container for all sessions."""
+        return WarmContainerProvider(
+            self.name, ["litellm"], fresh=["minisweagent"], environment=_LITELLM_ENVIRONMENT
         )

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import dataclass
 
-from bridle.harnesses.adapters.base import Access, LaunchPlan, Place, session_environment
-from bridle.harnesses.install import find_harness, search_path
-from bridle.harnesses.sandboxes.base import ProcessResult
+from bridle.harnesses.adapters.base import Access, LaunchPlan, session_environment
+from bridle.harnesses.sandboxes.base import Place, ProcessResult, Sandbox
 from bridle.harnesses.tasks.task import Task
 
 
@@ -23,17 +21,17 @@ class OpenCode:
     def plan(self, task: Task, access: Access, place: Place) -> LaunchPlan:
         config = place.home / ".config/opencode/opencode.json"
         return LaunchPlan(
-            argv=(find_harness("opencode"), "run", task.prompt),
+            argv=(place.programs.node("opencode"), "run", task.prompt),
             environment=session_environment(
                 access,
                 place,
-                PATH=search_path(os.environ.get("PATH", os.defpath)),
+                PATH=place.search_path,
                 OPENCODE_DISABLE_AUTOUPDATE="1",
             ),
             files={config: self._config(access)},
         )
 
-    def answer(self, finished: ProcessResult, place: Place) -> str:
+    async def answer(self, finished: ProcessResult, sandbox: Sandbox) -> str:
         return finished.stdout.tail.strip()
 
     def _config(self, access: Access) -> str:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import dataclass
 
-from bridle.harnesses.adapters.base import Access, LaunchPlan, Place, session_environment
-from bridle.harnesses.install import find_harness, search_path
-from bridle.harnesses.sandboxes.base import ProcessResult
+from bridle.harnesses.adapters.base import Access, LaunchPlan, session_environment
+from bridle.harnesses.sandboxes.base import Place, ProcessResult, Sandbox
 from bridle.harnesses.tasks.task import Task
 
 
@@ -24,7 +22,7 @@ class Pi:
     def plan(self, task: Task, access: Access, place: Place) -> LaunchPlan:
         return LaunchPlan(
             argv=(
-                find_harness("pi"),
+                place.programs.node("pi"),
                 "--provider",
                 "bridle",
                 "--model",
@@ -32,13 +30,11 @@ class Pi:
                 "-p",
                 task.prompt,
             ),
-            environment=session_environment(
-                access, place, PATH=search_path(os.environ.get("PATH", os.defpath))
-            ),
+            environment=session_environment(access, place, PATH=place.search_path),
             files={place.home / ".pi/agent/models.json": self._models(access)},
         )
 
-    def answer(self, finished: ProcessResult, place: Place) -> str:
+    async def answer(self, finished: ProcessResult, sandbox: Sandbox) -> str:
         return finished.stdout.tail.strip()
 
     def _models(self, access: Access) -> str:

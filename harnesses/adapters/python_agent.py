@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from bridle.harnesses.adapters.base import Access, LaunchPlan, Place, last_line, session_environment
-from bridle.harnesses.sandboxes.base import ProcessResult
+from bridle.harnesses.adapters.base import Access, LaunchPlan, last_line, session_environment
+from bridle.harnesses.sandboxes.base import Place, ProcessResult, Sandbox
 from bridle.harnesses.tasks.task import Task
 
 
@@ -40,5 +40,5 @@ class PythonAgent:
             environment=session_environment(access, place, **extra),
         )
 
-    def answer(self, finished: ProcessResult, place: Place) -> str:
+    async def answer(self, finished: ProcessResult, sandbox: Sandbox) -> str:
         return last_line(finished.stdout.tail)

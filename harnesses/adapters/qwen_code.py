@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 
-from bridle.harnesses.adapters.base import Access, LaunchPlan, Place, session_environment
-from bridle.harnesses.install import find_harness, search_path
-from bridle.harnesses.sandboxes.base import ProcessResult
+from bridle.harnesses.adapters.base import Access, LaunchPlan, session_environment
+from bridle.harnesses.sandboxes.base import Place, ProcessResult, Sandbox
 from bridle.harnesses.tasks.task import Task
 
 
@@ -19,16 +17,16 @@ class QwenCode:
 
     def plan(self, task: Task, access: Access, place: Place) -> LaunchPlan:
         return LaunchPlan(
-            argv=(find_harness("qwen"), "--auth-type", "openai", "-y", "-p", task.prompt),
+            argv=(place.programs.node("qwen"), "--auth-type", "openai", "-y", "-p", task.prompt),
             environment=session_environment(
                 access,
                 place,
-                PATH=search_path(os.environ.get("PATH", os.defpath)),
+                PATH=place.search_path,
                 OPENAI_BASE_URL=access.openai,
                 OPENAI_API_KEY=access.session.key,
                 OPENAI_MODEL=access.model,
             ),
         )
 
-    def answer(self, finished: ProcessResult, place: Place) -> str:
+    async def answer(self, finished: ProcessResult, sandbox: Sandbox) -> str:
         return finished.stdout.tail.strip()

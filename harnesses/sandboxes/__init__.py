@@ -1,30 +1,42 @@
-"""Where one session's harness runs: a sandbox starts a :class:`Launch` and returns a
-:class:`ProcessResult`.
+"""Where one session's harness and verifier run. A :class:`SandboxProvider` opens a
+:class:`Sandbox` per session, which runs a :class:`Launch` and returns a :class:`ProcessResult`.
 
-``process`` starts a process per session. ``forked`` forks Python scripts from a process that has
-imported their libraries once. Both kill everything that a session started when its time is up.
+``process`` starts processes in a folder of this machine. ``forked`` forks Python agents from a
+process that has imported their libraries once. ``container`` drives docker or podman.
 """
 
 from bridle.harnesses.sandboxes.base import (
     Captured,
+    DirectoryGone,
     Launch,
     LaunchRefused,
     NotLaunchable,
+    Place,
     ProcessResult,
     Sandbox,
     SandboxLost,
+    SandboxProvider,
+    SandboxRequest,
 )
-from bridle.harnesses.sandboxes.forked import ForkedSandbox
-from bridle.harnesses.sandboxes.process import ProcessSandbox
+from bridle.harnesses.sandboxes.container import ContainerProvider
+from bridle.harnesses.sandboxes.forked import ForkedProvider, ForkedSandbox
+from bridle.harnesses.sandboxes.process import ProcessProvider, ProcessSandbox
 
 __all__ = [
     "Captured",
+    "ContainerProvider",
+    "DirectoryGone",
+    "ForkedProvider",
     "ForkedSandbox",
     "Launch",
     "LaunchRefused",
     "NotLaunchable",
+    "Place",
+    "ProcessProvider",
     "ProcessResult",
     "ProcessSandbox",
     "Sandbox",
     "SandboxLost",
+    "SandboxProvider",
+    "SandboxRequest",
 ]

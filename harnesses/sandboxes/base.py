@@ -1,25 +1,24 @@
-"""The protocol of sandboxes: what a launch is, and what it results in."""
+"""The protocol of sandboxes: one session's place, what it can do, and what opens it."""
 
 from __future__ import annotations
 
-import errno
 from collections.abc import Mapping
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Final, Protocol
+from pathlib import Path, PurePath
+from typing import Literal, Protocol
 
 from bridle.errors import BridleError
-
-MARK = "BRIDLE_PROCESS_MARK"
-"""Environment variable that marks every process a launch started."""
+from bridle.harnesses.sandboxes.spec import ContainerSpec
 
 TAIL_BYTES = 64 * 1024
 """Bytes of an output that a result holds; its file has all of them."""
 
-_NO_FILE: Final = frozenset(
-    {errno.ENAMETOOLONG, errno.EISDIR, errno.ENOTDIR, errno.EEXIST, errno.EINVAL, errno.EILSEQ}
-)
-"""Errors that a file's name causes, alone or with the names beside it."""
+READ_BYTES = 64 * 1024 * 1024
+"""Largest file that :meth:`Sandbox.read` returns."""
+
+Role = Literal["agent", "verifier", "setup"]
+"""Which part of a session a process is; its output files have this name."""
 
 
 class SandboxLost(BridleError):
@@ -37,20 +36,58 @@ class LaunchRefused(BridleError):
     contains a NUL, or its files cannot be written."""
 
 
+class DirectoryGone(BridleError):
+    """The directory to start in does not exist: the agent has removed it."""
+
+
+class Programs(Protocol):
+    """Where the pinned harnesses are in a sandbox.
+
+    Both methods raise :class:`NotLaunchable` with the command that installs what is missing.
+    """
+
+    def node(self, command: str) -> str:
+        """Absolute path of the Node harness ``command``."""
+
+    def python(self, harness: str, command: str) -> str:
+        """Absolute path of ``command`` of the Python harness ``harness``."""
+
+    def search_path(self, path: str) -> str:
+        """``path`` with the directories first in which Node and the Node harnesses are."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """The directories of a session, as paths of its sandbox; no other session writes to them."""
+
+    workspace: PurePath
+    """Working directory of the agent."""
+    home: PurePath
+    logs: PurePath
+    """For files that a harness writes about its run."""
+    environment: Mapping[str, str]
+    """What every process in the sandbox starts from; it holds no secret of the caller's."""
+    programs: Programs
+
+    @property
+    def search_path(self) -> str:
+        """``PATH`` for a Node harness."""
+        return self.programs.search_path(self.environment.get("PATH", "/usr/bin:/bin"))
+
+
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """One harness process: what to start, where, and for how long."""
+    """One process: what to start, and for how long."""
 
     argv: tuple[str, ...]
     environment: Mapping[str, str]
-    """All of it; nothing is inherited. ``PWD`` is set to the workspace, some harnesses trust it."""
-    workspace: Path
-    """The working directory; the harness may write there."""
-    logs: Path
-    """Directory for ``stdout.log`` and ``stderr.log``."""
+    """All of it; nothing is inherited. ``PWD`` is set, some harnesses trust it."""
     timeout_s: float
-    files: Mapping[Path, str] = field(default_factory=dict)
-    """Absolute path -> text, written before the start (configuration, task files)."""
+    role: Role = "agent"
+    directory: PurePath | None = None
+    """Where it starts; ``None``: the workspace."""
+    user: str | None = None
+    """In a container; ``None``: the task's for the agent, the image's for everything else."""
     grace_s: float = 2.0
     """Between the polite and the forced end when the time is up."""
 
@@ -60,6 +97,7 @@ class Captured:
     """One output stream of a finished process."""
 
     path: Path
+    """On this machine."""
     size: int
     """Bytes in the file."""
     tail: str
@@ -93,37 +131,75 @@ class ProcessResult:
 
 
 class Sandbox(Protocol):
-    """Runs launches, any number at a time.
+    """Where one session's harness and verifier run. Paths are the sandbox's own.
 
-    ``run`` leaves no process behind, also when it is cancelled. Raises :class:`SandboxLost`,
-    :class:`LaunchRefused` or :class:`NotLaunchable`.
+    Every method raises :class:`SandboxLost` when the sandbox is gone.
     """
 
-    async def run(self, launch: Launch) -> ProcessResult: ...
+    @property
+    def place(self) -> Place: ...
+
+    @property
+    def directory(self) -> Path:
+        """A folder of this machine for this session alone; outputs of processes lie in it."""
+
+    def url(self, url: str) -> str:
+        """By which URL a process inside reaches a base URL of its session."""
+
+    async def exec(self, launch: Launch) -> ProcessResult:
+        """Runs a process, its output streamed to files of :attr:`directory`.
+
+        When the time is up, or when this is cancelled, everything that runs inside is ended.
+        Raises :class:`LaunchRefused`, :class:`NotLaunchable` or :class:`DirectoryGone`.
+        """
+
+    async def read(self, path: PurePath) -> bytes:
+        """The content of a file. Raises :class:`FileNotFoundError` also for what is no plain file
+        of at most ``READ_BYTES``."""
+
+    async def write(self, files: Mapping[PurePath, str | bytes]) -> None:
+        """Writes files and the directories above them. Raises :class:`LaunchRefused`."""
+
+    async def upload(self, source: Path, target: PurePath) -> None:
+        """Copies the content of a folder of this machine into a directory, which is made."""
+
+    async def download(self, source: PurePath, target: Path) -> None:
+        """Copies the content of a directory into a folder of this machine, which is made.
+
+        Raises :class:`FileNotFoundError` when there is no such directory.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class SandboxRequest:
+    """What a session needs of its sandbox."""
+
+    directory: Path
+    """A folder of this machine, made for this session."""
+    urls: Mapping[str, str] = field(default_factory=dict)
+    """The session's base URLs, by provider."""
+    container: ContainerSpec | None = None
+    """The task's; sandboxes that are no containers refuse it."""
+
+
+class SandboxProvider(Protocol):
+    """Opens sandboxes, any number at a time."""
+
+    def open(self, request: SandboxRequest) -> AbstractAsyncContextManager[Sandbox]:
+        """A sandbox that is gone, with all that runs in it, when the context is left.
+
+        Raises :class:`SandboxLost`, :class:`LaunchRefused` or :class:`NotLaunchable`.
+        """
+
+    def expected_place(self, request: SandboxRequest) -> Place:
+        """The place that :meth:`open` would give; nothing is made."""
 
     async def close(self) -> None: ...
 
 
-def prepare(launch: Launch) -> None:
-    """Makes the directories and files of a launch.
-
-    Raises :class:`LaunchRefused` for a file that cannot be, by its name or its text, and
-    :class:`SandboxLost` when the machine takes none now.
-    """
-    launch.workspace.mkdir(parents=True, exist_ok=True)
-    launch.logs.mkdir(parents=True, exist_ok=True)
-    for path, text in launch.files.items():
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(text, encoding="utf-8")
-        except (OSError, ValueError) as error:
-            why = error.strerror if isinstance(error, OSError) else error
-            problem = f"cannot write the file {str(path)!r}: {why}"
-            if isinstance(error, ValueError) or error.errno in _NO_FILE:
-                raise LaunchRefused(problem) from error
-            raise SandboxLost(problem) from error
-
-
-def environment_of(launch: Launch, mark: str) -> dict[str, str]:
-    """The environment to start ``launch`` with."""
-    return {**launch.environment, "PWD": str(launch.workspace), MARK: mark}
+def refuse_container(request: SandboxRequest, kind: str) -> None:
+    """Raises :class:`NotLaunchable` for a task that needs a container."""
+    if request.container is not None:
+        raise NotLaunchable(
+            f"this task needs a container, and the {kind} sandbox is none: use --sandbox container"
+        )

@@ -16,7 +16,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -28,21 +28,24 @@ from bridle.harnesses.sandboxes.base import (
     Captured,
     Launch,
     NotLaunchable,
+    Place,
     ProcessResult,
     SandboxLost,
-    environment_of,
-    prepare,
+    SandboxRequest,
+    refuse_container,
 )
-from bridle.harnesses.sandboxes.supervise import new_mark, supervise
+from bridle.harnesses.sandboxes.folder import place_in
+from bridle.harnesses.sandboxes.process import ProcessSandbox
+from bridle.harnesses.sandboxes.supervise import environment_of, new_mark, supervise
 
 log = logging.getLogger(__name__)
 
 _ZYGOTE = Path(__file__).with_name("zygote.py")
 
 
-class ForkedSandbox:
-    """Runs launches of the form ``(python, script, *arguments)`` in forks of one warm process, or
-    ``(script, *arguments)`` where the script's first line names that Python.
+class ForkedProvider:
+    """Opens sandboxes that run agents of the form ``(python, script, *arguments)`` in forks of one
+    warm process, or ``(script, *arguments)`` where the script's first line names that Python.
 
     Libraries to import ahead are found in the first script's own import statements, and after its
     first good run among what it imported late; ``preload`` names further ones. ``fresh`` names
@@ -60,42 +63,22 @@ class ForkedSandbox:
         environment: Mapping[str, str] = MappingProxyType({}),
         start_timeout_s: float = 120.0,
     ) -> None:
+        self.python = python
         self._preload = tuple(preload)
-        self._python = python
         self._fresh = tuple(fresh)
         self._environment = dict(environment)
         self._start_timeout_s = start_timeout_s
-        self._zygote: _Zygote | None = None
+        self._zygote: Zygote | None = None
         self._starting = asyncio.Lock()
 
-    async def run(self, launch: Launch) -> ProcessResult:
-        argv = launch.argv
-        if argv and interpreter_of(Path(argv[0])) == self._python:
-            argv = (self._python, *argv)
-        if len(argv) < 2 or argv[0] != self._python:
-            raise NotLaunchable(
-                f"a forked sandbox runs Python scripts of {self._python}, not {launch.argv[:2]}"
-            )
-        script = Path(argv[1])
-        if not script.is_file():  # noqa: ASYNC240 - one stat of a local file
-            raise NotLaunchable(f"no such script: {script}")
-        prepare(launch)
-        zygote = await self._warm(script)
-        mark = new_mark()
-        stdout, stderr = launch.logs / "stdout.log", launch.logs / "stderr.log"
-        started = time.monotonic()
-        child = zygote.fork(
-            {
-                "argv": list(argv[1:]),
-                "cwd": str(launch.workspace),
-                "env": environment_of(launch, mark),
-                "stdout": str(stdout.absolute()),
-                "stderr": str(stderr.absolute()),
-            }
-        )
-        code = await supervise(child, mark, launch.timeout_s, launch.grace_s)
-        seconds = time.monotonic() - started
-        return ProcessResult(code, seconds, Captured.of(stdout), Captured.of(stderr))
+    @contextlib.asynccontextmanager
+    async def open(self, request: SandboxRequest) -> AsyncIterator[ForkedSandbox]:
+        refuse_container(request, "forked")
+        yield ForkedSandbox(request.directory, self).make()
+
+    def expected_place(self, request: SandboxRequest) -> Place:
+        refuse_container(request, "forked")
+        return place_in(request.directory)
 
     async def close(self) -> None:
         """Ends the warm process and whatever still runs in it."""
@@ -103,7 +86,8 @@ class ForkedSandbox:
             await self._zygote.close()
             self._zygote = None
 
-    async def _warm(self, script: Path) -> _Zygote:
+    async def warm(self, script: Path) -> Zygote:
+        """The warm process, with what ``script`` imports."""
         async with self._starting:
             if self._zygote is None or self._zygote.lost:
                 found = [
@@ -112,9 +96,7 @@ class ForkedSandbox:
                     if module.partition(".")[0] not in self._fresh
                 ]
                 modules = dict.fromkeys((*self._preload, *found))
-                starting = _Zygote.start(
-                    self._python, tuple(modules), self._fresh, self._environment
-                )
+                starting = Zygote.start(self.python, tuple(modules), self._fresh, self._environment)
                 try:
                     self._zygote = await asyncio.wait_for(starting, self._start_timeout_s)
                 except TimeoutError as error:
@@ -122,6 +104,46 @@ class ForkedSandbox:
                         f"importing {', '.join(modules)} took over {self._start_timeout_s:g} s"
                     ) from error
             return self._zygote
+
+
+class ForkedSandbox(ProcessSandbox):
+    """A session whose agent is forked from its provider's warm process; what else runs in it is a
+    process of its own."""
+
+    def __init__(self, directory: Path, provider: ForkedProvider) -> None:
+        super().__init__(directory)
+        self._provider = provider
+
+    async def exec(self, launch: Launch) -> ProcessResult:
+        if launch.role != "agent":
+            return await super().exec(launch)
+        argv, python = launch.argv, self._provider.python
+        if argv and interpreter_of(Path(argv[0])) == python:
+            argv = (python, *argv)
+        if len(argv) < 2 or argv[0] != python:
+            raise NotLaunchable(
+                f"a forked sandbox runs Python scripts of {python}, not {launch.argv[:2]}"
+            )
+        script = Path(argv[1])
+        if not script.is_file():  # noqa: ASYNC240 - one stat of a local file
+            raise NotLaunchable(f"no such script: {script}")
+        zygote = await self._provider.warm(script)
+        mark = new_mark()
+        stdout, stderr = self.outputs(launch.role)
+        directory = Path(launch.directory or self.place.workspace)
+        started = time.monotonic()
+        child = zygote.fork(
+            {
+                "argv": list(argv[1:]),
+                "cwd": str(directory),
+                "env": environment_of(launch, directory, mark),
+                "stdout": str(stdout.absolute()),
+                "stderr": str(stderr.absolute()),
+            }
+        )
+        code = await supervise(child, mark, launch.timeout_s, launch.grace_s)
+        seconds = time.monotonic() - started
+        return ProcessResult(code, seconds, Captured.of(stdout), Captured.of(stderr))
 
 
 def interpreter_of(script: Path) -> str | None:
@@ -158,15 +180,16 @@ def imports_of(script: Path) -> list[str]:
     return [module for module in found if module != "__future__" and not is_beside(module)]
 
 
-class _Zygote:
+class Zygote:
     """Our end of the socket to a warm process."""
 
     def __init__(
         self,
-        process: asyncio.subprocess.Process,
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
+        process: asyncio.subprocess.Process | None = None,
     ) -> None:
+        """``process``: the warm process, where it is one of this machine's."""
         self._process = process
         self._reader = reader
         self._writer = writer
@@ -183,7 +206,7 @@ class _Zygote:
         modules: Sequence[str],
         fresh: Sequence[str],
         environment: Mapping[str, str],
-    ) -> _Zygote:
+    ) -> Zygote:
         ours, theirs = socket.socketpair()
         with theirs:
             process = await asyncio.create_subprocess_exec(
@@ -199,16 +222,16 @@ class _Zygote:
                 start_new_session=True,
             )
         reader, writer = await asyncio.open_connection(sock=ours, limit=1 << 24)
-        zygote = cls(process, reader, writer)
+        zygote = cls(reader, writer, process)
         try:
-            await zygote._greet()
+            await zygote.greet()
         except BaseException:
             await zygote.close()
             raise
-        zygote._listening = asyncio.create_task(zygote._listen())
         return zygote
 
-    async def _greet(self) -> None:
+    async def greet(self) -> None:
+        """Waits until its libraries are imported. Raises ``SandboxLost`` and ``NotLaunchable``."""
         line = await self._reader.readline()
         if not line:
             raise SandboxLost("the warm process ended while importing; see its stderr")
@@ -220,6 +243,7 @@ class _Zygote:
                 f"importing the agent's libraries started {greeting['threads'] - 1} threads, "
                 "which a forked copy would lack; use the process sandbox for this agent"
             )
+        self._listening = asyncio.create_task(self._listen())
 
     def fork(self, request: dict[str, Any]) -> _Child:
         self._next_id += 1
@@ -242,7 +266,8 @@ class _Zygote:
                 del self._pids[message["id"]]
                 self._ends.pop(message["id"]).set_result(message["code"])
         self.lost = True
-        for pid in self._pids.values():
+        # In a container, the numbers are not this machine's.
+        for pid in self._pids.values() if self._process else ():
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(pid, signal.SIGKILL)
         for ended in self._ends.values():
@@ -251,13 +276,14 @@ class _Zygote:
 
     async def close(self) -> None:
         self._writer.close()
-        await self._process.wait()
+        if self._process is not None:
+            await self._process.wait()
         if self._listening is not None:
             await self._listening
 
 
 class _Child:
-    def __init__(self, zygote: _Zygote, identifier: int, ended: asyncio.Future[int]) -> None:
+    def __init__(self, zygote: Zygote, identifier: int, ended: asyncio.Future[int]) -> None:
         self._zygote = zygote
         self._id = identifier
         self._ended = ended

@@ -7,39 +7,46 @@ import contextlib
 import errno
 import os
 import time
+from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Final
 
 from bridle.harnesses.sandboxes.base import (
     Captured,
+    DirectoryGone,
     Launch,
     LaunchRefused,
     NotLaunchable,
+    Place,
     ProcessResult,
     SandboxLost,
-    environment_of,
-    prepare,
+    SandboxRequest,
+    refuse_container,
 )
-from bridle.harnesses.sandboxes.supervise import new_mark, supervise
+from bridle.harnesses.sandboxes.folder import Folder, place_in
+from bridle.harnesses.sandboxes.supervise import environment_of, new_mark, supervise
 
 _NO_COMMAND: Final = frozenset(
     {errno.ENOENT, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.ENOEXEC}
 )
 
 
-class ProcessSandbox:
+class ProcessSandbox(Folder):
     """Starts each launch as the leader of its own session and process group."""
 
-    async def run(self, launch: Launch) -> ProcessResult:
-        prepare(launch)
+    async def exec(self, launch: Launch) -> ProcessResult:
+        directory = Path(launch.directory or self.place.workspace)
+        if not directory.is_dir():  # noqa: ASYNC240 - one stat of a local file
+            raise DirectoryGone(f"there is no directory {directory} to start in")
         mark = new_mark()
-        stdout, stderr = launch.logs / "stdout.log", launch.logs / "stderr.log"
+        stdout, stderr = self.outputs(launch.role)
         started = time.monotonic()
         with stdout.open("wb") as out, stderr.open("wb") as err:
             try:
                 process = await asyncio.create_subprocess_exec(
                     *launch.argv,
-                    cwd=launch.workspace,
-                    env=environment_of(launch, mark),
+                    cwd=directory,
+                    env=environment_of(launch, directory, mark),
                     stdin=asyncio.subprocess.DEVNULL,
                     stdout=out,
                     stderr=err,
@@ -51,8 +58,21 @@ class ProcessSandbox:
         seconds = time.monotonic() - started
         return ProcessResult(code, seconds, Captured.of(stdout), Captured.of(stderr))
 
+
+class ProcessProvider:
+    """Opens process sandboxes."""
+
+    @contextlib.asynccontextmanager
+    async def open(self, request: SandboxRequest) -> AsyncIterator[ProcessSandbox]:
+        refuse_container(request, "process")
+        yield ProcessSandbox(request.directory).make()
+
+    def expected_place(self, request: SandboxRequest) -> Place:
+        refuse_container(request, "process")
+        return place_in(request.directory)
+
     async def close(self) -> None:
-        """Nothing outlives a run."""
+        """Nothing outlives a launch."""
 
 
 def _not_started(launch: Launch, error: OSError | ValueError) -> Exception:

@@ -13,13 +13,22 @@ import contextlib
 import os
 import secrets
 import signal
+from pathlib import Path
 from typing import Protocol
 
-from bridle.harnesses.sandboxes.base import MARK
+from bridle.harnesses.sandboxes.base import Launch
+
+MARK = "BRIDLE_PROCESS_MARK"
+"""Environment variable that marks every process a launch started."""
 
 
 def new_mark() -> str:
     return secrets.token_hex(12)
+
+
+def environment_of(launch: Launch, directory: Path, mark: str) -> dict[str, str]:
+    """The environment to start ``launch`` in ``directory`` with."""
+    return {**launch.environment, "PWD": str(directory), MARK: mark}
 
 
 class Child(Protocol):

@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Final
 
+from bridle.harnesses.tasks.harbor.loader import harbor_tasks
 from bridle.harnesses.tasks.jsonl import read_tasks
 from bridle.harnesses.tasks.python import function_tasks
 from bridle.harnesses.tasks.task import Task, TaskError
 
+SOURCES: Final = "FILE.jsonl, FILE.py:FUNCTION, MODULE:FUNCTION or harbor:PATH"
+
 
 def tasks_from(source: str, split: str | None = None) -> Iterator[Task]:
-    """Tasks of ``FILE.jsonl``, ``FILE.py:FUNCTION`` or ``MODULE:FUNCTION``.
+    """Tasks of ``FILE.jsonl``, ``FILE.py:FUNCTION``, ``MODULE:FUNCTION`` or ``harbor:PATH``.
 
     ``split``: only tasks of that split; ``None``: all. Raises :class:`TaskError`, in the middle of
     the tasks where the source fails there.
     """
-    if source.endswith(".jsonl"):
+    if source.startswith("harbor:"):
+        tasks = harbor_tasks(source.removeprefix("harbor:"))
+    elif source.endswith(".jsonl"):
         tasks = read_tasks(source)
     elif ":" in source:
         tasks = function_tasks(source)
     else:
-        raise TaskError(f"{source!r} is not FILE.jsonl, FILE.py:FUNCTION or MODULE:FUNCTION")
+        raise TaskError(f"{source!r} is not {SOURCES}")
     return (task for task in tasks if split is None or task.split == split)

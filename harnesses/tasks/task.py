@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from bridle.errors import UsageError
+from bridle.harnesses.sandboxes.spec import ContainerSpec
 
 Identity = tuple[str, str, str]
 """Suite, split and id of a task."""
@@ -15,6 +16,21 @@ Identity = tuple[str, str, str]
 
 class TaskError(UsageError, ValueError):
     """A task source does not exist, raises an error, or yields something that is not a task."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One of several prompts that an agent gets in one session, each verified before the next."""
+
+    name: str
+    prompt: str
+    timeout_s: float | None = None
+    user: str | None = None
+    """In a container; ``None``: the task's."""
+    setup: str | None = None
+    """A folder of this machine that is copied into the workspace first; its ``setup.sh`` is run."""
+    min_rewards: Mapping[str, float] = field(default_factory=dict)
+    """The session ends after this step when a reward named here is below its number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +46,14 @@ class Task:
     """Data for the verifier, such as the expected answer. The agent never sees it."""
     files: Mapping[str, str] = field(default_factory=dict)
     """Relative path -> text, written into the workspace before the agent starts."""
+    container: ContainerSpec | None = None
+    """The container that the task needs; ``None``: it runs in any sandbox."""
+    timeout_s: float | None = None
+    """Longest time of the agent; ``None``: the rollout's."""
+    steps: tuple[Step, ...] = ()
+    """When there are any, they are run in place of ``prompt``."""
+    combine: Literal["mean", "final"] = "mean"
+    """How the rewards of steps become the session's."""
 
     def __post_init__(self) -> None:
         if not self.id:

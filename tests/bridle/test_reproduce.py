@@ -11,6 +11,7 @@ import pytest
 from click.testing import Result
 
 from bridle.engine.scripted import ScriptedReply, ScriptedRequest
+from bridle.harnesses.sandboxes import ProcessSandbox
 from bridle.harnesses.tasks.task import Task
 from bridle.harnesses.verifiers import CommandVerifier, Delivery
 from bridle.run.reproduce import editing
@@ -42,7 +43,9 @@ def test_the_right_command_passes_the_check_and_the_mistake_and_doing_nothing_do
             assert complaint
         process = await asyncio.create_subprocess_shell(command, cwd=workspace)
         assert await process.wait() == 0, "a mistake is no error"
-        return (await CommandVerifier()(Delivery(task, "", workspace, 0)))["reward"]
+        return (
+            await CommandVerifier()(Delivery(task, "", workspace, 0, ProcessSandbox(workspace)))
+        )["reward"]
 
     async def check() -> None:
         for task in some(kind, 8):

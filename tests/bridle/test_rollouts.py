@@ -16,7 +16,7 @@ from click.testing import Result
 
 from bridle.harnesses.adapters.command import Command
 from bridle.harnesses.rollout import Job, RolloutSettings
-from bridle.harnesses.sandboxes.process import ProcessSandbox
+from bridle.harnesses.sandboxes.process import ProcessProvider
 from bridle.harnesses.tasks.task import Task
 from bridle.harnesses.verifiers import ExactAnswer
 from bridle.reconstruct.samples.sample import Episode
@@ -159,7 +159,7 @@ def test_a_collection_that_runs_ahead_is_cancelled_and_sealed_at_the_end(
     jobs = [Job(Task("t", "a long one", payload={"answer": "x"}))]
     settings = RolloutSettings(directory=tmp_path / "sessions")
     began = time.monotonic()
-    with Rollouts(proxy_url, ProcessSandbox(), ExactAnswer()) as rollouts:
+    with Rollouts(proxy_url, ProcessProvider(), ExactAnswer()) as rollouts:
 
         def collect(step: int, version: int) -> Sequence[Episode]:
             adapter = Command(("sh", "-c", "echo" if step == 0 else "exec sleep 60"))

@@ -22,7 +22,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from bridle.harnesses.sandboxes import Launch
+from bridle.harnesses.sandboxes import Launch, ProcessResult, SandboxProvider, SandboxRequest
 
 Reply = Callable[[list[dict[str, Any]]], dict[str, Any] | web.Response]
 
@@ -49,6 +49,10 @@ class StandIn:
     """Whether the answer to a seal is in another encoding than it says."""
     losing_rewards: int = 0
     """How many of the next rewards are."""
+    call_counts: dict[str, int] = field(default_factory=dict)
+    """What is told of a session's calls, by status."""
+    sampled: list[dict[str, Any]] = field(default_factory=list)
+    """The tool calls of every session."""
     reply: Reply = lambda messages: {"role": "assistant", "content": "nothing"}
     counter: Iterator[int] = field(default_factory=itertools.count)
 
@@ -66,6 +70,7 @@ class StandIn:
             {
                 "id": identifier,
                 "key": key,
+                "verifier_key": f"brv_{identifier}",
                 "base_urls": {"openai": f"{base}/v1", "anthropic": base, "google": base},
                 "environment": {"OPENAI_BASE_URL": f"{base}/v1", "OPENAI_API_KEY": key},
             },
@@ -77,7 +82,8 @@ class StandIn:
         if self.losing_rewards > 0:
             self.losing_rewards -= 1
             raise web.HTTPServiceUnavailable
-        self.rewards.append({"session": request.match_info["id"], **await request.json()})
+        given = {"session": request.match_info["id"], "key": request.headers.get("authorization")}
+        self.rewards.append(given | await request.json())
         return web.json_response({}, status=201)
 
     async def seal(self, request: web.Request) -> web.Response:
@@ -87,6 +93,14 @@ class StandIn:
         if self.misencoding_seals:
             return web.Response(body=b"plain", headers={"content-encoding": "gzip"})
         return web.json_response({})
+
+    async def session(self, request: web.Request) -> web.Response:
+        if request.match_info["id"] not in self.sessions:
+            raise web.HTTPNotFound
+        return web.json_response({"calls": self.call_counts})
+
+    async def actions(self, request: web.Request) -> web.Response:
+        return web.json_response(self.sampled)
 
     async def policy(self, request: web.Request) -> web.Response:
         return web.json_response({"version": 3})
@@ -133,6 +147,8 @@ def stand_in() -> Iterator[StandIn]:
     app.router.add_post("/bridle/v1/sessions", stand_in.create)
     app.router.add_post("/bridle/v1/sessions/{id}/rewards", stand_in.reward)
     app.router.add_post("/bridle/v1/sessions/{id}/seal", stand_in.seal)
+    app.router.add_get("/bridle/v1/sessions/{id}", stand_in.session)
+    app.router.add_get("/bridle/v1/sessions/{id}/actions", stand_in.actions)
     app.router.add_get("/bridle/v1/policy", stand_in.policy)
     app.router.add_post("/s/{id}/v1/chat/completions", stand_in.chat)
     runner = web.AppRunner(app)
@@ -165,22 +181,33 @@ def tool_call(name: str, arguments: dict[str, Any], number: int) -> dict[str, An
     }
 
 
+@dataclass(frozen=True)
+class OneLaunch:
+    """A launch, and the directory of the sandbox that is opened for it alone."""
+
+    launch: Launch
+    directory: Path
+
+    @property
+    def workspace(self) -> Path:
+        return self.directory / "workspace"
+
+    async def run(self, sandboxes: SandboxProvider) -> ProcessResult:
+        async with sandboxes.open(SandboxRequest(self.directory)) as sandbox:
+            return await sandbox.exec(self.launch)
+
+
 @pytest.fixture
-def make_launch(tmp_path: Path) -> Callable[..., Launch]:
+def make_launch(tmp_path: Path) -> Callable[..., OneLaunch]:
     """Launches in fresh directories."""
     numbers = itertools.count()
 
-    def make(*argv: str, environment: Any = None, **fields: Any) -> Launch:
-        place = tmp_path / "launches" / str(next(numbers))
+    def make(*argv: str, environment: Any = None, **fields: Any) -> OneLaunch:
+        directory = tmp_path / "launches" / str(next(numbers))
         if environment is None:
             environment = {"PATH": os.environ["PATH"]}
-        return Launch(
-            argv=argv,
-            environment=environment,
-            workspace=place / "workspace",
-            logs=place / "logs",
-            **{"timeout_s": 30.0, **fields},
-        )
+        launch = Launch(argv, environment, **{"timeout_s": 30.0, **fields})
+        return OneLaunch(launch, directory)
 
     return make
 

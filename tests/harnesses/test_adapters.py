@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from bridle.harnesses.adapters import CODING_HARNESSES, Access, Adapter, Command, Place, PythonAgent
+from bridle.harnesses.adapters import CODING_HARNESSES, Access, Adapter, Command, PythonAgent
 from bridle.harnesses.adapters.base import LaunchPlan
 from bridle.harnesses.client import Session
-from bridle.harnesses.sandboxes import Captured, NotLaunchable, ProcessResult
+from bridle.harnesses.sandboxes import Captured, NotLaunchable, ProcessResult, ProcessSandbox
+from bridle.harnesses.sandboxes.folder import place_in
 from bridle.harnesses.tasks.task import Task
 
 TASK = Task("t", 'Do {this}; it\'s "quoted".')
@@ -40,7 +41,7 @@ def everything(plan: LaunchPlan) -> str:
 def test_a_coding_harness_is_told_the_prompt_the_session_and_a_home_of_its_own(
     name: str, tmp_path: Path
 ) -> None:
-    place = Place(tmp_path / "session")
+    place = place_in(tmp_path / "session")
 
     plan = CODING_HARNESSES[name]().plan(TASK, ACCESS, place)
 
@@ -50,18 +51,20 @@ def test_a_coding_harness_is_told_the_prompt_the_session_and_a_home_of_its_own(
     assert "the-callers-own" not in everything(plan)
     assert "/home/caller" not in everything(plan)
     assert plan.environment["HOME"] == str(place.home)
-    assert all(path.is_relative_to(place.root) for path in plan.files)
+    assert all(path.is_relative_to(tmp_path / "session") for path in plan.files)
 
 
 @pytest.mark.parametrize("name", sorted(set(CODING_HARNESSES) - {"gemini-cli"}))
 def test_a_coding_harness_asks_for_the_model_it_is_told(name: str, tmp_path: Path) -> None:
-    assert "the-model" in everything(CODING_HARNESSES[name]().plan(TASK, ACCESS, Place(tmp_path)))
+    assert "the-model" in everything(
+        CODING_HARNESSES[name]().plan(TASK, ACCESS, place_in(tmp_path))
+    )
 
 
 def test_codex_is_configured_for_responses_with_the_key_from_its_environment(
     tmp_path: Path,
 ) -> None:
-    plan = CODING_HARNESSES["codex"]().plan(TASK, ACCESS, Place(tmp_path))
+    plan = CODING_HARNESSES["codex"]().plan(TASK, ACCESS, place_in(tmp_path))
 
     config = tomllib.loads(plan.files[tmp_path / "home/.codex/config.toml"])
     provider = config["model_providers"][config["model_provider"]]
@@ -76,7 +79,7 @@ def test_a_command_may_name_every_part_of_its_session(tmp_path: Path) -> None:
         environment={"BASE": "{anthropic}", "DIR": "{workspace}"},
     )
 
-    plan = adapter.plan(TASK, ACCESS, Place(tmp_path))
+    plan = adapter.plan(TASK, ACCESS, place_in(tmp_path))
 
     assert plan.argv == (
         "agent",
@@ -92,7 +95,7 @@ def test_a_command_may_name_every_part_of_its_session(tmp_path: Path) -> None:
 @pytest.mark.parametrize("text", ["{unknown}", "{0}", "{", "{prompt.missing}"])
 def test_an_unknown_placeholder_is_named(text: str, tmp_path: Path) -> None:
     with pytest.raises(NotLaunchable, match="placeholder"):
-        Command(("agent", text)).plan(TASK, ACCESS, Place(tmp_path))
+        Command(("agent", text)).plan(TASK, ACCESS, place_in(tmp_path))
 
 
 def test_a_python_agent_gets_the_prompt_last_and_the_model_in_its_environment(
@@ -100,7 +103,7 @@ def test_a_python_agent_gets_the_prompt_last_and_the_model_in_its_environment(
 ) -> None:
     agent = PythonAgent(Path("agent.py"), arguments=["--x"], python="python3", without_tls=True)
 
-    plan = agent.plan(TASK, ACCESS, Place(tmp_path))
+    plan = agent.plan(TASK, ACCESS, place_in(tmp_path))
 
     assert plan.argv == ("python3", str(Path("agent.py").absolute()), "--x", TASK.prompt)
     assert plan.environment["OPENAI_MODEL"] == "the-model"
@@ -116,7 +119,7 @@ def test_a_harness_that_is_not_installed_says_how_to_install_it(
     monkeypatch.setattr("bridle.harnesses.install.PYTHON", tmp_path)
 
     with pytest.raises(NotLaunchable, match=r"is not installed; run harnesses/"):
-        CODING_HARNESSES[name]().plan(TASK, ACCESS, Place(tmp_path))
+        CODING_HARNESSES[name]().plan(TASK, ACCESS, place_in(tmp_path))
 
 
 @pytest.mark.parametrize(
@@ -129,23 +132,24 @@ def test_a_harness_that_is_not_installed_says_how_to_install_it(
         (CODING_HARNESSES["mini-swe-agent"](), "submitted"),
     ],
 )
-def test_the_answer_is_what_the_harness_ended_with(
+async def test_the_answer_is_what_the_harness_ended_with(
     adapter: Adapter, answer: str, tmp_path: Path
 ) -> None:
-    place = Place(tmp_path)
-    place.logs.mkdir()
-    (place.logs / "answer.txt").write_text("from the file\n")
-    (place.logs / "trajectory.json").write_text('{"info": {"submission": "submitted\\n"}}')
-    (place.logs / "stdout.log").write_text("thinking\n\nthe answer \n\n")
-    captured = Captured.of(place.logs / "stdout.log")
+    logs = tmp_path / "logs"
+    logs.mkdir()
+    (logs / "answer.txt").write_text("from the file\n")
+    (logs / "trajectory.json").write_text('{"info": {"submission": "submitted\\n"}}')
+    (logs / "stdout.log").write_text("thinking\n\nthe answer \n\n")
+    captured = Captured.of(logs / "stdout.log")
 
-    assert adapter.answer(ProcessResult(0, 1.0, captured, captured), place) == answer
+    finished = ProcessResult(0, 1.0, captured, captured)
+    assert await adapter.answer(finished, ProcessSandbox(tmp_path)) == answer
 
 
 @pytest.mark.parametrize("name", ["codex", "mini-swe-agent"])
-def test_a_harness_that_left_no_answer_gave_none(name: str, tmp_path: Path) -> None:
+async def test_a_harness_that_left_no_answer_gave_none(name: str, tmp_path: Path) -> None:
     (tmp_path / "out").write_text("chatter")
     captured = Captured.of(tmp_path / "out")
 
     finished = ProcessResult(0, 1.0, captured, captured)
-    assert CODING_HARNESSES[name]().answer(finished, Place(tmp_path)) == ""
+    assert await CODING_HARNESSES[name]().answer(finished, ProcessSandbox(tmp_path)) == ""

@@ -9,39 +9,39 @@ import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from bridle.harnesses.sandboxes import (
-    ForkedSandbox,
-    Launch,
+    ForkedProvider,
     NotLaunchable,
     ProcessResult,
     SandboxLost,
 )
 
-MakeLaunch = Callable[..., Launch]
+MakeLaunch = Callable[..., Any]
 TextOf = Callable[[Path], Awaitable[str]]
 AssertGone = Callable[[int], Awaitable[None]]
 RunScript = Callable[..., "asyncio.Future[ProcessResult]"]
 
 
 @pytest.fixture
-async def warm() -> AsyncIterator[ForkedSandbox]:
-    sandbox = ForkedSandbox()
+async def warm() -> AsyncIterator[ForkedProvider]:
+    sandbox = ForkedProvider()
     yield sandbox
     await sandbox.close()
 
 
 @pytest.fixture
-def run(warm: ForkedSandbox, make_launch: MakeLaunch, tmp_path: Path) -> Callable[..., object]:
+def run(warm: ForkedProvider, make_launch: MakeLaunch, tmp_path: Path) -> Callable[..., object]:
     """Writes a script and runs it warm."""
 
     def start(source: str, *arguments: str, **fields: object) -> object:
         script = tmp_path / "script" / f"agent{abs(hash(source))}.py"
         script.parent.mkdir(exist_ok=True)
         script.write_text(source)
-        return warm.run(make_launch(sys.executable, str(script), *arguments, **fields))
+        return make_launch(sys.executable, str(script), *arguments, **fields).run(warm)
 
     return start
 
@@ -244,11 +244,11 @@ async def test_a_library_that_starts_threads_is_refused_with_the_way_out(
     )
     script = tmp_path / "agent.py"
     script.write_text("print('never')")
-    sandbox = ForkedSandbox(["busy_library"])
+    sandbox = ForkedProvider(["busy_library"])
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(site))
         with pytest.raises(NotLaunchable, match=r"1 threads.*process sandbox"):
-            await sandbox.run(make_launch(sys.executable, str(script)))
+            await make_launch(sys.executable, str(script)).run(sandbox)
     await sandbox.close()
 
 
@@ -266,14 +266,14 @@ async def test_a_console_script_is_forked_and_what_reads_its_environment_is_impo
         f"#!{sys.executable}\nimport sys\nfrom the_agent import AHEAD, PLACE\n"
         "print(AHEAD, PLACE, sys.argv[1:])\n"
     )
-    sandbox = ForkedSandbox(["slow_library"], fresh=["the_agent"], environment={"AHEAD": "yes"})
+    sandbox = ForkedProvider(["slow_library"], fresh=["the_agent"], environment={"AHEAD": "yes"})
     said = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(site))
         for place in ("first", "second"):
             environment = {"PLACE": place, "PYTHONPATH": str(site)}
             launch = make_launch(str(script), "go", environment=environment)
-            said.append((await sandbox.run(launch)).stdout.tail)
+            said.append((await launch.run(sandbox)).stdout.tail)
     await sandbox.close()
 
     assert said == ["yes first ['go']\n", "yes second ['go']\n"]
@@ -284,9 +284,9 @@ async def test_a_module_that_cannot_be_imported_ahead_is_named(
 ) -> None:
     script = tmp_path / "agent.py"
     script.write_text("print('fine')")
-    sandbox = ForkedSandbox(["no_such_library"])
+    sandbox = ForkedProvider(["no_such_library"])
 
-    finished = await sandbox.run(make_launch(sys.executable, str(script)))
+    finished = await make_launch(sys.executable, str(script)).run(sandbox)
     await sandbox.close()
 
     assert finished.stdout.tail == "fine\n"
@@ -307,7 +307,7 @@ async def test_a_lost_warm_process_fails_its_runs_and_the_next_run_starts_anothe
 
 
 async def test_closing_kills_what_still_runs(
-    warm: ForkedSandbox, run: RunScript, tmp_path: Path, text_of: TextOf, assert_gone: AssertGone
+    warm: ForkedProvider, run: RunScript, tmp_path: Path, text_of: TextOf, assert_gone: AssertGone
 ) -> None:
     pid_file = tmp_path / "pid"
     source = (
@@ -327,7 +327,7 @@ async def test_closing_kills_what_still_runs(
     "argv", [("sh", "-c", "true"), (sys.executable,), (sys.executable, "no.py")]
 )
 async def test_what_is_no_python_script_is_not_launchable(
-    warm: ForkedSandbox, make_launch: MakeLaunch, argv: tuple[str, ...]
+    warm: ForkedProvider, make_launch: MakeLaunch, argv: tuple[str, ...]
 ) -> None:
     with pytest.raises(NotLaunchable):
-        await warm.run(make_launch(*argv))
+        await make_launch(*argv).run(warm)

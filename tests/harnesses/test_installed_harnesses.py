@@ -25,10 +25,11 @@ from bridle.engine.scripted import ScriptedCall, ScriptedEngine, ScriptedReply, 
 from bridle.harnesses.adapters import PythonAgent
 from bridle.harnesses.adapters.base import Adapter
 from bridle.harnesses.client import Client, SessionRequest
+from bridle.harnesses.episode import Outcome
 from bridle.harnesses.install import search_path
-from bridle.harnesses.rollout import Job, Outcome, Rollout, RolloutResult, RolloutSettings
+from bridle.harnesses.rollout import Job, Rollout, RolloutResult, RolloutSettings
 from bridle.harnesses.run import run_command, seal_session, session_variables
-from bridle.harnesses.sandboxes import ForkedSandbox, ProcessSandbox, Sandbox
+from bridle.harnesses.sandboxes import ForkedProvider, ProcessProvider, SandboxProvider
 from bridle.harnesses.tasks.task import Task
 from bridle.harnesses.verifiers import CommandVerifier, NumberAnswer, RegexAnswer, Verifier
 from bridle.proxy.server import ProxyServer
@@ -99,7 +100,7 @@ async def perform(
     adapter: Adapter,
     task: Task,
     verifier: Verifier,
-    sandbox: Sandbox,
+    sandbox: SandboxProvider,
 ) -> tuple[RolloutResult, Recorded]:
     """One completed rollout of ``task``, and what was recorded of it."""
     settings = RolloutSettings(directory, timeout_s=120, retries=0)
@@ -170,7 +171,7 @@ async def test_an_installed_harness_works_three_turns_of_parallel_calls_and_is_r
     adapter = case.adapter()
 
     result, recorded = await perform(
-        stage(POLICY), tmp_path, adapter, POLICY.task(case.name), WorkedThrough(), ProcessSandbox()
+        stage(POLICY), tmp_path, adapter, POLICY.task(case.name), WorkedThrough(), ProcessProvider()
     )
 
     assert result.scores == {"reward": 1.0}, result
@@ -194,7 +195,7 @@ async def test_an_installed_harness_ends_soon_when_its_budget_is_spent(
     )
 
     async with Client(bench.url) as client:
-        rollout = Rollout(client, case.adapter(), ProcessSandbox(), WorkedThrough(), settings)
+        rollout = Rollout(client, case.adapter(), ProcessProvider(), WorkedThrough(), settings)
         (result,) = await rollout.collect([Job(POLICY.task(case.name))])
 
     assert result.outcome in (Outcome.COMPLETED, Outcome.AGENT_ERROR), logs_of(settings, result)
@@ -275,7 +276,7 @@ async def test_sub_agents_that_work_at_once_are_lines_of_their_own_beside_the_ma
         case.adapter(),
         task,
         RegexAnswer("3 words"),
-        ProcessSandbox(),
+        ProcessProvider(),
     )
 
     assert_token_faithful(recorded)
@@ -291,10 +292,10 @@ async def test_sub_agents_that_work_at_once_are_lines_of_their_own_beside_the_ma
     assert_clean(recorded, branches=1 + len(TASKS))
 
 
-@pytest.mark.parametrize("sandbox", [ProcessSandbox, ForkedSandbox])
+@pytest.mark.parametrize("sandbox", [ProcessProvider, ForkedProvider])
 @pytest.mark.parametrize("streaming", [True, False])
 async def test_a_langchain_agent_completes_two_tool_calls_and_is_recorded_whole(
-    stage: Stage, tmp_path: Path, shop: Any, sandbox: type[Sandbox], streaming: bool
+    stage: Stage, tmp_path: Path, shop: Any, sandbox: type[SandboxProvider], streaming: bool
 ) -> None:
     (task,) = shop.tasks("held_out", 1)
     steps = task.payload["steps"]
@@ -322,7 +323,7 @@ async def test_mini_swe_agent_forked_from_a_warm_litellm_is_recorded_whole(
     stage: Stage, tmp_path: Path
 ) -> None:
     adapter, sandbox = agent("mini-swe-agent")
-    assert isinstance(sandbox, ForkedSandbox)
+    assert isinstance(sandbox, ForkedProvider)
     (task,) = editing.tasks("train", 1)
 
     result, recorded = await perform(

@@ -16,15 +16,15 @@ import pytest
 
 from bridle.bench.shell_policy import SHELLS, train_bench_tokenizer
 from bridle.engine.scripted import ScriptedCall, ScriptedEngine, ScriptedReply, ScriptedRequest
-from bridle.harnesses.adapters.base import Access, Adapter, LaunchPlan, Place
+from bridle.harnesses.adapters.base import Access, Adapter, LaunchPlan
 from bridle.harnesses.adapters.claude_code import ClaudeCode
 from bridle.harnesses.adapters.codex import Codex
 from bridle.harnesses.adapters.opencode import OpenCode
 from bridle.harnesses.adapters.qwen_code import QwenCode
 from bridle.harnesses.client import Client
 from bridle.harnesses.rollout import Job, Rollout, RolloutSettings
-from bridle.harnesses.sandboxes import ProcessSandbox
-from bridle.harnesses.sandboxes.base import ProcessResult
+from bridle.harnesses.sandboxes import ProcessProvider
+from bridle.harnesses.sandboxes.base import Place, ProcessResult, Sandbox
 from bridle.harnesses.tasks.task import Task
 from bridle.harnesses.verifiers import RegexAnswer
 from bridle.proxy.server import ProxyServer
@@ -64,8 +64,8 @@ class Narrow:
             files={**plan.files, **more},
         )
 
-    def answer(self, finished: ProcessResult, place: Place) -> str:
-        return self.inner.answer(finished, place)
+    async def answer(self, finished: ProcessResult, sandbox: Sandbox) -> str:
+        return await self.inner.answer(finished, sandbox)
 
 
 @dataclass(frozen=True)
@@ -209,7 +209,7 @@ async def test_work_sub_agents_titles_and_summaries_are_told_apart_as_they_were_
     task = Task("lists", "lists", "Have both lists counted, print more, then say how it went.")
     async with Client(url) as client:
         settings = RolloutSettings(tmp_path / "sessions", timeout_s=240, retries=0)
-        rollout = Rollout(client, case.adapter, ProcessSandbox(), RegexAnswer("well"), settings)
+        rollout = Rollout(client, case.adapter, ProcessProvider(), RegexAnswer("well"), settings)
         (result,) = await rollout.collect([Job(task)])
 
     assert result.session_id is not None, result

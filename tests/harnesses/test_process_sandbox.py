@@ -7,19 +7,20 @@ import sys
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from bridle.harnesses.sandboxes import Launch, NotLaunchable, ProcessResult, ProcessSandbox
+from bridle.harnesses.sandboxes import NotLaunchable, ProcessProvider, ProcessResult, SandboxRequest
 from bridle.harnesses.sandboxes.base import TAIL_BYTES
 
-MakeLaunch = Callable[..., Launch]
+MakeLaunch = Callable[..., Any]
 TextOf = Callable[[Path], Awaitable[str]]
 AssertGone = Callable[[int], Awaitable[None]]
 
 
 async def shell(make_launch: MakeLaunch, script: str, **fields: object) -> ProcessResult:
-    return await ProcessSandbox().run(make_launch("sh", "-c", script, **fields))
+    return await make_launch("sh", "-c", script, **fields).run(ProcessProvider())
 
 
 async def test_output_and_exit_code_come_back(make_launch: MakeLaunch) -> None:
@@ -48,24 +49,18 @@ async def test_nothing_is_inherited_but_what_the_launch_says(
 
 async def test_it_runs_in_the_workspace_with_the_files_written(make_launch: MakeLaunch) -> None:
     launch = make_launch("sh", "-c", "pwd; echo $PWD; cat a/b.txt; cat")
-    launch = type(launch)(
-        **{**fields(launch), "files": {launch.workspace / "a/b.txt": "hello"}},
-    )
-
-    finished = await ProcessSandbox().run(launch)
+    async with ProcessProvider().open(SandboxRequest(launch.directory)) as sandbox:
+        await sandbox.write({launch.workspace / "a/b.txt": "hello"})
+        finished = await sandbox.exec(launch.launch)
 
     assert finished.stdout.tail == f"{launch.workspace}\n{launch.workspace}\nhello"
-
-
-def fields(launch: Launch) -> dict[str, object]:
-    return {name: getattr(launch, name) for name in launch.__slots__}
 
 
 async def test_memory_holds_the_end_of_a_long_output_and_the_file_all_of_it(
     make_launch: MakeLaunch,
 ) -> None:
-    finished = await ProcessSandbox().run(
-        make_launch(sys.executable, "-c", "print('x' * 1_000_000 + 'end')")
+    finished = await make_launch(sys.executable, "-c", "print('x' * 1_000_000 + 'end')").run(
+        ProcessProvider()
     )
 
     assert len(finished.stdout.tail) == TAIL_BYTES
@@ -74,9 +69,9 @@ async def test_memory_holds_the_end_of_a_long_output_and_the_file_all_of_it(
 
 
 async def test_a_cut_character_does_not_break_the_tail(make_launch: MakeLaunch) -> None:
-    finished = await ProcessSandbox().run(
-        make_launch(sys.executable, "-c", "import sys; sys.stdout.buffer.write(b'\\xff\\xe2\\x82')")
-    )
+    finished = await make_launch(
+        sys.executable, "-c", "import sys; sys.stdout.buffer.write(b'\\xff\\xe2\\x82')"
+    ).run(ProcessProvider())
 
     assert finished.stdout.tail == "\ufffd\ufffd"
 
@@ -98,7 +93,7 @@ async def test_the_time_limit_kills_the_whole_tree(
     launch = make_launch("sh", "-c", STUBBORN_TREE, timeout_s=0.7, grace_s=0.2)
     started = time.monotonic()
 
-    finished = await ProcessSandbox().run(launch)
+    finished = await launch.run(ProcessProvider())
 
     assert finished.timed_out
     assert time.monotonic() - started < 5
@@ -124,7 +119,7 @@ async def test_servers_left_running_end_with_their_session(
 ) -> None:
     launch = make_launch("sh", "-c", "setsid sleep 60 & echo $! > pid; sleep 0.2; echo done")
 
-    finished = await ProcessSandbox().run(launch)
+    finished = await launch.run(ProcessProvider())
 
     assert finished.exit_code == 0
     await assert_gone(int((launch.workspace / "pid").read_text()))
@@ -134,7 +129,7 @@ async def test_cancelling_kills_the_process(
     make_launch: MakeLaunch, text_of: TextOf, assert_gone: AssertGone
 ) -> None:
     launch = make_launch("sh", "-c", "echo $$ > pid; exec sleep 60")
-    running = asyncio.create_task(ProcessSandbox().run(launch))
+    running = asyncio.create_task(launch.run(ProcessProvider()))
     pid_file = launch.workspace / "pid"
     pid = int(await text_of(pid_file))
 
@@ -152,9 +147,9 @@ async def test_a_file_that_is_no_program_is_not_launchable(
     script.write_text("echo no first line\n")
     script.chmod(0o755)
     with pytest.raises(NotLaunchable, match="Exec format error"):
-        await ProcessSandbox().run(make_launch(str(script)))
+        await make_launch(str(script)).run(ProcessProvider())
 
 
 async def test_a_command_that_does_not_exist_is_not_launchable(make_launch: MakeLaunch) -> None:
     with pytest.raises(NotLaunchable, match="no-such-command"):
-        await ProcessSandbox().run(make_launch("no-such-command"))
+        await make_launch("no-such-command").run(ProcessProvider())

@@ -6,7 +6,8 @@ import asyncio
 import signal
 import subprocess
 import sys
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,15 +17,16 @@ import pytest
 from bridle.harnesses.adapters import Command
 from bridle.harnesses.adapters.python_agent import PythonAgent
 from bridle.harnesses.client import Client, ControlError
-from bridle.harnesses.rollout import Job, Outcome, Rollout, RolloutResult, RolloutSettings, grouped
+from bridle.harnesses.episode import Outcome
+from bridle.harnesses.rollout import Job, Rollout, RolloutResult, RolloutSettings, grouped
 from bridle.harnesses.sandboxes import (
-    ForkedSandbox,
-    Launch,
+    ForkedProvider,
     NotLaunchable,
-    ProcessResult,
+    ProcessProvider,
     ProcessSandbox,
-    Sandbox,
     SandboxLost,
+    SandboxProvider,
+    SandboxRequest,
 )
 from bridle.harnesses.tasks.task import Task
 from bridle.harnesses.verifiers import (
@@ -62,7 +64,7 @@ class Runner:
             rollout = Rollout(
                 client,
                 Command(("sh", "-c", command), name="shell"),
-                sandbox or ProcessSandbox(),
+                sandbox or ProcessProvider(),
                 verifier or ExactAnswer(),
                 RolloutSettings(self.directory, retry_wait_s=0.01, **{"timeout_s": 20, **settings}),
             )
@@ -104,7 +106,33 @@ async def test_an_agent_that_fails_gave_no_answer(run: Runner, stand_in: Any) ->
     assert (result.outcome, result.exit_code, result.answer) == (Outcome.AGENT_ERROR, 3, "")
     assert result.scores == {"reward": 0.0}
     assert stand_in.sealed == {result.session_id: "agent_error"}
-    assert (run.directory / result.session_id / "logs/stdout.log").read_text() == "yes\n"
+    assert (run.directory / result.session_id / "logs/agent.stdout").read_text() == "yes\n"
+
+
+async def test_an_agent_whose_calls_all_failed_is_infrastructure(
+    run: Runner, stand_in: Any
+) -> None:
+    stand_in.call_counts = {"failed": 3}
+
+    (result,) = await run("exit 1", retries=0)
+
+    assert (result.outcome, result.scores) == (Outcome.INFRASTRUCTURE, {})
+    assert stand_in.sealed == {result.session_id: "infrastructure"}
+
+
+async def test_a_guards_finding_is_a_reward_and_may_keep_a_session_out_of_training(
+    run: Runner, stand_in: Any
+) -> None:
+    stand_in.sampled = [{"turn": 1, "name": "bash", "arguments": {"command": "git log"}}]
+
+    (warned,) = await run("echo yes")
+    (zeroed,) = await run("echo yes", guards="zero")
+    (quarantined,) = await run("echo yes", guards="quarantine")
+
+    assert warned.scores == {"reward": 1.0, "guard:git_history": 1.0}
+    assert zeroed.scores["reward"] == 0.0
+    assert quarantined.outcome is Outcome.QUARANTINED
+    assert stand_in.sealed[quarantined.session_id] == "quarantined"
 
 
 async def test_an_agent_out_of_time_is_scored_on_what_it_left(run: Runner, stand_in: Any) -> None:
@@ -226,14 +254,14 @@ async def test_an_agents_failure_is_never_tried_again(run: Runner, stand_in: Any
 
 
 async def test_a_lost_runtime_is_infrastructure(run: Runner, stand_in: Any) -> None:
-    class Losing(ProcessSandbox):
+    class Losing(ProcessProvider):
         lost = 0
 
-        async def run(self, launch: Launch) -> ProcessResult:
+        def open(self, request: SandboxRequest) -> AbstractAsyncContextManager[ProcessSandbox]:
             self.lost += 1
             if self.lost == 1:
                 raise SandboxLost("gone")
-            return await super().run(launch)
+            return super().open(request)
 
     (result,) = await run("echo yes", sandbox=Losing())
 
@@ -283,7 +311,7 @@ async def test_a_prompt_that_no_process_takes_fails_its_own_task_at_once(
         rollout = Rollout(
             client,
             Command(("sh", "-c", "echo yes", "{prompt}")),
-            ProcessSandbox(),
+            ProcessProvider(),
             ExactAnswer(),
             RolloutSettings(tmp_path / "sessions", timeout_s=20),
         )
@@ -309,9 +337,9 @@ async def test_a_prompt_that_no_process_takes_fails_its_own_task_at_once(
     ],
     ids=lambda files: next(iter(files.values())),
 )
-@pytest.mark.parametrize("sandbox", [ProcessSandbox, ForkedSandbox])
+@pytest.mark.parametrize("sandbox", [ProcessProvider, ForkedProvider])
 async def test_a_file_that_no_folder_takes_fails_its_own_task_at_once(
-    stand_in: Any, tmp_path: Path, files: dict[str, str], sandbox: Callable[[], Sandbox]
+    stand_in: Any, tmp_path: Path, files: dict[str, str], sandbox: Callable[[], SandboxProvider]
 ) -> None:
     script = tmp_path / "agent.py"
     script.write_text("print('yes')")
@@ -345,8 +373,8 @@ async def test_a_task_without_what_its_verifier_needs_is_not_tried_again(
 
 
 async def test_what_no_retry_can_mend_ends_the_rollout(run: Runner, stand_in: Any) -> None:
-    class Missing(ProcessSandbox):
-        async def run(self, launch: Launch) -> ProcessResult:
+    class Missing(ProcessProvider):
+        def open(self, request: SandboxRequest) -> AbstractAsyncContextManager[ProcessSandbox]:
             raise NotLaunchable("not installed")
 
     with pytest.raises(NotLaunchable):
@@ -367,13 +395,15 @@ async def test_what_the_adapter_cannot_launch_opens_no_session(run: Runner, stan
 async def test_a_session_that_is_being_sealed_when_the_rollout_ends_is_waited_for(
     run: Runner, stand_in: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    class Missing(ProcessSandbox):
+    class Missing(ProcessProvider):
         wait_s = 0.0
 
-        async def run(self, launch: Launch) -> ProcessResult:
+        @asynccontextmanager
+        async def open(self, request: SandboxRequest) -> AsyncIterator[ProcessSandbox]:
             self.wait_s += 0.1
             await asyncio.sleep(self.wait_s)
             raise NotLaunchable("not installed")
+            yield ProcessSandbox(request.directory)
 
     stand_in.seal_wait_s = 0.3
     with pytest.raises(NotLaunchable):
@@ -442,7 +472,7 @@ from bridle.harnesses.adapters import Command
 from bridle.harnesses.adapters.python_agent import PythonAgent
 from bridle.harnesses.client import Client
 from bridle.harnesses.rollout import Job, Rollout, RolloutSettings
-from bridle.harnesses.sandboxes import ProcessSandbox
+from bridle.harnesses.sandboxes import ProcessProvider
 from bridle.harnesses.tasks.task import Task
 from bridle.harnesses.verifiers import ExactAnswer
 
@@ -450,7 +480,7 @@ async def main():
     async with Client(sys.argv[1]) as client:
         adapter = Command(("sh", "-c", f"echo $$ > {sys.argv[2]}/{{task_id}}; exec sleep 60"))
         settings = RolloutSettings(Path(sys.argv[2]) / "sessions")
-        rollout = Rollout(client, adapter, ProcessSandbox(), ExactAnswer(), settings)
+        rollout = Rollout(client, adapter, ProcessProvider(), ExactAnswer(), settings)
         await rollout.collect([Job(Task(str(n), "p")) for n in range(2)])
 
 asyncio.run(main())

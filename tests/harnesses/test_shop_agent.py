@@ -18,8 +18,15 @@ from aiohttp import web
 from bridle.engine.contract.tokenizer import Tokenizer
 from bridle.harnesses.adapters import PythonAgent
 from bridle.harnesses.client import Client
-from bridle.harnesses.rollout import Job, Outcome, Rollout, RolloutSettings
-from bridle.harnesses.sandboxes import ForkedSandbox, Launch, ProcessResult, ProcessSandbox, Sandbox
+from bridle.harnesses.episode import Outcome
+from bridle.harnesses.rollout import Job, Rollout, RolloutSettings
+from bridle.harnesses.sandboxes import (
+    ForkedProvider,
+    ProcessProvider,
+    ProcessResult,
+    ProcessSandbox,
+    SandboxProvider,
+)
 from bridle.harnesses.verifiers import Delivery
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -28,25 +35,25 @@ Ask = Callable[..., Awaitable[ProcessResult]]
 
 
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
-async def warm() -> AsyncIterator[ForkedSandbox]:
+async def warm() -> AsyncIterator[ForkedProvider]:
     """One warm process for all: importing LangChain takes seconds."""
-    sandbox = ForkedSandbox()
+    sandbox = ForkedProvider()
     yield sandbox
     await sandbox.close()
 
 
 @pytest.fixture
-def ask(stand_in: Any, shop: Any, warm: ForkedSandbox, make_launch: Callable[..., Launch]) -> Ask:
+def ask(stand_in: Any, shop: Any, warm: ForkedProvider, make_launch: Callable[..., Any]) -> Ask:
     """Runs the agent on a question."""
 
-    async def run(question: str, *arguments: str, sandbox: Sandbox = warm) -> ProcessResult:
+    async def run(question: str, *arguments: str, sandbox: SandboxProvider = warm) -> ProcessResult:
         environment = {
             "PATH": os.environ["PATH"],
             "OPENAI_BASE_URL": f"{stand_in.url}/s/x/v1",
             "OPENAI_API_KEY": "key",
         }
         argv = (sys.executable, str(shop.script), *arguments, question)
-        return await sandbox.run(make_launch(*argv, environment=environment))
+        return await make_launch(*argv, environment=environment).run(sandbox)
 
     return run
 
@@ -80,7 +87,7 @@ async def test_the_agent_imports_nothing_of_ours(shop: Any) -> None:
 @pytest.mark.parametrize(("arguments", "cold"), [((), True), ((), False), (("--stream",), False)])
 async def test_a_right_run_ends_with_the_answer_on_the_last_line(
     ask: Ask,
-    warm: ForkedSandbox,
+    warm: ForkedProvider,
     stand_in: Any,
     shop: Any,
     shop_teacher: Any,
@@ -90,7 +97,7 @@ async def test_a_right_run_ends_with_the_answer_on_the_last_line(
     (task,) = shop.tasks("train", 1)
     stand_in.reply = shop_teacher([task])
 
-    ended = await ask(task.prompt, *arguments, sandbox=ProcessSandbox() if cold else warm)
+    ended = await ask(task.prompt, *arguments, sandbox=ProcessProvider() if cold else warm)
 
     assert (ended.exit_code, ended.stderr.tail) == (0, "")
     assert ended.stdout.tail.splitlines()[-1] == str(task.payload["answer"])
@@ -203,12 +210,12 @@ async def test_the_verifier_reads_the_final_answer_only(shop: Any, tmp_path: Pat
     right, wrong = task.payload["answer"], task.payload["answer"] + 1
 
     for answer, score in ((f"It is {right}.", 1.0), (str(wrong), 0.0), (f"{wrong} {right}", 0.0)):
-        delivery = Delivery(task, answer, tmp_path, 0)
+        delivery = Delivery(task, answer, tmp_path, 0, ProcessSandbox(tmp_path))
         assert await shop.module.verifier(delivery) == {"reward": score}
 
 
 async def test_warm_sessions_of_the_agent_are_cheap_and_each_uses_its_own_key(
-    stand_in: Any, shop: Any, shop_teacher: Any, warm: ForkedSandbox, tmp_path: Path
+    stand_in: Any, shop: Any, shop_teacher: Any, warm: ForkedProvider, tmp_path: Path
 ) -> None:
     tasks = shop.tasks("train", 20)
     stand_in.reply = shop_teacher(tasks)

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from bridle.harnesses.sandboxes import ProcessSandbox
 from bridle.harnesses.tasks.task import Task
 from bridle.harnesses.verifiers import (
     CommandVerifier,
@@ -26,7 +27,8 @@ from bridle.harnesses.verifiers import (
 
 
 def delivered(answer: str, payload: Mapping[str, Any], workspace: Path = Path()) -> Delivery:
-    return Delivery(Task("t", "p", payload=payload), answer, workspace, 0)
+    sandbox = ProcessSandbox(workspace / ".sandbox")
+    return Delivery(Task("t", "p", payload=payload), answer, workspace, 0, sandbox)
 
 
 async def reward(verifier: Verifier, delivery: Delivery) -> float:

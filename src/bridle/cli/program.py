@@ -22,6 +22,7 @@ from bridle.cli.commands import (
     engine,
     export,
     forget,
+    harness,
     kind,
     proxy,
     reproduce,
@@ -33,8 +34,10 @@ from bridle.cli.commands import (
     sft,
     show,
     status,
+    tasks,
     train,
     trainer,
+    viewer,
     worker,
 )
 from bridle.cli.terminal import fail, out
@@ -91,6 +94,7 @@ app.command("reproduce")(reproduce.reproduce)
 app.command("proxy")(proxy.proxy)
 app.command("run", context_settings=run.CONTEXT)(run.run)
 app.command("sessions")(sessions.sessions)
+app.command("viewer")(viewer.viewer)
 app.command("status")(status.status)
 app.command("show")(show.show)
 app.command("reward", context_settings=reward.CONTEXT)(reward.reward)
@@ -109,6 +113,8 @@ app.command("worker")(worker.worker)
 app.command("trainer")(trainer.trainer)
 app.command("sft")(sft.sft)
 app.add_typer(engine.app, name="engine")
+app.add_typer(harness.app, name="harness")
+app.add_typer(tasks.app, name="tasks")
 if find_spec("bridle.bench") is not None:  # a checkout: the benchmarks are not installed
     from bridle.bench import commands as bench
 

@@ -6,7 +6,7 @@ import itertools
 import random
 import shlex
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,11 +15,16 @@ from bridle.harnesses.adapters import CODING_HARNESSES
 from bridle.harnesses.adapters.base import Adapter
 from bridle.harnesses.adapters.command import Command
 from bridle.harnesses.adapters.mini_swe_agent import MiniSweAgent
+from bridle.harnesses.adapters.oracle import Oracle
 from bridle.harnesses.adapters.python_agent import PythonAgent
-from bridle.harnesses.sandboxes.base import Sandbox
-from bridle.harnesses.sandboxes.forked import ForkedSandbox
-from bridle.harnesses.sandboxes.process import ProcessSandbox
+from bridle.harnesses.sandboxes import (
+    ContainerProvider,
+    ForkedProvider,
+    ProcessProvider,
+    SandboxProvider,
+)
 from bridle.harnesses.tasks import Task, TaskError, tasks_from
+from bridle.harnesses.tasks.verification import TaskVerifier
 from bridle.harnesses.verifiers import (
     ExactAnswer,
     FunctionVerifier,
@@ -29,15 +34,18 @@ from bridle.harnesses.verifiers import (
 )
 from bridle.user_code import load_object
 
-SandboxKind = Literal["process", "forked"]
-SANDBOXES: dict[SandboxKind, Callable[[], Sandbox]] = {
-    "process": ProcessSandbox,
-    "forked": ForkedSandbox,
+SandboxKind = Literal["process", "forked", "container", "container-forked"]
+SANDBOXES: dict[SandboxKind, Callable[[Adapter], SandboxProvider]] = {
+    "process": lambda _: ProcessProvider(),
+    "forked": lambda _: ForkedProvider(),
+    "container": lambda adapter: ContainerProvider(adapter.name),
+    "container-forked": lambda adapter: _warm(adapter),
 }
 VERIFIERS: dict[str, type[Any]] = {
     "number": NumberAnswer,
     "exact": ExactAnswer,
     "regex": RegexAnswer,
+    "task": TaskVerifier,
 }
 
 
@@ -45,30 +53,45 @@ class UnknownAgent(UsageError, ValueError):
     """A name is not that of a harness or a verifier; the message lists those that exist."""
 
 
-def agent(named: str, sandbox: SandboxKind | None = None) -> tuple[Adapter, Sandbox]:
-    """An adapter, and a sandbox of the kind ``sandbox``, or else of the kind that suits it.
+def _warm(adapter: Adapter) -> SandboxProvider:
+    if not isinstance(adapter, MiniSweAgent):
+        raise UnknownAgent(
+            f"a forked container runs mini-swe-agent, not {adapter.name}: use --sandbox container"
+        )
+    return adapter.warm_containers()
+
+
+def agent(
+    named: str, sandbox: SandboxKind | None = None, tasks: Iterable[Task] = ()
+) -> tuple[Adapter, SandboxProvider]:
+    """An adapter, and sandboxes of the kind ``sandbox``; else containers where one of ``tasks``
+    needs one, else the kind that suits the adapter.
 
     ``named`` is an installed harness (``codex``), a Python script (``agent.py``), or a command line
     that contains ``{prompt}``. Raises :class:`UnknownAgent`.
     """
     adapter, suited = _agent(named)
-    return adapter, (suited if sandbox is None else SANDBOXES[sandbox])()
+    if sandbox is None and any(task.container for task in tasks):
+        sandbox = "container"
+    return adapter, suited() if sandbox is None else SANDBOXES[sandbox](adapter)
 
 
-def _agent(named: str) -> tuple[Adapter, Callable[[], Sandbox]]:
+def _agent(named: str) -> tuple[Adapter, Callable[[], SandboxProvider]]:
     if named == "mini-swe-agent":
         mini = MiniSweAgent()
-        return mini, mini.sandbox
+        return mini, mini.sandboxes
+    if named == "oracle":
+        return Oracle(), ProcessProvider
     if named in CODING_HARNESSES:
-        return CODING_HARNESSES[named](), ProcessSandbox
+        return CODING_HARNESSES[named](), ProcessProvider
     if named.endswith(".py") and Path(named).is_file():
-        return PythonAgent(Path(named)), ForkedSandbox
+        return PythonAgent(Path(named)), ForkedProvider
     if "{prompt}" in named:
         argv = shlex.split(named)
         # A path or a placeholder may exist only in the session's workspace.
         if not set("/{") & set(argv[0]) and shutil.which(argv[0]) is None:
             raise UnknownAgent(f"cannot start {argv[0]}: there is no such command")
-        return Command(tuple(argv), name=Path(argv[0]).name), ProcessSandbox
+        return Command(tuple(argv), name=Path(argv[0]).name), ProcessProvider
     raise UnknownAgent(
         f"{named!r} is not a Python script, not a command that contains {{prompt}}, and not one of "
         + ", ".join(CODING_HARNESSES)
@@ -76,7 +99,8 @@ def _agent(named: str) -> tuple[Adapter, Callable[[], Sandbox]]:
 
 
 def verifier(named: str) -> Verifier:
-    """``number``, ``exact``, ``regex``, or a function as ``FILE.py:NAME`` or ``MODULE:NAME``.
+    """``task`` (its own), ``number``, ``exact``, ``regex``, or a function: ``FILE.py:NAME`` or
+    ``MODULE:NAME``.
 
     A function is called as :class:`bridle.harnesses.verifiers.FunctionVerifier` describes. Raises
     :class:`UnknownAgent` and :class:`bridle.user_code.UserCodeError`.

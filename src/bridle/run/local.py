@@ -10,6 +10,7 @@ from pathlib import Path
 from bridle.engine.contract.tokenizer import Tokenizer
 from bridle.errors import UsageError
 from bridle.harnesses.rollout import Job, RolloutSettings, grouped, require_launchable
+from bridle.harnesses.sampling import session_settings
 from bridle.run.agents import agent, shuffled_tasks
 from bridle.run.agents import verifier as named_verifier
 from bridle.run.config import RunConfig
@@ -61,9 +62,9 @@ def train(
     """
     directory, training = Path(output), config.training
     require_training(config)
-    adapter, sandbox = agent(config.agent.name, config.agent.sandbox)
     verifier = named_verifier(config.tasks.verifier)
     tasks = shuffled_tasks(config.tasks.source, config.tasks.split, training.seed)
+    adapter, sandboxes = agent(config.agent.name, config.agent.sandbox, tasks)
     policy = Path(config.policy.model)
     check_policy(policy)
     require_parts(training)
@@ -71,7 +72,9 @@ def train(
     Tokenizer(policy)
     if not World.current().is_first:
         follow(policy, training)
-    require_launchable(adapter, tasks[0], RolloutSettings(directory=directory / "sessions"))
+    require_launchable(
+        adapter, sandboxes, tasks[0], RolloutSettings(directory=directory / "sessions")
+    )
     with hold(directory, directory / LOCK):
         store = str(directory / "bridle.db")
         migrate(store)
@@ -101,6 +104,8 @@ def train(
             timeout_s=config.agent.timeout_s,
             model=MODEL,
             run_id=run_id,
+            session_settings=session_settings(config.agent.sampling),
+            guards=config.agent.guards,
         )
         with (
             stack(
@@ -110,7 +115,7 @@ def train(
                 engine=config.policy.engine,
                 engine_arguments=config.policy.engine_arguments,
             ) as running,
-            Rollouts(running.proxy_url, sandbox, verifier) as rollouts,
+            Rollouts(running.proxy_url, sandboxes, verifier, key=running.admin_key) as rollouts,
         ):
             loop = train_plan(
                 plan,

@@ -11,15 +11,16 @@ from typing import Final, Self
 
 from bridle.harnesses.adapters.base import DEFAULT_MODEL, Adapter
 from bridle.harnesses.client import Client
+from bridle.harnesses.guards import GuardAction
 from bridle.harnesses.rollout import Job, Rollout, RolloutResult, RolloutSettings, grouped
-from bridle.harnesses.sandboxes.base import Sandbox
-from bridle.harnesses.sandboxes.process import ProcessSandbox
+from bridle.harnesses.sampling import POLICY, session_settings
+from bridle.harnesses.sandboxes import ProcessProvider, SandboxProvider
 from bridle.harnesses.tasks import Task
 from bridle.harnesses.verifiers import Delivery, FunctionVerifier, Judgement, Verifier
 from bridle.run.agents import SANDBOXES, SandboxKind, first_tasks
 from bridle.run.agents import agent as named_agent
 from bridle.run.agents import verifier as named_verifier
-from bridle.run.environment import ADMIN_KEY_VARIABLE, default_proxy, key_in
+from bridle.run.environment import admin_key_for, default_proxy
 
 NO_CALL_HINT: Final = (
     "does the program read OPENAI_BASE_URL, ANTHROPIC_BASE_URL or GOOGLE_GEMINI_BASE_URL?"
@@ -36,11 +37,16 @@ class Rollouts:
     """
 
     def __init__(
-        self, proxy_url: str, sandbox: Sandbox, verifier: Verifier, *, key: str | None = None
+        self,
+        proxy_url: str,
+        sandboxes: SandboxProvider,
+        verifier: Verifier,
+        *,
+        key: str | None = None,
     ) -> None:
         self._proxy_url = proxy_url
         self._key = key
-        self._sandbox = sandbox
+        self._sandboxes = sandboxes
         self._verifier = verifier
         self._runner = asyncio.Runner()
         self._turn = threading.Lock()
@@ -61,7 +67,7 @@ class Rollouts:
         if (running := self._running) is not None:
             running.get_loop().call_soon_threadsafe(running.cancel)
         with self._turn:
-            self._runner.run(self._sandbox.close())
+            self._runner.run(self._sandboxes.close())
             self._runner.close()
 
     def collect(
@@ -100,7 +106,7 @@ class Rollouts:
             if self._closing:
                 raise asyncio.CancelledError
             async with Client(self._proxy_url, self._key) as client:
-                rollout = Rollout(client, adapter, self._sandbox, self._verifier, settings)
+                rollout = Rollout(client, adapter, self._sandboxes, self._verifier, settings)
                 return await rollout.collect(jobs, progress)
         finally:
             self._running = None
@@ -113,12 +119,14 @@ def rollout(
     *,
     proxy: str | None = None,
     key: str | None = None,
-    sandbox: SandboxKind | Sandbox | None = None,
+    sandbox: SandboxKind | SandboxProvider | None = None,
+    sampling: str = POLICY,
     group_size: int = 1,
     parallel: int = 4,
     timeout_s: float = 600.0,
     model: str = DEFAULT_MODEL,
     directory: str | Path = "runs/rollout",
+    guards: GuardAction = "warn",
     on_result: Callable[[RolloutResult], None] | None = None,
 ) -> list[RolloutResult]:
     """Runs an agent on tasks through a running proxy: each session verified, rewarded and sealed.
@@ -126,22 +134,31 @@ def rollout(
     Names are those of the command line: ``agent`` as for :func:`bridle.run.agents.agent`, ``tasks``
     as for :func:`bridle.harnesses.tasks.tasks_from`, ``verifier`` as for
     :func:`bridle.run.agents.verifier`. An adapter runs in a process sandbox where ``sandbox`` names
-    none. ``proxy`` and ``key`` default to ``$BRIDLE_PROXY`` and
-    ``$BRIDLE_ADMIN_KEY``. ``group_size`` is the number of sessions per task; ``directory`` receives
-    workspaces and logs; ``on_result`` is called with each result as it comes.
+    none. ``proxy`` and ``key`` default to ``$BRIDLE_PROXY`` and ``$BRIDLE_ADMIN_KEY``, else the key
+    that the proxy on this machine made. ``guards`` is what a finding costs
+    (:mod:`bridle.harnesses.guards`); ``sampling`` is as for
+    :func:`bridle.harnesses.sampling.session_settings`. ``group_size`` is the number of sessions per
+    task; ``directory`` receives workspaces and logs; ``on_result`` is called with each result.
 
     Returns the results in the order they came. Raises :class:`bridle.errors.BridleError`.
     """
-    if isinstance(sandbox, str):
-        sandbox = SANDBOXES[sandbox]()
+    chosen = first_tasks(tasks, None) if isinstance(tasks, str) else list(tasks)
+    kind = sandbox if isinstance(sandbox, str) else None
     if isinstance(agent, str):
-        adapter, suited = named_agent(agent)
+        adapter, suited = named_agent(agent, kind, chosen)
     else:
-        adapter, suited = agent, ProcessSandbox()
+        adapter, suited = agent, SANDBOXES[kind](agent) if kind else ProcessProvider()
+    provider = suited if sandbox is None or isinstance(sandbox, str) else sandbox
     check = named_verifier(verifier) if isinstance(verifier, str) else FunctionVerifier(verifier)
-    jobs = grouped(first_tasks(tasks, None) if isinstance(tasks, str) else tasks, group_size)
-    settings = RolloutSettings(Path(directory), parallel, timeout_s, model)
-    with Rollouts(
-        proxy or default_proxy(), sandbox or suited, check, key=key or key_in(ADMIN_KEY_VARIABLE)
-    ) as rollouts:
+    jobs = grouped(chosen, group_size)
+    settings = RolloutSettings(
+        Path(directory),
+        parallel,
+        timeout_s,
+        model,
+        session_settings=session_settings(sampling),
+        guards=guards,
+    )
+    url = proxy or default_proxy()
+    with Rollouts(url, provider, check, key=admin_key_for(url, key)) as rollouts:
         return rollouts.collect(adapter, jobs, settings, on_result)

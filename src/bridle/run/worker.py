@@ -20,6 +20,7 @@ from typing import Any, Final
 import msgspec
 import uvicorn
 from starlette.applications import Starlette
+from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -29,9 +30,10 @@ from bridle.engine.serve.transport import RequesterGone, unless_client_leaves
 from bridle.harnesses.adapters.base import Adapter
 from bridle.harnesses.client import Client, ControlError
 from bridle.harnesses.rollout import Job, Rollout, RolloutResult, RolloutSettings, grouped
-from bridle.harnesses.sandboxes.base import NotLaunchable, Sandbox
+from bridle.harnesses.sandboxes.base import NotLaunchable, SandboxProvider
 from bridle.harnesses.tasks.task import Task
 from bridle.harnesses.verifiers import Verifier
+from bridle.web_pages import NoWebPages
 
 ROUNDS: Final = "/rounds"
 HEALTH: Final = "/healthz"
@@ -54,7 +56,7 @@ class Duties:
 
     proxy_url: str
     adapter: Adapter
-    sandbox: Sandbox
+    sandboxes: SandboxProvider
     verifier: Verifier
     tasks: Sequence[Task]
     settings: RolloutSettings
@@ -84,7 +86,8 @@ def worker_app(duties: Duties, report: Callable[[str], None]) -> Starlette:
         return Response(b'{"status":"ok"}', media_type="application/json")
 
     return Starlette(
-        routes=[Route(ROUNDS, rounds, methods=["POST"]), Route(HEALTH, health, methods=["GET"])]
+        routes=[Route(ROUNDS, rounds, methods=["POST"]), Route(HEALTH, health, methods=["GET"])],
+        middleware=[Middleware(NoWebPages, only_loopback=duties.key is None)],
     )
 
 
@@ -104,7 +107,7 @@ async def _results(
     """One round at a time: a second request waits for the first to end."""
     async with turn, Client(duties.proxy_url, duties.key) as client:
         settings = replace(duties.settings, run_id=asked.run_id)
-        rollout = Rollout(client, duties.adapter, duties.sandbox, duties.verifier, settings)
+        rollout = Rollout(client, duties.adapter, duties.sandboxes, duties.verifier, settings)
         jobs = duties.jobs(asked)
         stream = rollout.run(jobs)
         ended = 0
@@ -189,7 +192,7 @@ async def _serve(duties: Duties, listener: socket.socket, report: Callable[[str]
     try:
         await server.serve(sockets=[listener])
     finally:
-        await duties.sandbox.close()
+        await duties.sandboxes.close()
 
 
 class _Server(uvicorn.Server):

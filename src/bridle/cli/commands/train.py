@@ -9,6 +9,7 @@ import typer
 
 from bridle.cli.extras import needs_extra
 from bridle.cli.options import (
+    TASKS_HELP,
     ConfigOption,
     DeviceOption,
     EngineOption,
@@ -17,6 +18,7 @@ from bridle.cli.options import (
     PrecisionOption,
     PublishThroughOption,
     RecomputeOption,
+    SamplingOption,
     SandboxOption,
     ScheduleOption,
     SetOption,
@@ -38,14 +40,13 @@ def train(
         str | None,
         typer.Option("--agent", help="codex, claude-code …, agent.py, or 'CMD {prompt}'."),
     ] = None,
-    tasks: Annotated[
-        str | None, typer.Option(help="FILE.jsonl, FILE.py:FUNCTION or MODULE:FUNCTION.")
-    ] = None,
+    tasks: Annotated[str | None, typer.Option(help=TASKS_HELP)] = None,
     verify: Annotated[
-        str | None, typer.Option("--verifier", help="number, exact, regex, or FILE.py:NAME.")
+        str | None, typer.Option("--verifier", help="task, number, exact, regex, or FILE.py:NAME.")
     ] = None,
     split: Annotated[str | None, typer.Option(help="Only tasks of this split.")] = None,
     sandbox: SandboxOption = None,
+    sampling: SamplingOption = "policy",
     steps: Annotated[int, typer.Option(min=1, help="GRPO steps.")] = 100,
     seconds: MinutesOption = None,
     groups: Annotated[int, typer.Option(min=1, help="Tasks per step.")] = 8,
@@ -79,7 +80,7 @@ def train(
 ) -> None:
     """Train a policy inside an agent. The same command resumes from the last checkpoint.
 
-    --policy, --agent, --tasks and --verifier are required, here or in --config.
+    --policy, --agent and --tasks are required, here or in --config.
     """
     from bridle.run.config import RunConfig
 

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from bridle.engine.scripted import ScriptedReply, ScriptedRequest
 from bridle.harnesses.adapters.base import Adapter
 from bridle.harnesses.adapters.python_agent import PythonAgent
-from bridle.harnesses.sandboxes.forked import ForkedSandbox
+from bridle.harnesses.sandboxes.forked import ForkedProvider
 from bridle.harnesses.tasks.task import Task
 from bridle.run.demo.corpus import first_corpus
 from bridle.run.demo.teacher import teacher
@@ -37,7 +37,7 @@ class Course(Protocol):
     def session_settings(self, temperature: float) -> Mapping[str, Any]:
         """What the proxy pins or caps for its sessions."""
 
-    def rollouts(self, proxy_url: str) -> Rollouts: ...
+    def rollouts(self, proxy_url: str, key: str | None) -> Rollouts: ...
 
     def first_corpus(self) -> Iterable[str]:
         """Text for the tokenizer that serves the first recording."""
@@ -75,9 +75,9 @@ class Shop:
         """None: the agent asks for its temperature itself."""
         return {}
 
-    def rollouts(self, proxy_url: str) -> Rollouts:
+    def rollouts(self, proxy_url: str, key: str | None) -> Rollouts:
         module: ModuleType = self.module
-        return Rollouts(proxy_url, ForkedSandbox(), module.verifier)
+        return Rollouts(proxy_url, ForkedProvider(), module.verifier, key=key)
 
     def first_corpus(self) -> Iterator[str]:
         return first_corpus(self.script.read_text())

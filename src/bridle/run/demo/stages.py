@@ -13,7 +13,8 @@ import torch
 from bridle.engine.contract.tokenizer import Tokenizer
 from bridle.engine.scripted import ScriptedEngine
 from bridle.errors import BridleError
-from bridle.harnesses.rollout import Job, Outcome, RolloutResult, RolloutSettings, grouped
+from bridle.harnesses.episode import Outcome
+from bridle.harnesses.rollout import Job, RolloutResult, RolloutSettings, grouped
 from bridle.harnesses.tasks.task import Task
 from bridle.reconstruct.exports.chat_jsonl import export_chat
 from bridle.reconstruct.exports.parquet import export_parquet
@@ -125,8 +126,8 @@ def record(
     script = course.teacher(tasks, settings.teacher_skill)
     with (
         ScriptedEngine(tokenizer, script, served_model_name=MODEL) as engine,
-        proxy(engine.base_url, tokenizer, places.store, places.logs) as proxy_url,
-        course.rollouts(proxy_url) as rollouts,
+        proxy(engine.base_url, tokenizer, places.store, places.logs) as (proxy_url, key),
+        course.rollouts(proxy_url, key) as rollouts,
     ):
         jobs = [Job(task) for task in left_over(tasks, places, run_id, {Outcome.COMPLETED})]
         results = rollouts.collect(
@@ -209,7 +210,7 @@ def evaluate(
     the store."""
     tasks = course.tasks("held_out", count, settings.seed)
     measured = {Outcome.COMPLETED, Outcome.AGENT_ERROR, Outcome.TIMEOUT}
-    with course.rollouts(stack.proxy_url) as rollouts:
+    with course.rollouts(stack.proxy_url, stack.admin_key) as rollouts:
         rollouts.collect(
             course.agent(temperature),
             [Job(task) for task in left_over(tasks, places, run_id, measured)],

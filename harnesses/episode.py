@@ -1,0 +1,176 @@
+"""What happens inside an opened sandbox: the harness runs and the verifier scores, step by step."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from pathlib import Path
+
+from bridle.harnesses.adapters.base import Access, Adapter
+from bridle.harnesses.client import Session
+from bridle.harnesses.sandboxes.base import (
+    Launch,
+    ProcessResult,
+    Sandbox,
+    SandboxProvider,
+    SandboxRequest,
+)
+from bridle.harnesses.sandboxes.spec import ContainerSpec
+from bridle.harnesses.tasks.task import Step, Task
+from bridle.harnesses.verifiers import Delivery, NoVerdict, Scores, Verifier
+
+
+class Outcome(StrEnum):
+    """How a session ended."""
+
+    COMPLETED = "completed"
+    """The harness exited with 0."""
+    AGENT_ERROR = "agent_error"
+    """It exited otherwise; its answer counts as none."""
+    TIMEOUT = "timeout"
+    INFRASTRUCTURE = "infrastructure"
+    """The proxy, the sandbox or the verifier failed: nothing is known of the agent."""
+    QUARANTINED = "quarantined"
+    """A guard found what the run keeps out of training."""
+    CANCELLED = "cancelled"
+    """The rollout was stopped while it ran; only sealed with, never a result."""
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodeResult:
+    """What came of a session's task."""
+
+    outcome: Outcome
+    """Of the first step that did not complete, else completed."""
+    scores: Scores
+    seconds: float
+    """Of the harness, all steps together."""
+    exit_code: int | None
+    answer: str
+
+
+@dataclass(frozen=True, slots=True)
+class Episode:
+    """One session's harness, sandbox and verifier."""
+
+    adapter: Adapter
+    sandboxes: SandboxProvider
+    verifier: Verifier
+    sandbox: Sandbox
+    request: SandboxRequest
+    session: Session
+    model: str
+    timeout_s: float
+    """For a task that states no time of its own."""
+    _steps: list[Scores] = field(default_factory=list)
+
+    async def run(self, task: Task) -> EpisodeResult:
+        """Raises what sandbox and verifier raise."""
+        seconds = 0.0
+        outcome, answer = Outcome.COMPLETED, ""
+        exit_code: int | None = 0
+        for step in task.steps or (Step("", task.prompt),):
+            one = _one(task, step)
+            if step.setup is not None:
+                await self._set_up(step, Path(step.setup))
+            finished = await self._run_harness(one, step)
+            seconds += finished.seconds
+            ended = outcome_of(finished)
+            answer = ""
+            if ended is Outcome.COMPLETED:
+                answer = await self.adapter.answer(finished, self.sandbox)
+            if outcome is Outcome.COMPLETED:
+                outcome, exit_code = ended, finished.exit_code
+            scores = await self.verifier(self._delivery(one, answer, finished.exit_code))
+            self._steps.append(scores)
+            if not reaches(scores, step.min_rewards):
+                break
+        return EpisodeResult(
+            outcome, combined(self._steps, task.combine), seconds, exit_code, answer
+        )
+
+    async def _set_up(self, step: Step, folder: Path) -> None:
+        workspace = self.sandbox.place.workspace
+        await self.sandbox.upload(folder, workspace)
+        if not (folder / "setup.sh").exists():
+            return
+        launch = Launch(
+            ("/bin/bash", str(workspace / "setup.sh")),
+            self.sandbox.place.environment,
+            self.timeout_s,
+            role="setup",
+            user=step.user,
+        )
+        finished = await self.sandbox.exec(launch)
+        if finished.exit_code != 0:
+            error = finished.stderr.tail.strip()[-300:]
+            raise NoVerdict(
+                f"setup.sh of the step {step.name} ended with {finished.exit_code}: {error}"
+            )
+
+    async def _run_harness(self, task: Task, step: Step) -> ProcessResult:
+        place = self.sandbox.place
+        plan = self.adapter.plan(task, Access(self._reached_from_inside(), self.model), place)
+        given = {place.workspace / name: text for name, text in task.files.items()}
+        await self.sandbox.write({**plan.files, **given})
+        timeout_s = step.timeout_s or task.timeout_s or self.timeout_s
+        return await self.sandbox.exec(
+            Launch(plan.argv, plan.environment, timeout_s, user=step.user)
+        )
+
+    def _delivery(self, task: Task, answer: str, exit_code: int | None) -> Delivery:
+        workspace = Path(self.sandbox.place.workspace)
+        return Delivery(task, answer, workspace, exit_code, self.sandbox, self._open_another)
+
+    def _open_another(self, spec: ContainerSpec) -> AbstractAsyncContextManager[Sandbox]:
+        directory = self.sandbox.directory / "verifier-sandbox"
+        return _made(self.sandboxes, SandboxRequest(directory, self.request.urls, spec))
+
+    def _reached_from_inside(self) -> Session:
+        """The session with the URLs by which a process in the sandbox reaches it, without the key
+        that scores it."""
+
+        def reached(values: Mapping[str, str]) -> dict[str, str]:
+            return {
+                name: self.sandbox.url(value) if "://" in value else value
+                for name, value in values.items()
+            }
+
+        given = self.session
+        return Session(given.id, given.key, reached(given.base_urls), reached(given.environment))
+
+
+@asynccontextmanager
+async def _made(sandboxes: SandboxProvider, request: SandboxRequest) -> AsyncIterator[Sandbox]:
+    request.directory.mkdir(parents=True, exist_ok=True)
+    async with sandboxes.open(request) as sandbox:
+        yield sandbox
+
+
+def _one(task: Task, step: Step) -> Task:
+    """The task as the adapter and the verifier see it in one step."""
+    if not step.name:
+        return task
+    payload = {**task.payload, "step": step.name}
+    return replace(task, prompt=step.prompt, payload=payload, steps=())
+
+
+def outcome_of(finished: ProcessResult) -> Outcome:
+    if finished.timed_out:
+        return Outcome.TIMEOUT
+    return Outcome.COMPLETED if finished.exit_code == 0 else Outcome.AGENT_ERROR
+
+
+def reaches(scores: Scores, minimum: Mapping[str, float]) -> bool:
+    """Whether every named reward is there and at least its number."""
+    return all(scores.get(name, float("-inf")) >= least for name, least in minimum.items())
+
+
+def combined(steps: Sequence[Scores], how: str) -> Scores:
+    """The session's rewards: the last step's, or the mean of each; one that is missing is 0."""
+    if how == "final" or len(steps) == 1:
+        return steps[-1]
+    names = dict.fromkeys(name for scores in steps for name in scores)
+    return {name: sum(scores.get(name, 0.0) for scores in steps) / len(steps) for name in names}

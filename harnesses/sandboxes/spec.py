@@ -1,0 +1,49 @@
+"""What a task asks of its container."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+Network = Literal["session", "allowlist", "public"]
+"""``session``: the session's URL and nothing else; ``allowlist``: also HTTP to ``allowed_hosts``;
+``public``: the internet."""
+
+
+@dataclass(frozen=True, slots=True)
+class HealthCheck:
+    """A command that succeeds once the container is ready."""
+
+    command: str
+    interval_s: float = 5.0
+    timeout_s: float = 30.0
+    retries: int = 3
+    start_period_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class ContainerSpec:
+    """The image, limits and network of one container. A limit of ``None`` is the engine's own."""
+
+    image: str | None = None
+    """An image to pull if it is missing. Without it and without ``build``: ``python:3.11-slim``."""
+    build: str | None = None
+    """A folder with a Dockerfile; built once for its content. Goes before ``image``."""
+    build_timeout_s: float = 600.0
+    workdir: str | None = None
+    """Working directory; else the image's, else ``/workspace``."""
+    user: str | None = None
+    """The agent's user; else the image's."""
+    cpus: float | None = None
+    memory_mb: int | None = None
+    storage_mb: int | None = None
+    """Most that one session may write to the container's own layer."""
+    pids: int = 1024
+    gpus: int = 0
+    environment: Mapping[str, str] = field(default_factory=dict)
+    mounts: Mapping[str, str] = field(default_factory=dict)
+    """Path in the container -> path of this machine, read-only."""
+    network: Network = "session"
+    allowed_hosts: tuple[str, ...] = ()
+    health: HealthCheck | None = None

@@ -1,0 +1,259 @@
+"""``task.toml`` as typed values, and what it asks of a container.
+
+The format is that of harbor 0.26 (``harbor/models/task/config.py``, schema 1.4). Fields that change
+nothing here, such as authors, are not read.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final, Literal
+
+import msgspec
+
+from bridle.harnesses.sandboxes.spec import ContainerSpec, HealthCheck, Network
+from bridle.harnesses.tasks.task import TaskError
+
+_TEMPLATE: Final = re.compile(r"\$\{([A-Za-z_]\w*)(?::-(.*))?\}")
+_SIZES: Final = {"K": 1 / 1024, "M": 1, "G": 1024}
+_NETWORKS: Final[Mapping[str, Network]] = {
+    "no-network": "session",
+    "allowlist": "allowlist",
+    "public": "public",
+}
+
+
+class Health(msgspec.Struct, frozen=True):
+    """``[environment.healthcheck]``."""
+
+    command: str
+    interval_sec: float = 5.0
+    timeout_sec: float = 30.0
+    start_period_sec: float = 0.0
+    retries: int = 3
+
+
+class EnvironmentTable(msgspec.Struct, frozen=True):
+    """``[environment]``, and the verifier's own one."""
+
+    docker_image: str | None = None
+    build_timeout_sec: float = 600.0
+    cpus: float | None = None
+    memory_mb: int | None = None
+    storage_mb: int | None = None
+    memory: str | None = None
+    """Before schema 1.2, such as ``2G``."""
+    storage: str | None = None
+    gpus: int | None = None
+    env: dict[str, str] = {}
+    workdir: str | None = None
+    healthcheck: Health | None = None
+    network_mode: str | None = None
+    allowed_hosts: tuple[str, ...] = ()
+    allow_internet: bool | None = None
+    os: str = "linux"
+
+
+class AgentTable(msgspec.Struct, frozen=True):
+    """``[agent]``."""
+
+    timeout_sec: float | None = None
+    user: str | int | None = None
+    network_mode: str | None = None
+    allowed_hosts: tuple[str, ...] = ()
+
+
+class Collect(msgspec.Struct, frozen=True):
+    """``[[verifier.collect]]``: a command that runs before artifacts are collected."""
+
+    command: str
+    service: str = "main"
+    timeout_sec: float = 60.0
+    user: str | int | None = None
+
+
+class VerifierTable(msgspec.Struct, frozen=True):
+    """``[verifier]``."""
+
+    timeout_sec: float = 600.0
+    env: dict[str, str] = {}
+    user: str | int | None = None
+    environment_mode: Literal["shared", "separate"] | None = None
+    environment: EnvironmentTable | None = None
+    collect: tuple[Collect, ...] = ()
+
+    @property
+    def mode(self) -> Literal["shared", "separate"] | None:
+        """The stated mode, else the one that an environment of its own implies."""
+        if self.environment_mode is None and self.environment is not None:
+            return "separate"
+        return self.environment_mode
+
+
+class Artifact(msgspec.Struct, frozen=True):
+    """What a separate verifier sees of the agent's container."""
+
+    source: str
+
+
+class StepTable(msgspec.Struct, frozen=True):
+    """``[[steps]]``."""
+
+    name: str
+    agent: AgentTable = AgentTable()
+    verifier: VerifierTable = VerifierTable()
+    min_reward: float | dict[str, float] | None = None
+    artifacts: tuple[str | Artifact, ...] = ()
+
+
+class Package(msgspec.Struct, frozen=True):
+    """``[task]``."""
+
+    name: str
+
+
+class SolutionTable(msgspec.Struct, frozen=True):
+    """``[solution]``."""
+
+    env: dict[str, str] = {}
+
+
+class HarborConfig(msgspec.Struct, frozen=True):
+    """All of ``task.toml`` that decides how a task is run."""
+
+    task: Package | None = None
+    environment: EnvironmentTable = EnvironmentTable()
+    agent: AgentTable = AgentTable()
+    verifier: VerifierTable = VerifierTable()
+    solution: SolutionTable = SolutionTable()
+    multi_step_reward_strategy: Literal["mean", "final"] | None = None
+    steps: tuple[StepTable, ...] = ()
+    artifacts: tuple[str | Artifact, ...] = ()
+
+    def step(self, name: str | None) -> StepTable | None:
+        return next((step for step in self.steps if step.name == name), None)
+
+    def verifier_for(self, step: StepTable | None) -> VerifierTable:
+        """The step's verifier, its gaps filled from the task's."""
+        whole = self.verifier
+        if step is None:
+            return whole
+        own = step.verifier
+        return msgspec.structs.replace(
+            own,
+            env={**whole.env, **own.env},
+            user=whole.user if own.user is None else own.user,
+            environment=own.environment or whole.environment,
+            environment_mode=own.mode or whole.mode,
+            collect=(*whole.collect, *own.collect),
+        )
+
+
+def read_config(folder: Path) -> HarborConfig:
+    """The ``task.toml`` of a task's folder. Raises :class:`TaskError`."""
+    file = folder / "task.toml"
+    try:
+        config = msgspec.toml.decode(file.read_bytes(), type=HarborConfig, strict=False)
+    except (OSError, UnicodeDecodeError, msgspec.DecodeError) as error:
+        raise TaskError(f"{file}: {error}") from error
+    if config.environment.os.lower() != "linux":
+        raise TaskError(f"{file}: environment.os is {config.environment.os}; only linux is run")
+    return config
+
+
+def container_of(folder: Path, table: EnvironmentTable, agent: AgentTable) -> ContainerSpec:
+    """The container of an environment whose build folder, if it has one, is ``folder``.
+
+    Raises :class:`TaskError`.
+    """
+    compose = ("docker-compose.yaml", "docker-compose.yml")
+    if any((folder / name).exists() for name in compose):
+        raise TaskError(f"{folder}: tasks of several services are not run; `harbor run` runs them")
+    builds = not table.docker_image and (folder / "Dockerfile").is_file()
+    if not builds and not table.docker_image:
+        raise TaskError(f"{folder} has no Dockerfile, and task.toml names no docker_image")
+    network, hosts = _network(table, agent)
+    health = table.healthcheck
+    return ContainerSpec(
+        image=table.docker_image,
+        build=str(folder) if builds else None,
+        build_timeout_s=table.build_timeout_sec,
+        workdir=table.workdir,
+        user=None if agent.user is None else str(agent.user),
+        cpus=table.cpus,
+        memory_mb=table.memory_mb or _megabytes(table.memory),
+        storage_mb=table.storage_mb or _megabytes(table.storage),
+        gpus=table.gpus or 0,
+        environment=resolved(table.env),
+        network=network,
+        allowed_hosts=hosts,
+        health=None
+        if health is None
+        else HealthCheck(
+            health.command,
+            health.interval_sec,
+            health.timeout_sec,
+            health.retries,
+            health.start_period_sec,
+        ),
+    )
+
+
+def resolved(environment: Mapping[str, str]) -> dict[str, str]:
+    """``${VAR}`` and ``${VAR:-default}`` from this process's environment.
+
+    Raises :class:`TaskError` for a variable that is not set and has no default.
+    """
+    found = {}
+    for name, value in environment.items():
+        match = _TEMPLATE.fullmatch(value)
+        if match is None:
+            found[name] = value
+            continue
+        given = os.environ.get(match[1], match[2])
+        if given is None:
+            raise TaskError(f"the task takes {name} from ${match[1]}, which is not set")
+        found[name] = given
+    return found
+
+
+def thresholds(value: float | dict[str, float] | None) -> dict[str, float]:
+    """The rewards that a step must reach by name; a number is for ``reward``."""
+    if value is None:
+        return {}
+    return dict(value) if isinstance(value, dict) else {"reward": float(value)}
+
+
+def sources(entries: tuple[str | Artifact, ...]) -> list[str]:
+    """Paths in the container that artifacts are taken from."""
+    return [entry if isinstance(entry, str) else entry.source for entry in entries]
+
+
+def _network(table: EnvironmentTable, agent: AgentTable) -> tuple[Network, tuple[str, ...]]:
+    """Harbor's: the agent's own policy, else the environment's, else public."""
+    mode, hosts = agent.network_mode, agent.allowed_hosts
+    if mode is None:
+        mode, hosts = table.network_mode, table.allowed_hosts
+    if mode is None and table.allow_internet is not None:
+        mode = "public" if table.allow_internet else "no-network"
+    if mode not in (None, *_NETWORKS):
+        raise TaskError(f"network_mode {mode!r} is not one of {', '.join(_NETWORKS)}")
+    return _NETWORKS[mode or "public"], hosts
+
+
+def _megabytes(size: str | None) -> int | None:
+    if size is None:
+        return None
+    text = size.strip().upper()
+    try:
+        return int(float(text[:-1]) * _SIZES[text[-1]])
+    except (KeyError, ValueError, IndexError) as error:
+        raise TaskError(f"{size!r} is no size such as 2G or 512M") from error
+
+
+def payload_of(folder: Path) -> dict[str, Any]:
+    """What a task's verifier finds its folder by."""
+    return {"harbor": str(folder)}

@@ -1,0 +1,106 @@
+"""Tasks of Harbor folders: one folder, a dataset of them, or a ``dataset.toml`` that names them."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from bridle.harnesses.tasks.harbor.config import (
+    HarborConfig,
+    container_of,
+    payload_of,
+    read_config,
+    thresholds,
+)
+from bridle.harnesses.tasks.task import Identity, Step, Task, TaskError, remember
+
+_CANARY: Final = re.compile(r"^(<!--.*canary.*-->|#.*canary.*)$", re.IGNORECASE)
+
+
+def harbor_tasks(reference: str) -> Iterator[Task]:
+    """The tasks at a path. Raises :class:`TaskError`."""
+    path = Path(reference).expanduser()
+    if path.name == "dataset.toml":
+        suite, folders = path.parent.resolve().name, list(_named(path))
+    elif (path / "task.toml").is_file():
+        suite, folders = path.resolve().parent.name, [path]
+    else:
+        inside = path / "tasks" if (path / "tasks").is_dir() else path
+        suite = path.resolve().name
+        folders = sorted(found.parent for found in inside.glob("*/task.toml"))
+        if not folders:
+            raise TaskError(f"{path} has no task.toml, and no folder in it has one")
+    known: set[Identity] = set()
+    for folder in folders:
+        task = harbor_task(folder.resolve(), suite)
+        remember(known, task)
+        yield task
+
+
+def harbor_task(folder: Path, suite: str) -> Task:
+    """The task in ``folder``. Raises :class:`TaskError`."""
+    config = read_config(folder)
+    name = config.task.name if config.task else folder.name
+    steps = tuple(_steps(folder, config))
+    return Task(
+        id=name,
+        prompt=steps[0].prompt if steps else _instruction(folder),
+        suite=suite,
+        payload=payload_of(folder),
+        container=container_of(folder / "environment", config.environment, config.agent),
+        timeout_s=config.agent.timeout_sec,
+        steps=steps,
+        combine=config.multi_step_reward_strategy or "mean",
+    )
+
+
+def _steps(folder: Path, config: HarborConfig) -> Iterator[Step]:
+    for step in config.steps:
+        inside = folder / "steps" / step.name
+        if not inside.resolve().is_relative_to(folder):
+            raise TaskError(f"{folder}: the step {step.name!r} lies outside of the task")
+        setup = inside / "workdir"
+        yield Step(
+            name=step.name,
+            prompt=_instruction(inside),
+            timeout_s=step.agent.timeout_sec,
+            user=None if step.agent.user is None else str(step.agent.user),
+            setup=str(setup) if setup.is_dir() else None,
+            min_rewards=thresholds(step.min_reward),
+        )
+
+
+def _instruction(folder: Path) -> str:
+    """``instruction.md`` without the marks that keep benchmarks out of training data."""
+    file = folder / "instruction.md"
+    try:
+        lines = file.read_text(encoding="utf-8").split("\n")
+    except (OSError, UnicodeDecodeError) as error:
+        raise TaskError(f"{file}: {error}") from error
+    while lines and _CANARY.match(lines[0].strip()):
+        del lines[0]
+    while lines and not lines[0].strip():
+        del lines[0]
+    return "\n".join(lines)
+
+
+def _named(manifest: Path) -> Iterator[Path]:
+    """Folders of the tasks that a ``dataset.toml`` lists, beside it or in its ``tasks``."""
+    try:
+        listed = tomllib.loads(manifest.read_text(encoding="utf-8")).get("tasks", [])
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise TaskError(f"{manifest}: {error}") from error
+    for entry in listed:
+        name = str(entry.get("path") or entry.get("name", "")).rpartition("/")[2]
+        candidates = [manifest.parent / str(entry.get("path") or name)]
+        candidates.append(manifest.parent / "tasks" / name)
+        found = next((path for path in candidates if (path / "task.toml").is_file()), None)
+        if found is None:
+            raise TaskError(
+                f"{manifest} names {entry.get('name')!r}, which is not beside it: "
+                "`harbor download` brings a dataset's tasks"
+            )
+        yield found

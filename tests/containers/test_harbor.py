@@ -1,0 +1,145 @@
+"""Harbor's format: the solution scores 1, an idle agent 0, a missing reward is an error."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bridle.bench.shell_policy import ShellPolicy
+from bridle.harnesses.episode import Outcome
+from bridle.harnesses.rollout import RolloutResult
+from bridle.run.rollouts import rollout
+
+pytestmark = pytest.mark.containers
+
+_PATH = Path(__file__).with_name("harbor_folders.py")
+_spec = importlib.util.spec_from_file_location("harbor_folders", _PATH)
+assert _spec is not None
+assert _spec.loader is not None
+folders = importlib.util.module_from_spec(_spec)
+sys.modules[_spec.name] = folders
+_spec.loader.exec_module(folders)
+
+NOTHING = "true {prompt}"
+
+
+@pytest.fixture(scope="module")
+def twenty(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("harbor")
+    folders.write_all(root)
+    return root
+
+
+def run(stage: Any, tmp_path: Path, agent: str, tasks: Path, **options: Any) -> list[RolloutResult]:
+    bench = stage(ShellPolicy(turns=1))
+    return rollout(
+        agent, f"harbor:{tasks}", "task", proxy=bench.url, directory=tmp_path / "runs", **options
+    )
+
+
+@pytest.mark.parametrize(("agent", "reward"), [("oracle", 1.0), (NOTHING, 0.0)])
+def test_every_task_pays_its_solution_and_nothing_else(
+    stage: Any, tmp_path: Path, twenty: Path, agent: str, reward: float
+) -> None:
+    results = run(stage, tmp_path, agent, twenty)
+
+    assert len(results) == 20
+    got = {result.task_id: (result.error, result.scores.get("reward")) for result in results}
+    assert got == {result.task_id: ("", reward) for result in results}
+
+
+def test_rewards_have_their_names_and_steps_their_mean(
+    stage: Any, tmp_path: Path, twenty: Path
+) -> None:
+    (named,) = run(stage, tmp_path, "oracle", twenty / "rewards-by-name")
+    assert named.scores == {"reward": 1.0, "style": 0.5}
+
+    half = "sh -c 'echo one > /app/one' {prompt}"
+    (mean,) = run(stage, tmp_path, half, twenty / "steps-mean")
+    assert mean.scores == {"reward": 0.5}
+
+
+def test_a_step_below_its_least_reward_ends_the_session(
+    stage: Any, tmp_path: Path, twenty: Path
+) -> None:
+    only_second = "sh -c 'echo two > /app/two; echo run >> /app/runs; cat /app/runs' {prompt}"
+
+    (result,) = run(stage, tmp_path, only_second, twenty / "steps-final")
+
+    assert result.scores == {"reward": 0.0}
+    assert result.answer == "run", "the second step was not run"
+
+
+@pytest.mark.parametrize(
+    ("tests", "why"),
+    [
+        ("true", "no reward file"),
+        (": > /logs/verifier/reward.txt", "an empty reward.txt"),
+        ("echo nan > /logs/verifier/reward.txt", "no finite number"),
+        ('echo \'{"reward": "1"}\' > /logs/verifier/reward.json', "no finite number"),
+        ("sleep 60", "took more than 2 s"),
+    ],
+)
+def test_tests_without_a_reward_give_no_score_and_are_not_run_again(
+    stage: Any, tmp_path: Path, tests: str, why: str
+) -> None:
+    folders.folder(
+        tmp_path / "tasks",
+        "unfit",
+        config=folders.CLOSED + "[verifier]\ntimeout_sec = 2\n",
+        files={"tests/test.sh": f"#!/bin/bash\n{tests}\n"},
+    )
+
+    (result,) = run(stage, tmp_path, NOTHING, tmp_path / "tasks")
+
+    assert (result.outcome, result.attempts) == (Outcome.INFRASTRUCTURE, 1)
+    assert why in result.error
+    assert result.scores == {}
+
+
+def test_an_old_reward_of_the_agents_is_not_read(stage: Any, tmp_path: Path) -> None:
+    folders.folder(tmp_path / "tasks", "cheat", files={"tests/test.sh": "#!/bin/bash\ntrue\n"})
+    cheat = "sh -c 'mkdir -p /logs/verifier; echo 1 > /logs/verifier/reward.txt' {prompt}"
+
+    (result,) = run(stage, tmp_path, cheat, tmp_path / "tasks")
+
+    assert result.outcome is Outcome.INFRASTRUCTURE
+    assert "no reward file" in result.error
+
+
+def test_an_agent_out_of_time_is_verified_on_what_it_left(stage: Any, tmp_path: Path) -> None:
+    config = folders.CLOSED + "[agent]\ntimeout_sec = 2\n"
+    folders.folder(tmp_path / "tasks", "slow", config=config)
+    slow = "sh -c 'echo line of slow > /app/out.txt; sleep 60' {prompt}"
+
+    (result,) = run(stage, tmp_path, slow, tmp_path / "tasks")
+
+    assert (result.outcome, result.scores) == (Outcome.TIMEOUT, {"reward": 1.0})
+
+
+@pytest.mark.skipif("BRIDLE_HARBOR" not in os.environ, reason="BRIDLE_HARBOR names no harbor")
+@pytest.mark.parametrize(("agent", "reward"), [("oracle", 1.0), ("nop", 0.0)])
+def test_harbor_itself_gives_the_same_rewards(tmp_path: Path, agent: str, reward: float) -> None:
+    """Its Docker runtime closes no network in every engine, so the tasks ask for none here."""
+    tasks, jobs = tmp_path / "tasks", tmp_path / "jobs"
+    folders.write_all(tasks)
+    for file in tasks.glob("*/task.toml"):
+        kept = [line for line in file.read_text().split("\n") if "net" not in line.split("=")[0]]
+        file.write_text("\n".join(kept))
+    command = [os.environ["BRIDLE_HARBOR"], "run", "--path", str(tasks), "--agent", agent]
+    command += ["--jobs-dir", str(jobs), "--n-concurrent", "2", "--env", "docker", "--yes"]
+    subprocess.run(command, check=True, capture_output=True)
+
+    found = {}
+    for file in jobs.glob("*/*/result.json"):
+        result = json.loads(file.read_text())
+        rewards = (result["verifier_result"] or {}).get("rewards")
+        found[result["task_name"]] = (rewards or {}).get("reward")
+    assert found == dict.fromkeys((path.name for path in tasks.iterdir()), reward)
