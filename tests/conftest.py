@@ -260,3 +260,11 @@ def writer(url: str) -> Iterator[Writer]:
 def reader(url: str) -> Iterator[Reader]:
     with Reader(url) as opened:
         yield opened
+
+
+@pytest.fixture(scope="session", autouse=True)
+def own_data_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Proxies that tests start keep their admin key and their store away from the user's."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("BRIDLE_HOME", str(tmp_path_factory.mktemp("home")))
+        yield

@@ -35,6 +35,7 @@ from bridle.proxy.control.models import (
     session_state,
 )
 from bridle.proxy.dialects.errors import openai_error
+from bridle.proxy.engines.addresses import require_engine_address
 from bridle.proxy.engines.policy_gate import Policy, StaleVersion
 from bridle.proxy.http.routes import nothing_at
 from bridle.proxy.services import Services
@@ -368,8 +369,10 @@ async def list_engines(services: Running, _: Admin) -> list[EngineView]:
 
 
 async def add_engine(new: NewEngine, services: Running, _: Admin) -> list[EngineView]:
-    """Adds an engine for the policy. A known engine stays as it is."""
+    """Adds an engine for the policy. A known engine stays as it is. The proxy's upstream key is not
+    sent to it: name an engine that asks for that key when the proxy is started."""
     try:
+        await asyncio.to_thread(require_engine_address, new.url)
         await services.cluster_control.add_engine(new.url, new.policy_version)
     except ValueError as error:
         raise ApiError("invalid_request", str(error), status=422, param="url") from error

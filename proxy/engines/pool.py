@@ -109,6 +109,7 @@ class EnginePool:
     ) -> None:
         """``model`` is the name to ask these engines for; ``None``: the first that they list.
         ``external``: another provider's, without a health route and with the client's names.
+        ``api_key`` goes to the engines of ``urls``, never to one that is added later.
         ``trained``: tokens of these engines may be trained, so that they are asked how they sample:
         at the start, and after connections to them have broken."""
         self.gate = gate
@@ -117,6 +118,7 @@ class EnginePool:
         self._external = external
         self._trained = trained
         self._api_key = api_key
+        self._named_by_operator = frozenset(_base(url) for url in urls)
         self._engines: dict[str, PooledEngine] = {}
         for url in urls:
             engine = self._made(url, gate.version)
@@ -373,7 +375,9 @@ class EnginePool:
         return engine
 
     def _made(self, url: str, version: int) -> PooledEngine:
-        endpoint = EngineEndpoint(self._settings, _base(url), self._api_key)
+        base = _base(url)
+        key = self._api_key if base in self._named_by_operator else None
+        endpoint = EngineEndpoint(self._settings, base, key)
         circuit = Circuit(self._settings.limits.failures_to_eject)
         return PooledEngine(endpoint, circuit, version)
 

@@ -108,7 +108,7 @@ def train(
                 engine=config.policy.engine,
                 engine_arguments=config.policy.engine_arguments,
             ) as running,
-            Rollouts(running.proxy_url, sandboxes, verifier) as rollouts,
+            Rollouts(running.proxy_url, sandboxes, verifier, key=running.admin_key) as rollouts,
         ):
             loop = train_plan(
                 plan,

@@ -20,7 +20,7 @@ from bridle.harnesses.verifiers import Delivery, FunctionVerifier, Judgement, Ve
 from bridle.run.agents import SANDBOXES, SandboxKind, first_tasks
 from bridle.run.agents import agent as named_agent
 from bridle.run.agents import verifier as named_verifier
-from bridle.run.environment import ADMIN_KEY_VARIABLE, default_proxy, key_in
+from bridle.run.environment import admin_key_for, default_proxy
 
 NO_CALL_HINT: Final = (
     "does the program read OPENAI_BASE_URL, ANTHROPIC_BASE_URL or GOOGLE_GEMINI_BASE_URL?"
@@ -134,11 +134,11 @@ def rollout(
     Names are those of the command line: ``agent`` as for :func:`bridle.run.agents.agent`, ``tasks``
     as for :func:`bridle.harnesses.tasks.tasks_from`, ``verifier`` as for
     :func:`bridle.run.agents.verifier`. An adapter runs in a process sandbox where ``sandbox`` names
-    none. ``proxy`` and ``key`` default to ``$BRIDLE_PROXY`` and
-    ``$BRIDLE_ADMIN_KEY``. ``guards`` is what a finding costs (:mod:`bridle.harnesses.guards`);
-    ``sampling`` is as for :func:`bridle.harnesses.sampling.session_settings`. ``group_size`` is
-    the number of sessions per task; ``directory`` receives workspaces and logs; ``on_result`` is
-    called with each result as it comes.
+    none. ``proxy`` and ``key`` default to ``$BRIDLE_PROXY`` and ``$BRIDLE_ADMIN_KEY``, else the key
+    that the proxy on this machine made. ``guards`` is what a finding costs
+    (:mod:`bridle.harnesses.guards`); ``sampling`` is as for
+    :func:`bridle.harnesses.sampling.session_settings`. ``group_size`` is the number of sessions per
+    task; ``directory`` receives workspaces and logs; ``on_result`` is called with each result.
 
     Returns the results in the order they came. Raises :class:`bridle.errors.BridleError`.
     """
@@ -159,7 +159,6 @@ def rollout(
         session_settings=session_settings(sampling),
         guards=guards,
     )
-    with Rollouts(
-        proxy or default_proxy(), provider, check, key=key or key_in(ADMIN_KEY_VARIABLE)
-    ) as rollouts:
+    url = proxy or default_proxy()
+    with Rollouts(url, provider, check, key=admin_key_for(url, key)) as rollouts:
         return rollouts.collect(adapter, jobs, settings, on_result)

@@ -21,6 +21,7 @@ from bridle.harnesses.rollout import RolloutResult
 from bridle.harnesses.sampling import POLICY
 from bridle.harnesses.verifiers import REWARD
 from bridle.run.agents import agent, first_tasks, verifier
+from bridle.run.environment import admin_key_for
 from bridle.run.rollouts import NO_CALL_HINT
 from bridle.run.rollouts import rollout as run_rollout
 
@@ -55,6 +56,7 @@ def rollout(
     json: JsonOption = False,
 ) -> None:
     """Run an agent on tasks through a running proxy; each session is verified and rewarded."""
+    key = admin_key_for(proxy, key)
     check, chosen = verifier(verify), first_tasks(tasks, split, limit)
     adapter, place = agent(named, sandbox, chosen)
     leave_on_sigterm()

@@ -11,7 +11,7 @@ import typer
 from bridle.cli.options import TASKS_HELP, JsonOption, ProxyOption, SamplingOption, SandboxOption
 from bridle.cli.serving import announce, listening_on
 from bridle.cli.terminal import err, fail
-from bridle.run.environment import ADMIN_KEY_VARIABLE, key_in
+from bridle.run.environment import ADMIN_KEY_VARIABLE, admin_key_for
 
 DEFAULT_PORT = 8485
 
@@ -48,7 +48,7 @@ def worker(
     from bridle.run.agents import agent, shuffled_tasks, verifier
     from bridle.run.worker import Duties, serve
 
-    key = key_in(ADMIN_KEY_VARIABLE)
+    key = admin_key_for(proxy)
     if key is None and not is_loopback(host):
         fail(f"{host} is reachable by others: set {ADMIN_KEY_VARIABLE} to the proxy's key", 2)
     check, pool = verifier(verify), shuffled_tasks(tasks, split, seed)
