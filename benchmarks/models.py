@@ -11,7 +11,7 @@ import itertools
 import tempfile
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -28,11 +28,10 @@ from bridle.bench.model_conversation import (
 )
 from bridle.engine.contract.tokenizer import TemplateError, Tokenizer
 from bridle.engine.serve.transport import ServerThread
+from bridle.engine.vllm.parsers import choose_parsers
 from bridle.proxy.continuation.continuation import Continuer, TemplateReport
 from bridle.proxy.server import ProxyServer
 from bridle.proxy.settings import ProxySettings
-from bridle.reconstruct.samples.builders import build
-from bridle.reconstruct.samples.rules import DEFAULT_RULES
 from bridle.reconstruct.session import LoadedSession
 from bridle.store.reading.queries import Reader
 from bridle.store.records import BreakReason, Continuation
@@ -77,7 +76,7 @@ class Outcome:
 
     def add(self, session: LoadedSession) -> None:
         self.sessions += 1
-        self.rows += len(build(session, DEFAULT_RULES).samples)
+        self.rows += len(session.tree.branches())
         self.breaks.update(str(call.break_reason) for call in session.calls if call.break_reason)
 
     def figures(self) -> dict[str, Any]:
@@ -114,6 +113,7 @@ def measure_directory(directory: Path, family: Family) -> dict[str, Any]:
         "differences": model.differences[:4],
         "rendered": rendered.figures(),
         "stand_in": family.stand_in,
+        "parsers": asdict(choose_parsers(directory)),
         "reasons": list(report.reasons),
     }
 
