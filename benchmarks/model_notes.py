@@ -25,6 +25,10 @@ docs/models.md` writes this page.
 def page(found: Mapping[str, Mapping[str, Any]]) -> str:
     """The figures of :func:`bridle.bench.models.measure` as Markdown."""
     rows = [
+        f"| {name} | not fetched | | | | | | |\n" for name in found if "not_fetched" in found[name]
+    ]
+    found = {name: figures for name, figures in found.items() if "not_fetched" not in figures}
+    rows += [
         f"| {name}{'*' * figures['stand_in']} | {figures['exact']['rows_per_session']:.2f} "
         f"| {figures['exact']['breaks']} | {figures['outside_differences']} "
         f"| {figures['rendered']['breaks']} | {figures['tools']} "

@@ -26,6 +26,7 @@ from bridle.bench.model_conversation import (
     result,
     steps_for,
 )
+from bridle.bench.packages import PackageNotFetched
 from bridle.engine.contract.tokenizer import TemplateError, Tokenizer
 from bridle.engine.serve.transport import ServerThread
 from bridle.engine.vllm.parsers import choose_parsers
@@ -90,8 +91,14 @@ class Outcome:
 
 
 def measure(names: Iterable[str] = FAMILIES) -> dict[str, Any]:
-    """By family, its figures. Raises :class:`bridle.bench.packages.PackageNotFetched`."""
-    return {name: measure_directory(model_directory(name), FAMILIES[name]) for name in names}
+    """By family, its figures; ``{"not_fetched": REASON}`` where it cannot be had."""
+    found: dict[str, Any] = {}
+    for name in names:
+        try:
+            found[name] = measure_directory(model_directory(name), FAMILIES[name])
+        except PackageNotFetched as error:
+            found[name] = {"not_fetched": str(error)}
+    return found
 
 
 def measure_directory(directory: Path, family: Family) -> dict[str, Any]:

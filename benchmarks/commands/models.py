@@ -39,6 +39,9 @@ def models(
     for heading in ("family", "verdict", "rows", "breaks", "outside", "errors", "rendered breaks"):
         shown.add_column(heading)
     for name, figures in found.items():
+        if "not_fetched" in figures:
+            shown.add_row(name, figures["not_fetched"])
+            continue
         exact, rendered = figures["exact"], figures["rendered"]
         shown.add_row(
             name,
