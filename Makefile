@@ -14,7 +14,7 @@ export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
 .PHONY: help setup demo test check test-harnesses test-pythons test-postgres vllm-cpu test-vllm \
-	test-compose test-containers test-demo test-long intercept test-intercept lock clean
+	test-compose test-containers test-demo test-limits test-long intercept test-intercept lock clean
 
 help:  ## Show the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  %-16s %s\n", $$1, $$2}'
@@ -85,6 +85,9 @@ test-containers: $(READY)  ## Sessions in real containers (installs Debian's doc
 
 test-demo: $(READY)  ## The whole demo against its bars, and the learning rate of zero beside it
 	$(BIN)/python -m pytest -m demo
+
+test-limits: $(READY)  ## Clients and engines that misbehave, up to every limit of the proxy
+	$(BIN)/python -m pytest -m limits
 
 test-long: $(READY)  ## What takes many minutes: deep property runs, soaks
 	$(BIN)/python -m pytest -m long
