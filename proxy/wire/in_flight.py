@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from typing import Final
 
+import msgspec
+
 from bridle.proxy.wire.canonical import ApiError
 
 STEP: Final = 64 << 10
@@ -27,18 +29,15 @@ class InFlight:
         """Calls that hold any."""
 
 
-class Held:
-    """What one call holds. Each :meth:`add` must be followed by a :meth:`release` in the end."""
+class Held(msgspec.Struct):
+    """What one call holds. An :meth:`add` must be followed by a :meth:`release` in the end."""
 
-    __slots__ = ("_all", "bytes")
-
-    def __init__(self, of: InFlight) -> None:
-        self._all = of
-        self.bytes = 0
+    of: InFlight
+    bytes: int = 0
 
     def add(self, count: int) -> None:
         """Raises :class:`ApiError` (503) when this call has to end."""
-        everything = self._all
+        everything = self.of
         everything.holders += not self.bytes
         self.bytes += count
         everything.bytes += count
@@ -54,6 +53,6 @@ class Held:
 
     def release(self) -> None:
         if self.bytes:
-            self._all.holders -= 1
-            self._all.bytes -= self.bytes
+            self.of.holders -= 1
+            self.of.bytes -= self.bytes
             self.bytes = 0
