@@ -12,7 +12,7 @@ from bridle.proxy.calls.models import models_dialect, models_reply
 from bridle.proxy.continuation.prompt import CallPrompt
 from bridle.proxy.dialects.registry import COUNTING, DIALECTS
 from bridle.proxy.dialects.responses.reply import deleted
-from bridle.proxy.engines.request import constraint, engine_request
+from bridle.proxy.engines.request import engine_request
 from bridle.proxy.engines.routes import Destination
 from bridle.proxy.http.client import Client, ClientGone, encoded
 from bridle.proxy.http.routes import Action, Route, calls_method, nothing_at
@@ -134,7 +134,7 @@ class DataPlane:
         overruled: tuple[Note, ...] = ()
         sampling, budget = request.sampling, services.budgets.default
         if rules:
-            sampling, overruled = effective(sampling, rules)
+            sampling, overruled = effective(sampling, rules, pinned=not to.external)
             budget = services.budgets.of(rules)
         if sampling.n is not None and sampling.n > services.settings.limits.choices:
             message = f"at most {services.settings.limits.choices} choices (n) are served"
@@ -150,7 +150,7 @@ class DataPlane:
         if link.unknown:
             still_open = services.memory.running(link.unknown)
             notes += [Note("echoed_call_still_open", call_id) for call_id in still_open]
-        notes += (*to.notes, *prompt.notes, *overruled, *ask.notes, *constraint(request))
+        notes += (*to.notes, *prompt.notes, *overruled, *ask.notes)
         if request.dialect == "responses":
             notes += not_stored(request)
         refusal = None if budget is None else await services.budgets.refusal(session, budget)

@@ -198,6 +198,11 @@ class Reader:
                 return
             after = (rows[-1].sealed_at, rows[-1].id)
 
+    @staticmethod
+    def session_record(row: Row[Any]) -> SessionRecord:
+        """A row of the table of sessions."""
+        return _session(row)
+
     def rewards(self, session_id: str) -> list[Reward]:
         """A session's rewards, oldest first."""
         return self.rewards_of([session_id])[session_id]

@@ -37,6 +37,7 @@ from bridle.cli.commands import (
     tasks,
     train,
     trainer,
+    viewer,
     worker,
 )
 from bridle.cli.terminal import fail, out
@@ -93,6 +94,7 @@ app.command("reproduce")(reproduce.reproduce)
 app.command("proxy")(proxy.proxy)
 app.command("run", context_settings=run.CONTEXT)(run.run)
 app.command("sessions")(sessions.sessions)
+app.command("viewer")(viewer.viewer)
 app.command("status")(status.status)
 app.command("show")(show.show)
 app.command("reward", context_settings=reward.CONTEXT)(reward.reward)

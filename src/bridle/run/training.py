@@ -31,7 +31,7 @@ from bridle.store.records import PolicyRecord
 from bridle.store.writing.writer import Writer
 from bridle.trainer.batch.filters import FILTERS
 from bridle.trainer.config import GrpoConfig
-from bridle.trainer.credit.advantages import ADVANTAGES
+from bridle.trainer.credit import ADVANTAGES
 from bridle.trainer.learner.checkpoint import POLICY_DIRECTORY, checkpoints
 from bridle.trainer.learner.group import learning
 from bridle.trainer.loop import GrpoLoop

@@ -37,7 +37,7 @@ class Course(Protocol):
     def session_settings(self, temperature: float) -> Mapping[str, Any]:
         """What the proxy pins or caps for its sessions."""
 
-    def rollouts(self, proxy_url: str) -> Rollouts: ...
+    def rollouts(self, proxy_url: str, key: str | None) -> Rollouts: ...
 
     def first_corpus(self) -> Iterable[str]:
         """Text for the tokenizer that serves the first recording."""
@@ -75,9 +75,9 @@ class Shop:
         """None: the agent asks for its temperature itself."""
         return {}
 
-    def rollouts(self, proxy_url: str) -> Rollouts:
+    def rollouts(self, proxy_url: str, key: str | None) -> Rollouts:
         module: ModuleType = self.module
-        return Rollouts(proxy_url, ForkedProvider(), module.verifier)
+        return Rollouts(proxy_url, ForkedProvider(), module.verifier, key=key)
 
     def first_corpus(self) -> Iterator[str]:
         return first_corpus(self.script.read_text())
