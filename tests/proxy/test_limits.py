@@ -4,6 +4,7 @@ client's stream goes on."""
 from __future__ import annotations
 
 import json
+import os
 import re
 import socket
 import subprocess
@@ -26,6 +27,8 @@ from bridle.store.reading.queries import CallRow, Reader
 PEAK_MIB = 400
 STALL_S = 0.25
 CHAT = "/v1/chat/completions"
+KEY = "an-admin-key"
+HEADERS = {"authorization": f"Bearer {KEY}"}
 LIMITS = {"head_timeout_s": "2", "body_timeout_s": "2", "connections": "64"}
 
 
@@ -55,7 +58,7 @@ class Attacked:
         return int(found[1]) / 1024
 
     def events(self) -> dict[str, float]:
-        text = httpx.get(self.url + "/metrics").text
+        text = httpx.get(self.url + "/metrics", headers=HEADERS).text
         return {
             name: float(value)
             for name, value in re.findall(r'bridle_events_total\{name="(\w+)"\} (\S+)', text)
@@ -76,7 +79,9 @@ class Attacked:
 
         def listen() -> None:
             body = ask("steady", stream=True)
-            with httpx.stream("POST", self.url + CHAT, json=body, timeout=20) as response:
+            with httpx.stream(
+                "POST", self.url + CHAT, headers=HEADERS, json=body, timeout=20
+            ) as response:
                 last = None
                 for _ in response.iter_raw():
                     now = time.monotonic()
@@ -102,7 +107,12 @@ def running(directory: Path, **limits: str) -> Iterator[Attacked]:
     with ExitStack() as stack:
 
         def start(*command: str) -> subprocess.Popen[str]:
-            process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+            process = subprocess.Popen(
+                command,
+                stdout=subprocess.PIPE,
+                text=True,
+                env={**os.environ, "BRIDLE_ADMIN_KEY": KEY},
+            )
             stack.callback(process.wait)
             stack.callback(process.kill)
             return process
@@ -144,7 +154,9 @@ def attacked(tmp_path: Path) -> Iterator[Attacked]:
 def test_an_engines_reply_without_an_end_is_ended(
     attacked: Attacked, behaviour: str, stream: bool, limit: str
 ) -> None:
-    response = httpx.post(attacked.url + CHAT, json=ask(behaviour, stream=stream), timeout=120)
+    response = httpx.post(
+        attacked.url + CHAT, headers=HEADERS, json=ask(behaviour, stream=stream), timeout=120
+    )
     assert limit.removeprefix("limit_") in response.text
     assert response.status_code == (200 if stream and response.text.startswith("data") else 502)
     assert attacked.events()[limit] == 1
@@ -157,7 +169,9 @@ def test_many_large_replies_at_once_are_ended_before_they_fill_the_memory(
     attacked: Attacked,
 ) -> None:
     def post(_: int) -> int:
-        return httpx.post(attacked.url + CHAT, json=ask("held_whole"), timeout=8).status_code
+        return httpx.post(
+            attacked.url + CHAT, headers=HEADERS, json=ask("held_whole"), timeout=8
+        ).status_code
 
     statuses = []
     with ThreadPoolExecutor(30) as pool:
@@ -172,8 +186,8 @@ def test_many_large_replies_at_once_are_ended_before_they_fill_the_memory(
 
 
 def head(length: int) -> bytes:
-    line = f"POST {CHAT} HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-length: {length}\r\n\r\n"
-    return line.encode()
+    lines = f"host: 127.0.0.1\r\nauthorization: Bearer {KEY}\r\ncontent-length: {length}"
+    return f"POST {CHAT} HTTP/1.1\r\n{lines}\r\n\r\n".encode()
 
 
 @pytest.mark.limits
@@ -208,7 +222,7 @@ def test_a_body_that_is_too_large_is_refused_before_it_is_read(attacked: Attacke
 def test_the_largest_body_stalls_nobody(attacked: Attacked) -> None:
     text = "word " * (8_000_000 // 5)
     body = ask(text, stream=True)
-    with httpx.stream("POST", attacked.url + CHAT, json=body, timeout=60) as got:
+    with httpx.stream("POST", attacked.url + CHAT, headers=HEADERS, json=body, timeout=60) as got:
         assert got.status_code == 200
 
 
@@ -251,7 +265,7 @@ def test_too_many_connections_are_refused_and_counted(attacked: Attacked) -> Non
 
 @pytest.mark.limits
 def test_too_many_choices_are_refused(attacked: Attacked) -> None:
-    response = httpx.post(attacked.url + CHAT, json=ask("steady", n=1000))
+    response = httpx.post(attacked.url + CHAT, headers=HEADERS, json=ask("steady", n=1000))
     assert response.status_code == 400
     assert response.json()["error"]["param"] == "n"
 
