@@ -36,6 +36,10 @@ def ask(prompt: str, **more: Any) -> dict[str, Any]:
     return {"model": "m", "messages": [{"role": "user", "content": prompt}], **more}
 
 
+def post(proxy: Attacked, body: dict[str, Any], timeout: float = 120) -> httpx.Response:
+    return httpx.post(proxy.url + CHAT, headers=HEADERS, json=body, timeout=timeout)
+
+
 @dataclass
 class Attacked:
     """A proxy in a process of its own, before an engine in another."""
@@ -79,9 +83,8 @@ class Attacked:
 
         def listen() -> None:
             body = ask("steady", stream=True)
-            with httpx.stream(
-                "POST", self.url + CHAT, headers=HEADERS, json=body, timeout=20
-            ) as response:
+            url = self.url + CHAT
+            with httpx.stream("POST", url, headers=HEADERS, json=body, timeout=20) as response:
                 last = None
                 for _ in response.iter_raw():
                     now = time.monotonic()
@@ -168,14 +171,12 @@ def test_an_engines_reply_without_an_end_is_ended(
 def test_many_large_replies_at_once_are_ended_before_they_fill_the_memory(
     attacked: Attacked,
 ) -> None:
-    def post(_: int) -> int:
-        return httpx.post(
-            attacked.url + CHAT, headers=HEADERS, json=ask("held_whole"), timeout=8
-        ).status_code
+    def status(_: int) -> int:
+        return post(attacked, ask("held_whole"), timeout=8).status_code
 
     statuses = []
     with ThreadPoolExecutor(30) as pool:
-        for done in [pool.submit(post, number) for number in range(30)]:
+        for done in [pool.submit(status, number) for number in range(30)]:
             try:
                 statuses.append(done.result())
             except httpx.ReadTimeout:
@@ -222,7 +223,8 @@ def test_a_body_that_is_too_large_is_refused_before_it_is_read(attacked: Attacke
 def test_the_largest_body_stalls_nobody(attacked: Attacked) -> None:
     text = "word " * (8_000_000 // 5)
     body = ask(text, stream=True)
-    with httpx.stream("POST", attacked.url + CHAT, headers=HEADERS, json=body, timeout=60) as got:
+    url = attacked.url + CHAT
+    with httpx.stream("POST", url, headers=HEADERS, json=body, timeout=60) as got:
         assert got.status_code == 200
 
 
@@ -265,7 +267,7 @@ def test_too_many_connections_are_refused_and_counted(attacked: Attacked) -> Non
 
 @pytest.mark.limits
 def test_too_many_choices_are_refused(attacked: Attacked) -> None:
-    response = httpx.post(attacked.url + CHAT, headers=HEADERS, json=ask("steady", n=1000))
+    response = post(attacked, ask("steady", n=1000))
     assert response.status_code == 400
     assert response.json()["error"]["param"] == "n"
 
