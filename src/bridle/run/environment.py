@@ -8,6 +8,9 @@ from typing import Literal
 from urllib.parse import urlsplit
 
 EngineKind = Literal["embedded", "vllm"]
+DemoPolicy = Literal["smollm2", "tiny"]
+"""``smollm2``: SmolLM2-135M-Instruct, as it was published. ``tiny``: random weights, warm-started
+on a scripted teacher; they call tools."""
 DEFAULT_PORT = 8484
 ADMIN_KEY_VARIABLE = "BRIDLE_ADMIN_KEY"
 """The key that opens the proxy's control routes."""
