@@ -8,6 +8,7 @@ import hashlib
 import itertools
 import json
 import random
+import re
 from pathlib import Path
 
 from bridle.harnesses.tasks.task import Task
@@ -19,15 +20,13 @@ STAFF: dict[str, list[str]] = json.loads(Path(__file__).with_name("staff.json").
 
 
 def verifier(delivery: Delivery) -> float:
-    """The share of jobs that stand in their place of the list, each as one word and nothing else.
-
-    A full stop and the case of letters do not matter.
-    """
+    """The share of the list's places that name the right job, and no other that there is."""
     wanted: list[str] = delivery.task.payload["jobs"]
-    given = [word.strip().removesuffix(".").casefold() for word in delivery.answer.split("|")]
+    given = [re.findall(r"\w+", place.casefold()) for place in delivery.answer.split("|")]
     if len(given) != len(wanted):
         return 0.0
-    return sum(map(str.__eq__, given, wanted)) / len(wanted)
+    named = [set(words) & set(STAFF["jobs"]) for words in given]
+    return sum(jobs == {job} for jobs, job in zip(named, wanted, strict=True)) / len(wanted)
 
 
 def sentence(name: str, city: str, job: str) -> str:

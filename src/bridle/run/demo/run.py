@@ -186,7 +186,7 @@ class Demo:
             self._serving(self.places.warm) as running,
             self.course.rollouts(running.proxy_url) as rollouts,
             progress(self._console, "GRPO sessions", settings.max_steps * per_step) as tick,
-            torch_threads(settings.threads),
+            torch_threads(settings.update_threads),
         ):
             agent, rollout = (
                 self.course.agent(1.0),
@@ -261,8 +261,7 @@ class Demo:
         """
         store, logs = self.places.store, self.places.logs
         if self.settings.engine == "embedded":
-            arguments = ["--threads", str(self.settings.threads)]
-            with stack(policy, store, logs, engine_arguments=arguments) as running:
+            with stack(policy, store, logs) as running:
                 yield running
             return
         if self._vllm_url is None:

@@ -78,8 +78,8 @@ class DemoSettings:
     minutes: float = 11.5
     """What the whole demo may take: training ends, goal or not, and its learning rate with it, when
     only so much is left as measuring took before. :data:`VLLM_MINUTES` with vLLM unless set."""
-    threads: int = 1
-    """PyTorch's threads in the engine, and in the trainer while it updates."""
+    update_threads: int = 1
+    """PyTorch's threads in an update, while nothing else runs."""
     checkpoint_every: int = 1
     """GRPO steps."""
     parallel: int = 16
@@ -102,7 +102,7 @@ PRETRAINED: Final = DemoSettings(
     group_size=8,
     minibatches=1,
     epochs=1,
-    threads=2,
+    update_threads=2,
     checkpoint_every=4,
     parallel=16,
     timeout_s=600.0,
