@@ -26,8 +26,8 @@ from typing import Any, Self
 
 from bridle.engine.contract.contract import ModelCard
 from bridle.engine.contract.errors import ConnectionCut, RequestRefused
+from bridle.engine.contract.markup import THINK, end_of_turn
 from bridle.engine.contract.tokenizer import Tokenizer
-from bridle.engine.serve import hermes, thinking
 from bridle.engine.serve.backend import (
     PauseMode,
     Prompt,
@@ -36,6 +36,7 @@ from bridle.engine.serve.backend import (
     SamplingParams,
     Step,
 )
+from bridle.engine.serve.markup import hermes
 from bridle.engine.serve.server import make_app
 from bridle.engine.serve.transport import ServerThread
 
@@ -121,7 +122,7 @@ class ScriptedReply:
         """The text that the policy would have sampled."""
         parts = []
         if self.reasoning is not None:
-            parts.append(f"{thinking.OPEN}\n{self.reasoning}\n{thinking.CLOSE}\n\n")
+            parts.append(f"{THINK.opening}\n{self.reasoning}\n{THINK.closing}\n\n")
         if self.content:
             parts.append(self.content)
         for index, call in enumerate(self.tool_calls):
@@ -160,6 +161,8 @@ class ScriptedBackend:
         self.requests: list[ScriptedRequest] = []
         """Every request the script was asked, in order."""
         self._script = script
+        self._ends: dict[bool, int] = {}
+        """The id that ends a turn, by whether it has called a tool."""
         self._running = 0
         self._idle = asyncio.Condition()
         self._admits = asyncio.Event()
@@ -261,8 +264,23 @@ class ScriptedBackend:
     def _sampled_ids(self, reply: ScriptedReply, sampling: SamplingParams) -> list[int]:
         ids = self.tokenizer.encode(reply.markup())
         if reply.end:
-            ids += [min(self.tokenizer.eos_token_ids)]
+            ids += [self._end(called=bool(reply.tool_calls))]
         return ids
+
+    def _end(self, *, called: bool) -> int:
+        """The id that ends a turn: the template's, else the tokenizer's own."""
+        if called not in self._ends:
+            end = end_of_turn(self.tokenizer, called=called)
+            if end is None:
+                token = self.tokenizer.special_tokens.get("eos_token")
+                end = self.tokenizer.token_id(token) if token else None
+            if end is None:
+                raise RequestRefused(
+                    f"{self.tokenizer.directory} does not say how a turn ends: "
+                    "name an eos_token in tokenizer_config.json"
+                )
+            self._ends[called] = end
+        return self._ends[called]
 
     def _stop_ids(self, sampling: SamplingParams) -> frozenset[int]:
         own = frozenset() if sampling.ignore_eos else self.tokenizer.eos_token_ids

@@ -11,6 +11,7 @@ import httpx
 import msgspec
 
 from bridle.errors import BridleError
+from bridle.harnesses.guards import Action
 from bridle.harnesses.tasks.task import Task
 
 Answer = TypeVar("Answer")
@@ -37,14 +38,17 @@ class ProxySilent(ProxyUnreachable):
 
 
 class Session(msgspec.Struct, frozen=True):
-    """A recorded session as the proxy hands it out. The key is shown once, here."""
+    """A recorded session as the proxy hands it out. Its keys are shown once, here."""
 
     id: str
     key: str
+    """The harness's own: it records calls of the session."""
     base_urls: dict[str, str]
     """``openai``, ``anthropic`` and ``google`` base URLs of this session."""
     environment: dict[str, str] = {}
     """What to set for a harness that takes its base URL and key from the environment."""
+    verifier_key: str = ""
+    """For the code that scores the session; an adapter never sees it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,15 +121,14 @@ class Client:
         name: str,
         value: float,
         *,
-        source: str | None = None,
+        verifier_key: str | None = None,
         detail: Mapping[str, Any] | None = None,
     ) -> None:
+        """Records a reward: the verifier's with the session's verifier key, else the operator's."""
         body: dict[str, Any] = {"name": name, "value": value}
-        if source is not None:
-            body["source"] = source
         if detail is not None:
             body["detail"] = dict(detail)
-        await self._send("POST", f"/sessions/{session_id}/rewards", body)
+        await self._send("POST", f"/sessions/{session_id}/rewards", body, key=verifier_key)
 
     async def seal(self, session_id: str, outcome: str) -> None:
         await self._send("POST", f"/sessions/{session_id}/seal", {"outcome": outcome})
@@ -133,6 +136,10 @@ class Client:
     async def session(self, session_id: str) -> dict[str, Any]:
         """A session's state; ``calls`` counts its calls by status."""
         return _read(await self._send("GET", f"/sessions/{session_id}"), dict[str, Any])
+
+    async def actions(self, session_id: str) -> list[Action]:
+        """The tool calls that a session's calls sampled."""
+        return _read(await self._send("GET", f"/sessions/{session_id}/actions"), list[Action])
 
     async def policy(self) -> dict[str, Any]:
         """The state of the policy, with its ``version``."""
@@ -143,10 +150,16 @@ class Client:
         return _read(await self._send("GET", "/engines"), list[dict[str, Any]])
 
     async def _send(
-        self, method: str, path: str, body: Mapping[str, Any] | None = None
+        self,
+        method: str,
+        path: str,
+        body: Mapping[str, Any] | None = None,
+        *,
+        key: str | None = None,
     ) -> httpx.Response:
+        headers = {"authorization": f"Bearer {key}"} if key else {}
         try:
-            reply = await self._http.request(method, path, json=body)
+            reply = await self._http.request(method, path, json=body, headers=headers)
         except httpx.DecodingError as error:
             base = self._http.base_url
             raise ProxyUnreachable(f"what {base} answered cannot be read: {error}") from error

@@ -32,6 +32,8 @@ class Outcome(StrEnum):
     TIMEOUT = "timeout"
     INFRASTRUCTURE = "infrastructure"
     """The proxy, the sandbox or the verifier failed: nothing is known of the agent."""
+    QUARANTINED = "quarantined"
+    """A guard found what the run keeps out of training."""
     CANCELLED = "cancelled"
     """The rollout was stopped while it ran; only sealed with, never a result."""
 
@@ -127,7 +129,8 @@ class Episode:
         return _made(self.sandboxes, SandboxRequest(directory, self.request.urls, spec))
 
     def _reached_from_inside(self) -> Session:
-        """The session with the URLs by which a process in the sandbox reaches it."""
+        """The session with the URLs by which a process in the sandbox reaches it, without the key
+        that scores it."""
 
         def reached(values: Mapping[str, str]) -> dict[str, str]:
             return {

@@ -118,7 +118,10 @@ class ProxySettings:
     more_engines: tuple[str, ...] = ()
     """Base URLs of further engines that serve the same policy."""
     admin_key: str | None = field(default=None, repr=False)
-    """The key that permits everything. Without one, control routes are open on loopback only."""
+    """The key that permits everything. Without one, everything is open on loopback; no command of
+    ours starts a proxy so."""
+    keyless_recording: bool = False
+    """Whether loopback clients may record without a key although there is an admin key."""
     upstream_api_key: str | None = field(default=None, repr=False)
     model: str | None = None
     """The served model's name; ``None`` takes the first that ``/v1/models`` of the engine lists."""
@@ -160,9 +163,9 @@ class ProxySettings:
                 raise ValueError(f"role model {role}={name}: there is no other model {name}")
 
     @property
-    def open_on_loopback(self) -> bool:
-        """Whether loopback clients need no key."""
-        return is_loopback(self.host)
+    def keyless(self) -> bool:
+        """Whether loopback clients may record without a key."""
+        return is_loopback(self.host) and (self.keyless_recording or self.admin_key is None)
 
     @property
     def deployment(self) -> str:

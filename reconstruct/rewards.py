@@ -11,9 +11,11 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any, Final, Literal
 
-from bridle.store.records import Reward
+from bridle.store.records import Reward, RewardSource
 
 Over = Literal["sum", "mean", "min", "max", "last"]
+VERIFIER_ALONE: Final = (RewardSource.VERIFIER.value,)
+"""The sources that count where a run names none."""
 _OVERS: Final[Mapping[str, Callable[[list[float]], float]]] = {
     "sum": math.fsum,
     "mean": fmean,
@@ -50,14 +52,21 @@ class Aggregation:
     """How each name's rewards of single calls or turns become one value first, which counts where
     the session as a whole has no reward of that name. ``last`` is the one given last. ``None``:
     rewards of calls and turns do not count."""
+    sources: tuple[str, ...] = VERIFIER_ALONE
+    """Only rewards of these :class:`bridle.store.records.RewardSource` count."""
 
     def __post_init__(self) -> None:
+        unknown = set(self.sources) - {source.value for source in RewardSource}
+        if unknown:
+            known = ", ".join(source.value for source in RewardSource)
+            named = ", ".join(sorted(unknown))
+            raise ValueError(f"there is no source of rewards {named}, but {known}")
         if self.turns is not None and self.turns not in _OVERS:
             raise ValueError(f"turns must be one of {', '.join(_OVERS)}, not {self.turns!r}")
 
     def value(self, rewards: Iterable[Reward]) -> float | None:
         """The session's one number; ``None`` without rewards, or when a name is missing."""
-        rewards = list(rewards)
+        rewards = [reward for reward in rewards if reward.source in self.sources]
         named = self._turn_values(rewards) | session_rewards(rewards)
         if self.weights is None:
             return math.fsum(named.values()) if named else None
@@ -68,12 +77,13 @@ class Aggregation:
     def as_data(self) -> dict[str, Any]:
         """As JSON-ready data, equal for equal aggregations."""
         weights = None if self.weights is None else dict(sorted(self.weights.items()))
-        return {"weights": weights, "turns": self.turns}
+        return {"weights": weights, "turns": self.turns, "sources": sorted(self.sources)}
 
     @classmethod
     def from_data(cls, data: Mapping[str, Any]) -> Aggregation:
         """The aggregation of :meth:`as_data`. Raises ``TypeError`` for unknown settings."""
-        return cls(**data)
+        sources = tuple(data.get("sources", VERIFIER_ALONE))
+        return cls(**{**data, "sources": sources})
 
     def _turn_values(self, rewards: list[Reward]) -> dict[str, float]:
         if self.turns is None:

@@ -138,7 +138,8 @@ class LoadedSession:
         return cache(lambda name: turn_rewards(self.all_rewards, name))
 
     def reward(self, aggregation: Aggregation | None = None) -> float | None:
-        """All rewards as one number; ``None`` when there is none."""
+        """The rewards that count as one number, the verifier's unless ``aggregation`` names other
+        sources; ``None`` when there is none."""
         return (aggregation or Aggregation()).value(self.all_rewards)
 
     def request(self, call: CallRow) -> bytes:

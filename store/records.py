@@ -119,6 +119,9 @@ CONSTRAINED: Final = "constrained_by_grammar"
 """Name of the note on a call whose reply a grammar shaped: where an engine masks its logits for
 that (vLLM does), its logprobs are of what the grammar allowed and not of the policy alone."""
 
+TOOL_CALLS_UNREAD: Final = "tool_calls_unread"
+"""Name of the note on a call whose reply has tool calls as text; its detail is their markup."""
+
 ALSO_BROKE_ON: Final = "also_broke_on"
 """Name of the note for each further reason of a break, after the first difference's."""
 
@@ -298,6 +301,62 @@ class Conversation(msgspec.Struct, frozen=True, gc=False):
     lineage: LineageState | None = None
 
 
+LogprobsOf = Literal["processed", "raw", "unknown"]
+"""``processed``: of what was drawn from, after temperature, truncation and the rest. ``raw``: of
+the policy before all that."""
+
+
+class Sampler(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
+    """The distribution that the sampled tokens of a call were drawn from.
+
+    The defaults are the policy's own distribution. ``None``: the request left the value to the
+    engine, and nobody knows what the engine takes then.
+    """
+
+    logprobs: LogprobsOf = "unknown"
+    """Which distribution the recorded logprobs are of."""
+    temperature: float | None = 1.0
+    """Below 1e-5: the likeliest token, always."""
+    top_p: float | None = 1.0
+    top_k: int | None = 0
+    """0: all tokens."""
+    min_p: float | None = 0.0
+    presence_penalty: float | None = 0.0
+    frequency_penalty: float | None = 0.0
+    repetition_penalty: float | None = 1.0
+    grammar: str = ""
+    """The parts of the request that had a grammar shape the reply; empty: none."""
+    others: tuple[str, ...] = ()
+    """Further parameters of the request that change the distribution, such as ``logit_bias``."""
+
+    @property
+    def label(self) -> str:
+        """These settings in a few words: ``temperature 0.7, top_p 0.8``."""
+        found = []
+        for name in SAMPLER_PARAMETERS:
+            value = getattr(self, name)
+            if value is None:
+                found.append(f"{name} unknown")
+            elif value != getattr(PLAIN, name):
+                found.append(f"{name} {value:g}")
+        found += ["grammar"] if self.grammar else []
+        return ", ".join((*found, *self.others)) or "temperature 1"
+
+
+SAMPLER_PARAMETERS: Final = (
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+)
+"""The parameters of a request that a sampler is made of."""
+PLAIN: Final = Sampler()
+"""The policy's own distribution."""
+
+
 class CallBegun(msgspec.Struct, frozen=True, gc=False):
     """What is known when a request has been admitted; written before the engine is asked."""
 
@@ -324,7 +383,7 @@ class Choice(msgspec.Struct, frozen=True, gc=False):
     token_ids: TokenIds
     """``uint32[T]``, the engine's own, stop token included."""
     logprobs: Logprobs
-    """``float32[T]``, of the engine's sampling distribution, which its ``--logprobs-mode`` sets."""
+    """``float32[T]``, of the distribution that :attr:`Sampler.logprobs` names."""
     versions: tuple[VersionRun, ...]
     finish_reason: str | None
 
@@ -383,6 +442,8 @@ class CallEnded(msgspec.Struct, frozen=True, gc=False):
     usage: Mapping[str, Any] = {}
     sampling: Mapping[str, Any] = {}
     """Effective sampling parameters, as sent to the engine."""
+    sampler: Sampler | None = None
+    """What the tokens were drawn from; ``None``: not recorded."""
     replies: tuple[Message, ...] = ()
     """The reply of each choice, its tool calls under their minted ids."""
     kind: CallKind = CallKind.UNKNOWN
@@ -398,6 +459,17 @@ class CallEnded(msgspec.Struct, frozen=True, gc=False):
     looks."""
 
 
+class RewardSource(StrEnum):
+    """Whose right a reward was recorded by. The server assigns it; no client can claim one."""
+
+    VERIFIER = "verifier"
+    """The session's verifier key: the code that a run scores its sessions by."""
+    OPERATOR = "operator"
+    """The admin key, or someone who writes to the store itself (``bridle reward``)."""
+    UNATTESTED = "unattested"
+    """Recorded by a release in which a session's own key could write rewards."""
+
+
 @dataclass(frozen=True, slots=True)
 class Reward:
     """A named score of a session, or of one call or turn in it. Late ones are welcome."""
@@ -408,7 +480,7 @@ class Reward:
     created_at: float
     call_id: str | None = None
     turn: int | None = None
-    source: str | None = None
+    source: RewardSource = RewardSource.OPERATOR
     detail: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

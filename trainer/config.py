@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 from msgspec import Meta
 
 from bridle.reconstruct.rewards import Over
+from bridle.store.records import RewardSource
 
 Weighting = Literal["session", "token", "constant"]
 Layout = Literal["tree", "flat", "padded"]
@@ -16,6 +17,7 @@ OutcomePolicy = Literal["train", "drop", "exclude"]
 Schedule = Literal["constant", "cosine"]
 Through = Literal["directory", "transfer"]
 TransferBackend = Literal["gloo", "nccl"]
+Importance = Literal["truncate", "mask", "sequence", "none"]
 Precision = Literal["auto", "float32", "bfloat16"]
 PartName = Annotated[str, Meta(min_length=1)]
 """A registered name, or ``FILE.py:NAME`` (:mod:`bridle.trainer.registry`)."""
@@ -100,6 +102,11 @@ class AdvantageConfig:
     reward_turns: Over | None = None
     """How rewards of single calls and turns add up to one of the session, for names that the
     session as a whole was not given; ``None``: they do not count."""
+    reward_sources: Annotated[tuple[RewardSource, ...], Meta(min_length=1)] = (
+        RewardSource.VERIFIER,
+    )
+    """Whose rewards count: ``verifier``, ``operator`` (admin key, ``bridle reward``),
+    ``unattested`` (of a release in which an agent could write them)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +119,7 @@ class FilterConfig:
         default_factory=lambda: {
             "infrastructure": "exclude",
             "cancelled": "exclude",
+            "quarantined": "exclude",
             "timeout": "drop",
         }
     )
@@ -130,15 +138,21 @@ class LossConfig:
     name: PartName = "clip"
     """``clip``, ``gspo``, ``cispo``, or one registered with ``register_loss``."""
     clip_low: Share = 0.2
-    """ε below 1: ratios under ``1 - clip_low`` give no gradient for bad tokens. 3e-4 for GSPO."""
+    """ε below 1: ratios under ``1 - clip_low`` give no gradient for bad tokens. 3e-4 for GSPO.
+    ``cispo`` has no lower bound."""
     clip_high: AtLeastZero = 0.28
     """ε above 1, larger than ``clip_low`` in DAPO (clip-higher). 4e-4 for GSPO."""
     weighting: Weighting = "session"
     """How tokens are weighed against each other; see :mod:`bridle.trainer.credit.weighting`."""
     constant_tokens: Count = 1024
     """Normaliser L of ``weighting="constant"`` (Dr. GRPO): tokens per session."""
-    importance_cap: AboveZero | None = 2.0
-    """Cap C of truncated importance sampling against the engine's logprobs; ``None``: off."""
+    importance: Importance = "truncate"
+    """How tokens are weighed by what the engine says that it drew them from; see
+    :mod:`bridle.trainer.losses.importance`."""
+    importance_cap: AboveZero = 2.0
+    """C, the largest importance weight."""
+    importance_floor: AtLeastZero = 0.5
+    """Of ``mask``: a token whose ratio is below it is not trained."""
     kl_coefficient: AtLeastZero = 0.0
     """β of the KL penalty to the reference policy; needs a reference model when not 0."""
 

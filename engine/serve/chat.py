@@ -86,12 +86,12 @@ class ChatWriter:
                     delta["content"] = delta.get("content", "") + text
                 case Reasoning(text):
                     delta["reasoning"] = delta.get("reasoning", "") + text
-                case ToolName(index, name):
+                case ToolName(index, name, id):
                     self._called.add(piece.index)
                     delta.setdefault("tool_calls", []).append(
                         {
                             "index": index,
-                            "id": tool_call_id(),
+                            "id": id or tool_call_id(),
                             "type": "function",
                             "function": {"name": name, "arguments": ""},
                         }
@@ -112,7 +112,7 @@ class ChoiceFold:
     content: str = ""
     reasoning: str = ""
     calls: list[list[str]] = field(default_factory=list)
-    """Name and arguments of each tool call."""
+    """Id, name and arguments of each tool call."""
     tokens: list[SampledToken] = field(default_factory=list)
     finish_reason: str | None = None
     stop_reason: int | str | None = None
@@ -126,10 +126,10 @@ class ChoiceFold:
                     self.content += text
                 case Reasoning(text):
                     self.reasoning += text
-                case ToolName(_, name):
-                    self.calls.append([name, ""])
+                case ToolName(_, name, id):
+                    self.calls.append([id or tool_call_id(), name, ""])
                 case ToolArguments(index, text):
-                    self.calls[index][1] += text
+                    self.calls[index][2] += text
 
     def write(self, body: ChatBody, vocabulary: Vocabulary) -> dict[str, Any]:
         message: dict[str, Any] = {
@@ -140,11 +140,11 @@ class ChoiceFold:
         if self.calls:
             message["tool_calls"] = [
                 {
-                    "id": tool_call_id(),
+                    "id": id,
                     "type": "function",
                     "function": {"name": name, "arguments": arguments},
                 }
-                for name, arguments in self.calls
+                for id, name, arguments in self.calls
             ]
         return {
             "index": self.index,

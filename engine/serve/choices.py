@@ -8,9 +8,8 @@ from dataclasses import dataclass, field
 from bridle.engine.contract.detokenizer import Detokenizer
 from bridle.engine.serve.backend import SampledToken, Step
 from bridle.engine.serve.deltas import Content, Delta
-from bridle.engine.serve.hermes import HermesParser
+from bridle.engine.serve.markup import MarkupReader, ThinkingParser
 from bridle.engine.serve.stopping import StopScanner
-from bridle.engine.serve.thinking import ThinkingParser
 
 
 @dataclass(slots=True)
@@ -47,7 +46,7 @@ class ChoiceReader:
         self._stop = stop
         self.thinking: ThinkingParser | None = None
         """Set before the first step, when the reply may begin with reasoning."""
-        self.tools: HermesParser | None = None
+        self.tools: MarkupReader | None = None
         """Set before the first step, when the reply may call tools."""
 
     def read(self, step: Step) -> Piece:

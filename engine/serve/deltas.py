@@ -21,6 +21,8 @@ class ToolName:
 
     index: int
     name: str
+    id: str | None = None
+    """The id that the model has given to the call, where its markup has one."""
 
 
 @dataclass(frozen=True, slots=True)

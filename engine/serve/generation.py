@@ -11,9 +11,9 @@ from typing import Any
 from bridle.engine.contract.detokenizer import Vocabulary
 from bridle.engine.contract.errors import RequestRefused
 from bridle.engine.contract.tokenizer import TemplateError, Tokenizer
-from bridle.engine.serve import hermes, thinking
 from bridle.engine.serve.backend import Backend, Prompt, PromptLogprob, SamplingParams, Step
 from bridle.engine.serve.choices import ChoiceReader, Piece
+from bridle.engine.serve.markup import ReplyMarkup, ThinkingParser, reader
 from bridle.engine.serve.requests import (
     ChatBody,
     CompletionBody,
@@ -22,8 +22,6 @@ from bridle.engine.serve.requests import (
     sampling_of,
 )
 from bridle.engine.serve.stopping import StopScanner
-
-_MARKUP = (hermes.OPEN, hermes.CLOSE, thinking.OPEN, thinking.CLOSE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,12 +74,12 @@ def render(
 
 
 def plan_chat(
-    body: ChatBody, backend: Backend, vocabulary: Vocabulary, *, parse_thinking: bool
+    body: ChatBody, backend: Backend, vocabulary: Vocabulary, markup: ReplyMarkup
 ) -> list[ChoicePlan]:
     """One plan per choice of a chat request."""
     prompt = chat_prompt(body, backend.tokenizer)
-    shown = _markup_ids(backend.tokenizer) if body.parses_tools or parse_thinking else frozenset()
-    thinking_open = parse_thinking and _ends_in_thinking(prompt.token_ids, backend.tokenizer)
+    shown = markup.token_ids if body.parses_tools or markup.reasoning else frozenset()
+    end = backend.tokenizer.decode(prompt.token_ids[-16:]).rstrip() if markup.reasoning else ""
     plans = []
     for index in range(body.choices):
         sampling = _sampling(
@@ -95,12 +93,13 @@ def plan_chat(
             top_logprobs=body.top_logprobs or 0,
             choice=index,
         )
-        reader = _reader(body, vocabulary, index, shown)
-        if parse_thinking:
-            reader.thinking = thinking.ThinkingParser(already_open=thinking_open)
-        if body.parses_tools:
-            reader.tools = hermes.HermesParser()
-        plans.append(ChoicePlan(prompt, sampling, reader))
+        choice = _reader(body, vocabulary, index, shown)
+        if markup.reasoning is not None:
+            opened = end.endswith(markup.reasoning.opening.rstrip())
+            choice.thinking = ThinkingParser(markup.reasoning, already_open=opened)
+        if body.parses_tools and markup.tools is not None:
+            choice.tools = reader(markup.tools, body.tools or ())
+        plans.append(ChoicePlan(prompt, sampling, choice))
     return plans
 
 
@@ -236,13 +235,3 @@ def _reader(
     hidden |= vocabulary.tokenizer.eos_token_ids | frozenset(body.stop_token_ids or ())
     stop = StopScanner(body.stops, include=body.include_stop_str_in_output)
     return ChoiceReader(index, vocabulary.detokenizer(hidden), stop)
-
-
-def _markup_ids(tokenizer: Tokenizer) -> frozenset[int]:
-    """Ids of tool and reasoning tags: some models mark them special, the parsers need them."""
-    ids = (tokenizer.token_id(tag) for tag in _MARKUP)
-    return frozenset(token_id for token_id in ids if token_id is not None)
-
-
-def _ends_in_thinking(prompt_ids: Sequence[int], tokenizer: Tokenizer) -> bool:
-    return tokenizer.decode(prompt_ids[-16:]).rstrip().endswith(thinking.OPEN)

@@ -10,6 +10,7 @@ from typing import Final
 from uuid import uuid4
 
 from starlette.applications import Starlette
+from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -20,6 +21,7 @@ from bridle.engine.contract.errors import ConnectionCut, RequestRefused, unknown
 from bridle.engine.serve.backend import Backend, PauseMode
 from bridle.engine.serve.chat import ReplyHead
 from bridle.engine.serve.generation import plan_chat, plan_completion, render
+from bridle.engine.serve.markup import reply_markup
 from bridle.engine.serve.replies import chat_events, completion_events, whole_chat, whole_completion
 from bridle.engine.serve.requests import (
     ChatBody,
@@ -37,6 +39,7 @@ from bridle.engine.serve.transport import (
     RequesterGone,
     unless_client_leaves,
 )
+from bridle.web_pages import NoWebPages
 
 logger = logging.getLogger(__name__)
 
@@ -76,6 +79,8 @@ def make_app(
             for m, path, handler in routes
         ],
         exception_handlers={Exception: _internal_error},
+        # Without a key it serves this machine only, and no page that a browser shows there.
+        middleware=[Middleware(NoWebPages, only_loopback=api_key is None)],
     )
 
 
@@ -85,15 +90,13 @@ class EngineFace:
     def __init__(self, backend: Backend, *, parse_thinking: bool) -> None:
         self._backend = backend
         self._vocabulary = Vocabulary(backend.tokenizer)
-        self._parse_thinking = parse_thinking
+        self._markup = reply_markup(backend.tokenizer, parse_thinking=parse_thinking)
 
     async def chat(self, request: Request) -> Response:
         body = read_body(ChatBody, await request.body())
         self._check_model(body.model)
         check_chat(body)
-        plans = plan_chat(
-            body, self._backend, self._vocabulary, parse_thinking=self._parse_thinking
-        )
+        plans = plan_chat(body, self._backend, self._vocabulary, self._markup)
         head = self._head("chatcmpl", request)
         headers = {"x-request-id": _request_id(request)}
         if body.stream:
@@ -166,6 +169,8 @@ class EngineFace:
                 "version": "bridle",
                 "policy_version": self._backend.policy_version,
                 "weights_fingerprint": self._backend.weights_fingerprint,
+                "logprobs_mode": contract.PROCESSED_LOGPROBS,
+                "generation_config": contract.NEUTRAL_DEFAULTS,
             }
         )
 

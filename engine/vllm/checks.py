@@ -22,7 +22,7 @@ import httpx
 from bridle.engine.contract import contract
 from bridle.engine.vllm.flags import TRANSFER_BACKEND, WORKER, is_loopback
 from bridle.engine.vllm.installation import OLDEST, version_tuple
-from bridle.engine.vllm.parsers import Parsers, choose_parsers
+from bridle.engine.vllm.parsers import AUTO, Parsers, parsers_for
 from bridle.engine.vllm.probing import LaunchProbe, ProbeFailed, ProbeReply, refusal
 
 CheckOutcome = Literal["ok", "failed", "unknown"]
@@ -53,8 +53,10 @@ class Expectation:
 
     context: int | None = None
     """Fewest tokens of prompt and reply together."""
-    tools: bool = True
-    """Replies with tool calls must be parsed."""
+    tool_parser: str | None = AUTO
+    """``auto``: the one that reads the model's markup; ``None``: none is wanted."""
+    reasoning_parser: str | None = AUTO
+    """As ``tool_parser``."""
     private_network: bool = False
     """Its address may be other than loopback, since only trusted machines reach it."""
     timeout: float = 120.0
@@ -116,9 +118,11 @@ class _Subject:
 
     @cached_property
     def parsers(self) -> Parsers | None:
-        """What its model's files ask for; ``None`` when they are not on this machine."""
+        """What it should have; ``None`` when its model's files are not on this machine."""
         root = Path(str(self.card.get("root")))
-        return choose_parsers(root) if (root / "tokenizer.json").exists() else None
+        if not (root / "tokenizer.json").exists():
+            return None
+        return parsers_for(root, self.expect.tool_parser, self.expect.reasoning_parser)
 
     def random_prompt(self, length: int) -> list[int]:
         """Ids that the engine is unlikely to have seen in this order."""
@@ -226,22 +230,24 @@ def _exact_continuation(subject: _Subject) -> str:
 
 
 def _logprobs_mode(subject: _Subject) -> str:
-    """Raw logprobs do not depend on the temperature; processed ones do."""
-    remedy = "serve with --logprobs-mode raw_logprobs"
-    cool, hot = (
+    """Processed logprobs are of the temperature that was sampled at, raw ones are not."""
+    remedy = "serve with --logprobs-mode processed_logprobs"
+    plain, cool = (
         subject.probe.chat(max_tokens=1, temperature=temperature, top_logprobs=20, seed=1)
-        for temperature in (0.5, 2.0)
+        for temperature in (1.0, 0.5)
     )
-    if not (any(cool.top_logprobs) and any(hot.top_logprobs)):
+    if not (any(plain.top_logprobs) and any(cool.top_logprobs)):
         raise _Failed("no top_logprobs came back", remedy)
-    likeliest, others = max(cool.top_logprobs[0]), max(hot.top_logprobs[0])
-    if max(cool.logprobs + cool.top_logprobs[0]) > 1e-4:
+    before, after = sorted(plain.top_logprobs[0])[::-1], sorted(cool.top_logprobs[0])[::-1]
+    if max(cool.logprobs + before) > 1e-4:
         raise _Failed("what stands for logprobs is above 0: they are logits", remedy)
-    if abs(likeliest - others) > 0.02:
-        raise _Failed("logprobs change with the temperature: they are processed", remedy)
-    if likeliest > -1e-6:
-        raise _Unknown("the policy is certain of its next token, so raw and processed look alike")
-    return "raw: the same at temperature 0.5 and 2"
+    apart = before[0] - before[1]
+    if before[0] > -1e-6 or apart < 1e-3:
+        raise _Unknown("the policy's next tokens are alike, so raw and processed look alike")
+    # Halving the temperature doubles the distance between two tokens.
+    if abs((after[0] - after[1]) - 2 * apart) > 0.02 + 0.05 * apart:
+        raise _Failed("logprobs do not follow the temperature: they are raw", remedy)
+    return "processed: of what was drawn from, at the temperature that was asked for"
 
 
 def _sampling_defaults(subject: _Subject) -> str:
@@ -277,6 +283,13 @@ _FORCED: Final = {
 def _tool_calls(subject: _Subject) -> str:
     if not subject.is_vllm:
         raise _Unknown("replies are only forced on vLLM")
+    wanted = subject.parsers
+    if wanted is not None and wanted.tool is None:
+        if wanted.unread is None:
+            return "none in this template: requests with tools are refused"
+        raise _Unknown(
+            f"calls stay text: none of vLLM's parsers reads the template's markup, {wanted.unread}"
+        )
     response = subject.probe.post(
         contract.CHAT_COMPLETIONS,
         {
@@ -286,8 +299,11 @@ def _tool_calls(subject: _Subject) -> str:
             "max_tokens": 1,
         },
     )
-    parser = subject.parsers.tool if subject.parsers else None
-    remedy = f"serve with --enable-auto-tool-choice --tool-call-parser {parser or 'NAME'}"
+    parser = wanted.tool if wanted else None
+    remedy = (
+        f"give `bridle engine vllm` --tool-parser {parser or 'NAME'}, "
+        f"or vLLM --enable-auto-tool-choice --tool-call-parser {parser or 'NAME'}"
+    )
     if response.is_error:
         raise _Failed(f"requests with tools are refused: {refusal(response)}", remedy)
     if parser not in _FORCED:

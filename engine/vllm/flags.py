@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from bridle.engine.contract.contract import PROCESSED_LOGPROBS
 from bridle.engine.vllm.installation import Installation, VllmError
-from bridle.engine.vllm.parsers import OWN_THINKING, choose_parsers
+from bridle.engine.vllm.parsers import AUTO, OWN_OPEN_THINKING, OWN_THINKING, parsers_for
 
 INSIDE: Final = Path(__file__).parent / "inside"
 """The only folder of ours on vLLM's PYTHONPATH."""
@@ -20,7 +21,6 @@ TRANSFER_BACKEND: Final = "bridle"
 """Name under which ``WORKER`` registers its end of weight transfers."""
 SERVED_FILE_VARIABLE: Final = "BRIDLE_SERVED_FILE"
 LAUNCHER_VARIABLE: Final = "BRIDLE_LAUNCHER"
-AUTO: Final = "auto"
 CPU_HEAD_SIZES: Final = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
 
 
@@ -42,7 +42,7 @@ class VllmOptions:
     dtype: str = AUTO
     """``auto``: float32 on CPU, the checkpoint's own on GPU."""
     tool_parser: str | None = AUTO
-    """``auto``: by the model's template and family; ``None``: none."""
+    """``auto``: by the markup that the model's template writes; ``None``: none."""
     reasoning_parser: str | None = AUTO
     """As ``tool_parser``."""
     lora_rank: int | None = None
@@ -71,7 +71,7 @@ def command(
         *("--model", str(model_dir), "--served-model-name", options.served_name),
         *("--dtype", _dtype(installation, options)),
         *("--generation-config", "vllm"),
-        *("--logprobs-mode", "raw_logprobs"),
+        *("--logprobs-mode", PROCESSED_LOGPROBS),
         "--enable-prefix-caching",
         "--enable-prompt-tokens-details",
         *_worker(options),
@@ -141,7 +141,7 @@ def _context(installation: Installation, model_dir: Path, options: VllmOptions) 
 def _model_context(model_dir: Path) -> int:
     length = _config(model_dir).get("max_position_embeddings")
     if not isinstance(length, int):
-        raise VllmError(f"{model_dir} does not say how long a context may be: choose max_model_len")
+        raise VllmError(f"{model_dir} does not say how long a context may be: give --max-model-len")
     return length
 
 
@@ -165,16 +165,16 @@ def _config(model_dir: Path) -> dict[str, Any]:
 
 
 def _parsing(model_dir: Path, options: VllmOptions) -> list[str]:
-    chosen = choose_parsers(model_dir)
-    tool = chosen.tool if options.tool_parser == AUTO else options.tool_parser
-    reasoning = chosen.reasoning if options.reasoning_parser == AUTO else options.reasoning_parser
+    chosen = parsers_for(model_dir, options.tool_parser, options.reasoning_parser)
+    tool, reasoning = chosen.tool, chosen.reasoning
     flags = []
     if tool is not None:
         flags += ["--enable-auto-tool-choice", "--tool-call-parser", tool]
     if reasoning is not None:
         flags += ["--reasoning-parser", reasoning]
-    if reasoning == OWN_THINKING:
+    if reasoning in (OWN_THINKING, OWN_OPEN_THINKING):
         flags += ["--reasoning-parser-plugin", str(INSIDE / f"{OWN_THINKING}.py")]
+    if reasoning == OWN_THINKING:
         # A reply need not reason, so a requested format holds from its first token.
         flags += ["--structured-outputs-config", '{"enable_in_reasoning": true}']
     return flags

@@ -34,6 +34,10 @@ from bridle.engine.vllm.installation import Installation, VllmError, find_instal
 POLL_SECONDS: Final = 0.2
 _ERROR_LINE: Final = re.compile(r"(^|[\] .])\w*(Error|Exception): |: error: ")
 _VALIDATION: Final = re.compile(r"ValidationError: \d+ validation errors? for \w+$")
+_PARSER_ERROR: Final = re.compile(r"pars(er|ing)", re.IGNORECASE)
+_PARSER_REMEDY: Final = (
+    ": choose other parsers with --tool-parser and --reasoning-parser, or give none"
+)
 STOP_SECONDS: Final = 10.0
 """Between asking vLLM's processes to end and ending them."""
 
@@ -270,7 +274,9 @@ class VllmServer:
     def _cause(self, status: int) -> str:
         if status < 0:
             return f"killed by {signal.Signals(-status).name}"
-        return f"{_last_error(self.log, self._output)} (status {status})"
+        error = _last_error(self.log, self._output)
+        remedy = _PARSER_REMEDY if _PARSER_ERROR.search(error) else ""
+        return f"{error} (status {status}){remedy}"
 
     def _end_group(self) -> None:
         process = self._process

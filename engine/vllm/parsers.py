@@ -1,16 +1,19 @@
-"""Which of vLLM's parsers read what a model writes: by its chat template, then by its family."""
+"""Which of vLLM's parsers read a model's replies, by the markup that its chat template writes."""
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
-from bridle.engine.contract.tokenizer import TemplateError, Tokenizer
+from bridle.engine.contract.markup import THINK, prompt_end, reasoning_markup, tool_markup
+from bridle.engine.contract.tokenizer import Tokenizer
 
+AUTO: Final = "auto"
 OWN_THINKING: Final = "bridle_thinking"
-"""The reasoning parser in ``inside/bridle_thinking.py``."""
+"""Reads ``<think>`` where replies begin with it (``inside/bridle_thinking.py``)."""
+OWN_OPEN_THINKING: Final = "bridle_thinking_open"
+"""Reads replies whose prompt has opened ``<think>`` (the same file)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,83 +24,132 @@ class Parsers:
     """``None``: the template shows no tool calls that a parser of vLLM's reads."""
     reasoning: str | None
     """``None``: replies begin with the answer."""
+    unread: str | None = None
+    """The markup of the template's tool calls, when no parser of vLLM's reads it."""
 
 
 def choose_parsers(model_dir: Path) -> Parsers:
     """The parsers for the model in ``model_dir``."""
     tokenizer = Tokenizer(model_dir)
-    try:
-        template = tokenizer.chat_template_source
-    except TemplateError:
-        return Parsers(tool=None, reasoning=None)
-    family = _family(model_dir)
+    markup = tool_markup(tokenizer)
+    written = markup.name if markup else None
+    tool = TOOL_PARSERS.get(written) if written else None
+    if tool == "llama3_json" and tokenizer.token_id("<|python_tag|>") is None:
+        # vLLM's parser does not start without that token.
+        tool = None
+    unread = written if tool is None else None
+    return Parsers(tool, _reasoning_parser(tokenizer, written), unread)
+
+
+def parsers_for(model_dir: Path, tool: str | None, reasoning: str | None) -> Parsers:
+    """The parsers named ``tool`` and ``reasoning``; for ``auto`` what the model's template asks."""
+    if AUTO not in (tool, reasoning):
+        return Parsers(tool, reasoning)
+    chosen = choose_parsers(model_dir)
     return Parsers(
-        tool=_tool_parser(tokenizer.tools_template_source, family),
-        reasoning=_reasoning_parser(template, family, tokenizer),
+        chosen.tool if tool == AUTO else tool,
+        chosen.reasoning if reasoning == AUTO else reasoning,
+        chosen.unread if tool == AUTO else None,
     )
 
 
-# Markup in the template decides before the family does: fine-tunes keep the family's name and
-# change the template.
-_TOOL_MARKUP: Final = (
-    ("<|channel|>", "openai"),
-    ("[TOOL_CALLS]", "mistral"),
-    ("<function=", "qwen3_coder"),
-    ("<|python_tag|>", "llama3_json"),
-    ("<arg_key>", "glm45"),
-    ("<|tool_calls_section_begin|>", "kimi_k2"),
-    ("<tool_call>", "hermes"),
-)
-_TOOL_FAMILIES: Final = {
-    "llama": "llama3_json",
-    "llama4": "llama4_pythonic",
+TOOL_PARSERS: Final = {
+    "harmony": "openai",
+    "deepseek_v41": "deepseek_v41",
+    "deepseek_v4": "deepseek_v4",
+    "deepseek_v32": "deepseek_v32",
+    "deepseek_v3": "deepseek_v3",
+    "deepseek_v31": "deepseek_v31",
+    "step3": "step3",
     "mistral": "mistral",
-    "gpt_oss": "openai",
+    "kimi_k2": "kimi_k2",
+    "kimi_k3": "kimi_k3",
+    "k2_horizon": "k2_horizon",
+    "gemma4": "gemma4",
+    "functiongemma": "functiongemma",
+    "lfm2": "lfm2",
+    "apertus": "apertus",
+    "cohere": "cohere_command3",
+    "inkling": "inkling",
+    "internlm": "internlm",
+    "plamo3": "plamo3",
+    "muse_glimmer": "muse_glimmer",
+    "minimax_m3": "minimax_m3",
+    "minimax_m2": "minimax_m2",
+    "longcat": "longcat",
+    "dots": "dots",
+    "llama4_pythonic": "llama4_pythonic",
+    "gigachat3": "gigachat3",
     "granite": "granite",
-    "qwen2": "hermes",
-    "qwen3": "hermes",
+    "granite_array": "granite",
+    "granite_20b": "granite-20b-fc",
+    "olmo3": "olmo3",
+    "phi4_mini": "phi4_mini_json",
+    "minicpm5": "minicpm5",
+    "seed_oss": "seed_oss",
+    "hy_v3": "hy_v3",
+    "hy_v4": "hy_v4",
+    "hunyuan_a13b": "hunyuan_a13b",
+    "poolside": "poolside_v1",
+    "glm": "glm45",
+    "qwen_xml": "qwen3_coder",
+    "hermes": "hermes",
+    "llama_json": "llama3_json",
+    "pythonic": "pythonic",
+    "xlam": "xlam",
 }
+"""vLLM's tool parser for each markup. The tests hold it complete for vLLM 0.32."""
 
+REASONING_PARSERS: Final = {
+    "harmony": "openai_gptoss",
+    "gemma4": "gemma4",
+    "seed_oss": "seed_oss",
+    "minimax_m3": "minimax_m3",
+    "k2_horizon": "k2_horizon",
+    "kimi_k3": "kimi_k3",
+    "cohere": "cohere_command3",
+    "inkling": "inkling",
+    "plamo3": "plamo3",
+    "muse_glimmer": "muse_glimmer",
+    "mistral": "mistral",
+    "granite": "granite",
+}
+"""vLLM's reasoning parser for each markup but ``<think>``."""
 
-def _tool_parser(template: str, family: str) -> str | None:
-    if "tools" not in template:
-        return None
-    for markup, parser in _TOOL_MARKUP:
-        if markup in template:
-            return parser
-    return _TOOL_FAMILIES.get(family)
-
-
-_REASONING_FAMILIES: Final = {
-    "gpt_oss": "openai_gptoss",
-    "deepseek_v3": "deepseek_r1",
-    "glm4_moe": "glm45",
+THINK_PARSERS: Final = {
     "kimi_k2": "kimi_k2",
     "minimax_m2": "minimax_m2",
+    "poolside": "poolside_v1",
+    "glm": "glm45",
+    "deepseek_v3": "deepseek_r1",
+    "deepseek_v31": "deepseek_v3",
+    "deepseek_v32": "deepseek_v3",
+    "deepseek_v4": "deepseek_v4",
+    "deepseek_v41": "deepseek_v41",
+    "step3": "step3",
+    "hunyuan_a13b": "hunyuan_a13b",
+    "hy_v3": "hy_v3",
+    "hy_v4": "hy_v4",
 }
+"""vLLM's parser of ``<think>`` for templates that share it with a markup of tool calls: it knows
+which of the family's template arguments turn reasoning on."""
 
 
-def _reasoning_parser(template: str, family: str, tokenizer: Tokenizer) -> str | None:
-    if family in _REASONING_FAMILIES:
-        return _REASONING_FAMILIES[family]
-    if "<think>" not in template:
+def _reasoning_parser(tokenizer: Tokenizer, tools: str | None) -> str | None:
+    markup = reasoning_markup(tokenizer)
+    if markup is None:
         return None
-    if "enable_thinking" in template or _opens_thinking(tokenizer):
+    if markup.name in REASONING_PARSERS:
+        return REASONING_PARSERS[markup.name]
+    opened = prompt_end(tokenizer).rstrip().endswith(markup.opening)
+    if markup == THINK and tokenizer.token_id(THINK.opening) is None:
+        # vLLM's own parsers find the tags by their token ids.
+        return OWN_OPEN_THINKING if opened else OWN_THINKING
+    if tools in THINK_PARSERS:
+        return THINK_PARSERS[tools]
+    if markup != THINK:
+        return None
+    if opened or "enable_thinking" in tokenizer.chat_template_source:
         # Reads what comes before </think> as reasoning, also without an opening tag.
         return "qwen3"
     return OWN_THINKING
-
-
-def _opens_thinking(tokenizer: Tokenizer) -> bool:
-    """Whether the template itself writes ``<think>`` where the reply is to begin."""
-    try:
-        prompt = tokenizer.render([{"role": "user", "content": "x"}])
-    except TemplateError:
-        return False
-    return prompt.rstrip().endswith("<think>")
-
-
-def _family(model_dir: Path) -> str:
-    path = model_dir / "config.json"
-    config: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
-    return str(config.get("model_type", ""))

@@ -12,7 +12,7 @@ from bridle.proxy.calls.models import models_dialect, models_reply
 from bridle.proxy.continuation.prompt import CallPrompt
 from bridle.proxy.dialects.registry import COUNTING, DIALECTS
 from bridle.proxy.dialects.responses.reply import deleted
-from bridle.proxy.engines.request import constraint, engine_request
+from bridle.proxy.engines.request import engine_request
 from bridle.proxy.engines.routes import Destination
 from bridle.proxy.http.client import Client, ClientGone, encoded
 from bridle.proxy.http.routes import Action, Route, calls_method, nothing_at
@@ -114,7 +114,9 @@ class DataPlane:
         dialect = DIALECTS[route.dialect]
         request = _storable(dialect.parse(body, dict(route.parameters), _query(client)))
         if request.dialect == "responses":
-            request = await services.stored_responses.expand(request, body, caller.may_read)
+            request = await services.stored_responses.expand(
+                request, body, services.sessions.readable(caller)
+            )
         session, link = await self._admit(caller, route, identity, request)
         started_at = time.time()
         to = services.models.only or services.models.find(request.model, link.seen.agent)
@@ -123,7 +125,7 @@ class DataPlane:
         overruled: tuple[Note, ...] = ()
         sampling, budget = request.sampling, services.budgets.default
         if rules:
-            sampling, overruled = effective(sampling, rules)
+            sampling, overruled = effective(sampling, rules, pinned=not to.external)
             budget = services.budgets.of(rules)
         ask = engine_request(
             request,
@@ -136,7 +138,7 @@ class DataPlane:
         if link.unknown:
             still_open = services.memory.running(link.unknown)
             notes += [Note("echoed_call_still_open", call_id) for call_id in still_open]
-        notes += (*to.notes, *prompt.notes, *overruled, *ask.notes, *constraint(request))
+        notes += (*to.notes, *prompt.notes, *overruled, *ask.notes)
         if request.dialect == "responses":
             notes += not_stored(request)
         refusal = None if budget is None else await services.budgets.refusal(session, budget)
@@ -162,6 +164,9 @@ class DataPlane:
         if session is not None:
             return session, await services.memory.find(session, request, identity.role)
         link, continued = await services.memory.find_anonymous(request)
+        if continued is not None and not caller.may_read(continued.record):
+            # It echoes an id of a session whose key it does not have.
+            continued = None
         session = await services.sessions.anonymous(continued, identity)
         if link.parent is not None and session is not continued:
             # The session that it continues is closed: all its messages are new in this one.
@@ -179,6 +184,8 @@ class DataPlane:
         session = await services.sessions.admit(caller, route.session, identity)
         if session is None:
             _, session = await services.memory.find_anonymous(request)
+            if session is not None and not caller.may_read(session.record):
+                session = None
         to = services.models.find(request.model, identity.role)
         started_at = time.time()
         count, served = await to.engines.count_tokens(request)
@@ -223,7 +230,8 @@ class DataPlane:
         response_id = dict(route.parameters)["response"]
         await services.explanations.drain()  # It may still set notes.
         call = await services.stored_responses.find(response_id)
-        if call is None or not caller.may_read(call.session_id):
+        readable = services.sessions.readable(caller)
+        if call is None or not readable(call.session_id):
             raise unknown_response(response_id)
         whole = await services.stored_responses.whole(call)
         if whole is None:

@@ -27,6 +27,7 @@ from bridle.proxy.control.models import (
     PolicyState,
     PublishPolicy,
     RecordedReward,
+    SampledAction,
     Seal,
     SessionState,
     SetKind,
@@ -34,10 +35,11 @@ from bridle.proxy.control.models import (
     session_state,
 )
 from bridle.proxy.dialects.errors import openai_error
+from bridle.proxy.engines.addresses import require_engine_address
 from bridle.proxy.engines.policy_gate import Policy, StaleVersion
 from bridle.proxy.http.routes import nothing_at
 from bridle.proxy.services import Services
-from bridle.proxy.sessions.keys import hash_key, new_session_key
+from bridle.proxy.sessions.keys import hash_key, new_session_key, verifier_key
 from bridle.proxy.sessions.registry import (
     SESSION_ID_PREFIX,
     Caller,
@@ -48,7 +50,15 @@ from bridle.proxy.sessions.rules import check_settings
 from bridle.proxy.wire.canonical import ApiError
 from bridle.store.errors import NotFound, RecordRejected, StoreUnavailable
 from bridle.store.reading.queries import Reader
-from bridle.store.records import CallKind, Continuation, Reward, SessionRecord, TaskRecord, new_id
+from bridle.store.records import (
+    CallKind,
+    Continuation,
+    Reward,
+    RewardSource,
+    SessionRecord,
+    TaskRecord,
+    new_id,
+)
 
 
 def control_api(running: Callable[[], Services], routers: Sequence[APIRouter] = ()) -> FastAPI:
@@ -145,9 +155,12 @@ Admin = Annotated[Caller, Depends(_admin)]
 
 
 async def _session(session_id: str, caller: Authenticated, services: Running) -> SessionRecord:
-    """The session in the path. The caller needs the admin key or that session's key."""
+    """The session in the path. The caller needs the admin key or the session's verifier key."""
+    if not caller.admin and caller.scores is None:
+        message = "this needs the admin key or the session's verifier key"
+        raise ApiError("permission", message, status=403)
     session = await _found(session_id, services)
-    if not caller.admin and (caller.session is None or caller.session.id != session.id):
+    if not caller.may_score(session.id):
         raise ApiError("permission", "this key does not open that session", status=403)
     return session
 
@@ -160,14 +173,14 @@ async def _found(session_id: str, services: Services) -> SessionRecord:
     return session.record
 
 
-OwnSession = Annotated[SessionRecord, Depends(_session)]
+ScoredSession = Annotated[SessionRecord, Depends(_session)]
 
 
 async def create_session(
     new: NewSession, request: Request, services: Running, _: Admin
 ) -> OpenedSession:
-    """Opens a session. The reply is the only place where its key appears: the store keeps a
-    hash."""
+    """Opens a session. The reply is the only place where its keys appear. Give ``key`` to the
+    harness, and ``verifier_key`` to the code that scores it, never to the harness."""
     settings = services.settings
     try:
         check_settings(new.settings)
@@ -204,7 +217,13 @@ async def create_session(
     )
     base = settings.public_url or f"{request.url.scheme}://{request.url.netloc}"
     urls = base_urls(base, record.id)
-    return OpenedSession(id=record.id, key=key, base_urls=urls, environment=environment(urls, key))
+    return OpenedSession(
+        id=record.id,
+        key=key,
+        verifier_key=verifier_key(settings.admin_key, record.id),
+        base_urls=urls,
+        environment=environment(urls, key),
+    )
 
 
 async def list_sessions(
@@ -225,25 +244,41 @@ async def list_sessions(
     return await asyncio.to_thread(read)
 
 
-async def get_session(session: OwnSession, services: Running) -> SessionState:
+async def get_session(session: ScoredSession, services: Running) -> SessionState:
     """One session, with the number of its calls by status."""
     counts = await asyncio.to_thread(services.reader.call_counts, session.id)
     return session_state(session, counts)
 
 
-async def add_reward(new: NewReward, session: OwnSession, services: Running) -> RecordedReward:
+async def get_actions(session: ScoredSession, services: Running) -> list[SampledAction]:
+    """The tool calls that the session's calls sampled, in the order of the calls."""
+    calls = await asyncio.to_thread(services.reader.calls, session.id)
+    return [
+        SampledAction(turn=turn, name=tool.name, arguments=tool.arguments)
+        for turn, call in enumerate(calls, start=1)
+        for reply in call.replies
+        for tool in reply.tool_calls
+    ]
+
+
+async def add_reward(
+    new: NewReward, session: ScoredSession, services: Running, caller: Authenticated
+) -> RecordedReward:
     """Records a reward for the session, or for one call or turn of it. A sealed session may still
-    get rewards."""
+    get rewards. The key that was given decides the reward's source."""
+    source = RewardSource.OPERATOR if caller.admin else RewardSource.VERIFIER
     if new.call_id is not None or new.turn is not None:
         new = await asyncio.to_thread(_placed, services.reader, session.id, new)
-    reward = Reward(session_id=session.id, created_at=time.time(), **new.model_dump())
+    reward = Reward(
+        session_id=session.id, created_at=time.time(), source=source, **new.model_dump()
+    )
     try:
         await services.writer.add(reward)
     except RecordRejected as error:
         raise ApiError("invalid_request", str(error), status=422) from error
     except StoreUnavailable as error:
         raise store_unavailable() from error
-    return RecordedReward(session_id=session.id, **new.model_dump())
+    return RecordedReward(session_id=session.id, source=source, **new.model_dump())
 
 
 def _placed(reader: Reader, session_id: str, new: NewReward) -> NewReward:
@@ -265,13 +300,15 @@ def _placed(reader: Reader, session_id: str, new: NewReward) -> NewReward:
     return new.model_copy(update={"call_id": call_id})
 
 
-async def set_kind(call_id: str, new: NewKind, session: OwnSession, services: Running) -> SetKind:
+async def set_kind(
+    call_id: str, new: NewKind, session: ScoredSession, services: Running
+) -> SetKind:
     """Sets the kind of a call. It takes precedence over the kind that was recorded or derived."""
     await _set_kind(services, session, call_id, new.kind, new.role, new.by)
     return SetKind(call_id=call_id, kind=new.kind, role=new.role, by=new.by)
 
 
-async def unset_kind(call_id: str, session: OwnSession, services: Running) -> SetKind:
+async def unset_kind(call_id: str, session: ScoredSession, services: Running) -> SetKind:
     """Removes a kind that was set: the recorded kind is valid again."""
     await _set_kind(services, session, call_id, None, None, "")
     return SetKind(call_id=call_id, kind=None, role=None, by=None)
@@ -298,7 +335,7 @@ async def _set_kind(
 
 
 async def seal_session(
-    session: OwnSession, services: Running, seal: Seal | None = None
+    session: ScoredSession, services: Running, seal: Seal | None = None
 ) -> SessionState:
     """Ends the session: no further call is admitted. A second seal keeps the first outcome."""
     if session.sealed_at is None:
@@ -332,8 +369,10 @@ async def list_engines(services: Running, _: Admin) -> list[EngineView]:
 
 
 async def add_engine(new: NewEngine, services: Running, _: Admin) -> list[EngineView]:
-    """Adds an engine for the policy. A known engine stays as it is."""
+    """Adds an engine for the policy. A known engine stays as it is. The proxy's upstream key is not
+    sent to it: name an engine that asks for that key when the proxy is started."""
     try:
+        await asyncio.to_thread(require_engine_address, new.url)
         await services.cluster_control.add_engine(new.url, new.policy_version)
     except ValueError as error:
         raise ApiError("invalid_request", str(error), status=422, param="url") from error
@@ -374,6 +413,7 @@ _ROUTES: tuple[tuple[str, str, Callable[..., Any], int], ...] = (
     ("POST", f"{_V1}/sessions", create_session, 201),
     ("GET", f"{_V1}/sessions", list_sessions, 200),
     ("GET", f"{_V1}/sessions/{{session_id}}", get_session, 200),
+    ("GET", f"{_V1}/sessions/{{session_id}}/actions", get_actions, 200),
     ("POST", f"{_V1}/sessions/{{session_id}}/rewards", add_reward, 201),
     ("PUT", f"{_V1}/sessions/{{session_id}}/calls/{{call_id}}/kind", set_kind, 200),
     ("DELETE", f"{_V1}/sessions/{{session_id}}/calls/{{call_id}}/kind", unset_kind, 200),

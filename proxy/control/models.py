@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, FiniteFloat
 
 from bridle.proxy.engines.circuit import CircuitState
 from bridle.proxy.engines.pool import EngineState
-from bridle.store.records import SHORT_TEXT, CallKind, CallStatus, SessionRecord
+from bridle.store.records import SHORT_TEXT, CallKind, CallStatus, RewardSource, SessionRecord
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:@-]{0,255}$")]
 ShortText = Annotated[str, Field(min_length=1, max_length=SHORT_TEXT)]
@@ -52,6 +52,9 @@ class NewSession(_Body):
 class OpenedSession(_Documented):
     id: str
     key: str
+    """Records calls of the session."""
+    verifier_key: str
+    """Rewards and seals the session, and sets kinds of its calls."""
     base_urls: dict[str, str]
     environment: dict[str, str]
     """Variables to set before the harness is started."""
@@ -76,6 +79,14 @@ class SessionState(_Documented):
     """Number of calls by status."""
 
 
+class SampledAction(_Documented):
+    turn: int
+    """The call of the session, as ``bridle show`` numbers it."""
+    name: str
+    arguments: Any
+    """As the model wrote them."""
+
+
 class NewReward(_Body):
     name: ShortText
     value: FiniteFloat
@@ -85,12 +96,13 @@ class NewReward(_Body):
     """The reward is for this turn alone. Turns are the session's calls in the order of their start,
     counted from 1, as in ``bridle show``. The turn must have begun; its ``call_id`` is stored too.
     """
-    source: ShortText | None = None
     detail: dict[str, Any] = {}
 
 
 class RecordedReward(NewReward):
     session_id: str
+    source: RewardSource
+    """``verifier`` by a verifier key, ``operator`` by the admin key."""
 
 
 class NewKind(_Body):

@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from bridle.engine.contract.markup import unread_calls
 from bridle.proxy.continuation.explanations import Explanations
 from bridle.proxy.continuation.prompt import CallPrompt
 from bridle.proxy.lineage.turn import TRUSTED, Link, Turn
@@ -29,6 +30,7 @@ from bridle.proxy.wire.canonical import (
 from bridle.proxy.wire.fold import Fold
 from bridle.store.errors import StoreUnavailable
 from bridle.store.records import (
+    TOOL_CALLS_UNREAD,
     BreakReason,
     CallBegun,
     CallEnded,
@@ -37,6 +39,7 @@ from bridle.store.records import (
     Conversation,
     Growth,
     Note,
+    Sampler,
     TokenIds,
     VersionRun,
     is_frozen,
@@ -54,6 +57,8 @@ class CallOutcome(msgspec.Struct, frozen=True, gc=False):
     notes: tuple[Note, ...] = ()
     sampling: Mapping[str, Any] = {}
     """Effective sampling parameters, as sent."""
+    sampler: Sampler | None = None
+    """What the reply was drawn from; ``None`` when no engine was asked."""
     model_served: str | None = None
     policy_version: int = 0
     """Of the engine that replied, at the end of the call."""
@@ -198,13 +203,19 @@ class Recording:
             model_served=outcome.model_served,
             usage={} if reply.usage is None else msgspec.structs.asdict(reply.usage),
             sampling=outcome.sampling,
+            sampler=outcome.sampler,
             replies=tuple(messages),
             kind=self.link.kind(),
             role=self.link.seen.agent,
             break_reason=break_reason,
             reason=outcome.reason,
             error={} if outcome.error is None else _error_fields(outcome.error),
-            notes=(*outcome.notes, *notes, *self.link.notes(status)),
+            notes=(
+                *outcome.notes,
+                *notes,
+                *unread_tool_calls(self.request, reply.choices),
+                *self.link.notes(status),
+            ),
             compared=True,
         )
         found = contradiction(ended) if status in TRUSTED else None
@@ -246,6 +257,15 @@ def recorded_conversation(request: Request, link: Link) -> Conversation:
         instructions=request.dialect == "responses" and begins_with_instructions(request),
         lineage=link.state(),
     )
+
+
+def unread_tool_calls(request: Request, choices: Sequence[ChoiceReply]) -> tuple[Note, ...]:
+    """A note for each markup that a reply with tools at hand opens a call in, when the engine took
+    no call from it and returned it as text."""
+    if not request.tools:
+        return ()
+    found = {unread_calls(choice.text): None for choice in choices if not choice.tool_calls}
+    return tuple(Note(TOOL_CALLS_UNREAD, name) for name in found if name is not None)
 
 
 def quarantined(ended: CallEnded, found: str) -> CallEnded:

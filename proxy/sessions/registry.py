@@ -1,8 +1,10 @@
-"""Who a request is from and which session it belongs to.
+"""Who a request is from, what it may do, and which session it belongs to.
 
-On loopback a proxy works with no set-up: a request without one of our keys is let in and finds its
-session by path, by the harness's own session id, by the conversation it continues, or opens a new
-one. Off loopback every request needs a session key or the admin key.
+A session key records calls of its session, a verifier key scores and seals one session, the admin
+key permits everything. A proxy that was given a key to ask for asks for it on loopback too. Where
+``keyless_recording`` is set, a loopback request without a key may record: it finds its session by
+path, by the harness's own session id, by the conversation it continues, or opens a new one; a
+session that has a key stays closed to it, and so does the control API.
 """
 
 from __future__ import annotations
@@ -17,7 +19,13 @@ from typing import Final
 import msgspec
 
 from bridle.proxy.sessions.harness_identity import Identity
-from bridle.proxy.sessions.keys import SESSION_KEY_PREFIX, hash_key, same
+from bridle.proxy.sessions.keys import (
+    SESSION_KEY_PREFIX,
+    VERIFIER_KEY_PREFIX,
+    hash_key,
+    same,
+    session_of,
+)
 from bridle.proxy.sessions.memory import SessionMemory
 from bridle.proxy.sessions.session import Session
 from bridle.proxy.settings import ProxySettings, is_loopback
@@ -36,14 +44,27 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@-]{0,255}")
 class Caller(msgspec.Struct, frozen=True):
     """What a request's credentials and address allow."""
 
-    admin: bool
+    admin: bool = False
     """May use the control routes and any session."""
-    session: Session | None
-    """The session whose key was given."""
+    session: Session | None = None
+    """The session whose key was given: its calls may be recorded and continued."""
+    scores: str | None = None
+    """The session whose verifier key was given: it may be scored and sealed."""
 
-    def may_read(self, session_id: str) -> bool:
-        """Whether the caller may read the records of the session."""
-        return self.admin or (self.session is not None and self.session.id == session_id)
+    @property
+    def keyless(self) -> bool:
+        """Whether it may record in sessions that have no key, and do nothing else."""
+        return not self.admin and self.session is None and self.scores is None
+
+    def may_read(self, session: SessionRecord) -> bool:
+        """Whether the caller may read calls of the session, to continue them."""
+        if self.session is not None:
+            return self.session.id == session.id
+        return self.admin or (self.keyless and session.key_hash is None)
+
+    def may_score(self, session_id: str) -> bool:
+        """Whether the caller may reward and seal the session, and set kinds of its calls."""
+        return self.admin or self.scores == session_id
 
 
 class Sessions:
@@ -63,7 +84,6 @@ class Sessions:
         self._reader = reader
         self._memory = memory
         self._before_seal = before_seal
-        self._open_on_loopback = settings.open_on_loopback
         self._creating: dict[str, asyncio.Lock] = {}
 
     async def authenticate(self, headers: Mapping[str, str], address: str | None) -> Caller:
@@ -73,12 +93,14 @@ class Sessions:
         given = credentials(headers)
         for key in given:
             if admin_key is not None and same(key, admin_key):
-                return Caller(admin=True, session=None)
+                return Caller(admin=True)
         for key in given:
             if key.startswith(SESSION_KEY_PREFIX):
-                return Caller(admin=False, session=await self._by_key(key))
-        if self._open_on_loopback and is_loopback(address) and _local_host(headers):
-            return Caller(admin=True, session=None)
+                return Caller(session=await self._by_key(key))
+            if key.startswith(VERIFIER_KEY_PREFIX):
+                return Caller(scores=self._scored_by(key))
+        if self._settings.keyless and is_loopback(address) and _local_host(headers):
+            return Caller(admin=admin_key is None)
         raise unauthorised(
             "this proxy needs a session key (brk_…) or the admin key"
             if given
@@ -91,6 +113,8 @@ class Sessions:
         """The open session that a data request names by key, path or the harness's own session id;
         ``None`` when nothing does. Raises :class:`ApiError` when it is sealed, expired or not the
         caller's."""
+        if caller.scores is not None:
+            raise ApiError("permission", "a verifier key records no calls", status=403)
         session = caller.session
         if session is not None:
             if path_session not in (None, session.id, session.record.name):
@@ -101,6 +125,8 @@ class Sessions:
             session = await self._named_in_path(path_session, identity)
         elif identity.session_name is not None:
             session = await self._named(identity.session_name, identity)
+        if session is not None and not (caller.session or caller.may_read(session.record)):
+            raise ApiError("permission", f"session {session.id} needs its own key", status=403)
         if session is not None:
             _check_open(session.record)
         return session
@@ -111,6 +137,21 @@ class Sessions:
         if continued is not None and continued.record.sealed_at is None:
             return continued
         return await self.create(self._record(identity))
+
+    def readable(self, caller: Caller) -> Callable[[str], bool]:
+        """Whether the caller may read calls of the session with an id; it may read the store."""
+
+        def may_read(session_id: str) -> bool:
+            if not caller.keyless:
+                return caller.admin or (
+                    caller.session is not None and caller.session.id == session_id
+                )
+            try:
+                return caller.may_read(self._reader.session(session_id))
+            except NotFound:
+                return False
+
+        return may_read
 
     async def find(self, id_or_name: str) -> Session | None:
         """A session by id, or else by name."""
@@ -148,6 +189,12 @@ class Sessions:
         except StoreUnavailable as error:
             raise store_unavailable() from error
         self.forget(session_id)
+
+    def _scored_by(self, key: str) -> str:
+        session_id = session_of(key, self._settings.admin_key)
+        if session_id is None:
+            raise unauthorised("this verifier key is not known here")
+        return session_id
 
     async def _by_key(self, key: str) -> Session:
         digest = hash_key(key)
@@ -259,12 +306,8 @@ def _check_open(session: SessionRecord) -> None:
 
 
 def _local_host(headers: Mapping[str, str]) -> bool:
-    """Whether the client asked for this machine by a local name, from no page of another's: a web
-    page that was pointed here by a rebound DNS name did not, nor one whose form or script a browser
-    on this machine sends here."""
-    origin = headers.get("origin")
-    if origin is not None and not is_loopback(_name(origin.partition("://")[2])):
-        return False
+    """Whether the client asked for this machine by a local name: a web page that was pointed here
+    by a rebound DNS name did not."""
     return is_loopback(_name(headers.get("host", "localhost")))
 
 

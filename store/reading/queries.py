@@ -39,6 +39,7 @@ from bridle.store.records import (
     Metric,
     PolicyRecord,
     Reward,
+    RewardSource,
     RunRecord,
     ServedPolicy,
     SessionRecord,
@@ -196,6 +197,11 @@ class Reader:
             if len(rows) < _PAGE:
                 return
             after = (rows[-1].sealed_at, rows[-1].id)
+
+    @staticmethod
+    def session_record(row: Row[Any]) -> SessionRecord:
+        """A row of the table of sessions."""
+        return _session(row)
 
     def rewards(self, session_id: str) -> list[Reward]:
         """A session's rewards, oldest first."""
@@ -465,7 +471,8 @@ def _session(row: Row[Any]) -> SessionRecord:
 
 
 def _reward(row: Row[Any]) -> Reward:
-    return Reward(**{name: value for name, value in row._mapping.items() if name != "id"})
+    columns = {name: value for name, value in row._mapping.items() if name != "id"}
+    return Reward(**{**columns, "source": RewardSource(row.source)})
 
 
 def _required(logprobs: Any, span_id: str) -> Any:

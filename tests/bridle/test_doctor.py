@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -70,6 +71,27 @@ def test_json_carries_the_whole_verdict(
     assert found["store"]["migrated"]
     assert found["template"]["thinking"] == "kept"
     assert found["template"]["arguments_reserialised"]
+    assert found["template"]["tool_markup"] == found["template"]["tool_parser"] == "hermes"
+    assert found["template"]["embedded_reads_calls"]
+
+
+@pytest.mark.parametrize(
+    ("opening", "line"),
+    [
+        ("<|tool_call_start|>", "tool calls: lfm2, read by vLLM (lfm2) only; elsewhere calls stay"),
+        ("<TOOLCALL>", "tool calls: nemotron_v2, read by no engine; elsewhere calls stay text"),
+        ("", "tool calls: none in this template"),
+    ],
+)
+def test_markup_that_an_engine_does_not_read_is_named(
+    bridle: Bridle, model_dir: Path, store: str, tmp_path: Path, opening: str, line: str
+) -> None:
+    model = shutil.copytree(model_dir, tmp_path / "model")
+    source = "{% for m in messages %}{{ m.role }} {{ m.content }}{% for c in m.tool_calls %}"
+    source += f"{opening}{{{{ c.function.name }}}}" if opening else ""
+    source += "{% endfor %}<|im_end|>{% endfor %}{% if add_generation_prompt %}assistant{% endif %}"
+    (model / "chat_template.jinja").write_text(source)
+    assert line in bridle("doctor", "--model", model, "--store", store).output
 
 
 def test_an_engine_that_is_not_there_is_broken(bridle: Bridle, store: str) -> None:

@@ -36,7 +36,8 @@ def test_late_many_and_turn_rewards_by_http_and_command_line(
     with open_store(store) as opened:
         session = opened.session(recorded)
         assert session.rewards == {"score": odd}
-        assert session.reward(Aggregation({"score": 1.0, "step": 1.0}, turns="mean")) == odd + 0.5
+        ours = Aggregation({"score": 1.0, "step": 1.0}, turns="mean", sources=("operator",))
+        assert session.reward(ours) == odd + 0.5
     path = tmp_path / "good.jsonl"
     turns = ("--turn-reward", "step", "--min-turn-reward", "0.5")
     written = json.loads(bridle("export", path, *turns, "--store", store, "--json").stdout)

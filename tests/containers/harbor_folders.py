@@ -101,8 +101,8 @@ def write_all(root: Path) -> None:
     folder(
         root,
         "image-by-name",
-        config=CLOSED + 'docker_image = "python:3.11-slim"\nworkdir = "/srv/work"\n',
-        file="/srv/work/out.txt",
+        config=CLOSED + 'docker_image = "python:3.11-slim"\nworkdir = "/srv"\n',
+        file="/srv/out.txt",
         files={"environment/Dockerfile": None},
     )
     folder(

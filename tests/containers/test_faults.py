@@ -310,5 +310,5 @@ async def test_the_containers_of_a_killed_process_end_and_are_swept(tmp_path: Pa
     assert not running.strip(), "its first process ends with its owner"
 
     assert len(await engine.sweep()) == 1
-    for folder in Path("/tmp").glob("bridle-*/bridle-*"):  # noqa: S108, ASYNC240
+    for folder in Path("/tmp").glob("bridle-sandboxes-*/bridle-*"):  # noqa: S108, ASYNC240
         folder.parent.rename(tmp_path / folder.parent.name)

@@ -16,7 +16,7 @@ from bridle.run.demo.report import make_report, plot, wilson
 from bridle.run.demo.run import Demo
 from bridle.run.demo.settings import DemoSettings
 from bridle.store.reading.queries import Reader
-from bridle.store.records import CallBegun, Reward, RunRecord, SessionRecord
+from bridle.store.records import CallBegun, Reward, RewardSource, RunRecord, SessionRecord
 from bridle.store.schema.database import migrate
 from bridle.store.writing.writer import Writer
 
@@ -37,7 +37,9 @@ def reader(tmp_path: Path) -> Iterator[Reader]:
                 writer.add_sync(
                     SessionRecord(session, now, run_id=stage, sealed_at=now, outcome="completed")
                 )
-                writer.add_sync(Reward(session, "reward", number % 2, now))
+                writer.add_sync(
+                    Reward(session, "reward", number % 2, now, source=RewardSource.VERIFIER)
+                )
                 for call in range(2):
                     writer.begin_call(
                         CallBegun(f"{session}-{call}", session, "chat", now, b"{}", False, "m")

@@ -100,6 +100,58 @@ def test_a_structured_reply_becomes_markup_that_parses_back(serve: Serve) -> Non
         )
 
 
+@pytest.fixture
+def other_dir(tiny_dir: Path, tmp_path: Path) -> Path:
+    """A model that writes Mistral's markup, and that five ids end replies of: the lowest is one
+    that its template never writes."""
+    directory = shutil.copytree(tiny_dir, tmp_path / "other")
+    backend = BackendTokenizer.from_file(str(directory / "tokenizer.json"))
+    names = ["<low>", "<turn>", "<calls>", "[TOOL_CALLS]", "[ARGS]"]
+    backend.add_special_tokens(names)
+    backend.save(str(directory / "tokenizer.json"))
+    ids = [backend.token_to_id(name) for name in names[:3]]
+    (directory / "generation_config.json").write_text(json.dumps({"eos_token_id": ids}))
+    (directory / "tokenizer_config.json").write_text("{}")
+    (directory / "chat_template.jinja").write_text(
+        "{% for m in messages %}{{ m.role }}: {{ m.content }}{% for c in m.tool_calls %}"
+        "[TOOL_CALLS]{{ c.function.name }}[ARGS]{{ c.function.arguments | tojson }}{% endfor %}\n"
+        "{% if m.role == 'assistant' %}{{ '<calls>' if m.tool_calls else '<turn>' }}\n{% endif %}"
+        "{% endfor %}{% if add_generation_prompt %}assistant: {% endif %}"
+    )
+    return directory
+
+
+def test_a_reply_ends_as_the_template_ends_it(other_dir: Path) -> None:
+    replies = iter([ScriptedReply("four"), ScriptedReply(tool_calls=(ScriptedCall("add", {}),))])
+    with ScriptedEngine(other_dir, lambda _: next(replies)) as engine:
+        decode = engine.backend.tokenizer.decode
+        for end in ("<turn>", "<calls>"):
+            choice = ask(engine, model=engine.model).json()["choices"][0]
+            assert decode(choice["token_ids"][-1:]) == end
+
+
+def test_a_reply_in_the_models_own_markup_is_read(other_dir: Path) -> None:
+    with ScriptedEngine(other_dir, lambda _: 'Now:[TOOL_CALLS]add[ARGS]{"a": 1}') as engine:
+        choice = ask(engine, model=engine.model, tools=TOOLS).json()["choices"][0]
+        message = choice["message"]
+        assert message["content"] == "Now:"
+        assert message["tool_calls"][0]["function"] == {"name": "add", "arguments": '{"a": 1}'}
+        assert choice["finish_reason"] == "tool_calls"
+        streamed = [line.removeprefix("data: ") for line in lines(engine, tools=TOOLS)]
+        pieces = [json.loads(line) for line in streamed if line != "[DONE]"]
+        deltas = [piece["choices"][0]["delta"] for piece in pieces if piece["choices"]]
+        calls = [call for delta in deltas for call in delta.get("tool_calls", ())]
+        assert "".join(call["function"]["arguments"] for call in calls) == '{"a": 1}'
+        assert "".join(delta.get("content", "") for delta in deltas) == "Now:"
+
+
+def test_a_model_that_does_not_say_how_turns_end_is_refused(other_dir: Path) -> None:
+    (other_dir / "chat_template.jinja").write_text("{{ messages[0].content }}")
+    with ScriptedEngine(other_dir, lambda _: "four") as engine:
+        reply = ask(engine, model=engine.model)
+    assert "name an eos_token in tokenizer_config.json" in reply.text
+
+
 def test_a_script_is_certain_unless_it_says_otherwise(serve: Serve) -> None:
     replies = iter(
         [

@@ -17,8 +17,8 @@ from tokenizers import decoders, models, normalizers, trainers
 from bridle.engine.contract.detokenizer import Vocabulary
 from bridle.engine.contract.tokenizer import Tokenizer, token_bytes
 from bridle.engine.serve.deltas import Content, Reasoning
+from bridle.engine.serve.markup.thinking import ThinkingParser
 from bridle.engine.serve.stopping import StopScanner
-from bridle.engine.serve.thinking import ThinkingParser
 
 
 def cut(text: str, cuts: list[int]) -> list[str]:

@@ -30,7 +30,7 @@ async def test_a_session_is_created_with_what_was_asked_and_no_more(stand_in: An
 
 async def test_rewards_and_seals_arrive(stand_in: Any) -> None:
     async with Client(stand_in.url) as client:
-        await client.reward("ses_0", "reward", 0.5, source="verifier", detail={"why": "half"})
+        await client.reward("ses_0", "reward", 0.5, verifier_key="brv_0", detail={"why": "half"})
         await client.seal("ses_0", "timeout")
         policy = await client.policy()
 
@@ -39,7 +39,7 @@ async def test_rewards_and_seals_arrive(stand_in: Any) -> None:
             "session": "ses_0",
             "name": "reward",
             "value": 0.5,
-            "source": "verifier",
+            "key": "Bearer brv_0",
             "detail": {"why": "half"},
         }
     ]

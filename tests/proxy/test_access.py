@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import socket
 import time
@@ -116,7 +115,7 @@ def test_a_session_key_opens_nothing_else(closed: Any) -> None:
     assert httpx.get(f"{control}/sessions", headers=key).status_code == 403
     assert httpx.put(f"{control}/policy", json={"version": 9}, headers=key).status_code == 403
     assert httpx.get(f"{control}/sessions/{other['id']}", headers=key).status_code == 403
-    assert httpx.get(f"{control}/sessions/{mine['id']}", headers=key).status_code == 200
+    assert httpx.get(f"{control}/sessions/{mine['id']}", headers=key).status_code == 403
 
 
 def test_an_expired_or_sealed_session_is_closed(bench: Any) -> None:
@@ -128,7 +127,8 @@ def test_an_expired_or_sealed_session_is_closed(bench: Any) -> None:
     sealed = new_session(bench)
     key = {"authorization": f"Bearer {sealed['key']}"}
     seal = f"{bench.url}/bridle/v1/sessions/{sealed['id']}/seal"
-    assert httpx.post(seal, json={"outcome": "completed"}, headers=key).json()["sealed_at"]
+    scores = {"authorization": f"Bearer {sealed['verifier_key']}"}
+    assert httpx.post(seal, json={"outcome": "completed"}, headers=scores).json()["sealed_at"]
     assert httpx.post(bench.url + path, json=body, headers=key).status_code == 403
 
 
@@ -174,26 +174,6 @@ async def test_only_loopback_clients_of_a_loopback_name_come_in_without_a_key(
         assert sent[0]["status"] == status
     finally:
         await app.stop()
-
-
-@pytest.mark.parametrize(
-    ("origin", "status"),
-    [
-        ("https://attacker.example", 401),
-        ("http://127.0.0.1.attacker.example", 401),
-        ("null", 401),
-        ("http://localhost:3000", 200),
-        ("http://[::1]:3000", 200),
-    ],
-)
-def test_a_web_page_of_another_host_does_not_come_in_through_the_users_browser(
-    bench: Any, origin: str, status: int
-) -> None:
-    path, body = PATHS["chat"]
-    plain = {"origin": origin, "content-type": "text/plain"}  # what a browser sends unasked
-    asked = httpx.post(bench.url + path, content=json.dumps(body), headers=plain)
-    assert asked.status_code == status
-    assert httpx.post(f"{bench.url}/bridle/v1/resume", headers=plain).status_code == status
 
 
 LOOPBACK = ("127.0.0.1", "127.8.8.8", "::1", "localhost")

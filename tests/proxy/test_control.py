@@ -78,10 +78,12 @@ def test_rewards_are_kept_exactly_and_late_ones_are_welcome(bench: Any, control:
     assert control.post(f"/sessions/{made['id']}/seal", json={"outcome": "timeout"}).json()[
         "outcome"
     ] == ("timeout")
-    reward = {"name": "score", "value": value, "source": "verifier"}
+    reward = {"name": "score", "value": value}
     assert control.post(f"/sessions/{made['id']}/rewards", json=reward).status_code == 201
+    claimed = control.post(f"/sessions/{made['id']}/rewards", json=reward | {"source": "verifier"})
+    assert claimed.status_code == 422
     (kept,) = bench.reader.rewards(made["id"])
-    assert (kept.value, kept.turn, kept.source) == (value, None, "verifier")
+    assert (kept.value, kept.turn, kept.source) == (value, None, "operator")
     nan = control.post(f"/sessions/{made['id']}/rewards", content=b'{"name":"x","value":NaN}')
     assert nan.status_code == 422
     assert control.post("/sessions/ses_nope/rewards", json=reward).status_code == 404

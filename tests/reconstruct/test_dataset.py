@@ -8,17 +8,19 @@ import pytest
 
 from bridle.reconstruct import open_store
 from bridle.store.errors import NotFound
-from bridle.store.records import Reward
+from bridle.store.records import Reward, RewardSource
 
 PAGE = Path(__file__).parents[2] / "docs" / "data.md"
 
 
 @pytest.fixture
 def opened(url, record, writer, agent):
-    writer.add_sync(Reward(agent.id, "reward", 0.1 + 0.2, 1.0))
+    writer.add_sync(Reward(agent.id, "reward", 0.1 + 0.2, 1.0, source=RewardSource.VERIFIER))
     other = record(name="other", harness="pi", labels={"seed": 3})
     call = other.call([1], [5])
-    writer.add_sync(Reward(other.id, "reward", 0.5, 1.0, call_id=call))
+    writer.add_sync(
+        Reward(other.id, "reward", 0.5, 1.0, call_id=call, source=RewardSource.VERIFIER)
+    )
     with open_store(url) as store:
         yield store
 

@@ -3,11 +3,15 @@
 import pytest
 
 from bridle.reconstruct.rewards import Aggregation, session_rewards, turn_rewards
-from bridle.store.records import Reward, RunRecord
+from bridle.store.records import Reward, RewardSource, RunRecord
 
 
 def given(*values):
-    return [Reward("s", name, value, at, call_id=call) for name, value, at, call in values]
+    verifier = RewardSource.VERIFIER
+    return [
+        Reward("s", name, value, at, call_id=call, source=verifier)
+        for name, value, at, call in values
+    ]
 
 
 SOME = given(
@@ -72,3 +76,15 @@ def test_the_runs_aggregation_is_kept_with_the_run(writer, reader):
     stated = Aggregation({"score": 1.0}, turns="mean")
     writer.add_sync(RunRecord("r", "train", 1.0, config={"reward": stated.as_data()}))
     assert Aggregation.from_data(reader.run("r").config["reward"]) == stated
+
+
+def test_only_rewards_of_the_named_sources_count():
+    verifiers = Reward("s", "score", 0.5, 1.0, source=RewardSource.VERIFIER)
+    later = Reward("s", "score", 9.0, 2.0, source=RewardSource.OPERATOR)
+    old = Reward("s", "score", 100.0, 3.0, source=RewardSource.UNATTESTED)
+    mine = [verifiers, later, old]
+    assert Aggregation().value(mine) == 0.5
+    assert Aggregation(sources=("verifier", "operator")).value(mine) == 9.0
+    assert Aggregation({"score": 1.0}).value([later, old]) is None
+    with pytest.raises(ValueError, match="there is no source of rewards agent, but verifier"):
+        Aggregation(sources=("agent",))

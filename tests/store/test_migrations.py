@@ -17,6 +17,8 @@ from alembic.migration import MigrationContext
 from sqlalchemy import inspect
 
 from bridle.store.errors import StoreUnavailable
+from bridle.store.reading.queries import Reader
+from bridle.store.records import RewardSource, Sampler
 from bridle.store.schema import database
 from bridle.store.schema.database import (
     connect,
@@ -168,7 +170,9 @@ def test_a_store_whose_rows_have_lost_their_owner_is_not_migrated(tmp_path, monk
     url = str(tmp_path / "s.db")
     migrate(url)
     with closing(sqlite3.connect(url)) as database, database:
-        database.execute("INSERT INTO rewards VALUES ('r', 'gone', NULL, 1, 'x', 1, NULL, '{}', 1)")
+        database.execute(
+            "INSERT INTO rewards VALUES ('r', 'gone', NULL, 1, 'x', 1, 'operator', '{}', 1)"
+        )
         database.execute("UPDATE alembic_version SET version_num = '0000'")
     monkeypatch.setattr("alembic.command.upgrade", lambda *_: None)
     with pytest.raises(StoreUnavailable, match=r"^rows of rewards lost what they belong to"):
@@ -192,6 +196,7 @@ def test_an_address_is_shown_without_its_password():
 
 
 released = SimpleNamespace(**runpy.run_path(str(Path(__file__).with_name("released.py"))))
+FIRST_RELEASE = Path(__file__).parent / "data" / "written_by_0200.json.gz"
 RELEASES = sorted((Path(__file__).parent / "data").glob("written_by_*.json.gz"))
 
 
@@ -210,6 +215,35 @@ def test_what_every_release_wrote_is_read_back_exactly(url, kept):
     assert revision(url) == newest_revision()
     assert shape(url) == at_once
     assert released.read(url) == stored["read"]
+    with Reader(url) as reader:
+        (session,) = reader.sessions()
+        sources = {reward.source for reward in reader.rewards(session.id)}
+    if kept.name == "written_by_0200.json.gz":
+        assert sources == {RewardSource.UNATTESTED}, "nothing shows who wrote them"
     with transaction(engine) as connection:
         assert connection.exec_driver_sql("SELECT COUNT(*) FROM messages").scalar() >= 8
     engine.dispose()
+
+
+def test_calls_of_the_first_release_get_the_sampler_that_they_asked_for(url):
+    stored = json.loads(gzip.decompress(FIRST_RELEASE.read_bytes()))
+    asked, shaped = [row["id"] for row in stored["rows"]["calls"]][:2]
+    for row in stored["rows"]["calls"]:
+        row["sampling"] = json.dumps({"temperature": 0.7, "top_k": 64, "max_tokens": 9})
+        row["notes"] = None
+        if row["id"] == shaped:
+            row["notes"] = json.dumps([{"name": "constrained_by_grammar", "detail": "tool_choice"}])
+    counts = {row["id"]: row["sampled_tokens"] for row in stored["rows"]["calls"]}
+    assert counts[asked]
+    assert counts[shaped]
+    emptied(url)
+    released.restore(url, stored)
+    migrate(url)
+    with Reader(url) as reader:
+        samplers = {
+            call.id: call.sampler
+            for session in reader.sessions()
+            for call in reader.calls(session.id)
+        }
+    assert samplers[asked] == Sampler("raw", temperature=0.7, top_k=64)
+    assert samplers[shaped] == Sampler("raw", temperature=0.7, top_k=64, grammar="tool_choice")

@@ -19,6 +19,7 @@ from bridle.store.records import (
     Note,
     PolicyRecord,
     Reward,
+    RewardSource,
     RunRecord,
     TaskRecord,
     VersionRun,
@@ -453,7 +454,9 @@ async def test_rewards_keep_float64_and_come_late(writer, reader, calls):
     session = calls.session()
     await writer.add(session)
     writer.update_session_sync(session.id, sealed_at=1.0)
-    first = Reward(session.id, "reward", 0.1 + 0.2, 10.0, source="test", detail={"why": "x"})
+    first = Reward(
+        session.id, "reward", 0.1 + 0.2, 10.0, source=RewardSource.VERIFIER, detail={"why": "x"}
+    )
     second = Reward(session.id, "reward", -1e-300, 11.0, call_id="call_x", turn=3)
     await writer.add(second)
     await writer.add(first)

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from bridle.reconstruct.samples.sample import Conservation, Episode, Sample
-from bridle.store.records import CallKind, Reward, SessionRecord
+from bridle.store.records import CallKind, Reward, RewardSource, SessionRecord
 from bridle.trainer.policy.model import load_policy
 from bridle.trainer.policy.tiny import TinyShape, make_policy
 from bridle.trainer.policy.tiny_tokenizer import train_tokenizer
@@ -132,7 +132,11 @@ def make_episode() -> Callable[..., Episode]:
     ) -> Episode:
         trained = sum(int(sample.mask.sum()) for sample in samples)
         masked, dropped = masked or {}, dropped or {}
-        rewards = () if reward is None else (Reward(session, "score", reward, time.time()),)
+        rewards = (
+            ()
+            if reward is None
+            else (Reward(session, "score", reward, time.time(), source=RewardSource.VERIFIER),)
+        )
         return Episode(
             session=SessionRecord(id=session, created_at=0.0, group_id=group, outcome=outcome),
             samples=tuple(samples),

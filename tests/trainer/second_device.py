@@ -24,7 +24,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
 from bridle.reconstruct.samples.sample import Conservation, Episode, Sample
-from bridle.store.records import CallKind, Reward, SessionRecord
+from bridle.store.records import CallKind, Reward, RewardSource, SessionRecord
 from bridle.trainer.config import (
     ComputeConfig,
     GrpoConfig,
@@ -153,7 +153,7 @@ def episode(generator: np.random.Generator, group: str, number: int) -> Episode:
     return Episode(
         session=SessionRecord(id=session, created_at=0.0, group_id=group, outcome="completed"),
         samples=(sample,),
-        rewards=(Reward(session, "score", float(number % 2), 0.0),),
+        rewards=(Reward(session, "score", float(number % 2), 0.0, source=RewardSource.VERIFIER),),
         conservation=Conservation(captured=12, trained=12, masked={}, dropped={}),
     )
 

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from bridle.trainer.config import LossConfig
-from bridle.trainer.losses.losses import LossStats, TokenTerms, importance_weights, k3, policy_loss
+from bridle.trainer.losses.importance import importance_weights
+from bridle.trainer.losses.losses import LossStats, TokenTerms, k3, policy_loss
 
 
 def terms(
@@ -40,7 +41,7 @@ def gradient(batch, config):
     return loss.item(), batch.logprobs.grad.tolist(), stats
 
 
-PLAIN = LossConfig(clip_low=0.2, clip_high=0.3, importance_cap=None)
+PLAIN = LossConfig(clip_low=0.2, clip_high=0.3, importance="none")
 
 
 @pytest.mark.parametrize(
@@ -63,13 +64,13 @@ def test_the_clipped_loss_equals_the_table(ratio, advantage, loss, slope):
 
 
 def test_clip_higher_lets_rare_good_tokens_rise_further_than_bad_ones_fall():
-    config = LossConfig(clip_low=0.1, clip_high=1.0, importance_cap=None)
+    config = LossConfig(clip_low=0.1, clip_high=1.0, importance="none")
     _, grads, _ = gradient(terms([1.9, 0.5], [1.0, -1.0]), config)
     assert grads == pytest.approx([-1.9, 0.0])
 
 
 def test_gspo_uses_the_geometric_mean_ratio_of_each_branch():
-    config = LossConfig(name="gspo", clip_low=0.3, clip_high=0.3, importance_cap=None)
+    config = LossConfig(name="gspo", clip_low=0.3, clip_high=0.3, importance="none")
     ratios, branches, advantages = [1.1, 1.3, 0.4], [7, 7, 3], [1.0, 1.0, -1.0]
     loss, grads, stats = gradient(
         terms(ratios, advantages, branches=branches, weights=[0.5, 0.5, 1.0]), config
@@ -82,12 +83,12 @@ def test_gspo_uses_the_geometric_mean_ratio_of_each_branch():
 
 
 def test_cispo_keeps_a_bounded_gradient_on_clipped_tokens():
-    config = LossConfig(name="cispo", clip_low=0.2, clip_high=0.3, importance_cap=None)
+    config = LossConfig(name="cispo", clip_low=0.2, clip_high=0.3, importance="none")
     loss, grads, stats = gradient(terms([1.5, 0.5, 1.1], [2.0, -1.0, 1.0]), config)
     logprobs = [-1 + math.log(r) for r in (1.5, 0.5, 1.1)]
-    assert loss == pytest.approx(-1.3 * 2 * logprobs[0] + 0.8 * logprobs[1] - 1.1 * logprobs[2])
-    assert grads == pytest.approx([-2.6, 0.8, -1.1])
-    assert stats.clipped == 2.0
+    assert loss == pytest.approx(-1.3 * 2 * logprobs[0] + 0.5 * logprobs[1] - 1.1 * logprobs[2])
+    assert grads == pytest.approx([-2.6, 0.5, -1.1])
+    assert stats.clipped == 1.0, "there is no lower bound"
 
 
 def test_importance_weights_correct_for_the_engine_and_are_capped():
@@ -100,13 +101,69 @@ def test_importance_weights_correct_for_the_engine_and_are_capped():
     assert stats.mean("importance") == pytest.approx((0.5 + 1.5 + 2.0) / 3)
 
 
+def reference_weights(log_ratios, branches, config):
+    """Each correction from its definition, a token at a time, in float64."""
+    found = []
+    for log_ratio, branch in zip(log_ratios, branches, strict=True):
+        if config.importance == "sequence":
+            own = [one for one, of in zip(log_ratios, branches, strict=True) if of == branch]
+            log_ratio = math.fsum(own)
+        ratio = math.exp(log_ratio)
+        outside = not config.importance_floor <= ratio <= config.importance_cap
+        if config.importance == "mask":
+            found.append(0.0 if outside else ratio)
+        else:
+            found.append(min(ratio, config.importance_cap))
+    return found if config.importance != "none" else [1.0] * len(found)
+
+
+@pytest.mark.parametrize("importance", ["truncate", "mask", "sequence", "none"])
+def test_each_correction_equals_its_definition(importance):
+    config = LossConfig(importance=importance)
+    torch.manual_seed(3)
+    log_ratios = torch.randn(40, dtype=torch.float64)
+    branches = torch.randint(0, 6, (40,))
+    found = importance_weights(log_ratios, torch.zeros_like(log_ratios), branches, config)
+    expected = reference_weights(log_ratios.tolist(), branches.tolist(), config)
+    assert found.weights.tolist() == pytest.approx(expected, rel=1e-12)
+    bounded = [w != math.exp(r) for w, r in zip(expected, log_ratios.tolist(), strict=True)]
+    if importance in ("truncate", "mask"):
+        assert found.bounded.tolist() == bounded
+
+
+def test_masking_keeps_the_gradient_when_some_of_the_engines_logprobs_are_wrong():
+    torch.manual_seed(0)
+    count, vocabulary = 4000, 32
+    logits = torch.randn(count, vocabulary, dtype=torch.float64)
+    tokens = torch.distributions.Categorical(logits=logits).sample()
+    advantages = torch.randn(count, dtype=torch.float64)
+    wrong = torch.rand(count) < 0.01
+    off = torch.where(wrong, 5.0 * (1 - 2 * torch.randint(0, 2, (count,))), torch.zeros(count))
+
+    def found(importance, off):
+        leaf = logits.clone().requires_grad_()
+        logprobs = leaf.log_softmax(-1)[torch.arange(count), tokens]
+        old = logprobs.detach()
+        weights = torch.full((count,), 1 / count, dtype=torch.float64)
+        of_one_branch = torch.zeros(count, dtype=torch.int64)
+        batch = TokenTerms(logprobs, old, old + off, advantages, weights, of_one_branch)
+        policy_loss(batch, LossConfig(importance=importance))[0].backward()
+        return leaf.grad.flatten()
+
+    true = found("none", torch.zeros(count))
+    assert wrong.sum() > 20
+    assert torch.nn.functional.cosine_similarity(true, found("mask", off), dim=0) >= 0.99
+
+
 def test_importance_weights_carry_no_gradient():
     old = torch.zeros(2, requires_grad=True)
-    assert not importance_weights(old, torch.zeros(2), 2.0).requires_grad
+    assert not importance_weights(
+        old, torch.zeros(2), torch.zeros(2), LossConfig()
+    ).weights.requires_grad
 
 
 def test_the_kl_penalty_pulls_towards_the_reference():
-    config = LossConfig(importance_cap=None, kl_coefficient=0.5)
+    config = LossConfig(importance="none", kl_coefficient=0.5)
     loss, grads, stats = gradient(terms([1.0], [0.0], reference=[-0.4]), config)
     expected = math.exp(0.6) - 1 - 0.6
     assert loss == pytest.approx(0.5 * expected)

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bridle.reconstruct.samples.sample import Conservation
-from bridle.store.records import Reward
+from bridle.store.records import Reward, RewardSource
 from bridle.trainer.batch.filters import ConservationError
 from bridle.trainer.batch.prepare import prepare
 from bridle.trainer.config import AdvantageConfig, FilterConfig, GrpoConfig
@@ -26,7 +26,7 @@ def session(make_sample, make_episode):
 
 
 def advantages(prepared):
-    return {item.sample.session_id: round(item.advantage, 6) for item in prepared.items}
+    return {item.sample.session_id: round(float(item.credit[0]), 6) for item in prepared.items}
 
 
 PLAIN = GrpoConfig(advantages=AdvantageConfig(baseline="mean"))
@@ -92,6 +92,22 @@ def test_groups_in_which_all_rewards_are_equal_are_left_out_and_counted(session)
     assert (prepared.groups, prepared.degenerate_groups) == (2, 1)
 
 
+def test_a_stale_token_masks_itself_and_not_its_session(make_sample, make_episode):
+    fresh = make_sample([1, 2, 3, 4], [1, 2, 3], session="a", version=5)
+    versions = fresh.versions.copy()
+    versions[1] = 2
+    episodes = [
+        make_episode([dataclasses.replace(fresh, versions=versions)], 1.0, session="a"),
+        make_episode([make_sample([1, 2, 9], [2], session="b", version=5)], 0.0, session="b"),
+    ]
+    prepared = prepare(episodes, 5, dataclasses.replace(PLAIN, max_staleness=1))
+    assert prepared.sessions_dropped == {}
+    assert prepared.account.masked == {"stale": 1}
+    assert prepared.account.trained == 3
+    assert prepared.account.balanced
+    assert prepared.staleness.tolist() == [0, 0, 0]
+
+
 def test_staleness_is_bounded_in_policy_versions(session):
     episodes = [session("a", 1.0, version=3), session("b", 0.0, version=2)]
     for bound, kept in ((2, {"a"}), (3, {"a", "b"}), (0, set())):
@@ -125,7 +141,7 @@ def test_roles_are_compared_with_their_own_kind_when_asked(make_sample, make_epi
     ]
     config = GrpoConfig(advantages=AdvantageConfig(baseline="mean", per_role=True))
     found = {
-        (item.sample.session_id, item.sample.role): item.advantage
+        (item.sample.session_id, item.sample.role): pytest.approx(float(item.credit[0]))
         for item in prepare(episodes, 0, config).items
     }
     assert found == {
@@ -188,11 +204,11 @@ def test_a_session_whose_table_does_not_add_up_is_refused(session):
 
 def test_the_latest_session_reward_of_a_name_counts_and_call_rewards_do_not(session):
     rewards = (
-        Reward("a", "score", 0.25, created_at=2.0),
-        Reward("a", "score", 1.0, created_at=1.0),
-        Reward("a", "style", 0.5, created_at=1.0),
-        Reward("a", "score", 9.0, created_at=3.0, call_id="c"),
-        Reward("a", "score", 9.0, created_at=3.0, turn=1),
+        Reward("a", "score", 0.25, created_at=2.0, source=RewardSource.VERIFIER),
+        Reward("a", "score", 1.0, created_at=1.0, source=RewardSource.VERIFIER),
+        Reward("a", "style", 0.5, created_at=1.0, source=RewardSource.VERIFIER),
+        Reward("a", "score", 9.0, created_at=3.0, source=RewardSource.VERIFIER, call_id="c"),
+        Reward("a", "score", 9.0, created_at=3.0, source=RewardSource.VERIFIER, turn=1),
     )
     episode = dataclasses.replace(session("a", None), rewards=rewards)
     assert session_reward(episode) == 0.75
@@ -202,7 +218,7 @@ def test_the_latest_session_reward_of_a_name_counts_and_call_rewards_do_not(sess
 
 def test_rewards_of_turns_count_as_the_run_says(session):
     rewards = tuple(
-        Reward("a", "step", value, created_at=1.0 + turn, turn=turn)
+        Reward("a", "step", value, created_at=1.0 + turn, source=RewardSource.VERIFIER, turn=turn)
         for turn, value in enumerate((0.5, 1.0, 0.0))
     )
     episode = dataclasses.replace(session("a", None), rewards=rewards)

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+from tokenizers import Tokenizer as BackendTokenizer
 
 from bridle.engine.vllm import VllmError, VllmOptions
 from bridle.engine.vllm.flags import command, environment
@@ -21,38 +22,86 @@ def value(arguments: list[str], flag: str) -> str:
     return arguments[arguments.index(flag) + 1]
 
 
-def template(model_dir: Path, source: str, family: str = "qwen3") -> Parsers:
+def template(model_dir: Path, source: str) -> Parsers:
     (model_dir / "chat_template.jinja").write_text(source)
-    (model_dir / "config.json").write_text(json.dumps({"model_type": family}))
     return choose_parsers(model_dir)
 
 
+CALLS = """{{ tools }}{% for message in messages %}{{ message.content }}
+{%- for call in message.tool_calls %}OPEN{{ call.function.name }}SEP
+{{- call.function.arguments | tojson }}{% endfor %}{% endfor %}"""
+
+
+def calls(opening: str, separator: str = "") -> str:
+    """A template that writes each call's name and arguments behind ``opening``."""
+    return CALLS.replace("OPEN", opening).replace("SEP", separator)
+
+
 @pytest.mark.parametrize(
-    ("source", "family", "tool", "reasoning"),
+    ("source", "tool", "reasoning"),
     [
-        (CHATML_TOOLS_TEMPLATE, "qwen3", "hermes", "bridle_thinking"),
-        ("{{ tools }} <tool_call> <think> {{ enable_thinking }}", "qwen3", "hermes", "qwen3"),
-        ("{{ tools }} <tool_call> <function= </think> <think>\n", "qwen3", "qwen3_coder", "qwen3"),
-        ("{{ tools }} <tool_call>", "some_fine_tune", "hermes", None),
-        ("{{ tools }} <|python_tag|>", "llama", "llama3_json", None),
-        ("{{ tools }}", "llama", "llama3_json", None),
-        ("{{ tools }} [TOOL_CALLS]", "mistral", "mistral", None),
-        ("{{ tools }} <|channel|>", "gpt_oss", "openai", "openai_gptoss"),
-        ("{{ tools }} of a shape unheard of", "other", None, None),
-        ("no calls at all <tool_call>", "qwen3", None, None),
+        (CHATML_TOOLS_TEMPLATE, "hermes", "bridle_thinking"),
+        (calls("<tool_call>"), "hermes", None),
+        (calls("<tool_call>\n<function="), "qwen3_coder", None),
+        (calls("<tool_call>", "<arg_key>"), "glm45", None),
+        (calls("[TOOL_CALLS]", "[ARGS]"), "mistral", None),
+        (calls("<｜tool▁calls▁begin｜>", "<｜tool▁sep｜>"), "deepseek_v31", None),
+        (calls(" of a shape unheard of "), None, None),
+        ("{{ tools }} calls look like <tool_call>", "hermes", None),
+        ("{{ tools.never() }} <｜tool▁sep｜> ```json", "deepseek_v3", None),
+        ("{% if no %} <think> {% endif %}", None, "bridle_thinking"),
+        ("{{ messages[0].content }}<think>\n", None, "bridle_thinking_open"),
     ],
 )
-def test_parsers_follow_the_template_and_then_the_family(
-    model_dir: Path, source: str, family: str, tool: str | None, reasoning: str | None
+def test_parsers_follow_what_the_template_writes(
+    model_dir: Path, source: str, tool: str | None, reasoning: str | None
 ) -> None:
-    assert template(model_dir, source, family) == Parsers(tool, reasoning)
+    assert template(model_dir, source) == Parsers(tool, reasoning)
+
+
+@pytest.mark.parametrize(
+    ("source", "reasoning"),
+    [
+        ("{{ messages[0].content }}<think>\n", "qwen3"),
+        ("{% if enable_thinking %} <think> {% endif %}", "qwen3"),
+        ("{% if no %} <think> {% endif %}", "bridle_thinking"),
+    ],
+)
+def test_vllms_own_parser_is_chosen_where_the_tag_is_a_token_and_replies_begin_inside(
+    model_dir: Path, source: str, reasoning: str
+) -> None:
+    backend = BackendTokenizer.from_file(str(model_dir / "tokenizer.json"))
+    backend.add_tokens(["<think>", "</think>"])
+    backend.save(str(model_dir / "tokenizer.json"))
+    assert template(model_dir, source) == Parsers(None, reasoning)
+
+
+def test_markup_that_no_parser_reads_is_named(model_dir: Path) -> None:
+    assert template(model_dir, calls("<function=", ">")) == Parsers(None, None, "functionary")
+
+
+def test_parsers_may_be_named_or_left_out(model_dir: Path) -> None:
+    template(model_dir, CHATML_TOOLS_TEMPLATE)
+    options = VllmOptions(tool_parser="mistral", reasoning_parser=None)
+    arguments = command(CPU, model_dir, options, 1)
+    assert value(arguments, "--tool-call-parser") == "mistral"
+    assert "--reasoning-parser" not in arguments
+
+
+def test_a_parser_that_would_not_start_without_a_token_is_not_chosen(model_dir: Path) -> None:
+    source = calls('{"name": "', '", "parameters": ')
+    assert template(model_dir, source) == Parsers(None, None, "llama_json")
+    backend = BackendTokenizer.from_file(str(model_dir / "tokenizer.json"))
+    backend.add_special_tokens(["<|python_tag|>"])
+    backend.save(str(model_dir / "tokenizer.json"))
+    assert template(model_dir, source) == Parsers("llama3_json", None)
 
 
 def test_the_tool_parser_follows_the_template_for_tools(model_dir: Path) -> None:
     (model_dir / "additional_chat_templates").mkdir()
     told = model_dir / "additional_chat_templates" / "tool_use.jinja"
     told.write_text("{{ tools }} <tool_call>")
-    assert template(model_dir, "{{ messages }}", "llama") == Parsers("hermes", None)
+    assert template(model_dir, "{{ messages }}") == Parsers("hermes", None)
 
 
 def test_a_model_without_a_template_gets_no_parsers(model_dir: Path) -> None:
@@ -81,7 +130,7 @@ def test_what_the_contract_rests_on_is_always_said(model_dir: Path) -> None:
     for installation in (CPU, GPU):
         arguments = command(installation, model_dir, VllmOptions(), 1)
         assert value(arguments, "--generation-config") == "vllm"
-        assert value(arguments, "--logprobs-mode") == "raw_logprobs"
+        assert value(arguments, "--logprobs-mode") == "processed_logprobs"
         assert value(arguments, "--worker-cls") == "bridle_worker.BridleWorker"
         config = json.loads(value(arguments, "--weight-transfer-config"))
         assert config == {"backend": "bridle"}
@@ -140,7 +189,7 @@ def test_attention_heads_without_a_kernel_are_refused_on_cpu_before_the_start(
 
 def test_a_model_that_does_not_say_its_context_needs_one_said_on_cpu(model_dir: Path) -> None:
     (model_dir / "config.json").write_text("{}")
-    with pytest.raises(VllmError, match="choose max_model_len"):
+    with pytest.raises(VllmError, match="give --max-model-len"):
         command(CPU, model_dir, VllmOptions(), 1)
     assert command(CPU, model_dir, VllmOptions(max_model_len=64), 1)
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 from bridle.engine.serve.deltas import Content, Reasoning
-from bridle.engine.serve.thinking import ThinkingParser
+from bridle.engine.serve.markup.thinking import ThinkingParser
 
 Inside = Callable[[str], ModuleType]
 
@@ -158,6 +158,19 @@ def test_vllms_reasoning_is_split_as_our_engines_split_it(parser: Any, pieces: l
     # A stream that ends within "</think>" keeps what it held back of it: text, never tokens.
     assert whole_reasoning.startswith(reasoning)
     assert len(whole_reasoning) - len(reasoning) < len("</think>")
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(pieces=st.lists(st.sampled_from(["<think>", "</think>", "</th", "ink>", "</", "\n", "a"])))
+def test_a_reply_whose_prompt_has_opened_the_reasoning_reasons_until_it_closes_it(
+    inside: Inside, pieces: list[str]
+) -> None:
+    parser = inside("bridle_thinking").BridleOpenThinkingParser
+    ours = ThinkingParser(already_open=True)
+    deltas = [delta for piece in pieces for delta in ours.push(piece)] + ours.flush()
+    reasoning, content = folded(deltas)
+    whole = parser(tokenizer={}).extract_reasoning("".join(pieces), None)
+    assert whole == (reasoning or None, content or None)
 
 
 def test_reasoning_tokens_are_those_between_the_tags(parser: Any) -> None:

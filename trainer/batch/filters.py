@@ -10,13 +10,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 import numpy as np
 
 from bridle.errors import BridleError
-from bridle.reconstruct.samples.sample import Episode
+from bridle.reconstruct.samples.sample import Episode, Sample
 from bridle.trainer.config import FilterConfig
 from bridle.trainer.registry import Registry
 
@@ -29,7 +29,8 @@ class DropReason(StrEnum):
     INFRASTRUCTURE = "infrastructure"
     """Its outcome is one that :attr:`FilterConfig.outcomes` drops or excludes."""
     STALE = "stale"
-    """A token that it would train was sampled more than ``max_staleness`` versions ago."""
+    """Sampled more than ``max_staleness`` versions ago: a token masks itself, a session of which
+    nothing else would be trained is dropped."""
     ZERO_VARIANCE = "zero_variance"
     """All rewards of its group are equal, so there is nothing to learn from comparing them."""
     WEIGHTLESS = "weightless"
@@ -101,6 +102,25 @@ def account_of(episode: Episode, reason: str | None) -> TokenAccount:
     )
 
 
+def without_stale(episode: Episode, oldest: int) -> Episode:
+    """``episode`` with tokens of versions before ``oldest`` masked, in samples and account."""
+    samples = tuple(_without_stale(sample, oldest) for sample in episode.samples)
+    kept = sum(int(sample.mask.sum()) for sample in samples)
+    table = episode.conservation
+    stale = table.trained - kept
+    if not stale:
+        return episode
+    masked = Counter(dict(table.masked)) + Counter({DropReason.STALE.value: stale})
+    return replace(
+        episode, samples=samples, conservation=replace(table, trained=kept, masked=dict(masked))
+    )
+
+
+def _without_stale(sample: Sample, oldest: int) -> Sample:
+    stale = sample.mask & (sample.versions < oldest)
+    return replace(sample, mask=sample.mask & ~stale) if stale.any() else sample
+
+
 def trained_tokens(episode: Episode) -> int:
     """Tokens that the session's samples train."""
     return sum(int(sample.mask.sum()) for sample in episode.samples)
@@ -136,7 +156,7 @@ def not_trained(
         return DropReason.INFRASTRUCTURE
     if all(sample.weight <= 0 for sample in episode.samples if sample.mask.any()):
         return DropReason.WEIGHTLESS
-    if version - oldest_version(episode) > max_staleness:
+    if version - newest_version(episode) > max_staleness:
         return DropReason.STALE
     if degenerate_group and config.drop_zero_variance:
         return DropReason.ZERO_VARIANCE
@@ -146,11 +166,11 @@ def not_trained(
     return None
 
 
-def oldest_version(episode: Episode) -> int:
-    """The oldest policy version among the tokens that the session would train.
+def newest_version(episode: Episode) -> int:
+    """The newest policy version among the tokens that the session would train.
 
     Raises ``ValueError`` when it would train none.
     """
-    return min(
-        int(np.min(sample.versions[sample.mask])) for sample in episode.samples if sample.mask.any()
+    return max(
+        int(np.max(sample.versions[sample.mask])) for sample in episode.samples if sample.mask.any()
     )

@@ -19,6 +19,7 @@ from bridle.trainer.batch.filters import (
     account_of,
     not_trained,
     outside_the_baseline,
+    without_stale,
 )
 from bridle.trainer.config import GrpoConfig
 from bridle.trainer.credit.advantages import advantages_by_group, is_degenerate
@@ -35,7 +36,8 @@ class TrainItem:
     session: int
     """Index of its session among the step's episodes."""
     group: Hashable
-    advantage: float
+    credit: NDArray[np.float32]
+    """``float32[T]``: the advantage of each of the sample's tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +60,8 @@ def prepare(episodes: Sequence[Episode], version: int, config: GrpoConfig) -> Pr
     """Decide for every session whether and with which advantage it is trained at ``version``."""
     stated = config.advantages
     rewards = [
-        session_reward(episode, stated.reward_weights, stated.reward_turns) for episode in episodes
+        session_reward(episode, stated.reward_weights, stated.reward_turns, stated.reward_sources)
+        for episode in episodes
     ]
     reasons: list[str | None] = [
         outside_the_baseline(episode, reward, config.filters)
@@ -85,6 +88,11 @@ def prepare(episodes: Sequence[Episode], version: int, config: GrpoConfig) -> Pr
             max_staleness=config.max_staleness,
             config=config.filters,
         )
+    oldest = version - config.max_staleness
+    episodes = [
+        without_stale(episode, oldest) if reason is None else episode
+        for episode, reason in zip(episodes, reasons, strict=True)
+    ]
     account = sum(map(account_of, episodes, reasons), TokenAccount())
     dropped = [str(reason) for reason in reasons if reason is not None]
     items = [item for item in _items(episodes, compared, config) if reasons[item.session] is None]
@@ -143,7 +151,11 @@ def _items(
             sample=sample,
             session=index,
             group=group_of(episodes[index]),
-            advantage=float(by_entry[index, sample.role if config.advantages.per_role else None]),
+            credit=np.full(
+                len(sample.token_ids),
+                by_entry[index, sample.role if config.advantages.per_role else None],
+                dtype=np.float32,
+            ),
         )
         for index, sample in branches
     ]

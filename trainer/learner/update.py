@@ -156,7 +156,9 @@ def _update(
         if pack is None:
             score_idly(model)
             continue
-        scores = score_pack(model, pack.pack, block_tokens=config.packing.block_tokens)
+        scores = score_pack(
+            model, pack.pack, block_tokens=config.packing.block_tokens, drawn=pack.drawn
+        )
         terms = loss_terms(pack, scores)
         loss, sums = policy_loss(terms, config.loss)
         loss.backward()  # type: ignore[no-untyped-call]

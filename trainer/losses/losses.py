@@ -10,12 +10,11 @@ says it sampled from, ``r = π / π_old`` and ``A`` the advantage:
                                                                       (arXiv 2503.14476)
 ``gspo``   the same with ``s`` for ``r``, where                       arXiv 2507.18071
            ``s = exp(mean over the branch of log r)``
-``cispo``  ``-sg(clip(r, 1 - ε_low, 1 + ε_high)) A log π``            MiniMax-M1, arXiv 2506.13585
+``cispo``  ``-sg(min(r, 1 + ε_high)) A log π``                        MiniMax-M1, arXiv 2506.13585
 =========  =========================================================  ==========================
 
-Each token's loss is multiplied by ``sg(min(π_old / μ, C))`` (truncated importance sampling for the
-difference between engine and trainer, and for stale tokens; Yao et al. 2025, "Your efficient RL
-framework secretly brings you off-policy RL training"), the KL penalty ``β k3`` is added, and the
+Each token's loss is multiplied by its importance weight
+(:mod:`bridle.trainer.losses.importance`), the KL penalty ``β k3`` is added, and the
 batch loss is the sum over tokens times :mod:`bridle.trainer.credit.weighting`'s weights. ``sg``
 stops gradients.
 """
@@ -29,6 +28,7 @@ import torch
 from torch import Tensor
 
 from bridle.trainer.config import LossConfig
+from bridle.trainer.losses.importance import ImportanceWeights, importance_weights
 from bridle.trainer.registry import Registry
 
 
@@ -86,8 +86,8 @@ class LossStats:
     """k3 estimate of KL(π_old ‖ π), nats per token."""
     kl_reference: float = 0.0
     importance: float = 0.0
-    """Truncated importance weights."""
     importance_capped: float = 0.0
+    """Tokens whose weight the correction has bounded, or that it has left out."""
 
     def __add__(self, other: LossStats) -> LossStats:
         return LossStats(
@@ -121,10 +121,11 @@ def branch_ratio(log_ratio: Tensor, branches: Tensor) -> Tensor:
 
 
 def cispo_surrogate(
-    logprobs: Tensor, ratio: Tensor, advantages: Tensor, clip_low: float, clip_high: float
+    logprobs: Tensor, ratio: Tensor, advantages: Tensor, clip_high: float
 ) -> Tensor:
-    """``-sg(clip(r)) A log π`` per token: every token keeps a gradient, of bounded weight."""
-    return -ratio.clamp(1 - clip_low, 1 + clip_high).detach() * advantages * logprobs
+    """``-sg(min(r, 1 + ε_high)) A log π`` per token: every token keeps a gradient, of bounded
+    weight."""
+    return -ratio.clamp(max=1 + clip_high).detach() * advantages * logprobs
 
 
 @register_loss("clip")
@@ -143,10 +144,9 @@ def gspo(terms: TokenTerms, config: LossConfig) -> Surrogate:
 @register_loss("cispo")
 def cispo(terms: TokenTerms, config: LossConfig) -> Surrogate:
     """REINFORCE with a clipped ratio as its weight."""
-    low, high = config.clip_low, config.clip_high
     ratio = (terms.logprobs - terms.old_logprobs).exp()
-    loss = cispo_surrogate(terms.logprobs, ratio, terms.advantages, low, high)
-    return Surrogate(loss, ratio, (ratio > 1 + high) | (ratio < 1 - low))
+    loss = cispo_surrogate(terms.logprobs, ratio, terms.advantages, config.clip_high)
+    return Surrogate(loss, ratio, ratio > 1 + config.clip_high)
 
 
 def _clipped(ratio: Tensor, terms: TokenTerms, config: LossConfig) -> Surrogate:
@@ -157,11 +157,6 @@ def _clipped(ratio: Tensor, terms: TokenTerms, config: LossConfig) -> Surrogate:
         ratio,
         (above & (advantages > 0)) | (below & (advantages < 0)),
     )
-
-
-def importance_weights(old_logprobs: Tensor, behaviour_logprobs: Tensor, cap: float) -> Tensor:
-    """``min(π_old / μ, C)`` per token, without gradient."""
-    return (old_logprobs - behaviour_logprobs).exp().clamp(max=cap).detach()
 
 
 def k3(logprobs: Tensor, other_logprobs: Tensor) -> Tensor:
@@ -176,33 +171,27 @@ def k3(logprobs: Tensor, other_logprobs: Tensor) -> Tensor:
 def policy_loss(terms: TokenTerms, config: LossConfig) -> tuple[Tensor, LossStats]:
     """The weighted loss of a pack's tokens (a scalar with gradient) and what to report of it."""
     surrogate = LOSSES.find(config.name)(terms, config)
-    importance = torch.ones_like(terms.old_logprobs)
-    if config.importance_cap is not None:
-        importance = importance_weights(
-            terms.old_logprobs, terms.behaviour_logprobs, config.importance_cap
-        )
-    per_token = importance * surrogate.loss
+    importance = importance_weights(
+        terms.old_logprobs, terms.behaviour_logprobs, terms.branches, config
+    )
+    per_token = importance.weights * surrogate.loss
     kl_reference = torch.zeros_like(per_token)
     if terms.reference_logprobs is not None:
         kl_reference = k3(terms.logprobs, terms.reference_logprobs)
         per_token = per_token + config.kl_coefficient * kl_reference
     loss = (terms.weights * per_token).sum()
-    return loss, _stats(terms, config, loss, surrogate, importance, kl_reference)
+    return loss, _stats(terms, loss, surrogate, importance, kl_reference)
 
 
 @torch.no_grad()
 def _stats(
     terms: TokenTerms,
-    config: LossConfig,
     loss: Tensor,
     surrogate: Surrogate,
-    importance: Tensor,
+    importance: ImportanceWeights,
     kl_reference: Tensor,
 ) -> LossStats:
     log_ratio = terms.logprobs - terms.old_logprobs
-    capped = torch.zeros_like(importance, dtype=torch.bool)
-    if config.importance_cap is not None:
-        capped = importance >= config.importance_cap
     return LossStats(
         tokens=float(len(log_ratio)),
         loss=float(loss.detach()),
@@ -211,6 +200,6 @@ def _stats(
         # Tokens came from π_old, so the estimate runs from it to π.
         kl_old=float((log_ratio.exp() - 1 - log_ratio).sum()),
         kl_reference=float(kl_reference.sum()),
-        importance=float(importance.sum()),
-        importance_capped=float(capped.sum()),
+        importance=float(importance.weights.sum()),
+        importance_capped=float(importance.bounded.sum()),
     )

@@ -1,9 +1,10 @@
-"""A reasoning parser for templates that leave ``<think>`` to the model.
+"""Reasoning parsers for ``<think>`` as text, opened by the reply or by its prompt.
 
-Loaded by vLLM with ``--reasoning-parser-plugin``. vLLM's own parsers for ``<think>`` either take
-everything before ``</think>`` for reasoning, also when the reply never opened it, or judge a stream
-and a whole reply differently. Here, as in Bridle's other engines, a reply reasons when it begins
-with ``<think>`` (after blanks), and else is content as a whole.
+Loaded by vLLM with ``--reasoning-parser-plugin``. vLLM's own parsers for ``<think>`` need it to be
+a token, and either take everything before ``</think>`` for reasoning, also when the reply never
+opened it, or judge a stream and a whole reply differently. Here, as in Bridle's other engines, a
+reply reasons when it begins with ``<think>`` (after blanks), and else is content as a whole. Where
+the prompt ends in ``<think>``, a reply reasons until it closes it.
 """
 
 from __future__ import annotations
@@ -22,9 +23,11 @@ BEFORE, INSIDE, AFTER = range(3)
 class BridleThinkingParser(ReasoningParser):  # type: ignore[misc]  # vLLM is not installed here
     """One per reply when streaming."""
 
+    first_place = BEFORE
+
     def __init__(self, tokenizer: Any, *args: Any, **kwargs: Any) -> None:
         super().__init__(tokenizer, *args, **kwargs)
-        self._place = BEFORE
+        self._place = self.first_place
         self._buffer = ""
 
     @property
@@ -105,6 +108,13 @@ class BridleThinkingParser(ReasoningParser):  # type: ignore[misc]  # vLLM is no
             content, self._buffer = self._buffer, ""
             return reasoning, content
         return reasoning, ""
+
+
+@ReasoningParserManager.register_module("bridle_thinking_open")
+class BridleOpenThinkingParser(BridleThinkingParser):
+    """The prompt has opened the reasoning."""
+
+    first_place = INSIDE
 
 
 def _partial_close(text: str) -> int:

@@ -34,8 +34,10 @@ from bridle.cli.commands import (
     sft,
     show,
     status,
+    tasks,
     train,
     trainer,
+    viewer,
     worker,
 )
 from bridle.cli.terminal import fail, out
@@ -92,6 +94,7 @@ app.command("reproduce")(reproduce.reproduce)
 app.command("proxy")(proxy.proxy)
 app.command("run", context_settings=run.CONTEXT)(run.run)
 app.command("sessions")(sessions.sessions)
+app.command("viewer")(viewer.viewer)
 app.command("status")(status.status)
 app.command("show")(show.show)
 app.command("reward", context_settings=reward.CONTEXT)(reward.reward)
@@ -111,6 +114,7 @@ app.command("trainer")(trainer.trainer)
 app.command("sft")(sft.sft)
 app.add_typer(engine.app, name="engine")
 app.add_typer(harness.app, name="harness")
+app.add_typer(tasks.app, name="tasks")
 if find_spec("bridle.bench") is not None:  # a checkout: the benchmarks are not installed
     from bridle.bench import commands as bench
 

@@ -9,6 +9,7 @@ from typing import Any
 import httpx
 import sqlalchemy
 
+from bridle.engine.contract.markup import tool_markup
 from bridle.engine.contract.tokenizer import TemplateError, Tokenizer, TokenizerNotRead
 from bridle.engine.vllm import Expectation, check_engine
 
@@ -29,7 +30,20 @@ def examine_template(directory: Path) -> dict[str, Any]:
     found: dict[str, Any] = {"model": str(directory), **asdict(report), "reasons": list(words)}
     found["end_of_turn_ids"] = sorted(report.end_of_turn_ids)
     found["broken"] = None if report.usable else words[0]
-    return found
+    return found | _tool_calls(tokenizer)
+
+
+def _tool_calls(tokenizer: Tokenizer) -> dict[str, Any]:
+    """The markup of the model's tool calls, and which engines read it."""
+    from bridle.engine.serve.markup import READ
+    from bridle.engine.vllm.parsers import choose_parsers
+
+    markup = tool_markup(tokenizer)
+    return {
+        "tool_markup": markup.name if markup else None,
+        "tool_parser": choose_parsers(tokenizer.directory).tool,
+        "embedded_reads_calls": markup is not None and markup.name in READ,
+    }
 
 
 def examine_engine(

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import ipaddress
 import os
+import secrets
 from pathlib import Path
 from typing import Literal
 from urllib.parse import urlsplit
+
+from bridle.errors import UsageError
 
 EngineKind = Literal["embedded", "vllm"]
 DemoPolicy = Literal["smollm2", "tiny"]
@@ -20,6 +25,9 @@ API_KEY_VARIABLE = "BRIDLE_ENGINE_API_KEY"
 """The key that our embedded engine asks for, where it asks for one."""
 VLLM_KEY_VARIABLE = "VLLM_API_KEY"
 """The key that a vLLM started here asks for; vLLM's own."""
+
+
+KEYS = (ADMIN_KEY_VARIABLE, UPSTREAM_KEY_VARIABLE, API_KEY_VARIABLE, VLLM_KEY_VARIABLE)
 
 
 def data_home() -> Path:
@@ -43,6 +51,49 @@ def default_proxy() -> str:
 def key_in(variable: str) -> str | None:
     """The key that an environment variable holds; an empty one is none, and opens nothing."""
     return os.environ.get(variable) or None
+
+
+def admin_key_for(proxy_url: str, given: str | None = None) -> str | None:
+    """The admin key of the proxy at a URL: ``given``, else ``$BRIDLE_ADMIN_KEY``, else, for a proxy
+    on this machine, the key that ``bridle proxy`` made for itself."""
+    key = given or key_in(ADMIN_KEY_VARIABLE)
+    if key is None and _on_this_machine(proxy_url):
+        with contextlib.suppress(OSError):
+            key = _key_file().read_text(encoding="ascii").strip() or None
+    return key
+
+
+def made_admin_key() -> str:
+    """This user's admin key for proxies on this machine; made at its first use, in a file that only
+    the user can read. Raises :class:`bridle.errors.UsageError` when it cannot be kept."""
+    file = _key_file()
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with contextlib.suppress(FileExistsError):
+            whole = file.with_name(f"{file.name}.{os.getpid()}")
+            with open(os.open(whole, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as made:
+                made.write(secrets.token_urlsafe(32))
+            try:
+                os.link(whole, file)
+            finally:
+                whole.unlink()
+        return file.read_text(encoding="ascii").strip()
+    except OSError as error:
+        raise UsageError(
+            f"cannot keep an admin key in {file}: {error.strerror}; set {ADMIN_KEY_VARIABLE}"
+        ) from error
+
+
+def _key_file() -> Path:
+    return data_home() / "admin.key"
+
+
+def _on_this_machine(url: str) -> bool:
+    host = urlsplit(url).hostname or ""
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 def is_base_url(text: str) -> bool:

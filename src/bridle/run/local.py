@@ -10,6 +10,7 @@ from pathlib import Path
 from bridle.engine.contract.tokenizer import Tokenizer
 from bridle.errors import UsageError
 from bridle.harnesses.rollout import Job, RolloutSettings, grouped, require_launchable
+from bridle.harnesses.sampling import session_settings
 from bridle.run.agents import agent, shuffled_tasks
 from bridle.run.agents import verifier as named_verifier
 from bridle.run.config import RunConfig
@@ -96,6 +97,8 @@ def train(
             timeout_s=config.agent.timeout_s,
             model=MODEL,
             run_id=run_id,
+            session_settings=session_settings(config.agent.sampling),
+            guards=config.agent.guards,
         )
         with (
             stack(
@@ -105,7 +108,7 @@ def train(
                 engine=config.policy.engine,
                 engine_arguments=config.policy.engine_arguments,
             ) as running,
-            Rollouts(running.proxy_url, sandboxes, verifier) as rollouts,
+            Rollouts(running.proxy_url, sandboxes, verifier, key=running.admin_key) as rollouts,
         ):
             loop = train_plan(
                 plan,

@@ -78,7 +78,9 @@ def stated(config: GrpoConfig) -> dict[str, Any]:
             "builder_version": BUILDER_VERSION,
             "rules": DEFAULT_RULES.as_data(),
         },
-        "reward": Aggregation(advantages.reward_weights, advantages.reward_turns).as_data(),
+        "reward": Aggregation(
+            advantages.reward_weights, advantages.reward_turns, advantages.reward_sources
+        ).as_data(),
         "settings": asdict(config),
     }
 

@@ -89,7 +89,12 @@ def vllm(
     """
     from bridle.engine.vllm import Expectation, VllmOptions, VllmServer
 
-    expect = Expectation(context=max_model_len, private_network=private_network)
+    expect = Expectation(
+        context=max_model_len,
+        private_network=private_network,
+        tool_parser=_named(tool_parser),
+        reasoning_parser=_named(reasoning_parser),
+    )
     if (model is None) == (url is None):
         fail("give --model DIR to start vLLM, or --url URL to check one that runs", 2)
     if url is not None:

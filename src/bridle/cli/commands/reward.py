@@ -11,7 +11,7 @@ import typer
 from bridle.cli.options import StoreOption
 from bridle.cli.reading import one_session, reader, require_turn
 from bridle.cli.terminal import fail, out
-from bridle.store.records import SHORT_TEXT, Reward
+from bridle.store.records import SHORT_TEXT, Reward, RewardSource
 from bridle.store.writing.writer import Writer
 
 CONTEXT = {"ignore_unknown_options": True}
@@ -46,7 +46,7 @@ def reward(
                 created_at=time.time(),
                 call_id=call_id,
                 turn=turn,
-                source="command line",
+                source=RewardSource.OPERATOR,
             )
         )
     out.print(f"{record.id}: {name} = {value:g}" + (f" (turn {turn})" if turn else ""))

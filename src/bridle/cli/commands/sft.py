@@ -104,5 +104,7 @@ def _examples(
         return examples_from_jsonl(data, Tokenizer(policy), left_out)
     with reader(store) as source:
         require_run(source, run)
-        selection = Selection(run=run, min_reward=min_reward, rules=sample_rules(rules))
+        selection = Selection(
+            run=run, min_reward=min_reward, rules=sample_rules(rules, imitation=True)
+        )
         return examples_from_store(source, selection, left_out)

@@ -38,7 +38,7 @@ class Course(Protocol):
     def session_settings(self, temperature: float) -> Mapping[str, Any]:
         """What the proxy pins or caps for its sessions."""
 
-    def rollouts(self, proxy_url: str) -> Rollouts: ...
+    def rollouts(self, proxy_url: str, key: str | None) -> Rollouts: ...
 
 
 class TaughtCourse(Course, Protocol):
@@ -81,9 +81,10 @@ class LangChainExample:
         """None: the agent asks for its temperature itself."""
         return {}
 
-    def rollouts(self, proxy_url: str) -> Rollouts:
+    def rollouts(self, proxy_url: str, key: str | None) -> Rollouts:
         module: ModuleType = self.module
-        return Rollouts(proxy_url, ForkedProvider(), FunctionVerifier(module.verifier))
+        check = FunctionVerifier(module.verifier)
+        return Rollouts(proxy_url, ForkedProvider(), check, key=key)
 
 
 class StaffList(LangChainExample):

@@ -12,6 +12,7 @@ from rich.table import Table
 
 from bridle.reconstruct.episodes import episodes
 from bridle.store.reading.queries import Reader
+from bridle.store.records import RewardSource
 
 mpl.use("Agg")
 
@@ -26,7 +27,8 @@ def session_rewards(reader: Reader, run_id: str) -> list[float]:
     by_task: dict[str | None, float] = {}
     for session in reader.sessions(run=run_id, sealed=True):
         for reward in reader.rewards(session.id):
-            by_task[session.task_id] = reward.value
+            if reward.source is RewardSource.VERIFIER:
+                by_task[session.task_id] = reward.value
     return list(by_task.values())
 
 

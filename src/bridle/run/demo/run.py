@@ -31,7 +31,7 @@ from bridle.run.demo.stages import (
     warm_start_updates,
 )
 from bridle.run.demo.state import DemoState
-from bridle.run.stack import Stack, engine_service, recording, serve_instead, stack
+from bridle.run.stack import Stack, engine_service, new_key, recording, serve_instead, stack
 from bridle.run.training import TrainingPlan, train
 from bridle.store.reading.queries import Reader
 from bridle.store.records import RunRecord, new_id
@@ -70,6 +70,7 @@ class Demo:
         self._state.require_policy(settings.policy)
         self._kept = ExitStack()
         """Ends what outlives a stage."""
+        self._engine_key = new_key()
         self._vllm_url: str | None = None
         migrate(self.places.store)
 
@@ -184,7 +185,7 @@ class Demo:
         with (
             self._run_of(stage) as run_id,
             self._serving(self.places.warm) as running,
-            self.course.rollouts(running.proxy_url) as rollouts,
+            self.course.rollouts(running.proxy_url, running.admin_key) as rollouts,
             progress(self._console, "GRPO sessions", settings.max_steps * per_step) as tick,
             torch_threads(settings.update_threads),
         ):
@@ -266,11 +267,13 @@ class Demo:
             return
         if self._vllm_url is None:
             self._say("vLLM starts")
-            service = self._kept.enter_context(engine_service("vllm", policy, logs))
+            starting = engine_service("vllm", policy, logs, key=self._engine_key)
+            service = self._kept.enter_context(starting)
             self._vllm_url = service.url
         else:
-            serve_instead(self._vllm_url, policy)
-        with recording(self._vllm_url, "vllm", policy, store, logs) as running:
+            serve_instead(self._vllm_url, policy, key=self._engine_key)
+        url, key = self._vllm_url, self._engine_key
+        with recording(url, "vllm", policy, store, logs, key=key) as running:
             yield running
 
     @contextmanager

@@ -127,8 +127,8 @@ def record(
     script = course.teacher(tasks, settings.teacher_skill)
     with (
         ScriptedEngine(tokenizer, script, served_model_name=MODEL) as engine,
-        proxy(engine.base_url, tokenizer, places.store, places.logs) as proxy_url,
-        course.rollouts(proxy_url) as rollouts,
+        proxy(engine.base_url, tokenizer, places.store, places.logs) as (proxy_url, key),
+        course.rollouts(proxy_url, key) as rollouts,
     ):
         jobs = [Job(task) for task in left_over(tasks, places, run_id, {Outcome.COMPLETED})]
         results = rollouts.collect(
@@ -211,7 +211,7 @@ def evaluate(
     the store."""
     tasks = course.tasks("held_out", count, settings.seed)
     measured = {Outcome.COMPLETED, Outcome.AGENT_ERROR, Outcome.TIMEOUT}
-    with course.rollouts(stack.proxy_url) as rollouts:
+    with course.rollouts(stack.proxy_url, stack.admin_key) as rollouts:
         rollouts.collect(
             course.agent(temperature),
             [Job(task) for task in left_over(tasks, places, run_id, measured)],

@@ -1,16 +1,13 @@
-"""Reasoning at the beginning of a reply: ``<think>…</think>``."""
+"""Reasoning at the beginning of a reply, between two tags: ``<think>…</think>`` for most models."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from enum import Enum, auto
-from typing import Final
 
+from bridle.engine.contract.markup import THINK, ReasoningMarkup
 from bridle.engine.serve.deltas import Content, Reasoning
 from bridle.engine.serve.stopping import partial_suffix
-
-OPEN: Final = "<think>"
-CLOSE: Final = "</think>"
 
 
 class _Place(Enum):
@@ -22,11 +19,12 @@ class _Place(Enum):
 class ThinkingParser:
     """Splits a reply's text into reasoning and the rest.
 
-    ``already_open``: the prompt itself ended in ``<think>``, so the reply begins inside. Text that
-    does not begin with ``<think>`` (after blanks) is content as a whole.
+    ``already_open``: the prompt itself ended in the opening tag, so the reply begins inside. Text
+    that does not begin with that tag (after blanks) is content as a whole.
     """
 
-    def __init__(self, *, already_open: bool = False) -> None:
+    def __init__(self, markup: ReasoningMarkup = THINK, *, already_open: bool = False) -> None:
+        self._opening, self._closing = markup.opening, markup.closing
         self._place = _Place.INSIDE if already_open else _Place.BEFORE
         self._buffer = ""
 
@@ -43,16 +41,16 @@ class ThinkingParser:
     def _drain(self) -> Iterator[Content | Reasoning]:
         if self._place is _Place.BEFORE:
             started = self._buffer.lstrip()
-            if started.startswith(OPEN):
-                self._place, self._buffer = _Place.INSIDE, started.removeprefix(OPEN)
-            elif OPEN.startswith(started):
+            if started.startswith(self._opening):
+                self._place, self._buffer = _Place.INSIDE, started.removeprefix(self._opening)
+            elif self._opening.startswith(started):
                 return
             else:
                 self._place = _Place.AFTER
         if self._place is _Place.INSIDE:
-            before, tag, after = self._buffer.partition(CLOSE)
+            before, tag, after = self._buffer.partition(self._closing)
             if not tag:
-                safe = len(before) - partial_suffix(before, CLOSE)
+                safe = len(before) - partial_suffix(before, self._closing)
                 before, after = before[:safe], before[safe:]
             else:
                 self._place = _Place.AFTER

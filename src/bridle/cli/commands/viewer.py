@@ -1,0 +1,38 @@
+"""``bridle viewer``: the store's pages in a browser."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from bridle.cli.options import JsonOption, StoreOption
+from bridle.cli.reading import reader
+from bridle.cli.serving import announce, listening_on
+from bridle.store.schema.database import shown
+
+
+def viewer(
+    store: StoreOption,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 8700,
+    tokenizer: Annotated[
+        Path | None,
+        typer.Option(exists=True, file_okay=False, help="The model's directory: tokens get texts."),
+    ] = None,
+    json: JsonOption = False,
+) -> None:
+    """Show sessions, tokens, trees and runs in a browser; reads only, on this machine only."""
+    import uvicorn
+
+    from bridle.viewer.app import Source, token_text, viewer_app
+
+    with reader(store) as source, listening_on("127.0.0.1", port), socket.socket() as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(("127.0.0.1", port))
+        app = viewer_app(Source(source, shown(store), token_text(tokenizer)))
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        announce(url, json, f"Open {url} (Ctrl-C ends the viewer)")
+        server = uvicorn.Server(uvicorn.Config(app, log_level="warning", lifespan="off"))
+        server.run(sockets=[listener])

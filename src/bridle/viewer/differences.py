@@ -1,0 +1,160 @@
+"""What a call changed of the conversation that it continues, in text and in tokens."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import zip_longest
+from typing import Final, Literal
+
+import numpy as np
+
+from bridle.reconstruct.conversation import (
+    ChatMessage,
+    IncompleteConversation,
+    RecordedMessage,
+    ReplyId,
+    base,
+    new_messages,
+    whole_conversation,
+)
+from bridle.reconstruct.session import LoadedSession
+from bridle.reconstruct.tree import BrokenTree
+from bridle.store.reading.queries import CallRow
+from bridle.store.records import TokenIds
+from bridle.viewer.turns import TokenText, content_text
+
+CONTEXT: Final = 24
+"""Tokens shown before the first difference; three times as many after it."""
+
+Change = Literal["same", "removed", "added", "gap"]
+
+
+@dataclass(frozen=True, slots=True)
+class DiffLine:
+    change: Change
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class TokenDiff:
+    """The recorded path and the new prompt, around their first difference."""
+
+    shared: int
+    """Leading tokens that are the same."""
+    recorded: int
+    """Tokens of the parent's prompt and reply."""
+    prompt: int
+    """Tokens of this call's prompt."""
+    before: tuple[str, ...]
+    """The last tokens that are the same."""
+    old: tuple[str, ...]
+    new: tuple[str, ...]
+
+    @property
+    def lost(self) -> int:
+        """Recorded tokens that the new prompt does not continue."""
+        return self.recorded - self.shared
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """Of a call from its parent."""
+
+    lines: tuple[DiffLine, ...]
+    """Of the conversations' texts; empty when they are the same."""
+    tokens: TokenDiff | None
+    problem: str | None = None
+    """Why there is no comparison of the texts."""
+
+
+def difference(session: LoadedSession, call: CallRow, text: TokenText) -> Difference | None:
+    """What the call changed; ``None`` for a call that continues none."""
+    parent = session.by_id.get(call.parent_call_id or "")
+    if parent is None:
+        return None
+    tokens = _token_difference(session, parent, call, text)
+    choice = _continued_choice(call, parent)
+    try:
+        old = _lines(whole_conversation(session.by_id, ReplyId(parent.id, choice)))
+        under = base(call)
+        known = () if under is None else whole_conversation(session.by_id, under)
+        new = _lines(known) + _message_lines([m.to_chat() for m in new_messages(call)])
+    except IncompleteConversation as error:
+        return Difference((), tokens, str(error))
+    return Difference(tuple(_compared(old, new)), tokens)
+
+
+def _continued_choice(call: CallRow, parent: CallRow) -> int:
+    under = base(call)
+    return under.choice if under is not None and under.call_id == parent.id else 0
+
+
+def _lines(conversation: Sequence[RecordedMessage]) -> list[str]:
+    return _message_lines([recorded.message for recorded in conversation])
+
+
+def _message_lines(messages: Sequence[ChatMessage]) -> list[str]:
+    lines: list[str] = []
+    for message in messages:
+        lines.append(f"── {message['role']}")
+        if message.get("reasoning"):
+            lines += [f"(thinking) {line}" for line in str(message["reasoning"]).splitlines()]
+        lines += content_text(message.get("content")).splitlines()
+        for tool in message.get("tool_calls") or ():
+            lines.append(f"→ {tool['function']['name']} {tool['function']['arguments']}")
+    return lines
+
+
+def _compared(old: Sequence[str], new: Sequence[str]) -> list[DiffLine]:
+    """A unified diff with three lines of context. What follows the old conversation is the next
+    turn and no change."""
+    shared = 0
+    for one, other in zip_longest(old, new):
+        if one != other:
+            break
+        shared += 1
+    if shared >= len(old):
+        return []
+    start = max(0, shared - 3)
+    found: list[DiffLine] = [DiffLine("gap", f"{start} lines the same")] if start else []
+    for line in difflib.ndiff(old[start : start + 400], new[start : start + 400]):
+        mark, content = line[:2], line[2:]
+        if mark == "- ":
+            found.append(DiffLine("removed", content))
+        elif mark == "+ ":
+            found.append(DiffLine("added", content))
+        elif mark == "  ":
+            found.append(DiffLine("same", content))
+    return found
+
+
+def _token_difference(
+    session: LoadedSession, parent: CallRow, call: CallRow, text: TokenText
+) -> TokenDiff | None:
+    sampled = session.sampled.get(parent.id, ())
+    try:
+        before, prompt = session.tree.prompt(parent), session.tree.prompt(call)
+    except BrokenTree:
+        return None
+    if before is None or prompt is None or not sampled:
+        return None
+    choice = min(_continued_choice(call, parent), len(sampled) - 1)
+    recorded = np.concatenate([before, sampled[choice].span.token_ids])
+    least = min(len(recorded), len(prompt))
+    differs = np.flatnonzero(recorded[:least] != prompt[:least])
+    shared = int(differs[0]) if len(differs) else least
+    after = shared + 3 * CONTEXT
+
+    def texts(ids: TokenIds) -> tuple[str, ...]:
+        return tuple(text(int(token)) for token in ids)
+
+    return TokenDiff(
+        shared,
+        len(recorded),
+        len(prompt),
+        texts(prompt[max(0, shared - CONTEXT) : shared]),
+        texts(recorded[shared:after]),
+        texts(prompt[shared:after]),
+    )

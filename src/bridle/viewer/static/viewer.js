@@ -1,0 +1,132 @@
+// The token strip, the keyboard, and the clock of live parts. Everything else is HTML and htmx.
+
+const LIVE_MS = 2000;
+
+/** Shows tokens; arrow keys move through them, and a line below describes the chosen one. */
+class TokenStrip extends HTMLElement {
+  connectedCallback() {
+    const data = JSON.parse(this.querySelector("script").textContent);
+    this.replaceChildren(...data.strips.map((strip) => this.strip(strip)));
+  }
+
+  strip({ name, start, tokens }) {
+    const box = document.createElement("div");
+    box.className = "strip";
+    const title = document.createElement("h4");
+    title.textContent = `${name}: ${tokens.length} tokens from position ${start}`;
+    const run = document.createElement("div");
+    run.className = "run";
+    run.tabIndex = 0;
+    run.setAttribute("role", "group");
+    run.setAttribute("aria-label", `${title.textContent}. Arrow keys move through them.`);
+    const about = document.createElement("div");
+    about.className = "about";
+    about.setAttribute("aria-live", "polite");
+    const cells = tokens.map((token, index) => {
+      const cell = document.createElement("span");
+      cell.className = `tk ${shade(token)}${token[1] === String(token[0]) ? " id" : ""}`;
+      cell.textContent = token[1].replaceAll("\n", "⏎\n") || "∅";
+      cell.dataset.index = index;
+      return cell;
+    });
+    run.append(...cells);
+    let at = -1;
+    const choose = (index) => {
+      if (index < 0 || index >= cells.length) return;
+      cells[at]?.classList.remove("chosen");
+      at = index;
+      cells[at].classList.add("chosen");
+      about.textContent = describe(tokens[at], start + at);
+    };
+    run.addEventListener("mouseover", (event) => {
+      if (event.target.dataset.index !== undefined) choose(Number(event.target.dataset.index));
+    });
+    run.addEventListener("keydown", (event) => {
+      const step = { ArrowRight: 1, ArrowLeft: -1, ArrowDown: 10, ArrowUp: -10 }[event.key];
+      if (step === undefined) return;
+      event.preventDefault();
+      choose(Math.max(0, Math.min(cells.length - 1, at + step)));
+      cells[at].scrollIntoView({ block: "nearest" });
+    });
+    about.textContent = "The darker a token, the less probable it was. An underlined one is not trained.";
+    box.append(title, run, about);
+    return box;
+  }
+}
+customElements.define("token-strip", TokenStrip);
+
+function shade([, , logprob, , reason]) {
+  if (logprob === null) return "observed";
+  const level = [-0.1, -0.7, -2.3, -4.6].filter((bound) => logprob < bound).length;
+  return `s${level}${reason ? " masked" : ""}`;
+}
+
+function describe([id, text, logprob, version, reason], position) {
+  const parts = [`position ${position}`, `id ${id}`];
+  if (text !== String(id)) parts.push(JSON.stringify(text));
+  if (logprob === null) return [...parts, "observed"].join(" · ");
+  parts.push(`logprob ${logprob.toFixed(4)}`, `probability ${(100 * Math.exp(logprob)).toFixed(2)} %`);
+  parts.push(`version ${version}`, reason ? `not trained: ${reason.replaceAll("_", " ")}` : "trained");
+  return parts.join(" · ");
+}
+
+// -- live parts: asked for again while the page is seen and nobody types in them ------------------
+
+setInterval(() => {
+  if (document.hidden) return;
+  for (const part of document.querySelectorAll("[data-live]")) {
+    if (!part.contains(document.activeElement)) part.dispatchEvent(new CustomEvent("refresh"));
+  }
+}, LIVE_MS);
+
+// -- keyboard --------------------------------------------------------------------------------------
+
+const lines = () => [...document.querySelectorAll("[data-line]")];
+let current = null;
+
+function move(step) {
+  const all = lines();
+  const index = all.findIndex((line) => line === current || (current?.id && line.id === current.id));
+  const next = all[Math.max(0, Math.min(all.length - 1, index < 0 ? 0 : index + step))];
+  if (!next) return;
+  current?.classList.remove("at");
+  document.querySelectorAll(".at").forEach((line) => line.classList.remove("at"));
+  current = next;
+  current.classList.add("at");
+  current.scrollIntoView({ block: "nearest" });
+  const link = current.querySelector("a");
+  (current.matches("[tabindex]") ? current : link)?.focus({ preventScroll: true });
+}
+
+const root = new URL(import.meta.url).pathname.replace(/\/static\/.*/, "");
+const places = { s: "sessions", g: "groups", r: "runs", a: "audit" };
+let going = false;
+
+document.addEventListener("keydown", (event) => {
+  if (event.ctrlKey || event.metaKey || event.altKey) return;
+  if (event.target.matches("input, select, textarea")) {
+    if (event.key === "Escape") event.target.blur();
+    return;
+  }
+  if (going) {
+    going = false;
+    if (places[event.key]) location.href = `${root}/${places[event.key]}`;
+    return;
+  }
+  const act = {
+    j: () => move(1),
+    k: () => move(-1),
+    g: () => (going = true),
+    t: () => current?.querySelector("[data-tokens]")?.click(),
+    "/": () => document.querySelector("#filters input")?.focus(),
+    "?": () => document.querySelector("#keys").showModal(),
+    Enter: () => event.target === current && current?.querySelector("a")?.click(),
+  }[event.key];
+  if (!act) return;
+  if (event.key === "/") event.preventDefault();
+  act();
+});
+document.querySelector("#help").addEventListener("click", () => document.querySelector("#keys").showModal());
+document.addEventListener("change", (event) => {
+  if (event.target.matches("[data-submit]")) event.target.form.submit();
+});

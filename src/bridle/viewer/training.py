@@ -1,0 +1,154 @@
+"""Groups and runs as the pages show them: outcomes of groups, figures by step, tasks over time."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from statistics import fmean
+from typing import Final
+
+from bridle.store.reading.pages import Placed
+from bridle.store.records import Metric
+from bridle.viewer.charts import Bar, Chart, Series, bar, chart
+
+_CHARTS: Final[tuple[tuple[str, tuple[str, ...]], ...]] = (
+    ("Reward, mean", ("reward/mean",)),
+    ("Reward, standard deviation", ("reward/std",)),
+    ("Staleness, mean", ("staleness/mean",)),
+    ("Entropy", ("update/entropy",)),
+    ("Engine–trainer gap", ("update/logprob_gap",)),
+    ("Clipped fraction", ("update/clip_fraction",)),
+    ("Importance weight", ("update/importance",)),
+    ("Gradient norm", ("update/grad_norm",)),
+    ("Tokens trained", ("tokens/trained",)),
+    ("Groups without spread", ("groups/zero_variance",)),
+)
+
+
+class GroupOutcome(StrEnum):
+    """What a group teaches."""
+
+    SOLVED = "solved"
+    """Every reward is the same and at least 1."""
+    MIXED = "mixed"
+    """The rewards differ: only such groups have an advantage."""
+    FAILED = "failed"
+    """Every reward is the same and at most 0."""
+    EQUAL = "equal"
+    """Every reward is the same, between 0 and 1."""
+    UNREWARDED = "unrewarded"
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Sessions of one task that are compared with each other."""
+
+    id: str
+    task: str | None
+    sessions: tuple[Placed, ...]
+
+    @property
+    def rewards(self) -> list[float]:
+        return [s.reward for s in self.sessions if s.reward is not None]
+
+    @property
+    def mean(self) -> float | None:
+        return fmean(self.rewards) if self.rewards else None
+
+    @property
+    def version(self) -> int | None:
+        """The oldest policy version that sampled in it."""
+        return min((s.version for s in self.sessions if s.version is not None), default=None)
+
+    @property
+    def outcome(self) -> GroupOutcome:
+        values = self.rewards
+        if not values:
+            return GroupOutcome.UNREWARDED
+        if min(values) != max(values):
+            return GroupOutcome.MIXED
+        if values[0] >= 1:
+            return GroupOutcome.SOLVED
+        return GroupOutcome.FAILED if values[0] <= 0 else GroupOutcome.EQUAL
+
+
+def groups_of(placed: Sequence[Placed]) -> list[Group]:
+    """The groups of sessions, newest first."""
+    members: dict[str, list[Placed]] = {}
+    for session in placed:
+        if session.group is not None:
+            members.setdefault(session.group, []).append(session)
+    return [Group(name, of[0].task, tuple(of)) for name, of in reversed(members.items())]
+
+
+def outcome_bars(groups: Sequence[Group]) -> list[tuple[int | None, tuple[Bar, ...]]]:
+    """By policy version, oldest first, the groups by outcome."""
+    counted: dict[int | None, Counter[str]] = {}
+    for group in groups:
+        counted.setdefault(group.version, Counter())[group.outcome.value] += 1
+    order = sorted(counted, key=lambda version: -1 if version is None else version)
+    return [
+        (version, bar({kind.value: counted[version][kind.value] for kind in GroupOutcome}))
+        for version in order
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class TaskChange:
+    """A task in a run's first and last group of it."""
+
+    task: str
+    before: Group
+    after: Group
+
+    @property
+    def change(self) -> float | None:
+        if self.before.mean is None or self.after.mean is None:
+            return None
+        return self.after.mean - self.before.mean
+
+
+def task_changes(groups: Sequence[Group]) -> list[TaskChange]:
+    """Tasks with more than one group, the greatest change first."""
+    by_task: dict[str, list[Group]] = {}
+    for group in reversed(groups):
+        if group.task is not None:
+            by_task.setdefault(group.task, []).append(group)
+    found = [TaskChange(task, of[0], of[-1]) for task, of in by_task.items() if len(of) > 1]
+    return sorted(found, key=lambda change: -abs(change.change or 0.0))
+
+
+def by_name(metrics: Sequence[Metric]) -> dict[str, Series]:
+    """A run's numbers by name."""
+    found: dict[str, list[tuple[int, float]]] = {}
+    for metric in metrics:
+        found.setdefault(metric.name, []).append((metric.step, metric.value))
+    return dict(found)
+
+
+def charts(runs: Mapping[str, Mapping[str, Series]]) -> list[Chart]:
+    """The charts of one run, or of several on common axes."""
+    shades = {run: number for number, run in enumerate(runs)}
+    made = []
+    for title, names in _CHARTS:
+        series = {run: of[name] for run, of in runs.items() for name in names if name in of}
+        made.append(chart(title, series, shades))
+    return [drawn for drawn in made if drawn is not None]
+
+
+def stage_lanes(
+    series: Mapping[str, Series],
+) -> tuple[list[str], list[tuple[int, tuple[Bar, ...]]]]:
+    """The stages of a step, and by step the seconds that each took."""
+    stages = [name for name in series if name.startswith("seconds/")]
+    steps: dict[int, dict[str, float]] = {}
+    for stage in stages:
+        for step, seconds in series[stage]:
+            steps.setdefault(step, {})[stage.removeprefix("seconds/")] = seconds
+    names = [stage.removeprefix("seconds/") for stage in stages]
+    ordered = [
+        (step, bar({name: steps[step].get(name, 0.0) for name in names})) for step in sorted(steps)
+    ]
+    return names, ordered

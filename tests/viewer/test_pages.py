@@ -1,0 +1,235 @@
+"""The viewer's pages over a store with sessions of every sort."""
+
+from __future__ import annotations
+
+import html
+import json
+import re
+import signal
+import subprocess
+import sys
+from typing import Any
+
+import httpx
+import pytest
+
+from bridle.reconstruct.samples.rules import DEFAULT_RULES, rulings
+from bridle.reconstruct.session import LoadedSession
+from bridle.store.reading.pages import SessionFilter, SessionOrder, session_lines
+from bridle.store.records import CallKind
+
+
+def listed(text: str) -> list[str]:
+    return re.findall(r'<td class="what"><a href="/sessions/(\w+)"', text)
+
+
+def test_the_list_has_the_newest_session_first_and_pages(gallery: Any) -> None:
+    assert listed(gallery.page("/sessions")) == gallery.sessions[::-1]
+    assert listed(gallery.page("/sessions?page=2")) == []
+    assert gallery.page("/sessions/count") == "24 sessions"
+
+
+@pytest.mark.parametrize(
+    ("query", "matches"),
+    [
+        ("harness=codex", lambda s: s.record.harness == "codex"),
+        ("outcome=open", lambda s: s.record.sealed_at is None),
+        ("outcome=timeout", lambda s: s.record.outcome == "timeout"),
+        ("run=run_gallery2", lambda s: s.record.run_id == "run_gallery2"),
+        ("task=task-3", lambda s: s.record.task_id == "task-3"),
+        ("reward=tests&least=0.5", lambda s: s.rewards.get("tests", 0) >= 0.5),
+        ("most=0", lambda s: s.rewards.get("tests") == 0),
+        ("broke=any", lambda s: any(c.break_reason for c in s.calls)),
+        ("broke=edited", lambda s: any(c.break_reason == "edited" for c in s.calls)),
+        ("kind=subagent", lambda s: any(c.kind is CallKind.SUBAGENT for c in s.calls)),
+        ("status=failed", lambda s: any(c.status == "failed" for c in s.calls)),
+        ("version=3", lambda s: any(c.version_start == 3 for c in s.calls)),
+        ("fate=dropped&reason=kind_side", lambda s: any(c.kind is CallKind.SIDE for c in s.calls)),
+        (
+            "text=MEND+the+MODULE+task-1%3A",
+            lambda s: any("Mend the module task-1:" in str(c.conversation) for c in s.calls),
+        ),
+        ("text=100%25_", lambda s: any("100%_" in str(c) for c in s.calls)),
+    ],
+)
+def test_each_filter_lists_the_sessions_that_it_names(
+    gallery: Any, query: str, matches: Any
+) -> None:
+    loaded = LoadedSession.stream(gallery.reader, gallery.reader.sessions())
+    wanted = [session.id for session in loaded if matches(session)][::-1]
+    assert listed(gallery.page(f"/sessions?{query}")) == wanted
+    assert gallery.page(f"/sessions/count?{query}").split()[0] == str(len(wanted))
+
+
+@pytest.mark.parametrize("order", list(SessionOrder))
+def test_each_order_sorts_by_its_figure(gallery: Any, order: SessionOrder) -> None:
+    lines = session_lines(gallery.reader, SessionFilter(), order, limit=100)
+    figures = {
+        SessionOrder.NEWEST: lambda line: -line.record.created_at,
+        SessionOrder.OLDEST: lambda line: line.record.created_at,
+        SessionOrder.REWARD: lambda line: -line.rewards.get("tests", -1),
+        SessionOrder.LOWEST: lambda line: line.rewards.get("tests", 2),
+        SessionOrder.CALLS: lambda line: -line.calls,
+        SessionOrder.TOKENS: lambda line: -line.sampled,
+        SessionOrder.DURATION: lambda line: -(line.seconds or 0),
+    }
+    found = [figures[order](line) for line in lines]
+    assert found == sorted(found)
+    assert len(lines) == 24
+
+
+def test_htmx_gets_only_the_list(gallery: Any) -> None:
+    part = gallery.page("/sessions?harness=codex", **{"HX-Request": "true"})
+    assert "<html" not in part
+    assert listed(part)
+
+
+def test_a_session_shows_its_whole_conversation(gallery: Any) -> None:
+    session = LoadedSession.load(gallery.reader, gallery.sessions[3])
+    page = html.unescape(gallery.page(f"/sessions/{session.id}"))
+    for call in session.calls:
+        for message in (*call.conversation.tail, *call.replies):  # type: ignore[union-attr]
+            assert str(message.content) in page
+            assert (message.reasoning or "") in page
+    assert "run_shell_command" in page
+    assert "ran 10 tests" in page or not session.rewards
+
+
+def test_the_tokens_of_a_turn_have_their_logprobs_and_rulings(gallery: Any) -> None:
+    session = LoadedSession.load(gallery.reader, gallery.sessions[0])
+    decided = {reply.call_id: ruling for reply, ruling in rulings(session, DEFAULT_RULES).items()}
+    for number, call in enumerate(session.calls, start=1):
+        if not call.sampled_tokens:
+            continue
+        page = gallery.page(f"/sessions/{session.id}/turns/{number}/tokens")
+        found = json.loads(re.search(r'application/json">(.*?)</script>', page, re.DOTALL)[1])  # type: ignore[index]
+        (strip,) = found["strips"]
+        span = session.sampled[call.id][0].span
+        assert [token[0] for token in strip["tokens"]] == span.token_ids.tolist()
+        assert [token[2] for token in strip["tokens"]] == span.logprobs.tolist()  # type: ignore[union-attr]
+        trained = [token[4] is None for token in strip["tokens"]]
+        assert trained == decided[call.id].mask().tolist()
+
+
+def test_the_request_and_the_response_are_shown_as_they_were(gallery: Any) -> None:
+    session = gallery.sessions[0]
+    call = gallery.reader.calls(session)[1]
+    shown = json.loads(gallery.page(f"/sessions/{session}/turns/2/request.json"))
+    assert shown == json.loads(gallery.reader.request_body(call.id))
+    shown = json.loads(gallery.page(f"/sessions/{session}/turns/2/response.json"))
+    assert shown == json.loads(gallery.reader.response_body(call.id))
+
+
+def test_a_long_session_comes_in_parts(gallery: Any) -> None:
+    session = gallery.sessions[0]
+    rest = gallery.page(f"/sessions/{session}/turns?first=4&count=2")
+    assert re.findall(r'id="turn-(\d+)"', rest) == ["4", "5"]
+    assert "first=6" in rest
+
+
+def test_an_open_session_asks_for_new_turns_and_gets_nothing_twice(gallery: Any) -> None:
+    session = gallery.sessions[-1]
+    page = html.unescape(gallery.page(f"/sessions/{session}"))
+    again = re.search(r'data-live id="live" hx-get="([^"]+)"', page)
+    assert again is not None
+    assert gallery.client.get(again[1]).status_code == 204
+    sealed = gallery.page(f"/sessions/{gallery.sessions[0]}")
+    assert "data-live" not in sealed
+
+
+def test_the_tree_has_every_turn_and_the_reason_of_every_break(gallery: Any) -> None:
+    session, number = gallery.broken()
+    calls = gallery.reader.calls(session)
+    page = gallery.page(f"/sessions/{session}/tree")
+    found = re.findall(r'id="node-(\d+)"', page)
+    assert sorted(map(int, found)) == list(range(1, len(calls) + 1))
+    assert f"broke: {calls[number - 1].break_reason.replace('_', ' ')}" in page
+
+
+def test_the_difference_shows_the_first_token_that_a_break_did_not_continue(gallery: Any) -> None:
+    session, number = gallery.broken()
+    loaded = LoadedSession.load(gallery.reader, session)
+    call = loaded.calls[number - 1]
+    parent = loaded.by_id[call.parent_call_id or ""]
+    recorded = [
+        *loaded.tree.prompt(parent).tolist(),  # type: ignore[union-attr]
+        *loaded.sampled[parent.id][0].span.token_ids.tolist(),
+    ]
+    prompt = loaded.tree.prompt(call).tolist()  # type: ignore[union-attr]
+    shared = next(i for i, (a, b) in enumerate(zip(recorded, prompt, strict=False)) if a != b)
+    page = gallery.page(f"/sessions/{session}/turns/{number}/diff")
+    assert f"{shared:,} of {len(recorded):,} recorded tokens are continued" in page
+    assert f'removed">{recorded[shared]}<' in page
+    assert f'added">{prompt[shared]}<' in page
+
+
+def test_groups_and_runs_lead_to_their_sessions(gallery: Any) -> None:
+    page = html.unescape(gallery.page("/groups?run=run_gallery1"))
+    links = re.findall(r'href="(/group\?[^"]+)"', page)
+    assert links
+    columns = gallery.page(links[0])
+    assert columns.count("<article") == 4
+    assert "run_gallery2" in gallery.page("/runs")
+    run = html.unescape(gallery.page("/runs/run_gallery1?compare=run_gallery2"))
+    assert run.count('<polyline class="line-1"') == run.count('<polyline class="line-0"') > 5
+    fate = re.search(r'href="(/sessions\?run=run_gallery1&fate=dropped&reason=kind_side)"', run)
+    assert fate is not None
+    assert listed(gallery.page(fate[1]))
+
+
+def test_the_audit_adds_up_over_the_store_and_for_a_session(gallery: Any) -> None:
+    page = gallery.page("/audit")
+    (captured,) = re.findall(r'captured</th><td class="n">([\d,]+)', page)
+    sampled = sum(
+        call.sampled_tokens or 0 for s in gallery.sessions for call in gallery.reader.calls(s)
+    )
+    assert captured == f"{sampled:,}"
+    assert "not accounted" not in page
+    own = gallery.page(f"/sessions/{gallery.sessions[0]}/audit")
+    assert "Every sampled token is accounted for." in own
+
+
+@pytest.mark.parametrize(
+    ("path", "status", "words"),
+    [
+        ("/sessions/session_nope", 404, "no session session_nope"),
+        ("/sessions/{0}/turns/99/tokens", 404, "has no turn 99"),
+        ("/sessions/{0}/turns/1/other.json", 404, "a request and a response, no other"),
+        ("/runs/nope", 404, "no run nope"),
+        ("/group?id=nope", 404, "no session has the group nope"),
+        ("/sessions?page=0", 422, "page"),
+        ("/sessions?order=up", 422, "order"),
+    ],
+)
+def test_what_is_not_there_is_a_page_that_says_so(
+    gallery: Any, path: str, status: int, words: str
+) -> None:
+    reply = gallery.client.get(path.format(gallery.sessions[0]))
+    assert reply.status_code == status
+    assert words in html.unescape(reply.text)
+    assert "All sessions" in reply.text
+
+
+def test_recorded_text_cannot_become_markup(gallery: Any) -> None:
+    """Token texts go into a script element, everything else through the template's escaping."""
+    page = gallery.client.get(f"/sessions/{gallery.sessions[0]}")
+    assert "script-src 'self'" in page.headers["content-security-policy"]
+    assert "<script>" not in gallery.page("/sessions?task=<script>x</script>")
+
+
+def test_the_command_serves_the_store_without_torch(gallery: Any) -> None:
+    code = (
+        "import sys; from bridle.cli.program import app\n"
+        "import atexit; atexit.register(lambda: print('torch' in sys.modules))\n"
+        f"app(['viewer', '--store', {gallery.store!r}, '--port', '0', '--json'])"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as run:
+        assert run.stdout is not None
+        url = json.loads(run.stdout.readline())["url"]
+        try:
+            assert "gallery-3" in httpx.get(f"{url}/sessions", trust_env=False).text
+            assert httpx.get(f"{url}/static/viewer.js", trust_env=False).status_code == 200
+            assert httpx.post(f"{url}/sessions", trust_env=False).status_code == 405
+        finally:
+            run.send_signal(signal.SIGINT)
+        assert run.stdout.read().strip() == "False"
