@@ -13,8 +13,9 @@ SUDO := $(if $(filter 0,$(shell id -u)),,sudo)
 export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: help setup demo test check test-harnesses test-pythons test-postgres vllm-cpu test-vllm \
-	test-compose test-containers test-demo test-pretrained test-long intercept test-intercept lock clean
+.PHONY: help setup demo test check test-harnesses test-distributed test-pythons test-postgres \
+	vllm-cpu test-vllm test-compose test-containers test-demo test-pretrained \
+	test-long intercept test-intercept lock clean
 
 help:  ## Show the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  %-16s %s\n", $$1, $$2}'
@@ -43,6 +44,9 @@ test-harnesses: $(READY)  ## Installed coding agents and agent SDKs through the 
 	harnesses/node/install --all
 	harnesses/python/install
 	$(BIN)/python -m pytest -m harness
+
+test-distributed: $(READY)  ## Training in several processes on several nodes, under torchrun
+	$(BIN)/python -m pytest -m distributed
 
 test-postgres: $(READY)  ## The store's suite on a real PostgreSQL (installs Debian's when missing)
 	@ls /usr/lib/postgresql/*/bin/postgres >/dev/null 2>&1 || \
