@@ -7,6 +7,7 @@ import typer
 from bridle.bench.commands import containers as bench_containers
 from bridle.bench.commands import continuation as bench_continuation
 from bridle.bench.commands import harnesses as bench_harnesses
+from bridle.bench.commands import models as bench_models
 from bridle.bench.commands import path as bench_path
 from bridle.bench.commands import proxy as bench_proxy
 from bridle.bench.commands import store as bench_store
@@ -25,6 +26,7 @@ def bench() -> None:
 app.command("containers")(bench_containers.containers)
 app.command("continuation")(bench_continuation.continuation)
 app.command("harnesses")(bench_harnesses.harnesses)
+app.command("models")(bench_models.models)
 app.command("path")(bench_path.path)
 app.command("proxy")(bench_proxy.proxy)
 app.command("reconstruct")(bench_store.reconstruct)

@@ -114,6 +114,8 @@ class Relay:
                 self._note(greeting)
         except (ConnectionError, ValueError, asyncio.IncompleteReadError):
             pass  # The other side is gone, or is no client of this.
+        except asyncio.CancelledError:
+            pass  # The relay is closed; nothing waits for this task.
         finally:
             self._serving.discard(task)
             writer.close()
