@@ -32,6 +32,7 @@ SAMPLE_COLUMNS: Final = (
     ("versions", pa.list_(pa.int64())),
     ("calls", pa.list_(pa.int32())),
     ("call_ids", pa.list_(pa.string())),
+    ("roles", pa.list_(pa.string())),
     ("samplers", pa.list_(pa.string())),
 )
 """The fields of a sample."""

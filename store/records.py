@@ -198,13 +198,15 @@ class SessionRecord:
 Role = Literal["system", "user", "assistant", "tool"]
 
 
-class ToolCall(msgspec.Struct, frozen=True, gc=False):
+class ToolCall(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """A call of a tool, as the assistant wrote it."""
 
     id: str
     name: str
     arguments: str
     """JSON text as the client sent it, or as the engine produced it."""
+    engine_id: str | None = None
+    """The engine's own id of a call that it sampled; ``id`` is the one that the client was sent."""
 
 
 class Message(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):

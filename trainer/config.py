@@ -94,9 +94,16 @@ class AdvantageConfig:
     """What a session's reward is compared with."""
 
     baseline: PartName = "grpo"
-    """``grpo``, ``leave_one_out``, ``mean``, or one registered with ``register_advantage``."""
-    per_role: bool = False
-    """Compare each role (sub-agent) only with sessions in which that role acted."""
+    """``grpo``, ``leave_one_out``, ``mean``, ``gated``, ``per_role``, ``gigpo``, ``turn_returns``
+    (:mod:`bridle.trainer.credit`), or one registered with ``register_advantage``."""
+    deviation: Literal["sample", "population"] = "sample"
+    """Which standard deviation advantages are divided by, where they are."""
+    discount: Share = 1.0
+    """γ of a step's return, per step. GiGPO's paper has 0.95."""
+    step_weight: AtLeastZero = 1.0
+    """ω of GiGPO: how much a step's own advantage counts."""
+    gate: float = 1.0
+    """Of ``gated``: rewards of steps count in sessions whose own reward is at least this."""
     reward_weights: Mapping[str, float] | None = None
     """Names of session rewards and their factors; ``None``: the sum of all of them."""
     reward_turns: Over | None = None

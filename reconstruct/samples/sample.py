@@ -42,6 +42,8 @@ class Sample:
     """Share of its session: the weights of a session's samples sum to 1 (or all are 0)."""
     samplers: tuple[Sampler | None, ...] = ()
     """Of each of ``call_ids``, what its tokens were drawn from; ``None``: not recorded."""
+    roles: tuple[str | None, ...] = ()
+    """Of each of ``call_ids``: the call's own role."""
     leaf_choice: int = 0
     """Which choice of the leaf call ends the branch."""
 

@@ -170,7 +170,12 @@ def _without_nul(message: Message) -> Message:
         tool_call_id=shown(message.tool_call_id),
         name=shown(message.name),
         tool_calls=tuple(
-            ToolCall(shown(call.id), shown(call.name), shown(call.arguments))
+            ToolCall(
+                shown(call.id),
+                shown(call.name),
+                shown(call.arguments),
+                None if call.engine_id is None else shown(call.engine_id),
+            )
             for call in message.tool_calls
         ),
     )

@@ -9,14 +9,15 @@ its :class:`bridle.reconstruct.samples.sample.Conservation`; the trainer's own a
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 import numpy as np
+from numpy.typing import NDArray
 
 from bridle.errors import BridleError
-from bridle.reconstruct.samples.sample import Episode, Sample
+from bridle.reconstruct.samples.sample import Episode
 from bridle.trainer.config import FilterConfig
 from bridle.trainer.registry import Registry
 
@@ -29,14 +30,22 @@ class DropReason(StrEnum):
     INFRASTRUCTURE = "infrastructure"
     """Its outcome is one that :attr:`FilterConfig.outcomes` drops or excludes."""
     STALE = "stale"
-    """Sampled more than ``max_staleness`` versions ago: a token masks itself, a session of which
-    nothing else would be trained is dropped."""
+    """All that it would train was sampled more than ``max_staleness`` versions ago."""
     ZERO_VARIANCE = "zero_variance"
     """All rewards of its group are equal, so there is nothing to learn from comparing them."""
     WEIGHTLESS = "weightless"
     """It has tokens to train, but only in samples of weight 0."""
     EMPTY = "empty"
     """It has no token to train."""
+
+
+class MaskReason(StrEnum):
+    """Why the trainer does not train a token of a session that it trains."""
+
+    STALE = "stale"
+    """Sampled more than ``max_staleness`` versions ago."""
+    NO_BASELINE = "no_baseline"
+    """Its estimator had nothing to compare it with."""
 
 
 Filter = Callable[[Episode], bool]
@@ -102,23 +111,22 @@ def account_of(episode: Episode, reason: str | None) -> TokenAccount:
     )
 
 
-def without_stale(episode: Episode, oldest: int) -> Episode:
-    """``episode`` with tokens of versions before ``oldest`` masked, in samples and account."""
-    samples = tuple(_without_stale(sample, oldest) for sample in episode.samples)
-    kept = sum(int(sample.mask.sum()) for sample in samples)
-    table = episode.conservation
-    stale = table.trained - kept
-    if not stale:
-        return episode
-    masked = Counter(dict(table.masked)) + Counter({DropReason.STALE.value: stale})
-    return replace(
-        episode, samples=samples, conservation=replace(table, trained=kept, masked=dict(masked))
+def masked(episode: Episode, excluded: Sequence[NDArray[np.bool_]], reason: MaskReason) -> Episode:
+    """``episode`` without the tokens that ``excluded`` has for each sample, in masks and
+    account."""
+    samples = tuple(
+        replace(sample, mask=sample.mask & ~out)
+        for sample, out in zip(episode.samples, excluded, strict=True)
     )
-
-
-def _without_stale(sample: Sample, oldest: int) -> Sample:
-    stale = sample.mask & (sample.versions < oldest)
-    return replace(sample, mask=sample.mask & ~stale) if stale.any() else sample
+    table = episode.conservation
+    kept = sum(int(sample.mask.sum()) for sample in samples)
+    if kept == table.trained:
+        return episode
+    counts = Counter(dict(table.masked))
+    counts[reason.value] += table.trained - kept
+    return replace(
+        episode, samples=samples, conservation=replace(table, trained=kept, masked=dict(counts))
+    )
 
 
 def trained_tokens(episode: Episode) -> int:

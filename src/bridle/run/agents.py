@@ -35,11 +35,12 @@ from bridle.harnesses.verifiers import (
 from bridle.run.environment import admin_key_file
 from bridle.user_code import load_object
 
-SandboxKind = Literal["process", "forked", "container"]
+SandboxKind = Literal["process", "forked", "container", "container-forked"]
 SANDBOXES: dict[SandboxKind, Callable[[Adapter], SandboxProvider]] = {
     "process": lambda _: _processes(),
     "forked": lambda _: ForkedProvider(),
     "container": lambda adapter: ContainerProvider(adapter.name),
+    "container-forked": lambda adapter: _warm(adapter),
 }
 VERIFIERS: dict[str, type[Any]] = {
     "number": NumberAnswer,
@@ -51,6 +52,14 @@ VERIFIERS: dict[str, type[Any]] = {
 
 class UnknownAgent(UsageError, ValueError):
     """A name is not that of a harness or a verifier; the message lists those that exist."""
+
+
+def _warm(adapter: Adapter) -> SandboxProvider:
+    if not isinstance(adapter, MiniSweAgent):
+        raise UnknownAgent(
+            f"a forked container runs mini-swe-agent, not {adapter.name}: use --sandbox container"
+        )
+    return adapter.warm_containers()
 
 
 def agent(

@@ -6,13 +6,17 @@ import contextlib
 import ipaddress
 import os
 import secrets
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal
+from typing import Final, Literal
 from urllib.parse import urlsplit
 
 from bridle.errors import UsageError
 
 EngineKind = Literal["embedded", "vllm"]
+DemoPolicy = Literal["smollm2", "tiny"]
+"""``smollm2``: SmolLM2-135M-Instruct, as it was published. ``tiny``: random weights, warm-started
+on a scripted teacher; they call tools."""
 DEFAULT_PORT = 8484
 ADMIN_KEY_VARIABLE = "BRIDLE_ADMIN_KEY"
 """The key that opens the proxy's control routes."""
@@ -22,6 +26,9 @@ API_KEY_VARIABLE = "BRIDLE_ENGINE_API_KEY"
 """The key that our embedded engine asks for, where it asks for one."""
 VLLM_KEY_VARIABLE = "VLLM_API_KEY"
 """The key that a vLLM started here asks for; vLLM's own."""
+
+_RANK_NAMES: Final = {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
+_RANK_PREFIXES: Final = ("TORCHELASTIC_", "LOCAL_", "GROUP_", "ROLE_")
 
 
 KEYS = (ADMIN_KEY_VARIABLE, UPSTREAM_KEY_VARIABLE, API_KEY_VARIABLE, VLLM_KEY_VARIABLE)
@@ -102,3 +109,12 @@ def is_base_url(text: str) -> bool:
     except ValueError:
         return False
     return url.scheme in ("http", "https") and bool(url.hostname)
+
+
+def without_rank(environment: Mapping[str, str]) -> dict[str, str]:
+    """``environment`` less what torchrun adds: for a child that takes no part in the training."""
+    return {
+        name: value
+        for name, value in environment.items()
+        if name not in _RANK_NAMES and not name.startswith(_RANK_PREFIXES)
+    }

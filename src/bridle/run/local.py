@@ -23,6 +23,8 @@ from bridle.store.reading.queries import Reader
 from bridle.store.records import RunRecord, new_id
 from bridle.store.schema.database import migrate
 from bridle.store.writing.writer import Writer
+from bridle.trainer.learner.ranks import follow
+from bridle.trainer.learner.world import World
 from bridle.trainer.policy.model import check_policy
 from bridle.trainer.report import StepReport
 
@@ -52,6 +54,9 @@ def train(
     sessions. ``on_step`` is called after each step and may return true to stop. Ctrl-C leaves a
     checkpoint of the last whole step.
 
+    To train on several devices or machines, run the program under torchrun: rank 0 returns, and
+    every other process exits when rank 0's run is over.
+
     Raises :class:`bridle.errors.BridleError`: a ``UsageError`` for what ``config`` asks for and is
     not there, before anything starts.
     """
@@ -65,6 +70,8 @@ def train(
     require_parts(training)
     require_devices(training)
     Tokenizer(policy)
+    if not World.current().is_first:
+        follow(policy, training)
     require_launchable(
         adapter, sandboxes, tasks[0], RolloutSettings(directory=directory / "sessions")
     )

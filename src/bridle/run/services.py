@@ -16,7 +16,7 @@ from typing import IO, Self
 import orjson
 
 from bridle.errors import BridleError
-from bridle.run.environment import KEYS
+from bridle.run.environment import KEYS, without_rank
 
 START_TIMEOUT_S = 180.0
 STOP_TIMEOUT_S = 20.0
@@ -58,7 +58,9 @@ class Service:
 
     def __enter__(self) -> Self:
         self._log.parent.mkdir(parents=True, exist_ok=True)
-        inherited = {name: value for name, value in os.environ.items() if name not in KEYS}
+        inherited = {
+            name: value for name, value in without_rank(os.environ).items() if name not in KEYS
+        }
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
                 # -P: no file of the folder it starts in replaces a module.

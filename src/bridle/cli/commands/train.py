@@ -86,9 +86,11 @@ def train(
 
     config = chosen(context, RunConfig, RUN, config_file, assignments or ())
     with needs_extra("train", "training needs the training extra"):  # torch takes seconds to load
+        from bridle.cli.ranks import run_on_each_device
         from bridle.run import local
         from bridle.run.training import step_line
 
+    run_on_each_device(config.training.compute.device)
     leave_on_sigterm()
     result = local.train(
         config,
