@@ -22,6 +22,7 @@ from fastapi.staticfiles import StaticFiles
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from bridle.reconstruct.audit import audit_loaded
+from bridle.reconstruct.findings import findings_of_run, findings_of_session
 from bridle.reconstruct.session import LoadedSession
 from bridle.store.errors import NotFound, StoreUnavailable
 from bridle.store.reading.pages import (
@@ -286,6 +287,7 @@ def viewer_router(provide: Any, root: str = "") -> APIRouter:
             begin=begin,
             span=(end - begin) or 1.0,
             task=source.reader.task_of(loaded.record),
+            findings=findings_of_session(source.reader, session_id),
         )
 
     @router.get("/sessions/{session_id}/turns")
@@ -427,6 +429,7 @@ def viewer_router(provide: Any, root: str = "") -> APIRouter:
             stages=stages,
             lanes=lanes[-40:],
             policies=reader.policies(run_id)[::-1][:PAGE],
+            findings=findings_of_run(reader, run_id),
         )
 
     @router.get("/audit")
