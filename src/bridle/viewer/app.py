@@ -245,6 +245,8 @@ def viewer_router(provide: Any, root: str = "") -> APIRouter:
             source.reader, wanted, order, limit=PAGE + 1, offset=PAGE * (page - 1)
         )
         part = "hx-request" in request.headers
+        # To count the sessions that have a text, all messages would be read.
+        total = None if wanted.text else count_sessions(source.reader, wanted)
         return _render(
             root,
             source,
@@ -252,6 +254,7 @@ def viewer_router(provide: Any, root: str = "") -> APIRouter:
             request,
             lines=found[:PAGE],
             more=len(found) > PAGE,
+            total=total,
             page=page,
             order=order,
             orders=list(SessionOrder),
@@ -262,11 +265,6 @@ def viewer_router(provide: Any, root: str = "") -> APIRouter:
             statuses=list(CallStatus),
             breaks=list(BreakReason),
         )
-
-    @router.get("/sessions/count")
-    def count(source: From, wanted: Filter) -> Response:
-        number = count_sessions(source.reader, wanted)
-        return HTMLResponse(f"{number:,} session{'' if number == 1 else 's'}")
 
     @router.get("/sessions/{session_id}")
     def session(request: Request, source: From, session_id: str) -> Response:
