@@ -13,8 +13,9 @@ SUDO := $(if $(filter 0,$(shell id -u)),,sudo)
 export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: help setup demo test check test-harnesses test-pythons test-postgres vllm-cpu test-vllm \
-	test-browser test-compose test-containers test-demo test-long intercept test-intercept lock clean
+.PHONY: help setup demo test check test-harnesses test-distributed test-pythons test-postgres \
+	vllm-cpu test-vllm test-browser test-compose test-models test-containers test-demo test-pretrained \
+	test-long intercept test-intercept lock clean
 
 help:  ## Show the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  %-16s %s\n", $$1, $$2}'
@@ -27,7 +28,7 @@ $(READY): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[train,postgres,dev]'
 	@touch $@
 
-demo: $(READY)  ## Train the shop agent's policy end to end and plot what it learned
+demo: $(READY)  ## Train SmolLM2-135M inside a LangChain app and plot what it learned
 	$(BIN)/bridle demo $(DEMO_ARGS)
 
 test: $(READY)  ## The default test suite
@@ -44,6 +45,9 @@ test-harnesses: $(READY)  ## Installed coding agents and agent SDKs through the 
 	harnesses/python/install
 	$(BIN)/python -m pytest -m harness
 
+test-distributed: $(READY)  ## Training in several processes on several nodes, under torchrun
+	$(BIN)/python -m pytest -m distributed
+
 test-postgres: $(READY)  ## The store's suite on a real PostgreSQL (installs Debian's when missing)
 	@ls /usr/lib/postgresql/*/bin/postgres >/dev/null 2>&1 || \
 		($(SUDO) apt-get update -q && $(SUDO) apt-get install -q -y postgresql)
@@ -59,7 +63,7 @@ $(VLLM_READY):
 	@touch $@
 
 test-vllm: $(READY) $(VLLM_READY)  ## The engine contract and publishing on a real vLLM
-	BRIDLE_VLLM_PYTHON=$(VLLM)/bin/python $(BIN)/python -m pytest -m vllm
+	BRIDLE_VLLM_PYTHON=$(VLLM)/bin/python $(BIN)/python -m pytest -m 'vllm and not pretrained'
 
 intercept: $(INTERCEPT_READY)  ## mitmproxy for `bridle run --intercept`, in an environment of its own
 
@@ -81,6 +85,9 @@ test-pythons: $(READY)  ## The wheel, and the recorder's tests on each Python th
 	$(BIN)/python -m pytest -m wheel
 	$(BIN)/python tests/pythons.py $(PYTHONS)
 
+test-models: $(READY)  ## Genuine tokenizers and templates of many model families
+	$(BIN)/python -m pytest -m models
+
 test-compose: $(READY)  ## The compose file's own commands as processes, until they have trained a step
 	$(BIN)/python -m pytest -m compose
 
@@ -88,8 +95,11 @@ test-containers: $(READY)  ## Sessions in real containers (installs Debian's doc
 	harnesses/node/install
 	eval "$$(tests/containers/setup)" && $(BIN)/python -m pytest -m containers
 
-test-demo: $(READY)  ## The whole demo against its bars, and the learning rate of zero beside it
+test-demo: $(READY)  ## The tiny policy's demo against its bars, and the pretrained model's shortened
 	$(BIN)/python -m pytest -m demo
+
+test-pretrained: $(READY) $(VLLM_READY)  ## The pretrained model's whole demo against its bars
+	BRIDLE_VLLM_PYTHON=$(VLLM)/bin/python $(BIN)/python -m pytest -m pretrained
 
 test-long: $(READY)  ## What takes many minutes: deep property runs, soaks
 	$(BIN)/python -m pytest -m long

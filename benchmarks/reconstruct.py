@@ -31,6 +31,7 @@ from bridle.store.records import (
     Choice,
     Conversation,
     Message,
+    Sampler,
     VersionRun,
     new_id,
 )
@@ -99,6 +100,7 @@ def fill(path: str, sessions: int, turns: int) -> None:
                     response_body=orjson.dumps({"id": call_id, "choices": [reply.to_chat()]}),
                     usage={"prompt_tokens": len(prompt), "completion_tokens": SAMPLED},
                     replies=(reply,),
+                    sampler=Sampler("processed"),
                 )
                 writer.begin_call(begun)
                 writer.end_call_sync(ended)

@@ -11,6 +11,7 @@ import httpx
 import msgspec
 
 from bridle.errors import BridleError
+from bridle.harnesses.guards import Action
 from bridle.harnesses.tasks.task import Task
 
 Answer = TypeVar("Answer")
@@ -135,6 +136,10 @@ class Client:
     async def session(self, session_id: str) -> dict[str, Any]:
         """A session's state; ``calls`` counts its calls by status."""
         return _read(await self._send("GET", f"/sessions/{session_id}"), dict[str, Any])
+
+    async def actions(self, session_id: str) -> list[Action]:
+        """The tool calls that a session's calls sampled."""
+        return _read(await self._send("GET", f"/sessions/{session_id}/actions"), list[Action])
 
     async def policy(self) -> dict[str, Any]:
         """The state of the policy, with its ``version``."""

@@ -32,6 +32,8 @@ class Outcome(StrEnum):
     TIMEOUT = "timeout"
     INFRASTRUCTURE = "infrastructure"
     """The proxy, the sandbox or the verifier failed: nothing is known of the agent."""
+    QUARANTINED = "quarantined"
+    """A guard found what the run keeps out of training."""
     CANCELLED = "cancelled"
     """The rollout was stopped while it ran; only sealed with, never a result."""
 

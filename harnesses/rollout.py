@@ -32,6 +32,8 @@ from bridle.harnesses.client import (
     SessionRequest,
 )
 from bridle.harnesses.episode import Episode, EpisodeResult, Outcome
+from bridle.harnesses.guards import GuardAction, findings, guarded
+from bridle.harnesses.sampling import POLICY, session_settings
 from bridle.harnesses.sandboxes.base import (
     LaunchRefused,
     SandboxLost,
@@ -39,7 +41,7 @@ from bridle.harnesses.sandboxes.base import (
     SandboxRequest,
 )
 from bridle.harnesses.tasks.task import Task
-from bridle.harnesses.verifiers import Scores, Verifier, VerifierError
+from bridle.harnesses.verifiers import REWARD, Scores, Verifier, VerifierError
 from bridle.store.records import new_id
 
 log = logging.getLogger(__name__)
@@ -89,12 +91,15 @@ class RolloutSettings:
     model: str = DEFAULT_MODEL
     run_id: str | None = None
     continuation: str | None = None
-    session_settings: Mapping[str, Any] = field(default_factory=dict)
-    """Handed to the proxy with each session: sampling pins, budgets."""
+    session_settings: Mapping[str, Any] = field(default_factory=lambda: session_settings(POLICY))
+    """Handed to the proxy with each session: sampling pins, budgets. The default pins sampling to
+    the policy's own distribution."""
     labels: Mapping[str, Any] = field(default_factory=dict)
     retries: int = 1
     """How often a job is tried again after an infrastructure failure."""
     retry_wait_s: float = 1.0
+    guards: GuardAction = "warn"
+    """What a finding of a guard (``guards.py``) costs a session."""
     keep_directories: bool = False
     """Directories of sessions that did not complete are kept in any case."""
 
@@ -243,7 +248,11 @@ class Rollout:
                     self._settings.timeout_s,
                 ).run(job.task)
             outcome = await self._judged(session, episode)
-            for name, value in episode.scores.items():
+            found = findings(await self._client.actions(session.id))
+            if found and self._settings.guards == "quarantine":
+                outcome = Outcome.QUARANTINED
+            scores = guarded(episode.scores, found, self._settings.guards, REWARD)
+            for name, value in scores.items():
                 await self._client.reward(
                     session.id, name, value, verifier_key=session.verifier_key
                 )
@@ -255,7 +264,7 @@ class Rollout:
             task_id=job.task.id,
             group_id=job.group_id,
             outcome=outcome,
-            scores=episode.scores,
+            scores=scores,
             seconds=episode.seconds,
             exit_code=episode.exit_code,
             answer=episode.answer,

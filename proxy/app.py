@@ -24,6 +24,7 @@ from bridle.proxy.sessions.registry import store_not_read
 from bridle.proxy.settings import ProxySettings
 from bridle.proxy.wire.canonical import ApiError
 from bridle.store.errors import StoreUnavailable
+from bridle.web_pages import Refusal, refusal
 
 if TYPE_CHECKING:
     from fastapi import APIRouter, FastAPI
@@ -57,6 +58,9 @@ class App:
             await send({"type": "websocket.close", "code": 1003})
             return
         client = Client(scope, receive, send)
+        if (refused := refusal(scope["headers"])) is not None:
+            await self._refuse_page(client, refused)
+            return
         found, data_plane = route(scope["path"]), self._data_plane
         try:
             if found is not None and data_plane is not None:
@@ -66,6 +70,11 @@ class App:
         finally:
             # It refers to the server's own record of the request, which refers to the scope.
             scope.get("extensions", {}).pop(EXTENSION, None)
+
+    async def _refuse_page(self, client: Client, refused: Refusal) -> None:
+        kind = "permission" if refused.status == 403 else "invalid_request"
+        error = ApiError(kind, refused.message, status=refused.status)
+        await client.refuse(DIALECTS[implied_dialect(client.scope["path"])].error(error))
 
     async def _beside(self, client: Client, receive: Receive, send: Send) -> None:
         """Serves every request that is none on a data route."""

@@ -40,6 +40,17 @@ class Violation:
 
 
 @dataclass(frozen=True, slots=True)
+class SamplerTokens:
+    """What became of the tokens that were drawn alike."""
+
+    captured: int = 0
+    trained: int = 0
+
+    def __add__(self, other: SamplerTokens) -> SamplerTokens:
+        return SamplerTokens(self.captured + other.captured, self.trained + other.trained)
+
+
+@dataclass(frozen=True, slots=True)
 class SessionAudit:
     """One session's table and violations."""
 
@@ -47,6 +58,8 @@ class SessionAudit:
     conservation: Conservation
     calls: Mapping[CallStatus, int]
     samples: int
+    samplers: Mapping[str, SamplerTokens]
+    """Sampled tokens by the sampler's label (:attr:`bridle.store.records.Sampler.label`)."""
     violations: tuple[Violation, ...]
 
     @property
@@ -112,7 +125,26 @@ def audit_loaded(
     if not table.balanced:
         found.add("not_conserved", session.id, f"{table}")
     counts = Counter(call.status for call in session.calls)
-    return SessionAudit(session.id, table, dict(counts), len(samples), tuple(found.violations))
+    by_sampler = _tokens_by_sampler(session, samples)
+    violations = tuple(found.violations)
+    return SessionAudit(session.id, table, dict(counts), len(samples), by_sampler, violations)
+
+
+def _tokens_by_sampler(
+    session: LoadedSession, samples: Sequence[Sample]
+) -> dict[str, SamplerTokens]:
+    trained: Counter[str] = Counter()
+    for sample in samples:
+        places, counts = np.unique(sample.calls[sample.mask], return_counts=True)
+        for place, count in zip(places.tolist(), counts.tolist(), strict=True):
+            trained[sample.call_ids[place]] += count
+    found: dict[str, SamplerTokens] = {}
+    for call in session.calls:
+        if call.sampled_tokens:
+            label = "not recorded" if call.sampler is None else call.sampler.label
+            tokens = SamplerTokens(call.sampled_tokens, trained[call.id])
+            found[label] = found.get(label, SamplerTokens()) + tokens
+    return found
 
 
 class Findings:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+import msgspec
 import pyarrow as pa
 
 from bridle.reconstruct.samples.sample import Sample
@@ -31,6 +32,8 @@ SAMPLE_COLUMNS: Final = (
     ("versions", pa.list_(pa.int64())),
     ("calls", pa.list_(pa.int32())),
     ("call_ids", pa.list_(pa.string())),
+    ("roles", pa.list_(pa.string())),
+    ("samplers", pa.list_(pa.string())),
 )
 """The fields of a sample."""
 
@@ -47,5 +50,8 @@ def sample_row(
 ) -> dict[str, Any]:
     """One row of :func:`sample_schema`."""
     row = {name: getattr(sample, name) for name, _ in SAMPLE_COLUMNS}
+    row["samplers"] = [
+        None if one is None else msgspec.json.encode(one).decode() for one in sample.samplers
+    ]
     row |= {name: getattr(session, name) for name, _ in _SESSION_COLUMNS}
     return row | {f"reward.{name}": rewards.get(name) for name in names}

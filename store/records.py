@@ -198,13 +198,15 @@ class SessionRecord:
 Role = Literal["system", "user", "assistant", "tool"]
 
 
-class ToolCall(msgspec.Struct, frozen=True, gc=False):
+class ToolCall(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """A call of a tool, as the assistant wrote it."""
 
     id: str
     name: str
     arguments: str
     """JSON text as the client sent it, or as the engine produced it."""
+    engine_id: str | None = None
+    """The engine's own id of a call that it sampled; ``id`` is the one that the client was sent."""
 
 
 class Message(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
@@ -301,6 +303,62 @@ class Conversation(msgspec.Struct, frozen=True, gc=False):
     lineage: LineageState | None = None
 
 
+LogprobsOf = Literal["processed", "raw", "unknown"]
+"""``processed``: of what was drawn from, after temperature, truncation and the rest. ``raw``: of
+the policy before all that."""
+
+
+class Sampler(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
+    """The distribution that the sampled tokens of a call were drawn from.
+
+    The defaults are the policy's own distribution. ``None``: the request left the value to the
+    engine, and nobody knows what the engine takes then.
+    """
+
+    logprobs: LogprobsOf = "unknown"
+    """Which distribution the recorded logprobs are of."""
+    temperature: float | None = 1.0
+    """Below 1e-5: the likeliest token, always."""
+    top_p: float | None = 1.0
+    top_k: int | None = 0
+    """0: all tokens."""
+    min_p: float | None = 0.0
+    presence_penalty: float | None = 0.0
+    frequency_penalty: float | None = 0.0
+    repetition_penalty: float | None = 1.0
+    grammar: str = ""
+    """The parts of the request that had a grammar shape the reply; empty: none."""
+    others: tuple[str, ...] = ()
+    """Further parameters of the request that change the distribution, such as ``logit_bias``."""
+
+    @property
+    def label(self) -> str:
+        """These settings in a few words: ``temperature 0.7, top_p 0.8``."""
+        found = []
+        for name in SAMPLER_PARAMETERS:
+            value = getattr(self, name)
+            if value is None:
+                found.append(f"{name} unknown")
+            elif value != getattr(PLAIN, name):
+                found.append(f"{name} {value:g}")
+        found += ["grammar"] if self.grammar else []
+        return ", ".join((*found, *self.others)) or "temperature 1"
+
+
+SAMPLER_PARAMETERS: Final = (
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+)
+"""The parameters of a request that a sampler is made of."""
+PLAIN: Final = Sampler()
+"""The policy's own distribution."""
+
+
 class CallBegun(msgspec.Struct, frozen=True, gc=False):
     """What is known when a request has been admitted; written before the engine is asked."""
 
@@ -327,7 +385,7 @@ class Choice(msgspec.Struct, frozen=True, gc=False):
     token_ids: TokenIds
     """``uint32[T]``, the engine's own, stop token included."""
     logprobs: Logprobs
-    """``float32[T]``, of the engine's sampling distribution, which its ``--logprobs-mode`` sets."""
+    """``float32[T]``, of the distribution that :attr:`Sampler.logprobs` names."""
     versions: tuple[VersionRun, ...]
     finish_reason: str | None
 
@@ -386,6 +444,8 @@ class CallEnded(msgspec.Struct, frozen=True, gc=False):
     usage: Mapping[str, Any] = {}
     sampling: Mapping[str, Any] = {}
     """Effective sampling parameters, as sent to the engine."""
+    sampler: Sampler | None = None
+    """What the tokens were drawn from; ``None``: not recorded."""
     replies: tuple[Message, ...] = ()
     """The reply of each choice, its tool calls under their minted ids."""
     kind: CallKind = CallKind.UNKNOWN

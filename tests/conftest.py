@@ -32,6 +32,7 @@ from bridle.store.records import (
     CallStatus,
     Choice,
     Message,
+    Sampler,
     SessionRecord,
     ToolCall,
     VersionRun,
@@ -225,6 +226,7 @@ class Calls:
                 "completion_tokens": sum(len(choice.token_ids) for choice in choices),
             },
             "replies": (Message("assistant", "yes"),),
+            "sampler": Sampler("processed"),
         }
         ended = CallEnded(**values | fields)
         if tree is None:
@@ -258,3 +260,11 @@ def writer(url: str) -> Iterator[Writer]:
 def reader(url: str) -> Iterator[Reader]:
     with Reader(url) as opened:
         yield opened
+
+
+@pytest.fixture(scope="session", autouse=True)
+def own_data_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Proxies that tests start keep their admin key and their store away from the user's."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("BRIDLE_HOME", str(tmp_path_factory.mktemp("home")))
+        yield

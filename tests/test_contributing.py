@@ -17,8 +17,8 @@ from bridle.harnesses.client import Session
 from bridle.harnesses.sandboxes import ProcessSandbox
 from bridle.harnesses.sandboxes.folder import place_in
 from bridle.harnesses.tasks.task import Task
-from bridle.trainer.config import LossConfig
-from bridle.trainer.credit.advantages import ADVANTAGES, group_advantages
+from bridle.trainer.config import AdvantageConfig, LossConfig
+from bridle.trainer.credit import ADVANTAGES, CreditGroup
 from bridle.trainer.losses.losses import LOSSES, TokenTerms, policy_loss
 
 ROOT = Path(__file__).parents[1]
@@ -43,8 +43,11 @@ def _registered(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("_registered")
 def test_an_advantage_is_found_by_the_name_that_it_registers() -> None:
     recipe("An advantage")
-    found = group_advantages(np.array([0.0, 1.0, 5.0]), "median")
-    np.testing.assert_array_equal(found, [-1.0, 0.0, 4.0])
+    sample = SimpleNamespace(token_ids=np.zeros(1, np.uint32))
+    episode: Any = SimpleNamespace(samples=[sample])
+    group = CreditGroup([episode] * 3, np.array([0.0, 1.0, 5.0]), AdvantageConfig())
+    found = ADVANTAGES.find("median")(group)
+    assert [part.tolist() for (part,) in found] == [[-1.0], [0.0], [4.0]]
 
 
 @pytest.mark.usefixtures("_registered")
@@ -59,7 +62,7 @@ def test_a_loss_is_found_by_the_name_that_it_registers_and_has_a_gradient() -> N
     loss.backward()
     assert logprobs.grad is not None
     assert logprobs.grad.tolist() == [-1.0, 3.0]
-    assert stats.tokens == 2
+    assert stats["tokens"] == 2
 
 
 def test_an_export_gives_rows() -> None:

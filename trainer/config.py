@@ -17,6 +17,7 @@ OutcomePolicy = Literal["train", "drop", "exclude"]
 Schedule = Literal["constant", "cosine"]
 Through = Literal["directory", "transfer"]
 TransferBackend = Literal["gloo", "nccl"]
+Importance = Literal["truncate", "mask", "sequence", "none"]
 Precision = Literal["auto", "float32", "bfloat16"]
 PartName = Annotated[str, Meta(min_length=1)]
 """A registered name, or ``FILE.py:NAME`` (:mod:`bridle.trainer.registry`)."""
@@ -93,9 +94,16 @@ class AdvantageConfig:
     """What a session's reward is compared with."""
 
     baseline: PartName = "grpo"
-    """``grpo``, ``leave_one_out``, ``mean``, or one registered with ``register_advantage``."""
-    per_role: bool = False
-    """Compare each role (sub-agent) only with sessions in which that role acted."""
+    """``grpo``, ``leave_one_out``, ``mean``, ``gated``, ``per_role``, ``gigpo``, ``turn_returns``
+    (:mod:`bridle.trainer.credit`), or one registered with ``register_advantage``."""
+    deviation: Literal["sample", "population"] = "sample"
+    """Which standard deviation advantages are divided by, where they are."""
+    discount: Share = 1.0
+    """γ of a step's return, per step. GiGPO's paper has 0.95."""
+    step_weight: AtLeastZero = 1.0
+    """ω of GiGPO: how much a step's own advantage counts."""
+    gate: float = 1.0
+    """Of ``gated``: rewards of steps count in sessions whose own reward is at least this."""
     reward_weights: Mapping[str, float] | None = None
     """Names of session rewards and their factors; ``None``: the sum of all of them."""
     reward_turns: Over | None = None
@@ -118,6 +126,7 @@ class FilterConfig:
         default_factory=lambda: {
             "infrastructure": "exclude",
             "cancelled": "exclude",
+            "quarantined": "exclude",
             "timeout": "drop",
         }
     )
@@ -136,15 +145,21 @@ class LossConfig:
     name: PartName = "clip"
     """``clip``, ``gspo``, ``cispo``, or one registered with ``register_loss``."""
     clip_low: Share = 0.2
-    """ε below 1: ratios under ``1 - clip_low`` give no gradient for bad tokens. 3e-4 for GSPO."""
+    """ε below 1: ratios under ``1 - clip_low`` give no gradient for bad tokens. 3e-4 for GSPO.
+    ``cispo`` has no lower bound."""
     clip_high: AtLeastZero = 0.28
     """ε above 1, larger than ``clip_low`` in DAPO (clip-higher). 4e-4 for GSPO."""
     weighting: Weighting = "session"
     """How tokens are weighed against each other; see :mod:`bridle.trainer.credit.weighting`."""
     constant_tokens: Count = 1024
     """Normaliser L of ``weighting="constant"`` (Dr. GRPO): tokens per session."""
-    importance_cap: AboveZero | None = 2.0
-    """Cap C of truncated importance sampling against the engine's logprobs; ``None``: off."""
+    importance: Importance = "truncate"
+    """How tokens are weighed by what the engine says that it drew them from; see
+    :mod:`bridle.trainer.losses.importance`."""
+    importance_cap: AboveZero = 2.0
+    """C, the largest importance weight."""
+    importance_floor: AtLeastZero = 0.5
+    """Of ``mask``: a token whose ratio is below it is not trained."""
     kl_coefficient: AtLeastZero = 0.0
     """β of the KL penalty to the reference policy; needs a reference model when not 0."""
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import typer
 
+from bridle.bench.commands import containers as bench_containers
 from bridle.bench.commands import continuation as bench_continuation
 from bridle.bench.commands import harnesses as bench_harnesses
+from bridle.bench.commands import models as bench_models
 from bridle.bench.commands import path as bench_path
 from bridle.bench.commands import proxy as bench_proxy
 from bridle.bench.commands import store as bench_store
@@ -21,8 +23,10 @@ def bench() -> None:
     leave_on_sigterm()
 
 
+app.command("containers")(bench_containers.containers)
 app.command("continuation")(bench_continuation.continuation)
 app.command("harnesses")(bench_harnesses.harnesses)
+app.command("models")(bench_models.models)
 app.command("path")(bench_path.path)
 app.command("proxy")(bench_proxy.proxy)
 app.command("reconstruct")(bench_store.reconstruct)

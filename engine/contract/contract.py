@@ -24,9 +24,12 @@ Control routes (never forwarded to clients)::
     POST /collective_rpc        {"method": "reload_weights", "kwargs": {"weights_path": DIR}}
     POST /reset_prefix_cache
     GET  /is_paused             {is_paused}
-    GET  /version               {version}; our own engines add policy_version and
-    weights_fingerprint,
-                                which is the same wherever the same weights are served
+    GET  /version               {version}; our own engines add policy_version, weights_fingerprint
+                                (the same wherever the same weights are served), logprobs_mode and
+                                generation_config
+    GET  /server_info?config_format=json
+                                {vllm_config: {model_config: {logprobs_mode, generation_config}}};
+                                vLLM only
     GET  /weight_info           {weight_version}; vLLM only
 
 With ``return_token_ids`` and ``logprobs`` a chat reply carries ``prompt_token_ids`` at the top
@@ -55,11 +58,17 @@ RESUME: Final = "/resume"
 IS_PAUSED: Final = "/is_paused"
 RESET_PREFIX_CACHE: Final = "/reset_prefix_cache"
 VERSION: Final = "/version"
+SERVER_INFO: Final = "/server_info?config_format=json"
 WEIGHT_INFO: Final = "/weight_info"
 COLLECTIVE_RPC: Final = "/collective_rpc"
 
 CONTROL_ROUTES: Final = frozenset({PAUSE, RESUME, IS_PAUSED, COLLECTIVE_RPC, RESET_PREFIX_CACHE})
 
+PROCESSED_LOGPROBS: Final = "processed_logprobs"
+"""vLLM's name of the mode in which a token's logprob is of what it was drawn from."""
+NEUTRAL_DEFAULTS: Final = "vllm"
+"""vLLM's name of the generation configuration in which a request that names no sampling parameters
+gets the policy's own distribution."""
 MISSING_LOGPROB: Final = -9999.0
 """What vLLM writes for a logprob that it does not have; a record with one is quarantined."""
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
+from bridle.engine.embedded.truncation import Truncation
 from bridle.engine.serve.backend import SampledToken, SamplingParams
 
 
@@ -29,11 +30,11 @@ class SamplingRow:
 def sample(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> list[SampledToken]:
     """Sample one token per row of ``logits`` (``float[R, V]``).
 
-    The logprobs are raw: of the unmodified logits, before penalties, temperature and truncation.
+    The logprobs are of the distribution that is drawn from, after penalties, temperature and
+    truncation; of a greedy row they are after penalties only.
     """
-    logits = logits.float()
-    logprobs = logits.log_softmax(-1)
-    scores = _penalised(logits, rows)
+    scores = _processed(_penalised(logits.float(), rows), [row.sampling for row in rows])
+    logprobs = scores.log_softmax(-1)
     greedy = all(row.sampling.greedy for row in rows)
     chosen = scores.argmax(-1) if greedy else _drawn(scores, rows)
     values = logprobs.gather(-1, chosen[:, None])[:, 0].tolist()
@@ -46,10 +47,7 @@ def sample(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> list[SampledTok
 
 def _drawn(scores: torch.Tensor, rows: Sequence[SamplingRow]) -> torch.Tensor:
     device = scores.device
-    temperatures = [1.0 if row.sampling.greedy else row.sampling.temperature for row in rows]
-    probabilities = (scores / torch.tensor(temperatures, device=device)[:, None]).double()
-    probabilities = _truncated(probabilities.softmax(-1), rows)
-    cumulative = probabilities.cumsum(-1)
+    cumulative = scores.double().softmax(-1).cumsum(-1)
     uniforms = torch.tensor([row.uniform for row in rows], dtype=torch.double, device=device)
     # The first id whose cumulative probability exceeds the target has probability of its own.
     targets = uniforms[:, None] * cumulative[:, -1:]
@@ -58,22 +56,21 @@ def _drawn(scores: torch.Tensor, rows: Sequence[SamplingRow]) -> torch.Tensor:
     return torch.where(greedy, scores.argmax(-1), drawn)
 
 
-def _truncated(probabilities: torch.Tensor, rows: Sequence[SamplingRow]) -> torch.Tensor:
-    """Zero what min-p, top-k and top-p leave out, in this order, as vLLM does."""
-    for index, row in enumerate(rows):
-        sampling = row.sampling
-        if not (sampling.min_p or sampling.top_k or sampling.top_p < 1.0):
-            continue
-        line = probabilities[index]
-        line[line < sampling.min_p * line.max()] = 0.0
-        ordered, ids = line.sort(descending=True)
-        if sampling.top_k:
-            ordered[sampling.top_k :] = 0.0
-        if sampling.top_p < 1.0:
-            before = ordered.cumsum(-1) - ordered
-            ordered[before >= sampling.top_p * ordered.sum()] = 0.0
-        line[ids] = ordered
-    return probabilities
+def _processed(scores: torch.Tensor, settings: Sequence[SamplingParams]) -> torch.Tensor:
+    """``scores`` over the temperature of each row, and ``-inf`` where it may not draw."""
+    changed = [
+        index
+        for index, one in enumerate(settings)
+        if not one.greedy and (one.temperature != 1.0 or one.top_k or one.top_p < 1.0 or one.min_p)
+    ]
+    if not changed:
+        return scores
+    chosen = [settings[index] for index in changed]
+    values = [(one.temperature, one.top_p, one.top_k, one.min_p) for one in chosen]
+    truncation = Truncation.of(torch.tensor(values, dtype=torch.double, device=scores.device))
+    scores = scores.clone()
+    scores[changed] = truncation.apply(scores[changed])
+    return scores
 
 
 def _penalised(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> torch.Tensor:

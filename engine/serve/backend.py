@@ -60,7 +60,7 @@ class Prompt:
 
 
 class SampledToken(NamedTuple):
-    """One sampled token and its raw logprob: log-softmax of the model's unmodified logits."""
+    """One sampled token and its logprob in the distribution that it was drawn from."""
 
     id: int
     logprob: float

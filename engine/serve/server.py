@@ -10,6 +10,7 @@ from typing import Final
 from uuid import uuid4
 
 from starlette.applications import Starlette
+from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -38,6 +39,7 @@ from bridle.engine.serve.transport import (
     RequesterGone,
     unless_client_leaves,
 )
+from bridle.web_pages import NoWebPages
 
 logger = logging.getLogger(__name__)
 
@@ -77,6 +79,8 @@ def make_app(
             for m, path, handler in routes
         ],
         exception_handlers={Exception: _internal_error},
+        # Without a key it serves this machine only, and no page that a browser shows there.
+        middleware=[Middleware(NoWebPages, only_loopback=api_key is None)],
     )
 
 
@@ -165,6 +169,8 @@ class EngineFace:
                 "version": "bridle",
                 "policy_version": self._backend.policy_version,
                 "weights_fingerprint": self._backend.weights_fingerprint,
+                "logprobs_mode": contract.PROCESSED_LOGPROBS,
+                "generation_config": contract.NEUTRAL_DEFAULTS,
             }
         )
 

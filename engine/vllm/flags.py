@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from bridle.engine.contract.contract import PROCESSED_LOGPROBS
 from bridle.engine.vllm.installation import Installation, VllmError
 from bridle.engine.vllm.parsers import AUTO, OWN_OPEN_THINKING, OWN_THINKING, parsers_for
 
@@ -70,7 +71,7 @@ def command(
         *("--model", str(model_dir), "--served-model-name", options.served_name),
         *("--dtype", _dtype(installation, options)),
         *("--generation-config", "vllm"),
-        *("--logprobs-mode", "raw_logprobs"),
+        *("--logprobs-mode", PROCESSED_LOGPROBS),
         "--enable-prefix-caching",
         "--enable-prompt-tokens-details",
         *_worker(options),

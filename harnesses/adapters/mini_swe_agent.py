@@ -15,6 +15,7 @@ from bridle.harnesses.sandboxes.base import (
     Sandbox,
     SandboxProvider,
 )
+from bridle.harnesses.sandboxes.container import WarmContainerProvider
 from bridle.harnesses.sandboxes.forked import ForkedProvider, interpreter_of
 from bridle.harnesses.sandboxes.process import ProcessProvider
 from bridle.harnesses.tasks.task import Task
@@ -83,4 +84,10 @@ class MiniSweAgent:
             return ProcessProvider()
         return ForkedProvider(
             ["litellm"], python=python, fresh=["minisweagent"], environment=_LITELLM_ENVIRONMENT
+        )
+
+    def warm_containers(self) -> SandboxProvider:
+        """The same, in one container for all sessions."""
+        return WarmContainerProvider(
+            self.name, ["litellm"], fresh=["minisweagent"], environment=_LITELLM_ENVIRONMENT
         )

@@ -68,7 +68,7 @@ class ForkedProvider:
         self._fresh = tuple(fresh)
         self._environment = dict(environment)
         self._start_timeout_s = start_timeout_s
-        self._zygote: _Zygote | None = None
+        self._zygote: Zygote | None = None
         self._starting = asyncio.Lock()
 
     @contextlib.asynccontextmanager
@@ -86,7 +86,7 @@ class ForkedProvider:
             await self._zygote.close()
             self._zygote = None
 
-    async def warm(self, script: Path) -> _Zygote:
+    async def warm(self, script: Path) -> Zygote:
         """The warm process, with what ``script`` imports."""
         async with self._starting:
             if self._zygote is None or self._zygote.lost:
@@ -96,9 +96,7 @@ class ForkedProvider:
                     if module.partition(".")[0] not in self._fresh
                 ]
                 modules = dict.fromkeys((*self._preload, *found))
-                starting = _Zygote.start(
-                    self.python, tuple(modules), self._fresh, self._environment
-                )
+                starting = Zygote.start(self.python, tuple(modules), self._fresh, self._environment)
                 try:
                     self._zygote = await asyncio.wait_for(starting, self._start_timeout_s)
                 except TimeoutError as error:
@@ -182,15 +180,16 @@ def imports_of(script: Path) -> list[str]:
     return [module for module in found if module != "__future__" and not is_beside(module)]
 
 
-class _Zygote:
+class Zygote:
     """Our end of the socket to a warm process."""
 
     def __init__(
         self,
-        process: asyncio.subprocess.Process,
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
+        process: asyncio.subprocess.Process | None = None,
     ) -> None:
+        """``process``: the warm process, where it is one of this machine's."""
         self._process = process
         self._reader = reader
         self._writer = writer
@@ -207,7 +206,7 @@ class _Zygote:
         modules: Sequence[str],
         fresh: Sequence[str],
         environment: Mapping[str, str],
-    ) -> _Zygote:
+    ) -> Zygote:
         ours, theirs = socket.socketpair()
         with theirs:
             process = await asyncio.create_subprocess_exec(
@@ -223,16 +222,16 @@ class _Zygote:
                 start_new_session=True,
             )
         reader, writer = await asyncio.open_connection(sock=ours, limit=1 << 24)
-        zygote = cls(process, reader, writer)
+        zygote = cls(reader, writer, process)
         try:
-            await zygote._greet()
+            await zygote.greet()
         except BaseException:
             await zygote.close()
             raise
-        zygote._listening = asyncio.create_task(zygote._listen())
         return zygote
 
-    async def _greet(self) -> None:
+    async def greet(self) -> None:
+        """Waits until its libraries are imported. Raises ``SandboxLost`` and ``NotLaunchable``."""
         line = await self._reader.readline()
         if not line:
             raise SandboxLost("the warm process ended while importing; see its stderr")
@@ -244,6 +243,7 @@ class _Zygote:
                 f"importing the agent's libraries started {greeting['threads'] - 1} threads, "
                 "which a forked copy would lack; use the process sandbox for this agent"
             )
+        self._listening = asyncio.create_task(self._listen())
 
     def fork(self, request: dict[str, Any]) -> _Child:
         self._next_id += 1
@@ -266,7 +266,8 @@ class _Zygote:
                 del self._pids[message["id"]]
                 self._ends.pop(message["id"]).set_result(message["code"])
         self.lost = True
-        for pid in self._pids.values():
+        # In a container, the numbers are not this machine's.
+        for pid in self._pids.values() if self._process else ():
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(pid, signal.SIGKILL)
         for ended in self._ends.values():
@@ -275,13 +276,14 @@ class _Zygote:
 
     async def close(self) -> None:
         self._writer.close()
-        await self._process.wait()
+        if self._process is not None:
+            await self._process.wait()
         if self._listening is not None:
             await self._listening
 
 
 class _Child:
-    def __init__(self, zygote: _Zygote, identifier: int, ended: asyncio.Future[int]) -> None:
+    def __init__(self, zygote: Zygote, identifier: int, ended: asyncio.Future[int]) -> None:
         self._zygote = zygote
         self._id = identifier
         self._ended = ended

@@ -5,6 +5,7 @@ the packages, with commas, that no one else may import), so it uses the standard
 imports nothing of ours. It speaks JSON lines over the socket ``FD``::
 
     ->  {"op": "run", "id": 7, "argv": [script, …], "cwd": …, "env": {…}, "stdout": …, "stderr": …}
+        and "uid", in a container, the user to become
     ->  {"op": "signal", "id": 7, "number": 15}
     <-  {"threads": 1, "failed": ["module: why", …]}     once, ready
     <-  {"id": 7, "pid": 4711}
@@ -249,6 +250,10 @@ def become(request: dict[str, Any], report: IO[bytes] | None) -> NoReturn:
         opened = os.open(path, flags, 0o644)
         os.dup2(opened, target)
         os.close(opened)
+    if "uid" in request:
+        os.setgroups([])
+        os.setgid(request["uid"])
+        os.setuid(request["uid"])
     os.environ.clear()
     os.environ.update(request["env"])
     os.chdir(request["cwd"])

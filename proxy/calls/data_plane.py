@@ -7,15 +7,18 @@ import logging
 import time
 from urllib.parse import parse_qsl
 
+from msgspec import structs
+
 from bridle.proxy.calls.call import Call
 from bridle.proxy.calls.models import models_dialect, models_reply
 from bridle.proxy.continuation.prompt import CallPrompt
 from bridle.proxy.dialects.registry import COUNTING, DIALECTS
 from bridle.proxy.dialects.responses.reply import deleted
-from bridle.proxy.engines.request import constraint, engine_request
+from bridle.proxy.engines.request import engine_request
 from bridle.proxy.engines.routes import Destination
 from bridle.proxy.http.client import Client, ClientGone, encoded
 from bridle.proxy.http.routes import Action, Route, calls_method, nothing_at
+from bridle.proxy.lineage.engine_ids import with_engine_ids
 from bridle.proxy.lineage.turn import Link
 from bridle.proxy.recording.recorder import recorded_conversation
 from bridle.proxy.recording.stored_responses import marked_deleted, not_stored, unknown_response
@@ -120,15 +123,17 @@ class DataPlane:
         session, link = await self._admit(caller, route, identity, request)
         started_at = time.time()
         to = services.models.only or services.models.find(request.model, link.seen.agent)
-        prompt = await self._prompt(session, link, request, to)
+        known = session.turns.engine_ids
+        asked = structs.replace(request, messages=with_engine_ids(request.messages, known))
+        prompt = await self._prompt(session, link, asked, to)
         rules = session.record.settings
         overruled: tuple[Note, ...] = ()
         sampling, budget = request.sampling, services.budgets.default
         if rules:
-            sampling, overruled = effective(sampling, rules)
+            sampling, overruled = effective(sampling, rules, pinned=not to.external)
             budget = services.budgets.of(rules)
         ask = engine_request(
-            request,
+            asked,
             sampling,
             stream=request.stream or services.settings.stream_upstream,
             prompt_token_ids=prompt.token_ids,
@@ -138,7 +143,7 @@ class DataPlane:
         if link.unknown:
             still_open = services.memory.running(link.unknown)
             notes += [Note("echoed_call_still_open", call_id) for call_id in still_open]
-        notes += (*to.notes, *prompt.notes, *overruled, *ask.notes, *constraint(request))
+        notes += (*to.notes, *prompt.notes, *overruled, *ask.notes)
         if request.dialect == "responses":
             notes += not_stored(request)
         refusal = None if budget is None else await services.budgets.refusal(session, budget)
@@ -268,6 +273,7 @@ class DataPlane:
             or request.dialect == "completions"
         ):
             return CallPrompt(None, link.break_reason)
+        link = structs.replace(link, tail=with_engine_ids(link.tail, session.turns.engine_ids))
         if continuer.takes_long(link):
             prompt = await asyncio.to_thread(continuer.prompt, link, request)
         else:

@@ -16,6 +16,7 @@ from typing import Any, Final
 
 import msgspec
 import numpy as np
+from msgspec import structs
 
 from bridle.engine.contract.tokenizer import TemplateError, Tokenizer
 from bridle.proxy.continuation.probe import Prober
@@ -24,7 +25,7 @@ from bridle.proxy.continuation.report import TemplateReport
 from bridle.proxy.continuation.tail import MARKER, SeamError, Setting, Tail, TailRenderer
 from bridle.proxy.lineage.turn import Link
 from bridle.proxy.wire.canonical import Message, Request
-from bridle.store.records import BreakReason
+from bridle.store.records import BreakReason, TokenIds
 from bridle.store.tree import path_ids
 
 __all__ = ["Continuer", "TemplateReport"]
@@ -36,6 +37,8 @@ _OF_THE_RENDERER: Final = frozenset(
 
 _LONG_TAIL: Final = 16_384
 """Characters from which on a tail takes longer to tokenise than a thread takes to wake up."""
+_BEFORE_END: Final = 8
+"""Ids of a tail among which a repeated end of the reply is looked for."""
 _TAILS_KEPT: Final = 128
 _LONGEST_KEY: Final = 65_536
 """Bytes of a request's setting and tail, from which on its tail is not remembered."""
@@ -75,7 +78,7 @@ class Continuer:
         tip = base.tip(link.choice)
         if tip is None:
             return CallPrompt(None, link.break_reason or BreakReason.PARENT_WITHOUT_IDS)
-        tail = self._tail(base.choices[link.choice].message, link, request)
+        tail = self._tail(_as_sampled(base.choices[link.choice].message), link, request)
         if tail is None:
             return CallPrompt(None, link.break_reason or BreakReason.TAIL_NOT_LOCAL)
         before = base.seen.arguments
@@ -83,11 +86,19 @@ class Continuer:
             return CallPrompt(None, link.break_reason or BreakReason.TEMPLATE_REWROTE_HISTORY)
         new, last = tail.token_ids, int(tip.token_ids[-1])
         if last in self._stops:
-            # Where the next turn's first token is what ends a reply, it has been sampled already.
-            new = new[1:] if len(new) and int(new[0]) == last else new
+            new = new[self._sampled_already(new, last) :]
         elif tail.end_id is not None:
             new = np.concatenate([np.asarray([tail.end_id], dtype=np.uint32), new])
         return CallPrompt(path_ids(tip, tip.end, new), link.break_reason, len(new))
+
+    def _sampled_already(self, new: TokenIds, last: int) -> int:
+        """How many of the new ids repeat the reply's last token: it ends a reply in some templates
+        as the next turn's first token, white space before it aside."""
+        (found,) = np.nonzero(new[:_BEFORE_END] == last)
+        if not len(found):
+            return 0
+        at = int(found[0])
+        return at + 1 if not self.tokenizer.decode(new[:at].tolist()).strip() else 0
 
     def _tail(self, reply: Message, link: Link, request: Request) -> Tail | None:
         """The tail that the request renders after ``reply``, or ``None`` when it cannot be rendered
@@ -116,10 +127,11 @@ class Continuer:
         if not _OF_THE_RENDERER.isdisjoint(request.template_kwargs or ()):
             return None
         setting = Setting(head, request.tools, request.template_arguments)
-        if not self._prober.proven(reply, link.tail, setting):
+        shape = self._prober.proven(reply, link.tail, setting)
+        if shape is None:
             return None
         try:
-            return self._tails.tail(reply, link.tail, setting)
+            return self._tails.tail(reply, link.tail, setting, shape)
         except (TemplateError, SeamError):
             return None
 
@@ -141,6 +153,17 @@ class Continuer:
         except (TemplateError, TypeError):
             return True
         return one != other
+
+
+def _as_sampled(reply: Message) -> Message:
+    """The reply with the engine's own ids of its calls."""
+    if not reply.tool_calls:
+        return reply
+    calls = [
+        structs.replace(call, id=call.engine_id or call.id, engine_id=None)
+        for call in reply.tool_calls
+    ]
+    return structs.replace(reply, tool_calls=tuple(calls))
 
 
 def _only_text(parts: Sequence[Mapping[str, Any]]) -> bool:

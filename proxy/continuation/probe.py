@@ -15,7 +15,7 @@ import orjson
 
 from bridle.engine.contract.tokenizer import TemplateError, Tokenizer
 from bridle.proxy.continuation.report import TemplateReport, Thinking, in_words
-from bridle.proxy.continuation.tail import SeamError, Setting, TailRenderer
+from bridle.proxy.continuation.tail import SeamError, Setting, Shape, TailRenderer, shapes_for
 from bridle.proxy.wire.canonical import Message, ToolCall
 
 TOOL: Mapping[str, Any] = {
@@ -36,22 +36,36 @@ ODD_ARGUMENTS = '{"word":"caf\\u00e9",  "page":2}'
 SHORT_ID, LONG_ID = "a1b2c3d4{}", "call_abcdefghijklmnopqrstuvwx0{}"
 
 
+class _Objection(str):
+    """Why tails of one kind do not render on their own."""
+
+    __slots__ = ()
+
+
 class Prober:
     """Tries one tokenizer's template; remembers what it found."""
 
     def __init__(self, tokenizer: Tokenizer, tails: TailRenderer) -> None:
         self._tokenizer = tokenizer
         self._tails = tails
-        self._proven: dict[tuple[object, ...], str | None] = {}
+        self._proven: dict[tuple[object, ...], Shape | _Objection] = {}
 
     # — tails —
 
-    def proven(self, reply: Message, tail: Sequence[Message], setting: Setting) -> bool:
-        """Whether a tail of this shape after such a reply renders on its own."""
-        return self.objection(reply, tail, setting) is None
+    def proven(self, reply: Message, tail: Sequence[Message], setting: Setting) -> Shape | None:
+        """The shape of surrogate by which a tail like this renders on its own after such a reply;
+        ``None`` when none is proven."""
+        found = self._tried(reply, tail, setting)
+        return found if isinstance(found, Shape) else None
 
     def objection(self, reply: Message, tail: Sequence[Message], setting: Setting) -> str | None:
-        """Why a tail of this shape cannot be rendered on its own; ``None`` when it can."""
+        """Why a tail like this cannot be rendered on its own; ``None`` when it can."""
+        found = self._tried(reply, tail, setting)
+        return None if isinstance(found, Shape) else str(found)
+
+    def _tried(
+        self, reply: Message, tail: Sequence[Message], setting: Setting
+    ) -> Shape | _Objection:
         long_ids = any(len(call.id) != 9 for call in reply.tool_calls)
         shape = (
             _kind(reply), _roles(tail), bool(setting.head), bool(setting.tools), long_ids,
@@ -63,11 +77,34 @@ class Prober:
                 (TOOL,) if setting.tools else (),
                 setting.template_kwargs,
             )
-            self._proven[shape] = self._try(_kind(reply), _roles(tail), plain, long_ids)
+            self._proven[shape] = self._ladder(_kind(reply), _roles(tail), plain, long_ids)
         return self._proven[shape]
 
-    def _try(
+    def _ladder(
         self, kind: str, roles: tuple[str, ...], setting: Setting, long_ids: bool
+    ) -> Shape | _Objection:
+        """The first shape of surrogate that is proven; else the objection to the likest one."""
+        objections = []
+        for shape in shapes_for(_reply(kind, SHORT_ID)):
+            found = self._try(kind, roles, setting, long_ids, shape)
+            if found is None:
+                return shape
+            objections.append(_Objection(found))
+        if kind.startswith("text+"):
+            # Some templates write the text behind the results. The policy sampled it before its
+            # calls, so what follows is what the template writes after the calls alone.
+            calls = kind.removeprefix("text+")
+            if self._try(calls, roles, setting, long_ids, Shape.WHOLE) is None:
+                return Shape.CALLS
+        return objections[0]
+
+    def _try(
+        self,
+        kind: str,
+        roles: tuple[str, ...],
+        setting: Setting,
+        long_ids: bool,
+        shape: Shape,
     ) -> str | None:
         id_form = LONG_ID if long_ids else SHORT_ID
         objection: str | None = "the template refuses such a conversation"
@@ -80,7 +117,7 @@ class Prober:
                 objection = objection and f"{objection}: {error}"
                 continue
             try:
-                tail = self._tails.tail(reply, new, setting)
+                tail = self._tails.tail(reply, new, setting, shape)
             except (TemplateError, SeamError) as error:
                 return str(error)
             if not whole.endswith(tail.end_text + tail.text):
@@ -99,18 +136,19 @@ class Prober:
         """Try the template on everything; takes well under a second."""
         user, answer = Message("user", "What is a café?"), Message("assistant", "A house. ☕")
         usable = self._renders(user)
-        system = self._renders(SYSTEM, user)
-        call = _reply("call", LONG_ID)
-        short = _reply("call", SHORT_ID)
-        results = (*_tail(("tool",), short, SHORT_ID),)
-        tools = self._renders(user, short, *results, tools=True)
-        long_ids = self._renders(user, call, *_tail(("tool",), call, LONG_ID), tools=True)
-        both = _reply("calls", SHORT_ID)
-        parallel = self._renders(user, both, *_tail(("tools",), both, SHORT_ID), tools=True)
+        system = self._says(str(SYSTEM.content), SYSTEM, user)
+        bare = self._with_call("call", "tool", SHORT_ID)
+        called = bare or self._with_call("text+call", "tool", SHORT_ID)
+        rendered = called is not None
+        tools = called is not None and self._shows_calls(called, 1)
+        long_ids = self._with_call("text+call", "tool", LONG_ID) is not None
+        both = self._with_call("text+calls" if bare is None else "calls", "tools", SHORT_ID)
+        parallel = tools and both is not None and self._shows_calls(both, 2)
+        beside = self._with_call("text+call", "tool", SHORT_ID)
         late_system = self._renders(user, answer, SYSTEM)
         alternation = usable and not self._renders(user, user)
         thinking = self._thinking(tools)
-        failures = self._tail_failures(system, tools, LONG_ID if long_ids else SHORT_ID)
+        failures = self._tail_failures(system, rendered, LONG_ID if long_ids else SHORT_ID)
         rewrites = self._rewrites(tools, thinking) if usable else ("nothing renders",)
         arguments = tools and self._arguments_reserialised()
         ends = self._end_ids(tools)
@@ -124,12 +162,32 @@ class Prober:
             late_system=late_system,
             alternation=alternation,
             tools=tools,
+            calls_vanish=rendered and not tools,
             parallel_calls=parallel,
-            short_call_ids_only=tools and not long_ids,
+            text_beside_calls=tools and beside is not None and "Let me see" in beside,
+            bare_calls=tools and bare is not None,
+            ids_refused=rendered and not long_ids,
             end_of_turn_ids=ends,
             generation_prompt=self._generation_prompt() if usable else "",
         )
         return replace(report, reasons=in_words(report, rewrites, failures))
+
+    def _with_call(self, kind: str, results: str, id_form: str) -> str | None:
+        """A conversation with a reply of that kind and its results; ``None`` when refused."""
+        reply = _reply(kind, id_form)
+        new = _tail((results,), reply, id_form)
+        try:
+            return self._text((Message("user", "Q?"), reply, *new), Setting(tools=(TOOL,)))
+        except TemplateError:
+            return None
+
+    def _shows_calls(self, text: str, count: int) -> bool:
+        """Whether ``text`` shows the names and arguments of the made-up calls, and the results."""
+        declared = self._text((Message("user", "Q?"),), Setting(tools=(TOOL,)))
+        arguments = all(f"cup{n}" in text for n in range(count))
+        results = all(f"found{n}:" in text for n in range(count))
+        names = text.count("look_up") >= declared.count("look_up") + count
+        return arguments and results and names
 
     def _tail_failures(self, system: bool, tools: bool, id_form: str) -> tuple[str, ...]:
         settings = [Setting()] + [Setting((SYSTEM,))] * system
@@ -192,15 +250,14 @@ class Prober:
             if message.role != "assistant":
                 continue
             try:
+                asked = self._text(conversation[:at], setting)
+                if not self._text(conversation, setting).startswith(asked.rstrip()):
+                    return True
                 last = self._text(conversation[: at + 1], setting, ends=True)
                 later = self._text(conversation, setting)
             except TemplateError:
                 continue
-            end = self._tails.end_of_turn(last)
-            # Up to the end of the turn: white space after it may wait for the next turn.
-            if end is not None and not last[end[1] :].strip():
-                last = last[: end[1]]
-            if not later.startswith(last.rstrip()):
+            if not any(later.startswith(turn) for turn in self._tails.ends_of(last)):
                 return True
         return False
 
@@ -278,7 +335,7 @@ def _reply(kind: str, id_form: str, *, reasoning: str | None = None, first: int 
         "Let me see — ☕." if kind.startswith("text") else None,
         reasoning=reasoning,
         tool_calls=tuple(
-            ToolCall(id_form.format(first + n), "look_up", f'{{"word": "café {n}"}}')
+            ToolCall(id_form.format(first + n), "look_up", f'{{"word": "café cup{n}"}}')
             for n in range(count)
         ),
     )
@@ -322,11 +379,14 @@ def _histories(id_form: str, tools: bool) -> list[tuple[Message, ...]]:
 def _growing(thought: str | None) -> tuple[Message, ...]:
     user = Message("user", "What is a café?")
     answer = Message("assistant", "A house.", reasoning=thought)
-    return (user, answer, user, answer, user)
+    # Some templates know the last question by what it says: no two are the same.
+    more, last = Message("user", "And a second one?"), Message("user", "And a third?")
+    return (user, answer, more, answer, last)
 
 
 def _growing_with_tools(thought: str | None) -> tuple[Message, ...]:
     user = Message("user", "What is a café?")
     call = _reply("call", SHORT_ID, reasoning=thought)
     result = _tail(("tool",), call, SHORT_ID)
-    return (user, call, *result, Message("assistant", "A house.", reasoning=thought), user)
+    answer = Message("assistant", "A house.", reasoning=thought)
+    return (user, call, *result, answer, Message("user", "And a second one?"))

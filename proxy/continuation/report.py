@@ -28,11 +28,17 @@ class TemplateReport:
     alternation: bool
     """Whether it refuses two user turns in a row."""
     tools: bool
-    """Whether it renders tool calls and their results."""
+    """Whether tool calls' names and arguments and their results are shown in its rendering."""
+    calls_vanish: bool
+    """Whether it renders a conversation with calls and leaves the calls or their results out."""
     parallel_calls: bool
-    """Whether it renders several calls of one reply."""
-    short_call_ids_only: bool
-    """Whether it refuses tool-call ids as long as the ones that Bridle mints."""
+    """Whether it shows several calls of one reply."""
+    text_beside_calls: bool
+    """Whether it shows the text of a reply that has calls too."""
+    bare_calls: bool
+    """Whether it takes a reply that has calls and no text."""
+    ids_refused: bool
+    """Whether it refuses tool-call ids that are not of its own form."""
     end_of_turn_ids: frozenset[int]
     """Ids that end a reply in this template's text."""
     generation_prompt: str
@@ -98,12 +104,25 @@ def _of_shapes(report: TemplateReport) -> list[str]:
         words.append("System messages are refused after the first turn.")
     if report.alternation:
         words.append("User and assistant turns must alternate.")
-    if not report.tools:
-        words.append("Tool calls or tool results are not rendered.")
+    if report.calls_vanish:
+        words.append(
+            "Tool calls or their results vanish: they are rendered without an error and are not in "
+            "the text. Rendered mode trains on prompts without them; exact mode keeps the sampled "
+            "calls, and the results where the template shows those."
+        )
+    elif not report.tools:
+        words.append("Tool calls are refused.")
     elif not report.parallel_calls:
-        words.append("Several tool calls in one reply are refused.")
-    if report.short_call_ids_only:
-        words.append("Tool-call ids longer than nine characters are refused, Bridle's among them.")
+        words.append("Several tool calls in one reply are refused or not shown.")
+    if report.tools and not report.text_beside_calls:
+        words.append("The text beside tool calls is not shown: only exact mode keeps it.")
+    if report.tools and not report.bare_calls:
+        words.append("A reply of tool calls without text is refused.")
+    if report.ids_refused:
+        words.append(
+            "Tool-call ids of another form are refused: a conversation continues with the ids that "
+            "the engine gave its calls, and one that another engine began is refused."
+        )
     if not report.end_of_turn_ids:
         words.append("Replies have no end-of-turn token; the next turn's first token ends them.")
     return words

@@ -11,6 +11,8 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
+from itertools import takewhile
 from typing import Any
 
 import numpy as np
@@ -26,6 +28,15 @@ MARKER = "XbridleX"
 
 class SeamError(BridleError, ValueError):
     """The place where the reply ends cannot be found in this template's text."""
+
+
+class Shape(StrEnum):
+    """What the reply in a surrogate conversation has of the one that it stands for."""
+
+    WHOLE = "text and calls"
+    CALLS = "calls alone"
+    TEXT = "text alone"
+    """Templates that drop calls show no more than that."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +78,14 @@ class TailRenderer:
         )
         self._closings: dict[tuple[object, ...], str | None] = {}
 
-    def tail(self, reply: Message, messages: Sequence[Message], setting: Setting) -> Tail:
-        """The tail that ``messages`` make after ``reply``.
+    def tail(
+        self,
+        reply: Message,
+        messages: Sequence[Message],
+        setting: Setting,
+        shape: Shape = Shape.WHOLE,
+    ) -> Tail:
+        """The tail that ``messages`` make after ``reply``, of which the surrogate has ``shape``.
 
         Raises :class:`TemplateError` when the template refuses the messages, :class:`SeamError`
         when the end of the reply is not to be found.
@@ -76,10 +93,10 @@ class TailRenderer:
         marker = MARKER
         while any(marker in str(message.to_chat()) for message in messages):
             marker += "X"
-        conversation = surrogate(reply, setting.head, marker)
+        conversation = surrogate(reply, setting.head, marker, shape)
         conversation += [message.to_chat() for message in messages]
         after = _after(self._text(conversation, setting, ends=False), marker)
-        start, end = self._seam(after, self.closing(reply, setting))
+        start, end = self._seam(after, self.closing(reply, setting, shape))
         ids = self.tokenizer.encode(after[start:])
         end_text = after[start:end]
         if not end_text:
@@ -89,19 +106,46 @@ class TailRenderer:
             raise SeamError(f"{end_text!r} is not a token of its own at the end of a turn")
         return Tail(after[end:], np.asarray(ids[1:], dtype=np.uint32), end_text, end_id)
 
-    def closing(self, reply: Message, setting: Setting) -> str | None:
+    def closing(self, reply: Message, setting: Setting, shape: Shape = Shape.WHOLE) -> str | None:
         """What follows the reply's last word when nothing follows the reply; ``None`` when the
-        template does not render a conversation that ends in a reply."""
+        template does not render a conversation that ends in a reply. What ends the conversation and
+        not the turn (an end-of-text token) is no part of it."""
         kwargs = orjson.dumps(setting.template_kwargs, option=orjson.OPT_SORT_KEYS)
-        key = (len(reply.tool_calls), bool(reply.content), bool(setting.tools), kwargs)
+        key = (len(reply.tool_calls), bool(reply.content), bool(setting.tools), kwargs, shape)
         if key not in self._closings:
+            conversation = surrogate(reply, setting.head, MARKER, shape)
             try:
-                text = self._text(surrogate(reply, setting.head, MARKER), setting, ends=True)
+                closing = _after(self._text(conversation, setting, ends=True), MARKER)
             except TemplateError:
                 self._closings[key] = None
             else:
-                self._closings[key] = _after(text, MARKER)
+                self._closings[key] = self._of_the_turn(closing, conversation, setting)
         return self._closings[key]
+
+    def _of_the_turn(
+        self, closing: str, conversation: list[dict[str, Any]], setting: Setting
+    ) -> str:
+        """What of ``closing`` stands there too when the conversation goes on; all of it where that
+        has no special token."""
+        more = [*conversation, {"role": "user", "content": "Xmore?"}]
+        try:
+            followed = _after(self._text(more, setting, ends=False), MARKER)
+        except (TemplateError, SeamError):
+            return closing
+        pairs = zip(closing, followed, strict=False)
+        shared = "".join(one for one, _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+        return shared if self._special.search(shared) else closing
+
+    def ends_of(self, text: str) -> list[str]:
+        """A conversation that ends in a reply up to the reply's end: all of it, and, where two
+        special tokens end it, without the one that may end the conversation instead."""
+        ends = [text.rstrip()]
+        specials = list(self._special.finditer(text))
+        if len(specials) > 1 and specials[-1].end() == len(ends[0]):
+            before, last = specials[-2:]
+            if not text[before.end() : last.start()].strip():
+                ends.append(text[: before.end()])
+        return ends
 
     def end_of_turn(self, closing: str) -> tuple[int, int] | None:
         """Where the end-of-turn token stands in a closing; ``None`` when it has none."""
@@ -137,13 +181,22 @@ class TailRenderer:
         )
 
 
-def surrogate(reply: Message, head: Sequence[Message], marker: str) -> list[dict[str, Any]]:
-    """A short conversation that ends in an assistant turn of ``reply``'s shape: as many calls of
-    the same names and ids, saying ``marker`` last."""
-    assistant: dict[str, Any] = {"role": "assistant", "content": ""}
-    if reply.content or not reply.tool_calls:
+def shapes_for(reply: Message) -> tuple[Shape, ...]:
+    """The shapes that a surrogate for ``reply`` may have, the likest first."""
+    if not reply.tool_calls:
+        return (Shape.WHOLE,)
+    return (Shape.WHOLE, Shape.CALLS, Shape.TEXT) if reply.content else (Shape.WHOLE, Shape.TEXT)
+
+
+def surrogate(
+    reply: Message, head: Sequence[Message], marker: str, shape: Shape = Shape.WHOLE
+) -> list[dict[str, Any]]:
+    """A short conversation that ends in an assistant turn like ``reply``: as many calls of the same
+    names and ids, saying ``marker`` last."""
+    assistant: dict[str, Any] = {"role": "assistant"}
+    if shape is Shape.TEXT or (reply.content and shape is Shape.WHOLE) or not reply.tool_calls:
         assistant["content"] = marker
-    if reply.tool_calls:
+    if reply.tool_calls and shape is not Shape.TEXT:
         assistant["tool_calls"] = [
             {
                 "id": call.id,
@@ -154,7 +207,7 @@ def surrogate(reply: Message, head: Sequence[Message], marker: str) -> list[dict
         ]
     return [
         *(message.to_chat() for message in head),
-        {"role": "user", "content": "x"},
+        {"role": "user", "content": "Xask?"},
         assistant,
     ]
 

@@ -27,6 +27,7 @@ from bridle.proxy.control.models import (
     PolicyState,
     PublishPolicy,
     RecordedReward,
+    SampledAction,
     Seal,
     SessionState,
     SetKind,
@@ -34,6 +35,7 @@ from bridle.proxy.control.models import (
     session_state,
 )
 from bridle.proxy.dialects.errors import openai_error
+from bridle.proxy.engines.addresses import require_engine_address
 from bridle.proxy.engines.policy_gate import Policy, StaleVersion
 from bridle.proxy.http.routes import nothing_at
 from bridle.proxy.services import Services
@@ -248,6 +250,17 @@ async def get_session(session: ScoredSession, services: Running) -> SessionState
     return session_state(session, counts)
 
 
+async def get_actions(session: ScoredSession, services: Running) -> list[SampledAction]:
+    """The tool calls that the session's calls sampled, in the order of the calls."""
+    calls = await asyncio.to_thread(services.reader.calls, session.id)
+    return [
+        SampledAction(turn=turn, name=tool.name, arguments=tool.arguments)
+        for turn, call in enumerate(calls, start=1)
+        for reply in call.replies
+        for tool in reply.tool_calls
+    ]
+
+
 async def add_reward(
     new: NewReward, session: ScoredSession, services: Running, caller: Authenticated
 ) -> RecordedReward:
@@ -356,8 +369,10 @@ async def list_engines(services: Running, _: Admin) -> list[EngineView]:
 
 
 async def add_engine(new: NewEngine, services: Running, _: Admin) -> list[EngineView]:
-    """Adds an engine for the policy. A known engine stays as it is."""
+    """Adds an engine for the policy. A known engine stays as it is. The proxy's upstream key is not
+    sent to it: name an engine that asks for that key when the proxy is started."""
     try:
+        await asyncio.to_thread(require_engine_address, new.url)
         await services.cluster_control.add_engine(new.url, new.policy_version)
     except ValueError as error:
         raise ApiError("invalid_request", str(error), status=422, param="url") from error
@@ -398,6 +413,7 @@ _ROUTES: tuple[tuple[str, str, Callable[..., Any], int], ...] = (
     ("POST", f"{_V1}/sessions", create_session, 201),
     ("GET", f"{_V1}/sessions", list_sessions, 200),
     ("GET", f"{_V1}/sessions/{{session_id}}", get_session, 200),
+    ("GET", f"{_V1}/sessions/{{session_id}}/actions", get_actions, 200),
     ("POST", f"{_V1}/sessions/{{session_id}}/rewards", add_reward, 201),
     ("PUT", f"{_V1}/sessions/{{session_id}}/calls/{{call_id}}/kind", set_kind, 200),
     ("DELETE", f"{_V1}/sessions/{{session_id}}/calls/{{call_id}}/kind", unset_kind, 200),

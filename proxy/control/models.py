@@ -79,6 +79,14 @@ class SessionState(_Documented):
     """Number of calls by status."""
 
 
+class SampledAction(_Documented):
+    turn: int
+    """The call of the session, as ``bridle show`` numbers it."""
+    name: str
+    arguments: Any
+    """As the model wrote them."""
+
+
 class NewReward(_Body):
     name: ShortText
     value: FiniteFloat

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import math
 import re
 import time
@@ -11,8 +13,16 @@ from typing import Any, Final
 
 import orjson
 
-from bridle.engine.contract.contract import HEALTH, MODELS, TOKENIZE, VERSION, WEIGHT_INFO
+from bridle.engine.contract.contract import (
+    HEALTH,
+    MODELS,
+    SERVER_INFO,
+    TOKENIZE,
+    VERSION,
+    WEIGHT_INFO,
+)
 from bridle.proxy.engines.connections import EngineConnections
+from bridle.proxy.engines.engine_sampling import UNKNOWN, EngineSampling
 from bridle.proxy.engines.plain_transport import PlainTransport
 from bridle.proxy.engines.transport import (
     ConnectionBroke,
@@ -26,6 +36,7 @@ from bridle.proxy.wire.canonical import ApiError, Request
 _MODELS_FRESH_S: Final = 30.0
 _HEALTH_TIMEOUT_S: Final = 15.0
 """Long: an engine that is loading weights or compiling is busy, not gone."""
+_SAMPLING_TIMEOUT_S: Final = 2.0
 _FINGERPRINTS: Final = ((VERSION, "weights_fingerprint"), (WEIGHT_INFO, "weight_version"))
 """Where engines report which weights they serve: our own, and vLLM."""
 _NO_ROUTE: Final = frozenset({404, 405, 501})
@@ -48,6 +59,10 @@ class EngineEndpoint:
         """``time.monotonic()`` at which they are too old."""
         self.names_epoch = 0
         """The connection epoch that they were read in: a restarted engine may have others."""
+        self.sampling = UNKNOWN
+        """How it samples, as it reported when :meth:`read_sampling` was last awaited."""
+        self._sampling_epoch = -1
+        """The connection epoch that ``sampling`` was read in: a restarted engine may differ."""
         self._models: tuple[dict[str, Any], ...] = ()
 
     async def start(self) -> None:
@@ -139,6 +154,31 @@ class EngineEndpoint:
                 if isinstance(report, dict) and isinstance(fingerprint := report.get(name), str):
                     return fingerprint
         return None
+
+    @property
+    def sampling_known(self) -> bool:
+        """Whether ``sampling`` is of the engine that is connected."""
+        return self._sampling_epoch == self.transport.connection_epoch
+
+    async def read_sampling(self) -> None:
+        """Reads how the engine samples. An engine that reports nothing, or not in time, samples in
+        a way that is not known."""
+        found = None
+        with contextlib.suppress(ApiError, TimeoutError):
+            async with asyncio.timeout(_SAMPLING_TIMEOUT_S):
+                found = await self._reported_sampling()
+                self._sampling_epoch = self.transport.connection_epoch
+        self.sampling = found or UNKNOWN
+
+    async def _reported_sampling(self) -> EngineSampling | None:
+        with _reading("the engine's way of sampling"):
+            found = EngineSampling.reported(await self._get(VERSION))
+            if found is None:
+                report = await self._get(SERVER_INFO)
+                config = report.get("vllm_config") if isinstance(report, dict) else None
+                model = config.get("model_config") if isinstance(config, dict) else None
+                found = EngineSampling.reported(model)
+            return found
 
     async def _get(self, path: str) -> Any:
         """The JSON that the engine answers; ``None`` when it has no such route."""

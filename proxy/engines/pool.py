@@ -105,14 +105,20 @@ class EnginePool:
         model: str | None = None,
         api_key: str | None = None,
         external: bool = False,
+        trained: bool = False,
     ) -> None:
         """``model`` is the name to ask these engines for; ``None``: the first that they list.
-        ``external``: another provider's, without a health route and with the client's names."""
+        ``external``: another provider's, without a health route and with the client's names.
+        ``api_key`` goes to the engines of ``urls``, never to one that is added later.
+        ``trained``: tokens of these engines may be trained, so that they are asked how they sample:
+        at the start, and after connections to them have broken."""
         self.gate = gate
         self.model = model
         self._settings = settings
         self._external = external
+        self._trained = trained
         self._api_key = api_key
+        self._named_by_operator = frozenset(_base(url) for url in urls)
         self._engines: dict[str, PooledEngine] = {}
         for url in urls:
             engine = self._made(url, gate.version)
@@ -122,6 +128,8 @@ class EnginePool:
     async def start(self) -> None:
         for engine in self._engines.values():
             await engine.endpoint.start()
+        if self._trained:
+            await asyncio.gather(*(one.endpoint.read_sampling() for one in self._engines.values()))
         if not self._external and self._settings.limits.health_check_s > 0:
             self._checks.start()
 
@@ -330,6 +338,8 @@ class EnginePool:
             # Before its circuit admits calls again. One that cannot say now is asked before a call.
             with contextlib.suppress(ApiError):
                 await engine.serves.compare()
+            if self._trained and not engine.endpoint.sampling_known:
+                await engine.endpoint.read_sampling()
         engine.circuit.checked(well)
         report(engine, before)
         return well and self.usable(engine)
@@ -345,6 +355,8 @@ class EnginePool:
         engine = self._made(url, version)
         engine.serves.published(version)
         await engine.endpoint.start()
+        if self._trained:
+            await engine.endpoint.read_sampling()
         self._engines[engine.endpoint.base] = engine
         return engine
 
@@ -363,7 +375,9 @@ class EnginePool:
         return engine
 
     def _made(self, url: str, version: int) -> PooledEngine:
-        endpoint = EngineEndpoint(self._settings, _base(url), self._api_key)
+        base = _base(url)
+        key = self._api_key if base in self._named_by_operator else None
+        endpoint = EngineEndpoint(self._settings, base, key)
         circuit = Circuit(self._settings.limits.failures_to_eject)
         return PooledEngine(endpoint, circuit, version)
 

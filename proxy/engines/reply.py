@@ -1,7 +1,7 @@
 """An engine's reply, whole or in chunks, as canonical events.
 
-The wire shapes are vLLM's (``engine/contract/contract.py``). Tool-call ids are replaced by minted
-ones here, once, so that emitters, fold and record all see the same.
+The wire shapes are vLLM's (``engine/contract/contract.py``). Tool calls get their minted ids here,
+once, so that emitters, fold and record all see the same; the engine's own are kept beside them.
 """
 
 from __future__ import annotations
@@ -49,6 +49,7 @@ class _Function(msgspec.Struct, gc=False):
 
 class _ToolCall(msgspec.Struct, gc=False):
     index: Index | None = None
+    id: str | None = None
     function: _Function | None = None
 
 
@@ -234,6 +235,7 @@ class ReplyDecoder:
             (function.name or "") if minted else None,
             function.arguments or "",
             choice,
+            (call.id or None) if minted else None,
         )
 
     def _finish(self, choice: _Choice[Any]) -> list[Event]:

@@ -16,6 +16,10 @@ _GRAMMARS: Final = frozenset(
     {"guided_choice", "guided_grammar", "guided_json", "guided_regex", "structured_outputs"}
 )
 """An engine's own fields that constrain what it samples."""
+_RESHAPING: Final = frozenset(
+    {"allowed_token_ids", "bad_words", "logit_bias", "min_tokens", "thinking_token_budget"}
+)
+"""Fields that change what is sampled from otherwise."""
 _OURS: Final = frozenset({"top_k", "min_p", "repetition_penalty"})
 """Sampling parameters that providers refuse."""
 
@@ -33,6 +37,10 @@ class EngineRequest(msgspec.Struct, frozen=True, gc=False):
     """Whether the client wants to see logprobs, so that their entries are kept."""
     sampling: Mapping[str, Any]
     """Effective sampling parameters, as sent."""
+    grammar: str = ""
+    """What has the engine shape the reply by a grammar; empty: nothing."""
+    reshaping: tuple[str, ...] = ()
+    """Further fields of the request that change the distribution that is sampled from."""
     notes: tuple[Note, ...] = ()
 
     def body(self, model: str) -> bytes:
@@ -79,6 +87,7 @@ def engine_request(
         _add_chat_fields(fields, request, external)
         if prompt_token_ids is not None:
             fields["kv_transfer_params"] = {"prompt_token_ids": prompt_token_ids}
+    grammar = constraint(request)
     return EngineRequest(
         path=COMPLETIONS if request.dialect == "completions" else CHAT_COMPLETIONS,
         model=request.model,
@@ -87,12 +96,14 @@ def engine_request(
         choices=sampling.n or 1,
         detail=request.wants.logprobs,
         sampling=effective,
-        notes=notes,
+        grammar=grammar,
+        reshaping=tuple(sorted(_RESHAPING & request.extra.keys())),
+        notes=(*notes, Note(CONSTRAINED, grammar)) if grammar else notes,
     )
 
 
-def constraint(request: Request) -> tuple[Note, ...]:
-    """The note on a request that has an engine shape its reply by a grammar, if it does."""
+def constraint(request: Request) -> str:
+    """The parts of a request that have an engine shape its reply by a grammar; empty: none."""
     extra = request.extra
     shapes: list[str] = []
     if extra:
@@ -105,7 +116,7 @@ def constraint(request: Request) -> tuple[Note, ...]:
             shapes.append("tool_choice")
         if request.parallel_tool_calls is False:
             shapes.append("parallel_tool_calls")
-    return (Note(CONSTRAINED, ", ".join(shapes)),) if shapes else ()
+    return ", ".join(shapes)
 
 
 def _add_chat_fields(fields: dict[str, Any], request: Request, external: bool) -> None:

@@ -41,6 +41,7 @@ class ModelRoutes:
             settings.engine_urls,
             model=settings.model,
             api_key=settings.upstream_api_key,
+            trained=True,
         )
         self._settings = settings
         self._to_policy = Destination(self.policy)

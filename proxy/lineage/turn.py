@@ -192,6 +192,8 @@ class TurnIndex:
         self.turns: OrderedDict[str, Turn] = OrderedDict()
         self.found: dict[Key, list[Turn]] = {}
         """Turns by everything that they can be recognised by (:func:`_keys`), oldest first."""
+        self.engine_ids: dict[str, str] = {}
+        """By the tool-call id that a client was sent, the engine's own id of the call."""
         self._deepest: dict[tuple[bytes, str | None], int] = {}
         """By instructions and agent, the steps of the longest request there has been."""
 
@@ -205,12 +207,19 @@ class TurnIndex:
             if key[0] == "used" and key[1] in turns:
                 turns.move_to_end(str(key[1]))
         turns[turn.call_id] = turn
+        for reply in turn.choices:
+            for call in reply.message.tool_calls:
+                if call.engine_id is not None:
+                    self.engine_ids[call.id] = call.engine_id
         speaker, depth = (turn.seen.system, turn.seen.agent), turn.seen.depth
         if depth > self._deepest.get(speaker, 0):
             self._deepest[speaker] = depth
 
     def remove(self, turn: Turn) -> None:
         del self.turns[turn.call_id]
+        for reply in turn.choices:
+            for call in reply.message.tool_calls:
+                self.engine_ids.pop(call.id, None)
         for key in _keys(turn):
             remaining = self.found[key]
             remaining.remove(turn)

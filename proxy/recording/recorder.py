@@ -39,6 +39,7 @@ from bridle.store.records import (
     Conversation,
     Growth,
     Note,
+    Sampler,
     TokenIds,
     VersionRun,
     is_frozen,
@@ -56,6 +57,8 @@ class CallOutcome(msgspec.Struct, frozen=True, gc=False):
     notes: tuple[Note, ...] = ()
     sampling: Mapping[str, Any] = {}
     """Effective sampling parameters, as sent."""
+    sampler: Sampler | None = None
+    """What the reply was drawn from; ``None`` when no engine was asked."""
     model_served: str | None = None
     policy_version: int = 0
     """Of the engine that replied, at the end of the call."""
@@ -200,6 +203,7 @@ class Recording:
             model_served=outcome.model_served,
             usage={} if reply.usage is None else msgspec.structs.asdict(reply.usage),
             sampling=outcome.sampling,
+            sampler=outcome.sampler,
             replies=tuple(messages),
             kind=self.link.kind(),
             role=self.link.seen.agent,

@@ -306,12 +306,8 @@ def _check_open(session: SessionRecord) -> None:
 
 
 def _local_host(headers: Mapping[str, str]) -> bool:
-    """Whether the client asked for this machine by a local name, from no page of another's: a web
-    page that was pointed here by a rebound DNS name did not, nor one whose form or script a browser
-    on this machine sends here."""
-    origin = headers.get("origin")
-    if origin is not None and not is_loopback(_name(origin.partition("://")[2])):
-        return False
+    """Whether the client asked for this machine by a local name: a web page that was pointed here
+    by a rebound DNS name did not."""
     return is_loopback(_name(headers.get("host", "localhost")))
 
 

@@ -32,9 +32,12 @@ _DEFAULTS: Final[Mapping[str, float]] = {
 no bound then."""
 
 
-def effective(asked: Sampling, settings: Mapping[str, Any]) -> tuple[Sampling, tuple[Note, ...]]:
+def effective(
+    asked: Sampling, settings: Mapping[str, Any], *, pinned: bool = True
+) -> tuple[Sampling, tuple[Note, ...]]:
     """``asked`` under ``settings``: ``pin`` replaces, ``cap`` is an upper bound, ``default`` fills
-    what the client left out. Each value that overrides the client's is noted.
+    what the client left out. Each value that overrides the client's is noted. ``pinned``: whether
+    pins apply, which are for the policy and not for another provider's model.
 
     Settings look like ``{"pin": {"temperature": 1.0}, "cap": {"max_tokens": 512}}``.
     """
@@ -50,7 +53,7 @@ def effective(asked: Sampling, settings: Mapping[str, Any]) -> tuple[Sampling, t
         elif given > value or (name == "top_k" and given < 1):  # less than 1 stands for all
             changes[name] = value
             notes.append(Note("sampling_capped", name))
-    for name, value in settings.get("pin", {}).items():
+    for name, value in settings.get("pin", {}).items() if pinned else ():
         given = getattr(asked, name)
         changes[name] = value
         if given is not None and given != value:

@@ -152,6 +152,8 @@ class ToolCallDelta(msgspec.Struct, frozen=True, gc=False):
     name: str | None = None
     arguments: str = ""
     choice: int = 0
+    engine_id: str | None = None
+    """The engine's own id of the call, on its first piece."""
 
 
 class Tokens(msgspec.Struct, frozen=True, gc=False):

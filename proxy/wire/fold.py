@@ -82,7 +82,10 @@ class Fold:
                 calls: list[ToolCall] = []
                 if choice.tool_calls:
                     for _, (head, pieces) in sorted(choice.tool_calls.items()):
-                        calls.append(ToolCall(head.id or "", head.name or "", "".join(pieces)))
+                        arguments = "".join(pieces)
+                        calls.append(
+                            ToolCall(head.id or "", head.name or "", arguments, head.engine_id)
+                        )
                 finished = choice.finished
                 choices.append(
                     ChoiceReply(
@@ -134,7 +137,7 @@ def events_of(reply: Reply, choice: int) -> Iterator[Event]:
         if whole.text:
             yield TextDelta(whole.text, choice)
         for index, call in enumerate(whole.tool_calls):
-            yield ToolCallDelta(index, call.id, call.name, call.arguments, choice)
+            yield ToolCallDelta(index, call.id, call.name, call.arguments, choice, call.engine_id)
         if whole.finish_reason is not None:
             yield Finished(whole.finish_reason, choice, whole.stop_sequence)
     if reply.usage is not None:

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -22,7 +23,7 @@ from bridle.reconstruct.session import LoadedSession
 from bridle.reconstruct.tables import SAMPLE_COLUMNS, sample_row, sample_schema
 from bridle.store.encoding.packing import dump_json
 from bridle.store.reading.queries import CallRow, Reader
-from bridle.store.records import CallKind
+from bridle.store.records import CallKind, Sampler
 
 _ROWS_PER_GROUP: Final = 64
 
@@ -98,4 +99,8 @@ def _sample(row: dict[str, Any]) -> Sample:
     }
     plain = {name: value.as_py() for name, value in values.items() if name not in arrays}
     plain |= {"kind": CallKind(plain["kind"]), "call_ids": tuple(plain["call_ids"])}
+    plain["roles"] = tuple(plain["roles"])
+    plain["samplers"] = tuple(
+        None if one is None else msgspec.json.decode(one, type=Sampler) for one in plain["samplers"]
+    )
     return Sample(**plain, **arrays)

@@ -172,6 +172,8 @@ def assemble(tree: SessionTree, branch: Branch, weight: float) -> Sample:
         calls=calls,
         call_ids=tuple(call_ids),
         weight=weight,
+        roles=tuple(tree.calls[call_id].role for call_id in call_ids),
+        samplers=tuple(tree.calls[call_id].sampler for call_id in call_ids),
     )
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import msgspec
 import numpy as np
@@ -20,11 +20,14 @@ from numpy.typing import NDArray
 
 from bridle.reconstruct.conditions import Condition, call_meets
 from bridle.reconstruct.conversation import ReplyId
+from bridle.reconstruct.samples.samplers import unscored
 from bridle.reconstruct.session import LoadedSession
 from bridle.reconstruct.tree import version_ranges
 from bridle.store.reading.queries import CallRow, SpanRow
 from bridle.store.records import CallKind, CallStatus, is_frozen
 from bridle.store.tree import DETACHED
+
+SamplerRule = Literal["scored", "any"]
 
 _CALL_MARKS: Final = ("<tool_call>", "<|tool_call", "[TOOL_CALLS]", "<function=")
 """How the templates of Qwen, Hermes, Mistral and Llama models open a tool call: left in the text
@@ -51,10 +54,10 @@ class SampleRules:
     parse_failed: bool = True
     """Train replies with a tool call that cannot be parsed: the policy sampled them, and an
     unanswered call earns what it deserves."""
-    constrained: bool = True
-    """Train replies that a grammar shaped (a response format, a required tool). On an engine that
-    masks its logits for it their logprobs are of the masked distribution: ratios to the trainer's
-    own start well below 1 there."""
+    samplers: SamplerRule = "scored"
+    """``scored``: train only tokens whose distribution the trainer can compute again
+    (:func:`bridle.reconstruct.samples.samplers.unscored`). ``any``: train all, for imitation, which
+    needs no distribution."""
     models: frozenset[str] | None = None
     """Served models that are trained; ``None`` for all. A frozen model is one left out."""
     oldest_version: int | None = None
@@ -192,8 +195,8 @@ def _excluded_call(call: CallRow, session: LoadedSession, rules: SampleRules) ->
         return "model_frozen"
     if rules.models is not None and call.model_served not in rules.models:
         return "model_frozen"
-    if not rules.constrained and call.constrained:
-        return "constrained"
+    if rules.samplers == "scored" and (reason := unscored(call.sampler)) is not None:
+        return reason
     if rules.where and not call_meets(rules.where, call):
         return "call_condition"
     if rules.turn_reward is None:

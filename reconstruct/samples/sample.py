@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from bridle.store.records import CallKind, Logprobs, Reward, SessionRecord, TokenIds
+from bridle.store.records import CallKind, Logprobs, Reward, Sampler, SessionRecord, TokenIds
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +40,10 @@ class Sample:
     """The branch's calls, root first."""
     weight: float
     """Share of its session: the weights of a session's samples sum to 1 (or all are 0)."""
+    samplers: tuple[Sampler | None, ...] = ()
+    """Of each of ``call_ids``, what its tokens were drawn from; ``None``: not recorded."""
+    roles: tuple[str | None, ...] = ()
+    """Of each of ``call_ids``: the call's own role."""
     leaf_choice: int = 0
     """Which choice of the leaf call ends the branch."""
 

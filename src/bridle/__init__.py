@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from bridle.run.local import train as train
     from bridle.run.rollouts import rollout as rollout
     from bridle.trainer.batch.filters import register_filter as register_filter
-    from bridle.trainer.credit.advantages import register_advantage as register_advantage
+    from bridle.trainer.credit import register_advantage as register_advantage
     from bridle.trainer.losses.losses import register_loss as register_loss
 
 _HOMES = {
@@ -33,7 +33,7 @@ _HOMES = {
     "Sandbox": "bridle.harnesses.sandboxes.base",
     "Task": "bridle.harnesses.tasks.task",
     "open_store": "bridle.reconstruct.dataset",
-    "register_advantage": "bridle.trainer.credit.advantages",
+    "register_advantage": "bridle.trainer.credit",
     "register_filter": "bridle.trainer.batch.filters",
     "register_loss": "bridle.trainer.losses.losses",
     "rollout": "bridle.run.rollouts",

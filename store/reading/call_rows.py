@@ -25,6 +25,7 @@ from bridle.store.records import (
     Message,
     Note,
     RequestDigests,
+    Sampler,
     Span,
 )
 from bridle.store.schema.tables import calls, spans, tool_sets
@@ -62,6 +63,7 @@ class CallRow:
     """``None`` when the client was sent nothing."""
     headers: Mapping[str, str]
     sampling: Mapping[str, Any]
+    sampler: Sampler | None
     usage: Mapping[str, Any]
     conversation: Conversation | None
     """``None`` when the request's messages were not read."""
@@ -117,6 +119,7 @@ _KIND, _ROLE = _AT["kind"], _AT["role"]
 _KIND_SET = _AT["kind_set"]
 _STATUS, _BREAK_REASON, _NOTES = _AT["status"], _AT["break_reason"], _AT["notes"]
 _CONVERSATION, _REPLIES = _AT["conversation"], _AT["replies"]
+_SAMPLER: Final = _AT["sampler"]
 _OBJECTS: Final = [_AT[name] for name in ("headers", "sampling", "usage", "error")]
 _values: Final = attrgetter(*_NAMES)
 
@@ -137,6 +140,7 @@ _LENGTH, _CHOICE, _FINISH, _CHECKSUM = (
 
 _KINDS: Final = {kind.value: kind for kind in CallKind}
 _STATUSES: Final = {status.value: status for status in CallStatus}
+_decode_sampler: Final = msgspec.json.Decoder(Sampler).decode
 _decode_digests: Final = msgspec.msgpack.Decoder(RequestDigests).decode
 
 ToolSets = Mapping[tuple[str, bytes], tuple[Mapping[str, Any], ...]]
@@ -169,6 +173,8 @@ def _read_call(row: Row[Any], said: Said, tools: ToolSets) -> CallRow:
         values[_KIND_SET] = _KINDS[values[_KIND_SET]]
     for at in _OBJECTS:
         values[at] = {} if values[at] is None else orjson.loads(values[at])
+    if values[_SAMPLER] is not None:
+        values[_SAMPLER] = _decode_sampler(values[_SAMPLER])
     values[_CONVERSATION] = _read_conversation(row, said, tools)
     values[_REPLIES] = said.replies
     notes = values[_NOTES]

@@ -169,6 +169,7 @@ calls = Table(
     Column("kind_set", String(16)),
     Column("role_set", Text),
     Column("kind_by", Text),
+    Column("sampler", PlainJson),
     Index(None, "session_id", "started_at"),
     Index(
         "ix_calls_open",
@@ -180,7 +181,9 @@ calls = Table(
 """``request_messages`` is how many messages the whole request had; it is NULL where they were not
 read. The messages that are this call's own follow the reply ``base_choice`` of ``base_call_id``.
 ``digests`` are lineage's (:class:`bridle.store.records.RequestDigests`, as MessagePack).
-``kind_set`` and ``role_set`` are what a person (``kind_by``) decided that the call was for."""
+``kind_set`` and ``role_set`` are what a person (``kind_by``) decided that the call was for.
+``sampler`` is what the tokens were drawn from (:class:`bridle.store.records.Sampler`): an object
+without the values that are the policy's own distribution."""
 
 call_messages = Table(
     "call_messages",

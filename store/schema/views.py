@@ -28,7 +28,7 @@ SELECT
     CAST(c.sampling ->> 'presence_penalty' AS DOUBLE PRECISION) AS presence_penalty,
     CAST(c.sampling ->> 'frequency_penalty' AS DOUBLE PRECISION) AS frequency_penalty,
     CAST(c.sampling ->> 'repetition_penalty' AS DOUBLE PRECISION) AS repetition_penalty,
-    c.sampling, c.usage, c.error, c.notes, c.headers,
+    c.sampling, c.sampler, c.usage, c.error, c.notes, c.headers,
     c.started_at, c.first_token_at, c.ended_at,
     s.name AS session_name, s.harness, s.run_id, s.group_id,
     s.task_suite, s.task_split, s.task_id, s.outcome

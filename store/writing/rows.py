@@ -54,6 +54,7 @@ _NOT_YET: Final[dict[str, Any]] = {
     "finish_reason": None,
     "response_sha256": None,
     "sampling": None,
+    "sampler": None,
     "usage": None,
     "error": None,
     "notes": None,
@@ -138,6 +139,7 @@ def ended_row(
         "finish_reason": ended.choices[0].finish_reason if ended.choices else None,
         "response_sha256": response_sha256,
         "sampling": _json(ended.sampling) if ended.sampling else None,
+        "sampler": None if ended.sampler is None else _encode_json(ended.sampler).decode(),
         "usage": _json(ended.usage) if ended.usage else None,
         "error": _json(ended.error) if ended.error else None,
         "notes": _json(notes) if notes else None,
@@ -168,7 +170,12 @@ def _without_nul(message: Message) -> Message:
         tool_call_id=shown(message.tool_call_id),
         name=shown(message.name),
         tool_calls=tuple(
-            ToolCall(shown(call.id), shown(call.name), shown(call.arguments))
+            ToolCall(
+                shown(call.id),
+                shown(call.name),
+                shown(call.arguments),
+                None if call.engine_id is None else shown(call.engine_id),
+            )
             for call in message.tool_calls
         ),
     )

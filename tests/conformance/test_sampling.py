@@ -1,4 +1,4 @@
-"""Sampling fields: they do what they say, and logprobs are raw whatever they say."""
+"""Sampling fields: they do what they say, and logprobs are of what was drawn from."""
 
 from __future__ import annotations
 
@@ -46,23 +46,18 @@ def test_greedy_takes_the_likeliest_token(api: Any) -> None:
 
 
 @pytest.mark.policy
-def test_logprobs_are_raw_whatever_the_temperature_and_truncation(api: Any) -> None:
-    for extra in ({"temperature": 0.3}, {"temperature": 2.0}, {"top_p": 0.5}, {"top_k": 2}):
-        reply = api.chat("flip", **{"temperature": 1.0, "seed": 5, **extra})
-        choice = reply["choices"][0]
-        ids = reply["prompt_token_ids"] + choice["token_ids"]
-        scored = api.post(
-            "/v1/completions",
-            model=api.model,
-            prompt=ids,
-            max_tokens=1,
-            temperature=0.0,
-            prompt_logprobs=0,
-        ).json()["choices"][0]["prompt_logprobs"]
-        start = len(reply["prompt_token_ids"])
-        expected = [scored[at][str(ids[at])]["logprob"] for at in range(start, len(ids))]
-        found = [entry["logprob"] for entry in choice["logprobs"]["content"]]
-        assert found == pytest.approx(expected, abs=1e-4)
+def test_logprobs_are_of_what_was_drawn_from(api: Any) -> None:
+    def first(**fields: Any) -> tuple[float, list[float]]:
+        body = {"temperature": 1.0, "seed": 5, "max_tokens": 1, "top_logprobs": 3, **fields}
+        entry = api.chat("flip", **body)["choices"][0]["logprobs"]["content"][0]
+        return entry["logprob"], [each["logprob"] for each in entry["top_logprobs"]]
+
+    _, plain = first()
+    for temperature in (0.5, 2.0):
+        _, found = first(temperature=temperature)
+        assert found[0] - found[1] == pytest.approx((plain[0] - plain[1]) / temperature, abs=0.01)
+    for one in ({"top_k": 1}, {"top_p": 1e-4}, {"min_p": 1.0}):
+        assert first(**one)[0] == pytest.approx(0.0, abs=1e-6)
 
 
 def test_max_tokens_ends_a_reply_with_length(api: Any) -> None:

@@ -66,7 +66,7 @@ def left_behind(program: str = "docker") -> list[str]:
 @pytest.fixture(autouse=True)
 def nothing_is_left_behind() -> Iterator[None]:
     """No container stays, and no folder of sockets."""
-    before = set(Path("/tmp").glob("bridle-*"))  # noqa: S108 - where the sockets are
+    before = set(Path("/tmp").glob("bridle-sandboxes-*"))  # noqa: S108 - where the sockets are
     yield
     assert left_behind() == []
-    assert set(Path("/tmp").glob("bridle-*")) <= before  # noqa: S108
+    assert set(Path("/tmp").glob("bridle-sandboxes-*")) <= before  # noqa: S108

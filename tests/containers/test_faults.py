@@ -278,6 +278,33 @@ async def test_a_session_reaches_its_own_url_and_nothing_else(
     assert found == expected
 
 
+async def test_an_allowlist_opens_its_hosts_and_no_others(
+    tmp_path: Path, host_service: int
+) -> None:
+    address = subprocess.run(  # noqa: ASYNC221
+        ["hostname", "-I"], capture_output=True, text=True, check=True
+    ).stdout.split()[0]
+    spec = ContainerSpec(network="allowlist", allowed_hosts=(address, "*.example.test"))
+    targets = {
+        "allowed": f"http://{address}:{host_service}/",
+        "other": f"http://10.255.255.1:{host_service}/",
+        "past the proxy": f"{address}:{host_service}",
+        "below a domain, not there": "http://a.example.test/",
+    }
+    sandboxes = ContainerProvider()
+    async with sandboxes.open(SandboxRequest(tmp_path, container=spec)) as sandbox:
+        argv = ("python3", "-c", TRY, json.dumps(targets))
+        finished = await sandbox.exec(Launch(argv, sandbox.place.environment, 60))
+    await sandboxes.close()
+
+    assert json.loads(finished.stdout.tail) == {
+        "allowed": 200,
+        "other": 403,
+        "past the proxy": "unreachable",
+        "below a domain, not there": 502,
+    }
+
+
 KILLED = """
 import asyncio, sys
 from pathlib import Path
@@ -310,5 +337,5 @@ async def test_the_containers_of_a_killed_process_end_and_are_swept(tmp_path: Pa
     assert not running.strip(), "its first process ends with its owner"
 
     assert len(await engine.sweep()) == 1
-    for folder in Path("/tmp").glob("bridle-*/bridle-*"):  # noqa: S108, ASYNC240
+    for folder in Path("/tmp").glob("bridle-sandboxes-*/bridle-*"):  # noqa: S108, ASYNC240
         folder.parent.rename(tmp_path / folder.parent.name)

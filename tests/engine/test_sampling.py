@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -48,15 +49,20 @@ def test_truncation_keeps_the_likeliest_and_renormalises(fields: dict[str, Any],
     torch.testing.assert_close(draws(**fields), expected, atol=3e-3, rtol=0)
 
 
-def test_logprobs_are_those_of_the_unmodified_logits() -> None:
+def test_logprobs_are_those_of_what_was_drawn_from() -> None:
     sampling = SamplingParams(
-        max_tokens=1, temperature=0.3, top_k=2, presence_penalty=1.0, top_logprobs=3
+        max_tokens=1, temperature=0.5, top_k=2, presence_penalty=0.5, top_logprobs=3
     )
     (token,) = sample(LOGITS[None], [SamplingRow(sampling, 0.2, [0, 0], 1)])
-    raw = LOGITS.log_softmax(-1)
-    assert token.logprob == pytest.approx(float(raw[token.id]), abs=1e-6)
-    assert [token_id for token_id, _ in token.top] == [0, 1, 2]
-    assert [value for _, value in token.top] == pytest.approx(raw[:3].tolist(), abs=1e-6)
+    expected = torch.tensor([(2.0 - 0.5) / 0.5, 1.0 / 0.5]).log_softmax(-1).tolist()
+    assert token.logprob == pytest.approx(expected[token.id], abs=1e-6)
+    assert [token_id for token_id, _ in token.top[:2]] == [0, 1]
+    assert [value for _, value in token.top] == pytest.approx([*expected, -math.inf], abs=1e-6)
+
+
+def test_logprobs_of_the_policys_own_distribution_are_those_of_its_logits() -> None:
+    (token,) = sample(LOGITS[None], [SamplingRow(SamplingParams(max_tokens=1), 0.6, [], 0)])
+    assert token.logprob == float(LOGITS.log_softmax(-1)[token.id])
 
 
 def test_penalties_lower_what_was_sampled() -> None:

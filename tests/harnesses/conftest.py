@@ -51,6 +51,8 @@ class StandIn:
     """How many of the next rewards are."""
     call_counts: dict[str, int] = field(default_factory=dict)
     """What is told of a session's calls, by status."""
+    sampled: list[dict[str, Any]] = field(default_factory=list)
+    """The tool calls of every session."""
     reply: Reply = lambda messages: {"role": "assistant", "content": "nothing"}
     counter: Iterator[int] = field(default_factory=itertools.count)
 
@@ -93,7 +95,12 @@ class StandIn:
         return web.json_response({})
 
     async def session(self, request: web.Request) -> web.Response:
+        if request.match_info["id"] not in self.sessions:
+            raise web.HTTPNotFound
         return web.json_response({"calls": self.call_counts})
+
+    async def actions(self, request: web.Request) -> web.Response:
+        return web.json_response(self.sampled)
 
     async def policy(self, request: web.Request) -> web.Response:
         return web.json_response({"version": 3})
@@ -141,6 +148,7 @@ def stand_in() -> Iterator[StandIn]:
     app.router.add_post("/bridle/v1/sessions/{id}/rewards", stand_in.reward)
     app.router.add_post("/bridle/v1/sessions/{id}/seal", stand_in.seal)
     app.router.add_get("/bridle/v1/sessions/{id}", stand_in.session)
+    app.router.add_get("/bridle/v1/sessions/{id}/actions", stand_in.actions)
     app.router.add_get("/bridle/v1/policy", stand_in.policy)
     app.router.add_post("/s/{id}/v1/chat/completions", stand_in.chat)
     runner = web.AppRunner(app)

@@ -120,6 +120,21 @@ async def test_an_agent_whose_calls_all_failed_is_infrastructure(
     assert stand_in.sealed == {result.session_id: "infrastructure"}
 
 
+async def test_a_guards_finding_is_a_reward_and_may_keep_a_session_out_of_training(
+    run: Runner, stand_in: Any
+) -> None:
+    stand_in.sampled = [{"turn": 1, "name": "bash", "arguments": {"command": "git log"}}]
+
+    (warned,) = await run("echo yes")
+    (zeroed,) = await run("echo yes", guards="zero")
+    (quarantined,) = await run("echo yes", guards="quarantine")
+
+    assert warned.scores == {"reward": 1.0, "guard:git_history": 1.0}
+    assert zeroed.scores["reward"] == 0.0
+    assert quarantined.outcome is Outcome.QUARANTINED
+    assert stand_in.sealed[quarantined.session_id] == "quarantined"
+
+
 async def test_an_agent_out_of_time_is_scored_on_what_it_left(run: Runner, stand_in: Any) -> None:
     def kept(delivery: Delivery) -> float:
         return float((delivery.workspace / "half").exists() and delivery.exit_code is None)

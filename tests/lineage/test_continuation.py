@@ -12,8 +12,10 @@ import pytest
 
 from bridle.engine.contract.tokenizer import Tokenizer
 from bridle.proxy.continuation.continuation import Continuer
+from bridle.proxy.continuation.probe import TOOL
+from bridle.proxy.continuation.tail import Setting, Shape
 from bridle.proxy.engines.request import engine_request
-from bridle.proxy.wire.canonical import Message
+from bridle.proxy.wire.canonical import Message, ToolCall
 from bridle.store.records import BreakReason, CallStatus, new_id
 
 SYSTEM = Message("system", "You are careful.")
@@ -502,8 +504,8 @@ def test_a_template_that_refuses_long_call_ids_is_reported(tokenizers, tmp_path)
     )
     report = Continuer(with_template(tokenizers["mistral"], tmp_path, source)).report
     assert report.tools
-    assert report.short_call_ids_only
-    assert any("nine characters" in reason for reason in report.reasons)
+    assert report.ids_refused
+    assert any("of another form" in reason for reason in report.reasons)
 
 
 def test_given_ids_are_sent_as_they_are(tokenizers, talk) -> None:
@@ -511,3 +513,53 @@ def test_given_ids_are_sent_as_they_are(tokenizers, talk) -> None:
     link = talk.Talk().held.find(request)
     prompt = Continuer(tokenizers["qwen3"]).prompt(link, request)
     assert np.array_equal(prompt.token_ids, [5, 6])
+
+
+def test_calls_that_vanish_are_reported_and_continue_by_a_surrogate_without_them(
+    tokenizers, tmp_path
+) -> None:
+    source = (
+        "{%- for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}"
+        "<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    )
+    continuer = Continuer(with_template(tokenizers["qwen3"], tmp_path, source))
+    report = continuer.report
+    assert report.calls_vanish
+    assert not report.tools
+    assert report.tails_local
+    assert any("vanish" in reason for reason in report.reasons)
+
+
+def test_a_generation_prompt_that_history_lacks_is_no_preserved_prefix(
+    tokenizers, tmp_path
+) -> None:
+    source = (
+        "{%- for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}"
+        "<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n"
+        "<think>\n{% endif %}"
+    )
+    report = Continuer(with_template(tokenizers["qwen3"], tmp_path, source)).report
+    assert report.tails_local
+    assert not report.prefix_preserving
+
+
+def test_text_that_a_template_moves_behind_the_results_does_not_break_the_tail(
+    tokenizers, tmp_path
+) -> None:
+    source = (
+        "{%- for m in messages %}{% if m.role == 'tool' %}<tool_response>{{ m.content }}"
+        "</tool_response>{% if messages[loop.index0 - 1].content %}"
+        "{{ messages[loop.index0 - 1].content }}<|im_end|>\n{% endif %}"
+        "{% elif m.role == 'assistant' and m.tool_calls %}<|im_start|>assistant\n"
+        "{% for c in m.tool_calls %}<tool_call>{{ c.function.name }}"
+        "{{ c.function.arguments | tojson }}</tool_call>{% endfor %}<|im_end|>\n"
+        "{% else %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endif %}{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    )
+    continuer = Continuer(with_template(tokenizers["qwen3"], tmp_path, source))
+    reply = Message(
+        "assistant", "Let me see.", tool_calls=(ToolCall("c1", "look_up", '{"word": "a"}'),)
+    )
+    tail = (Message("tool", "12", tool_call_id="c1"),)
+    shape = continuer._prober.proven(reply, tail, Setting(tools=(TOOL,)))
+    assert shape is Shape.CALLS

@@ -204,6 +204,7 @@ def test_a_client_that_reads_slowly_holds_the_engine_back_and_gets_all(
 
     raw_engine.answer = answer
     bench = start_proxy(raw_engine.base_url, model="m")
+    sent = 0  # The proxy has asked how the engine samples.
     with httpx.stream("POST", bench.url + CHAT, json=ask | {"stream": True}, timeout=60) as reply:
         settled = -1
         while settled != sent:

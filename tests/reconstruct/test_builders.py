@@ -11,7 +11,7 @@ from bridle.reconstruct.samples.rules import DEFAULT_RULES, SampleRules
 from bridle.reconstruct.samples.sample import Conservation
 from bridle.reconstruct.session import LoadedSession
 from bridle.reconstruct.tree import BrokenTree, SessionTree
-from bridle.store.records import CONSTRAINED, CallKind, CallStatus, Note, VersionRun
+from bridle.store.records import CallKind, CallStatus, Sampler, VersionRun
 
 
 def samples_of(reader, session, rules=DEFAULT_RULES, builder="tree"):
@@ -52,14 +52,46 @@ def test_every_branch_of_an_agents_session_is_delivered(reader, agent):
     assert sum(sample.weight for sample in built.samples) == pytest.approx(1.0)
 
 
-def test_replies_shaped_by_a_grammar_are_trained_unless_the_policy_leaves_them_out(reader, record):
+UNSCORED = {
+    None: "sampler_not_recorded",
+    Sampler("processed", grammar="tool_choice"): "sampler_grammar",
+    Sampler("processed", others=("logit_bias",)): "sampler_logit_bias",
+    Sampler("processed", temperature=None): "sampler_unknown",
+    Sampler("processed", repetition_penalty=1.1): "sampler_penalty",
+    Sampler("processed", temperature=0.0): "sampler_greedy",
+    Sampler("raw", top_k=64): "sampler_logprobs_raw",
+    Sampler("unknown", temperature=0.7): "sampler_logprobs_raw",
+}
+
+
+@pytest.mark.parametrize("sampler", UNSCORED, ids=UNSCORED.values())
+def test_what_cannot_be_scored_at_its_sampler_is_masked_with_the_reason(reader, record, sampler):
     session = record()
-    first = session.call([1], [5, 6], notes=(Note(CONSTRAINED, "tool_choice"),))
+    first = session.call([1], [5, 6], sampler=sampler)
     session.call([1, 5, 6, 7], [8], parent=first)
-    assert samples_of(reader, session).conservation == Conservation(3, 3, {}, {})
-    built = samples_of(reader, session, SampleRules(constrained=False))
-    assert built.conservation == Conservation(3, 1, {"constrained": 2}, {})
+    built = samples_of(reader, session)
+    assert built.conservation == Conservation(3, 1, {UNSCORED[sampler]: 2}, {})
     assert [trained(sample) for sample in built.samples] == [[8]]
+    imitated = samples_of(reader, session, SampleRules(samplers="any"))
+    assert imitated.conservation == Conservation(3, 3, {}, {})
+
+
+@pytest.mark.parametrize(
+    "sampler",
+    [
+        Sampler("raw"),
+        Sampler("unknown"),
+        Sampler("processed", 0.7, 0.8),
+        Sampler("processed", top_k=64),
+    ],
+)
+def test_a_sample_carries_the_sampler_of_each_of_its_calls(reader, record, sampler):
+    session = record()
+    first = session.call([1], [5, 6], sampler=sampler)
+    session.call([1, 5, 6, 7], [8], parent=first)
+    (sample,) = samples_of(reader, session).samples
+    assert sample.samplers == (sampler, Sampler("processed"))
+    assert trained(sample) == [5, 6, 8]
 
 
 def test_shared_sampled_tokens_are_context_after_their_first_branch(reader, agent):

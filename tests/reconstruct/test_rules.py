@@ -20,13 +20,13 @@ from bridle.reconstruct.samples.rules import SampleRules
 from bridle.reconstruct.samples.sample_store import derive, stored_samples
 from bridle.reconstruct.session import LoadedSession
 from bridle.store.records import (
-    CONSTRAINED,
     FROZEN,
     CallKind,
     CallStatus,
     Choice,
     Note,
     Reward,
+    Sampler,
     VersionRun,
 )
 from bridle.trainer.sft.data import examples_from_store
@@ -40,16 +40,14 @@ GRID = {
     "partial": SampleRules(partial=True),
     "not cut": SampleRules(finish_length=False),
     "parsed": SampleRules(parse_failed=False),
-    "free": SampleRules(constrained=False),
+    "any sampler": SampleRules(samplers="any"),
     "one model": SampleRules(models=frozenset({"small"})),
     "fresh": SampleRules(oldest_version=2),
     "future": SampleRules(oldest_version=5),
     "trusted": SampleRules(untrusted_versions=frozenset({1, 3})),
     "condition": SampleRules(where=(Condition.parse("call.finish_reason=length"),)),
     "good turns": SampleRules(turn_reward="step", min_turn_reward=0.5),
-    "strict": SampleRules(
-        kinds=MAIN, oldest_version=2, parse_failed=False, finish_length=False, constrained=False
-    ),
+    "strict": SampleRules(kinds=MAIN, oldest_version=2, parse_failed=False, finish_length=False),
 }
 
 
@@ -109,7 +107,7 @@ def replies(record, writer):
     second = found.call(2, parent=mixed, version=2, finish="length")
     found.call(2, parent=second, version=3, model_served="small")
     found.call(1, parent=first, version=2, mark=" <tool_call>")
-    found.call(2, parent=second, choices=3, version=2, notes=(Note(CONSTRAINED, "tool"),))
+    found.call(2, parent=second, choices=3, version=2, sampler=Sampler(grammar="tool"))
     cut = found.call(3, version=2, status=CallStatus.PARTIAL, usage={})
     found.call(2, parent=cut, version=2)
     found.call(2, kind=CallKind.SUBAGENT, version=3)

@@ -18,7 +18,7 @@ from sqlalchemy import inspect
 
 from bridle.store.errors import StoreUnavailable
 from bridle.store.reading.queries import Reader
-from bridle.store.records import RewardSource
+from bridle.store.records import RewardSource, Sampler
 from bridle.store.schema import database
 from bridle.store.schema.database import (
     connect,
@@ -196,6 +196,7 @@ def test_an_address_is_shown_without_its_password():
 
 
 released = SimpleNamespace(**runpy.run_path(str(Path(__file__).with_name("released.py"))))
+FIRST_RELEASE = Path(__file__).parent / "data" / "written_by_0200.json.gz"
 RELEASES = sorted((Path(__file__).parent / "data").glob("written_by_*.json.gz"))
 
 
@@ -222,3 +223,27 @@ def test_what_every_release_wrote_is_read_back_exactly(url, kept):
     with transaction(engine) as connection:
         assert connection.exec_driver_sql("SELECT COUNT(*) FROM messages").scalar() >= 8
     engine.dispose()
+
+
+def test_calls_of_the_first_release_get_the_sampler_that_they_asked_for(url):
+    stored = json.loads(gzip.decompress(FIRST_RELEASE.read_bytes()))
+    asked, shaped = [row["id"] for row in stored["rows"]["calls"]][:2]
+    for row in stored["rows"]["calls"]:
+        row["sampling"] = json.dumps({"temperature": 0.7, "top_k": 64, "max_tokens": 9})
+        row["notes"] = None
+        if row["id"] == shaped:
+            row["notes"] = json.dumps([{"name": "constrained_by_grammar", "detail": "tool_choice"}])
+    counts = {row["id"]: row["sampled_tokens"] for row in stored["rows"]["calls"]}
+    assert counts[asked]
+    assert counts[shaped]
+    emptied(url)
+    released.restore(url, stored)
+    migrate(url)
+    with Reader(url) as reader:
+        samplers = {
+            call.id: call.sampler
+            for session in reader.sessions()
+            for call in reader.calls(session.id)
+        }
+    assert samplers[asked] == Sampler("raw", temperature=0.7, top_k=64)
+    assert samplers[shaped] == Sampler("raw", temperature=0.7, top_k=64, grammar="tool_choice")

@@ -1,12 +1,14 @@
 """Losses against values computed by hand and against naive loops."""
 
+import dataclasses
 import math
 
 import pytest
 import torch
 
 from bridle.trainer.config import LossConfig
-from bridle.trainer.losses.losses import LossStats, TokenTerms, importance_weights, k3, policy_loss
+from bridle.trainer.losses.importance import importance_weights
+from bridle.trainer.losses.losses import LOSSES, LossSums, TokenTerms, clip, k3, policy_loss
 
 
 def terms(
@@ -40,7 +42,7 @@ def gradient(batch, config):
     return loss.item(), batch.logprobs.grad.tolist(), stats
 
 
-PLAIN = LossConfig(clip_low=0.2, clip_high=0.3, importance_cap=None)
+PLAIN = LossConfig(clip_low=0.2, clip_high=0.3, importance="none")
 
 
 @pytest.mark.parametrize(
@@ -59,17 +61,17 @@ def test_the_clipped_loss_equals_the_table(ratio, advantage, loss, slope):
     found, grads, stats = gradient(terms([ratio], [advantage]), PLAIN)
     assert found == pytest.approx(loss)
     assert grads[0] == pytest.approx(slope)
-    assert stats.clipped == (1.0 if slope == 0 else 0.0)
+    assert stats["clipped"] == (1.0 if slope == 0 else 0.0)
 
 
 def test_clip_higher_lets_rare_good_tokens_rise_further_than_bad_ones_fall():
-    config = LossConfig(clip_low=0.1, clip_high=1.0, importance_cap=None)
+    config = LossConfig(clip_low=0.1, clip_high=1.0, importance="none")
     _, grads, _ = gradient(terms([1.9, 0.5], [1.0, -1.0]), config)
     assert grads == pytest.approx([-1.9, 0.0])
 
 
 def test_gspo_uses_the_geometric_mean_ratio_of_each_branch():
-    config = LossConfig(name="gspo", clip_low=0.3, clip_high=0.3, importance_cap=None)
+    config = LossConfig(name="gspo", clip_low=0.3, clip_high=0.3, importance="none")
     ratios, branches, advantages = [1.1, 1.3, 0.4], [7, 7, 3], [1.0, 1.0, -1.0]
     loss, grads, stats = gradient(
         terms(ratios, advantages, branches=branches, weights=[0.5, 0.5, 1.0]), config
@@ -78,16 +80,16 @@ def test_gspo_uses_the_geometric_mean_ratio_of_each_branch():
     # Branch 3 has s = 0.4 < 0.7 and a negative advantage, so it is bounded at 0.7 and has no slope.
     assert loss == pytest.approx(-s * 1.0 + 0.7)
     assert grads == pytest.approx([-s / 2, -s / 2, 0.0])
-    assert stats.clipped == 1.0
+    assert stats["clipped"] == 1.0
 
 
 def test_cispo_keeps_a_bounded_gradient_on_clipped_tokens():
-    config = LossConfig(name="cispo", clip_low=0.2, clip_high=0.3, importance_cap=None)
+    config = LossConfig(name="cispo", clip_low=0.2, clip_high=0.3, importance="none")
     loss, grads, stats = gradient(terms([1.5, 0.5, 1.1], [2.0, -1.0, 1.0]), config)
     logprobs = [-1 + math.log(r) for r in (1.5, 0.5, 1.1)]
-    assert loss == pytest.approx(-1.3 * 2 * logprobs[0] + 0.8 * logprobs[1] - 1.1 * logprobs[2])
-    assert grads == pytest.approx([-2.6, 0.8, -1.1])
-    assert stats.clipped == 2.0
+    assert loss == pytest.approx(-1.3 * 2 * logprobs[0] + 0.5 * logprobs[1] - 1.1 * logprobs[2])
+    assert grads == pytest.approx([-2.6, 0.5, -1.1])
+    assert stats["clipped"] == 1.0, "there is no lower bound"
 
 
 def test_importance_weights_correct_for_the_engine_and_are_capped():
@@ -96,22 +98,78 @@ def test_importance_weights_correct_for_the_engine_and_are_capped():
         terms([1.0] * 3, [1.0] * 3, behaviour_ratios=[0.5, 1.5, 9.0]), config
     )
     assert grads == pytest.approx([-0.5, -1.5, -2.0])
-    assert stats.importance_capped == 1.0
+    assert stats["importance_capped"] == 1.0
     assert stats.mean("importance") == pytest.approx((0.5 + 1.5 + 2.0) / 3)
+
+
+def reference_weights(log_ratios, branches, config):
+    """Each correction from its definition, a token at a time, in float64."""
+    found = []
+    for log_ratio, branch in zip(log_ratios, branches, strict=True):
+        if config.importance == "sequence":
+            own = [one for one, of in zip(log_ratios, branches, strict=True) if of == branch]
+            log_ratio = math.fsum(own)
+        ratio = math.exp(log_ratio)
+        outside = not config.importance_floor <= ratio <= config.importance_cap
+        if config.importance == "mask":
+            found.append(0.0 if outside else ratio)
+        else:
+            found.append(min(ratio, config.importance_cap))
+    return found if config.importance != "none" else [1.0] * len(found)
+
+
+@pytest.mark.parametrize("importance", ["truncate", "mask", "sequence", "none"])
+def test_each_correction_equals_its_definition(importance):
+    config = LossConfig(importance=importance)
+    torch.manual_seed(3)
+    log_ratios = torch.randn(40, dtype=torch.float64)
+    branches = torch.randint(0, 6, (40,))
+    found = importance_weights(log_ratios, torch.zeros_like(log_ratios), branches, config)
+    expected = reference_weights(log_ratios.tolist(), branches.tolist(), config)
+    assert found.weights.tolist() == pytest.approx(expected, rel=1e-12)
+    bounded = [w != math.exp(r) for w, r in zip(expected, log_ratios.tolist(), strict=True)]
+    if importance in ("truncate", "mask"):
+        assert found.bounded.tolist() == bounded
+
+
+def test_masking_keeps_the_gradient_when_some_of_the_engines_logprobs_are_wrong():
+    torch.manual_seed(0)
+    count, vocabulary = 4000, 32
+    logits = torch.randn(count, vocabulary, dtype=torch.float64)
+    tokens = torch.distributions.Categorical(logits=logits).sample()
+    advantages = torch.randn(count, dtype=torch.float64)
+    wrong = torch.rand(count) < 0.01
+    off = torch.where(wrong, 5.0 * (1 - 2 * torch.randint(0, 2, (count,))), torch.zeros(count))
+
+    def found(importance, off):
+        leaf = logits.clone().requires_grad_()
+        logprobs = leaf.log_softmax(-1)[torch.arange(count), tokens]
+        old = logprobs.detach()
+        weights = torch.full((count,), 1 / count, dtype=torch.float64)
+        of_one_branch = torch.zeros(count, dtype=torch.int64)
+        batch = TokenTerms(logprobs, old, old + off, advantages, weights, of_one_branch)
+        policy_loss(batch, LossConfig(importance=importance))[0].backward()
+        return leaf.grad.flatten()
+
+    true = found("none", torch.zeros(count))
+    assert wrong.sum() > 20
+    assert torch.nn.functional.cosine_similarity(true, found("mask", off), dim=0) >= 0.99
 
 
 def test_importance_weights_carry_no_gradient():
     old = torch.zeros(2, requires_grad=True)
-    assert not importance_weights(old, torch.zeros(2), 2.0).requires_grad
+    assert not importance_weights(
+        old, torch.zeros(2), torch.zeros(2), LossConfig()
+    ).weights.requires_grad
 
 
 def test_the_kl_penalty_pulls_towards_the_reference():
-    config = LossConfig(importance_cap=None, kl_coefficient=0.5)
+    config = LossConfig(importance="none", kl_coefficient=0.5)
     loss, grads, stats = gradient(terms([1.0], [0.0], reference=[-0.4]), config)
     expected = math.exp(0.6) - 1 - 0.6
     assert loss == pytest.approx(0.5 * expected)
     assert grads[0] == pytest.approx(0.5 * (1 - math.exp(0.6)))
-    assert stats.kl_reference == pytest.approx(expected)
+    assert stats["kl_reference"] == pytest.approx(expected)
 
 
 def test_k3_is_unbiased_for_the_divergence():
@@ -142,6 +200,21 @@ def test_stats_of_packs_add_up_to_those_of_the_batch():
     whole = terms([1.5, 0.5, 1.1, 0.9], [1.0, -1.0, 1.0, -1.0])
     parts = [terms([1.5, 0.5], [1.0, -1.0]), terms([1.1, 0.9], [1.0, -1.0])]
     _, expected = policy_loss(whole, PLAIN)
-    summed = sum((policy_loss(part, PLAIN)[1] for part in parts), LossStats())
-    for name in ("tokens", "loss", "clipped", "ratio", "kl_old", "importance"):
-        assert getattr(summed, name) == pytest.approx(getattr(expected, name)), name
+    summed = sum((policy_loss(part, PLAIN)[1] for part in parts), LossSums())
+    assert summed == pytest.approx(dict(expected))
+    assert {"tokens", "loss", "clipped", "ratio", "kl_old", "importance"} < summed.keys()
+
+
+def test_a_loss_adds_numbers_of_its_own_to_the_metrics():
+    @LOSSES.register("counted")
+    def counted(terms, config):
+        found = clip(terms, config)
+        return dataclasses.replace(found, metrics={"good": (terms.advantages > 0).double()})
+
+    try:
+        batch = terms([1.0] * 4, [1.0, -1.0, 1.0, 1.0])
+        _, sums = policy_loss(batch, LossConfig(name="counted"))
+    finally:
+        del LOSSES._parts["counted"]
+    assert sums.mean("good") == 0.75
+    assert policy_loss(batch, LossConfig())[1].mean("good") == 0.0

@@ -26,7 +26,7 @@ def session(make_sample, make_episode):
 
 
 def advantages(prepared):
-    return {item.sample.session_id: round(item.advantage, 6) for item in prepared.items}
+    return {item.sample.session_id: round(float(item.credit[0]), 6) for item in prepared.items}
 
 
 PLAIN = GrpoConfig(advantages=AdvantageConfig(baseline="mean"))
@@ -92,6 +92,22 @@ def test_groups_in_which_all_rewards_are_equal_are_left_out_and_counted(session)
     assert (prepared.groups, prepared.degenerate_groups) == (2, 1)
 
 
+def test_a_stale_token_masks_itself_and_not_its_session(make_sample, make_episode):
+    fresh = make_sample([1, 2, 3, 4], [1, 2, 3], session="a", version=5)
+    versions = fresh.versions.copy()
+    versions[1] = 2
+    episodes = [
+        make_episode([dataclasses.replace(fresh, versions=versions)], 1.0, session="a"),
+        make_episode([make_sample([1, 2, 9], [2], session="b", version=5)], 0.0, session="b"),
+    ]
+    prepared = prepare(episodes, 5, dataclasses.replace(PLAIN, max_staleness=1))
+    assert prepared.sessions_dropped == {}
+    assert prepared.account.masked == {"stale": 1}
+    assert prepared.account.trained == 3
+    assert prepared.account.balanced
+    assert prepared.staleness.tolist() == [0, 0, 0]
+
+
 def test_staleness_is_bounded_in_policy_versions(session):
     episodes = [session("a", 1.0, version=3), session("b", 0.0, version=2)]
     for bound, kept in ((2, {"a"}), (3, {"a", "b"}), (0, set())):
@@ -110,31 +126,29 @@ def test_a_session_of_weightless_samples_is_dropped_with_that_reason(session):
     assert advantages(prepared) == {"b": -0.5}
 
 
-def test_roles_are_compared_with_their_own_kind_when_asked(make_sample, make_episode):
-    def both(name, reward, roles):
+def test_tokens_of_a_role_that_acted_in_one_session_are_masked_and_counted(
+    make_sample, make_episode
+):
+    def acted(name, reward, roles):
         samples = [
-            make_sample([1, 2, 3], (1, 2), session=name, role=role, weight=1 / len(roles))
+            dataclasses.replace(
+                make_sample([1, 2, 3], (1, 2), session=name, role=role, weight=1 / len(roles)),
+                call_ids=(f"{name}-{role}",),
+            )
             for role in roles
         ]
         return make_episode(samples, reward, session=name)
 
-    episodes = [
-        both("a", 1.0, (None, "search")),
-        both("b", 0.5, (None, "search")),
-        both("c", 0.0, (None,)),
-    ]
-    config = GrpoConfig(advantages=AdvantageConfig(baseline="mean", per_role=True))
+    episodes = [acted("a", 1.0, (None, "search")), acted("b", 0.0, (None,))]
+    config = GrpoConfig(advantages=AdvantageConfig(baseline="per_role"))
+    prepared = prepare(episodes, 0, config)
     found = {
-        (item.sample.session_id, item.sample.role): item.advantage
-        for item in prepare(episodes, 0, config).items
+        (item.sample.session_id, item.sample.role): round(float(item.credit[1]), 4)
+        for item in prepared.items
     }
-    assert found == {
-        ("a", None): 0.5,
-        ("b", None): 0.0,
-        ("c", None): -0.5,
-        ("a", "search"): 0.25,
-        ("b", "search"): -0.25,
-    }
+    assert found == {("a", None): 0.7071, ("b", None): -0.7071}
+    assert prepared.account.masked == {"no_baseline": 2}
+    assert prepared.account.balanced
 
 
 @given(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,8 +13,8 @@ import torch
 
 import bridle
 from bridle.trainer.batch.filters import FILTERS, not_trained
-from bridle.trainer.config import FilterConfig, LossConfig
-from bridle.trainer.credit.advantages import ADVANTAGES, group_advantages
+from bridle.trainer.config import AdvantageConfig, FilterConfig, LossConfig
+from bridle.trainer.credit import ADVANTAGES, Credit, CreditGroup
 from bridle.trainer.losses.losses import LOSSES, Surrogate, TokenTerms, policy_loss
 from bridle.trainer.registry import Registry, UnknownPart
 
@@ -40,8 +42,15 @@ def terms() -> TokenTerms:
 
 
 def test_a_registered_advantage_is_computed_for_each_group() -> None:
-    bridle.register_advantage("best")(lambda rewards: rewards - rewards.max())
-    assert group_advantages(np.asarray([1.0, 3.0]), "best").tolist() == [-2.0, 0.0]
+    @bridle.register_advantage("best")
+    def best(group: CreditGroup) -> Credit:
+        return group.everywhere(group.rewards - group.rewards.max())
+
+    sample = SimpleNamespace(token_ids=np.zeros(2, np.uint32))
+    episode: Any = SimpleNamespace(samples=[sample])
+    group = CreditGroup([episode] * 2, np.asarray([1.0, 3.0]), AdvantageConfig())
+    found = ADVANTAGES.find("best")(group)
+    assert [part.tolist() for (part,) in found] == [[-2.0, -2.0], [0.0, 0.0]]
 
 
 def test_a_registered_loss_is_weighted_and_has_a_gradient() -> None:
@@ -55,7 +64,7 @@ def test_a_registered_loss_is_weighted_and_has_a_gradient() -> None:
     loss.backward()  # type: ignore[no-untyped-call]
     assert given.logprobs.grad is not None
     assert given.logprobs.grad.tolist() == [-0.5, 0.5]
-    assert (stats.tokens, stats.clipped) == (2, 2)
+    assert (stats["tokens"], stats["clipped"]) == (2, 2)
 
 
 def test_a_filter_drops_sessions_under_its_name(make_sample, make_episode, tmp_path: Path) -> None:

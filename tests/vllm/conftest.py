@@ -171,7 +171,7 @@ def _policy_with_defaults(directory: Path) -> None:
 
 _CARELESS = (
     *("--worker-cls", "vllm.v1.worker.cpu_worker.CPUWorker"),
-    *("--logprobs-mode", "processed_logprobs", "--generation-config", "auto"),
+    *("--logprobs-mode", "raw_logprobs", "--generation-config", "auto"),
     *("--no-enable-prefix-caching", "--enable-chunked-prefill"),
 )
 

@@ -160,11 +160,11 @@ def an_echo_without_use(path: str, sent: Body, answer: Answer) -> Answer:
     return answer
 
 
-def processed_logprobs(path: str, sent: Body, answer: Answer) -> Answer:
+def raw_logprobs(path: str, sent: Body, answer: Answer) -> Answer:
     for choice in choices(answer[1]):
         for entry in (choice.get("logprobs") or {}).get("content") or []:
             for top in [entry, *entry["top_logprobs"]]:
-                top["logprob"] /= sent.get("temperature") or 1.0
+                top["logprob"] *= sent.get("temperature") or 1.0
     return answer
 
 
@@ -236,7 +236,7 @@ def errors(path: str, sent: Body, answer: Answer) -> Answer:
         (other_ids_when_streamed, "streamed token ids", "gave other ids streamed than whole"),
         (an_echo_that_is_not_what_was_sent, "exact continuation", "came back changed"),
         (an_echo_without_use, "exact continuation", "echoed, but not what was continued"),
-        (processed_logprobs, "logprobs mode", "they are processed: serve with --logprobs-mode"),
+        (raw_logprobs, "logprobs mode", "they are raw: serve with --logprobs-mode"),
         (logits, "logprobs mode", "they are logits: serve with --logprobs-mode"),
         (no_top_logprobs, "logprobs mode", "no top_logprobs came back"),
         (defaults_of_its_own, "sampling defaults", "serve with --generation-config vllm"),

@@ -130,7 +130,7 @@ def test_what_the_contract_rests_on_is_always_said(model_dir: Path) -> None:
     for installation in (CPU, GPU):
         arguments = command(installation, model_dir, VllmOptions(), 1)
         assert value(arguments, "--generation-config") == "vllm"
-        assert value(arguments, "--logprobs-mode") == "raw_logprobs"
+        assert value(arguments, "--logprobs-mode") == "processed_logprobs"
         assert value(arguments, "--worker-cls") == "bridle_worker.BridleWorker"
         config = json.loads(value(arguments, "--weight-transfer-config"))
         assert config == {"backend": "bridle"}

@@ -160,6 +160,19 @@ def test_vllms_reasoning_is_split_as_our_engines_split_it(parser: Any, pieces: l
     assert len(whole_reasoning) - len(reasoning) < len("</think>")
 
 
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(pieces=st.lists(st.sampled_from(["<think>", "</think>", "</th", "ink>", "</", "\n", "a"])))
+def test_a_reply_whose_prompt_has_opened_the_reasoning_reasons_until_it_closes_it(
+    inside: Inside, pieces: list[str]
+) -> None:
+    parser = inside("bridle_thinking").BridleOpenThinkingParser
+    ours = ThinkingParser(already_open=True)
+    deltas = [delta for piece in pieces for delta in ours.push(piece)] + ours.flush()
+    reasoning, content = folded(deltas)
+    whole = parser(tokenizer={}).extract_reasoning("".join(pieces), None)
+    assert whole == (reasoning or None, content or None)
+
+
 def test_reasoning_tokens_are_those_between_the_tags(parser: Any) -> None:
     counting = parser(tokenizer={"<think>": 1, "</think>": 2})
     assert counting.count_reasoning_tokens([1, 5, 6, 2, 7]) == 2

@@ -122,6 +122,7 @@ def group_lives(group: int) -> bool:
         ("fail", "ValueError: no such flag"),
         ("refuse", r"Value error, 9 tokens are too long \(status 1\)"),
         ("dumb", "RuntimeError: no kernel"),
+        ("unparsed", "choose other parsers with --tool-parser and --reasoning-parser"),
     ],
 )
 def test_a_start_that_fails_tells_the_first_error_of_the_log(

@@ -39,7 +39,7 @@ PRELOADED = (
     "bridle.run.rollouts",
     "bridle.run.stack",
     "bridle.run.training",
-    "bridle.trainer.learner.group",
+    "bridle.trainer.learner.ranks",
     "torch.distributed.fsdp",
     "transformers.models.qwen3.modeling_qwen3",
     "uvicorn.loops.uvloop",

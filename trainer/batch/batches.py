@@ -4,18 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Final
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from bridle.trainer.batch.packing import Pack, make_packs
+from bridle.errors import BridleError
+from bridle.reconstruct.samples.sample import Sample
+from bridle.reconstruct.samples.samplers import unscored
+from bridle.trainer.batch.packing import Index, Pack, make_packs
 from bridle.trainer.batch.prepare import TrainItem
 from bridle.trainer.config import GrpoConfig
 from bridle.trainer.credit.weighting import branch_token_weights
 from bridle.trainer.losses.losses import TokenTerms
 from bridle.trainer.policy.model import TokenScores, score_idly, score_pack
+
+_PLAIN: Final = np.asarray([1.0, 1.0, 0.0, 0.0])
+"""Temperature, top-p, top-k and min-p of the policy's own distribution."""
+
+
+class UnscoredSampler(BridleError, ValueError):
+    """A token to be trained was drawn from a distribution that the trainer does not compute."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +42,9 @@ class TrainPack:
     """``float32[M]``: the engine's."""
     versions: Tensor
     """``int64[M]``"""
+    drawn: Tensor | None = None
+    """``float64[M, 4]``: the temperature, top-p, top-k and min-p that each target was drawn at;
+    ``None``: each was drawn from the policy's own distribution."""
     old_logprobs: Tensor | None = None
     """``float32[M]``: this policy's before the step's first update; ``None``: not yet changed."""
     reference_logprobs: Tensor | None = None
@@ -65,29 +79,47 @@ def pack_minibatch(items: Sequence[TrainItem], config: GrpoConfig) -> list[Train
         config.loss.weighting,
         config.loss.constant_tokens,
     )
-    advantages = np.asarray([item.advantage for item in items])
-    return [_train_pack(pack, items, advantages, weights) for pack in packs]
+    return [_train_pack(pack, items, weights) for pack in packs]
 
 
 def _train_pack(
     pack: Pack,
     items: Sequence[TrainItem],
-    advantages: NDArray[np.float64],
     weights: NDArray[np.float64],
 ) -> TrainPack:
     behaviour = np.empty(len(pack.samples), dtype=np.float32)
     versions = np.empty(len(pack.samples), dtype=np.int64)
+    advantages = np.empty(len(pack.samples), dtype=np.float32)
+    drawn = np.tile(_PLAIN, (len(pack.samples), 1))
     for index in np.unique(pack.samples):
         here = pack.samples == index
+        drawn[here] = _drawn(items[index].sample, pack.offsets[here])
         behaviour[here] = items[index].sample.logprobs[pack.offsets[here]]
+        advantages[here] = items[index].credit[pack.offsets[here]]
         versions[here] = items[index].sample.versions[pack.offsets[here]]
     return TrainPack(
         pack=pack,
-        advantages=torch.from_numpy(advantages[pack.samples]).float(),
+        advantages=torch.from_numpy(advantages),
         weights=torch.from_numpy(weights[pack.samples]).float(),
         behaviour_logprobs=torch.from_numpy(behaviour),
         versions=torch.from_numpy(versions),
+        drawn=None if (drawn == _PLAIN).all() else torch.from_numpy(drawn),
     )
+
+
+def _drawn(sample: Sample, offsets: Index) -> NDArray[np.float64]:
+    """``float64[len(offsets), 4]``: what these tokens of a sample were drawn at."""
+    table = np.tile(_PLAIN, (len(sample.call_ids), 1))
+    trained = set(sample.calls[offsets].tolist())
+    for place, sampler in enumerate(sample.samplers):
+        if sampler is not None and place in trained:
+            if (reason := unscored(sampler)) is not None:
+                raise UnscoredSampler(
+                    f"call {sample.call_ids[place]} was drawn at {sampler.label} ({reason}), which "
+                    "is not scored: train under the rule samplers=scored"
+                )
+            table[place] = sampler.temperature, sampler.top_p, sampler.top_k, sampler.min_p
+    return table[sample.calls[offsets]]
 
 
 Turns = Sequence[TrainPack | None]
@@ -119,7 +151,8 @@ def _frozen(
             score_idly(model)
             yield None, None
         else:
-            yield pack, score_pack(model, pack.pack, block_tokens=block_tokens).logprobs
+            scores = score_pack(model, pack.pack, block_tokens=block_tokens, drawn=pack.drawn)
+            yield pack, scores.logprobs
 
 
 def loss_terms(pack: TrainPack, scores: TokenScores) -> TokenTerms:

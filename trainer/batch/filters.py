@@ -9,11 +9,12 @@ its :class:`bridle.reconstruct.samples.sample.Conservation`; the trainer's own a
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 import numpy as np
+from numpy.typing import NDArray
 
 from bridle.errors import BridleError
 from bridle.reconstruct.samples.sample import Episode
@@ -29,13 +30,22 @@ class DropReason(StrEnum):
     INFRASTRUCTURE = "infrastructure"
     """Its outcome is one that :attr:`FilterConfig.outcomes` drops or excludes."""
     STALE = "stale"
-    """A token that it would train was sampled more than ``max_staleness`` versions ago."""
+    """All that it would train was sampled more than ``max_staleness`` versions ago."""
     ZERO_VARIANCE = "zero_variance"
     """All rewards of its group are equal, so there is nothing to learn from comparing them."""
     WEIGHTLESS = "weightless"
     """It has tokens to train, but only in samples of weight 0."""
     EMPTY = "empty"
     """It has no token to train."""
+
+
+class MaskReason(StrEnum):
+    """Why the trainer does not train a token of a session that it trains."""
+
+    STALE = "stale"
+    """Sampled more than ``max_staleness`` versions ago."""
+    NO_BASELINE = "no_baseline"
+    """Its estimator had nothing to compare it with."""
 
 
 Filter = Callable[[Episode], bool]
@@ -101,6 +111,24 @@ def account_of(episode: Episode, reason: str | None) -> TokenAccount:
     )
 
 
+def masked(episode: Episode, excluded: Sequence[NDArray[np.bool_]], reason: MaskReason) -> Episode:
+    """``episode`` without the tokens that ``excluded`` has for each sample, in masks and
+    account."""
+    samples = tuple(
+        replace(sample, mask=sample.mask & ~out)
+        for sample, out in zip(episode.samples, excluded, strict=True)
+    )
+    table = episode.conservation
+    kept = sum(int(sample.mask.sum()) for sample in samples)
+    if kept == table.trained:
+        return episode
+    counts = Counter(dict(table.masked))
+    counts[reason.value] += table.trained - kept
+    return replace(
+        episode, samples=samples, conservation=replace(table, trained=kept, masked=dict(counts))
+    )
+
+
 def trained_tokens(episode: Episode) -> int:
     """Tokens that the session's samples train."""
     return sum(int(sample.mask.sum()) for sample in episode.samples)
@@ -136,7 +164,7 @@ def not_trained(
         return DropReason.INFRASTRUCTURE
     if all(sample.weight <= 0 for sample in episode.samples if sample.mask.any()):
         return DropReason.WEIGHTLESS
-    if version - oldest_version(episode) > max_staleness:
+    if version - newest_version(episode) > max_staleness:
         return DropReason.STALE
     if degenerate_group and config.drop_zero_variance:
         return DropReason.ZERO_VARIANCE
@@ -146,11 +174,11 @@ def not_trained(
     return None
 
 
-def oldest_version(episode: Episode) -> int:
-    """The oldest policy version among the tokens that the session would train.
+def newest_version(episode: Episode) -> int:
+    """The newest policy version among the tokens that the session would train.
 
     Raises ``ValueError`` when it would train none.
     """
-    return min(
-        int(np.min(sample.versions[sample.mask])) for sample in episode.samples if sample.mask.any()
+    return max(
+        int(np.max(sample.versions[sample.mask])) for sample in episode.samples if sample.mask.any()
     )

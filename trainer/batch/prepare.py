@@ -15,13 +15,15 @@ from numpy.typing import NDArray
 
 from bridle.reconstruct.samples.sample import Episode, Sample
 from bridle.trainer.batch.filters import (
+    MaskReason,
     TokenAccount,
     account_of,
+    masked,
     not_trained,
     outside_the_baseline,
 )
 from bridle.trainer.config import GrpoConfig
-from bridle.trainer.credit.advantages import advantages_by_group, is_degenerate
+from bridle.trainer.credit import ADVANTAGES, CreditGroup
 from bridle.trainer.credit.rewards import session_reward
 
 _NOTHING: Final = np.zeros(0, np.int64)
@@ -35,7 +37,8 @@ class TrainItem:
     session: int
     """Index of its session among the step's episodes."""
     group: Hashable
-    advantage: float
+    credit: NDArray[np.float32]
+    """``float32[T]``: the advantage of each of the sample's tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,10 +76,13 @@ def prepare(episodes: Sequence[Episode], version: int, config: GrpoConfig) -> Pr
     members: dict[Hashable, list[int]] = {}
     for index in compared:
         members.setdefault(group_of(episodes[index]), []).append(index)
+    credit: dict[int, list[NDArray[np.float32]]] = {}
+    for indices in members.values():
+        credit |= _credit(episodes, compared, indices, config)
     degenerate = {
         group
         for group, indices in members.items()
-        if is_degenerate(np.asarray([compared[i] for i in indices]))
+        if not any(np.any(part) for index in indices for part in credit[index])
     }
     for index in compared:
         reasons[index] = not_trained(
@@ -86,9 +92,23 @@ def prepare(episodes: Sequence[Episode], version: int, config: GrpoConfig) -> Pr
             max_staleness=config.max_staleness,
             config=config.filters,
         )
-    account = sum(map(account_of, episodes, reasons), TokenAccount())
+    oldest = version - config.max_staleness
+    judged = list(episodes)
+    for index, reason in enumerate(reasons):
+        if reason is None:
+            stale = [sample.versions < oldest for sample in episodes[index].samples]
+            alone = [np.isnan(part) for part in credit[index]]
+            judged[index] = masked(episodes[index], stale, MaskReason.STALE)
+            judged[index] = masked(judged[index], alone, MaskReason.NO_BASELINE)
+    account = sum(map(account_of, judged, reasons), TokenAccount())
     dropped = [str(reason) for reason in reasons if reason is not None]
-    items = [item for item in _items(episodes, compared, config) if reasons[item.session] is None]
+    items = [
+        TrainItem(sample, index, group_of(judged[index]), part)
+        for index in compared
+        if reasons[index] is None
+        for sample, part in zip(judged[index].samples, credit[index], strict=True)
+        if sample.mask.any() and sample.weight > 0
+    ]
     return PreparedStep(
         items=tuple(items),
         account=account,
@@ -113,38 +133,14 @@ def group_of(episode: Episode) -> Hashable:
     return session.task_suite, session.task_split, session.task_id
 
 
-def _items(
-    episodes: Sequence[Episode], compared: dict[int, float], config: GrpoConfig
-) -> list[TrainItem]:
-    """Every branch with something to train, of every session that is compared."""
-    branches = [
-        (index, sample)
-        for index in compared
-        for sample in episodes[index].samples
-        if sample.mask.any() and sample.weight > 0
-    ]
-    # One entry per session, or per session and role: what advantages are normalised over.
-    entries = list(
-        dict.fromkeys(
-            (index, sample.role if config.advantages.per_role else None)
-            for index, sample in branches
-        )
-    )
-    if not config.advantages.per_role:
-        # A session without a branch to train still counts in its group's baseline.
-        entries = [(index, None) for index in compared]
-    advantages = advantages_by_group(
-        [compared[index] for index, _ in entries],
-        [(group_of(episodes[index]), role) for index, role in entries],
-        config.advantages.baseline,
-    )
-    by_entry = dict(zip(entries, advantages, strict=True))
-    return [
-        TrainItem(
-            sample=sample,
-            session=index,
-            group=group_of(episodes[index]),
-            advantage=float(by_entry[index, sample.role if config.advantages.per_role else None]),
-        )
-        for index, sample in branches
-    ]
+def _credit(
+    episodes: Sequence[Episode],
+    compared: dict[int, float],
+    indices: Sequence[int],
+    config: GrpoConfig,
+) -> dict[int, list[NDArray[np.float32]]]:
+    """By session, the credit of its samples within one group."""
+    rewards = np.asarray([compared[index] for index in indices], np.float64)
+    group = CreditGroup([episodes[index] for index in indices], rewards, config.advantages)
+    estimated = ADVANTAGES.find(config.advantages.baseline)(group)
+    return dict(zip(indices, estimated, strict=True))

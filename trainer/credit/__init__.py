@@ -1,0 +1,12 @@
+"""How much of its session's rewards each token gets.
+
+``group`` has what an estimator sees, ``advantages`` those for whole sessions, ``steps`` those for
+single calls; ``weighting`` is how tokens weigh in the loss.
+"""
+
+from bridle.trainer.credit import advantages as advantages
+from bridle.trainer.credit import steps as steps
+from bridle.trainer.credit.group import ADVANTAGES as ADVANTAGES
+from bridle.trainer.credit.group import Credit as Credit
+from bridle.trainer.credit.group import CreditGroup as CreditGroup
+from bridle.trainer.credit.group import register_advantage as register_advantage

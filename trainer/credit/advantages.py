@@ -1,4 +1,4 @@
-"""How much better a session did than its group: outcome advantages.
+"""How much better a session did than its group: one number for all of its tokens.
 
 For a group of ``G`` rewards ``r``:
 
@@ -6,82 +6,58 @@ For a group of ``G`` rewards ``r``:
 ``grpo``           ``(r_i - mean(r)) / (std(r) + 1e-6)``         DeepSeekMath, arXiv 2402.03300
 ``leave_one_out``  ``r_i - mean(r without r_i)``                 RLOO, arXiv 2402.14740
 ``mean``           ``r_i - mean(r)``                             Dr. GRPO, arXiv 2503.20783
+``gated``          ``grpo`` of ``r_i + [r_i >= gate] Σ s_i``     G-RA, arXiv 2508.10548; ``s_i``:
+                                                                 the rewards of its steps
 =================  ============================================  =================================
 
-``std`` is the sample standard deviation (``G - 1``). The baseline is taken over the whole group,
-before any filter. A group whose rewards are all equal, and a group of one, gives zeros.
+``std`` is that of the sample (``G - 1``) or of the population (``G``), by ``deviation``. The
+baseline is taken over the whole group, before any filter. A group whose rewards are all equal, and
+a group of one, gives zeros.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
-
 import numpy as np
 from numpy.typing import NDArray
 
-from bridle.trainer.registry import Registry
-
-STD_EPSILON = 1e-6
-
-Advantage = Callable[[NDArray[np.float64]], NDArray[np.float64]]
-"""From the rewards ``float64[G]`` of a group, at least two and not all equal, to its advantages
-``float64[G]``."""
-
-ADVANTAGES: Registry[Advantage] = Registry("advantage")
-
-
-def register_advantage(name: str) -> Callable[[Advantage], Advantage]:
-    """A decorator that makes a function the advantage that configurations name ``name``."""
-    return ADVANTAGES.register(name)
+from bridle.trainer.credit.group import (
+    STD_EPSILON,
+    Credit,
+    CreditGroup,
+    centred,
+    register_advantage,
+)
 
 
 @register_advantage("grpo")
-def standardized(rewards: NDArray[np.float64]) -> NDArray[np.float64]:
+def standardized(group: CreditGroup) -> Credit:
     """Distance from the mean in standard deviations."""
-    return mean_centred(rewards) / (float(rewards.std(ddof=1)) + STD_EPSILON)
+    return group.everywhere(_standardized(group, group.rewards))
 
 
 @register_advantage("leave_one_out")
-def leave_one_out(rewards: NDArray[np.float64]) -> NDArray[np.float64]:
+def leave_one_out(group: CreditGroup) -> Credit:
     """Distance from the mean of the others: ``(r_i - mean) * G / (G - 1)``."""
-    return mean_centred(rewards) * (len(rewards) / (len(rewards) - 1))
+    size = len(group.rewards)
+    return group.everywhere(group.centred * (size / max(size - 1, 1)))
 
 
 @register_advantage("mean")
-def mean_centred(rewards: NDArray[np.float64]) -> NDArray[np.float64]:
+def mean_centred(group: CreditGroup) -> Credit:
     """Distance from the mean."""
-    centred: NDArray[np.float64] = rewards - rewards.mean()
-    return centred
+    return group.everywhere(group.centred)
 
 
-def group_advantages(rewards: NDArray[np.float64], baseline: str) -> NDArray[np.float64]:
-    """Advantages ``float64[G]`` of one group's rewards ``float64[G]``."""
-    if is_degenerate(rewards):
-        return np.zeros_like(rewards)
-    return ADVANTAGES.find(baseline)(rewards)
+@register_advantage("gated")
+def gated(group: CreditGroup) -> Credit:
+    """Rewards of steps count where the session's own reward has passed the gate."""
+    totals = group.rewards.copy()
+    for (episode, _), value in group.call_rewards.items():
+        if group.rewards[episode] >= group.config.gate:
+            totals[episode] += value
+    return group.everywhere(_standardized(group, totals))
 
 
-def is_degenerate(rewards: NDArray[np.float64]) -> bool:
-    """Whether the group has nothing to compare: fewer than two rewards, or all of them equal."""
-    if len(rewards) < 2:
-        return True
-    spread = float(rewards.max() - rewards.min())
-    return spread <= 1e-9 * max(1.0, float(np.abs(rewards).max()))
-
-
-def advantages_by_group(
-    rewards: Sequence[float], groups: Sequence[Hashable], baseline: str
-) -> NDArray[np.float64]:
-    """Advantages ``float64[S]`` of ``S`` sessions, each compared within its own group.
-
-    For per-role normalisation (Dr. MAS, arXiv 2602.08847) pass one entry per session and role, with
-    ``(group, role)`` as its group.
-    """
-    values = np.asarray(rewards, dtype=np.float64)
-    members: dict[Hashable, list[int]] = {}
-    for index, group in enumerate(groups):
-        members.setdefault(group, []).append(index)
-    advantages = np.zeros_like(values)
-    for indices in members.values():
-        advantages[indices] = group_advantages(values[indices], baseline)
-    return advantages
+def _standardized(group: CreditGroup, values: NDArray[np.float64]) -> NDArray[np.float64]:
+    distance: NDArray[np.float64] = centred(values) / (group.deviation(values) + STD_EPSILON)
+    return distance

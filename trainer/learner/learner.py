@@ -1,7 +1,7 @@
 """What a run does with the policy that it trains.
 
-:class:`Learner` has all of it in this process; :class:`bridle.trainer.learner.group.LearnerGroup`
-spreads it over several, each of which has a :class:`Learner` of its part.
+:class:`Learner` has all of it in this process. Under torchrun each rank has a :class:`Learner` of
+its part, and :class:`bridle.trainer.learner.ranks.SpreadLearner` directs them.
 """
 
 from __future__ import annotations

@@ -10,25 +10,25 @@ says it sampled from, ``r = π / π_old`` and ``A`` the advantage:
                                                                       (arXiv 2503.14476)
 ``gspo``   the same with ``s`` for ``r``, where                       arXiv 2507.18071
            ``s = exp(mean over the branch of log r)``
-``cispo``  ``-sg(clip(r, 1 - ε_low, 1 + ε_high)) A log π``            MiniMax-M1, arXiv 2506.13585
+``cispo``  ``-sg(min(r, 1 + ε_high)) A log π``                        MiniMax-M1, arXiv 2506.13585
 =========  =========================================================  ==========================
 
-Each token's loss is multiplied by ``sg(min(π_old / μ, C))`` (truncated importance sampling for the
-difference between engine and trainer, and for stale tokens; Yao et al. 2025, "Your efficient RL
-framework secretly brings you off-policy RL training"), the KL penalty ``β k3`` is added, and the
+Each token's loss is multiplied by its importance weight
+(:mod:`bridle.trainer.losses.importance`), the KL penalty ``β k3`` is added, and the
 batch loss is the sum over tokens times :mod:`bridle.trainer.credit.weighting`'s weights. ``sg``
 stops gradients.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from bridle.trainer.config import LossConfig
+from bridle.trainer.losses.importance import ImportanceWeights, importance_weights
 from bridle.trainer.registry import Registry
 
 
@@ -60,6 +60,8 @@ class Surrogate:
     """``float[M]``: the ratio that was clipped; for the metrics."""
     clipped: Tensor
     """``bool[M]``: whose gradient the clip has cut off or bounded; for the metrics."""
+    metrics: Mapping[str, Tensor] = field(default_factory=dict)
+    """Further numbers of each token, ``float[M]``, whose means are logged as ``update/NAME``."""
 
 
 Loss = Callable[[TokenTerms, LossConfig], Surrogate]
@@ -72,32 +74,24 @@ def register_loss(name: str) -> Callable[[Loss], Loss]:
     return LOSSES.register(name)
 
 
-@dataclass(frozen=True, slots=True)
-class LossStats:
-    """Sums over tokens, so that packs add up; divide by ``tokens`` for means."""
+class LossSums(dict[str, float]):
+    """Sums over tokens by name, so that packs add up; divide by ``tokens`` for means.
 
-    tokens: float = 0.0
-    loss: float = 0.0
-    """Already weighted: the batch loss is the sum over packs."""
-    clipped: float = 0.0
-    """Tokens whose gradient the clip has cut off or bounded."""
-    ratio: float = 0.0
-    kl_old: float = 0.0
-    """k3 estimate of KL(π_old ‖ π), nats per token."""
-    kl_reference: float = 0.0
-    importance: float = 0.0
-    """Truncated importance weights."""
-    importance_capped: float = 0.0
+    ``tokens``; ``loss``, already weighted; ``clipped``: tokens whose gradient the clip has cut off
+    or bounded; ``ratio``; ``kl_old``: k3 estimate of KL(π_old ‖ π), nats; ``kl_reference`` where
+    there is a reference policy; ``importance``: weights; ``importance_capped``: tokens whose weight
+    the correction has bounded, or that it has left out; and what a loss adds
+    (:attr:`Surrogate.metrics`).
+    """
 
-    def __add__(self, other: LossStats) -> LossStats:
-        return LossStats(
-            *(getattr(self, item.name) + getattr(other, item.name) for item in fields(self))
-        )
+    def __add__(self, other: Mapping[str, float]) -> LossSums:
+        names = dict.fromkeys([*self, *other])
+        return LossSums({name: self.get(name, 0.0) + other.get(name, 0.0) for name in names})
 
     def mean(self, name: str) -> float:
         """Mean per token of one of the sums; 0 when there were no tokens."""
-        value: float = getattr(self, name)
-        return value / self.tokens if self.tokens else 0.0
+        tokens = self.get("tokens", 0.0)
+        return self.get(name, 0.0) / tokens if tokens else 0.0
 
 
 def clipped_surrogate(
@@ -121,10 +115,11 @@ def branch_ratio(log_ratio: Tensor, branches: Tensor) -> Tensor:
 
 
 def cispo_surrogate(
-    logprobs: Tensor, ratio: Tensor, advantages: Tensor, clip_low: float, clip_high: float
+    logprobs: Tensor, ratio: Tensor, advantages: Tensor, clip_high: float
 ) -> Tensor:
-    """``-sg(clip(r)) A log π`` per token: every token keeps a gradient, of bounded weight."""
-    return -ratio.clamp(1 - clip_low, 1 + clip_high).detach() * advantages * logprobs
+    """``-sg(min(r, 1 + ε_high)) A log π`` per token: every token keeps a gradient, of bounded
+    weight."""
+    return -ratio.clamp(max=1 + clip_high).detach() * advantages * logprobs
 
 
 @register_loss("clip")
@@ -143,10 +138,9 @@ def gspo(terms: TokenTerms, config: LossConfig) -> Surrogate:
 @register_loss("cispo")
 def cispo(terms: TokenTerms, config: LossConfig) -> Surrogate:
     """REINFORCE with a clipped ratio as its weight."""
-    low, high = config.clip_low, config.clip_high
     ratio = (terms.logprobs - terms.old_logprobs).exp()
-    loss = cispo_surrogate(terms.logprobs, ratio, terms.advantages, low, high)
-    return Surrogate(loss, ratio, (ratio > 1 + high) | (ratio < 1 - low))
+    loss = cispo_surrogate(terms.logprobs, ratio, terms.advantages, config.clip_high)
+    return Surrogate(loss, ratio, ratio > 1 + config.clip_high)
 
 
 def _clipped(ratio: Tensor, terms: TokenTerms, config: LossConfig) -> Surrogate:
@@ -159,11 +153,6 @@ def _clipped(ratio: Tensor, terms: TokenTerms, config: LossConfig) -> Surrogate:
     )
 
 
-def importance_weights(old_logprobs: Tensor, behaviour_logprobs: Tensor, cap: float) -> Tensor:
-    """``min(π_old / μ, C)`` per token, without gradient."""
-    return (old_logprobs - behaviour_logprobs).exp().clamp(max=cap).detach()
-
-
 def k3(logprobs: Tensor, other_logprobs: Tensor) -> Tensor:
     """Unbiased, non-negative estimate of KL(π ‖ other) from tokens of π, per token.
 
@@ -173,44 +162,41 @@ def k3(logprobs: Tensor, other_logprobs: Tensor) -> Tensor:
     return difference.exp() - 1 - difference
 
 
-def policy_loss(terms: TokenTerms, config: LossConfig) -> tuple[Tensor, LossStats]:
+def policy_loss(terms: TokenTerms, config: LossConfig) -> tuple[Tensor, LossSums]:
     """The weighted loss of a pack's tokens (a scalar with gradient) and what to report of it."""
     surrogate = LOSSES.find(config.name)(terms, config)
-    importance = torch.ones_like(terms.old_logprobs)
-    if config.importance_cap is not None:
-        importance = importance_weights(
-            terms.old_logprobs, terms.behaviour_logprobs, config.importance_cap
-        )
-    per_token = importance * surrogate.loss
-    kl_reference = torch.zeros_like(per_token)
+    importance = importance_weights(
+        terms.old_logprobs, terms.behaviour_logprobs, terms.branches, config
+    )
+    per_token = importance.weights * surrogate.loss
+    kl_reference = None
     if terms.reference_logprobs is not None:
         kl_reference = k3(terms.logprobs, terms.reference_logprobs)
         per_token = per_token + config.kl_coefficient * kl_reference
     loss = (terms.weights * per_token).sum()
-    return loss, _stats(terms, config, loss, surrogate, importance, kl_reference)
+    return loss, _stats(terms, loss, surrogate, importance, kl_reference)
 
 
 @torch.no_grad()
 def _stats(
     terms: TokenTerms,
-    config: LossConfig,
     loss: Tensor,
     surrogate: Surrogate,
-    importance: Tensor,
-    kl_reference: Tensor,
-) -> LossStats:
+    importance: ImportanceWeights,
+    kl_reference: Tensor | None,
+) -> LossSums:
     log_ratio = terms.logprobs - terms.old_logprobs
-    capped = torch.zeros_like(importance, dtype=torch.bool)
-    if config.importance_cap is not None:
-        capped = importance >= config.importance_cap
-    return LossStats(
-        tokens=float(len(log_ratio)),
-        loss=float(loss.detach()),
-        clipped=float(surrogate.clipped.sum()),
-        ratio=float(surrogate.ratio.sum()),
+    sums = {
+        "tokens": float(len(log_ratio)),
+        "loss": float(loss.detach()),
+        "clipped": float(surrogate.clipped.sum()),
+        "ratio": float(surrogate.ratio.sum()),
         # Tokens came from π_old, so the estimate runs from it to π.
-        kl_old=float((log_ratio.exp() - 1 - log_ratio).sum()),
-        kl_reference=float(kl_reference.sum()),
-        importance=float(importance.sum()),
-        importance_capped=float(capped.sum()),
-    )
+        "kl_old": float((log_ratio.exp() - 1 - log_ratio).sum()),
+        "importance": float(importance.weights.sum()),
+        "importance_capped": float(importance.bounded.sum()),
+        **{name: float(values.sum()) for name, values in surrogate.metrics.items()},
+    }
+    if kl_reference is not None:
+        sums["kl_reference"] = float(kl_reference.sum())
+    return LossSums(sums)

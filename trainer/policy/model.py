@@ -25,6 +25,7 @@ from transformers.utils import logging as transformers_logging
 
 from bridle.engine.contract.tokenizer import CHAT_TEMPLATES_DIRECTORY
 from bridle.engine.embedded.model import not_loadable
+from bridle.engine.embedded.truncation import Truncation
 from bridle.errors import BridleError
 from bridle.store.records import TokenIds
 from bridle.trainer.batch.attention import TREE_ATTENTION, plan_blocks
@@ -67,7 +68,7 @@ class TokenScores:
     """What the policy says about the ``M`` targets of a pack, in their order."""
 
     logprobs: Tensor
-    """``float[M]`` at temperature 1; carries gradients."""
+    """``float[M]`` in the distribution that the target was drawn from; carries gradients."""
     entropies: Tensor
     """``float[M]``, nats, of the distribution the target was predicted from; no gradient."""
 
@@ -268,9 +269,16 @@ def _packed_scores(
     return packed
 
 
-def score_pack(model: nn.Module, pack: Pack, *, block_tokens: int = 256) -> TokenScores:
-    """Logprobs and entropies of the pack's targets in one forward pass."""
-    return TokenScores(*within_forward(model, _score_pack, model, pack, block_tokens))
+def score_pack(
+    model: nn.Module, pack: Pack, *, block_tokens: int = 256, drawn: Tensor | None = None
+) -> TokenScores:
+    """Logprobs and entropies of the pack's targets in one forward pass.
+
+    ``drawn`` is ``float64[M, 4]`` on the CPU: the temperature, top-p, top-k and min-p that each
+    target was drawn at; ``None``: all were drawn from the policy's own distribution. The set that
+    may be drawn is that of this model's logits, with the target in any case.
+    """
+    return TokenScores(*within_forward(model, _score_pack, model, pack, block_tokens, drawn))
 
 
 def score_idly(model: nn.Module) -> None:
@@ -283,7 +291,9 @@ def score_idly(model: nn.Module) -> None:
         (scores.logprobs.sum() * 0).backward()  # type: ignore[no-untyped-call]
 
 
-def _score_pack(model: nn.Module, pack: Pack, block_tokens: int) -> tuple[Tensor, Tensor]:
+def _score_pack(
+    model: nn.Module, pack: Pack, block_tokens: int, drawn: Tensor | None
+) -> tuple[Tensor, Tensor]:
     device = next(model.parameters()).device
     sources = torch.from_numpy(pack.sources).to(device)
     targets = torch.from_numpy(pack.targets).to(device)
@@ -293,7 +303,7 @@ def _score_pack(model: nn.Module, pack: Pack, block_tokens: int) -> tuple[Tensor
             hidden = _padded_hidden_states(model, pack, device)
         else:
             hidden = _tree_hidden_states(model, pack, block_tokens, device)
-        return _score_targets(hidden, head, sources, targets)
+        return _score_targets(hidden, head, sources, targets, drawn)
 
 
 def score_sequence(model: nn.Module, token_ids: Index) -> Tensor:
@@ -342,9 +352,11 @@ def _padded_hidden_states(model: nn.Module, pack: Pack, device: torch.device) ->
 
 
 def _score_targets(
-    hidden: Tensor, head: nn.Module, sources: Tensor, targets: Tensor
+    hidden: Tensor, head: nn.Module, sources: Tensor, targets: Tensor, drawn: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     """Apply ``head`` to the hidden states that predict something, each once."""
+    if drawn is not None:
+        drawn = drawn.to(hidden.device)
     needed, inverse = torch.unique(sources, return_inverse=True)
     chunk = max(1, LOGIT_ELEMENTS // int(_vocabulary(head)))
     logprobs = []
@@ -357,7 +369,8 @@ def _score_targets(
         states = hidden[needed[number * chunk : (number + 1) * chunk]]
         wanted = order[start:stop]
         rows = inverse[wanted] - number * chunk
-        arguments = (head, states, rows, targets[wanted])
+        at = None if drawn is None else drawn[wanted]
+        arguments = (head, states, rows, targets[wanted], at)
         if len(needed) > chunk and torch.is_grad_enabled():
             scores = checkpoint(_score_chunk, *arguments, use_reentrant=False)
         else:
@@ -370,18 +383,43 @@ def _score_targets(
 
 
 def _score_chunk(
-    head: nn.Module, states: Tensor, rows: Tensor, targets: Tensor
+    head: nn.Module, states: Tensor, rows: Tensor, targets: Tensor, drawn: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    log_probabilities = _log_softmax(head(states))
+    logits = head(states)
+    if drawn is not None:
+        logits, rows = _drawn_from(logits, rows, targets, drawn)
+    log_probabilities = _log_softmax(logits)
     with torch.no_grad():
         detached = log_probabilities.detach()
-        entropies = -(detached.exp() * detached).sum(dim=-1)[rows]
+        entropies = torch.special.entr(detached.exp()).sum(dim=-1)[rows]
     return log_probabilities[rows, targets], entropies
+
+
+def _drawn_from(
+    logits: Tensor, rows: Tensor, targets: Tensor, drawn: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Logits of what each target was drawn from, ``-inf`` outside the set, and each target's row:
+    a row for each pair of a state and a sampler."""
+    keyed = torch.cat([rows[:, None].double(), drawn], dim=1)
+    pairs, places = torch.unique(keyed, dim=0, return_inverse=True)
+    scores = _at_least_float32(logits)[pairs[:, 0].long()]
+    sampler = Truncation.of(pairs[:, 1:])
+    scores = scores / sampler.temperature[:, None].to(scores.dtype)
+    if sampler.truncates:
+        kept = sampler.kept(scores.detach())
+        # Rounding may put a token at the set's edge outside of it here; the engine drew it.
+        kept[places, targets] = True
+        scores = scores.masked_fill(~kept, -torch.inf)
+    return scores, places
+
+
+def _at_least_float32(logits: Tensor) -> Tensor:
+    return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
 
 def _log_softmax(logits: Tensor) -> Tensor:
     """In at least float32, as the engine does."""
-    return torch.log_softmax(logits.to(torch.promote_types(logits.dtype, torch.float32)), dim=-1)
+    return torch.log_softmax(_at_least_float32(logits), dim=-1)
 
 
 def vocabulary_size(model: nn.Module) -> int:

@@ -2,9 +2,11 @@
 
 ``sandbox.py`` is the sandbox and its provider, ``engine.py`` the command line, ``images.py`` builds
 what a task names, ``layers.py`` the read-only harness that is mounted into it. ``relay.py`` is the
-one way out; ``inside/`` runs in the container.
+one way out; ``warm.py`` forks sessions
+inside one container. ``inside/`` runs in the container.
 """
 
 from bridle.harnesses.sandboxes.container.sandbox import ContainerProvider, ContainerSandbox
+from bridle.harnesses.sandboxes.container.warm import WarmContainerProvider
 
-__all__ = ["ContainerProvider", "ContainerSandbox"]
+__all__ = ["ContainerProvider", "ContainerSandbox", "WarmContainerProvider"]

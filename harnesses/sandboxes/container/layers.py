@@ -8,6 +8,7 @@ needs the GNU C library of the task's image.
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import hashlib
 import shutil
 import tempfile
@@ -155,11 +156,22 @@ class MountedPrograms:
 async def install(engine: Engine, layer: Layer) -> bool:
     """Builds a layer and fills its volume; ``False`` when it is there already.
 
-    Raises :class:`NotLaunchable` when it cannot be built.
+    One process at a time does this for a layer. Raises :class:`NotLaunchable` when it cannot be
+    built.
     """
     if await is_installed(engine, layer):
         return False
-    with tempfile.TemporaryDirectory(prefix="bridle-layer-", dir=NODE) as made:
+    with (Path(tempfile.gettempdir()) / f"{layer.volume}.lock").open("w") as turn:
+        await asyncio.to_thread(fcntl.flock, turn, fcntl.LOCK_EX)
+        return await _install(engine, layer)
+
+
+async def _install(engine: Engine, layer: Layer) -> bool:
+    if await is_installed(engine, layer):
+        return False
+    with tempfile.TemporaryDirectory(
+        prefix="bridle-layer-", dir=NODE if layer.command else None
+    ) as made:
         await asyncio.to_thread(layer.write_context, Path(made))
         built = await engine.run("build", "-q", "-t", layer.image, made, limit_s=1800)
     if built.code:

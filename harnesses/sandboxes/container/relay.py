@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 import re
 import ssl
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import SplitResult, urlsplit
@@ -39,8 +39,7 @@ class Relay:
     def __init__(self, urls: Iterable[str], allowed_hosts: Iterable[str]) -> None:
         found = [urlsplit(url) for url in urls if url]
         self._upstream = found[0] if found else None
-        roots = {_session_root(url.path) for url in found}
-        self._paths = tuple(sorted(roots))
+        self._paths = {_session_root(url.path) for url in found}
         self._allowed = frozenset(allowed_hosts)
         self._control: asyncio.StreamWriter | None = None
         self._answers: asyncio.StreamReader | None = None
@@ -50,6 +49,10 @@ class Relay:
         self._turn = asyncio.Lock()
         self.ready: asyncio.Future[dict[str, int]] = asyncio.get_running_loop().create_future()
         """The numbers of the agent's user and group, once the container has started."""
+        self.zygote: asyncio.Future[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = (
+            asyncio.get_running_loop().create_future()
+        )
+        """The connection to the container's warm process, where one is started."""
         self.lost = asyncio.Event()
 
     async def start(self, socket: Path) -> None:
@@ -63,6 +66,7 @@ class Relay:
             task.cancel()
         await asyncio.gather(*self._serving, return_exceptions=True)
         self.ready.cancel()
+        self.zygote.cancel()
 
     def expect(self, token: str) -> asyncio.Future[dict[str, Any]]:
         """How the process with ``token`` will have ended."""
@@ -72,13 +76,24 @@ class Relay:
     def forget(self, token: str) -> None:
         self._reports.pop(token, None)
 
+    def allow(self, urls: Iterable[str]) -> None:
+        """Lets a further session's URLs through."""
+        self._paths |= {_session_root(urlsplit(url).path) for url in urls}
+
+    def disallow(self, urls: Iterable[str]) -> None:
+        self._paths -= {_session_root(urlsplit(url).path) for url in urls}
+
     async def signal_all(self, number: int) -> None:
         """Signals every process of the container but its first; nothing when it is gone."""
+        await self.command({"do": "kill", "signal": number, "uid": None})
+
+    async def command(self, asked: Mapping[str, Any]) -> None:
+        """Has the container's first process do something; nothing when it is gone."""
         async with self._turn:
             if self._control is None or self._answers is None or self.lost.is_set():
                 return
             with contextlib.suppress(ConnectionError):
-                self._control.write(f"kill {number}\n".encode())
+                self._control.write(msgspec.json.encode(asked) + b"\n")
                 await self._answers.readline()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -92,10 +107,15 @@ class Relay:
                 await self._to_session(self._upstream, reader, writer)
             elif greeting == "egress":
                 await self._to_allowed(reader, writer)
+            elif greeting == "zygote" and not self.zygote.done():
+                self.zygote.set_result((reader, writer))
+                await self.lost.wait()
             elif greeting.startswith("report "):
                 self._note(greeting)
         except (ConnectionError, ValueError, asyncio.IncompleteReadError):
             pass  # The other side is gone, or is no client of this.
+        except asyncio.CancelledError:
+            pass  # The relay is closed; nothing waits for this task.
         finally:
             self._serving.discard(task)
             writer.close()
@@ -192,7 +212,7 @@ class Relay:
 class _Requests:
     """A client's side of a connection to the proxy; holds back heads until their path is known."""
 
-    def __init__(self, paths: tuple[str, ...], host: bytes) -> None:
+    def __init__(self, paths: Collection[str], host: bytes) -> None:
         self._paths = paths
         self._host = b"Host: " + host
         self._parser = httptools.HttpRequestParser(self)
@@ -239,7 +259,7 @@ def _session_root(path: str) -> str:
     return path.rstrip("/").removesuffix("/v1")
 
 
-def _is_below(target: str, roots: tuple[str, ...]) -> bool:
+def _is_below(target: str, roots: Collection[str]) -> bool:
     path = target.partition("?")[0]
     if ".." in path or "%2e" in path.lower() or "//" in path:
         return False

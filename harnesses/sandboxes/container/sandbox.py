@@ -11,7 +11,7 @@ import signal
 import tarfile
 import tempfile
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path, PurePath, PurePosixPath
 from typing import Any, Final
 from urllib.parse import urlsplit
@@ -43,8 +43,8 @@ from bridle.harnesses.sandboxes.container.relay import Relay
 from bridle.harnesses.sandboxes.spec import ContainerSpec
 
 _INSIDE: Final = Path(__file__).resolve().with_name("inside")
-_SCRIPTS: Final = PurePosixPath("/opt/bridle-inside")
-_SOCKETS: Final = PurePosixPath("/run/bridle")
+SCRIPTS: Final = PurePosixPath("/opt/bridle-inside")
+SOCKETS: Final = PurePosixPath("/run/bridle")
 _SHARED: Final = ("/logs/verifier", "/logs/artifacts")
 """Directories that a task's tests may count on, as Harbor's do."""
 _EGRESS_PORT: Final = 3128
@@ -69,13 +69,13 @@ class ContainerSandbox:
         port: int,
         image_user: str,
     ) -> None:
-        self._engine = engine
-        self._name = name
+        self.engine = engine
+        self.name = name
         self._place = place
-        self._relay = relay
+        self.relay = relay
         self._directory = request.directory
         self._spec = request.container or ContainerSpec()
-        self._port = port
+        self.port = port
         self._image_user = image_user
         self._user = {"uid": 0, "gid": 0}
 
@@ -89,22 +89,22 @@ class ContainerSandbox:
 
     def url(self, url: str) -> str:
         """The path of ``url`` at the port of the loopback that leads to the relay."""
-        return urlsplit(url)._replace(scheme="http", netloc=f"127.0.0.1:{self._port}").geturl()
+        return urlsplit(url)._replace(scheme="http", netloc=f"127.0.0.1:{self.port}").geturl()
 
     async def ready(self) -> None:
         """Waits for the first process. Raises :class:`SandboxLost`."""
         deadline = time.monotonic() + _START_S
-        while not self._relay.ready.done() and time.monotonic() < deadline:
-            await asyncio.wait({self._relay.ready}, timeout=1.0)
-            if not self._relay.ready.done() and not await self._runs():
+        while not self.relay.ready.done() and time.monotonic() < deadline:
+            await asyncio.wait({self.relay.ready}, timeout=1.0)
+            if not self.relay.ready.done() and not await self._runs():
                 break
-        if not self._relay.ready.done():
-            logs = await self._engine.run("logs", "--tail", "5", self._name)
+        if not self.relay.ready.done():
+            logs = await self.engine.run("logs", "--tail", "5", self.name)
             raise SandboxLost(f"the container did not start: {logs.error}")
-        self._user = self._relay.ready.result()
+        self._user = self.relay.ready.result()
 
     async def _runs(self) -> bool:
-        found = await self._engine.run("inspect", "-f", "{{.State.Running}}", self._name)
+        found = await self.engine.run("inspect", "-f", "{{.State.Running}}", self.name)
         return found.out.strip() == b"true"
 
     async def exec(self, launch: Launch) -> ProcessResult:
@@ -119,22 +119,22 @@ class ContainerSandbox:
             "env": {**launch.environment, "PWD": str(directory)},
             "cwd": str(directory),
             "token": token,
-            "socket": str(_SOCKETS / "relay"),
+            "socket": str(SOCKETS / "relay"),
         }
-        report = self._relay.expect(token)
+        report = self.relay.expect(token)
         started = time.monotonic()
         try:
             with stdout.open("wb") as out, stderr.open("wb") as err:
-                process = await self._engine.start(
-                    *("exec", "-i", "--user", user, self._name),
-                    *(f"{MOUNTED}/bin/python3", "-I", "-S", str(_SCRIPTS / "launch.py")),
+                process = await self.engine.start(
+                    *("exec", "-i", "--user", user, self.name),
+                    *(f"{MOUNTED}/bin/python3", "-I", "-S", str(SCRIPTS / "launch.py")),
                     stdin=asyncio.subprocess.PIPE,
                     stdout=out,
                     stderr=err,
                 )
                 told = await self._ended(process, msgspec.json.encode(asked), report, launch)
         finally:
-            self._relay.forget(token)
+            self.relay.forget(token)
         seconds = time.monotonic() - started
         code = None if told is None else _exit_code(told, launch)
         return ProcessResult(code, seconds, Captured.of(stdout), Captured.of(stderr))
@@ -154,7 +154,7 @@ class ContainerSandbox:
     ) -> dict[str, Any] | None:
         """What the launcher reports; ``None`` when the time was up."""
         over: asyncio.Future[Any] = asyncio.create_task(process.wait())
-        lost: asyncio.Future[Any] = asyncio.create_task(self._relay.lost.wait())
+        lost: asyncio.Future[Any] = asyncio.create_task(self.relay.lost.wait())
         full: asyncio.Future[Any] = asyncio.create_task(self._over_storage())
         watched = {over, lost, full, report}
         try:
@@ -168,6 +168,9 @@ class ContainerSandbox:
             if report.done():
                 await asyncio.wait({over}, timeout=_DRAIN_S)
                 return report.result()
+            if not lost.done() and process.returncode == 128 + signal.SIGKILL:
+                # The container is there: a process of its own killed all of its user's.
+                return {"code": -signal.SIGKILL}
             if lost.done() or over.done():
                 raise SandboxLost(f"the container was lost while the {launch.role} ran")
             await self._end_all(launch.grace_s, report)
@@ -185,17 +188,17 @@ class ContainerSandbox:
 
     async def _end_all(self, grace_s: float, report: asyncio.Future[dict[str, Any]]) -> None:
         if grace_s:
-            await self._relay.signal_all(signal.SIGTERM)
+            await self.relay.signal_all(signal.SIGTERM)
             await asyncio.wait({report}, timeout=grace_s)
-        await self._relay.signal_all(signal.SIGKILL)
+        await self.relay.signal_all(signal.SIGKILL)
 
     async def _over_storage(self) -> None:
         """Returns when the container has written more than it may; without a limit, never."""
         limit = self._spec.storage_mb
         while limit is not None:
             await asyncio.sleep(_STORAGE_EVERY_S)
-            arguments = ("inspect", "--size", "-f", "{{.SizeRw}}", self._name)
-            finished = await self._engine.run(*arguments)
+            arguments = ("inspect", "--size", "-f", "{{.SizeRw}}", self.name)
+            finished = await self.engine.run(*arguments)
             if finished.code == 0 and int(finished.out or 0) > limit << 20:
                 return
         await asyncio.get_running_loop().create_future()
@@ -238,8 +241,8 @@ class ContainerSandbox:
             with tarfile.open(fileobj=buffer, mode="w") as tar:
                 tar.add(source, str(target).lstrip("/"), filter=_owned_by_root)
             buffer.seek(0)
-            await self._engine.check(
-                *self._engine.copy_in, f"{self._name}:/", data=buffer, limit_s=600
+            await self.engine.check(
+                *self.engine.copy_in, f"{self.name}:/", data=buffer, limit_s=600
             )
 
     async def download(self, source: PurePath, target: Path) -> None:
@@ -255,22 +258,20 @@ class ContainerSandbox:
         return entry
 
     async def _unpack(self, archive: bytes, named: str) -> None:
-        finished = await self._engine.run(*self._engine.copy_in, f"{self._name}:/", data=archive)
+        finished = await self.engine.run(*self.engine.copy_in, f"{self.name}:/", data=archive)
         if finished.code:
-            if self._relay.lost.is_set():
+            if self.relay.lost.is_set():
                 raise SandboxLost("the container is gone")
             raise LaunchRefused(f"cannot write the file {named}: {finished.error}")
 
     async def _archive(self, path: str, most: int | None) -> Any:
         archive = tempfile.TemporaryFile()  # noqa: SIM115 - the caller closes it
-        finished = await self._engine.run(
-            "cp", f"{self._name}:{path}", "-", out=archive, limit_s=600
-        )
+        finished = await self.engine.run("cp", f"{self.name}:{path}", "-", out=archive, limit_s=600)
         size = archive.seek(0, 2)
         archive.seek(0)
         if finished.code or (most is not None and size > most):
             archive.close()
-            if self._relay.lost.is_set():
+            if self.relay.lost.is_set():
                 raise SandboxLost("the container is gone")
             raise FileNotFoundError(finished.error or f"{path} is larger than is read")
         return archive
@@ -288,7 +289,9 @@ class ContainerProvider:
         self._open: set[str] = set()
 
     @contextlib.asynccontextmanager
-    async def open(self, request: SandboxRequest) -> AsyncIterator[ContainerSandbox]:
+    async def open(
+        self, request: SandboxRequest, mounts: Sequence[str] = ()
+    ) -> AsyncIterator[ContainerSandbox]:
         sockets = await self._started()
         spec = request.container or ContainerSpec()
         image = await self._images.get(spec)
@@ -305,7 +308,7 @@ class ContainerProvider:
             arguments = _arguments(spec, image, place, folder, port)
             made = await self._engine.run(
                 *("run", "-d", "--name", name, "--label", f"{OWNER}={owner_label()}"),
-                *("-v", f"{self._layer.volume}:{MOUNTED}:ro", *arguments),
+                *("-v", f"{self._layer.volume}:{MOUNTED}:ro", *mounts, *arguments),
                 limit_s=_START_S,
             )
             if made.code:
@@ -337,7 +340,7 @@ class ContainerProvider:
             if self._sockets is None:
                 await self._engine.sweep()
                 await install(self._engine, self._layer)
-                self._sockets = Path(tempfile.mkdtemp(prefix="bridle-"))
+                self._sockets = Path(tempfile.mkdtemp(prefix="bridle-sandboxes-"))
             return self._sockets
 
     async def _remove(self, name: str, relay: Relay, folder: Path) -> None:
@@ -377,7 +380,7 @@ def _arguments(
     if spec.network == "allowlist":
         listen["egress"] = _EGRESS_PORT
     settings = {
-        "socket": str(_SOCKETS / "relay"),
+        "socket": str(SOCKETS / "relay"),
         "user": spec.user or image.user,
         "listen": listen,
         "directories": [str(place.workspace), str(place.home), str(place.logs), *_SHARED],
@@ -392,10 +395,10 @@ def _arguments(
     arguments = [f"{name}={value}" for name, value in limits.items() if value is not None]
     arguments += ["--network", "bridge" if spec.network == "public" else "none"]
     arguments += ["--user", "0:0", "--workdir", "/"]
-    arguments += ["-v", f"{_INSIDE}:{_SCRIPTS}:ro", "-v", f"{sockets}:{_SOCKETS}:ro"]
+    arguments += ["-v", f"{_INSIDE}:{SCRIPTS}:ro", "-v", f"{sockets}:{SOCKETS}:ro"]
     for inside, outside in spec.mounts.items():
         arguments += ["-v", f"{Path(outside).absolute()}:{inside}:ro"]
-    keeper = ["-I", "-S", str(_SCRIPTS / "keeper.py"), msgspec.json.encode(settings).decode()]
+    keeper = ["-I", "-S", str(SCRIPTS / "keeper.py"), msgspec.json.encode(settings).decode()]
     return [*arguments, "--entrypoint", f"{MOUNTED}/bin/python3", image.name, *keeper]
 
 

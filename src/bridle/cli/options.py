@@ -73,11 +73,21 @@ EngineOption = Annotated[
 TASKS_HELP = "FILE.jsonl, FILE.py:FUNCTION, MODULE:FUNCTION or harbor:PATH."
 
 SandboxOption = Annotated[
-    Literal["process", "forked", "container"] | None,
+    Literal["process", "forked", "container", "container-forked"] | None,
     typer.Option(
         "--sandbox",
         help="process: one per session; forked: from a Python process with libraries loaded; "
-        "container: docker or podman. Default: what suits the tasks and the agent.",
+        "container: docker or podman, one each; container-forked: from a Python process in one "
+        "container. Default: what suits the tasks and the agent.",
+    ),
+]
+
+SamplingOption = Annotated[
+    str,
+    typer.Option(
+        "--sampling",
+        help="What tokens are drawn from. policy: its own distribution, whatever the agent asks "
+        "for; agent: as it asks; or temperature=0.7,top_p=0.8.",
     ),
 ]
 

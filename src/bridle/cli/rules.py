@@ -21,12 +21,17 @@ RulesOption = Annotated[
 ]
 
 
-def sample_rules(text: str) -> SampleRules:
-    """The rules in a value of ``--rules``; ends the command when they cannot be read."""
+def sample_rules(text: str, *, imitation: bool = False) -> SampleRules:
+    """The rules in a value of ``--rules``; ends the command when they cannot be read.
+
+    ``imitation``: tokens are trained whatever they were drawn from, unless the value has
+    ``samplers``.
+    """
     from bridle.reconstruct.samples.rules import SampleRules
 
     try:
         plain = Path(text).read_bytes() if not text.lstrip().startswith("{") else text
-        return SampleRules.from_data(orjson.loads(plain))
+        given = orjson.loads(plain)
+        return SampleRules.from_data({"samplers": "any", **given} if imitation else given)
     except (OSError, TypeError, ValueError) as error:
         fail(f"--rules: {error}", 2)

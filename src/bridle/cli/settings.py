@@ -39,6 +39,7 @@ SFT: Final = {
 RUN: Final = {
     "named": "agent.name",
     "sandbox": "agent.sandbox",
+    "sampling": "agent.sampling",
     "parallel": "agent.parallel",
     "timeout": "agent.timeout_s",
     "tasks": "tasks.source",

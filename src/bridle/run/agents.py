@@ -34,11 +34,12 @@ from bridle.harnesses.verifiers import (
 )
 from bridle.user_code import load_object
 
-SandboxKind = Literal["process", "forked", "container"]
+SandboxKind = Literal["process", "forked", "container", "container-forked"]
 SANDBOXES: dict[SandboxKind, Callable[[Adapter], SandboxProvider]] = {
     "process": lambda _: ProcessProvider(),
     "forked": lambda _: ForkedProvider(),
     "container": lambda adapter: ContainerProvider(adapter.name),
+    "container-forked": lambda adapter: _warm(adapter),
 }
 VERIFIERS: dict[str, type[Any]] = {
     "number": NumberAnswer,
@@ -50,6 +51,14 @@ VERIFIERS: dict[str, type[Any]] = {
 
 class UnknownAgent(UsageError, ValueError):
     """A name is not that of a harness or a verifier; the message lists those that exist."""
+
+
+def _warm(adapter: Adapter) -> SandboxProvider:
+    if not isinstance(adapter, MiniSweAgent):
+        raise UnknownAgent(
+            f"a forked container runs mini-swe-agent, not {adapter.name}: use --sandbox container"
+        )
+    return adapter.warm_containers()
 
 
 def agent(

@@ -9,6 +9,7 @@ from typing import Annotated, Self
 
 from msgspec import Meta
 
+from bridle.harnesses.guards import GuardAction
 from bridle.run.agents import SandboxKind
 from bridle.run.environment import EngineKind
 from bridle.run.settings import parse_overrides, settings_from
@@ -37,11 +38,18 @@ class AgentConfig:
     """An installed harness (``codex``), a Python script (``agent.py``), or a command line that
     contains ``{prompt}``."""
     sandbox: SandboxKind | None = None
-    """``process``, ``forked`` or ``container``; ``None``: what suits the harness."""
+    """``process``, ``forked``, ``container`` or ``container-forked``; ``None``: what suits the
+    tasks and the harness."""
+    sampling: Named = "policy"
+    """What tokens are drawn from: ``policy`` (its own distribution), ``agent`` (as the harness
+    asks), or ``temperature=0.7,top_p=0.8``."""
     parallel: Count = 16
     """Sessions at a time."""
     timeout_s: AboveZero = 600.0
-    """Longest time of one session, in seconds."""
+    """Longest time of one session, in seconds; a task may state its own."""
+    guards: GuardAction = "warn"
+    """What reading the git history, editing tests, using the network or reading reward files costs
+    a session: nothing, its reward (``zero``), or its place in training (``quarantine``)."""
 
 
 @dataclass(frozen=True, slots=True)

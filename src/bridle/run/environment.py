@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
+import ipaddress
 import os
+import secrets
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal
+from typing import Final, Literal
 from urllib.parse import urlsplit
 
+from bridle.errors import UsageError
+
 EngineKind = Literal["embedded", "vllm"]
+DemoPolicy = Literal["smollm2", "tiny"]
+"""``smollm2``: SmolLM2-135M-Instruct, as it was published. ``tiny``: random weights, warm-started
+on a scripted teacher; they call tools."""
 DEFAULT_PORT = 8484
 ADMIN_KEY_VARIABLE = "BRIDLE_ADMIN_KEY"
 """The key that opens the proxy's control routes."""
@@ -17,6 +26,12 @@ API_KEY_VARIABLE = "BRIDLE_ENGINE_API_KEY"
 """The key that our embedded engine asks for, where it asks for one."""
 VLLM_KEY_VARIABLE = "VLLM_API_KEY"
 """The key that a vLLM started here asks for; vLLM's own."""
+
+_RANK_NAMES: Final = {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
+_RANK_PREFIXES: Final = ("TORCHELASTIC_", "LOCAL_", "GROUP_", "ROLE_")
+
+
+KEYS = (ADMIN_KEY_VARIABLE, UPSTREAM_KEY_VARIABLE, API_KEY_VARIABLE, VLLM_KEY_VARIABLE)
 
 
 def data_home() -> Path:
@@ -42,6 +57,49 @@ def key_in(variable: str) -> str | None:
     return os.environ.get(variable) or None
 
 
+def admin_key_for(proxy_url: str, given: str | None = None) -> str | None:
+    """The admin key of the proxy at a URL: ``given``, else ``$BRIDLE_ADMIN_KEY``, else, for a proxy
+    on this machine, the key that ``bridle proxy`` made for itself."""
+    key = given or key_in(ADMIN_KEY_VARIABLE)
+    if key is None and _on_this_machine(proxy_url):
+        with contextlib.suppress(OSError):
+            key = _key_file().read_text(encoding="ascii").strip() or None
+    return key
+
+
+def made_admin_key() -> str:
+    """This user's admin key for proxies on this machine; made at its first use, in a file that only
+    the user can read. Raises :class:`bridle.errors.UsageError` when it cannot be kept."""
+    file = _key_file()
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with contextlib.suppress(FileExistsError):
+            whole = file.with_name(f"{file.name}.{os.getpid()}")
+            with open(os.open(whole, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as made:
+                made.write(secrets.token_urlsafe(32))
+            try:
+                os.link(whole, file)
+            finally:
+                whole.unlink()
+        return file.read_text(encoding="ascii").strip()
+    except OSError as error:
+        raise UsageError(
+            f"cannot keep an admin key in {file}: {error.strerror}; set {ADMIN_KEY_VARIABLE}"
+        ) from error
+
+
+def _key_file() -> Path:
+    return data_home() / "admin.key"
+
+
+def _on_this_machine(url: str) -> bool:
+    host = urlsplit(url).hostname or ""
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
 def is_base_url(text: str) -> bool:
     """Whether ``text`` is an HTTP URL with a host."""
     try:
@@ -50,3 +108,12 @@ def is_base_url(text: str) -> bool:
     except ValueError:
         return False
     return url.scheme in ("http", "https") and bool(url.hostname)
+
+
+def without_rank(environment: Mapping[str, str]) -> dict[str, str]:
+    """``environment`` less what torchrun adds: for a child that takes no part in the training."""
+    return {
+        name: value
+        for name, value in environment.items()
+        if name not in _RANK_NAMES and not name.startswith(_RANK_PREFIXES)
+    }

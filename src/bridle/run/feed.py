@@ -15,6 +15,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, Final, Literal
 
+import msgspec
 import numpy as np
 import orjson
 import pyarrow as pa
@@ -164,6 +165,7 @@ def trajectory(episode: Episode) -> dict[str, Any]:
 
 def _sample(sample: Sample) -> dict[str, Any]:
     values = {name: getattr(sample, name) for name, _ in SAMPLE_COLUMNS}
+    values["samplers"] = [msgspec.to_builtins(one) for one in sample.samplers]
     return {
         name: value.tolist() if isinstance(value, np.ndarray) else value
         for name, value in values.items()

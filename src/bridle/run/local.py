@@ -10,6 +10,7 @@ from pathlib import Path
 from bridle.engine.contract.tokenizer import Tokenizer
 from bridle.errors import UsageError
 from bridle.harnesses.rollout import Job, RolloutSettings, grouped, require_launchable
+from bridle.harnesses.sampling import session_settings
 from bridle.run.agents import agent, shuffled_tasks
 from bridle.run.agents import verifier as named_verifier
 from bridle.run.config import RunConfig
@@ -22,6 +23,8 @@ from bridle.store.reading.queries import Reader
 from bridle.store.records import RunRecord, new_id
 from bridle.store.schema.database import migrate
 from bridle.store.writing.writer import Writer
+from bridle.trainer.learner.ranks import follow
+from bridle.trainer.learner.world import World
 from bridle.trainer.policy.model import check_policy
 from bridle.trainer.report import StepReport
 
@@ -51,6 +54,9 @@ def train(
     sessions. ``on_step`` is called after each step and may return true to stop. Ctrl-C leaves a
     checkpoint of the last whole step.
 
+    To train on several devices or machines, run the program under torchrun: rank 0 returns, and
+    every other process exits when rank 0's run is over.
+
     Raises :class:`bridle.errors.BridleError`: a ``UsageError`` for what ``config`` asks for and is
     not there, before anything starts.
     """
@@ -64,6 +70,8 @@ def train(
     require_parts(training)
     require_devices(training)
     Tokenizer(policy)
+    if not World.current().is_first:
+        follow(policy, training)
     require_launchable(
         adapter, sandboxes, tasks[0], RolloutSettings(directory=directory / "sessions")
     )
@@ -96,6 +104,8 @@ def train(
             timeout_s=config.agent.timeout_s,
             model=MODEL,
             run_id=run_id,
+            session_settings=session_settings(config.agent.sampling),
+            guards=config.agent.guards,
         )
         with (
             stack(
@@ -105,7 +115,7 @@ def train(
                 engine=config.policy.engine,
                 engine_arguments=config.policy.engine_arguments,
             ) as running,
-            Rollouts(running.proxy_url, sandboxes, verifier) as rollouts,
+            Rollouts(running.proxy_url, sandboxes, verifier, key=running.admin_key) as rollouts,
         ):
             loop = train_plan(
                 plan,

@@ -11,14 +11,16 @@ from typing import Final, Self
 
 from bridle.harnesses.adapters.base import DEFAULT_MODEL, Adapter
 from bridle.harnesses.client import Client
+from bridle.harnesses.guards import GuardAction
 from bridle.harnesses.rollout import Job, Rollout, RolloutResult, RolloutSettings, grouped
+from bridle.harnesses.sampling import POLICY, session_settings
 from bridle.harnesses.sandboxes import ProcessProvider, SandboxProvider
 from bridle.harnesses.tasks import Task
 from bridle.harnesses.verifiers import Delivery, FunctionVerifier, Judgement, Verifier
 from bridle.run.agents import SANDBOXES, SandboxKind, first_tasks
 from bridle.run.agents import agent as named_agent
 from bridle.run.agents import verifier as named_verifier
-from bridle.run.environment import ADMIN_KEY_VARIABLE, default_proxy, key_in
+from bridle.run.environment import admin_key_for, default_proxy
 
 NO_CALL_HINT: Final = (
     "does the program read OPENAI_BASE_URL, ANTHROPIC_BASE_URL or GOOGLE_GEMINI_BASE_URL?"
@@ -118,11 +120,13 @@ def rollout(
     proxy: str | None = None,
     key: str | None = None,
     sandbox: SandboxKind | SandboxProvider | None = None,
+    sampling: str = POLICY,
     group_size: int = 1,
     parallel: int = 4,
     timeout_s: float = 600.0,
     model: str = DEFAULT_MODEL,
     directory: str | Path = "runs/rollout",
+    guards: GuardAction = "warn",
     on_result: Callable[[RolloutResult], None] | None = None,
 ) -> list[RolloutResult]:
     """Runs an agent on tasks through a running proxy: each session verified, rewarded and sealed.
@@ -130,9 +134,11 @@ def rollout(
     Names are those of the command line: ``agent`` as for :func:`bridle.run.agents.agent`, ``tasks``
     as for :func:`bridle.harnesses.tasks.tasks_from`, ``verifier`` as for
     :func:`bridle.run.agents.verifier`. An adapter runs in a process sandbox where ``sandbox`` names
-    none. ``proxy`` and ``key`` default to ``$BRIDLE_PROXY`` and
-    ``$BRIDLE_ADMIN_KEY``. ``group_size`` is the number of sessions per task; ``directory`` receives
-    workspaces and logs; ``on_result`` is called with each result as it comes.
+    none. ``proxy`` and ``key`` default to ``$BRIDLE_PROXY`` and ``$BRIDLE_ADMIN_KEY``, else the key
+    that the proxy on this machine made. ``guards`` is what a finding costs
+    (:mod:`bridle.harnesses.guards`); ``sampling`` is as for
+    :func:`bridle.harnesses.sampling.session_settings`. ``group_size`` is the number of sessions per
+    task; ``directory`` receives workspaces and logs; ``on_result`` is called with each result.
 
     Returns the results in the order they came. Raises :class:`bridle.errors.BridleError`.
     """
@@ -145,8 +151,14 @@ def rollout(
     provider = suited if sandbox is None or isinstance(sandbox, str) else sandbox
     check = named_verifier(verifier) if isinstance(verifier, str) else FunctionVerifier(verifier)
     jobs = grouped(chosen, group_size)
-    settings = RolloutSettings(Path(directory), parallel, timeout_s, model)
-    with Rollouts(
-        proxy or default_proxy(), provider, check, key=key or key_in(ADMIN_KEY_VARIABLE)
-    ) as rollouts:
+    settings = RolloutSettings(
+        Path(directory),
+        parallel,
+        timeout_s,
+        model,
+        session_settings=session_settings(sampling),
+        guards=guards,
+    )
+    url = proxy or default_proxy()
+    with Rollouts(url, provider, check, key=admin_key_for(url, key)) as rollouts:
         return rollouts.collect(adapter, jobs, settings, on_result)

@@ -8,14 +8,15 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import IO, Self
 
 import orjson
 
 from bridle.errors import BridleError
+from bridle.run.environment import KEYS, without_rank
 
 START_TIMEOUT_S = 180.0
 STOP_TIMEOUT_S = 20.0
@@ -40,23 +41,26 @@ class Service:
         self,
         arguments: Sequence[str],
         log: Path,
+        keys: Mapping[str, str | None] = MappingProxyType({}),
         *,
         threads: int = 1,
         start_timeout_s: float = START_TIMEOUT_S,
-        without: Sequence[str] = (),
     ) -> None:
-        """``without``: environment variables of ours that it does not get."""
+        """``keys``: the keys that it gets, as environment variables; none of our own is passed
+        on."""
         self._arguments = tuple(arguments)
         self._log = log
         self._threads = threads
         self._start_timeout_s = start_timeout_s
-        self._without = frozenset(without)
+        self._keys = {name: key for name, key in keys.items() if key is not None}
         self._process: subprocess.Popen[bytes] | None = None
         self.url = ""
 
     def __enter__(self) -> Self:
         self._log.parent.mkdir(parents=True, exist_ok=True)
-        inherited = {n: value for n, value in os.environ.items() if n not in self._without}
+        inherited = {
+            name: value for name, value in without_rank(os.environ).items() if name not in KEYS
+        }
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
                 # -P: no file of the folder it starts in replaces a module.
@@ -67,6 +71,7 @@ class Service:
                 start_new_session=True,
                 env={
                     **inherited,
+                    **self._keys,
                     "OMP_NUM_THREADS": str(self._threads),
                     LAUNCHER_VARIABLE: str(os.getpid()),
                 },

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -14,7 +15,13 @@ from bridle.engine.contract import contract
 from bridle.engine.contract.client import EngineClient
 from bridle.engine.vllm import VllmControl
 from bridle.errors import BridleError
-from bridle.run.environment import API_KEY_VARIABLE, VLLM_KEY_VARIABLE, EngineKind
+from bridle.run.environment import (
+    ADMIN_KEY_VARIABLE,
+    API_KEY_VARIABLE,
+    UPSTREAM_KEY_VARIABLE,
+    VLLM_KEY_VARIABLE,
+    EngineKind,
+)
 from bridle.run.services import Service
 
 MODEL = "policy"
@@ -95,28 +102,42 @@ def stack(
     engine: EngineKind = "embedded",
     engine_arguments: Sequence[str] = (),
 ) -> Iterator[Stack]:
-    """An engine serving ``policy`` as ``version``, and a proxy recording to ``store``."""
+    """An engine serving ``policy`` as ``version``, and a proxy recording to ``store``; both ask for
+    keys that are made here."""
+    key = new_key()
     with (
-        engine_service(engine, policy, logs, engine_arguments) as serving,
-        recording(serving.url, engine, policy, store, logs, version=version) as running,
+        engine_service(engine, policy, logs, engine_arguments, key=key) as serving,
+        recording(serving.url, engine, policy, store, logs, version=version, key=key) as running,
     ):
         yield running
 
 
 @contextmanager
 def recording(
-    engine_url: str, kind: EngineKind, policy: Path, store: str, logs: Path, *, version: int = 0
+    engine_url: str,
+    kind: EngineKind,
+    policy: Path,
+    store: str,
+    logs: Path,
+    *,
+    version: int = 0,
+    key: str | None = None,
 ) -> Iterator[Stack]:
-    """A proxy in front of an engine that serves ``policy`` as ``version``."""
-    with proxy(engine_url, policy, store, logs) as proxy_url:
-        running = Stack(engine_url, proxy_url, kind=kind)
+    """A proxy in front of an engine that serves ``policy`` as ``version`` and asks for ``key``."""
+    with proxy(engine_url, policy, store, logs, key=key) as (proxy_url, admin_key):
+        running = Stack(engine_url, proxy_url, kind=kind, engine_key=key, admin_key=admin_key)
         running.announce(version)
         yield running
 
 
-def serve_instead(engine_url: str, policy: Path) -> None:
+def new_key() -> str:
+    """A key for the servers of one run, with 256 random bits."""
+    return secrets.token_urlsafe(32)
+
+
+def serve_instead(engine_url: str, policy: Path, *, key: str | None = None) -> None:
     """Has a running engine serve other weights of the same shape."""
-    with EngineClient(engine_url) as engine:
+    with EngineClient(engine_url, api_key=key) as engine:
         engine.pause("wait")
         try:
             engine.reload_weights(policy)
@@ -125,9 +146,14 @@ def serve_instead(engine_url: str, policy: Path) -> None:
 
 
 def engine_service(
-    kind: EngineKind, policy: Path, logs: Path, further: Sequence[str] = ()
+    kind: EngineKind,
+    policy: Path,
+    logs: Path,
+    further: Sequence[str] = (),
+    *,
+    key: str | None = None,
 ) -> Service:
-    """``bridle engine KIND`` for ``policy``, on a port of its own, which asks for no key.
+    """``bridle engine KIND`` for ``policy``, on a port of its own, which asks for ``key``.
 
     ``further``: options of that command.
     """
@@ -136,13 +162,19 @@ def engine_service(
     log = logs / "engine.log"
     if kind == "vllm":
         arguments += ["--run-dir", str(logs / "vllm")]
-        return Service(arguments, log, start_timeout_s=VLLM_START_S, without=[VLLM_KEY_VARIABLE])
-    return Service(arguments, log, without=[API_KEY_VARIABLE])
+        return Service(arguments, log, {VLLM_KEY_VARIABLE: key}, start_timeout_s=VLLM_START_S)
+    return Service(arguments, log, {API_KEY_VARIABLE: key})
 
 
 @contextmanager
-def proxy(engine_url: str, tokenizer: Path, store: str, logs: Path) -> Iterator[str]:
-    """A proxy in front of ``engine_url``, on a port of its own; yields its base URL."""
+def proxy(
+    engine_url: str, tokenizer: Path, store: str, logs: Path, *, key: str | None = None
+) -> Iterator[tuple[str, str]]:
+    """A proxy in front of ``engine_url``, which asks for ``key``, on a port of its own; yields its
+    base URL and the admin key that it asks for."""
     arguments = ["proxy", "--upstream", engine_url, "--tokenizer", str(tokenizer)]
-    with Service([*arguments, "--store", store, "--port", "0"], logs / "proxy.log") as service:
-        yield service.url
+    arguments += ["--store", store, "--port", "0"]
+    admin_key = new_key()
+    keys = {ADMIN_KEY_VARIABLE: admin_key, UPSTREAM_KEY_VARIABLE: key}
+    with Service(arguments, logs / "proxy.log", keys) as service:
+        yield service.url, admin_key

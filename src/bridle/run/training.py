@@ -31,9 +31,9 @@ from bridle.store.records import PolicyRecord
 from bridle.store.writing.writer import Writer
 from bridle.trainer.batch.filters import FILTERS
 from bridle.trainer.config import GrpoConfig
-from bridle.trainer.credit.advantages import ADVANTAGES
+from bridle.trainer.credit import ADVANTAGES
 from bridle.trainer.learner.checkpoint import POLICY_DIRECTORY, checkpoints
-from bridle.trainer.learner.group import learning
+from bridle.trainer.learner.ranks import learning
 from bridle.trainer.loop import GrpoLoop
 from bridle.trainer.losses.losses import LOSSES
 from bridle.trainer.metrics import SinkGroup, StoreSink, TensorBoardSink
@@ -111,7 +111,7 @@ def train(
     *,
     on_step: Callable[[StepReport], bool | None],
 ) -> GrpoLoop:
-    """Runs or resumes ``plan``; returns the loop, whose learner is over if it was a group's.
+    """Runs or resumes ``plan``; returns the loop, whose learner is over if it was spread.
 
     ``stack`` must serve ``plan.policy``, or a version of it that an earlier attempt published; a
     resumed run publishes its own weights first. ``on_step`` may return true to stop. Interrupting

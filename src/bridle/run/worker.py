@@ -20,6 +20,7 @@ from typing import Any, Final
 import msgspec
 import uvicorn
 from starlette.applications import Starlette
+from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -32,6 +33,7 @@ from bridle.harnesses.rollout import Job, Rollout, RolloutResult, RolloutSetting
 from bridle.harnesses.sandboxes.base import NotLaunchable, SandboxProvider
 from bridle.harnesses.tasks.task import Task
 from bridle.harnesses.verifiers import Verifier
+from bridle.web_pages import NoWebPages
 
 ROUNDS: Final = "/rounds"
 HEALTH: Final = "/healthz"
@@ -84,7 +86,8 @@ def worker_app(duties: Duties, report: Callable[[str], None]) -> Starlette:
         return Response(b'{"status":"ok"}', media_type="application/json")
 
     return Starlette(
-        routes=[Route(ROUNDS, rounds, methods=["POST"]), Route(HEALTH, health, methods=["GET"])]
+        routes=[Route(ROUNDS, rounds, methods=["POST"]), Route(HEALTH, health, methods=["GET"])],
+        middleware=[Middleware(NoWebPages, only_loopback=duties.key is None)],
     )
 
 

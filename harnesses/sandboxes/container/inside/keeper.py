@@ -2,8 +2,8 @@
 
 Runs as root under the Python that is mounted with the harness, with the standard library only. It
 connects to the relay outside (``relay.py``) by the mounted Unix socket. What arrives at a port of
-the loopback is forwarded there. Orphans are reaped. ``kill N`` on the control connection signals
-every process of the container but this one; when that connection ends, so does the container.
+the loopback is forwarded there. Orphans are reaped. The control connection asks for signals to all
+processes or to one user's, and for directories; when it ends, so does the container.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import json
 import os
 import pwd
 import selectors
+import shutil
 import signal
 import socket
 import sys
@@ -177,14 +178,35 @@ def obey(control: socket.socket) -> None:
     if not lines:
         os._exit(0)
     for line in lines:
-        number = int(line.split()[1])
-        # Again: a process may be starting another while the signal goes round.
-        for _ in range(5):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(-1, number)
-            if number != signal.SIGKILL:
-                break
+        asked = json.loads(line)
+        if asked["do"] == "kill":
+            kill(asked["signal"], asked["uid"])
+        elif asked["do"] == "make":
+            for path in asked["paths"]:
+                make(path, asked["uid"], asked["uid"])
+                os.chmod(path, 0o700)
+        else:
+            shutil.rmtree(asked["path"], ignore_errors=True)
         control.sendall(b"done\n")
+
+
+def kill(number: int, uid: int | None) -> None:
+    """Signals every process of the container but this one, or every one of a user."""
+    if uid is not None:
+        pid = os.fork()
+        if pid:
+            os.waitpid(pid, 0)
+            return
+        os.setgid(uid)
+        os.setuid(uid)
+    # Again: a process may be starting another while the signal goes round.
+    for _ in range(5):
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(-1, number)
+        if number != signal.SIGKILL:
+            break
+    if uid is not None:
+        os._exit(0)
 
 
 if __name__ == "__main__":

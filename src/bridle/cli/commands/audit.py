@@ -15,7 +15,7 @@ from bridle.cli.options import JsonOption, RunOption, StoreOption
 from bridle.cli.reading import nothing_found, one_session, reader, require_run
 from bridle.cli.rules import RulesOption, sample_rules
 from bridle.cli.terminal import out, print_json
-from bridle.reconstruct.audit import SessionAudit, audit_session
+from bridle.reconstruct.audit import SamplerTokens, SessionAudit, audit_session
 from bridle.reconstruct.audit import audit as audit_sessions
 from bridle.reconstruct.samples.rules import SampleRules
 from bridle.reconstruct.samples.sample import Conservation
@@ -64,12 +64,15 @@ class _Total:
         self.sessions = 0
         self.calls: Counter[str] = Counter()
         self.tokens = Conservation(0, 0)
+        self.samplers: dict[str, SamplerTokens] = {}
         self.violations: list[dict[str, str]] = []
 
     def add(self, audited: SessionAudit) -> None:
         self.sessions += 1
         self.calls.update({str(status): count for status, count in audited.calls.items()})
         self.tokens += audited.conservation
+        for label, tokens in audited.samplers.items():
+            self.samplers[label] = self.samplers.get(label, SamplerTokens()) + tokens
         self.violations += [
             {"session": v.session_id, "rule": v.rule, "subject": v.subject, "detail": v.detail}
             for v in audited.violations
@@ -80,6 +83,7 @@ class _Total:
             "sessions": self.sessions,
             "calls": dict(self.calls),
             **asdict(self.tokens),
+            "samplers": {label: asdict(tokens) for label, tokens in self.samplers.items()},
             "violations": self.violations,
         }
 
@@ -95,6 +99,13 @@ class _Total:
         calls = ", ".join(f"{count} {status}" for status, count in sorted(self.calls.items()))
         out.print(f"{self.sessions} sessions; calls: {calls or 'none'}", highlight=False)
         out.print(table)
+        drawn = Table(box=None, pad_edge=False)
+        for header in ("drawn at", "captured", "trained"):
+            drawn.add_column(header, justify="left" if header == "drawn at" else "right")
+        for label, tokens in sorted(self.samplers.items()):
+            drawn.add_row(label, str(tokens.captured), str(tokens.trained))
+        if self.samplers:
+            out.print(drawn)
         for violation in self.violations:
             where = " {session} {subject}: {detail}".format(**violation)
             out.print(Text.assemble((violation["rule"], "bold red"), where), soft_wrap=True)

@@ -59,7 +59,8 @@ def export(
     if builder not in BUILDERS:
         fail(f"there is no builder {builder!r}: {', '.join(BUILDERS)}", 2)
     conditions = [Condition.parse(text) for text in where or []]
-    chosen_rules = sample_rules(rules)
+    chosen = _format(path, form)
+    chosen_rules = sample_rules(rules, imitation=chosen is not ExportFormat.TOKENS)
     chosen_rules = replace(
         chosen_rules,
         where=(*chosen_rules.where, *(c for c in conditions if c.of == "call")),
@@ -80,7 +81,6 @@ def export(
         where=tuple(condition for condition in conditions if condition.of != "call"),
         deduplicate=deduplicate,
     )
-    chosen = _format(path, form)
     with reader(store) as source:
         require_run(source, run)
         _require_sessions(source, selection)

@@ -26,6 +26,7 @@ from bridle.run.environment import (
     DEFAULT_PORT,
     UPSTREAM_KEY_VARIABLE,
     key_in,
+    made_admin_key,
 )
 from bridle.store.records import Continuation
 from bridle.store.schema.database import migrate, shown
@@ -132,8 +133,8 @@ def proxy(
     from bridle.proxy.workers import WorkerPool
     from bridle.run.other_models import other_model, pair
 
-    admin_key = key_in(ADMIN_KEY_VARIABLE)
-    if admin_key is None and not is_loopback(host):
+    given_key = key_in(ADMIN_KEY_VARIABLE)
+    if given_key is None and not is_loopback(host):
         fail(f"{host} is reachable by others: set {ADMIN_KEY_VARIABLE} to a key of your own")
     try:
         settings = ProxySettings(
@@ -143,7 +144,8 @@ def proxy(
             synchronous=synchronous.value,
             host=host,
             port=port,
-            admin_key=admin_key,
+            admin_key=given_key or made_admin_key(),
+            keyless_recording=given_key is None,
             upstream_api_key=key_in(UPSTREAM_KEY_VARIABLE),
             model=model,
             tokenizer_dir=tokenizer,

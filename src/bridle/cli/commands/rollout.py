@@ -11,14 +11,17 @@ from typing import Annotated
 import typer
 from rich.progress import Progress
 
-from bridle.cli.options import TASKS_HELP, JsonOption, ProxyOption, SandboxOption
+from bridle.cli.options import TASKS_HELP, JsonOption, ProxyOption, SamplingOption, SandboxOption
 from bridle.cli.serving import leave_on_sigterm
 from bridle.cli.terminal import err, fail, out, print_json
 from bridle.harnesses.client import Client, ControlError, ProxyUnreachable
 from bridle.harnesses.episode import Outcome
+from bridle.harnesses.guards import GuardAction
 from bridle.harnesses.rollout import RolloutResult
+from bridle.harnesses.sampling import POLICY
 from bridle.harnesses.verifiers import REWARD
 from bridle.run.agents import agent, first_tasks, verifier
+from bridle.run.environment import admin_key_for
 from bridle.run.rollouts import NO_CALL_HINT
 from bridle.run.rollouts import rollout as run_rollout
 
@@ -35,6 +38,7 @@ def rollout(
     ] = "task",
     split: Annotated[str | None, typer.Option(help="Only tasks of this split.")] = None,
     sandbox: SandboxOption = None,
+    sampling: SamplingOption = POLICY,
     limit: Annotated[int | None, typer.Option(min=1, help="Largest number of tasks.")] = None,
     group_size: Annotated[int, typer.Option(min=1, help="Sessions per task.")] = 1,
     parallel: Annotated[int, typer.Option(min=1, help="Sessions at a time.")] = 4,
@@ -43,12 +47,16 @@ def rollout(
     ] = 600.0,
     model: Annotated[str, typer.Option(help="Model name that the harness asks for.")] = "policy",
     directory: Annotated[Path, typer.Option(help="Workspaces and logs.")] = Path("runs/rollout"),
+    guards: Annotated[
+        GuardAction, typer.Option(help="What a guard's finding costs: docs/tasks.md.")
+    ] = "warn",
     key: Annotated[
         str | None, typer.Option(envvar="BRIDLE_ADMIN_KEY", help="Admin key of the proxy.")
     ] = None,
     json: JsonOption = False,
 ) -> None:
     """Run an agent on tasks through a running proxy; each session is verified and rewarded."""
+    key = admin_key_for(proxy, key)
     check, chosen = verifier(verify), first_tasks(tasks, split, limit)
     adapter, place = agent(named, sandbox, chosen)
     leave_on_sigterm()
@@ -61,11 +69,13 @@ def rollout(
             proxy=proxy,
             key=key,
             sandbox=place,
+            sampling=sampling,
             group_size=group_size,
             parallel=parallel,
             timeout_s=timeout,
             model=model,
             directory=directory,
+            guards=guards,
             on_result=lambda _result: progress.advance(bar),
         )
     if json:

@@ -21,6 +21,7 @@ from bridle.harnesses.client import (
 from bridle.harnesses.interception import HOSTS, NoInterception, find_mitmdump, intercepted
 from bridle.harnesses.run import run_command, seal_session, session_variables
 from bridle.harnesses.sandboxes.base import NotLaunchable
+from bridle.run.environment import admin_key_for
 from bridle.run.rollouts import NO_CALL_HINT
 
 CONTEXT = {"allow_extra_args": True, "ignore_unknown_options": True}
@@ -51,6 +52,7 @@ def run(
     ] = None,
 ) -> None:
     """Run a command as one recorded session: `bridle run -- python my_agent.py`."""
+    key = admin_key_for(proxy, key)
     argv = context.args
     if not argv:
         fail("no command given, as in: bridle run -- python my_agent.py", 2)

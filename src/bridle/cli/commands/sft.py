@@ -58,16 +58,21 @@ def sft(
     settings_file: SettingsOption = None,
 ) -> None:
     """Fine-tune a policy on recorded trajectories."""
-    context.with_resource(hold(output, output.with_name(f".{output.name}{LOCK}")))
-    if output.exists() and (not output.is_dir() or any(output.iterdir())):
-        fail(f"{output} exists and is not empty: name another --out", 2)
     with needs_extra("train", "training needs the training extra"):
+        from bridle.cli.ranks import run_on_each_device
         from bridle.trainer.config import SftConfig
-        from bridle.trainer.learner.group import learning
+        from bridle.trainer.learner.ranks import follow, learning
+        from bridle.trainer.learner.world import World
         from bridle.trainer.policy.durable import atomic_directory
         from bridle.trainer.sft.sft import train_sft
 
     config = chosen(context, SftConfig, SFT, settings_file)
+    run_on_each_device(config.compute.device)
+    if not World.current().is_first:
+        follow(policy, config)
+    context.with_resource(hold(output, output.with_name(f".{output.name}{LOCK}")))
+    if output.exists() and (not output.is_dir() or any(output.iterdir())):
+        fail(f"{output} exists and is not empty: name another --out", 2)
     left_out: Counter[str] = Counter()
     examples = _examples(data, policy, store, run, min_reward, rules, left_out)
     for reason, count in left_out.items():
@@ -104,5 +109,7 @@ def _examples(
         return examples_from_jsonl(data, Tokenizer(policy), left_out)
     with reader(store) as source:
         require_run(source, run)
-        selection = Selection(run=run, min_reward=min_reward, rules=sample_rules(rules))
+        selection = Selection(
+            run=run, min_reward=min_reward, rules=sample_rules(rules, imitation=True)
+        )
         return examples_from_store(source, selection, left_out)

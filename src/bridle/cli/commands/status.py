@@ -10,6 +10,7 @@ import typer
 from bridle.cli.options import JsonOption, ProxyOption
 from bridle.cli.terminal import out, print_json, print_table
 from bridle.harnesses.client import Client
+from bridle.run.environment import admin_key_for
 
 
 def status(
@@ -20,6 +21,7 @@ def status(
     json: JsonOption = False,
 ) -> None:
     """Show a running proxy's policy version, its gate and its engines."""
+    key = admin_key_for(proxy, key)
     found = asyncio.run(_ask(proxy, key))
     if json:
         print_json(found)

@@ -19,6 +19,7 @@ from bridle.cli.options import (
     PrecisionOption,
     PublishThroughOption,
     RecomputeOption,
+    SamplingOption,
     SandboxOption,
     ScheduleOption,
     SetOption,
@@ -47,6 +48,7 @@ def train(
     ] = None,
     split: Annotated[str | None, typer.Option(help="Only tasks of this split.")] = None,
     sandbox: SandboxOption = None,
+    sampling: SamplingOption = "policy",
     steps: Annotated[int, typer.Option(min=1, help="GRPO steps.")] = 100,
     seconds: MinutesOption = None,
     groups: Annotated[int, typer.Option(min=1, help="Tasks per step.")] = 8,
@@ -86,10 +88,12 @@ def train(
 
     config = chosen(context, RunConfig, RUN, config_file, assignments or ())
     with needs_extra("train", "training needs the training extra"):  # torch takes seconds to load
+        from bridle.cli.ranks import run_on_each_device
         from bridle.reconstruct.findings import findings_of_run
         from bridle.run import local
         from bridle.run.training import step_line
 
+    run_on_each_device(config.training.compute.device)
     leave_on_sigterm()
     result = local.train(
         config,

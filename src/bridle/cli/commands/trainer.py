@@ -28,7 +28,7 @@ from bridle.cli.reading import reader
 from bridle.cli.serving import leave_on_sigterm
 from bridle.cli.settings import GRPO, chosen
 from bridle.cli.terminal import out, print_json
-from bridle.run.environment import ADMIN_KEY_VARIABLE, API_KEY_VARIABLE, key_in
+from bridle.run.environment import API_KEY_VARIABLE, admin_key_for, key_in
 from bridle.run.holding import LOCK, hold
 
 
@@ -87,7 +87,7 @@ def trainer(
     leave_on_sigterm()
     config = chosen(context, GrpoConfig, GRPO, settings_file)
     context.with_resource(hold(output, output / LOCK))
-    admin_key, engine_key = key_in(ADMIN_KEY_VARIABLE), key_in(API_KEY_VARIABLE)
+    admin_key, engine_key = admin_key_for(proxy), key_in(API_KEY_VARIABLE)
     run_id = f"train:{run}"
     with reader(store) as source:
         try:

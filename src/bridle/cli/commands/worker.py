@@ -8,10 +8,10 @@ from typing import Annotated
 
 import typer
 
-from bridle.cli.options import TASKS_HELP, JsonOption, ProxyOption, SandboxOption
+from bridle.cli.options import TASKS_HELP, JsonOption, ProxyOption, SamplingOption, SandboxOption
 from bridle.cli.serving import announce, listening_on
 from bridle.cli.terminal import err, fail
-from bridle.run.environment import ADMIN_KEY_VARIABLE, key_in
+from bridle.run.environment import ADMIN_KEY_VARIABLE, admin_key_for
 
 DEFAULT_PORT = 8485
 
@@ -28,6 +28,7 @@ def worker(
     ] = "task",
     split: Annotated[str | None, typer.Option(help="Only tasks of this split.")] = None,
     sandbox: SandboxOption = None,
+    sampling: SamplingOption = "policy",
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = DEFAULT_PORT,
     parallel: Annotated[int, typer.Option(min=1, help="Sessions at a time.")] = 16,
@@ -41,18 +42,23 @@ def worker(
 ) -> None:
     """Run sessions of a harness when `bridle trainer` asks for them over HTTP."""
     from bridle.harnesses.rollout import RolloutSettings
+    from bridle.harnesses.sampling import session_settings
     from bridle.proxy.server import local_url
     from bridle.proxy.settings import is_loopback
     from bridle.run.agents import agent, shuffled_tasks, verifier
     from bridle.run.worker import Duties, serve
 
-    key = key_in(ADMIN_KEY_VARIABLE)
+    key = admin_key_for(proxy)
     if key is None and not is_loopback(host):
         fail(f"{host} is reachable by others: set {ADMIN_KEY_VARIABLE} to the proxy's key", 2)
     check, pool = verifier(verify), shuffled_tasks(tasks, split, seed)
     adapter, place = agent(named, sandbox, pool)
     settings = RolloutSettings(
-        directory=directory, parallel=parallel, timeout_s=timeout, model=model
+        directory=directory,
+        parallel=parallel,
+        timeout_s=timeout,
+        model=model,
+        session_settings=session_settings(sampling),
     )
     duties = Duties(proxy, adapter, place, check, pool, settings, key)
     family = socket.AF_INET6 if ":" in host else socket.AF_INET

@@ -51,9 +51,9 @@ class Editing:
             "budget": {"calls": MOST_CALLS[self.harness]},
         }
 
-    def rollouts(self, proxy_url: str) -> Rollouts:
+    def rollouts(self, proxy_url: str, key: str | None) -> Rollouts:
         _, sandbox = agent(self.harness)
-        return Rollouts(proxy_url, sandbox, CommandVerifier(timeout_s=30))
+        return Rollouts(proxy_url, sandbox, CommandVerifier(timeout_s=30), key=key)
 
     def first_corpus(self) -> Iterable[str]:
         return list(pydoc_data.topics.topics.values())

@@ -1,9 +1,9 @@
 """A stand-in for vLLM's server: the routes that the launcher uses, and ways to go wrong.
 
 ``FAKE_VLLM`` names what it does: ``fail`` ends at start with an error as vLLM logs it, ``refuse``
-with one about a setting, ``mute`` never becomes healthy, ``dumb`` dies at the first token,
-``child`` also starts a process that ignores SIGTERM. With ``FAKE_VLLM_ENGINE`` every other request
-goes on to the engine at that URL.
+with one about a setting, ``unparsed`` with one about a parser, ``mute`` never becomes healthy,
+``dumb`` dies at the first token, ``child`` also starts a process that ignores SIGTERM. With
+``FAKE_VLLM_ENGINE`` every other request goes on to the engine at that URL.
 """
 
 import argparse
@@ -117,6 +117,9 @@ def main() -> None:
     if os.environ.get("FAKE_VLLM") == "refuse":
         print("pydantic_core.ValidationError: 1 validation error for ModelConfig", flush=True)
         print("  Value error, 9 tokens are too long [type=value_error, input_value=1]", flush=True)
+        sys.exit(1)
+    if os.environ.get("FAKE_VLLM") == "unparsed":
+        print("TypeError: --reasoning-parser odd cannot be used with the tokenizer", flush=True)
         sys.exit(1)
     if os.environ.get("FAKE_VLLM") == "child":
         ignoring = "import signal, time; signal.signal(15, signal.SIG_IGN); time.sleep(600)"

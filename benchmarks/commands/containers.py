@@ -1,0 +1,41 @@
+"""``bridle bench containers``: sessions in fresh containers against local processes."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Annotated
+
+import typer
+
+from bridle.cli.extras import require
+from bridle.cli.options import JsonOption
+from bridle.cli.terminal import err, out, print_json
+
+
+def containers(
+    harness: Annotated[str, typer.Option(help="A harness with a layer.")] = "mini-swe-agent",
+    sessions: Annotated[int, typer.Option(min=1, help="Sessions per round.")] = 16,
+    parallel: Annotated[int, typer.Option(min=1, help="Sessions at a time.")] = 4,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds of each.")] = 3,
+    json: JsonOption = False,
+) -> None:
+    """Measure sessions per second, in containers and as local processes."""
+    from bridle.bench.containers import bench_containers
+
+    require("torch", "train", "this bench makes a small tokenizer with the trainer")
+    speeds = asyncio.run(
+        bench_containers(
+            harness,
+            sessions,
+            parallel,
+            rounds,
+            lambda line: err.print(line, highlight=False),
+        )
+    )
+    if json:
+        print_json(speeds.as_data())
+        return
+    rates = ", ".join(f"{name} {rate:.2f}" for name, rate in speeds.per_s.items())
+    ratios = ", ".join(f"{name} {ratio:.2f}" for name, ratio in speeds.ratios.items())
+    out.print(f"{speeds.harness}, {parallel} at a time, sessions/s: {rates}", highlight=False)
+    out.print(f"of the same without a container: {ratios}", highlight=False)

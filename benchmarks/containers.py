@@ -1,0 +1,104 @@
+"""Sessions per second: local processes, fresh containers, and forks in both.
+
+The same agent does the same scripted work each time. The ways take turns, so that what else the
+machine does meets them alike; a figure is the median of its rounds.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from bridle.bench.shell_policy import ShellPolicy, train_bench_tokenizer
+from bridle.engine.scripted import ScriptedEngine
+from bridle.harnesses.adapters import CODING_HARNESSES
+from bridle.harnesses.adapters.mini_swe_agent import MiniSweAgent
+from bridle.harnesses.client import Client
+from bridle.harnesses.episode import Outcome
+from bridle.harnesses.rollout import Job, Rollout, RolloutSettings
+from bridle.harnesses.sandboxes import ContainerProvider, ProcessProvider, SandboxProvider
+from bridle.harnesses.verifiers import RegexAnswer
+from bridle.proxy.server import ProxyServer
+from bridle.proxy.settings import ProxySettings
+
+
+@dataclass(frozen=True, slots=True)
+class Speeds:
+    """Sessions per second of each way."""
+
+    harness: str
+    sessions: int
+    """Per round."""
+    parallel: int
+    per_s: dict[str, float]
+
+    @property
+    def ratios(self) -> dict[str, float]:
+        """Containers to what is the same without them."""
+        pairs = (("container", "local"), ("container-forked", "forked"))
+        return {
+            one: self.per_s[one] / self.per_s[other] for one, other in pairs if one in self.per_s
+        }
+
+    def as_data(self) -> dict[str, Any]:
+        return {
+            "harness": self.harness,
+            "sessions": self.sessions,
+            "parallel": self.parallel,
+            "per_s": self.per_s,
+            "ratios": self.ratios,
+        }
+
+
+async def bench_containers(
+    harness: str, sessions: int, parallel: int, rounds: int, progress: Callable[[str], None]
+) -> Speeds:
+    """Raises ``RuntimeError`` when a session does not complete."""
+    policy = ShellPolicy(1)
+    ways: dict[str, SandboxProvider] = {
+        "local": ProcessProvider(),
+        "container": ContainerProvider(harness),
+    }
+    adapter = CODING_HARNESSES[harness]()
+    if isinstance(adapter, MiniSweAgent):
+        ways |= {"forked": adapter.sandboxes(), "container-forked": adapter.warm_containers()}
+    took: dict[str, list[float]] = {name: [] for name in ways}
+    with tempfile.TemporaryDirectory(prefix="bench-containers-") as made:
+        place = Path(made)
+        train_bench_tokenizer(place / "model")
+        with ScriptedEngine(place / "model", policy, max_model_len=1_000_000) as engine:
+            settings = ProxySettings(
+                engine.base_url, str(place / "bench.db"), tokenizer_dir=place / "model"
+            )
+            with ProxyServer(settings) as proxy:
+                async with Client(proxy.base_url) as client:
+                    for number in range(rounds + 1):
+                        for name, sandboxes in ways.items():
+                            rollout = Rollout(
+                                client,
+                                adapter,
+                                sandboxes,
+                                RegexAnswer("last line"),
+                                RolloutSettings(place / name, parallel=parallel, retries=0),
+                            )
+                            # The first round warms up: it installs layers and reads files.
+                            count = sessions if number else parallel
+                            jobs = [Job(policy.task(f"{name}-{number}-{n}")) for n in range(count)]
+                            started = time.monotonic()
+                            results = await rollout.collect(jobs)
+                            seconds = time.monotonic() - started
+                            bad = [r for r in results if r.outcome is not Outcome.COMPLETED]
+                            if bad:
+                                raise RuntimeError(f"{name}: {bad[0]}")
+                            if number:
+                                took[name].append(seconds)
+                                progress(f"{name}: {count / seconds:.2f} sessions/s")
+        for sandboxes in ways.values():
+            await sandboxes.close()
+    speeds = {name: sessions / median(seconds) for name, seconds in took.items()}
+    return Speeds(harness, sessions, parallel, speeds)

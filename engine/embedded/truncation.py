@@ -1,0 +1,66 @@
+"""Temperature, min-p, top-k and top-p on logits: what a token is drawn from.
+
+The engine samples with it and the trainer scores with it, so that both mean the same distribution.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Self
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Truncation:
+    """Settings of ``R`` rows; each ``[R]``, on one device."""
+
+    temperature: Tensor
+    """``float64``, above 0."""
+    top_p: Tensor
+    """``float64``; 1: off."""
+    top_k: Tensor
+    """``int64``; 0: off."""
+    min_p: Tensor
+    """``float64``; 0: off."""
+
+    @classmethod
+    def of(cls, values: Tensor) -> Self:
+        """From ``float64[R, 4]``: temperature, top-p, top-k and min-p."""
+        temperature, top_p, top_k, min_p = values.unbind(1)
+        return cls(temperature, top_p, top_k.long(), min_p)
+
+    @property
+    def truncates(self) -> bool:
+        """Whether any row leaves tokens out."""
+        return bool(((self.top_p < 1.0) | (self.top_k > 0) | (self.min_p > 0.0)).any())
+
+    def apply(self, scores: Tensor) -> Tensor:
+        """``float[R, V]``: ``scores`` over the temperature, ``-inf`` outside the set that may be
+        drawn. With gradient; the set has none."""
+        scores = scores / self.temperature[:, None].to(scores.dtype)
+        if not self.truncates:
+            return scores
+        return scores.masked_fill(~self.kept(scores), -torch.inf)
+
+    @torch.no_grad()
+    def kept(self, scores: Tensor) -> Tensor:
+        """``bool[R, V]``: which tokens may be drawn, of scores that are over the temperature.
+
+        Min-p, top-k and top-p in this order, as vLLM does; the likeliest token is always kept.
+        """
+        probabilities = scores.double().softmax(-1)
+        least = self.min_p[:, None] * probabilities.max(-1, keepdim=True).values
+        probabilities = probabilities.masked_fill(probabilities < least, 0.0)
+        ordered, ids = probabilities.sort(descending=True)
+        places = torch.arange(scores.shape[-1], device=scores.device)
+        within = (places < self.top_k[:, None]) | (self.top_k[:, None] < 1)
+        ordered = ordered.masked_fill(~within, 0.0)
+        before = ordered.cumsum(-1) - ordered
+        within &= (before < self.top_p[:, None] * ordered.sum(-1, keepdim=True)) | (
+            self.top_p[:, None] >= 1.0
+        )
+        within &= ordered > 0.0
+        within[:, 0] = True
+        return torch.zeros_like(within).scatter_(-1, ids, within)

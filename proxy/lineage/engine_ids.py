@@ -1,0 +1,38 @@
+"""Messages as the engine knows them: with its own tool-call ids in place of the minted ones.
+
+Clients are sent ids that name the recorded call. Templates may demand another form (nine characters
+for one), or write the id that the policy sampled, so that a minted one would be a reference to
+nothing. The record keeps what the client sent; only the engine and rendered tails get these.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from msgspec import structs
+
+from bridle.proxy.wire.canonical import Message
+
+
+def with_engine_ids(
+    messages: Sequence[Message], engine_ids: Mapping[str, str]
+) -> tuple[Message, ...]:
+    """``messages`` with every minted id that ``engine_ids`` knows replaced."""
+    if not engine_ids:
+        return tuple(messages)
+    return tuple(
+        [_translated(m, engine_ids) if m.tool_calls or m.tool_call_id else m for m in messages]
+    )
+
+
+def _translated(message: Message, engine_ids: Mapping[str, str]) -> Message:
+    calls = tuple(
+        [
+            structs.replace(call, id=engine_ids.get(call.id, call.id), engine_id=None)
+            for call in message.tool_calls
+        ]
+    )
+    answered = message.tool_call_id
+    if answered is not None:
+        answered = engine_ids.get(answered, answered)
+    return structs.replace(message, tool_calls=calls, tool_call_id=answered)

@@ -1,0 +1,39 @@
+"""Which samplers the trainer can score tokens at, and what stands against the others.
+
+The trainer computes temperature, min-p, top-k and top-p again, with its own logits. It has neither
+the counts of penalties nor the state of a grammar.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from bridle.store.records import Sampler
+
+_PENALTIES: Final = ("presence_penalty", "frequency_penalty", "repetition_penalty")
+_TRUNCATION: Final = ("temperature", "top_p", "top_k", "min_p")
+GREEDY_BELOW: Final = 1e-5
+"""Temperatures below it mean the likeliest token, as engines have it."""
+
+
+def unscored(sampler: Sampler | None) -> str | None:
+    """Why tokens of ``sampler`` cannot be trained against what they were drawn from; ``None`` when
+    they can."""
+    if sampler is None:
+        return "sampler_not_recorded"
+    if sampler.grammar:
+        return "sampler_grammar"
+    if sampler.others:
+        return f"sampler_{sampler.others[0]}"
+    if any(getattr(sampler, name) is None for name in (*_TRUNCATION, *_PENALTIES)):
+        return "sampler_unknown"
+    plain = Sampler()
+    if any(getattr(sampler, name) != getattr(plain, name) for name in _PENALTIES):
+        return "sampler_penalty"
+    if sampler.temperature is not None and sampler.temperature < GREEDY_BELOW:
+        return "sampler_greedy"
+    changed = any(getattr(sampler, name) != getattr(plain, name) for name in _TRUNCATION)
+    if changed and sampler.logprobs != "processed":
+        # The recorded logprob is then not of what the token was drawn from.
+        return "sampler_logprobs_raw"
+    return None

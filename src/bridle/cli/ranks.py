@@ -1,0 +1,36 @@
+"""A command that trains on several devices: it runs once for each, under torchrun."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+import typer
+from torch import distributed
+
+from bridle.trainer.learner.launch import launch
+from bridle.trainer.policy.compute import choose_devices
+
+
+def run_on_each_device(names: str) -> None:
+    """Where ``names`` are several devices, runs this command again for each, and ends it with the
+    exit code of the first. Under torchrun it does nothing.
+
+    Raises :class:`bridle.trainer.policy.compute.UnsupportedCompute`.
+    """
+    if distributed.is_torchelastic_launched():
+        return
+    devices = choose_devices(names)
+    if len(devices) > 1:
+        raise typer.Exit(launch(len(devices), _command, sys.argv[1:]))
+
+
+def _command(arguments: Sequence[str]) -> int:
+    """``bridle ARGUMENTS`` in this process; returns its exit code."""
+    from bridle.cli.program import app
+
+    try:
+        app(list(arguments), prog_name="bridle")
+    except SystemExit as leave:
+        return leave.code if isinstance(leave.code, int) else int(leave.code is not None)
+    return 0

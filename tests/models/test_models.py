@@ -1,0 +1,28 @@
+"""Genuine tokenizers and templates: every family continues exactly and is judged rightly."""
+
+from __future__ import annotations
+
+import pytest
+
+from bridle.bench.families import FAMILIES, model_directory
+from bridle.bench.models import measure_directory
+
+pytestmark = [pytest.mark.models, pytest.mark.timeout(300)]
+
+NOT_LOCAL = {"deepseek-r1-distill"}
+"""Templates whose tails depend on earlier turns; the probe reports them."""
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_conversation_of_the_family_is_one_line_and_its_verdict_is_right(name: str) -> None:
+    found = measure_directory(model_directory(name), FAMILIES[name])
+    exact = found["exact"]
+    assert found["verdict_wrong"] == []
+    assert found["differences"] == []
+    assert exact["errors"] == []
+    assert exact["unexplained"] == 0
+    if name in NOT_LOCAL:
+        assert set(exact["reasons"]) == {"tail_not_local"}
+    else:
+        assert (exact["rows_per_session"], exact["breaks"]) == (1.0, 0)
+    assert found["rendered"]["unexplained"] == 0
