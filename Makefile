@@ -14,7 +14,7 @@ export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
 .PHONY: help setup demo test check test-harnesses test-distributed test-pythons test-postgres \
-	vllm-cpu test-vllm test-compose test-models test-containers test-demo test-pretrained \
+	vllm-cpu test-vllm test-browser test-compose test-models test-containers test-demo test-pretrained \
 	test-limits test-long intercept test-intercept lock clean
 
 help:  ## Show the targets
@@ -75,6 +75,11 @@ $(INTERCEPT_READY):
 test-intercept: $(READY) $(INTERCEPT_READY)  ## Agents that go to the providers' own addresses
 	harnesses/node/install
 	BRIDLE_MITMDUMP=$(CURDIR)/$(INTERCEPT)/bin/mitmdump $(BIN)/python -m pytest -m intercept
+
+test-browser: $(READY)  ## The viewer in Debian's Chromium (installs it when missing); draws every page
+	command -v chromium >/dev/null || apt-get install -y chromium
+	npm install --silent --no-audit --no-fund --prefix tests/browser
+	BRIDLE_SCREENSHOTS=$(CURDIR)/runs/screenshots $(BIN)/python -m pytest -m browser
 
 test-pythons: $(READY)  ## The wheel, and the recorder's tests on each Python that is installed here
 	$(BIN)/python -m pytest -m wheel
