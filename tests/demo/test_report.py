@@ -79,6 +79,7 @@ def test_a_run_that_trained_nothing_is_shown_again(reader: Reader, tmp_path: Pat
     report = make_report(reader, {stage: stage for stage in STAGES}, 60.0)
     told = StringIO()
     demo = Demo(tmp_path / "demo", DemoSettings(), Console(file=told, width=400))
+    report |= {"model": "tiny"}
     for shown in (report, orjson.loads(orjson.dumps(report))):
         demo.show(shown)
     assert told.getvalue().count("engine and trainer differ by – nats per token") == 2

@@ -27,3 +27,12 @@ def test_a_run_is_deleted_whole_and_an_empty_folder_will_do(tmp_path: Path) -> N
     (tmp_path / "policy").mkdir()
     start_afresh(tmp_path)
     assert not tmp_path.exists()
+
+
+def test_a_run_of_one_policy_is_not_continued_with_another(tmp_path: Path) -> None:
+    begun = DemoState(tmp_path)
+    begun.require_policy("tiny")
+    begun.save()
+    refused = CliRunner().invoke(app, ["demo", "--out", str(tmp_path)])
+    assert refused.exit_code == 2
+    assert "--policy tiny goes on with it, --fresh deletes it" in refused.stderr

@@ -14,6 +14,9 @@ from urllib.parse import urlsplit
 from bridle.errors import UsageError
 
 EngineKind = Literal["embedded", "vllm"]
+DemoPolicy = Literal["smollm2", "tiny"]
+"""``smollm2``: SmolLM2-135M-Instruct, as it was published. ``tiny``: random weights, warm-started
+on a scripted teacher; they call tools."""
 DEFAULT_PORT = 8484
 ADMIN_KEY_VARIABLE = "BRIDLE_ADMIN_KEY"
 """The key that opens the proxy's control routes."""
@@ -60,14 +63,14 @@ def admin_key_for(proxy_url: str, given: str | None = None) -> str | None:
     key = given or key_in(ADMIN_KEY_VARIABLE)
     if key is None and _on_this_machine(proxy_url):
         with contextlib.suppress(OSError):
-            key = _key_file().read_text(encoding="ascii").strip() or None
+            key = admin_key_file().read_text(encoding="ascii").strip() or None
     return key
 
 
 def made_admin_key() -> str:
     """This user's admin key for proxies on this machine; made at its first use, in a file that only
     the user can read. Raises :class:`bridle.errors.UsageError` when it cannot be kept."""
-    file = _key_file()
+    file = admin_key_file()
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         with contextlib.suppress(FileExistsError):
@@ -85,7 +88,8 @@ def made_admin_key() -> str:
         ) from error
 
 
-def _key_file() -> Path:
+def admin_key_file() -> Path:
+    """Where ``bridle proxy`` keeps the key that it made."""
     return data_home() / "admin.key"
 
 

@@ -14,6 +14,7 @@ from bridle.cli.extras import needs_extra
 from bridle.cli.options import EngineOption, JsonOption
 from bridle.cli.serving import leave_on_sigterm
 from bridle.cli.terminal import err, fail, out, print_json
+from bridle.run.environment import DemoPolicy
 
 
 def demo(
@@ -22,6 +23,13 @@ def demo(
     start_from: Annotated[
         Path | None, typer.Option(help="Start from the fine-tuned policy of this earlier run.")
     ] = None,
+    policy: Annotated[
+        DemoPolicy,
+        typer.Option(
+            help="smollm2: the pretrained SmolLM2-135M-Instruct, from the Python package index. "
+            "tiny: random weights, and an agent with tools; needs no download."
+        ),
+    ] = "smollm2",
     seed: Annotated[
         int, typer.Option(help="Seed of the policy, the questions and their order.")
     ] = 0,
@@ -33,16 +41,17 @@ def demo(
         float | None, typer.Option(min=0, help="Longest time of the whole run.")
     ] = None,
     eval_tasks: Annotated[
-        int | None, typer.Option(min=1, help="Held-out questions; at most 100 of them greedily.")
+        int | None, typer.Option(min=1, help="Held-out tasks; at most 100 of them greedily.")
     ] = None,
     engine: EngineOption = "embedded",
     json: JsonOption = False,
 ) -> None:
-    """Train a small LangChain agent's model end to end, and plot its reward."""
+    """Train the model of a small LangChain agent end to end, and plot its reward."""
     with needs_extra("train", "the demo needs the training extra"):
         from bridle.run.demo.run import Demo
-    from bridle.run.demo.settings import VLLM_MINUTES, DemoSettings
+    from bridle.run.demo.settings import VLLM_MINUTES, settings_of
     from bridle.run.demo.state import start_afresh
+    from bridle.trainer.policy.smollm2 import ModelNotFetched
 
     if any(find_spec(name) is None for name in ("langchain", "langchain_openai")):
         fail("the demo's agent is a LangChain app: pip install langchain langchain-openai")
@@ -61,7 +70,7 @@ def demo(
         "eval_tasks": eval_tasks,
     }
     settings = dataclasses.replace(
-        DemoSettings(), **{name: value for name, value in asked.items() if value is not None}
+        settings_of(policy), **{name: value for name, value in asked.items() if value is not None}
     )
     run = Demo(out_dir, settings, err if json else out)
     if start_from is not None:
@@ -73,6 +82,8 @@ def demo(
     else:
         try:
             report = run.run()
+        except ModelNotFetched as error:
+            fail(f"{error}; `bridle demo --policy tiny` needs no download")
         except KeyboardInterrupt:
             err.print(f"\nStopped. The same command resumes; the store is in {out_dir}.")
             raise typer.Exit(130) from None

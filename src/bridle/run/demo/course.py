@@ -1,4 +1,4 @@
-"""What a demo run trains on: an agent, its tasks, and a scripted teacher."""
+"""What a demo run trains on: an agent, its tasks, and the tiny policy's scripted teacher."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from bridle.harnesses.adapters.base import Adapter
 from bridle.harnesses.adapters.python_agent import PythonAgent
 from bridle.harnesses.sandboxes.forked import ForkedProvider
 from bridle.harnesses.tasks.task import Task
+from bridle.harnesses.verifiers import FunctionVerifier
 from bridle.run.demo.corpus import first_corpus
 from bridle.run.demo.teacher import teacher
 from bridle.run.examples import load_example
@@ -39,6 +40,10 @@ class Course(Protocol):
 
     def rollouts(self, proxy_url: str, key: str | None) -> Rollouts: ...
 
+
+class TaughtCourse(Course, Protocol):
+    """One for a policy that starts from random weights."""
+
     def first_corpus(self) -> Iterable[str]:
         """Text for the tokenizer that serves the first recording."""
 
@@ -46,14 +51,15 @@ class Course(Protocol):
         """Works as a policy should in the share ``skill`` of ``tasks``, else makes one mistake."""
 
 
-class Shop:
-    """The example agent, its questions and its verifier, as any user's would be."""
+class LangChainExample:
+    """An example agent, its tasks and its verifier, as any user's would be."""
 
     harness = "langchain"
 
-    def __init__(self) -> None:
-        self.directory, self.module = load_example("shop_agent")
-        self.script = self.directory / "agent.py"
+    def __init__(self, name: str, temperature_variable: str) -> None:
+        directory, self.module = load_example(name)
+        self.script = directory / "agent.py"
+        self._temperature_variable = temperature_variable
 
     @property
     def harness_version(self) -> str:
@@ -68,7 +74,7 @@ class Shop:
             self.script,
             name=self.harness,
             without_tls=True,
-            environment={"SHOP_TEMPERATURE": str(temperature)},
+            environment={self._temperature_variable: str(temperature)},
         )
 
     def session_settings(self, temperature: float) -> Mapping[str, Any]:
@@ -77,7 +83,22 @@ class Shop:
 
     def rollouts(self, proxy_url: str, key: str | None) -> Rollouts:
         module: ModuleType = self.module
-        return Rollouts(proxy_url, ForkedProvider(), module.verifier, key=key)
+        check = FunctionVerifier(module.verifier)
+        return Rollouts(proxy_url, ForkedProvider(), check, key=key)
+
+
+class StaffList(LangChainExample):
+    """Two questions in one conversation."""
+
+    def __init__(self) -> None:
+        super().__init__("staff_list", "STAFF_TEMPERATURE")
+
+
+class Shop(LangChainExample):
+    """An agent with tools."""
+
+    def __init__(self) -> None:
+        super().__init__("shop_agent", "SHOP_TEMPERATURE")
 
     def first_corpus(self) -> Iterator[str]:
         return first_corpus(self.script.read_text())

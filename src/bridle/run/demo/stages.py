@@ -20,7 +20,7 @@ from bridle.reconstruct.exports.chat_jsonl import export_chat
 from bridle.reconstruct.exports.parquet import export_parquet
 from bridle.reconstruct.exports.selection import Selection
 from bridle.run.demo.corpus import recorded_corpus
-from bridle.run.demo.course import Course
+from bridle.run.demo.course import Course, TaughtCourse
 from bridle.run.demo.settings import DemoSettings, Lesson
 from bridle.run.stack import MODEL, Stack, proxy
 from bridle.store.reading.queries import Reader
@@ -59,6 +59,7 @@ class Places:
 
     @property
     def warm(self) -> Path:
+        """What GRPO starts from."""
         return self.root / "policy" / "warm"
 
     @property
@@ -83,7 +84,7 @@ class Places:
 
 
 def make_base_policy(
-    course: Course, places: Places, settings: DemoSettings, run_id: str, progress: OnResult
+    course: TaughtCourse, places: Places, settings: DemoSettings, run_id: str, progress: OnResult
 ) -> None:
     """A tokenizer trained on a first recording of the agent at work, and random weights."""
     train_tokenizer(places.first, course.first_corpus(), vocab_size=512)
@@ -104,7 +105,7 @@ def make_base_policy(
 
 
 def record_teacher(
-    course: Course, places: Places, settings: DemoSettings, run_id: str, progress: OnResult
+    course: TaughtCourse, places: Places, settings: DemoSettings, run_id: str, progress: OnResult
 ) -> None:
     """The teacher's demonstrations, recorded with the policy's tokenizer, and their export."""
     tasks = course.tasks("train", settings.teacher_sessions, settings.seed)
@@ -114,7 +115,7 @@ def record_teacher(
 
 
 def record(
-    course: Course,
+    course: TaughtCourse,
     places: Places,
     settings: DemoSettings,
     tokenizer: Path,
@@ -146,7 +147,7 @@ def warm_start(places: Places, settings: DemoSettings, on_step: Callable[[SftSte
     """Supervised fine-tuning of the base policy on the teacher's export."""
     model = load_policy(places.base)
     examples = examples_from_parquet(places.teacher_data)
-    with _two_threads():
+    with torch_threads(2):
         for lesson in settings.lessons:
             seen = examples
             if lesson.shared is not None:
@@ -160,10 +161,10 @@ def warm_start(places: Places, settings: DemoSettings, on_step: Callable[[SftSte
 
 
 @contextmanager
-def _two_threads() -> Iterator[None]:
-    """While nothing else runs; of more a tiny policy's arithmetic makes no use."""
+def torch_threads(most: int) -> Iterator[None]:
+    """PyTorch computes with ``most`` threads here, as far as there are cores."""
     before = torch.get_num_threads()
-    torch.set_num_threads(min(2, os.cpu_count() or 1))
+    torch.set_num_threads(min(most, os.cpu_count() or 1))
     try:
         yield
     finally:

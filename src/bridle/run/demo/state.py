@@ -9,6 +9,8 @@ from typing import Any, Final
 
 import orjson
 
+from bridle.errors import UsageError
+
 STATE_FILE: Final = "state.json"
 
 
@@ -41,6 +43,15 @@ class DemoState:
         """Spent so far, by stage, over all attempts."""
         seconds: dict[str, float] = self.values["seconds"]
         return seconds
+
+    def require_policy(self, policy: str) -> None:
+        """Raises :class:`bridle.errors.UsageError` where the run trains another policy."""
+        known = self.values.setdefault("policy", policy)
+        if known != policy:
+            raise UsageError(
+                f"{self._path.parent} holds a run of the policy {known}: --policy {known} goes on "
+                "with it, --fresh deletes it"
+            )
 
     def is_done(self, stage: str) -> bool:
         return stage in self.values["done"]

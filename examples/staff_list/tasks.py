@@ -1,0 +1,66 @@
+"""Notes for the staff list, made by rule, in two splits that share no sentence.
+
+A task is two sentences, each with a name, a city and a job. A sentence's split is decided by a hash
+of its text, so that it is in the same split whatever the seed.
+"""
+
+import hashlib
+import itertools
+import json
+import random
+import re
+from pathlib import Path
+
+from bridle.harnesses.tasks.task import Task
+from bridle.harnesses.verifiers import Delivery
+
+SUITE = "staff"
+HELD_OUT_PERCENT = 20
+STAFF: dict[str, list[str]] = json.loads(Path(__file__).with_name("staff.json").read_text())
+
+
+def verifier(delivery: Delivery) -> float:
+    """The share of the list's places that name the right job, and no other that there is."""
+    wanted: list[str] = delivery.task.payload["jobs"]
+    given = [re.findall(r"\w+", place.casefold()) for place in delivery.answer.split("|")]
+    if len(given) != len(wanted):
+        return 0.0
+    named = [set(words) & set(STAFF["jobs"]) for words in given]
+    return sum(jobs == {job} for jobs, job in zip(named, wanted, strict=True)) / len(wanted)
+
+
+def sentence(name: str, city: str, job: str) -> str:
+    return f"{name} lives in {city} and works as a {job}."
+
+
+def is_held_out(text: str) -> bool:
+    return hashlib.sha256(text.encode()).digest()[0] % 100 < HELD_OUT_PERCENT
+
+
+def tasks(split: str, count: int | None = None, seed: int = 0) -> list[Task]:
+    """``count`` distinct tasks of ``split`` (``train``, ``held_out``), ordered by ``seed``."""
+    people = [
+        person
+        for person in itertools.product(STAFF["names"], STAFF["cities"], STAFF["jobs"])
+        if is_held_out(sentence(*person)) == (split == "held_out")
+    ]
+    random.Random(seed).shuffle(people)
+    pairs = list(zip(people[::2], people[1::2], strict=False))[:count]
+    return [
+        Task(
+            id="-".join(itertools.chain(*pair)).lower(),
+            suite=SUITE,
+            split=split,
+            prompt=" ".join(sentence(*person) for person in pair),
+            payload={"jobs": [job for _name, _city, job in pair]},
+        )
+        for pair in pairs
+    ]
+
+
+def train() -> list[Task]:
+    return tasks("train")
+
+
+def held_out() -> list[Task]:
+    return tasks("held_out")
