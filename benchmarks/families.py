@@ -328,8 +328,9 @@ FAMILIES: Final[dict[str, Family]] = {
         "llama.cpp/Apertus-8B-Instruct",
         "tekken",
         "apertus",
-        ("<|assistant_end|>", "</s>"),
+        ("<|assistant_end|>", "</s>", "<|tools_suffix|>"),
         "<s>",
+        call_end="<|tools_suffix|>",
         stand_in=True,
     ),
     "cohere-command-r7b": Family(
@@ -345,9 +346,9 @@ FAMILIES: Final[dict[str, Family]] = {
         "llama.cpp/GigaChat3-10B-A1.8B",
         "deepseek_v3",
         "deepseek_v3",
-        ("</s>",),
+        ("<|message_sep|>", "</s>"),
         "<s>",
-        ("<|message_sep|>", "<|role_sep|>"),
+        ("<|role_sep|>",),
         stand_in=True,
     ),
     "minicpm5": Family(

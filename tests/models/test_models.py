@@ -10,7 +10,7 @@ from bridle.bench.packages import PackageNotFetched
 
 pytestmark = [pytest.mark.models, pytest.mark.timeout(300)]
 
-NOT_LOCAL = {"deepseek-r1-distill"}
+NOT_LOCAL = {"cohere-command-r7b", "deepseek-r1-distill", "hunyuan3"}
 """Templates whose tails depend on earlier turns; the probe reports them."""
 
 
