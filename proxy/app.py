@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final
 
@@ -16,13 +17,14 @@ from bridle.proxy.control.probes import PROBES, Probe, Running
 from bridle.proxy.dialects.errors import openai_error
 from bridle.proxy.dialects.registry import DIALECTS
 from bridle.proxy.http.client import AsgiMessage, Client, ClientGone, Receive, Scope, Send
-from bridle.proxy.http.protocol import EXTENSION
+from bridle.proxy.http.protocol import EXTENSION, ConnectionLimits, connections_allowed
 from bridle.proxy.http.routes import implied_dialect, nothing_at, route
 from bridle.proxy.recording.logs import configure
 from bridle.proxy.services import CannotStart, Services
 from bridle.proxy.sessions.registry import store_not_read
 from bridle.proxy.settings import ProxySettings
 from bridle.proxy.wire.canonical import ApiError
+from bridle.proxy.wire.in_flight import Held
 from bridle.store.errors import StoreUnavailable
 from bridle.web_pages import Refusal, refusal
 
@@ -47,6 +49,10 @@ class App:
         self.refusal: str | None = None
         """Why it did not start, where that is for the user to put right."""
         self._data_plane: DataPlane | None = None
+        self.connection_limits: ConnectionLimits | None = None
+        """For ``proxy/http/protocol.py``; known after the start."""
+        self._reached: dict[str, float] = {}
+        """By limit, when it was last logged."""
         self._routers = routers
         self._control: asyncio.Future[FastAPI] | None = None
 
@@ -106,7 +112,11 @@ class App:
             services = self._running()
             if scope["path"].startswith(_CLOSED):
                 await services.sessions.authenticate(client.headers, client.address)
-            body = await client.body(services.settings.limits.body_bytes)
+            held = Held(services.in_flight)
+            try:
+                body = await client.body(services.settings.limits, held)
+            finally:
+                held.release()
         except ApiError as error:
             await client.refuse(openai_error(error))
             return
@@ -152,12 +162,29 @@ class App:
         if self.settings.log_format is not None:
             configure(self.settings.log_format, self.settings.log_level)
         self.services = await Services.start(self.settings)
+        limits = self.settings.limits
+        connections = connections_allowed(limits.connections)
+        if connections < limits.connections:
+            extra = {"connections": connections, "wanted": limits.connections}
+            log.warning("connections_limited_by_files", extra=extra)
+        self.connection_limits = ConnectionLimits(
+            connections, limits.head_timeout_s, limits.body_timeout_s, self._limit_reached
+        )
         self._data_plane = DataPlane(self.services)
 
     async def stop(self) -> None:
         services, self.services, self._data_plane = self.services, None, None
         if services is not None:
             await services.close()
+
+    def _limit_reached(self, limit: str) -> None:
+        """Counts a connection that was ended by a limit; logs one a second."""
+        if self.services is not None:
+            self.services.metrics.events.labels(f"limit_{limit}").inc()
+        now = time.monotonic()
+        if now - self._reached.get(limit, float("-inf")) > 1:
+            self._reached[limit] = now
+            log.warning("limit_reached", extra={"limit": limit})
 
     def _running(self) -> Services:
         if self.services is None:

@@ -21,6 +21,7 @@ from bridle.proxy.sessions.registry import Sessions
 from bridle.proxy.sessions.rules import Budgets
 from bridle.proxy.sessions.seal_watch import SealWatch
 from bridle.proxy.settings import ProxySettings
+from bridle.proxy.wire.in_flight import InFlight
 from bridle.store.reading.queries import Reader
 from bridle.store.schema.database import migrate
 from bridle.store.writing.redaction import Redactor
@@ -45,6 +46,7 @@ class Services:
     reader: Reader
     models: ModelRoutes
     budgets: Budgets
+    in_flight: InFlight
     sessions: Sessions
     memory: SessionMemory
     explanations: Explanations
@@ -101,6 +103,7 @@ class Services:
             reader=reader,
             models=models,
             budgets=Budgets(reader, settings.budget),
+            in_flight=InFlight(settings.limits.in_flight_bytes),
             sessions=sessions,
             memory=memory,
             explanations=explanations,
@@ -157,6 +160,7 @@ def _open_store(settings: ProxySettings) -> Writer:
         settings.store_url,
         synchronous=settings.synchronous,
         cache_bytes=settings.limits.memory_bytes // 2,
+        patience=settings.limits.store_patience_s,
         redactor=redactor,
     ).start()
 

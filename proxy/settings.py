@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from fnmatch import fnmatchcase
 from functools import lru_cache
 from pathlib import Path
@@ -49,16 +49,41 @@ class Budget(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Bounds on sizes and times, beyond which the proxy refuses a request or ends it."""
+    """Bounds on sizes, times and numbers, beyond which the proxy refuses a request or ends it.
 
-    body_bytes: int = 64 * 1024 * 1024
-    header_bytes: int = 64 * 1024
+    Each refusal is logged and counted: ``bridle_refused_requests_total`` by its kind, and
+    ``bridle_events_total`` under ``limit_NAME`` for an engine's reply and for connections.
+    ``bridle proxy --limit NAME=VALUE`` sets one.
+    """
+
+    body_bytes: int = 8 << 20
+    """Of a request's body."""
+    header_bytes: int = 64 << 10
+    """Of a request's head."""
+    head_timeout_s: float = 20.0
+    """The longest that the head of a request may take, and a connection may wait for its first."""
+    body_timeout_s: float = 60.0
+    """The longest that the body of a request may take."""
+    connections: int = 2048
+    """Clients' connections to a process; fewer where the process may not open twice as many
+    files."""
+    choices: int = 64
+    """Choices (``n``) of one request."""
+    event_bytes: int = 8 << 20
+    """Of an engine's reply that is decoded at once: one event of a stream, or a whole reply."""
+    reply_bytes: int = 64 << 20
+    """Of an engine's stream, and of what its client is sent."""
+    in_flight_bytes: int = 96 << 20
+    """Memory of a process for bodies and replies of all running calls. Beyond it the largest
+    end."""
     memory_bytes: int = 32 << 20
     """Approximate memory of a process for the sessions in use, which makes a call cost only its new
     part. A session that does not fit is read again from the store
     (``bridle_sessions_read_total``). The store's writer uses half as much in addition, to compare
     requests."""
     connect_timeout_s: float = 10.0
+    store_patience_s: float = 30.0
+    """How long a record waits for a store that is locked or away."""
     stall_timeout_s: float = 600.0
     """The longest silence of the engine within one reply, time to the first token included."""
     keep_alive_s: float = 15.0
@@ -72,6 +97,26 @@ class Limits:
     """Consecutive failed calls or health checks after which an engine gets no calls for a while."""
     health_check_s: float = 2.0
     """Time between health checks of an engine; 0 disables them."""
+
+
+def shown_limits() -> str:
+    """Every limit with its default, as ``NAME=VALUE``."""
+    return ", ".join(f"{one.name}={one.default}" for one in fields(Limits))
+
+
+def limits_from(values: Mapping[str, str], memory_mib: int | None = None) -> Limits:
+    """The limits with these ``values`` of their names. Raises ``ValueError``."""
+    names = [one.name for one in fields(Limits)]
+    for name, value in values.items():
+        if name not in names:
+            raise ValueError(f"there is no limit {name!r}; there are {', '.join(names)}")
+        if value.startswith("-"):
+            raise ValueError(f"--limit {name}={value}: a limit is no less than 0")
+    given = dict(values) if memory_mib is None else {"memory_bytes": memory_mib << 20, **values}
+    try:
+        return msgspec.convert(given, Limits, strict=False)
+    except msgspec.ValidationError as error:
+        raise ValueError(f"--limit: {error}") from error
 
 
 @dataclass(frozen=True, slots=True)

@@ -62,7 +62,7 @@ def test_a_loss_is_found_by_the_name_that_it_registers_and_has_a_gradient() -> N
     loss.backward()
     assert logprobs.grad is not None
     assert logprobs.grad.tolist() == [-1.0, 3.0]
-    assert stats.tokens == 2
+    assert stats["tokens"] == 2
 
 
 def test_an_export_gives_rows() -> None:

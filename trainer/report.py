@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 
 from bridle.store.records import PolicyRecord
 from bridle.trainer.batch.prepare import PreparedStep
 from bridle.trainer.learner.update import UpdateStats
+
+_NAMED: Final = frozenset({"tokens", "loss", "clipped"})
+"""Sums of a loss that are logged by another name, or not as means."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,21 +105,16 @@ class StepReport:
             return {}
         loss = update.loss
         metrics = {
-            "update/loss": loss.loss / len(update.grad_norms),
+            "update/loss": loss["loss"] / len(update.grad_norms),
             "update/grad_norm": float(np.mean(update.grad_norms)),
             "update/skipped": float(update.skipped_updates),
             "update/clip_fraction": loss.mean("clipped"),
-            "update/ratio": loss.mean("ratio"),
-            "update/kl_old": loss.mean("kl_old"),
-            "update/importance": loss.mean("importance"),
-            "update/importance_capped": loss.mean("importance_capped"),
-            "update/entropy": update.entropy / loss.tokens,
+            **{f"update/{name}": loss.mean(name) for name in loss if name not in _NAMED},
+            "update/entropy": update.entropy / loss["tokens"],
             "packing/computed_tokens": float(update.computed_tokens),
             "packing/unshared_tokens": float(update.unshared_tokens),
             "packing/packs": float(update.packs),
         }
-        if update.referenced:
-            metrics["update/kl_reference"] = loss.mean("kl_reference")
         if update.gap.mean is not None:
             metrics["update/logprob_gap"] = update.gap.mean
             metrics["update/logprob_gap_max"] = update.gap.largest

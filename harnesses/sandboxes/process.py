@@ -1,4 +1,9 @@
-"""A process per session on this machine."""
+"""A process per session on this machine, in namespaces of its own where the machine permits it.
+
+Inside, only the session's processes exist: a harness cannot read another process's environment,
+command line or memory, and the kernel ends all that it started when it ends. Where that is not
+permitted (``isolation.missing``), a mark in the environment is what finds leftovers.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +12,7 @@ import contextlib
 import errno
 import os
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -24,6 +29,7 @@ from bridle.harnesses.sandboxes.base import (
     refuse_container,
 )
 from bridle.harnesses.sandboxes.folder import Folder, place_in
+from bridle.harnesses.sandboxes.isolation import StartFailure, missing, namespaced, started
 from bridle.harnesses.sandboxes.supervise import environment_of, new_mark, supervise
 
 _NO_COMMAND: Final = frozenset(
@@ -34,38 +40,60 @@ _NO_COMMAND: Final = frozenset(
 class ProcessSandbox(Folder):
     """Starts each launch as the leader of its own session and process group."""
 
+    def __init__(self, directory: Path, hidden: Sequence[Path] = ()) -> None:
+        """``hidden``: files of this machine that read as empty inside."""
+        super().__init__(directory)
+        self._hidden = tuple(hidden)
+
     async def exec(self, launch: Launch) -> ProcessResult:
         directory = Path(launch.directory or self.place.workspace)
         if not directory.is_dir():  # noqa: ASYNC240 - one stat of a local file
             raise DirectoryGone(f"there is no directory {directory} to start in")
         mark = new_mark()
         stdout, stderr = self.outputs(launch.role)
-        started = time.monotonic()
-        with stdout.open("wb") as out, stderr.open("wb") as err:
+        apart = await asyncio.to_thread(missing) is None
+        started_at = time.monotonic()
+        reading, writing = os.pipe()
+        with (
+            os.fdopen(reading, "rb") as said,
+            stdout.open("wb") as out,
+            stderr.open("wb") as err,
+        ):
+            argv = namespaced(launch.argv, writing, self._hidden) if apart else launch.argv
             try:
                 process = await asyncio.create_subprocess_exec(
-                    *launch.argv,
+                    *argv,
                     cwd=directory,
                     env=environment_of(launch, directory, mark),
                     stdin=asyncio.subprocess.DEVNULL,
                     stdout=out,
                     stderr=err,
                     start_new_session=True,
+                    pass_fds=(writing,) if apart else (),
                 )
             except (OSError, ValueError) as error:
                 raise _not_started(launch, error) from error
-        code = await supervise(_Process(process), mark, launch.timeout_s, launch.grace_s)
-        seconds = time.monotonic() - started
+            finally:
+                os.close(writing)
+            code = await supervise(_Process(process), mark, launch.timeout_s, launch.grace_s)
+            try:
+                started(said.read() if apart else b"")
+            except StartFailure as failure:
+                raise _not_started(launch, failure.error) from failure
+        seconds = time.monotonic() - started_at
         return ProcessResult(code, seconds, Captured.of(stdout), Captured.of(stderr))
 
 
 class ProcessProvider:
-    """Opens process sandboxes."""
+    """Opens process sandboxes; ``hidden`` files of this machine read as empty inside."""
+
+    def __init__(self, hidden: Sequence[Path] = ()) -> None:
+        self._hidden = tuple(hidden)
 
     @contextlib.asynccontextmanager
     async def open(self, request: SandboxRequest) -> AsyncIterator[ProcessSandbox]:
         refuse_container(request, "process")
-        yield ProcessSandbox(request.directory).make()
+        yield ProcessSandbox(request.directory, self._hidden).make()
 
     def expected_place(self, request: SandboxRequest) -> Place:
         refuse_container(request, "process")

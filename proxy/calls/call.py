@@ -29,6 +29,7 @@ from bridle.proxy.wire.canonical import (
     HttpError,
     Request,
 )
+from bridle.proxy.wire.in_flight import STEP, Held
 from bridle.store.errors import RecordRejected, StoreUnavailable
 from bridle.store.records import CallStatus, Note
 
@@ -43,6 +44,9 @@ class CallFailure:
     error: ApiError | None
     """What the client gets; ``None`` when there is no client any more."""
 
+
+_TOKEN_BYTES: Final = 160
+"""Of a sampled token in memory: its id, its logprob, its text."""
 
 CLIENT_GONE: Final = CallFailure("client_disconnected", None)
 PROXY_STOPPED: Final = CallFailure("proxy_stopped", None)
@@ -64,6 +68,7 @@ class Call:
         ask: EngineRequest,
         engines: EnginePool,
         notes: list[Note],
+        held: Held,
     ) -> None:
         begun = recording.begun
         minted = dialect.mint(begun.id, int(begun.started_at), request.model)
@@ -98,8 +103,12 @@ class Call:
             session_id=begun.session_id,
             homes=recording.session.homes,
             notes=notes,
-            retries=services.settings.limits.retries,
+            limits=services.settings.limits,
+            held=held,
         )
+        self._unpacked = self._sent = self._sampled = 0
+        """Bytes that were sent since they were last packed, all bytes that were sent, and tokens
+        that were sampled until then."""
 
     async def serve(self) -> None:
         """Serves the client and keeps the record, whatever happens on either side."""
@@ -162,7 +171,12 @@ class Call:
         pieces = [] if self._begun else self._opening()
         for event in events:
             pieces.append(emitter.event(event))
-        return self._write(b"".join(pieces))
+        body = b"".join(pieces)
+        waiting = self._write(body)
+        self._unpacked += len(body)
+        if self._unpacked > STEP:
+            self._pack()
+        return waiting
 
     def _keep_alive(self) -> None:
         """Sends a sign of life to a streaming client that has heard nothing for long."""
@@ -184,6 +198,18 @@ class Call:
             return None
         self._recording.sent(body)
         return self._client.write(body)
+
+    def _pack(self) -> None:
+        """Keeps what the client was sent in fewer bytes. Raises :class:`ApiError` when it, or all
+        that the running calls hold, is too much."""
+        self._sent += self._unpacked
+        self._unpacked = 0
+        limit = self._services.settings.limits.reply_bytes
+        if self._sent > limit:
+            raise self._stream.ended_by("reply_bytes", limit)
+        sampled = self._recording.fold.sampled
+        tokens, self._sampled = sampled - self._sampled, sampled
+        self._stream.hold(self._recording.pack() + _TOKEN_BYTES * tokens)
 
     def _last_bytes(self) -> bytes:
         """The terminal bytes: the whole reply, or the end of the stream."""

@@ -28,6 +28,7 @@ from bridle.proxy.sessions.registry import Caller, store_not_read, store_unavail
 from bridle.proxy.sessions.rules import effective
 from bridle.proxy.sessions.session import Session
 from bridle.proxy.wire.canonical import ApiError, Request
+from bridle.proxy.wire.in_flight import Held
 from bridle.store.errors import StoreUnavailable
 from bridle.store.records import (
     BreakReason,
@@ -110,9 +111,17 @@ class DataPlane:
         return True
 
     async def _generate(self, route: Route, client: Client) -> None:
+        held = Held(self._services.in_flight)
+        try:
+            await self._call(route, client, held)
+        finally:
+            if held.bytes:
+                held.release()
+
+    async def _call(self, route: Route, client: Client, held: Held) -> None:
         services = self._services
         caller = await services.sessions.authenticate(client.headers, client.address)
-        body = await client.body(services.settings.limits.body_bytes)
+        body = await client.body(services.settings.limits, held)
         identity = identify(client.headers)
         dialect = DIALECTS[route.dialect]
         request = _storable(dialect.parse(body, dict(route.parameters), _query(client)))
@@ -132,6 +141,9 @@ class DataPlane:
         if rules:
             sampling, overruled = effective(sampling, rules, pinned=not to.external)
             budget = services.budgets.of(rules)
+        if sampling.n is not None and sampling.n > services.settings.limits.choices:
+            message = f"at most {services.settings.limits.choices} choices (n) are served"
+            raise ApiError("invalid_request", message, status=400, param="n")
         ask = engine_request(
             asked,
             sampling,
@@ -152,7 +164,7 @@ class DataPlane:
             recording = services.recorder.begin(begun, session, request, link, prompt)
         except StoreUnavailable as error:
             raise store_unavailable() from error
-        call = Call(services, client, dialect, request, recording, ask, to.engines, notes)
+        call = Call(services, client, dialect, request, recording, ask, to.engines, notes, held)
         if refusal is not None:
             reason, note = refusal
             notes.append(note)
@@ -180,10 +192,17 @@ class DataPlane:
 
     async def _count(self, route: Route, client: Client) -> None:
         """Replies with the exact number of prompt tokens by the engine's own template."""
+        held = Held(self._services.in_flight)
+        try:
+            await self._count_tokens(route, client, held)
+        finally:
+            held.release()
+
+    async def _count_tokens(self, route: Route, client: Client, held: Held) -> None:
         services = self._services
         counting = COUNTING[route.dialect]
         caller = await services.sessions.authenticate(client.headers, client.address)
-        body = await client.body(services.settings.limits.body_bytes)
+        body = await client.body(services.settings.limits, held)
         request = _storable(counting.parse(body, dict(route.parameters), _query(client)))
         identity = identify(client.headers)
         session = await services.sessions.admit(caller, route.session, identity)

@@ -26,11 +26,14 @@ async def health(client: Client, _: Running) -> None:
 
 
 async def ready(client: Client, running: Running) -> None:
-    """503 while no engine can be used; ``circuits`` has the state of each engine's circuit."""
-    engines = running().engines
-    well = await engines.check()
-    circuits = [state.circuit for state in engines.states()]
+    """503 while no engine can be used, or the store could not be written when that was last tried;
+    ``circuits`` has the state of each engine's circuit."""
+    services = running()
+    well = await services.engines.check()
+    circuits = [state.circuit for state in services.engines.states()]
     status = "ready" if well else "engine_unreachable"
+    if not services.writer.well:
+        well, status = False, "store_unavailable"
     body = orjson.dumps({"status": status, "circuits": circuits})
     await client.respond(200 if well else 503, body)
 

@@ -17,6 +17,7 @@ from typing import Any, Final
 import httptools
 
 from bridle.proxy.engines.transport import (
+    Answer,
     ConnectionBroke,
     ConnectionEpochOver,
     ConnectionFailed,
@@ -60,11 +61,10 @@ class PooledResponse:
         self._end: asyncio.Future[None] | None = None
 
     async def read(self) -> bytes:
-        """The whole body, once. Raises :class:`ConnectionBroke` and ``TimeoutError``."""
-        if not self._whole:
-            await self._ended()
-        pieces, self._pieces = self._pieces, []  # the body may be freed before this response
-        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        """See :meth:`bridle.proxy.engines.transport.EngineResponse.read`."""
+        answer = Answer()
+        await self.follow(answer.take)
+        return answer.body
 
     async def follow(self, follower: Follower) -> None:
         """Gives the body to ``follower``, read by read, and returns when it is whole.
@@ -405,7 +405,7 @@ class _Connection(asyncio.Protocol):
         self._header_bytes += len(name) + len(value)
         if self._header_bytes > _HEADER_BYTES:
             raise ValueError("the response's headers are too large")
-        if self._response is not None:
+        if self._response is not None and not self._response.head.done():  # not a trailer
             self._response.headers[name.decode("latin-1").lower()] = value.decode("latin-1")
 
     def on_headers_complete(self) -> None:

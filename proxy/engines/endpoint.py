@@ -9,6 +9,7 @@ import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from http import HTTPStatus
 from typing import Any, Final
 
 import orjson
@@ -40,6 +41,7 @@ _SAMPLING_TIMEOUT_S: Final = 2.0
 _FINGERPRINTS: Final = ((VERSION, "weights_fingerprint"), (WEIGHT_INFO, "weight_version"))
 """Where engines report which weights they serve: our own, and vLLM."""
 _NO_ROUTE: Final = frozenset({404, 405, 501})
+_SERVER_ERRORS: Final = frozenset(status for status in HTTPStatus if status >= 500)
 _OVERFLOW = re.compile(r"maximum (context|model) length|context (length|window)", re.IGNORECASE)
 CONNECTION_ERRORS: Final = (ConnectionFailed, ConnectionBroke, TimeoutError, OSError)
 
@@ -250,7 +252,8 @@ async def refusal(response: EngineResponse) -> ApiError:
         return ApiError("overloaded", message, status=503, retry_after=wait)
     if status in (401, 403):
         message = "the engine refused the proxy's own key"
-    return ApiError("upstream_error", message, status=max(status, 500), retry_after=wait)
+    known = status if status in _SERVER_ERRORS else 502 if status > 500 else 500
+    return ApiError("upstream_error", message, status=known, retry_after=wait)
 
 
 def _engine_message(body: bytes) -> tuple[str, str | None]:

@@ -14,6 +14,7 @@ from typing import Final
 import h11
 
 from bridle.proxy.engines.transport import (
+    Answer,
     ConnectionBroke,
     ConnectionEpochOver,
     ConnectionFailed,
@@ -53,9 +54,9 @@ class PlainResponse:
             self.headers[name.decode("latin-1")] = value.decode("latin-1")
 
     async def read(self) -> bytes:
-        pieces: list[bytes] = []
-        await self.follow(pieces.append)
-        return b"".join(pieces)
+        answer = Answer()
+        await self.follow(answer.take)
+        return answer.body
 
     async def follow(self, follower: Follower) -> None:
         try:

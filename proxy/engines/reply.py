@@ -153,7 +153,7 @@ class ReplyDecoder:
             payload, cut = cut_prompt_ids(payload, self._read_prompt)
         try:
             body = self._decode(payload)
-        except (msgspec.DecodeError, RecursionError) as error:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise malformed(str(error)) from error
         if body.error is not None:
             raise stream_error(body.error)

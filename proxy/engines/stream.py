@@ -18,8 +18,10 @@ from bridle.proxy.engines.reply import ReplyDecoder
 from bridle.proxy.engines.request import EngineRequest
 from bridle.proxy.engines.served_weights import other_weights
 from bridle.proxy.engines.transport import ConnectionEpochOver, EngineResponse
+from bridle.proxy.settings import Limits
 from bridle.proxy.wire.canonical import ApiError, Event
-from bridle.proxy.wire.sse import SseParser
+from bridle.proxy.wire.in_flight import STEP, Held
+from bridle.proxy.wire.sse import EventTooLarge, SseParser
 from bridle.store.records import Note
 
 Sink = Callable[[list[Event]], "asyncio.Future[Any] | None"]
@@ -42,15 +44,18 @@ class EngineStream:
     __slots__ = (
         "_asked_version",
         "_call_id",
+        "_counted",
         "_decoder",
         "_failure",
+        "_held",
         "_homes",
+        "_limits",
         "_notes",
         "_over",
         "_pool",
+        "_received",
         "_request",
         "_response",
-        "_retries",
         "_running_at",
         "_session_id",
         "engine",
@@ -66,9 +71,11 @@ class EngineStream:
         session_id: str,
         homes: Homes,
         notes: list[Note],
-        retries: int,
+        limits: Limits,
+        held: Held,
     ) -> None:
-        """Each retry is put into ``notes``."""
+        """Each retry is put into ``notes``, and the limit that ended the reply. ``held`` counts the
+        bytes of a whole reply."""
         self.engine: PooledEngine | None = None
         """The engine that was asked last."""
         self._pool = pool
@@ -78,7 +85,10 @@ class EngineStream:
         self._session_id = session_id
         self._homes = homes
         self._notes = notes
-        self._retries = retries
+        self._limits = limits
+        self._held = held
+        self._received = self._counted = 0
+        """Bytes of the reply, and how many of them have been looked at."""
         self._response: EngineResponse | None = None
         self._running_at: PooledEngine | None = None
         """The engine that counts this call as running."""
@@ -122,7 +132,7 @@ class EngineStream:
             if self._request.stream:
                 await self._follow(response, sink)
             else:
-                sink(self._whole(await response.read()))
+                sink(self._whole(await self._read(response)))
         except CONNECTION_ERRORS as error:
             self._failure = connection_error(error)
         if self._failure is not None:
@@ -207,26 +217,64 @@ class EngineStream:
 
     def _may_retry(self, error: ApiError, tried: list[PooledEngine]) -> bool:
         """An engine that asked for patience is not asked again, but another may be."""
-        if error.status not in _UNANSWERED or len(tried) > self._retries:
+        if error.status not in _UNANSWERED or len(tried) > self._limits.retries:
             return False
         usable = self._pool.usable_engines()
         others = [engine for engine in usable if engine not in tried]
         return bool(others or (usable and error.retry_after is None))
 
     async def _follow(self, response: EngineResponse, sink: Sink) -> None:
-        sse = SseParser()
-        feed, read = sse.feed, self._streamed
+        sse = SseParser(self._limits.event_bytes)
+        feed, read, limit = sse.feed, self._streamed, self._limits.reply_bytes
 
         def arrived(chunk: bytes) -> asyncio.Future[Any] | None:
+            self._received += len(chunk)
+            if self._received > limit:
+                raise self.ended_by("reply_bytes", limit)
             events = read(feed(chunk))
             if self._over:
                 response.leave()
             return sink(events) if events else None
 
+        try:
+            await response.follow(arrived)
+            if not self._over:
+                self._over = True
+                sink(read(sse.finish()))
+        except EventTooLarge:
+            raise self.ended_by("event_bytes", self._limits.event_bytes) from None
+
+    async def _read(self, response: EngineResponse) -> bytes:
+        """The whole reply. Raises :class:`ApiError` for one beyond the limits."""
+        whole = bytearray()  # pieces of many replies would leave holes in the heap
+        limit = self._limits.event_bytes
+
+        def arrived(chunk: bytes) -> None:
+            self._received += len(chunk)
+            if self._received > limit:
+                raise self.ended_by("event_bytes", limit)
+            whole.extend(chunk)
+            if self._received - self._counted > STEP:
+                self.hold(self._received - self._counted)
+                self._counted = self._received
+
         await response.follow(arrived)
-        if not self._over:
-            self._over = True
-            sink(read(sse.finish()))
+        return bytes(whole)
+
+    def hold(self, count: int) -> None:
+        """Counts bytes that are kept of the reply. Raises :class:`ApiError` when the running calls
+        hold too many."""
+        try:
+            self._held.add(count)
+        except ApiError:
+            self._notes.append(Note("limit_in_flight_bytes", f"{self._held.bytes} bytes"))
+            raise
+
+    def ended_by(self, limit: str, size: int) -> ApiError:
+        """The end of a reply that is larger than a limit allows."""
+        self._notes.append(Note(f"limit_{limit}", f"more than {size} bytes"))
+        message = f"the engine's reply is larger than {size} bytes ({limit})"
+        return ApiError("upstream_error", message, status=502)
 
     def _whole(self, body: bytes) -> list[Event]:
         self._over = True

@@ -11,10 +11,13 @@ import asyncio
 import base64
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 from urllib.parse import SplitResult, quote, unquote, urlsplit
 
 from bridle.errors import BridleError
+
+ANSWER_BYTES: Final = 16 << 20
+"""Of what :meth:`EngineResponse.read` reads: model lists, token counts, refusals."""
 
 Follower = Callable[[bytes], "asyncio.Future[Any] | None"]
 """Takes the bytes of one read; returns what to wait for before more is read, if anything."""
@@ -38,6 +41,27 @@ class ConnectionEpochOver(BridleError):
     retryable = True
 
 
+class Answer:
+    """Follows a response whose body is wanted whole."""
+
+    __slots__ = ("_pieces", "_size")
+
+    def __init__(self) -> None:
+        self._pieces: list[bytes] = []
+        self._size = 0
+
+    def take(self, piece: bytes) -> None:
+        """Raises :class:`ConnectionBroke` beyond :data:`ANSWER_BYTES`."""
+        self._size += len(piece)
+        if self._size > ANSWER_BYTES:
+            raise ConnectionBroke(f"the answer has more than {ANSWER_BYTES} bytes")
+        self._pieces.append(piece)
+
+    @property
+    def body(self) -> bytes:
+        return b"".join(self._pieces)
+
+
 class EngineResponse(Protocol):
     """One response from its status line on."""
 
@@ -49,7 +73,8 @@ class EngineResponse(Protocol):
         ...
 
     async def read(self) -> bytes:
-        """The whole body, once. Raises :class:`ConnectionBroke` and ``TimeoutError``."""
+        """The whole body, once. Raises ``TimeoutError``, and :class:`ConnectionBroke` also for a
+        body of more than :data:`ANSWER_BYTES`."""
         ...
 
     async def follow(self, follower: Follower) -> None:

@@ -10,7 +10,9 @@ from typing import Any
 
 from bridle.errors import BridleError
 from bridle.proxy.http.protocol import EXTENSION, ShortWay
+from bridle.proxy.settings import Limits
 from bridle.proxy.wire.canonical import ApiError, HttpError
+from bridle.proxy.wire.in_flight import STEP, Held
 
 AsgiMessage = MutableMapping[str, Any]
 Scope = MutableMapping[str, Any]
@@ -76,29 +78,45 @@ class Client:
         client = self.scope.get("client")
         return client[0] if client else None
 
-    async def body(self, limit: int) -> bytes:
-        """The whole request body. Raises :class:`ApiError` (413, 415) and :class:`ClientGone`."""
-        headers = self.headers
+    async def body(self, limits: Limits, held: Held) -> bytes:
+        """The whole request body; ``held`` counts its bytes. Raises :class:`ApiError` (408, 413,
+        415, 503) and :class:`ClientGone`."""
+        limit, headers = limits.body_bytes, self.headers
         if (coding := headers.get("content-encoding", "identity")) != "identity":
             message = f"a body in Content-Encoding {coding} is not served: send it as it is"
             raise ApiError("invalid_request", message, status=415)
         declared = headers.get("content-length", "")
         if declared.isdigit() and int(declared) > limit:
             raise too_large(limit)
-        pieces: list[bytes] = []
-        size = 0
+        event = await self._receive()
+        if event["type"] == "http.request" and not event.get("more_body", False):
+            body: bytes = event.get("body", b"")
+            if len(body) > limit:
+                raise too_large(limit)
+            if len(body) > STEP:
+                held.add(len(body))
+            return body
+        try:
+            async with asyncio.timeout(limits.body_timeout_s):
+                return await self._rest(event, limit, held)
+        except TimeoutError:
+            message = f"the request's body was not whole within {limits.body_timeout_s:g} s"
+            raise ApiError("invalid_request", message, status=408) from None
+
+    async def _rest(self, event: AsgiMessage, limit: int, held: Held) -> bytes:
+        whole = bytearray()  # pieces of many bodies would leave holes in the heap
         while True:
-            event = await self._receive()
             if event["type"] == "http.disconnect":
                 raise ClientGone
             piece = event.get("body", b"")
-            size += len(piece)
-            if size > limit:
+            if len(whole) + len(piece) > limit:
                 raise too_large(limit)
             if piece:
-                pieces.append(piece)
+                held.add(len(piece))
+                whole.extend(piece)
             if not event.get("more_body", False):
-                return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+                return bytes(whole)
+            event = await self._receive()
 
     async def disconnected(self) -> None:
         """Cancels the task that serves the client when it closes its connection. The body must have
@@ -214,4 +232,6 @@ def encoded(headers: Iterable[tuple[str, str]]) -> Headers:
 
 
 def too_large(limit: int) -> ApiError:
-    return ApiError("too_large", f"the request body is larger than {limit} bytes", status=413)
+    return ApiError(
+        "too_large", f"the request body is larger than {limit} bytes (body_bytes)", status=413
+    )

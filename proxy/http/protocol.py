@@ -11,16 +11,22 @@ Chunks that are handed over in one turn of the event loop go to their sockets at
 the other. Going back and forth between Python and the kernel's network for each of them costs a
 tenth more, by which at hundreds of streams all of them wait for the processor.
 
-An offer to go on in HTTP/2 (``Upgrade: h2c``, which Java's own client adds to every request) is not
-taken up, as RFC 9110 lets a server do. The parser would drop the body of a request with it, so it
-never sees it.
+An offer to go on in another protocol (``Upgrade: h2c``, which Java's own client adds to every
+request) is not taken up, as RFC 9110 lets a server do. The parser would drop the body of a request
+with it, so it never sees it; a WebSocket's is shown to the application, which refuses it. Fields
+that come after a chunked body are no headers of the request.
+
+The limits of the application's settings hold here for what comes before a request is one: how many
+connections there are, how long a head may take, and how long a body that nobody reads any more.
 """
 
 from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Sequence
+import resource
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 from weakref import WeakKeyDictionary
 
@@ -38,12 +44,44 @@ _LINE: Final = b"%b: %b\r\n"
 _FULL: Final = 1 << 18
 """Bytes that are not held until the end of the turn."""
 
-_OFFER: Final = re.compile(rb"(?<=\r\n)upgrade:[ \t]*h2c[ \t]*\r\n", re.IGNORECASE)
+_OFFER: Final = re.compile(
+    rb"(?<=\r\n)upgrade:(?![ \t]*websocket[ \t]*\r\n)[^\r\n]*\r\n", re.IGNORECASE
+)
 _HEADERS_REACH: Final = 1 << 14
 """Bytes of a read in which an offer is looked for."""
 _WITHOUT_END: Final = 1 << 20
 """Bytes of a head, or of a trailer, after which the connection is closed: the parser keeps them
 all and copies them with each read, before the request is authenticated."""
+
+
+_LOOK_S: Final = 0.5
+"""Between two looks at the connections of a server."""
+_RESERVED_FILES: Final = 256
+"""For the store, its readers and what a process has open anyway."""
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionLimits:
+    """What an application allows the connections of its clients, as ``connection_limits``."""
+
+    connections: int
+    head_timeout_s: float
+    body_timeout_s: float
+    reached: Callable[[str], None]
+    """Called with the name of the limit that ended a connection."""
+
+
+def connections_allowed(wanted: int) -> int:
+    """``wanted`` connections of clients, or as many as the process may open files for. A client's
+    connection may need one to an engine as well. Raises the process's own bound where it can."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = 2 * wanted + _RESERVED_FILES
+    if soft != resource.RLIM_INFINITY and soft < needed:
+        soft = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    if soft == resource.RLIM_INFINITY:
+        return wanted
+    return min(wanted, max(1, (soft - _RESERVED_FILES) // 2))
 
 
 class Outbox:
@@ -116,22 +154,32 @@ class StreamingProtocol(HttpToolsProtocol):
 
     _unfinished = 0
     """Bytes read since the last that ended a head or belonged to a body."""
+    _head_since: float | None = None
+    """When a head began that is not whole, or the connection."""
+    _unread_since: float | None = None
+    """When a body was found that comes although its request has been replied to."""
 
     def data_received(self, data: bytes) -> None:
         self._unfinished += len(data)
         begins = self.cycle is None or not self.cycle.more_body
-        if begins and data.find(b"h2c", 0, _HEADERS_REACH) >= 0:
-            headers, end, rest = data.partition(b"\r\n\r\n")
-            data = _OFFER.sub(b"", headers + end[:2]) + end[2:] + rest
+        if begins:
+            if self._head_since is None:
+                self._head_since = self.loop.time()
+            if (
+                data.find(b"pgrade:", 0, _HEADERS_REACH) >= 0
+                or data.find(b"PGRADE:", 0, _HEADERS_REACH) >= 0
+            ):
+                headers, end, rest = data.partition(b"\r\n\r\n")
+                data = _OFFER.sub(b"", headers + end[:2]) + end[2:] + rest
         super().data_received(data)
         if self._unfinished > _WITHOUT_END and not self.transport.is_closing():
-            if begins:
-                self.transport.write(STATUS_LINE[431] + b"connection: close\r\n\r\n")
-            self.transport.close()
+            self._refuse(431 if begins else None, "head")
 
     def on_headers_complete(self) -> None:
         self._unfinished = 0
+        self._head_since = None
         super().on_headers_complete()
+        self.headers = []  # the request has the list; what comes yet are trailers
 
     def on_body(self, body: bytes) -> None:
         self._unfinished = 0
@@ -146,11 +194,52 @@ class StreamingProtocol(HttpToolsProtocol):
         if outbox is None:
             outbox = _OUTBOXES[self.server_state] = Outbox(self.loop)
         self._outbox = outbox
+        limits: ConnectionLimits | None = getattr(self.app, "connection_limits", None)
+        if limits is None:
+            return
+        self._head_since = self.loop.time()
+        if len(self.connections) > limits.connections:
+            self._refuse(503, "connections")
+        elif len(self.connections) == 1:
+            self.loop.call_later(_LOOK_S, _look, self.loop, self.connections, limits)
+
+    def look(self, now: float, limits: ConnectionLimits) -> None:
+        """Ends the connection when its client takes too long."""
+        if self._head_since is not None:
+            if now - self._head_since > limits.head_timeout_s:
+                self._refuse(408, "head_timeout_s")
+        elif self.cycle is not None and self.cycle.response_complete and self.cycle.more_body:
+            if self._unread_since is None:
+                self._unread_since = now
+            elif now - self._unread_since > limits.body_timeout_s:
+                self._refuse(None, "body_timeout_s")
+        else:
+            self._unread_since = None
+
+    def _refuse(self, status: int | None, limit: str) -> None:
+        """Closes the connection, with a response when no other has begun."""
+        if self.transport.is_closing():
+            return
+        if status is not None:
+            self.transport.write(STATUS_LINE[status] + b"connection: close\r\n\r\n")
+        self.transport.close()
+        limits: ConnectionLimits | None = getattr(self.app, "connection_limits", None)
+        if limits is not None:
+            limits.reached(limit)
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         scope: dict[str, Any] = cycle.scope  # type: ignore[assignment]
         scope["extensions"] = {EXTENSION: ShortWay(cycle, self._outbox)}
         super()._start_asgi_task(cycle, app)
+
+
+def _look(loop: asyncio.AbstractEventLoop, connections: set[Any], limits: ConnectionLimits) -> None:
+    """Looks at all connections of a server, again and again while there are any."""
+    now = loop.time()
+    for connection in list(connections):
+        connection.look(now, limits)
+    if connections:
+        loop.call_later(_LOOK_S, _look, loop, connections, limits)
 
 
 _OUTBOXES: Final[WeakKeyDictionary[ServerState, Outbox]] = WeakKeyDictionary()

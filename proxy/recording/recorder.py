@@ -6,9 +6,10 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 import msgspec
+from zstandard import ZstdCompressor, ZstdDecompressor
 
 from bridle.engine.contract.markup import unread_calls
 from bridle.proxy.continuation.explanations import Explanations
@@ -48,6 +49,9 @@ from bridle.store.records import (
 )
 from bridle.store.writing.integrity import contradiction
 from bridle.store.writing.writer import Writer
+
+_PACK: Final = ZstdCompressor(level=1).compress
+_UNPACK: Final = ZstdDecompressor().decompress
 
 
 class CallOutcome(msgspec.Struct, frozen=True, gc=False):
@@ -147,6 +151,8 @@ class Recording:
         self._prompt = prompt
         self._first_token_at: float | None = None
         self._sent: list[bytes] = []
+        self._packed: list[bytes] = []
+        """What was sent before that, compressed: a long stream repeats itself."""
         self.sent = self._sent.append
         """Records bytes that are sent to the client."""
         self._versions: dict[int, list[VersionRun]] = {}
@@ -160,6 +166,13 @@ class Recording:
             if isinstance(event, Tokens) and stamped.get(event.choice) != version:
                 self._stamp(event, version)
         self.fold.take(events)
+
+    def pack(self) -> int:
+        """Compresses what was sent; how many bytes it takes then."""
+        packed = _PACK(b"".join(self._sent))
+        self._sent.clear()
+        self._packed.append(packed)
+        return len(packed)
 
     def ended(self, outcome: CallOutcome) -> tuple[CallEnded, Turn]:
         """The call's final record, and its turn for lineage. A contradiction within the record
@@ -199,7 +212,7 @@ class Recording:
             prompt_token_ids=prompt,
             choices=choices,
             growth=growth,
-            response_body=b"".join(self._sent),
+            response_body=b"".join((*map(_UNPACK, self._packed), *self._sent)),
             model_served=outcome.model_served,
             usage={} if reply.usage is None else msgspec.structs.asdict(reply.usage),
             sampling=outcome.sampling,

@@ -2,22 +2,37 @@
 
 from __future__ import annotations
 
+from typing import Final
+
+_UNBOUNDED: Final = 1 << 62
+
+
+class EventTooLarge(ValueError):
+    """One event has more bytes than the parser takes."""
+
 
 class SseParser:
     """The ``data`` of each event, in order (WHATWG HTML, section 9.2.6).
 
     ``event``, ``id`` and ``retry`` fields and comment lines are skipped: engines use ``data``
     alone. Lines may end in LF, CRLF or CR; several ``data`` lines of one event are joined by LF.
+
+    The work is linear in the bytes: a line's pieces are joined once, when its end has come.
     """
 
-    __slots__ = ("_data", "_pending")
+    __slots__ = ("_data", "_limit", "_pending", "_size")
 
-    def __init__(self) -> None:
-        self._pending = b""
+    def __init__(self, limit: int = _UNBOUNDED) -> None:
+        """``limit``: bytes of an event."""
+        self._limit = limit
+        self._pending: list[bytes] = []
+        """Pieces of the line that has not ended."""
         self._data: list[bytes] = []
+        self._size = 0
+        """Bytes of the event that has not ended."""
 
     def feed(self, chunk: bytes) -> list[bytes]:
-        """Payloads of the events that ``chunk`` completes."""
+        """Payloads of the events that ``chunk`` completes. Raises :class:`EventTooLarge`."""
         if (
             chunk.startswith(b"data: ")
             and chunk.find(b"\n") == len(chunk) - 2
@@ -25,7 +40,16 @@ class SseParser:
             and not (self._pending or self._data or b"\r" in chunk)
         ):
             return [chunk[6:-2]]  # one whole event, as engines mostly send them
-        pending = self._pending + chunk if self._pending else chunk
+        self._size += len(chunk)
+        if self._size > self._limit:
+            raise EventTooLarge(f"an event has more than {self._limit} bytes")
+        pending = chunk
+        if self._pending:
+            ended = b"\n" in chunk or b"\r" in chunk or self._pending[-1].endswith(b"\r")
+            self._pending.append(chunk)
+            if not ended:
+                return []
+            pending = b"".join(self._pending)
         if b"\r" in pending:
             pending = self._normalised(pending)
         payloads: list[bytes] = []
@@ -35,13 +59,15 @@ class SseParser:
                 if self._data:
                     payloads.append(b"\n".join(self._data))
                     self._data = []
+                self._size = len(pending) - position
             elif pending.startswith(b"data:", position):
                 start = position + 5
                 if pending.startswith(b" ", start):
                     start += 1
                 self._data.append(pending[start:end])
             position = end + 1
-        self._pending = pending[position:]
+        rest = pending[position:]
+        self._pending = [rest] if rest else []
         return payloads
 
     def finish(self) -> list[bytes]:

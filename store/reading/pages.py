@@ -59,6 +59,8 @@ class SessionOrder(StrEnum):
 class SessionFilter:
     """Which sessions are listed; ``None`` for no condition."""
 
+    session: str | None = None
+    """The session's id."""
     run: str | None = None
     task: str | None = None
     """The task's own id."""
@@ -214,6 +216,7 @@ def lines_of(reader: Reader, records: Sequence[SessionRecord]) -> list[SessionLi
 def matching(wanted: SessionFilter, query: Select[Any]) -> Select[Any]:
     """``query`` over sessions with the filter's conditions."""
     for column, value in (
+        ("id", wanted.session),
         ("run_id", wanted.run),
         ("task_id", wanted.task),
         ("group_id", wanted.group),

@@ -64,6 +64,7 @@ def connect(
     *,
     synchronous: Synchronous = "NORMAL",
     page_cache_kib: int = 2048,
+    busy_timeout_s: float = BUSY_TIMEOUT_S,
     create: bool = False,
 ) -> Engine:
     """An engine for ``url``: a path, ``sqlite:///…`` or ``postgresql://…``.
@@ -81,7 +82,7 @@ def connect(
     """
     parsed = database_url(url)
     if parsed.get_backend_name() == "sqlite":
-        return _sqlite(parsed, synchronous, page_cache_kib, create)
+        return _sqlite(parsed, synchronous, page_cache_kib, busy_timeout_s, create)
     try:
         return sqlalchemy.create_engine(
             parsed,
@@ -259,7 +260,11 @@ def snapshot(engine: Engine) -> Iterator[Connection]:
 
 
 def _sqlite(
-    url: sqlalchemy.URL, synchronous: Synchronous, page_cache_kib: int, create: bool
+    url: sqlalchemy.URL,
+    synchronous: Synchronous,
+    page_cache_kib: int,
+    busy_timeout_s: float,
+    create: bool,
 ) -> Engine:
     path = Path(str(url.database)).absolute()
     if create:
@@ -274,7 +279,7 @@ def _sqlite(
         json_serializer=_dumps,
         json_deserializer=orjson.loads,
         creator=lambda: sqlite3.connect(
-            file, uri=True, timeout=BUSY_TIMEOUT_S, check_same_thread=False
+            file, uri=True, timeout=busy_timeout_s, check_same_thread=False
         ),
         hide_parameters=True,
     )

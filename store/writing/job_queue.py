@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import threading
 import time
 from collections import deque
@@ -42,6 +43,8 @@ class WriteJob:
     records: Sequence[Record]
     """Committed together or not at all."""
     done: asyncio.Future[None] | Future[None] | None = None
+    due: float = math.inf
+    """``time.monotonic()`` until which it waits for a store that is busy or away."""
 
 
 @dataclass(slots=True)
@@ -53,8 +56,10 @@ class WriteResult:
 class JobQueue:
     """A bounded queue with one taker; it refuses jobs until it is opened and after it is closed."""
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int, patience: float) -> None:
+        """``patience``: seconds that a job may wait in all for a store that is busy or away."""
         self._limit = limit
+        self._patience = patience
         self._jobs: deque[WriteJob] = deque()
         """In the order in which they are written."""
         self._early: dict[str, tuple[float, WriteJob]] = {}
@@ -95,7 +100,9 @@ class JobQueue:
         """
         with self._lock:
             self._admit(refuse=True)
-            self._early[name] = (time.monotonic() + _GATHER_S, job)
+            now = time.monotonic()
+            job.due = now + self._patience
+            self._early[name] = (now + _GATHER_S, job)
             if self._dozing:
                 self._ring()
 
@@ -110,6 +117,7 @@ class JobQueue:
         """
         with self._lock:
             self._admit(refuse)
+            job.due = time.monotonic() + self._patience
             if self._asleep:
                 self._ring()
             if follows is None:

@@ -8,7 +8,8 @@ gathers, so that the disk is waited for once per batch and not once per call (gr
 - A call's end may always be queued: there are never more of them than calls that were let in.
   Everything else is turned away with ``StoreBusy`` when ``queue_limit`` records wait.
 - A record that the database refuses fails alone: its batch is written again one by one.
-- A locked database or a lost connection is tried again for ``patience`` seconds.
+- A locked database or a lost connection is tried again, for each record until ``patience`` seconds
+  after it was handed over: none waits for the end of another's patience.
 """
 
 from __future__ import annotations
@@ -52,6 +53,10 @@ from bridle.store.writing.redaction import Redactor
 from bridle.store.writing.rows import statements
 
 log = logging.getLogger("bridle.store")
+
+_BUSY_S = 0.5
+"""How long SQLite itself waits for another process's transaction: the writer tries again, and must
+look at the clock meanwhile."""
 
 _DISK_FULL = "53100"
 """PostgreSQL's SQLSTATE."""
@@ -102,18 +107,21 @@ class Writer:
         redactor: Redactor | None = None,
     ) -> None:
         self.stats = WriterStats()
-        self._engine = connect(url, synchronous=synchronous, page_cache_kib=8192)
+        self._engine = connect(
+            url, synchronous=synchronous, page_cache_kib=8192, busy_timeout_s=_BUSY_S
+        )
+        self.well = True
+        """Whether the store could be written when that was last tried."""
         self._connection: Connection | None = None
         self._remote = self._engine.dialect.name != "sqlite"
         self._file: tuple[int, int] | None = None
-        self._patience = patience
         self._lease = lease
         self._cache = SessionCache(cache_bytes)
         self._redactor = redactor
         self._lost: set[str] = set()
         """Calls whose ends could not be written: the tokens of calls that hang on theirs are stored
         whole."""
-        self._queue = JobQueue(queue_limit)
+        self._queue = JobQueue(queue_limit, patience)
         self._number = 0
         self._writer_id = ""
         self._thread = threading.Thread(target=self._run, name="store-writer", daemon=True)
@@ -281,21 +289,28 @@ class Writer:
             with transaction(self._engine) as connection:
                 self._sign(connection)
             self.mark_interrupted()
+            self.well = True
         except DBAPIError as error:
+            self.well = False
             log.warning("store_lease_not_renewed: %s", error.orig)
 
     def _write(self, jobs: Sequence[WriteJob]) -> list[WriteResult]:
+        waiting = list(jobs)
         try:
-            self._attempt(jobs)
-            return [WriteResult(job) for job in jobs]
+            self._attempt(waiting)
+            return [WriteResult(job) for job in waiting]
         except StoreUnavailable as error:
             if not isinstance(error, RecordRejected):
-                self.stats.failed += len(jobs)
-                self._lose(jobs)
-                return [WriteResult(job, error) for job in jobs]
-            if len(jobs) == 1:
-                return [self._reject(jobs[0], error)]
-        return [outcome for job in jobs for outcome in self._write([job])]
+                return self._give_up(waiting, error)
+            if len(waiting) == 1:
+                return [self._reject(waiting[0], error)]
+        return [outcome for job in waiting for outcome in self._write([job])]
+
+    def _give_up(self, jobs: Sequence[WriteJob], error: StoreUnavailable) -> list[WriteResult]:
+        self.well = False
+        self.stats.failed += len(jobs)
+        self._lose(jobs)
+        return [WriteResult(job, error) for job in jobs]
 
     def _reject(self, job: WriteJob, error: StoreUnavailable) -> WriteResult:
         self.stats.rejected += 1
@@ -307,25 +322,34 @@ class Writer:
         ended = (record for job in jobs for record in job.records if isinstance(record, CallEnded))
         self._lost.update(record.id for record in ended)
 
-    def _attempt(self, jobs: Sequence[WriteJob]) -> None:
-        """Commits the jobs in one transaction, waiting for a database that is busy or away.
+    def _attempt(self, jobs: list[WriteJob]) -> None:
+        """Commits the jobs in one transaction, waiting for a database that is busy or away. Jobs
+        whose patience ends meanwhile are given up, and removed from ``jobs``.
 
         Raises :class:`RecordRejected` when a record is at fault, else :class:`StoreUnavailable`.
         """
-        deadline, pause, again = time.monotonic() + self._patience, 0.01, False
+        pause, again = 0.01, False
         self._number += 1
-        while True:
+        while jobs:
             try:
                 self._write_once(jobs, again)
+                self.well = True
                 return
             except _DATABASES_FAULT as error:
                 if self._committed():
                     return
-                if not _may_pass(error) or time.monotonic() > deadline:
-                    raise StoreUnavailable(f"the store cannot be written: {error.orig}") from error
+                failure = StoreUnavailable(f"the store cannot be written: {error.orig}")
+                if not _may_pass(error):
+                    raise failure from error
+                self.well = False
+                now = time.monotonic()
+                if late := [job for job in jobs if job.due <= now]:
+                    jobs[:] = [job for job in jobs if job.due > now]
+                    deliver(self._give_up(late, failure))
                 self.stats.retries += 1
                 again = True
-                time.sleep(pause)
+                next_due = min((job.due for job in jobs), default=now)
+                time.sleep(max(0.0, min(pause, next_due - now)))
                 pause = min(1.0, pause * 2)
 
     def _write_once(self, jobs: Sequence[WriteJob], again: bool) -> None:

@@ -87,6 +87,9 @@ def test_it_trains_publishes_and_goes_on_where_it_ended(
     assert len(sessions) == len(calls) == 2 * 2 * 6
     assert {call.version_start for call in calls} == {0, 1}
     assert bridle("audit", "--store", store).returncode == 0
+    explained = bridle("doctor", run.id, "--store", store).stdout
+    assert explained.startswith(("ERROR", "WARNING", "NOTE", f"run {run.id}: nothing is wrong"))
+    assert again.stdout.endswith(explained)
 
 
 def test_a_step_whose_agent_called_nothing_says_where_to_look(

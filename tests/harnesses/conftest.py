@@ -7,6 +7,7 @@ rules, among them those for a proxy that fails, which a real one does not do on 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import importlib.util
 import itertools
 import json
@@ -229,16 +230,28 @@ def text_of() -> Callable[[Path], Awaitable[str]]:
     return wait
 
 
-@pytest.fixture
-def assert_gone() -> Callable[[int], Awaitable[None]]:
-    """Waits for a process to be gone, or dead and merely not yet reaped by its parent."""
+def working_in(directory: Path) -> list[str]:
+    """The processes whose working directory is ``directory`` or below it."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if (entry / "cwd").resolve(strict=True).is_relative_to(directory):
+                found.append(entry.name)
+    return found
 
-    async def wait(pid: int) -> None:
+
+@pytest.fixture
+def assert_gone() -> Callable[[int | Path], Awaitable[None]]:
+    """Waits for a process, or for all that work in a directory, to be gone, or dead and merely not
+    yet reaped. A sandbox with process ids of its own has none that means something outside."""
+
+    async def wait(what: int | Path) -> None:
         for _ in range(100):
-            if not is_alive(pid):
+            alive = is_alive(what) if isinstance(what, int) else working_in(what)
+            if not alive:
                 return
             await asyncio.sleep(0.02)
-        raise AssertionError(f"process {pid} is still there")
+        raise AssertionError(f"{what} is still there")
 
     return wait
 

@@ -11,12 +11,19 @@ from typing import Any
 
 import pytest
 
-from bridle.harnesses.sandboxes import NotLaunchable, ProcessProvider, ProcessResult, SandboxRequest
+from bridle.harnesses.sandboxes import (
+    NotLaunchable,
+    ProcessProvider,
+    ProcessResult,
+    SandboxRequest,
+    isolation,
+)
 from bridle.harnesses.sandboxes.base import TAIL_BYTES
+from bridle.harnesses.sandboxes.isolation import missing
 
 MakeLaunch = Callable[..., Any]
 TextOf = Callable[[Path], Awaitable[str]]
-AssertGone = Callable[[int], Awaitable[None]]
+AssertGone = Callable[[int | Path], Awaitable[None]]
 
 
 async def shell(make_launch: MakeLaunch, script: str, **fields: object) -> ProcessResult:
@@ -97,8 +104,8 @@ async def test_the_time_limit_kills_the_whole_tree(
 
     assert finished.timed_out
     assert time.monotonic() - started < 5
-    for name in ("in_group", "outside", "orphan"):
-        await assert_gone(int((launch.workspace / name).read_text()))
+    assert all((launch.workspace / name).exists() for name in ("in_group", "outside", "orphan"))
+    await assert_gone(launch.workspace)
 
 
 async def test_a_process_may_tidy_up_within_the_grace_period(make_launch: MakeLaunch) -> None:
@@ -122,7 +129,7 @@ async def test_servers_left_running_end_with_their_session(
     finished = await launch.run(ProcessProvider())
 
     assert finished.exit_code == 0
-    await assert_gone(int((launch.workspace / "pid").read_text()))
+    await assert_gone(launch.workspace)
 
 
 async def test_cancelling_kills_the_process(
@@ -130,14 +137,13 @@ async def test_cancelling_kills_the_process(
 ) -> None:
     launch = make_launch("sh", "-c", "echo $$ > pid; exec sleep 60")
     running = asyncio.create_task(launch.run(ProcessProvider()))
-    pid_file = launch.workspace / "pid"
-    pid = int(await text_of(pid_file))
+    await text_of(launch.workspace / "pid")
 
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
         await running
 
-    await assert_gone(pid)
+    await assert_gone(launch.workspace)
 
 
 async def test_a_file_that_is_no_program_is_not_launchable(
@@ -153,3 +159,67 @@ async def test_a_file_that_is_no_program_is_not_launchable(
 async def test_a_command_that_does_not_exist_is_not_launchable(make_launch: MakeLaunch) -> None:
     with pytest.raises(NotLaunchable, match="no-such-command"):
         await make_launch("no-such-command").run(ProcessProvider())
+
+
+isolated = pytest.mark.skipif(missing() is not None, reason=f"no namespaces: {missing()}")
+
+
+@isolated
+async def test_a_session_sees_no_process_but_its_own(
+    make_launch: MakeLaunch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    secret = "a-key-of-another-process-0123456789"
+    other = await asyncio.create_subprocess_exec("sleep", "60", env={"BRIDLE_ADMIN_KEY": secret})
+    try:
+        look = "cat /proc/[0-9]*/environ /proc/[0-9]*/cmdline; echo; ls -d /proc/[0-9]*; kill -0 $0"
+        finished = await shell(make_launch, look.replace("$0", str(other.pid)))
+    finally:
+        other.kill()
+        await other.wait()
+    assert secret not in finished.stdout.tail
+    assert finished.stdout.tail.count("\n/proc/") < 6
+    assert finished.exit_code != 0, "and signals none"
+
+
+@isolated
+async def test_what_left_group_session_and_environment_ends_with_the_session(
+    make_launch: MakeLaunch, assert_gone: AssertGone
+) -> None:
+    launch = make_launch("sh", "-c", "(setsid env -i sleep 60 &); sleep 0.2; exit 5")
+
+    finished = await launch.run(ProcessProvider())
+
+    assert finished.exit_code == 5
+    await assert_gone(launch.workspace)
+
+
+@isolated
+async def test_hidden_files_read_as_empty(make_launch: MakeLaunch, tmp_path: Path) -> None:
+    key = tmp_path / "admin.key"
+    key.write_text("secret")
+
+    launch = make_launch("sh", "-c", f"cat {key}; umount {key} 2>/dev/null; echo; cat {key}")
+    finished = await launch.run(ProcessProvider(hidden=(key, tmp_path / "not there")))
+
+    assert "secret" not in finished.stdout.tail
+    assert key.read_text() == "secret"
+
+
+async def test_a_machine_without_namespaces_runs_sessions_and_says_so_once(
+    make_launch: MakeLaunch, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refused(argv: object, status: int, hidden: object) -> tuple[str, ...]:
+        said = '["unshare", 1]'
+        return (sys.executable, "-c", f"import os; os.write({status}, b'{said}')")
+
+    monkeypatch.setattr(isolation, "namespaced", refused)
+    isolation.missing.cache_clear()
+    try:
+        for _ in range(2):
+            assert (await shell(make_launch, "echo out")).stdout.tail == "out\n"
+        assert [record.getMessage() for record in caplog.records] == [
+            "sandbox_not_isolated: sessions see this machine's processes, and what they leave is "
+            "found by its environment only (unshare: EPERM)"
+        ]
+    finally:
+        isolation.missing.cache_clear()

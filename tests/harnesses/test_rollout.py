@@ -38,7 +38,7 @@ from bridle.harnesses.verifiers import (
 )
 
 TextOf = Callable[[Path], Awaitable[str]]
-AssertGone = Callable[[int], Awaitable[None]]
+AssertGone = Callable[[int | Path], Awaitable[None]]
 ROOT = Path(__file__).parents[2]
 TASK = Task("t", "the prompt", payload={"answer": "yes"}, files={"given.txt": "from the task"})
 
@@ -422,14 +422,14 @@ async def test_leaving_early_ends_what_still_runs(
 ) -> None:
     jobs = [Job(Task(str(number), "p")) for number in range(3)]
     running = asyncio.create_task(run(f"echo $$ > {tmp_path}/{{task_id}}; exec sleep 60", jobs))
-    pids = [int(await text_of(tmp_path / str(number))) for number in range(3)]
+    for number in range(3):
+        await text_of(tmp_path / str(number))
 
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
         await running
 
-    for pid in pids:
-        await assert_gone(pid)
+    await assert_gone(tmp_path)
     assert list(stand_in.sealed.values()) == ["cancelled"] * 3
 
 
@@ -494,11 +494,11 @@ async def test_ctrl_c_kills_every_child(
         [sys.executable, "-c", INTERRUPTED, stand_in.url, str(tmp_path)],
         stderr=subprocess.DEVNULL,
     )
-    pids = [int(await text_of(tmp_path / str(number))) for number in range(2)]
+    for number in range(2):
+        await text_of(tmp_path / str(number))
 
     process.send_signal(signal.SIGINT)
 
     assert process.wait(10) == -signal.SIGINT
-    for pid in pids:
-        await assert_gone(pid)
+    await assert_gone(tmp_path)
     assert list(stand_in.sealed.values()) == ["cancelled"] * 2

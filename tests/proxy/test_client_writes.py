@@ -16,6 +16,8 @@ import uvicorn
 
 from bridle.proxy.http.client import Client
 from bridle.proxy.http.protocol import StreamingProtocol
+from bridle.proxy.settings import Limits
+from bridle.proxy.wire.in_flight import Held, InFlight
 
 Answer = Callable[[Client], Awaitable[None]]
 SERVERS = pytest.mark.parametrize("http", [StreamingProtocol, "httptools", "h11"])
@@ -129,7 +131,7 @@ def test_a_whole_reply_is_http_whatever_was_asked(http: Any) -> None:
     what only asks for the head."""
 
     async def answer(client: Client) -> None:
-        body = await client.body(1 << 20)
+        body = await client.body(Limits(), Held(InFlight(1 << 30)))
         await client.respond(201, b"<%b>" % body, b"text/plain", ((b"x-told", b"yes"),))
 
     def asked(method: str, body: str, *lines: str) -> str:
@@ -169,7 +171,7 @@ def test_a_client_that_offers_http_2_is_served_in_http_1(name: str) -> None:
     """As Java's own client asks: headers and body in two writes."""
 
     async def answer(client: Client) -> None:
-        await client.respond(200, await client.body(1 << 20))
+        await client.respond(200, await client.body(Limits(), Held(InFlight(1 << 30))))
 
     headers = {"Connection": f"{name}, HTTP2-Settings", "HTTP2-Settings": "AAEAAEAA", name: "h2c"}
     with serving(answer, StreamingProtocol) as url, httpx.Client() as asking:

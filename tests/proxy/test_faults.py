@@ -438,3 +438,20 @@ def test_what_the_engine_refuses_is_told_and_recorded_by_the_name_that_the_clien
     assert error["message"].startswith(told)
     assert error.get("param") in (None, *asked)
     assert bench.call().error["message"] == error["message"]
+
+
+def test_a_store_that_cannot_be_written_makes_the_proxy_unready(bench: Any) -> None:
+    assert httpx.get(bench.url + "/readyz").status_code == 200
+    bench.server._app.services.writer.well = False
+    response = httpx.get(bench.url + "/readyz")
+    assert (response.status_code, response.json()["status"]) == (503, "store_unavailable")
+
+
+@pytest.mark.parametrize("status", [599, 529, 418])
+def test_a_status_that_nobody_knows_is_the_engines_fault(
+    bench: Any, stage: Any, ask: Any, status: int
+) -> None:
+    stage.play = lambda _: Refuse(status, "what")
+    response = httpx.post(bench.url + CHAT, json=ask)
+    assert response.status_code in (500, 502)
+    assert response.json()["error"]["message"] == "what"

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bridle.proxy.wire.sse import SseParser
+from bridle.proxy.wire.sse import EventTooLarge, SseParser
 
 
 def payloads(stream: bytes, cuts: tuple[int, ...] = ()) -> list[bytes]:
@@ -54,3 +54,25 @@ def test_where_the_bytes_are_cut_does_not_matter(
 ) -> None:
     stream = b"".join(line + end for line in lines)
     assert payloads(stream, tuple(cuts)) == payloads(stream)
+
+
+def fed(piece: bytes) -> None:
+    parser = SseParser(limit=1000)
+    for _ in range(1000):
+        parser.feed(piece)
+
+
+def test_an_event_beyond_the_limit_is_refused_however_it_is_cut() -> None:
+    for piece in (b"data: x", b"data: x\n", b": x\n"):
+        with pytest.raises(EventTooLarge):
+            fed(piece)
+    parser = SseParser(limit=1000)
+    assert len([parser.feed(b": x\ndata: x\n\n") for _ in range(1000)]) == 1000
+
+
+def test_a_long_line_takes_time_by_its_bytes() -> None:
+    parser = SseParser()
+    piece = b"x" * 1000
+    for part in (b"data: ", *[piece] * 20_000):
+        assert parser.feed(part) == []
+    assert len(parser.feed(b"\n\n")[0]) == 20_000_000

@@ -27,7 +27,7 @@ def path(tmp_path):
 @pytest.fixture
 def impatient(monkeypatch):
     """SQLite reports a lock at once instead of after seconds."""
-    monkeypatch.setattr("bridle.store.schema.database.BUSY_TIMEOUT_S", 0.05)
+    monkeypatch.setattr("bridle.store.writing.writer._BUSY_S", 0.05)
 
 
 class Lock:
@@ -78,6 +78,34 @@ async def test_a_database_locked_for_too_long_refuses_and_recovers(path, calls, 
         statuses = [call.status for call in reader.calls(session.id)]
         assert statuses.count(CallStatus.COMPLETE) == 2
         assert reader.call(first.id).status is CallStatus.COMPLETE
+
+
+async def test_each_record_waits_for_a_locked_store_as_long_as_its_own_patience(
+    path, calls, impatient
+):
+    """A record that is handed over while another waits does not wait for the end of both."""
+    with Writer(path, patience=1.0) as writer:
+        session = calls.session()
+        await writer.add(session)
+        waited = []
+
+        async def record():
+            begun = time.monotonic()
+            with pytest.raises(StoreUnavailable, match="locked"):
+                await writer.add(calls.session())
+            waited.append(time.monotonic() - begun)
+
+        with Lock(path):
+            running = []
+            for _ in range(6):
+                running.append(asyncio.ensure_future(record()))
+                await asyncio.sleep(0.3)
+            assert not writer.well
+            await asyncio.gather(*running)
+        await writer.add(calls.session())
+        assert writer.well
+    assert len(waited) == 6
+    assert max(waited) < 1.9
 
 
 async def test_a_full_disk_refuses_at_once_and_recovers(path, calls):

@@ -10,7 +10,7 @@ from bridle.store.writing.job_queue import JobQueue, WriteJob
 
 @pytest.fixture
 def queue():
-    queue = JobQueue(limit=3)
+    queue = JobQueue(limit=3, patience=30)
     queue.open()
     return queue
 

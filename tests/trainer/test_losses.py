@@ -1,5 +1,6 @@
 """Losses against values computed by hand and against naive loops."""
 
+import dataclasses
 import math
 
 import pytest
@@ -7,7 +8,7 @@ import torch
 
 from bridle.trainer.config import LossConfig
 from bridle.trainer.losses.importance import importance_weights
-from bridle.trainer.losses.losses import LossStats, TokenTerms, k3, policy_loss
+from bridle.trainer.losses.losses import LOSSES, LossSums, TokenTerms, clip, k3, policy_loss
 
 
 def terms(
@@ -60,7 +61,7 @@ def test_the_clipped_loss_equals_the_table(ratio, advantage, loss, slope):
     found, grads, stats = gradient(terms([ratio], [advantage]), PLAIN)
     assert found == pytest.approx(loss)
     assert grads[0] == pytest.approx(slope)
-    assert stats.clipped == (1.0 if slope == 0 else 0.0)
+    assert stats["clipped"] == (1.0 if slope == 0 else 0.0)
 
 
 def test_clip_higher_lets_rare_good_tokens_rise_further_than_bad_ones_fall():
@@ -79,7 +80,7 @@ def test_gspo_uses_the_geometric_mean_ratio_of_each_branch():
     # Branch 3 has s = 0.4 < 0.7 and a negative advantage, so it is bounded at 0.7 and has no slope.
     assert loss == pytest.approx(-s * 1.0 + 0.7)
     assert grads == pytest.approx([-s / 2, -s / 2, 0.0])
-    assert stats.clipped == 1.0
+    assert stats["clipped"] == 1.0
 
 
 def test_cispo_keeps_a_bounded_gradient_on_clipped_tokens():
@@ -88,7 +89,7 @@ def test_cispo_keeps_a_bounded_gradient_on_clipped_tokens():
     logprobs = [-1 + math.log(r) for r in (1.5, 0.5, 1.1)]
     assert loss == pytest.approx(-1.3 * 2 * logprobs[0] + 0.5 * logprobs[1] - 1.1 * logprobs[2])
     assert grads == pytest.approx([-2.6, 0.5, -1.1])
-    assert stats.clipped == 1.0, "there is no lower bound"
+    assert stats["clipped"] == 1.0, "there is no lower bound"
 
 
 def test_importance_weights_correct_for_the_engine_and_are_capped():
@@ -97,7 +98,7 @@ def test_importance_weights_correct_for_the_engine_and_are_capped():
         terms([1.0] * 3, [1.0] * 3, behaviour_ratios=[0.5, 1.5, 9.0]), config
     )
     assert grads == pytest.approx([-0.5, -1.5, -2.0])
-    assert stats.importance_capped == 1.0
+    assert stats["importance_capped"] == 1.0
     assert stats.mean("importance") == pytest.approx((0.5 + 1.5 + 2.0) / 3)
 
 
@@ -168,7 +169,7 @@ def test_the_kl_penalty_pulls_towards_the_reference():
     expected = math.exp(0.6) - 1 - 0.6
     assert loss == pytest.approx(0.5 * expected)
     assert grads[0] == pytest.approx(0.5 * (1 - math.exp(0.6)))
-    assert stats.kl_reference == pytest.approx(expected)
+    assert stats["kl_reference"] == pytest.approx(expected)
 
 
 def test_k3_is_unbiased_for_the_divergence():
@@ -199,6 +200,21 @@ def test_stats_of_packs_add_up_to_those_of_the_batch():
     whole = terms([1.5, 0.5, 1.1, 0.9], [1.0, -1.0, 1.0, -1.0])
     parts = [terms([1.5, 0.5], [1.0, -1.0]), terms([1.1, 0.9], [1.0, -1.0])]
     _, expected = policy_loss(whole, PLAIN)
-    summed = sum((policy_loss(part, PLAIN)[1] for part in parts), LossStats())
-    for name in ("tokens", "loss", "clipped", "ratio", "kl_old", "importance"):
-        assert getattr(summed, name) == pytest.approx(getattr(expected, name)), name
+    summed = sum((policy_loss(part, PLAIN)[1] for part in parts), LossSums())
+    assert summed == pytest.approx(dict(expected))
+    assert {"tokens", "loss", "clipped", "ratio", "kl_old", "importance"} < summed.keys()
+
+
+def test_a_loss_adds_numbers_of_its_own_to_the_metrics():
+    @LOSSES.register("counted")
+    def counted(terms, config):
+        found = clip(terms, config)
+        return dataclasses.replace(found, metrics={"good": (terms.advantages > 0).double()})
+
+    try:
+        batch = terms([1.0] * 4, [1.0, -1.0, 1.0, 1.0])
+        _, sums = policy_loss(batch, LossConfig(name="counted"))
+    finally:
+        del LOSSES._parts["counted"]
+    assert sums.mean("good") == 0.75
+    assert policy_loss(batch, LossConfig())[1].mean("good") == 0.0

@@ -64,7 +64,7 @@ def test_a_registered_loss_is_weighted_and_has_a_gradient() -> None:
     loss.backward()  # type: ignore[no-untyped-call]
     assert given.logprobs.grad is not None
     assert given.logprobs.grad.tolist() == [-0.5, 0.5]
-    assert (stats.tokens, stats.clipped) == (2, 2)
+    assert (stats["tokens"], stats["clipped"]) == (2, 2)
 
 
 def test_a_filter_drops_sessions_under_its_name(make_sample, make_episode, tmp_path: Path) -> None:

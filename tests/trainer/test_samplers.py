@@ -116,6 +116,7 @@ def test_the_update_is_the_gradient_of_what_was_drawn_from(peaked_policy, make_s
     assert {int(item.sample.token_ids[-1]) for item in items} <= set(kept)
     found, terms = update_gradient(peaked_policy, items)
     torch.testing.assert_close(terms.old_logprobs, terms.behaviour_logprobs, atol=1e-4, rtol=0)
+    print(f"cosine {cosine(found, expected):.6f}")
     assert cosine(found, expected) >= 0.999
     plain = [
         dataclasses.replace(

@@ -26,7 +26,7 @@ def listed(text: str) -> list[str]:
 def test_the_list_has_the_newest_session_first_and_pages(gallery: Any) -> None:
     assert listed(gallery.page("/sessions")) == gallery.sessions[::-1]
     assert listed(gallery.page("/sessions?page=2")) == []
-    assert gallery.page("/sessions/count") == "24 sessions"
+    assert ">24 sessions<" in gallery.page("/sessions")
 
 
 @pytest.mark.parametrize(
@@ -57,8 +57,9 @@ def test_each_filter_lists_the_sessions_that_it_names(
 ) -> None:
     loaded = LoadedSession.stream(gallery.reader, gallery.reader.sessions())
     wanted = [session.id for session in loaded if matches(session)][::-1]
-    assert listed(gallery.page(f"/sessions?{query}")) == wanted
-    assert gallery.page(f"/sessions/count?{query}").split()[0] == str(len(wanted))
+    page = gallery.page(f"/sessions?{query}")
+    assert listed(page) == wanted
+    assert f'class="tally">{len(wanted)} session' in page
 
 
 @pytest.mark.parametrize("order", list(SessionOrder))

@@ -22,7 +22,7 @@ from bridle.trainer.batch.packing import computed_tokens
 from bridle.trainer.batch.prepare import TrainItem
 from bridle.trainer.config import GrpoConfig
 from bridle.trainer.learner.optimizer import clip_and_step
-from bridle.trainer.losses.losses import LossStats, policy_loss
+from bridle.trainer.losses.losses import LossSums, policy_loss
 from bridle.trainer.policy.model import score_idly, score_pack
 from bridle.trainer.policy.sharding import share_of
 
@@ -52,7 +52,7 @@ class LogprobGap:
 class UpdateStats:
     """What a step's updates did."""
 
-    loss: LossStats = field(default_factory=LossStats)
+    loss: LossSums = field(default_factory=LossSums)
     """Sums over all updates of the step."""
     entropy: float = 0.0
     """Sum over tokens, nats."""
@@ -66,8 +66,6 @@ class UpdateStats:
     unshared_tokens: int = 0
     """What they would have been without sharing prefixes."""
     packs: int = 0
-    referenced: bool = False
-    """Whether there was a reference policy to measure a KL to."""
     scoring_seconds: float = 0.0
     """Spent on the old and reference policies' logprobs, before the first update."""
 
@@ -124,7 +122,6 @@ def update_policy(
         computed_tokens=sum(map(_size, packs)),
         unshared_tokens=sum(pack.pack.unshared_tokens for pack in packs),
         packs=len(packs),
-        referenced=reference is not None,
         scoring_seconds=time.perf_counter() - started,
     )
     for epoch in range(config.epochs):

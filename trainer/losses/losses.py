@@ -21,8 +21,8 @@ stops gradients.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -60,6 +60,8 @@ class Surrogate:
     """``float[M]``: the ratio that was clipped; for the metrics."""
     clipped: Tensor
     """``bool[M]``: whose gradient the clip has cut off or bounded; for the metrics."""
+    metrics: Mapping[str, Tensor] = field(default_factory=dict)
+    """Further numbers of each token, ``float[M]``, whose means are logged as ``update/NAME``."""
 
 
 Loss = Callable[[TokenTerms, LossConfig], Surrogate]
@@ -72,32 +74,24 @@ def register_loss(name: str) -> Callable[[Loss], Loss]:
     return LOSSES.register(name)
 
 
-@dataclass(frozen=True, slots=True)
-class LossStats:
-    """Sums over tokens, so that packs add up; divide by ``tokens`` for means."""
+class LossSums(dict[str, float]):
+    """Sums over tokens by name, so that packs add up; divide by ``tokens`` for means.
 
-    tokens: float = 0.0
-    loss: float = 0.0
-    """Already weighted: the batch loss is the sum over packs."""
-    clipped: float = 0.0
-    """Tokens whose gradient the clip has cut off or bounded."""
-    ratio: float = 0.0
-    kl_old: float = 0.0
-    """k3 estimate of KL(π_old ‖ π), nats per token."""
-    kl_reference: float = 0.0
-    importance: float = 0.0
-    importance_capped: float = 0.0
-    """Tokens whose weight the correction has bounded, or that it has left out."""
+    ``tokens``; ``loss``, already weighted; ``clipped``: tokens whose gradient the clip has cut off
+    or bounded; ``ratio``; ``kl_old``: k3 estimate of KL(π_old ‖ π), nats; ``kl_reference`` where
+    there is a reference policy; ``importance``: weights; ``importance_capped``: tokens whose weight
+    the correction has bounded, or that it has left out; and what a loss adds
+    (:attr:`Surrogate.metrics`).
+    """
 
-    def __add__(self, other: LossStats) -> LossStats:
-        return LossStats(
-            *(getattr(self, item.name) + getattr(other, item.name) for item in fields(self))
-        )
+    def __add__(self, other: Mapping[str, float]) -> LossSums:
+        names = dict.fromkeys([*self, *other])
+        return LossSums({name: self.get(name, 0.0) + other.get(name, 0.0) for name in names})
 
     def mean(self, name: str) -> float:
         """Mean per token of one of the sums; 0 when there were no tokens."""
-        value: float = getattr(self, name)
-        return value / self.tokens if self.tokens else 0.0
+        tokens = self.get("tokens", 0.0)
+        return self.get(name, 0.0) / tokens if tokens else 0.0
 
 
 def clipped_surrogate(
@@ -168,14 +162,14 @@ def k3(logprobs: Tensor, other_logprobs: Tensor) -> Tensor:
     return difference.exp() - 1 - difference
 
 
-def policy_loss(terms: TokenTerms, config: LossConfig) -> tuple[Tensor, LossStats]:
+def policy_loss(terms: TokenTerms, config: LossConfig) -> tuple[Tensor, LossSums]:
     """The weighted loss of a pack's tokens (a scalar with gradient) and what to report of it."""
     surrogate = LOSSES.find(config.name)(terms, config)
     importance = importance_weights(
         terms.old_logprobs, terms.behaviour_logprobs, terms.branches, config
     )
     per_token = importance.weights * surrogate.loss
-    kl_reference = torch.zeros_like(per_token)
+    kl_reference = None
     if terms.reference_logprobs is not None:
         kl_reference = k3(terms.logprobs, terms.reference_logprobs)
         per_token = per_token + config.kl_coefficient * kl_reference
@@ -189,17 +183,20 @@ def _stats(
     loss: Tensor,
     surrogate: Surrogate,
     importance: ImportanceWeights,
-    kl_reference: Tensor,
-) -> LossStats:
+    kl_reference: Tensor | None,
+) -> LossSums:
     log_ratio = terms.logprobs - terms.old_logprobs
-    return LossStats(
-        tokens=float(len(log_ratio)),
-        loss=float(loss.detach()),
-        clipped=float(surrogate.clipped.sum()),
-        ratio=float(surrogate.ratio.sum()),
+    sums = {
+        "tokens": float(len(log_ratio)),
+        "loss": float(loss.detach()),
+        "clipped": float(surrogate.clipped.sum()),
+        "ratio": float(surrogate.ratio.sum()),
         # Tokens came from π_old, so the estimate runs from it to π.
-        kl_old=float((log_ratio.exp() - 1 - log_ratio).sum()),
-        kl_reference=float(kl_reference.sum()),
-        importance=float(importance.weights.sum()),
-        importance_capped=float(importance.bounded.sum()),
-    )
+        "kl_old": float((log_ratio.exp() - 1 - log_ratio).sum()),
+        "importance": float(importance.weights.sum()),
+        "importance_capped": float(importance.bounded.sum()),
+        **{name: float(values.sum()) for name, values in surrogate.metrics.items()},
+    }
+    if kl_reference is not None:
+        sums["kl_reference"] = float(kl_reference.sum())
+    return LossSums(sums)

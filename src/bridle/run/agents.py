@@ -32,11 +32,12 @@ from bridle.harnesses.verifiers import (
     RegexAnswer,
     Verifier,
 )
+from bridle.run.environment import admin_key_file
 from bridle.user_code import load_object
 
 SandboxKind = Literal["process", "forked", "container", "container-forked"]
 SANDBOXES: dict[SandboxKind, Callable[[Adapter], SandboxProvider]] = {
-    "process": lambda _: ProcessProvider(),
+    "process": lambda _: _processes(),
     "forked": lambda _: ForkedProvider(),
     "container": lambda adapter: ContainerProvider(adapter.name),
     "container-forked": lambda adapter: _warm(adapter),
@@ -83,7 +84,7 @@ def _agent(named: str) -> tuple[Adapter, Callable[[], SandboxProvider]]:
     if named == "oracle":
         return Oracle(), ProcessProvider
     if named in CODING_HARNESSES:
-        return CODING_HARNESSES[named](), ProcessProvider
+        return CODING_HARNESSES[named](), _processes
     if named.endswith(".py") and Path(named).is_file():
         return PythonAgent(Path(named)), ForkedProvider
     if "{prompt}" in named:
@@ -91,11 +92,16 @@ def _agent(named: str) -> tuple[Adapter, Callable[[], SandboxProvider]]:
         # A path or a placeholder may exist only in the session's workspace.
         if not set("/{") & set(argv[0]) and shutil.which(argv[0]) is None:
             raise UnknownAgent(f"cannot start {argv[0]}: there is no such command")
-        return Command(tuple(argv), name=Path(argv[0]).name), ProcessProvider
+        return Command(tuple(argv), name=Path(argv[0]).name), _processes
     raise UnknownAgent(
         f"{named!r} is not a Python script, not a command that contains {{prompt}}, and not one of "
         + ", ".join(CODING_HARNESSES)
     )
+
+
+def _processes() -> SandboxProvider:
+    """Process sandboxes in which the admin key of this user's proxies cannot be read."""
+    return ProcessProvider(hidden=(admin_key_file(),))
 
 
 def verifier(named: str) -> Verifier:

@@ -66,14 +66,14 @@ def admin_key_for(proxy_url: str, given: str | None = None) -> str | None:
     key = given or key_in(ADMIN_KEY_VARIABLE)
     if key is None and _on_this_machine(proxy_url):
         with contextlib.suppress(OSError):
-            key = _key_file().read_text(encoding="ascii").strip() or None
+            key = admin_key_file().read_text(encoding="ascii").strip() or None
     return key
 
 
 def made_admin_key() -> str:
     """This user's admin key for proxies on this machine; made at its first use, in a file that only
     the user can read. Raises :class:`bridle.errors.UsageError` when it cannot be kept."""
-    file = _key_file()
+    file = admin_key_file()
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         with contextlib.suppress(FileExistsError):
@@ -91,7 +91,8 @@ def made_admin_key() -> str:
         ) from error
 
 
-def _key_file() -> Path:
+def admin_key_file() -> Path:
+    """Where ``bridle proxy`` keeps the key that it made."""
     return data_home() / "admin.key"
 
 

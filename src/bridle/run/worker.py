@@ -15,7 +15,7 @@ import signal
 import socket
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import msgspec
 import uvicorn
@@ -45,9 +45,9 @@ class Round(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What a trainer asks for: ``groups`` tasks in turn from number ``first`` on."""
 
     run_id: str
-    first: int
-    groups: int
-    group_size: int
+    first: Annotated[int, msgspec.Meta(ge=0)]
+    groups: Annotated[int, msgspec.Meta(ge=1, le=4096)]
+    group_size: Annotated[int, msgspec.Meta(ge=1, le=4096)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,6 +22,7 @@ from fastapi.staticfiles import StaticFiles
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from bridle.reconstruct.audit import audit_loaded
+from bridle.reconstruct.findings import findings_of_run, findings_of_session
 from bridle.reconstruct.session import LoadedSession
 from bridle.store.errors import NotFound, StoreUnavailable
 from bridle.store.reading.pages import (
@@ -244,6 +245,8 @@ def viewer_router(provide: Any, root: str = "") -> APIRouter:
             source.reader, wanted, order, limit=PAGE + 1, offset=PAGE * (page - 1)
         )
         part = "hx-request" in request.headers
+        # To count the sessions that have a text, all messages would be read.
+        total = None if wanted.text else count_sessions(source.reader, wanted)
         return _render(
             root,
             source,
@@ -251,6 +254,7 @@ def viewer_router(provide: Any, root: str = "") -> APIRouter:
             request,
             lines=found[:PAGE],
             more=len(found) > PAGE,
+            total=total,
             page=page,
             order=order,
             orders=list(SessionOrder),
@@ -261,11 +265,6 @@ def viewer_router(provide: Any, root: str = "") -> APIRouter:
             statuses=list(CallStatus),
             breaks=list(BreakReason),
         )
-
-    @router.get("/sessions/count")
-    def count(source: From, wanted: Filter) -> Response:
-        number = count_sessions(source.reader, wanted)
-        return HTMLResponse(f"{number:,} session{'' if number == 1 else 's'}")
 
     @router.get("/sessions/{session_id}")
     def session(request: Request, source: From, session_id: str) -> Response:
@@ -286,6 +285,7 @@ def viewer_router(provide: Any, root: str = "") -> APIRouter:
             begin=begin,
             span=(end - begin) or 1.0,
             task=source.reader.task_of(loaded.record),
+            findings=findings_of_session(source.reader, session_id),
         )
 
     @router.get("/sessions/{session_id}/turns")
@@ -427,6 +427,7 @@ def viewer_router(provide: Any, root: str = "") -> APIRouter:
             stages=stages,
             lanes=lanes[-40:],
             policies=reader.policies(run_id)[::-1][:PAGE],
+            findings=findings_of_run(reader, run_id),
         )
 
     @router.get("/audit")

@@ -1,20 +1,33 @@
-"""``bridle doctor``: is everything in place for exact recording, and what does the model's chat
-template do to a conversation?"""
+"""``bridle doctor``: is everything in place for exact recording, what does the model's template do
+to a conversation, and why did a recorded session or run turn out as it did?"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
 from bridle.cli.options import JsonOption, StoreOption, base_urls
+from bridle.cli.reading import one_session, reader
 from bridle.cli.terminal import out, print_json
+from bridle.errors import UsageError
 from bridle.run.environment import UPSTREAM_KEY_VARIABLE, key_in
+
+if TYPE_CHECKING:
+    from bridle.reconstruct.findings import Finding
 
 
 def doctor(
     store: StoreOption,
+    about: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[SESSION|RUN]", help="Explain a recorded session or run; `last`: the newest."
+        ),
+    ] = None,
     model: Annotated[
         Path | None, typer.Option(help="The model's directory; its template is examined.")
     ] = None,
@@ -29,7 +42,15 @@ def doctor(
     ] = False,
     json: JsonOption = False,
 ) -> None:
-    """Examine template, engine and store; exit with 1 when something is broken."""
+    """Examine template, engine and store, or explain a session or run from its record.
+
+    Exits with 1 when something is broken.
+    """
+    if about is not None:
+        if model is not None or upstream is not None:
+            raise UsageError("name a session or run, or --model and --upstream: not both")
+        _explain(store, about, json)
+        return
     from bridle.run.diagnosis import (
         examine_engine,
         examine_store,
@@ -58,6 +79,36 @@ def doctor(
         _print(found)
     if found["broken"]:
         raise typer.Exit(1)
+
+
+def _explain(store: str, about: str, json: bool) -> None:
+    from bridle.reconstruct.findings import Severity, findings_of_run, findings_of_session
+
+    with reader(store) as source:
+        if about in {run.id for run in source.runs()}:
+            subject, found = f"run {about}", findings_of_run(source, about)
+        else:
+            session = one_session(source, about).id
+            subject, found = f"session {session}", findings_of_session(source, session)
+    if json:
+        print_json({"about": subject, "findings": [asdict(finding) for finding in found]})
+    else:
+        print_findings(subject, found)
+    if any(finding.severity is Severity.ERROR for finding in found):
+        raise typer.Exit(1)
+
+
+def print_findings(subject: str, found: Sequence[Finding]) -> None:
+    """Each finding with its evidence and remedy; the first causes the others."""
+    if not found:
+        _say(f"{subject}: nothing is wrong in the record.")
+        return
+    for number, finding in enumerate(found):
+        _say(f"{'' if number == 0 else chr(10)}{finding.severity.upper():7}  {finding.cause}")
+        _say(f"         {finding.evidence}")
+        _say(f"         {finding.remedy}")
+        if finding.calls:
+            _say(f"         see {', '.join(finding.calls)}")
 
 
 def _print(found: dict[str, Any]) -> None:

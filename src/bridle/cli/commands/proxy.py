@@ -21,6 +21,7 @@ from bridle.cli.options import (
 )
 from bridle.cli.serving import announce, listening_on, wait_for_signal
 from bridle.cli.terminal import err, fail
+from bridle.proxy.settings import shown_limits
 from bridle.run.environment import (
     ADMIN_KEY_VARIABLE,
     DEFAULT_PORT,
@@ -104,6 +105,10 @@ def proxy(
         int | None,
         typer.Option(min=1, help="MiB of memory for sessions in use, per process. Default: 48."),
     ] = None,
+    limit: Annotated[
+        list[str] | None,
+        typer.Option("--limit", help=f"NAME=VALUE. Repeatable. Defaults: {shown_limits()}."),
+    ] = None,
     synchronous: Annotated[
         Synchronous,
         typer.Option(
@@ -129,7 +134,7 @@ def proxy(
 ) -> None:
     """Record every call of the agents whose base URL is this proxy."""
     from bridle.proxy.server import ProxyServer, tune_gc
-    from bridle.proxy.settings import Budget, Limits, ProxySettings, is_loopback
+    from bridle.proxy.settings import Budget, ProxySettings, is_loopback, limits_from
     from bridle.proxy.workers import WorkerPool
     from bridle.run.other_models import other_model, pair
 
@@ -153,7 +158,7 @@ def proxy(
             other_models=dict(other_model(text) for text in other_models or ()),
             role_models=dict(pair(text, "--role-model") for text in role_models or ()),
             budget=Budget(budget_calls, budget_tokens, budget_seconds),
-            limits=Limits() if memory is None else Limits(memory_bytes=memory << 20),
+            limits=limits_from(dict(pair(text, "--limit") for text in limit or ()), memory),
             redact=redact,
             log_format=log_format.value,
             log_level=log_level.value,

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from bridle.cli.commands.doctor import print_findings
 from bridle.cli.extras import needs_extra
 from bridle.cli.options import (
     TASKS_HELP,
@@ -27,6 +28,7 @@ from bridle.cli.options import (
 from bridle.cli.serving import leave_on_sigterm
 from bridle.cli.settings import RUN, chosen
 from bridle.cli.terminal import out
+from bridle.store.reading.queries import Reader
 
 
 def train(
@@ -87,6 +89,7 @@ def train(
     config = chosen(context, RunConfig, RUN, config_file, assignments or ())
     with needs_extra("train", "training needs the training extra"):  # torch takes seconds to load
         from bridle.cli.ranks import run_on_each_device
+        from bridle.reconstruct.findings import findings_of_run
         from bridle.run import local
         from bridle.run.training import step_line
 
@@ -102,3 +105,5 @@ def train(
         highlight=False,
         soft_wrap=True,
     )
+    with Reader(result.store) as source:
+        print_findings(f"run {result.run_id}", findings_of_run(source, result.run_id))

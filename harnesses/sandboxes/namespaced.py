@@ -1,0 +1,115 @@
+"""Starts one process in namespaces of its own; run as a program by ``isolation.py``.
+
+``namespaced.py STATUS_FD HIDDEN_FILES -- COMMAND …``. The process sees itself and what it starts:
+process ids, ``/proc`` and the mount table are its own, and so is System V's shared memory. When it
+ends, its namespace ends, and the kernel kills whatever it left, under any session or environment.
+Files of ``HIDDEN_FILES`` (a JSON list) read as empty. With the standard library only, since it runs
+under ``python -I -S``.
+
+A step that fails is written to ``STATUS_FD`` as JSON ``[step, errno]``; nothing is written when the
+command was started.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import signal
+import sys
+from typing import Any
+
+CLONE_NEWNS, CLONE_NEWIPC, CLONE_NEWUSER, CLONE_NEWPID = 0x20000, 0x8000000, 0x10000000, 0x20000000
+MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_BIND, MS_REC, MS_PRIVATE = 2, 4, 8, 4096, 16384, 1 << 18
+PR_SET_PDEATHSIG, PR_CAPBSET_DROP = 1, 24
+KEPT_CAPABILITIES = {0, 1, 3, 4, 5, 6, 7, 10, 13, 18, 27, 29, 31}
+"""Of a command that runs as root: those that containers keep. Without the others it cannot undo
+these mounts, enter another namespace or look into a process."""
+IGNORED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+
+Handlers = list[tuple[signal.Signals, Any]]
+
+libc = ctypes.CDLL(None, use_errno=True)
+
+
+def main() -> None:
+    status, hidden, command = int(sys.argv[1]), json.loads(sys.argv[2]), sys.argv[4:]
+    os.set_inheritable(status, False)
+    before = [(number, signal.signal(number, signal.SIG_IGN)) for number in IGNORED]
+    try:
+        enter()
+        first = os.fork()
+        if first == 0:
+            serve(status, hidden, command, before)
+    except OSError as error:
+        fail(status, error)
+    os.close(status)
+    os._exit(code_of(os.waitpid(first, 0)[1]))
+
+
+def enter() -> None:
+    """Namespaces for this process' children; those of an ordinary user are in a user namespace."""
+    uid, gid = os.getuid(), os.getgid()
+    wanted = CLONE_NEWPID | CLONE_NEWNS | CLONE_NEWIPC
+    if uid == 0:
+        called("unshare", libc.unshare(wanted))
+        return
+    called("unshare", libc.unshare(wanted | CLONE_NEWUSER))
+    for name, text in (
+        ("setgroups", "deny"),
+        ("uid_map", f"{uid} {uid} 1"),
+        ("gid_map", f"{gid} {gid} 1"),
+    ):
+        with open(f"/proc/self/{name}", "w") as file:
+            file.write(text)
+
+
+def serve(status: int, hidden: list[str], command: list[str], before: Handlers) -> None:
+    """The first process of the namespace: starts the command, reaps orphans, ends with it."""
+    try:
+        called("prctl", libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL))
+        called("private mounts", libc.mount(b"none", b"/", None, MS_REC | MS_PRIVATE, None))
+        flags = MS_NOSUID | MS_NODEV | MS_NOEXEC
+        called("mount of /proc", libc.mount(b"proc", b"/proc", b"proc", flags, None))
+        for path in hidden:
+            if os.path.exists(path):
+                called("hiding", libc.mount(b"/dev/null", os.fsencode(path), None, MS_BIND, None))
+        child = os.fork()
+        if child == 0:
+            if os.getuid() == 0:
+                for capability in set(range(64)) - KEPT_CAPABILITIES:
+                    libc.prctl(PR_CAPBSET_DROP, capability, 0, 0, 0)
+            for number, handler in before:
+                signal.signal(number, handler)
+            try:
+                os.execvpe(command[0], command, os.environ)  # noqa: S606
+            except OSError as error:
+                error.filename2 = "exec"
+                fail(status, error)
+    except OSError as error:
+        fail(status, error)
+    os.close(status)
+    while True:
+        ended, code = os.wait()
+        if ended == child:
+            os._exit(code_of(code))
+
+
+def called(step: str, result: int) -> None:
+    if result != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number), None, None, step)
+
+
+def fail(status: int, error: OSError) -> None:
+    os.write(status, json.dumps([error.filename2 or "set-up", error.errno]).encode())
+    os._exit(127)
+
+
+def code_of(status: int) -> int:
+    code = os.waitstatus_to_exitcode(status)
+    return code if code >= 0 else 128 - code
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,58 @@
+"""How many bytes the running calls of a process hold, and which must end when it is too many.
+
+A call holds the bytes of its request and of its reply until it is over. When all together hold more
+than the limit, the next one that grows and holds no less than the mean is ended: small calls go on
+while a large one fills the memory.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+from bridle.proxy.wire.canonical import ApiError
+
+STEP: Final = 64 << 10
+"""Bytes that a request or a reply may have before they are counted, and after each count."""
+
+
+class InFlight:
+    """Of one process."""
+
+    __slots__ = ("bytes", "holders", "limit")
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.bytes = 0
+        self.holders = 0
+        """Calls that hold any."""
+
+
+class Held(msgspec.Struct):
+    """What one call holds. An :meth:`add` must be followed by a :meth:`release` in the end."""
+
+    of: InFlight
+    bytes: int = 0
+
+    def add(self, count: int) -> None:
+        """Raises :class:`ApiError` (503) when this call has to end."""
+        everything = self.of
+        everything.holders += not self.bytes
+        self.bytes += count
+        everything.bytes += count
+        if (
+            everything.bytes > everything.limit
+            and self.bytes * everything.holders >= everything.bytes
+        ):
+            message = (
+                f"the running calls hold more than {everything.limit} bytes, and this one is among "
+                "the largest (in_flight_bytes)"
+            )
+            raise ApiError("overloaded", message, status=503, retry_after=1.0)
+
+    def release(self) -> None:
+        if self.bytes:
+            self.of.holders -= 1
+            self.of.bytes -= self.bytes
+            self.bytes = 0

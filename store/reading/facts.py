@@ -1,0 +1,143 @@
+"""What is recorded of a session or of a run, counted: the ground on which findings stand."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from sqlalchemy import Select, and_, case, exists, func, select
+
+from bridle.store.reading.pages import (
+    Placed,
+    SessionFilter,
+    TokenAccount,
+    matching,
+    placed_sessions,
+    token_account,
+)
+from bridle.store.reading.queries import Reader
+from bridle.store.records import CallKind, CallStatus, Metric, PolicyRecord, RunRecord
+from bridle.store.schema.tables import calls, rewards, sessions
+
+EXAMPLES: Final = 5
+"""Calls or sessions named as evidence."""
+
+
+@dataclass(frozen=True, slots=True)
+class Counted:
+    """A number, and some of what was counted."""
+
+    number: int
+    examples: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """Of the sessions of a run, or of one session."""
+
+    run: RunRecord | None
+    sessions: Sequence[Placed]
+    outcomes: Mapping[str, int]
+    """Sessions by outcome; ``open`` for those that are not sealed."""
+    without_calls: Counted
+    """Sealed sessions in which nothing is recorded."""
+    without_reward: Counted
+    """Sealed sessions with calls that nobody rewarded."""
+    calls: int
+    """Counts of tokens (``CallKind.COUNT``) are left out, here and below."""
+    complete: int
+    failed: Counted
+    failures: Mapping[str, int]
+    """Failed and interrupted calls by reason."""
+    quarantined: Counted
+    quarantines: Mapping[str, int]
+    without_ids: Counted
+    """Complete calls whose reply has no token ids."""
+    length: Counted
+    """Complete calls that ended at the token limit."""
+    greedy: Counted
+    """Complete calls at temperature 0."""
+    breaks: Mapping[str, int]
+    """By the reason of the first difference."""
+    broken: Counted
+    continued: int
+    """Calls that continue another."""
+    account: TokenAccount
+    wait: float | None
+    """Mean seconds from a request to its first token."""
+    reply: float | None
+    """Mean seconds from the first token to the end."""
+    metrics: Mapping[str, Sequence[Metric]]
+    """The run's numbers by name, each by step."""
+    policies: Sequence[PolicyRecord]
+    """Published versions, oldest first."""
+
+
+def read_facts(
+    reader: Reader, *, run: RunRecord | None = None, session: str | None = None
+) -> Facts:
+    """The facts of a run's sessions, or of one session."""
+    wanted = SessionFilter(run=None if run is None else run.id, session=session)
+    chosen = matching(wanted, select(sessions.c.id))
+    metrics: dict[str, list[Metric]] = {}
+    if run is not None:
+        for metric in reader.metrics(run.id):
+            metrics.setdefault(metric.name, []).append(metric)
+    with reader.engine.connect() as connection:
+        own = and_(calls.c.session_id.in_(chosen), calls.c.kind != CallKind.COUNT)
+        complete = calls.c.status == CallStatus.COMPLETE
+        failed = calls.c.status.in_([CallStatus.FAILED, CallStatus.INTERRUPTED])
+
+        def counted(query: Select[Any], column: Any) -> Counted:
+            number = connection.execute(
+                select(func.count()).select_from(query.subquery())
+            ).scalar_one()
+            shown = query.order_by(column).limit(EXAMPLES)
+            return Counted(number, tuple(connection.execute(shown).scalars()) if number else ())
+
+        def of_calls(*conditions: Any) -> Counted:
+            return counted(select(calls.c.id).where(own, *conditions), calls.c.id)
+
+        def by(column: Any, *conditions: Any) -> dict[str, int]:
+            query = select(column, func.count()).where(*conditions).group_by(column)
+            ordered = query.order_by(func.count().desc())
+            return {str(name): number for name, number in connection.execute(ordered)}
+
+        any_call = exists(select(calls.c.id).where(calls.c.session_id == sessions.c.id))
+        any_reward = exists(select(rewards.c.id).where(rewards.c.session_id == sessions.c.id))
+        sealed = matching(wanted, select(sessions.c.id)).where(sessions.c.sealed_at.is_not(None))
+        outcome = case((sessions.c.sealed_at.is_(None), "open"), else_=sessions.c.outcome)
+        totals = connection.execute(
+            select(
+                func.count().label("calls"),
+                func.sum(case((complete, 1), else_=0)).label("complete"),
+                func.sum(case((calls.c.parent_call_id.is_not(None), 1), else_=0)).label("later"),
+                func.avg(calls.c.first_token_at - calls.c.started_at).label("wait"),
+                func.avg(calls.c.ended_at - calls.c.first_token_at).label("reply"),
+            ).where(own)
+        ).one()
+        return Facts(
+            run=run,
+            sessions=placed_sessions(reader, wanted),
+            outcomes=by(outcome, sessions.c.id.in_(chosen)),
+            without_calls=counted(sealed.where(~any_call), sessions.c.id),
+            without_reward=counted(sealed.where(any_call, ~any_reward), sessions.c.id),
+            calls=totals.calls,
+            complete=int(totals.complete or 0),
+            failed=of_calls(failed),
+            failures=by(calls.c.reason, own, failed),
+            quarantined=of_calls(calls.c.status == CallStatus.QUARANTINED),
+            quarantines=by(calls.c.reason, own, calls.c.status == CallStatus.QUARANTINED),
+            without_ids=of_calls(complete, func.coalesce(calls.c.sampled_tokens, 0) == 0),
+            length=of_calls(complete, calls.c.finish_reason == "length"),
+            greedy=of_calls(complete, calls.c.sampling["temperature"].as_float() == 0),
+            breaks=by(calls.c.break_reason, own, calls.c.break_reason.is_not(None)),
+            broken=of_calls(calls.c.break_reason.is_not(None)),
+            continued=int(totals.later or 0),
+            account=token_account(reader, wanted),
+            wait=totals.wait,
+            reply=totals.reply,
+            metrics=metrics,
+            policies=() if run is None else reader.policies(run.id),
+        )

@@ -1,0 +1,218 @@
+"""The viewer in a browser: filters, live update, tokens, differences, keyboard, accessibility."""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bridle.bench.corpus import corpus
+from bridle.bench.gallery import Story
+from bridle.store.reading.queries import Reader
+from bridle.store.records import Message
+from bridle.store.writing.writer import Writer
+
+sync_api = pytest.importorskip("playwright.sync_api", reason="make test-browser installs it")
+expect = sync_api.expect
+
+pytestmark = pytest.mark.browser
+
+
+def broken(served: Any) -> tuple[str, int]:
+    """A session with a break, and the turn that broke."""
+    with Reader(served.store) as reader:
+        for session in served.sessions:
+            for number, call in enumerate(reader.calls(session), start=1):
+                if call.break_reason is not None:
+                    return session, number
+    raise AssertionError("no session has a break")
+
+
+def addresses(served: Any) -> dict[str, str]:
+    session, _ = broken(served)
+    return {
+        "sessions": "/sessions",
+        "session": f"/sessions/{session}",
+        "tree": f"/sessions/{session}/tree",
+        "session-audit": f"/sessions/{session}/audit",
+        "groups": "/groups",
+        "group": "/group?id=run_gallery1/task-0/0",
+        "runs": "/runs",
+        "run": "/runs/run_gallery1?compare=run_gallery2",
+        "audit": "/audit",
+        "nothing": "/sessions?harness=none",
+    }
+
+
+def test_every_filter_changes_the_list_and_the_address(served: Any, page: Any) -> None:
+    page.goto(f"{served.url}/sessions")
+    lines = page.locator("[data-line]")
+    expect(lines).to_have_count(24)
+    page.get_by_text("More filters").click()
+    for name, value in {
+        "harness": "codex",
+        "outcome": "timeout",
+        "broke": "any",
+        "run": "run_gallery1",
+        "reward": "tests",
+        "kind": "subagent",
+        "status": "failed",
+        "fate": "dropped",
+    }.items():
+        field = page.locator(f"select[name={name}]")
+        field.select_option(value=value)
+        expect(page).to_have_url(re.compile(f"{name}={value}"))
+        expect(page.locator(".tally")).to_contain_text(re.compile(r"\d+ session"))
+        number = int(page.locator(".tally").inner_text().split()[0])
+        expect(lines).to_have_count(number)
+        field.select_option(value="")
+        expect(lines).to_have_count(24)
+    for name, value, count in (
+        ("text", "mend the module task-1:", 4),
+        ("task", "task-2", 4),
+        ("group", "run_gallery1/task-0/0", 4),
+        ("version", "1", None),
+        ("least", "1", None),
+        ("most", "0", None),
+        ("reason", "kind_side", None),
+    ):
+        field = page.locator(f"input[name={name}]")
+        field.fill(value)
+        expect(page).to_have_url(re.compile(f"[?&]{name}=[^&]"))
+        if count is not None:
+            expect(lines).to_have_count(count)
+        field.fill("")
+        expect(lines).to_have_count(24)
+    page.locator("select[name=order]").select_option("oldest")
+    expect(lines.first).to_contain_text("gallery-0")
+    page.reload()
+    expect(lines.first).to_contain_text("gallery-0")
+
+
+def test_a_long_session_comes_whole_while_one_scrolls(served: Any, page: Any) -> None:
+    session = served.sessions[0]
+    with Reader(served.store) as reader:
+        turns = len(reader.calls(session))
+    page.goto(f"{served.url}/sessions/{session}")
+    assert page.locator(".turn").count() < turns
+    for _ in range(6):
+        page.mouse.wheel(0, 20_000)
+        page.wait_for_timeout(200)
+    expect(page.locator(".turn")).to_have_count(turns)
+
+
+def test_a_token_is_described_under_the_mouse_and_by_arrow_keys(served: Any, page: Any) -> None:
+    page.goto(f"{served.url}/sessions/{served.sessions[0]}")
+    page.locator("#turn-2 [data-tokens]").click()
+    strip = page.locator("#turn-2 .strip").first
+    strip.locator(".tk").nth(3).hover()
+    expect(strip.locator(".about")).to_contain_text("logprob -")
+    expect(strip.locator(".about")).to_contain_text("trained")
+    first = strip.locator(".about").inner_text()
+    strip.locator(".run").focus()
+    page.keyboard.press("ArrowRight")
+    expect(strip.locator(".about")).not_to_have_text(first)
+    page.get_by_role("button", name="Show the prompt's new tokens too").click()
+    expect(page.locator("#turn-2 .strip h4").first).to_contain_text("new in the prompt")
+
+
+def test_the_difference_of_a_break_is_shown_in_tokens(served: Any, page: Any) -> None:
+    session, number = broken(served)
+    page.goto(f"{served.url}/sessions/{session}/tree")
+    page.locator(f"#node-{number}").get_by_role("button", name="What changed").click()
+    shown = page.locator(f"#node-{number} .diff")
+    expect(shown).to_contain_text("recorded tokens are continued")
+    assert shown.locator(".tk.removed").count() > 0
+    assert shown.locator(".tk.added").count() > 0
+
+
+def test_request_and_response_are_shown_on_demand(served: Any, page: Any) -> None:
+    page.goto(f"{served.url}/sessions/{served.sessions[0]}")
+    turn = page.locator("#turn-2")
+    turn.get_by_role("button", name="Request").click()
+    expect(turn.locator(".slot")).to_contain_text('"model": "policy"')
+    turn.get_by_role("button", name="Response").click()
+    expect(turn.locator(".slot")).to_contain_text('"role": "assistant"')
+
+
+def test_a_turn_that_is_recorded_appears_on_an_open_page(served: Any, page: Any) -> None:
+    session = served.sessions[-1]
+    with Reader(served.store) as reader:
+        record, turns = reader.session(session), len(reader.calls(session))
+    page.goto(f"{served.url}/sessions/{session}")
+    for _ in range(4):
+        page.mouse.wheel(0, 20_000)
+        page.wait_for_timeout(200)
+    expect(page.locator(".turn")).to_have_count(turns)
+    with Writer(served.store) as writer:
+        story = Story(writer, record, corpus(), 11, random.Random(99))
+        story.clock += 5000
+        story.call((Message("user", "What happens while I look?"),), "This appears by itself.")
+    expect(page.locator(f"#turn-{turns + 1}")).to_contain_text("This appears by itself.")
+
+
+def test_the_keyboard_moves_opens_and_filters(served: Any, page: Any) -> None:
+    page.goto(f"{served.url}/sessions")
+    expect(page.locator(".tally")).to_contain_text("24 sessions")
+    page.keyboard.press("j")
+    page.keyboard.press("j")
+    expect(page.locator("tr.at")).to_contain_text("gallery-22")
+    page.keyboard.press("Enter")
+    page.wait_for_url(re.compile("/sessions/session_"), wait_until="load")
+    page.keyboard.press("j")
+    page.keyboard.press("j")
+    page.keyboard.press("t")
+    expect(page.locator("#turn-2 token-strip")).to_be_visible()
+    page.keyboard.press("?")
+    expect(page.get_by_role("dialog")).to_be_visible()
+    page.keyboard.press("Escape")
+    for key, name in (("g", "Groups"), ("r", "Runs"), ("a", "Audit"), ("s", "Sessions")):
+        page.keyboard.press("g")
+        page.keyboard.press(key)
+        expect(page.get_by_role("heading", level=1)).to_have_text(name)
+        page.wait_for_load_state("load")
+    expect(page.locator(".tally")).to_contain_text("24 sessions")
+    page.keyboard.press("/")
+    page.keyboard.type("task-1:")
+    expect(page.locator("[data-line]")).to_have_count(4)
+
+
+def test_a_fate_leads_to_its_sessions(served: Any, page: Any) -> None:
+    page.goto(f"{served.url}/runs/run_gallery1")
+    page.get_by_role("link", name="dropped: kind side").click()
+    expect(page.locator("[data-line]")).to_have_count(12)
+    page.goto(f"{served.url}/runs/run_gallery1")
+    page.locator("select[name=compare]").select_option("run_gallery2")
+    expect(page.locator("polyline.line-1").first).to_be_attached()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [390, 1280])
+def test_every_page_is_accessible_fits_and_is_drawn(
+    served: Any, page: Any, axe: str, width: int, scheme: str
+) -> None:
+    """``BRIDLE_SCREENSHOTS`` names a folder for the pictures."""
+    page.set_viewport_size({"width": width, "height": 900})
+    page.emulate_media(color_scheme=scheme)
+    folder = os.environ.get("BRIDLE_SCREENSHOTS")
+    for name, path in addresses(served).items():
+        page.goto(served.url + path)
+        if name == "tree":
+            page.get_by_role("button", name="What changed").first.click()
+            expect(page.locator(".diff").first).to_be_visible()
+        if name == "session":
+            page.locator("#turn-2 [data-tokens]").click()
+            expect(page.locator("token-strip .tk").first).to_be_visible()
+        assert page.evaluate("document.documentElement.scrollWidth") <= width, name
+        page.evaluate(axe)
+        found = page.evaluate("axe.run().then(result => result.violations)")
+        serious = [v for v in found if v["impact"] in ("serious", "critical")]
+        told = [(v["id"], [n["html"][:160] for n in v["nodes"][:3]]) for v in serious]
+        assert told == [], name
+        if folder is not None:
+            Path(folder).mkdir(parents=True, exist_ok=True)
+            page.screenshot(path=f"{folder}/{name}-{width}-{scheme}.png")
