@@ -69,8 +69,14 @@ def measure(
     *,
     first_token_context: int = FIRST_TOKEN_CONTEXT,
     rounds: int = 9,
+    tokenizer: Path | None = None,
 ) -> dict[str, Any]:
-    """Medians over ``rounds``, exact and rendered in turns; milliseconds."""
+    """Medians over ``rounds``, exact and rendered in turns; milliseconds.
+
+    ``tokenizer`` is a model directory whose tokenizer and template make the prompts; then no first
+    token is timed, since no engine here serves that vocabulary."""
+    if tokenizer is not None:
+        return {"contexts": _prompt_times(Tokenizer(tokenizer), _texts(), contexts, rounds)}
     with tempfile.TemporaryDirectory() as scratch:
         model = Path(scratch) / "model"
         texts = _texts()

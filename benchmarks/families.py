@@ -25,7 +25,7 @@ from tokenizers import AddedToken, Regex, decoders, pre_tokenizers
 from tokenizers import Tokenizer as BackendTokenizer
 from tokenizers.models import BPE
 
-from bridle.bench.packages import Package, cache_directory, fetch
+from bridle.bench.packages import Package, PackageNotFetched, cache_directory, fetch
 
 _TRL: Final = Package(
     "pypi",
@@ -237,7 +237,7 @@ FAMILIES: Final[dict[str, Family]] = {
     ),
     "granite3.3": Family(
         "llama.cpp/ibm-granite-granite-3.3-2B-Instruct",
-        "smollm2",
+        "gptoss",
         "granite",
         ("<|end_of_text|>",),
         stand_in=True,
@@ -443,7 +443,12 @@ def _write(family: Family, source: Path, made: Path, root: Path) -> None:
 def _tokenizer_directory(name: str, root: Path) -> Path:
     """A folder with the genuine ``tokenizer.json`` and ``tokenizer_config.json``."""
     if name == "smollm2":
-        smollm2 = import_module("bridle.trainer.policy.smollm2")
+        try:
+            smollm2 = import_module("bridle.trainer.policy.smollm2")
+        except ModuleNotFoundError as error:
+            raise PackageNotFetched(
+                f"SmolLM2's tokenizer cannot be made here ({error}): name the other families"
+            ) from error
         return Path(smollm2.smollm2_directory(root))
     directory = root / "tokenizers" / name
     if directory.exists():

@@ -11,7 +11,7 @@ import itertools
 import tempfile
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -26,13 +26,13 @@ from bridle.bench.model_conversation import (
     result,
     steps_for,
 )
+from bridle.bench.packages import PackageNotFetched
 from bridle.engine.contract.tokenizer import TemplateError, Tokenizer
 from bridle.engine.serve.transport import ServerThread
+from bridle.engine.vllm.parsers import choose_parsers
 from bridle.proxy.continuation.continuation import Continuer, TemplateReport
 from bridle.proxy.server import ProxyServer
 from bridle.proxy.settings import ProxySettings
-from bridle.reconstruct.samples.builders import build
-from bridle.reconstruct.samples.rules import DEFAULT_RULES
 from bridle.reconstruct.session import LoadedSession
 from bridle.store.reading.queries import Reader
 from bridle.store.records import BreakReason, Continuation
@@ -77,7 +77,7 @@ class Outcome:
 
     def add(self, session: LoadedSession) -> None:
         self.sessions += 1
-        self.rows += len(build(session, DEFAULT_RULES).samples)
+        self.rows += len(session.tree.branches())
         self.breaks.update(str(call.break_reason) for call in session.calls if call.break_reason)
 
     def figures(self) -> dict[str, Any]:
@@ -91,8 +91,14 @@ class Outcome:
 
 
 def measure(names: Iterable[str] = FAMILIES) -> dict[str, Any]:
-    """By family, its figures. Raises :class:`bridle.bench.packages.PackageNotFetched`."""
-    return {name: measure_directory(model_directory(name), FAMILIES[name]) for name in names}
+    """By family, its figures; ``{"not_fetched": REASON}`` where it cannot be had."""
+    found: dict[str, Any] = {}
+    for name in names:
+        try:
+            found[name] = measure_directory(model_directory(name), FAMILIES[name])
+        except PackageNotFetched as error:
+            found[name] = {"not_fetched": str(error)}
+    return found
 
 
 def measure_directory(directory: Path, family: Family) -> dict[str, Any]:
@@ -114,6 +120,7 @@ def measure_directory(directory: Path, family: Family) -> dict[str, Any]:
         "differences": model.differences[:4],
         "rendered": rendered.figures(),
         "stand_in": family.stand_in,
+        "parsers": asdict(choose_parsers(directory)),
         "reasons": list(report.reasons),
     }
 

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Annotated
+
+import typer
 from rich.table import Table
 
 from bridle.cli.extras import require
@@ -9,12 +13,18 @@ from bridle.cli.options import JsonOption
 from bridle.cli.terminal import out, print_json
 
 
-def continuation(json: JsonOption = False) -> None:
+def continuation(
+    tokenizer: Annotated[
+        Path | None,
+        typer.Option(help="A model directory: time the prompts of its tokenizer and template."),
+    ] = None,
+    json: JsonOption = False,
+) -> None:
     """Time to prompt ids and to the first token of long sessions, exact against rendered."""
     require("torch", "train", "this bench serves a small policy on torch")
     from bridle.bench.continuation import measure
 
-    found = measure()
+    found = measure(tokenizer=tokenizer)
     if json:
         print_json(found)
         return
@@ -31,7 +41,7 @@ def continuation(json: JsonOption = False) -> None:
         )
     out.print(table)
     for engine, ratios in (("embedded", "ttft_ratio"), ("scripted", "ttft_ratio_scripted")):
-        for context, ratio in found[ratios].items():
+        for context, ratio in found.get(ratios, {}).items():
             out.print(
                 f"first token at {context}, through the proxy / asked directly: "
                 f"{ratio} ({engine} engine)"

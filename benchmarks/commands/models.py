@@ -23,12 +23,15 @@ def models(
 ) -> None:
     """Lead a conversation with every model family through the proxy, and count what is exact."""
     from bridle.bench.families import FAMILIES
+    from bridle.bench.model_notes import page
     from bridle.bench.models import measure
 
     unknown = sorted(set(names or ()) - FAMILIES.keys())
     if unknown:
         raise typer.BadParameter(f"{', '.join(unknown)}: choose of {', '.join(FAMILIES)}")
     found = measure(names or FAMILIES)
+    if table is not None:
+        table.write_text(page(found))
     if json:
         print_json(found)
         return
@@ -36,6 +39,9 @@ def models(
     for heading in ("family", "verdict", "rows", "breaks", "outside", "errors", "rendered breaks"):
         shown.add_column(heading)
     for name, figures in found.items():
+        if "not_fetched" in figures:
+            shown.add_row(name, figures["not_fetched"])
+            continue
         exact, rendered = figures["exact"], figures["rendered"]
         shown.add_row(
             name,
