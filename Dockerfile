@@ -1,21 +1,36 @@
-# Two images: `bridle` (proxy, worker, trainer, embedded engine) and `vllm` (the same program beside
-# a GPU build of vLLM). Both run as a user of their own, who owns /data and /sessions and nothing
-# else. The policy is mounted at /policy.
+# Three images: `recorder` (the proxy alone), `bridle` (proxy, worker, trainer, embedded engine) and
+# `vllm` (the same program beside a GPU build of vLLM). Each runs as a user of its own, who owns
+# /data, /keys and /sessions and nothing else. The packages are one layer, Bridle's own code another.
 
-FROM python:3.11-slim AS bridle
-ARG EXTRAS=train,postgres
-# What the example agent imports; leave it empty for an image of your own agent.
-ARG AGENT_PACKAGES="langchain langchain-openai"
+FROM python:3.11-slim AS base
 RUN useradd --uid 10001 --create-home bridle \
- && install --directory --owner=bridle --group=bridle /data /sessions /app
-WORKDIR /src
-COPY . .
-RUN pip install --no-cache-dir --constraint constraints.txt ".[${EXTRAS}]" ${AGENT_PACKAGES} \
- && mv examples /app/examples && rm -rf /src
-WORKDIR /app
-USER bridle
+ && install --directory --owner=bridle --group=bridle /data /keys /sessions /app
 ENV PYTHONUNBUFFERED=1 OMP_NUM_THREADS=1 HOME=/home/bridle \
     MALLOC_ARENA_MAX=1 MALLOC_TRIM_THRESHOLD_=1048576
+WORKDIR /src
+COPY pyproject.toml constraints.txt deploy/requirements.py ./
+
+FROM base AS recorder
+RUN python3 requirements.py postgres >requirements.txt \
+ && pip install --no-cache-dir --constraint constraints.txt --requirement requirements.txt
+COPY . .
+RUN pip install --no-cache-dir --no-deps . && rm -rf /src/*
+WORKDIR /app
+USER bridle
+CMD ["bridle", "proxy", "--help"]
+
+FROM base AS bridle
+# An index with PyTorch's builds without CUDA; without one, the default index's build is taken.
+ARG TORCH_INDEX=""
+RUN pip install --no-cache-dir --constraint constraints.txt ${TORCH_INDEX:+--index-url ${TORCH_INDEX}} torch
+# What the example agents import; leave it empty for an image of your own agent.
+ARG AGENT_PACKAGES="langchain langchain-openai"
+RUN python3 requirements.py train postgres >requirements.txt \
+ && pip install --no-cache-dir --constraint constraints.txt --requirement requirements.txt ${AGENT_PACKAGES}
+COPY . .
+RUN pip install --no-cache-dir --no-deps . && cp -r examples deploy/init.sh /app && rm -rf /src/*
+WORKDIR /app
+USER bridle
 CMD ["bridle", "--help"]
 
 FROM vllm/vllm-openai:v0.32.0 AS vllm
@@ -24,8 +39,11 @@ RUN useradd --uid 10001 --create-home bridle \
  && install --directory --owner=bridle --group=bridle /data /app \
  && python3 -m venv /opt/bridle
 WORKDIR /src
+COPY pyproject.toml constraints.txt deploy/requirements.py ./
+RUN python3 requirements.py >requirements.txt \
+ && /opt/bridle/bin/pip install --no-cache-dir --constraint constraints.txt --requirement requirements.txt
 COPY . .
-RUN /opt/bridle/bin/pip install --no-cache-dir --constraint constraints.txt . && rm -rf /src
+RUN /opt/bridle/bin/pip install --no-cache-dir --no-deps . && rm -rf /src/*
 WORKDIR /app
 USER bridle
 ENV PATH=/opt/bridle/bin:$PATH PYTHONUNBUFFERED=1 HOME=/home/bridle

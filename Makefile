@@ -11,6 +11,8 @@ INTERCEPT := .venv-intercept
 INTERCEPT_READY := $(INTERCEPT)/.ready
 SUDO := $(if $(filter 0,$(shell id -u)),,sudo)
 export OMP_NUM_THREADS ?= 1
+# Threads that spin while they wait for each other are slow on cores that others use as well.
+export OMP_WAIT_POLICY ?= passive
 export TOKENIZERS_PARALLELISM ?= false
 
 .PHONY: help setup demo test check test-harnesses test-distributed test-pythons test-postgres \
@@ -88,8 +90,8 @@ test-pythons: $(READY)  ## The wheel, and the recorder's tests on each Python th
 test-models: $(READY)  ## Genuine tokenizers and templates of many model families
 	$(BIN)/python -m pytest -m models
 
-test-compose: $(READY)  ## The compose file's own commands as processes, until they have trained a step
-	$(BIN)/python -m pytest -m compose
+test-compose: $(READY)  ## docker compose up in real containers (installs Debian's docker when missing)
+	eval "$$(tests/containers/setup)" && $(BIN)/python -m pytest -m compose
 
 test-containers: $(READY)  ## Sessions in real containers (installs Debian's docker and podman when missing)
 	harnesses/node/install

@@ -36,6 +36,7 @@ from bridle.store.records import (
     Reward,
     RewardSource,
     RunRecord,
+    Sampler,
     SessionRecord,
     TaskRecord,
     ToolCall,
@@ -247,6 +248,7 @@ class Story:
             "role": "title" if side else role,
             "model_served": "policy",
             "sampling": {"temperature": temperature, "top_p": 1.0, "max_tokens": 512},
+            "sampler": Sampler("processed", temperature=temperature),
         }
         if failed:
             error = {"status": 502, "message": reason}

@@ -1,4 +1,4 @@
-"""The compose file keeps to the specification, and to what Bridle promises of its services."""
+"""The compose files keep to the specification, and to what Bridle promises of its services."""
 
 from __future__ import annotations
 
@@ -16,44 +16,44 @@ import typer.main
 from bridle.cli.program import app
 
 ROOT = Path(__file__).parents[2]
-NEEDED = {"BRIDLE_ADMIN_KEY": "secret", "BRIDLE_POLICY": "/somewhere/policy"}
-PROFILES = ("cpu", "gpu")
+MAIN = "docker-compose.yml"
+FILES = (MAIN, "docker-compose.gpu.yml", "docker-compose.postgres.yml")
+PASSWORD = {"BRIDLE_POSTGRES_PASSWORD": "secret"}
 
 
-@pytest.fixture(params=PROFILES)
-def services(request: pytest.FixtureRequest, project: Any) -> dict[str, dict[str, Any]]:
-    found: dict[str, dict[str, Any]] = project(request.param, **NEEDED).services
+@pytest.fixture
+def services(compose_file: Any) -> dict[str, dict[str, Any]]:
+    """Those of the main file, with nothing set."""
+    found: dict[str, dict[str, Any]] = compose_file(MAIN)["services"]
     return found
 
 
-def option(service: dict[str, Any], name: str) -> str | None:
-    values = [part.partition("=")[2] for part in service["command"] if part.startswith(f"{name}=")]
-    return values[0] if values else None
-
-
-def test_it_is_valid_by_the_compose_specifications_schema(project: Any) -> None:
+@pytest.mark.parametrize("name", FILES)
+def test_it_is_valid_by_the_compose_specifications_schema(compose_file: Any, name: str) -> None:
     vendored = importlib.resources.files("check_jsonschema") / "builtin_schemas" / "vendor"
     schema = json.loads((vendored / "compose-spec.json").read_text())
-    document = project("cpu", **NEEDED).document
+    document = compose_file(name, **PASSWORD)
     jsonschema.validate(document, schema)
-    document["services"]["proxy"]["comand"] = []
+    next(iter(document["services"].values()))["comand"] = []
     with pytest.raises(jsonschema.ValidationError):
         jsonschema.validate(document, schema)
 
 
-@pytest.mark.parametrize("missing", NEEDED)
-def test_without_a_key_or_a_policy_nothing_starts(project: Any, missing: str) -> None:
-    given = {name: value for name, value in NEEDED.items() if name != missing}
-    with pytest.raises(Exception, match=missing):
-        project("cpu", **given)
+def test_without_a_password_there_is_no_postgres(compose_file: Any) -> None:
+    with pytest.raises(Exception, match="BRIDLE_POSTGRES_PASSWORD"):
+        compose_file("docker-compose.postgres.yml")
 
 
+@pytest.mark.parametrize("name", FILES[:2])
 def test_every_command_is_one_of_bridles_with_options_that_it_has(
-    services: dict[str, dict[str, Any]],
+    compose_file: Any, name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    for service in services.values():
-        name, *arguments = service["command"]
-        assert name == "bridle"
+    for service in compose_file(name)["services"].values():
+        program, *arguments = service.get("command", ["sleep"])
+        if program != "bridle":
+            assert program in ("sleep", "/app/init.sh")
+            continue
+        arguments = [part.replace("=/data/policy", f"={tmp_path}") for part in arguments]
         command: click.Command = typer.main.get_command(app)
         context = click.Context(command)
         while isinstance(command, click.Group):
@@ -69,26 +69,24 @@ def test_what_is_published_is_published_on_loopback(services: dict[str, dict[str
     assert all(port.startswith("127.0.0.1:") for port in published)
 
 
-def test_what_listens_off_loopback_asks_for_a_key(services: dict[str, dict[str, Any]]) -> None:
-    off = {name for name, each in services.items() if option(each, "--host") is not None}
-    assert off == {"proxy", "worker"}
-    for name in off:
-        assert services[name]["environment"]["BRIDLE_ADMIN_KEY"] == "secret"
-
-
-def test_the_engine_is_on_a_loopback_that_agents_do_not_share(
+def test_engine_proxy_and_trainer_share_a_namespace_that_none_of_them_owns(
     services: dict[str, dict[str, Any]],
 ) -> None:
-    (engine,) = (each for each in services.values() if "engine" in each["command"])
-    assert engine["network_mode"] == "service:proxy"
-    assert option(engine, "--host") is None
-    assert "network_mode" not in services["worker"]
-    assert option(services["worker"], "--proxy") == "http://proxy:8484"
+    for name in ("engine", "proxy", "trainer"):
+        assert services[name]["network_mode"] == "service:net"
+    assert services["net"]["command"] == ["sleep", "infinity"]
+    assert not any(part.startswith("--host") for part in services["engine"]["command"])
 
 
-def test_agents_see_neither_the_store_nor_the_policy(services: dict[str, dict[str, Any]]) -> None:
-    mounted = [volume.split(":")[1] for volume in services["worker"]["volumes"]]
-    assert mounted == ["/sessions"]
+def test_agents_see_the_proxy_on_a_network_without_a_way_out(
+    compose_file: Any, services: dict[str, dict[str, Any]]
+) -> None:
+    worker = services["worker"]
+    assert worker["networks"] == ["inside"]
+    assert compose_file(MAIN)["networks"]["inside"] == {"internal": True}
+    assert "--proxy=http://net:8484" in worker["command"]
+    mounted = [volume.split(":")[1] for volume in worker["volumes"]]
+    assert mounted == ["/sessions", "/keys", "/work"]
 
 
 def test_each_image_runs_as_a_user_of_its_own_without_privileges(
@@ -96,36 +94,21 @@ def test_each_image_runs_as_a_user_of_its_own_without_privileges(
 ) -> None:
     stages = re.split(r"^FROM .* AS ", (ROOT / "Dockerfile").read_text(), flags=re.MULTILINE)[1:]
     users = {stage.split()[0]: re.findall(r"^USER (\w+)", stage, re.MULTILINE) for stage in stages}
+    assert users == {"base": [], "recorder": ["bridle"], "bridle": ["bridle"], "vllm": ["bridle"]}
     for service in services.values():
-        assert users[service["build"]["target"]] == ["bridle"]
         assert service["cap_drop"] == ["ALL"]
         assert service["security_opt"] == ["no-new-privileges:true"]
 
 
-def test_services_start_after_what_they_need_and_all_that_serve_are_asked_for_their_health(
-    project: Any,
-) -> None:
-    assert project("cpu", **NEEDED).order() == ["proxy", "engine", "worker", "trainer"]
-    gpu = project("gpu", **NEEDED)
-    assert gpu.order() == ["proxy", "vllm", "worker", "trainer-gpu"]
-    for services in (project("cpu", **NEEDED).services, gpu.services):
-        (trainer,) = (name for name, each in services.items() if "healthcheck" not in each)
-        assert "trainer" in services[trainer]["command"]
-        for service in services.values():
-            for how in service.get("depends_on", {}).values():
-                assert how["condition"] == "service_healthy"
-
-
-def test_engine_and_trainer_each_get_a_gpu(project: Any) -> None:
+def test_engine_and_trainer_each_get_a_gpu(compose_file: Any) -> None:
     def gpus(**variables: str) -> dict[str, list[str]]:
         reserved = {}
-        for name, service in project("gpu", **NEEDED, **variables).services.items():
+        for name, service in compose_file(FILES[1], **variables)["services"].items():
             resources = service.get("deploy", {}).get("resources", {})
             for device in resources.get("reservations", {}).get("devices", ()):
                 assert (device["driver"], device["capabilities"]) == ("nvidia", ["gpu"])
                 reserved[name] = device["device_ids"]
         return reserved
 
-    assert gpus() == {"vllm": ["0"], "trainer-gpu": ["1"]}
-    assert gpus(BRIDLE_TRAINER_GPU="0") == {"vllm": ["0"], "trainer-gpu": ["0"]}
-    assert not any("deploy" in each for each in project("cpu", **NEEDED).services.values())
+    assert gpus() == {"engine": ["0"], "trainer": ["1"]}
+    assert gpus(BRIDLE_TRAINER_GPU="0") == {"engine": ["0"], "trainer": ["0"]}

@@ -1,26 +1,30 @@
-"""The compose file's own commands, run as processes, train a step and publish a version."""
+"""`docker compose up` in real containers: a short loop, each service killed on the way.
+
+The model is a tiny one made here, and every second session of a task counts as right.
+"""
 
 from __future__ import annotations
 
+import json
+import os
+import secrets
 import socket
 import subprocess
-import sys
 import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-import httpx
 import pytest
 
-from bridle.store.reading.queries import Reader
 from bridle.trainer.policy.tiny import TinyShape, make_policy
 from bridle.trainer.policy.tiny_tokenizer import train_tokenizer
 
-pytestmark = [pytest.mark.compose, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.compose, pytest.mark.timeout(1500)]
 
 ROOT = Path(__file__).parents[2]
-SHOP = ROOT / "examples" / "shop_agent"
-KEY = "a-key-for-this-test"
+STAFF = ROOT / "examples" / "staff_list"
+STEPS, GROUPS, GROUP_SIZE = 4, 2, 4
 ALTERNATING = '''
 """A policy made a moment ago is never right: here every second session of a task is."""
 import collections
@@ -28,96 +32,127 @@ import collections
 seen = collections.Counter()
 
 
-async def verifier(delivery):
+def verifier(delivery):
     seen[delivery.task.id] += 1
-    return {"reward": float(seen[delivery.task.id] % 2)}
+    return float(seen[delivery.task.id] % 2)
 '''
 
 
-def free_ports(count: int) -> list[int]:
-    listeners = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [int(listener.getsockname()[1]) for listener in listeners]
-    for listener in listeners:
-        listener.close()
-    return ports
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return int(listener.getsockname()[1])
+
+
+@dataclass(frozen=True)
+class Compose:
+    environment: Mapping[str, str]
+
+    def __call__(self, *arguments: str) -> str:
+        ended = self.ended(*arguments)
+        assert ended.returncode == 0, ended.stdout[-4000:] + ended.stderr[-4000:]
+        return ended.stdout
+
+    def ended(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            ["docker", "compose", *arguments],
+            cwd=ROOT,
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+    def state(self, service: str) -> dict[str, object]:
+        lines = self("ps", "--all", "--format", "json", service).strip()
+        found = json.loads(lines)
+        state: dict[str, object] = found[0] if isinstance(found, list) else found
+        return state
+
+    def kill(self, service: str) -> float:
+        """SIGKILL for its process, as if it had crashed; seconds until it is healthy again."""
+        container = self("ps", "--quiet", service).strip()
+        inspect = ["docker", "inspect", "--format", "{{.State.Pid}}", container]
+        before = subprocess.check_output(inspect, env=self.environment, text=True).strip()
+        began = time.monotonic()
+        os.kill(int(before), 9)
+        while True:
+            pid = subprocess.check_output(inspect, env=self.environment, text=True).strip()
+            if pid not in ("0", before) and self.state(service)["Health"] in ("healthy", ""):
+                return time.monotonic() - began
+            assert time.monotonic() - began < 240, self("logs", "--tail", "40", service)
+            time.sleep(0.5)
 
 
 @pytest.fixture
-def policy(tmp_path: Path) -> Path:
-    directory = tmp_path / "policy"
-    texts = [(SHOP / name).read_text() for name in ("agent.py", "tasks.py", "shop.json")]
-    size = train_tokenizer(directory, texts, vocab_size=700)
+def compose(tmp_path: Path) -> Iterator[Compose]:
+    model, work = tmp_path / "model", tmp_path / "work"
+    texts = [(STAFF / name).read_text() for name in ("agent.py", "tasks.py", "staff.json")]
+    size = train_tokenizer(model, texts, vocab_size=700)
     shape = TinyShape(hidden=64, layers=2, heads=2, kv_heads=1, intermediate=128, context=768)
-    make_policy(directory, shape, vocab_size=size, seed=1)
-    return directory
+    make_policy(model, shape, vocab_size=size, seed=1)
+    for path in (tmp_path, model, *model.iterdir()):
+        path.chmod(0o755 if path.is_dir() else 0o644)
+    work.mkdir()
+    (work / "verifier.py").write_text(ALTERNATING)
+    running = Compose(
+        {
+            **os.environ,
+            "COMPOSE_PROJECT_NAME": f"bridle-test-{secrets.token_hex(3)}",
+            "BRIDLE_PORT": str(free_port()),
+            "BRIDLE_MODEL": str(model),
+            "BRIDLE_WORK": str(work),
+            "BRIDLE_VERIFIER": "/work/verifier.py:verifier",
+            "BRIDLE_STEPS": str(STEPS),
+            "BRIDLE_GROUPS": str(GROUPS),
+            "BRIDLE_GROUP_SIZE": str(GROUP_SIZE),
+            "BRIDLE_LEARNING_RATE": "0.001",
+        }
+    )
+    yield running
+    running.ended("down", "--volumes", "--timeout", "5")
 
 
-def test_the_cpu_profile_trains_a_step_and_publishes_a_version(
-    project: Any, processes: Any, policy: Path, tmp_path: Path
+def test_the_loop_ends_although_each_of_its_services_is_killed(compose: Compose) -> None:
+    began = time.monotonic()
+    compose("build", "init")
+    print(f"built after {time.monotonic() - began:.0f} s")
+    began = time.monotonic()
+    compose("up", "--detach")
+    print(f"up after {time.monotonic() - began:.0f} s")
+    for service in ("proxy", "engine", "worker", "trainer"):
+        print(f"{service} is back after {compose.kill(service):.0f} s")
+    while compose.state("trainer")["State"] != "exited":
+        assert time.monotonic() - began < 900, compose("logs", "--tail", "60")
+        time.sleep(1)
+    log = compose("logs", "--no-log-prefix", "trainer")
+    assert compose.state("trainer")["ExitCode"] == 0, log
+    assert f"step {STEPS}: " in log
+    audit = compose("exec", "-T", "proxy", "bridle", "audit", "--json")
+    assert json.loads(audit)["sessions"] >= STEPS * GROUPS * GROUP_SIZE
+    for service in ("proxy", "engine", "worker", "net"):
+        assert compose.state(service)["State"] == "running"
+
+
+def test_agents_reach_the_proxy_and_nothing_else(compose: Compose) -> None:
+    compose("up", "--detach", "worker")
+
+    def connects(host: str, port: int) -> bool:
+        code = f"import socket; socket.create_connection(({host!r}, {port}), 3)"
+        return not compose.ended("exec", "-T", "worker", "python3", "-c", code).returncode
+
+    assert connects("net", 8484)
+    assert not connects("net", 8000), "the engine's control routes take no key"
+    assert not connects("192.0.2.1", 80)
+    listing = compose.ended("exec", "-T", "worker", "ls", "/data/bridle.db")
+    assert listing.returncode != 0
+
+
+def test_a_model_that_its_user_cannot_read_is_named_before_anything_starts(
+    compose: Compose,
 ) -> None:
-    port, engine_port, worker_port = free_ports(3)
-    verifier = tmp_path / "verifier.py"
-    verifier.write_text(ALTERNATING)
-    cpu = project(
-        "cpu",
-        BRIDLE_ADMIN_KEY=KEY,
-        BRIDLE_POLICY=str(policy),
-        BRIDLE_PORT=str(port),
-        BRIDLE_ENGINE_PORT=str(engine_port),
-        BRIDLE_WORKER_PORT=str(worker_port),
-        BRIDLE_VERIFIER=f"{verifier}:verifier",
-        BRIDLE_STEPS="1",
-        BRIDLE_GROUPS="2",
-        BRIDLE_GROUP_SIZE="4",
-        BRIDLE_LEARNING_RATE="0.001",
-    )
-    data, sessions = tmp_path / "data", tmp_path / "sessions"
-    data.mkdir()
-    running = processes(cpu, {"/data": data, "/sessions": sessions, "/policy": policy})
-    for name in cpu.order():
-        began = time.monotonic()
-        running.start(name)
-        if "healthcheck" in cpu.services[name]:
-            running.healthy(name)
-            print(f"{name} healthy after {time.monotonic() - began:.1f} s", file=sys.stderr)
-
-    assert running.running["trainer"].wait(400) == 0, running.log("trainer")
-    print(running.log("trainer"), file=sys.stderr)
-    control = f"http://127.0.0.1:{port}/bridle/v1/policy"
-    headers = {"authorization": f"Bearer {KEY}"}
-    assert httpx.get(control, headers=headers, trust_env=False).json()["version"] == 1
-    host = own_address()
-    if host is not None:
-        refused = httpx.get(f"http://{host}:{port}/bridle/v1/policy", trust_env=False)
-        assert refused.status_code == 401, "off loopback a key is asked for"
-        with pytest.raises(httpx.ConnectError):
-            httpx.get(f"http://{host}:{engine_port}/health", trust_env=False)
-
-    ended = running.stop()
-    assert ended == {"trainer": 0, "worker": 0, "engine": 0, "proxy": 0}
-    with Reader(str(data / "bridle.db")) as reader:
-        (first, published) = reader.policies("train:train")
-        assert (first.version, published.version, published.verified) == (0, 1, True)
-        assert published.logprob_gap is not None
-        assert published.logprob_gap <= 1e-3
-        found = list(reader.sessions(run="train:train", sealed=True))
-        assert len(found) == 8
-        assert len({session.group_id for session in found}) == 2
-    audit = subprocess.run(
-        [sys.executable, "-m", "bridle", "audit", "--store", str(data / "bridle.db")],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-    )
-    assert audit.returncode == 0, audit.stdout + audit.stderr
-
-
-def own_address() -> str | None:
-    """This machine's address off loopback, when it has one."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            probe.connect(("192.0.2.1", 9))
-        except OSError:
-            return None
-        address = str(probe.getsockname()[0])
-    return None if address.startswith("127.") else address
+    weights = Path(compose.environment["BRIDLE_MODEL"]) / "model.safetensors"
+    weights.chmod(0o600)
+    refused = compose.ended("up", "--detach", "init", "net")
+    assert refused.returncode != 0
+    log = compose("logs", "--no-log-prefix", "init")
+    assert "/model/model.safetensors cannot be read by user 10001" in log

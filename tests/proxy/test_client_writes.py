@@ -166,14 +166,22 @@ def test_no_header_can_smuggle_another_one(http: Any) -> None:
     assert "set-cookie" not in reply.headers
 
 
-@pytest.mark.parametrize("name", ["Upgrade", "upgrade"])
-def test_a_client_that_offers_http_2_is_served_in_http_1(name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "protocol"), [("Upgrade", "h2c"), ("upgrade", "h2c"), ("UPGRADE", "tea")]
+)
+def test_a_client_that_offers_another_protocol_is_served_in_http_1(
+    name: str, protocol: str
+) -> None:
     """As Java's own client asks: headers and body in two writes."""
 
     async def answer(client: Client) -> None:
         await client.respond(200, await client.body(Limits(), Held(InFlight(1 << 30))))
 
-    headers = {"Connection": f"{name}, HTTP2-Settings", "HTTP2-Settings": "AAEAAEAA", name: "h2c"}
+    headers = {
+        "Connection": f"{name}, HTTP2-Settings",
+        "HTTP2-Settings": "AAEAAEAA",
+        name: protocol,
+    }
     with serving(answer, StreamingProtocol) as url, httpx.Client() as asking:
         for body in (b"\r\nupgrade: h2c\r\n said", b"h2c again"):
             reply = asking.post(url, headers=headers, content=body)

@@ -141,3 +141,10 @@ def test_completions_lists_are_read_as_entries() -> None:
     assert reply.prompt_token_ids == [1]
     assert reply.choices[0].logprobs == [-0.1, -0.2]
     assert [entry["token"] for entry in reply.choices[0].detail] == ["a", "b"]
+
+
+def test_invalid_utf_8_is_the_engines_fault() -> None:
+    reply = ReplyDecoder(MINTED, choices=1, detail=False)
+    with pytest.raises(ApiError, match="malformed") as caught:
+        reply.events(b'{"choices": [{"delta": {"content": "\xff\xfe"}}]}')
+    assert caught.value.status == 502

@@ -182,7 +182,7 @@ def test_many_large_replies_at_once_are_ended_before_they_fill_the_memory(
             except httpx.ReadTimeout:
                 statuses.append(0)
     assert statuses.count(503) >= 20
-    assert statuses.count(0) >= 4
+    assert statuses.count(0) >= 1
     assert attacked.events()["limit_in_flight_bytes"] >= 20
 
 

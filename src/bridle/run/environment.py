@@ -53,7 +53,10 @@ def default_proxy() -> str:
 
 
 def key_in(variable: str) -> str | None:
-    """The key that an environment variable holds; an empty one is none, and opens nothing."""
+    """The key that an environment variable holds, or else the file that ``VARIABLE_FILE`` names;
+    an empty one is none, and opens nothing. Raises ``OSError`` for a file that cannot be read."""
+    if not os.environ.get(variable) and (path := os.environ.get(f"{variable}_FILE")):
+        return Path(path).read_text().strip() or None
     return os.environ.get(variable) or None
 
 
