@@ -163,6 +163,8 @@ def check(question, rows):
     if question == "A session as a readable transcript":
         assert re.fullmatch(re.escape(CALLED).replace("%s", r"call_\w+"), rows[1][4])
         rows[1][4] = "add"
+    if question == "All calls of one tool and their results":
+        rows = sorted(rows, key=str)  # the order of session ids is the collation's
     assert rows == ANSWERS[question]
 
 
