@@ -21,7 +21,7 @@ import numpy as np
 import torch
 
 from bridle.reconstruct.samples.sample import Conservation, Episode, Sample
-from bridle.store.records import CallKind, Reward, SessionRecord
+from bridle.store.records import CallKind, Reward, RewardSource, SessionRecord
 from bridle.trainer.config import (
     ComputeConfig,
     GrpoConfig,
@@ -185,7 +185,7 @@ def _episode(
     return Episode(
         session=SessionRecord(id=session, created_at=0.0, group_id=group, outcome="completed"),
         samples=(sample,),
-        rewards=(Reward(session, "score", reward, time.time()),),
+        rewards=(Reward(session, "score", reward, time.time(), source=RewardSource.VERIFIER),),
         conservation=Conservation(
             captured=len(logprobs), trained=len(logprobs), masked={}, dropped={}
         ),
