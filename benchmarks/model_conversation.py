@@ -19,7 +19,8 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from bridle.bench.families import Family
-from bridle.engine.contract.tokenizer import TemplateError, Tokenizer
+from bridle.engine.contract.errors import TemplateError
+from bridle.engine.contract.tokenizer import Tokenizer
 
 SYSTEM: Final = "SysRule: answer in one word."
 TOOL: Final[dict[str, Any]] = {

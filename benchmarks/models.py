@@ -27,7 +27,8 @@ from bridle.bench.model_conversation import (
     steps_for,
 )
 from bridle.bench.packages import PackageNotFetched
-from bridle.engine.contract.tokenizer import TemplateError, Tokenizer
+from bridle.engine.contract.errors import TemplateError
+from bridle.engine.contract.tokenizer import Tokenizer
 from bridle.engine.serve.transport import ServerThread
 from bridle.engine.vllm.parsers import choose_parsers
 from bridle.proxy.continuation.continuation import Continuer, TemplateReport

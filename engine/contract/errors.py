@@ -1,4 +1,4 @@
-"""A refused request, in vLLM's words and shape."""
+"""What an engine or a chat template refuses."""
 
 from __future__ import annotations
 
@@ -7,8 +7,13 @@ from typing import Any
 from bridle.errors import BridleError
 
 
+class TemplateError(BridleError, ValueError):
+    """The model's chat template is missing, or refused these messages."""
+
+
 class RequestRefused(BridleError):
-    """The engine will not serve this request; the client gets ``status`` and :meth:`body`."""
+    """The engine will not serve this request; the client gets ``status`` and :meth:`body`,
+    in vLLM's words and shape."""
 
     def __init__(
         self,

@@ -11,9 +11,12 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from bridle.engine.contract.tokenizer import TemplateError, Tokenizer
+from bridle.engine.contract.errors import TemplateError
+
+if TYPE_CHECKING:
+    from bridle.engine.contract.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, slots=True)

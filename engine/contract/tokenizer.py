@@ -23,6 +23,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer as BackendTokenizer
 
 from bridle.engine.contract.content_format import takes_parts
+from bridle.engine.contract.errors import TemplateError
 from bridle.errors import BridleError
 
 CHAT_TEMPLATE_FILE = "chat_template.jinja"
@@ -34,10 +35,6 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 class TokenizerNotRead(BridleError, ValueError):
     """A directory holds no tokenizer that can be read; the message names it."""
-
-
-class TemplateError(BridleError, ValueError):
-    """The model's chat template is missing, or refused these messages."""
 
 
 class ArgumentsNotJson(TemplateError):

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from bridle.engine.contract.detokenizer import Vocabulary
-from bridle.engine.contract.errors import RequestRefused
-from bridle.engine.contract.tokenizer import TemplateError, Tokenizer
+from bridle.engine.contract.errors import RequestRefused, TemplateError
+from bridle.engine.contract.tokenizer import Tokenizer
 from bridle.engine.serve.backend import Backend, Prompt, PromptLogprob, SamplingParams, Step
 from bridle.engine.serve.choices import ChoiceReader, Piece
 from bridle.engine.serve.markup import ReplyMarkup, ThinkingParser, reader

@@ -18,7 +18,8 @@ import msgspec
 import numpy as np
 from msgspec import structs
 
-from bridle.engine.contract.tokenizer import TemplateError, Tokenizer
+from bridle.engine.contract.errors import TemplateError
+from bridle.engine.contract.tokenizer import Tokenizer
 from bridle.proxy.continuation.probe import Prober
 from bridle.proxy.continuation.prompt import CallPrompt
 from bridle.proxy.continuation.report import TemplateReport

@@ -13,7 +13,8 @@ from typing import Any
 
 import orjson
 
-from bridle.engine.contract.tokenizer import TemplateError, Tokenizer
+from bridle.engine.contract.errors import TemplateError
+from bridle.engine.contract.tokenizer import Tokenizer
 from bridle.proxy.continuation.report import TemplateReport, Thinking, in_words
 from bridle.proxy.continuation.tail import SeamError, Setting, Shape, TailRenderer, shapes_for
 from bridle.proxy.wire.canonical import Message, ToolCall

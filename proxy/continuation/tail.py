@@ -18,7 +18,8 @@ from typing import Any
 import numpy as np
 import orjson
 
-from bridle.engine.contract.tokenizer import TemplateError, Tokenizer
+from bridle.engine.contract.errors import TemplateError
+from bridle.engine.contract.tokenizer import Tokenizer
 from bridle.errors import BridleError
 from bridle.proxy.wire.canonical import Message
 from bridle.store.records import TokenIds

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Final
 
+from bridle.errors import BridleError
+
 _UNBOUNDED: Final = 1 << 62
 
 
-class EventTooLarge(ValueError):
+class EventTooLarge(BridleError, ValueError):
     """One event has more bytes than the parser takes."""
 
 

@@ -32,6 +32,12 @@ TOOL = {
 }
 
 
+@pytest.fixture(autouse=True)
+def no_key_of_another_test(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`bridle proxy` makes a key that other commands of the same data folder find."""
+    monkeypatch.setenv("BRIDLE_HOME", str(tmp_path / "home"))
+
+
 @pytest.fixture(scope="session", autouse=True)
 def hang_ups_are_heard() -> None:
     """Under ``nohup`` commands would inherit that they ignore them; a handler is not inherited."""

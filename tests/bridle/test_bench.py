@@ -30,7 +30,7 @@ def test_the_continuation_bench_measures_both_ways(
     bridle: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     small = continuation.measure((2048,), first_token_context=2048, rounds=1)
-    monkeypatch.setattr(continuation, "measure", lambda: small)
+    monkeypatch.setattr(continuation, "measure", lambda **_: small)
     found = json.loads(bridle("bench", "continuation", "--json").output)
     times = found["contexts"]["2048"]
     assert 0 < times["exact_ms"] < times["rendered_ms"]

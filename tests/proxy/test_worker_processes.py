@@ -26,6 +26,8 @@ from bridle.reconstruct.session import LoadedSession
 from bridle.store.reading.queries import Reader
 
 CHAT = "/v1/chat/completions"
+KEY = "the-operators-key"
+ADMIN = {"authorization": f"Bearer {KEY}"}
 CALL = ScriptedCall("add", '{"a":1,  "b":2}')
 TOOLS = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}]
 
@@ -44,14 +46,19 @@ class Workers:
 
     def served(self) -> dict[str, float]:
         """Recorded calls by worker."""
-        text = httpx.get(self.url + "/metrics", trust_env=False).text
+        text = httpx.get(self.url + "/metrics", headers=ADMIN, trust_env=False).text
         pattern = r'bridle_calls_total\{.*worker="(\d+)".*\} (\S+)'
         return {worker: float(count) for worker, count in re.findall(pattern, text)}
 
     def up(self) -> set[int]:
         """The process ids of the workers that have started."""
-        text = httpx.get(self.url + "/metrics", trust_env=False, timeout=60).text
+        text = httpx.get(self.url + "/metrics", headers=ADMIN, timeout=60).text
         return {int(pid) for pid in re.findall(r'bridle_policy_version\{worker="(\d+)"\}', text)}
+
+
+def control_of(url: str) -> httpx.Client:
+    base = f"{url}/bridle/v1"
+    return httpx.Client(base_url=base, headers=ADMIN, timeout=60, trust_env=False)
 
 
 def cmdline(pid: int) -> bytes:
@@ -71,7 +78,7 @@ def start(stage: Any, model_dir: Path, tmp_path: Path) -> Start:
         command = [sys.executable, "-m", "bridle", "proxy", "--engine", stage.engine.base_url]
         command += ["--store", str(tmp_path / "bridle.db"), "--tokenizer", str(model_dir)]
         command += ["--port", "0", "--workers", "2", "--json", *options]
-        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "BRIDLE_ADMIN_KEY": KEY}
         process = subprocess.Popen(
             command, stdout=subprocess.PIPE, text=True, env=environment, start_new_session=True
         )
@@ -146,7 +153,7 @@ def test_every_worker_leaves_out_an_engine_that_has_changed(
 ) -> None:
     hello = [{"role": "user", "content": "hi"}]
     with start() as workers:
-        control = httpx.Client(base_url=f"{workers.url}/bridle/v1", timeout=60, trust_env=False)
+        control = control_of(workers.url)
         control.put("/policy", json={"version": 2}).raise_for_status()
         stage.engine.backend.weights_fingerprint = str(tmp_path)
         until(lambda: control.get("/engines").json()[0]["changes"] == 2)
@@ -165,7 +172,7 @@ def test_all_workers_agree_on_policy_pause_and_seal_and_a_restart_forgets_nothin
 ) -> None:
     hello = [{"role": "user", "content": "hi"}]
     with start() as workers:
-        control = httpx.Client(base_url=f"{workers.url}/bridle/v1", timeout=60, trust_env=False)
+        control = control_of(workers.url)
         assert control.put("/policy", json={"version": 7}).json()["version"] == 7
         for number in range(8):
             assert ask(workers.url, f"s{number}", hello).status_code == 200
@@ -205,7 +212,7 @@ def test_all_workers_agree_on_policy_pause_and_seal_and_a_restart_forgets_nothin
             thread.join()
         assert len(stage.requests) == asked + 8
     with start() as workers:
-        found = httpx.get(f"{workers.url}/bridle/v1/policy", trust_env=False, timeout=60).json()
+        found = control_of(workers.url).get("/policy").json()
         assert found["version"] == 7
         assert ask(workers.url, "later", hello).status_code == 200
     with Reader(str(tmp_path / "bridle.db")) as reader:
@@ -227,7 +234,7 @@ def test_a_worker_that_is_replaced_knows_the_engines_of_the_moment(
         ) as added,
         start() as workers,
     ):
-        control = httpx.Client(base_url=f"{workers.url}/bridle/v1", timeout=60, trust_env=False)
+        control = control_of(workers.url)
         control.post("/engines", json={"url": added.base_url + "/v1"}).raise_for_status()
         first = stage.engine.base_url.removeprefix("http://")
         control.delete(f"/engines/{first}").raise_for_status()

@@ -125,7 +125,7 @@ def plain(value):
         return value or ""
 
 
-CALLED = '[{"id":"%s","name":"add","arguments":"{\\"a\\": 1, \\"b\\": 2}"}]'
+CALLED = '[{"id":"%s","name":"add","arguments":"{\\"a\\": 1, \\"b\\": 2}","engine_id":"%s"}]'
 
 ANSWERS = {
     "Mean reward by harness and policy version": [
@@ -161,7 +161,7 @@ def check(question, rows):
         assert all(row[2] > 0 and row[3] > row[2] for row in rows)
         rows = [row[:2] for row in rows]
     if question == "A session as a readable transcript":
-        assert re.fullmatch(re.escape(CALLED).replace("%s", r"call_\w+"), rows[1][4])
+        assert re.fullmatch(re.escape(CALLED).replace("%s", r"[\w-]+"), rows[1][4])
         rows[1][4] = "add"
     if question == "All calls of one tool and their results":
         rows = sorted(rows, key=str)  # the order of session ids is the collation's

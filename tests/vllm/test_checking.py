@@ -352,9 +352,13 @@ def test_prefix_cache_hits_are_read_from_metrics_when_usage_is_silent(relay: Rel
     assert check.detail == "400 of 504 prompt tokens reused"
 
 
-def test_control_routes_that_answer_off_loopback_fail(engine: EmbeddedEngine) -> None:
+def test_control_routes_that_answer_off_loopback_fail(
+    engine: EmbeddedEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from bridle.engine.vllm import checks
 
+    # Our engine refuses such requests; vLLM does not.
+    monkeypatch.setattr("bridle.engine.serve.server.NoWebPages", lambda app, **_options: app)
     others = checks._own_addresses()
     if not others:
         pytest.skip("this machine has no address but loopback")

@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from bridle.engine.contract.tokenizer import TemplateError, Tokenizer
+from bridle.engine.contract.errors import TemplateError
+from bridle.engine.contract.tokenizer import Tokenizer
 from bridle.engine.serve.markup import READ, reader
 from bridle.engine.vllm.flags import INSIDE
 from bridle.engine.vllm.installation import find_installation

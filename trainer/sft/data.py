@@ -13,7 +13,8 @@ import numpy as np
 import pyarrow.parquet as parquet
 from numpy.typing import NDArray
 
-from bridle.engine.contract.tokenizer import ArgumentsNotJson, TemplateError, Tokenizer
+from bridle.engine.contract.errors import TemplateError
+from bridle.engine.contract.tokenizer import ArgumentsNotJson, Tokenizer
 from bridle.errors import BridleError
 from bridle.reconstruct.exports.selection import ExportReport, Selection, select
 from bridle.reconstruct.samples.builders import build

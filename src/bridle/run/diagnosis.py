@@ -9,8 +9,9 @@ from typing import Any
 import httpx
 import sqlalchemy
 
+from bridle.engine.contract.errors import TemplateError
 from bridle.engine.contract.markup import tool_markup
-from bridle.engine.contract.tokenizer import TemplateError, Tokenizer, TokenizerNotRead
+from bridle.engine.contract.tokenizer import Tokenizer, TokenizerNotRead
 from bridle.engine.vllm import Expectation, check_engine
 
 

@@ -31,6 +31,7 @@ def viewer(
     with reader(store) as source, listening_on("127.0.0.1", port), socket.socket() as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(("127.0.0.1", port))
+        listener.listen()  # what asks before uvicorn accepts is kept waiting, not refused
         app = viewer_app(Source(source, shown(store), token_text(tokenizer)))
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         announce(url, json, f"Open {url} (Ctrl-C ends the viewer)")
