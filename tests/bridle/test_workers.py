@@ -60,7 +60,13 @@ def run_id(store: str) -> str:
 
 
 def worker(
-    proxy_url: str, agent: Path, tasks: Path, directory: Path, *more: str, wait: float = 0
+    proxy_url: str,
+    agent: Path,
+    tasks: Path,
+    directory: Path,
+    *more: str,
+    wait: float = 0,
+    key: str | None = None,
 ) -> Service:
     command = f"{sys.executable} {agent} {{prompt}} {wait}"
     verifier = directory / "verifier.py"
@@ -70,7 +76,7 @@ def worker(
     arguments = ["worker", "--agent", command, "--tasks", str(tasks), "--proxy", proxy_url]
     arguments += ["--verifier", f"{verifier}:check", "--port", "0"]
     arguments += ["--directory", str(directory / "work"), *more]
-    return Service(arguments, directory / "worker.log")
+    return Service(arguments, directory / "worker.log", {"BRIDLE_ADMIN_KEY": key})
 
 
 @pytest.fixture
@@ -248,10 +254,9 @@ def test_what_is_no_round_is_refused(serving: Service) -> None:
 
 
 def test_with_a_key_only_those_who_send_it_are_served(
-    proxy_url: str, agent: Path, tasks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    proxy_url: str, agent: Path, tasks: Path, tmp_path: Path
 ) -> None:
-    monkeypatch.setenv("BRIDLE_ADMIN_KEY", "the-key")
-    with worker(proxy_url, agent, tasks, tmp_path) as serving:
+    with worker(proxy_url, agent, tasks, tmp_path, key="the-key") as serving:
         remote = RemoteWorkers([serving.url], run_id="r", groups=1, group_size=1, key="another")
         with pytest.raises(WorkerFailed, match="401"):
             remote.sessions(0)

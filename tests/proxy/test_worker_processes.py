@@ -115,7 +115,7 @@ def ask(url: str, session: str, messages: list[Any], **fields: Any) -> httpx.Res
     """On a connection of its own, so that any worker that runs may take it."""
     body = {"model": "m", "messages": messages, "tools": TOOLS, **fields}
     with httpx.Client(timeout=60, trust_env=False, verify=False) as client:  # noqa: S501
-        return client.post(f"{url}/s/{session}{CHAT}", json=body)
+        return client.post(f"{url}/s/{session}{CHAT}", json=body, headers=ADMIN)
 
 
 def test_a_session_whose_turns_land_on_both_workers_is_one_exact_line(
