@@ -25,7 +25,7 @@ from bridle.engine.vllm.parsers import (
 )
 
 families = pytest.importorskip("bridle.bench.families")
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
 
 SAMPLES = Path(__file__).with_name("parse_samples.py")
 CALLS: list[tuple[str, dict[str, Any]]] = [
