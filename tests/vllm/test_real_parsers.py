@@ -105,7 +105,7 @@ REASONING = {
 }
 """Families whose sample reasons."""
 PLAIN = {
-    *("apertus", "deepseek-v3.1", "devstral", "granite3.3", "granite4", "hermes3", "kimi-k2"),
+    *("apertus", "deepseek-v3.1", "devstral", "granite3.3", "granite4", "kimi-k2"),
     *("lfm2", "llama3.1", "llama3.3", "ministral3", "qwen2.5", "qwen3-2507", "qwen3-coder"),
 }
 ONE_CALL = {"gpt-oss", "llama3.1", "llama3.3"}
@@ -199,7 +199,7 @@ def test_the_tables_name_vllms_parsers_and_leave_none_out() -> None:
     assert set(known["tool"]) - set(TOOL_PARSERS.values()) == same
 
 
-@pytest.mark.parametrize("name", ["glm4.5", "qwen3.5", "deepseek-v3.2", "hermes3", "seed-oss"])
+@pytest.mark.parametrize("name", ["glm4.5", "qwen3.5", "deepseek-v3.2", "seed-oss"])
 def test_our_own_engines_read_the_same_calls(name: str) -> None:
     from bridle.engine.contract.markup import tool_markup
 
