@@ -38,7 +38,6 @@ from bridle.cli.commands import (
     train,
     trainer,
     viewer,
-    worker,
 )
 from bridle.cli.terminal import fail, out
 from bridle.errors import BridleError
@@ -109,7 +108,6 @@ app.command("export-db")(copies.export_db)
 app.command("import-db")(copies.import_db)
 app.command("rollout")(rollout.rollout)
 app.command("train")(train.train)
-app.command("worker")(worker.worker)
 app.command("trainer")(trainer.trainer)
 app.command("sft")(sft.sft)
 app.add_typer(engine.app, name="engine")

@@ -9,11 +9,11 @@ from pathlib import Path
 
 from bridle.engine.contract.tokenizer import Tokenizer
 from bridle.errors import UsageError
-from bridle.harnesses.rollout import Job, RolloutSettings, grouped, require_launchable
+from bridle.harnesses.rollout import RolloutSettings, step_jobs
 from bridle.harnesses.sampling import session_settings
-from bridle.run.agents import agent, shuffled_tasks
-from bridle.run.agents import verifier as named_verifier
+from bridle.run.agents import shuffled_tasks
 from bridle.run.config import RunConfig
+from bridle.run.fleets import fleet_of
 from bridle.run.holding import LOCK, hold
 from bridle.run.rollouts import Rollouts
 from bridle.run.stack import MODEL, stack
@@ -62,9 +62,7 @@ def train(
     """
     directory, training = Path(output), config.training
     require_training(config)
-    verifier = named_verifier(config.tasks.verifier)
     tasks = shuffled_tasks(config.tasks.source, config.tasks.split, training.seed)
-    adapter, sandboxes = agent(config.agent.name, config.agent.sandbox, tasks)
     policy = Path(config.policy.model)
     check_policy(policy)
     require_parts(training)
@@ -72,20 +70,19 @@ def train(
     Tokenizer(policy)
     if not World.current().is_first:
         follow(policy, training)
-    require_launchable(
-        adapter, sandboxes, tasks[0], RolloutSettings(directory=directory / "sessions")
+    adapter, fleet = fleet_of(
+        config.agent.fleet,
+        config.agent.name,
+        config.tasks.verifier,
+        tasks,
+        config.agent.sandbox,
+        cpus=config.agent.cpus,
     )
+    fleet.require_launchable(adapter, tasks[0], directory / "sessions", MODEL)
     with hold(directory, directory / LOCK):
         store = str(directory / "bridle.db")
         migrate(store)
         run_id = _run_id(store, adapter.name)
-
-        def jobs(step: int) -> list[Job]:
-            first = step * config.groups.per_step
-            numbers = range(first, first + config.groups.per_step)
-            return list(
-                grouped([tasks[number % len(tasks)] for number in numbers], config.groups.size)
-            )
 
         plan = TrainingPlan(
             policy=policy,
@@ -114,13 +111,18 @@ def train(
                 directory / "logs",
                 engine=config.policy.engine,
                 engine_arguments=config.policy.engine_arguments,
+                host=fleet.host,
             ) as running,
-            Rollouts(running.proxy_url, sandboxes, verifier, key=running.admin_key) as rollouts,
+            Rollouts(running.proxy_url, fleet, key=running.admin_key) as rollouts,
         ):
             loop = train_plan(
                 plan,
                 running,
-                lambda step: rollouts.sessions(adapter, jobs(step), settings),
+                lambda step: rollouts.sessions(
+                    adapter,
+                    step_jobs(tasks, step, config.groups.per_step, config.groups.size),
+                    settings,
+                ),
                 on_step=on_step,
             )
     return TrainingResult(run_id, loop.step, newest_policy(plan), store)

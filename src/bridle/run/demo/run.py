@@ -13,7 +13,7 @@ from typing import Any
 import orjson
 from rich.console import Console
 
-from bridle.harnesses.rollout import RolloutResult
+from bridle.harnesses.rollout import RolloutResult, step_jobs
 from bridle.harnesses.verifiers import REWARD
 from bridle.run.demo.course import Course, Shop, StaffList, TaughtCourse
 from bridle.run.demo.progress import progress
@@ -25,7 +25,6 @@ from bridle.run.demo.stages import (
     make_base_policy,
     record_teacher,
     rollout_settings,
-    step_jobs,
     torch_threads,
     warm_start,
     warm_start_updates,
@@ -204,7 +203,7 @@ class Demo:
                 running,
                 lambda step: rollouts.sessions(
                     agent,
-                    step_jobs(tasks, step, settings),
+                    step_jobs(tasks, step, settings.groups, settings.group_size),
                     rollout,
                     lambda _result: tick(next(sessions), ""),
                 ),
