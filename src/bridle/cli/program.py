@@ -61,7 +61,7 @@ COMMANDS: Final[dict[str, Entry]] = {
     ),
     "show": Entry(
         f"{_ROOM}.show",
-        "Show a session's turns: lineage, tokens observed and sampled, breaks, rewards.",
+        "Show a session's conversation: each turn's messages, model, time, tokens, and breaks.",
     ),
     "reward": Entry(f"{_ROOM}.reward", "Add a named reward to a session, or to one turn of it."),
     "kind": Entry(
