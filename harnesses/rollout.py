@@ -19,7 +19,6 @@ from collections.abc import (
     Iterable,
     Iterator,
     Mapping,
-    Sequence,
 )
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -110,22 +109,34 @@ def grouped(tasks: Iterable[Task], size: int) -> Iterator[Job]:
             yield Job(task, group_id)
 
 
-def step_jobs(tasks: Sequence[Task], step: int, groups: int, size: int) -> list[Job]:
-    """The jobs of a training step: ``groups`` tasks, taken in turn from step to step."""
-    first = step * groups
-    return list(grouped([tasks[n % len(tasks)] for n in range(first, first + groups)], size))
-
-
 class Rollout:
     """Runs jobs of one harness against one proxy."""
 
     def __init__(
-        self, client: Client, adapter: Adapter, fleet: Fleet, settings: RolloutSettings
+        self,
+        client: Client,
+        adapter: Adapter,
+        fleet: Fleet,
+        settings: RolloutSettings,
+        slots: asyncio.Semaphore | None = None,
     ) -> None:
+        """``slots``: shared with other rollouts; ``None``: own ones, ``settings.parallel``."""
         self._client = client
         self._adapter = adapter
         self._fleet = fleet
         self._settings = settings
+        self._slots = slots or asyncio.Semaphore(settings.parallel)
+
+    async def one(self, job: Job, began: Callable[[], None] = lambda: None) -> RolloutResult:
+        """The result of one job, once a slot is free for it.
+
+        ``began`` is called when it has one. Raises as :meth:`run` does; cancelled, it ends what
+        runs.
+        """
+        async with self._slots:
+            began()
+            self._require_launchable(job)
+            return await self._with_retries(job)
 
     async def run(self, jobs: Iterable[Job]) -> AsyncGenerator[RolloutResult, None]:
         """Results as they come, in no order. Leaving early ends what still runs.
@@ -140,9 +151,7 @@ class Rollout:
                     job = next(waiting, None)
                     if job is None:
                         break
-                    self._fleet.require_launchable(
-                        self._adapter, job.task, self._settings.directory, self._settings.model
-                    )
+                    self._require_launchable(job)
                     running.add(asyncio.create_task(self._with_retries(job)))
                 if not running:
                     return
@@ -168,6 +177,10 @@ class Rollout:
                 if progress is not None:
                     progress(result)
         return results
+
+    def _require_launchable(self, job: Job) -> None:
+        directory, model = self._settings.directory, self._settings.model
+        self._fleet.require_launchable(self._adapter, job.task, directory, model)
 
     async def _with_retries(self, job: Job) -> RolloutResult:
         failed: str | None = None

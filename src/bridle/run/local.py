@@ -9,11 +9,12 @@ from pathlib import Path
 
 from bridle.engine.contract.tokenizer import Tokenizer
 from bridle.errors import UsageError
-from bridle.harnesses.rollout import RolloutSettings, step_jobs
+from bridle.harnesses.rollout import RolloutSettings
 from bridle.harnesses.sampling import session_settings
 from bridle.run.agents import shuffled_tasks
 from bridle.run.config import RunConfig
 from bridle.run.fleets import fleet_of
+from bridle.run.groups import FinishedGroups, planned
 from bridle.run.holding import LOCK, hold
 from bridle.run.rollouts import Rollouts
 from bridle.run.stack import MODEL, stack
@@ -84,12 +85,15 @@ def train(
         migrate(store)
         run_id = _run_id(store, adapter.name)
 
+        with Reader(store) as reader:
+            finished = FinishedGroups.of(reader, run_id)
         plan = TrainingPlan(
             policy=policy,
             directory=directory,
             store=store,
             run_id=run_id,
             config=training,
+            groups_per_step=config.groups.per_step,
             work={
                 name: asdict(getattr(config, name))
                 for name in ("tasks", "agent", "groups", "policy")
@@ -118,10 +122,8 @@ def train(
             loop = train_plan(
                 plan,
                 running,
-                lambda step: rollouts.sessions(
-                    adapter,
-                    step_jobs(tasks, step, config.groups.per_step, config.groups.size),
-                    settings,
+                rollouts.groups(
+                    adapter, planned(run_id, tasks, config.groups.size, finished), settings
                 ),
                 on_step=on_step,
             )

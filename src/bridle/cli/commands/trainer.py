@@ -96,10 +96,11 @@ def trainer(
     """Train with proxy and engine as services. The same command resumes."""
     with needs_extra("train", "training needs the training extra"):
         from bridle.run.training import TrainingPlan, newest_policy, resumable, step_line, train
-    from bridle.harnesses.rollout import RolloutSettings, step_jobs
+    from bridle.harnesses.rollout import RolloutSettings
     from bridle.harnesses.sampling import session_settings
     from bridle.run.agents import shuffled_tasks
     from bridle.run.fleets import fleet_of
+    from bridle.run.groups import FinishedGroups, planned
     from bridle.run.rollouts import Rollouts
     from bridle.run.stack import MODEL, Stack, kind_of
     from bridle.store.errors import NotFound
@@ -122,6 +123,7 @@ def trainer(
         except NotFound:
             with Writer(store) as writer:
                 writer.add_sync(RunRecord(run_id, "train", time.time(), name=run))
+        finished = FinishedGroups.of(source, run_id)
 
     def on_step(report: StepReport) -> None:
         if json:
@@ -135,6 +137,7 @@ def trainer(
         store=store,
         run_id=run_id,
         config=config,
+        groups_per_step=groups,
     )
     with resumable():
         stack = Stack(
@@ -157,9 +160,7 @@ def trainer(
         loop = train(
             plan,
             stack,
-            lambda step: rollouts.sessions(
-                adapter, step_jobs(pool, step, groups, group_size), settings
-            ),
+            rollouts.groups(adapter, planned(run_id, pool, group_size, finished), settings),
             on_step=on_step,
         )
     if not json:
