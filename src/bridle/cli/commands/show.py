@@ -48,6 +48,10 @@ def show(
     if breaks:
         counted = ", ".join(f"{count} {reason}" for reason, count in breaks.most_common())
         out.print(f"breaks on ({record.continuation} mode): {counted}", highlight=False)
+    noted = Counter(name for turn in turns for name in turn["notes"])
+    if noted:
+        counted = ", ".join(f"{count} {name}" for name, count in noted.most_common())
+        out.print(f"noted: {counted}", highlight=False)
     for name, value in about["rewards"].items():
         out.print(f"reward {name} = {value:g}")
     for turn in turns:
