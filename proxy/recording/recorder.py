@@ -186,7 +186,7 @@ class Recording:
         self._sent[:] = [b"".join((*map(_UNPACK, self.packed), *self._sent))]
         self.packed.clear()
 
-    def ended(self, outcome: CallOutcome, vocabulary: int | None) -> tuple[CallEnded, Turn]:
+    def ended(self, outcome: CallOutcome, vocabulary: int | None = None) -> tuple[CallEnded, Turn]:
         """The call's final record, and its turn for lineage. A contradiction within the record
         makes the call ``QUARANTINED``. ``vocabulary`` as for :class:`Recorder`."""
         status = outcome.status
