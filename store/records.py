@@ -122,6 +122,9 @@ that (vLLM does), its logprobs are of what the grammar allowed and not of the po
 TOOL_CALLS_UNREAD: Final = "tool_calls_unread"
 """Name of the note on a call whose reply has tool calls as text; its detail is their markup."""
 
+IDS_MISSING: Final = "no_token_ids"
+"""Name of the note on a call whose engine returned text without the ids of its tokens."""
+
 ALSO_BROKE_ON: Final = "also_broke_on"
 """Name of the note for each further reason of a break, after the first difference's."""
 
