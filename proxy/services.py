@@ -116,6 +116,7 @@ class Services:
                 explanations,
                 _observers(tracing),
                 forward=settings.when_store_is_down == "forward",
+                vocabulary=None if tokenizer is None else tokenizer.vocabulary_size,
             ),
             continuer=continuer,
             tokenizer_check=_tokenizer_check(continuer),

@@ -259,6 +259,7 @@ class Call:
             policy_version=self._gate.version if engine is None else engine.serves.version,
             reason=None if failure is None else failure.reason,
             error=None if failure is None else failure.error,
+            contradiction=self._decoder.contradiction,
         )
 
     def _unrecorded(self, error: StoreUnavailable) -> None:

@@ -70,6 +70,8 @@ class CallOutcome(msgspec.Struct, frozen=True, gc=False):
     """Of the engine that replied, at the end of the call."""
     reason: str | None = None
     error: ApiError | None = None
+    contradiction: str | None = None
+    """What the reply said against the request or itself while it came."""
 
 
 Observer = Callable[[CallBegun, CallEnded, CallOutcome], None]
@@ -87,9 +89,12 @@ class Recorder:
         observers: Sequence[Observer] = (),
         *,
         forward: bool = False,
+        vocabulary: int | None = None,
     ) -> None:
         """``observers`` get every call after its commit; they must not block. With ``forward`` a
-        call continues when the store does not accept its beginning."""
+        call continues when the store does not accept its beginning. ``vocabulary``: number of the
+        policy's token ids, where it is known."""
+        self._vocabulary = vocabulary
         self._observers = tuple(observers)
         self._forward = forward
         self._writer = writer
@@ -119,7 +124,9 @@ class Recorder:
         Raises ``StoreUnavailable``.
         """
         try:
-            ended, turn = recording.ended(outcome)
+            if recording.packed:
+                await asyncio.to_thread(recording.unpack)
+            ended, turn = recording.ended(outcome, self._vocabulary)
             await self._writer.end_call(ended)
         except BaseException:
             self._memory.end(recording.session, recording.begun.id)
@@ -171,7 +178,7 @@ class Recording:
         self._prompt = prompt
         self._first_token_at: float | None = None
         self._sent: list[bytes] = []
-        self._packed: list[bytes] = []
+        self.packed: list[bytes] = []
         """What was sent before that, compressed: a long stream repeats itself."""
         self.sent = self._sent.append
         """Records bytes that are sent to the client."""
@@ -191,12 +198,17 @@ class Recording:
         """Compresses what was sent; how many bytes it takes then."""
         packed = _PACK(b"".join(self._sent))
         self._sent.clear()
-        self._packed.append(packed)
+        self.packed.append(packed)
         return len(packed)
 
-    def ended(self, outcome: CallOutcome) -> tuple[CallEnded, Turn]:
+    def unpack(self) -> None:
+        """Restores what was compressed, which takes long; before :meth:`ended`."""
+        self._sent[:] = [b"".join((*map(_UNPACK, self.packed), *self._sent))]
+        self.packed.clear()
+
+    def ended(self, outcome: CallOutcome, vocabulary: int | None = None) -> tuple[CallEnded, Turn]:
         """The call's final record, and its turn for lineage. A contradiction within the record
-        makes the call ``QUARANTINED``."""
+        makes the call ``QUARANTINED``. ``vocabulary`` as for :class:`Recorder`."""
         status = outcome.status
         reply = self.fold.reply()
         ids = reply.prompt_token_ids
@@ -232,7 +244,7 @@ class Recording:
             prompt_token_ids=prompt,
             choices=choices,
             growth=growth,
-            response_body=b"".join((*map(_UNPACK, self._packed), *self._sent)),
+            response_body=b"".join(self._sent),
             model_served=outcome.model_served,
             usage={} if reply.usage is None else msgspec.structs.asdict(reply.usage),
             sampling=outcome.sampling,
@@ -252,7 +264,10 @@ class Recording:
             ),
             compared=True,
         )
-        found = contradiction(ended) if status in TRUSTED else None
+        found = None
+        if status in TRUSTED:
+            known = None if frozen else vocabulary  # a frozen model has another one
+            found = outcome.contradiction or contradiction(ended, known)
         if found is None:
             return ended, turn
         status = CallStatus.QUARANTINED

@@ -39,6 +39,8 @@ def turns(bench: Any, count: int) -> list[Any]:
 
 def other_tokenizer(directory: Path, model_dir: Path) -> None:
     train_tokenizer(directory, ["quite another language altogether"] * 4, vocab_size=300)
+    # Of a vocabulary that is no smaller: ids beyond it are quarantined, whatever they mean.
+    (directory / "config.json").write_text('{"vocab_size": 4096}')
 
 
 def other_template(directory: Path, model_dir: Path) -> None:

@@ -112,6 +112,7 @@ def trainer(
         store=store,
         run_id=run_id,
         config=config,
+        groups_per_step=groups,
     )
     with resumable():
         stack = Stack(
@@ -122,10 +123,8 @@ def trainer(
             engine_key=engine_key,
             admin_key=admin_key,
         )
-    with RemoteWorkers(
-        worker, run_id=run_id, groups=groups, group_size=group_size, key=admin_key
-    ) as workers:
-        loop = train(plan, stack, workers.sessions, on_step=on_step)
+    with RemoteWorkers(worker, run_id=run_id, group_size=group_size, key=admin_key) as workers:
+        loop = train(plan, stack, workers, on_step=on_step)
     if not json:
         out.print(
             f"{newest_policy(plan)}: after {loop.step} of {config.steps} steps",
