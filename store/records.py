@@ -128,6 +128,9 @@ RENDERS_OTHERWISE: Final = BreakReason.ENGINE_RENDERS_OTHERWISE.value
 """Name of the note on a session's first call whose prompt is not what the proxy renders of the same
 messages; its detail shows the first difference."""
 
+IDS_MISSING: Final = "no_token_ids"
+"""Name of the note on a call whose engine returned text without the ids of its tokens."""
+
 ALSO_BROKE_ON: Final = "also_broke_on"
 """Name of the note for each further reason of a break, after the first difference's."""
 

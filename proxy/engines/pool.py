@@ -337,7 +337,8 @@ class EnginePool:
 
     async def _check(self, engine: PooledEngine) -> bool:
         before = engine.circuit.state
-        well = await engine.endpoint.healthy()
+        fault = await engine.endpoint.fault()
+        well = fault is None
         if well:
             # Before its circuit admits calls again. One that cannot say now is asked before a call.
             with contextlib.suppress(ApiError):
@@ -345,7 +346,7 @@ class EnginePool:
             if self._trained and not engine.endpoint.sampling_known:
                 await engine.endpoint.read_sampling()
         engine.circuit.checked(well)
-        report(engine, before)
+        report(engine, before, fault)
         return well and self.usable(engine)
 
     # -- membership ------------------------------------------------------------------------------
@@ -392,13 +393,14 @@ class EnginePool:
         raise KeyError(name)
 
 
-def report(engine: PooledEngine, before: CircuitState) -> None:
-    """Logs how the engine's circuit changed since ``before``, if it did."""
+def report(engine: PooledEngine, before: CircuitState, cause: str | None = None) -> None:
+    """Logs how the engine's circuit changed since ``before``, if it did. ``cause`` is what has
+    failed last."""
     after = engine.circuit.state
     if after is before:
         return
     if after is CircuitState.OPEN and before is CircuitState.CLOSED:
-        log.warning("engine_ejected", extra={"engine": engine.name})
+        log.warning("engine_ejected", extra={"engine": engine.name, "cause": cause})
     elif after is CircuitState.CLOSED:
         log.info("engine_readmitted", extra={"engine": engine.name})
 

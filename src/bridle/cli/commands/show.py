@@ -13,7 +13,7 @@ from rich.text import Text
 from bridle.cli.commands.sessions import summaries
 from bridle.cli.options import JsonOption, StoreOption
 from bridle.cli.reading import one_session, reader, require_turn
-from bridle.cli.terminal import fail, out, print_json, print_table
+from bridle.cli.terminal import counted, fail, out, print_json, print_table
 from bridle.reconstruct.conditions import OPEN
 from bridle.reconstruct.session import LoadedSession
 from bridle.reconstruct.transcript import ShownMessage, Turn, lasted, turns_of
@@ -80,11 +80,6 @@ def _print_head(about: dict[str, Any]) -> None:
         f"{about['sampled_tokens']} sampled",
         soft_wrap=True,
     )
-
-
-def counted(number: int, what: str) -> str:
-    """``number`` of something, whose plural has an ``s``."""
-    return f"{number} {what}" if number == 1 else f"{number} {what}s"
 
 
 def _print_turn(turn: Turn, row: dict[str, Any]) -> None:
