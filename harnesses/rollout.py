@@ -131,12 +131,26 @@ class Rollout:
         sandboxes: SandboxProvider,
         verifier: Verifier,
         settings: RolloutSettings,
+        slots: asyncio.Semaphore | None = None,
     ) -> None:
+        """``slots``: shared with other rollouts; ``None``: own ones, ``settings.parallel``."""
         self._client = client
         self._adapter = adapter
         self._sandboxes = sandboxes
         self._verifier = verifier
         self._settings = settings
+        self._slots = slots or asyncio.Semaphore(settings.parallel)
+
+    async def one(self, job: Job, began: Callable[[], None] = lambda: None) -> RolloutResult:
+        """The result of one job, once a slot is free for it.
+
+        ``began`` is called when it has one. Raises as :meth:`run` does; cancelled, it ends what
+        runs.
+        """
+        async with self._slots:
+            began()
+            require_launchable(self._adapter, self._sandboxes, job.task, self._settings)
+            return await self._with_retries(job)
 
     async def run(self, jobs: Iterable[Job]) -> AsyncGenerator[RolloutResult, None]:
         """Results as they come, in no order. Leaving early ends what still runs.

@@ -133,6 +133,9 @@ class FilterConfig:
     """By session outcome. ``train``: as any other. ``drop``: counts in the group's baseline, is not
     trained on. ``exclude``: neither; its reward says nothing about the policy. Outcomes not named
     here are trained on."""
+    refill: Annotated[float, Meta(ge=1)] = 1.0
+    """Above 1, groups of which nothing is trained are replaced until the step has its groups, or
+    has collected so many times as many: DAPO's dynamic sampling (arXiv 2503.14476, section 3.2)."""
     extra: tuple[PartName, ...] = ()
     """Further filters, registered with ``register_filter``: each drops sessions and gives its name
     as the reason."""
@@ -204,7 +207,8 @@ class GrpoConfig:
     """Passes over a step's sessions."""
     max_staleness: Natural = 0
     """Most policy versions a trained token may lag behind. 0: collect, train, publish, in turn.
-    n: up to n collections run ahead of training; what lags more is dropped and counted."""
+    n: the groups of up to n steps run ahead of training (:mod:`bridle.trainer.collection`); tokens
+    that lag more are masked and counted."""
     seed: Natural = 0
     """Decides which groups share a minibatch."""
     optimizer: OptimizerConfig = OptimizerConfig()

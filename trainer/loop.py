@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from bridle.store.records import PolicyRecord
 from bridle.trainer.batch.prepare import prepare
-from bridle.trainer.collector import Collect, Collector
+from bridle.trainer.collection.collector import Collect
 from bridle.trainer.config import GrpoConfig
 from bridle.trainer.learner.checkpoint import (
     CheckpointError,
@@ -60,7 +60,9 @@ class GrpoLoop:
         metrics: MetricSink | None = None,
         tokenizer_from: Path | None = None,
         version: int = 0,
+        groups: Callable[[], Mapping[str, Any]] = dict,
     ) -> None:
+        """``groups``: what checkpoints keep of the groups that have been taken."""
         if (config.loss.kl_coefficient != 0) != learner.has_reference:
             raise ValueError("a KL penalty needs a reference model, and a reference model one")
         self.config = replace(config, packing=learner.packing)
@@ -76,6 +78,9 @@ class GrpoLoop:
         self._publish = publish
         self._metrics = metrics
         self._tokenizer_from = tokenizer_from
+        self._groups = groups
+        self._trained_groups: Mapping[str, Any] = {}
+        """As of the last completed step."""
         self._seconds: dict[str, float] = {}
         self._updating = False
         """Whether the weights may be between two versions."""
@@ -92,6 +97,7 @@ class GrpoLoop:
         progress = self.learner.load_checkpoint(found[-1])
         self.step, self.version = progress.step, progress.version
         self.seconds = progress.seconds
+        self._trained_groups = progress.groups
         return progress
 
     def run(self, on_step: Callable[[StepReport], bool | None] = lambda _report: None) -> None:
@@ -101,17 +107,11 @@ class GrpoLoop:
         On ``KeyboardInterrupt``, or any other error, the last completed step is checkpointed if
         the weights still are that step's; otherwise its checkpoint is the newest on disk.
         """
-        collector = Collector(
-            self._collect,
-            ahead=self.config.max_staleness,
-            steps=self.config.steps,
-            version=lambda: self.version,
-        )
         saved = self.step
         try:
             while self.step < self._steps_in_all():
                 started = time.perf_counter()
-                report = self._run_step(collector)
+                report = self._run_step()
                 stop = on_step(report)
                 self.seconds += time.perf_counter() - started
                 if stop or self.step == self._steps_in_all() or self._checkpoint_due():
@@ -119,16 +119,15 @@ class GrpoLoop:
                 if stop:
                     break
         finally:
-            collector.close()
             if not self._updating and saved != self.step:
                 self._checkpoint()
 
-    def _run_step(self, collector: Collector) -> StepReport:
+    def _run_step(self) -> StepReport:
         self._seconds = {}
         step = self.step
         rate = learning_rate(step, self._steps_in_all(), self.config.optimizer)
         with self._timed("collect"):
-            episodes = collector.take(step)
+            episodes = self._collect(step, self.version)
         with self._timed("prepare"):
             prepared = prepare(episodes, self.version, self.config)
         update = policy = None
@@ -153,6 +152,7 @@ class GrpoLoop:
                 with self._timed("publish"):
                     policy = self._publish(self.learner, version) if self._publish else None
         self.step, self.version, self._updating = step + 1, version, False
+        self._trained_groups = self._groups()
         report = StepReport(
             step=step,
             version=version,
@@ -182,7 +182,7 @@ class GrpoLoop:
     def _checkpoint(self) -> int:
         self.learner.save_checkpoint(
             self._directory,
-            Progress(step=self.step, version=self.version, seconds=self.seconds),
+            Progress(self.step, self.version, self.seconds, self._trained_groups),
             tokenizer_from=self._tokenizer_from,
             keep=self.config.checkpoints.keep,
         )

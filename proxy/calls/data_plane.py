@@ -302,13 +302,13 @@ class DataPlane:
             prompt = continuer.prompt(link, request)
         if prompt.token_ids is None or isinstance(request.prompt, tuple):
             return prompt
-        check = self._services.tokenizer_check
-        if check is None or check.agreed:
+        check, home = self._services.rendering_check, session.homes.get(to.engines)
+        if check is None or (home is not None and home.rendering.agrees):
             return prompt
-        if await check.allows(to.engines, request.model):
+        found = await check.objection(session.id, home, to.engines, request.model)
+        if found is None:
             return prompt
-        reason = link.break_reason or BreakReason.TOKENIZER_DIFFERS
-        return CallPrompt(None, reason, notes=(Note("tokenizer_differs"),))
+        return CallPrompt(None, link.break_reason or BreakReason(found), notes=(Note(found),))
 
 
 def _allowed(method: str, route: Route) -> bool:

@@ -26,12 +26,14 @@ from bridle.proxy.control.models import (
     Pause,
     PolicyState,
     PublishPolicy,
+    RecordedCall,
     RecordedReward,
     SampledAction,
     Seal,
     SessionState,
     SetKind,
     engine_view,
+    recorded_call,
     session_state,
 )
 from bridle.proxy.dialects.errors import openai_error
@@ -250,6 +252,22 @@ async def get_session(session: ScoredSession, services: Running) -> SessionState
     return session_state(session, counts)
 
 
+async def get_calls(
+    session: ScoredSession,
+    services: Running,
+    first: Annotated[int, Query(ge=1)] = 1,
+    limit: Annotated[int, Query(ge=1, le=1000)] = 100,
+) -> list[RecordedCall]:
+    """The session's calls from turn ``first`` on, each with the messages that it brought."""
+
+    def read() -> list[RecordedCall]:
+        calls = services.reader.calls(session.id)
+        turns = {call.id: turn for turn, call in enumerate(calls, start=1)}
+        return [recorded_call(call, turns) for call in calls[first - 1 : first - 1 + limit]]
+
+    return await asyncio.to_thread(read)
+
+
 async def get_actions(session: ScoredSession, services: Running) -> list[SampledAction]:
     """The tool calls that the session's calls sampled, in the order of the calls."""
     calls = await asyncio.to_thread(services.reader.calls, session.id)
@@ -413,6 +431,7 @@ _ROUTES: tuple[tuple[str, str, Callable[..., Any], int], ...] = (
     ("POST", f"{_V1}/sessions", create_session, 201),
     ("GET", f"{_V1}/sessions", list_sessions, 200),
     ("GET", f"{_V1}/sessions/{{session_id}}", get_session, 200),
+    ("GET", f"{_V1}/sessions/{{session_id}}/calls", get_calls, 200),
     ("GET", f"{_V1}/sessions/{{session_id}}/actions", get_actions, 200),
     ("POST", f"{_V1}/sessions/{{session_id}}/rewards", add_reward, 201),
     ("PUT", f"{_V1}/sessions/{{session_id}}/calls/{{call_id}}/kind", set_kind, 200),

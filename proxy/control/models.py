@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, FiniteFloat
 
 from bridle.proxy.engines.circuit import CircuitState
 from bridle.proxy.engines.pool import EngineState
+from bridle.store.reading.call_rows import CallRow
 from bridle.store.records import SHORT_TEXT, CallKind, CallStatus, RewardSource, SessionRecord
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:@-]{0,255}$")]
@@ -87,6 +88,35 @@ class SampledAction(_Documented):
     """As the model wrote them."""
 
 
+class RecordedCall(_Documented):
+    """A model request and its reply."""
+
+    id: str
+    turn: int
+    """Its number in the session, from 1."""
+    continues: int | None
+    """The turn that it continues."""
+    dialect: str
+    kind: CallKind
+    status: CallStatus
+    reason: str | None
+    """Why the call failed or was put aside."""
+    model: str
+    started_at: float
+    first_token_at: float | None
+    ended_at: float | None
+    prompt_tokens: int | None
+    sampled_tokens: int | None
+    policy_versions: tuple[int | None, int | None]
+    finish_reason: str | None
+    break_reasons: tuple[str, ...]
+    notes: list[str]
+    messages: list[dict[str, Any]]
+    """What the request added to the call that it continues, as chat messages."""
+    replies: list[dict[str, Any]]
+    """By choice, as chat messages."""
+
+
 class NewReward(_Body):
     name: ShortText
     value: FiniteFloat
@@ -138,6 +168,9 @@ class EngineView(_Documented):
     ejections: int
     changes: int
     """Number of times that the engine was found with other weights."""
+    rendering_difference: str
+    """How a prompt of the engine differs from the proxy's own rendering of the same messages. While
+    it is not empty, the engine's calls are not continued exactly."""
 
 
 class NewEngine(_Body):
@@ -202,4 +235,30 @@ def session_state(session: SessionRecord, calls: Mapping[CallStatus, int]) -> Se
         sealed_at=session.sealed_at,
         outcome=session.outcome,
         calls={status.value: count for status, count in calls.items()},
+    )
+
+
+def recorded_call(call: CallRow, turns: Mapping[str, int]) -> RecordedCall:
+    """``turns`` has the number of each call of the session, by its id."""
+    asked = () if call.conversation is None else call.conversation.tail
+    return RecordedCall(
+        id=call.id,
+        turn=turns[call.id],
+        continues=turns.get(call.parent_call_id or ""),
+        dialect=call.dialect,
+        kind=call.kind,
+        status=call.status,
+        reason=call.reason,
+        model=call.model_served or call.model_requested,
+        started_at=call.started_at,
+        first_token_at=call.first_token_at,
+        ended_at=call.ended_at,
+        prompt_tokens=call.prompt_tokens,
+        sampled_tokens=call.sampled_tokens,
+        policy_versions=(call.version_start, call.version_end),
+        finish_reason=call.finish_reason,
+        break_reasons=call.break_reasons,
+        notes=[note.name for note in call.notes],
+        messages=[message.to_chat() for message in asked],
+        replies=[message.to_chat() for message in call.replies],
     )

@@ -1,13 +1,16 @@
-"""``bridle engine embedded`` says in a line why it cannot serve."""
+"""``bridle engine`` says in a line why it cannot serve; a scripted engine plays a user's file."""
 
 from __future__ import annotations
 
 import json
 import shutil
 import socket
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import httpx
 import pytest
 from click.testing import Result
 
@@ -16,11 +19,10 @@ from bridle.trainer.policy.tiny import TinyShape, make_policy
 Bridle = Callable[..., Result]
 
 
-@pytest.mark.parametrize("kind", ["missing", "empty", "broken"])
+@pytest.mark.parametrize("kind", ["empty", "broken"])
 def test_a_folder_without_a_tokenizer_is_named(bridle: Bridle, tmp_path: Path, kind: str) -> None:
     folder = tmp_path / "model"
-    if kind != "missing":
-        folder.mkdir()
+    folder.mkdir()
     if kind == "broken":
         (folder / "tokenizer.json").write_text("nonsense")
     done = bridle("engine", "embedded", "--model", folder, "--port", 0)
@@ -65,3 +67,27 @@ def test_a_taken_port_is_named(bridle: Bridle, model_dir: Path) -> None:
     assert done.exit_code == 1
     assert done.stderr.startswith(f"bridle: cannot listen on 127.0.0.1:{port}: Address already")
     assert done.stderr.count("\n") == 1
+
+
+def test_a_scripted_engine_serves_this_machine_only(bridle: Bridle) -> None:
+    refused = bridle("engine", "scripted", "--host", "0.0.0.0")  # noqa: S104
+    assert refused.exit_code == 2
+    assert "serves this machine only, not 0.0.0.0" in refused.stderr
+
+
+def test_a_scripted_engine_replies_as_the_users_function_does(
+    model_dir: Path, tmp_path: Path
+) -> None:
+    script = tmp_path / "parrot.py"
+    script.write_text("def reply(request):\n    return request.messages[-1]['content'].upper()\n")
+    argv = [sys.executable, "-m", "bridle", "engine", "scripted", "--port", "0", "--json"]
+    argv += ["--model", str(model_dir), "--script", f"{script}:reply"]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE) as engine:
+        try:
+            assert engine.stdout is not None
+            url = json.loads(engine.stdout.readline())["url"]
+            asked = {"model": "scripted", "messages": [{"role": "user", "content": "two lamps"}]}
+            reply = httpx.post(f"{url}/v1/chat/completions", json=asked, trust_env=False).json()
+        finally:
+            engine.terminate()
+    assert reply["choices"][0]["message"]["content"] == "TWO LAMPS"

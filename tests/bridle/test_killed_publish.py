@@ -8,7 +8,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import ExitStack
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -25,6 +26,7 @@ from bridle.run.training import TrainingPlan, train
 from bridle.store.reading.queries import Reader
 from bridle.store.records import PolicyRecord, RunRecord
 from bridle.store.writing.writer import Writer
+from bridle.trainer.collection.collector import StartGroup
 from bridle.trainer.config import GrpoConfig
 from bridle.trainer.policy.tiny import TinyShape, make_policy
 from bridle.trainer.policy.tiny_tokenizer import train_tokenizer
@@ -60,6 +62,18 @@ with stack.engine() as engine:
         announce=announce,
     ).publish(model, 1)
 """
+
+
+def in_a_step(sessions: Callable[[int], Sequence[str]]) -> StartGroup:
+    """Steps of one group each, whose sessions are there at once."""
+
+    def start(number: int, begun: Callable[[], None]) -> Future[Sequence[str]]:
+        begun()
+        found: Future[Sequence[str]] = Future()
+        found.set_result(sessions(number))
+        return found
+
+    return start
 
 
 @pytest.fixture
@@ -115,8 +129,9 @@ def test_the_next_trainer_replaces_what_nobody_knows_and_resumes_the_engine(
             store=store,
             run_id="run",
             config=GrpoConfig(steps=1, max_staleness=ahead),
+            groups_per_step=1,
         )
-        train(plan, stack, lambda _step: [], on_step=lambda _report: None)
+        train(plan, stack, in_a_step(lambda _step: []), on_step=lambda _report: None)
         assert (engine.is_paused(), stack.version()) == (False, after)
         assert engine.score(probe) == pytest.approx(own, abs=1e-6)
     with Reader(store) as reader:
@@ -136,6 +151,7 @@ def test_training_ahead_ends_when_the_engine_or_the_proxy_is_gone(
         store=store,
         run_id="run",
         config=GrpoConfig(steps=20, max_staleness=1),
+        groups_per_step=1,
     )
     with ExitStack() as engines, ExitStack() as proxies:
         engine = engines.enter_context(EmbeddedEngine(policy))
@@ -149,7 +165,12 @@ def test_training_ahead_ends_when_the_engine_or_the_proxy_is_gone(
 
         steps: list[int] = []
         with pytest.raises((EngineError, StackError)):
-            train(plan, services, sessions, on_step=lambda report: steps.append(report.step))
+            train(
+                plan,
+                services,
+                in_a_step(sessions),
+                on_step=lambda report: steps.append(report.step),
+            )
         assert max(steps) < 5
 
 
@@ -167,6 +188,7 @@ def test_training_ahead_publishes_again_to_an_engine_that_was_restarted(
         store=store,
         run_id="run",
         config=GrpoConfig(steps=5, max_staleness=1),
+        groups_per_step=1,
     )
     probe = list(range(5, 30))
     with stack.engine() as engine:
@@ -178,7 +200,7 @@ def test_training_ahead_publishes_again_to_an_engine_that_was_restarted(
                 assert engine.score(probe) != pytest.approx(own, abs=1e-3)
             return []
 
-        train(plan, stack, sessions, on_step=lambda _report: None)
+        train(plan, stack, in_a_step(sessions), on_step=lambda _report: None)
         assert engine.score(probe) == pytest.approx(own, abs=1e-6)
 
 
@@ -250,8 +272,9 @@ def test_a_version_that_engine_and_proxy_have_forgotten_is_not_used_again(
         store=store,
         run_id="run",
         config=GrpoConfig(steps=1),
+        groups_per_step=1,
     )
-    train(plan, stack, lambda _step: [], on_step=lambda _report: None)
+    train(plan, stack, in_a_step(lambda _step: []), on_step=lambda _report: None)
     assert stack.version() == 2
     with Reader(store) as reader:
         versions = {policy.version: policy.digest for policy in reader.policies("run")}

@@ -15,6 +15,7 @@ import datasets
 import httpx
 import pytest
 from click.testing import Result
+from rich.color import ColorSystem
 
 from bridle.cli.terminal import out
 from bridle.store.reading.queries import Reader
@@ -94,9 +95,12 @@ def test_show_and_metrics_tell_breaks_by_reason_and_replies_under_a_grammar(
     changed = [{"role": "system", "content": "other"}, *history, {"role": "user", "content": "x"}]
     say(changed, response_format={"type": "json_object"})
 
-    shown = bridle("show", made["id"], "--store", store)
+    whole = bridle("show", made["id"], "--store", store).stdout
+    assert "break: its tokens do not continue turn 1: system_changed" in whole
+    shown = bridle("show", made["id"], "--table", "--store", store)
     assert "break: system_changed" in " ".join(shown.stdout.split())
     assert "breaks on (rendered mode): 1 system_changed" in shown.stdout
+    assert "noted: 1 constrained_by_grammar" in shown.stdout
     assert "constrained" in shown.stdout
     one, two = json.loads(bridle("show", made["id"], "--store", store, "--json").stdout)["turns"]
     assert (one["break_reasons"], two["break_reasons"]) == ([], ["system_changed"])
@@ -130,16 +134,66 @@ def test_only_the_reply_and_the_rewards_are_cut_at_80_columns(
     for name, value in (("correct", 0.25), ("a_long_name_of_a_reward", 21)):
         bridle("reward", recorded, value, "--name", name, "--store", store)
     monkeypatch.setattr(out, "width", 80)
-    listed = bridle("sessions", "--store", store).stdout.splitlines()
-    assert listed[0].split()[-2:] == ["sampled", "rewards"], "observed is left out"
-    assert "correct=0.25" in listed[1]
-    shown = bridle("show", recorded, "--store", store).stdout.splitlines()[2:5]
+    shown = bridle("show", recorded, "--table", "--store", store).stdout.splitlines()[2:5]
     headings = ["turn", "after", "new", "sampled", "finish", "status", "reply"]
     assert shown[0].split() == headings
     assert all(len(row.split()) >= len(headings) for row in shown[1:])
-    for row in (*listed, *shown):
+    for row in shown:
         assert len(row) <= 80
         assert "…" not in row[:-1]
+
+
+@pytest.mark.parametrize(("width", "left_out"), [(80, ["sampled"]), (120, [])])
+def test_a_list_of_sessions_has_task_model_and_time_and_names_what_it_leaves_out(
+    bridle: Bridle,
+    store: str,
+    proxy_url: str,
+    monkeypatch: pytest.MonkeyPatch,
+    width: int,
+    left_out: list[str],
+) -> None:
+    made = httpx.post(f"{proxy_url}/bridle/v1/sessions", json={"harness": "codex"}).json()
+    question = "How many lamps are there? " * 10
+    asked = {"model": "m", "messages": [{"role": "user", "content": question}]}
+    httpx.post(f"{proxy_url}/s/{made['id']}/v1/chat/completions", json=asked).raise_for_status()
+    bridle("reward", made["id"], 1, "--name", "a_long_name_of_a_reward", "--store", store)
+    monkeypatch.setattr(out, "width", width)
+    heading, row, about, *rest = bridle("sessions", "--store", store).stdout.splitlines()
+    wanted = ["session", "started", "outcome", "calls", "sampled", "took", "rewards"]
+    assert heading.split() == [name for name in wanted if name not in left_out]
+    assert row.startswith(made["id"])
+    assert " ms " in row
+    assert about.startswith("  codex · policy · How many lamps are there? How many")
+    assert rest == [f"left out at {width} columns: {name}" for name in left_out]
+    assert max(map(len, (heading, row, about))) <= width
+
+
+def test_a_conversation_is_shown_whole(bridle: Bridle, store: str, recorded: str) -> None:
+    shown = bridle("show", recorded, "--store", store).stdout
+    first, second = shown.split("\nturn ")[1:]
+    assert first.startswith("1  complete · policy · ")
+    assert "\nuser\n  What is 2 plus 3?\nassistant\n  add {\n" in first
+    assert "\ntool call_" in second
+    assert "\n  5\nassistant\n  The answer is 5.\n" in second
+    one = bridle("show", recorded, "--turn", 2, "--store", store).stdout
+    assert "The answer is 5." in one
+    assert "What is 2 plus 3?" not in one
+    text = bridle("show", recorded, "--text", "--store", store).stdout
+    assert text.startswith("user\n  What is 2 plus 3?\n")
+    assert "complete" not in text
+    missing = bridle("show", recorded, "--turn", 3, "--store", store)
+    assert missing.exit_code == 1
+    assert missing.stderr.endswith("has turns 1 to 2, not 3\n")
+    assert bridle("show", recorded, "--table", "--text", "--store", store).exit_code == 2
+
+
+def test_statuses_have_colours_in_a_terminal(
+    bridle: Bridle, store: str, recorded: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(out, "_force_terminal", True)
+    monkeypatch.setattr(out, "_color_system", ColorSystem.STANDARD)
+    monkeypatch.setattr(out, "no_color", False)
+    assert "\x1b[32mcomplete\x1b[0m" in bridle("show", recorded, "--store", store).stdout
 
 
 def test_status_shows_every_engine_whole_at_80_columns(

@@ -8,7 +8,7 @@ import sqlite3
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -19,10 +19,9 @@ from bridle.harnesses.rollout import Job, RolloutSettings
 from bridle.harnesses.sandboxes.process import ProcessProvider
 from bridle.harnesses.tasks.task import Task
 from bridle.harnesses.verifiers import ExactAnswer
-from bridle.reconstruct.samples.sample import Episode
+from bridle.run.groups import GroupPlan
 from bridle.run.rollouts import Rollouts
 from bridle.store.reading.queries import Reader
-from bridle.trainer.collector import Collector
 
 pytestmark = pytest.mark.usefixtures("warm_start")
 
@@ -153,25 +152,25 @@ def test_a_rollout_without_a_task_is_refused(rollout: Bridle) -> None:
     assert "tasks.jsonl gives no task of split 'nope'" in refused.stderr
 
 
-def test_a_collection_that_runs_ahead_is_cancelled_and_sealed_at_the_end(
+def test_a_group_that_runs_at_the_end_is_cancelled_and_sealed(
     proxy_url: str, store: str, tmp_path: Path
 ) -> None:
-    jobs = [Job(Task("t", "a long one", payload={"answer": "x"}))]
+    prompts = ("echo", "exec sleep 60")
+    jobs = [Job(Task("t", prompt, payload={"answer": "x"})) for prompt in prompts]
     settings = RolloutSettings(directory=tmp_path / "sessions")
     began = time.monotonic()
     with Rollouts(proxy_url, ProcessProvider(), ExactAnswer()) as rollouts:
 
-        def collect(step: int, version: int) -> Sequence[Episode]:
-            adapter = Command(("sh", "-c", "echo" if step == 0 else "exec sleep 60"))
-            rollouts.sessions(adapter, jobs, settings)
-            return []
+        def plan(number: int) -> GroupPlan:
+            return GroupPlan((), tuple(jobs[number : number + 1]))
 
-        collector = Collector(collect, ahead=1, steps=2, version=lambda: 0)
-        collector.take(0)
+        adapter = Command(("sh", "-c", "{prompt}"))
+        start = rollouts.groups(adapter, plan, settings)
+        assert len(start(0, lambda: None).result()) == 1
+        start(1, lambda: None)
         with Reader(store) as reader:
             while len(list(reader.sessions())) < 2:
                 time.sleep(0.05)
-        collector.close()
     assert time.monotonic() - began < 30
     with Reader(store) as reader:
         assert [session.outcome for session in reader.sessions()] == ["completed", "cancelled"]

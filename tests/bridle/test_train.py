@@ -7,6 +7,8 @@ import sqlite3
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from pathlib import Path
 
 import pytest
@@ -59,6 +61,10 @@ def arguments(tmp_path: Path) -> list[str]:
         *("--out", str(tmp_path / "out"), "--groups", "2", "--group-size", "6", "--parallel", "6"),
         *("--learning-rate", "0.001"),
     ]
+
+
+def no_sessions(_number: int, begun: Callable[[], None]) -> Future[Sequence[str]]:
+    raise AssertionError("nothing is collected")
 
 
 def bridle(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -181,7 +187,7 @@ def test_weights_are_transferred_from_one_device_only(arguments: list[str], tmp_
     )
     plan = TrainingPlan(tmp_path, tmp_path / "out", str(tmp_path / "bridle.db"), "run", config)
     with pytest.raises(UnsupportedCompute, match="transferred from one device"):
-        train(plan, services, lambda _step: [], on_step=lambda _report: None)
+        train(plan, services, no_sessions, on_step=lambda _report: None)
 
 
 def test_weights_are_transferred_to_a_vllm_only(arguments: list[str], tmp_path: Path) -> None:
@@ -199,7 +205,7 @@ def test_weights_are_transferred_to_a_vllm_only(arguments: list[str], tmp_path: 
     )
     migrate(plan.store)
     with pytest.raises(EngineRefused, match="http://engine is not a vLLM"):
-        train(plan, services, lambda _step: [], on_step=lambda _report: None)
+        train(plan, services, no_sessions, on_step=lambda _report: None)
 
 
 def test_a_source_without_tasks_is_said_before_anything_starts(

@@ -8,7 +8,6 @@ import re
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -89,10 +88,10 @@ def test_a_round_is_run_rewarded_sealed_and_recorded_under_the_trainers_run(
     serving: Service, store: str, run_id: str
 ) -> None:
     heard: list[object] = []
-    remote = RemoteWorkers(
-        [serving.url], run_id=run_id, groups=2, group_size=3, on_session=heard.append
-    )
-    first, second = remote.sessions(0), remote.sessions(1)
+    with RemoteWorkers(
+        [serving.url], run_id=run_id, group_size=3, on_session=heard.append
+    ) as remote:
+        first, second = sessions(remote, 0, 1), sessions(remote, 2, 3)
     assert len(first) == len(second) == 6
     assert len(heard) == 12
     with Reader(store) as reader:
@@ -119,8 +118,8 @@ def test_workers_share_the_groups_of_a_step(
     (tmp_path / "other").mkdir()
     with worker(proxy_url, agent, tasks, tmp_path / "other") as other:
         urls = [serving.url, other.url]
-        remote = RemoteWorkers(urls, run_id=run_id, groups=3, group_size=1)
-        found = remote.sessions(1)
+        with RemoteWorkers(urls, run_id=run_id, group_size=1) as remote:
+            found = sessions(remote, 3, 4, 5)
     with Reader(store) as reader:
         assert len({reader.session(each).task_id for each in found}) == 3
 
@@ -142,60 +141,32 @@ def test_a_trainer_that_goes_away_ends_its_round(
 def test_a_worker_that_dies_in_a_round_is_told_from_one_that_is_done(
     proxy_url: str, agent: Path, tasks: Path, tmp_path: Path, store: str, run_id: str
 ) -> None:
-    with worker(proxy_url, agent, tasks, tmp_path, wait=60) as serving:
-        remote = RemoteWorkers([serving.url], run_id=run_id, groups=1, group_size=1)
-        failed: list[BaseException] = []
-
-        def ask() -> None:
-            try:
-                remote.sessions(0)
-            except WorkerFailed as error:
-                failed.append(error)
-
-        asking = threading.Thread(target=ask)
-        asking.start()
+    with (
+        worker(proxy_url, agent, tasks, tmp_path, wait=60) as serving,
+        RemoteWorkers([serving.url], run_id=run_id, group_size=1) as remote,
+    ):
+        asked = remote(0, lambda: None)
         with Reader(store) as reader:
             until(lambda: len(list(reader.sessions(run=run_id))) == 1)
         os.kill(serving.pid, signal.SIGKILL)
-        asking.join(20)
-        assert len(failed) == 1
-        assert serving.url in str(failed[0])
-
-
-def test_a_worker_that_fails_ends_the_round_of_the_others(
-    proxy_url: str, agent: Path, tasks: Path, tmp_path: Path, store: str, run_id: str
-) -> None:
-    with worker(proxy_url, agent, tasks, tmp_path, wait=60) as serving:
-        urls = [serving.url, "http://127.0.0.1:9"]
-        began = time.monotonic()
-        with pytest.raises(WorkerFailed, match=re.escape(urls[1])):
-            RemoteWorkers(urls, run_id=run_id, groups=2, group_size=1).sessions(0)
-        assert time.monotonic() - began < 20
+        with pytest.raises(WorkerFailed, match=re.escape(serving.url)):
+            asked.result(20)
 
 
 INTERRUPTED = """
 import sys
 from bridle.run.remote import RemoteWorkers
-from bridle.trainer.collector import Collector
 
-url, ahead = sys.argv[1:]
-with RemoteWorkers([url], run_id="run-1", groups=1, group_size=1) as workers:
-    collector = Collector(
-        lambda step, _: workers.sessions(step), ahead=int(ahead), steps=2, version=lambda: 0
-    )
-    try:
-        collector.take(0)
-    finally:
-        collector.close()
+with RemoteWorkers([sys.argv[1]], run_id="run-1", group_size=1) as remote:
+    remote(0, lambda: None).result()
 """
 
 
-@pytest.mark.parametrize("ahead", [0, 1])
 def test_ctrl_c_ends_a_trainer_and_its_round(
-    proxy_url: str, agent: Path, tasks: Path, tmp_path: Path, store: str, run_id: str, ahead: int
+    proxy_url: str, agent: Path, tasks: Path, tmp_path: Path, store: str, run_id: str
 ) -> None:
     with worker(proxy_url, agent, tasks, tmp_path, wait=60) as serving, Reader(store) as reader:
-        argv = [sys.executable, "-c", INTERRUPTED, serving.url, str(ahead)]
+        argv = [sys.executable, "-c", INTERRUPTED, serving.url]
         with subprocess.Popen(argv, stderr=subprocess.DEVNULL) as process:
             until(lambda: len(list(reader.sessions(run=run_id))) == 1)
             process.send_signal(signal.SIGINT)
@@ -257,10 +228,17 @@ def test_with_a_key_only_those_who_send_it_are_served(
     proxy_url: str, agent: Path, tasks: Path, tmp_path: Path
 ) -> None:
     with worker(proxy_url, agent, tasks, tmp_path, key="the-key") as serving:
-        remote = RemoteWorkers([serving.url], run_id="r", groups=1, group_size=1, key="another")
-        with pytest.raises(WorkerFailed, match="401"):
-            remote.sessions(0)
+        with (
+            RemoteWorkers([serving.url], run_id="r", group_size=1, key="another") as remote,
+            pytest.raises(WorkerFailed, match="401"),
+        ):
+            remote(0, lambda: None).result()
         assert httpx.get(f"{serving.url}/healthz", trust_env=False).is_success
+
+
+def sessions(remote: RemoteWorkers, *groups: int) -> list[str]:
+    asked = [remote(number, lambda: None) for number in groups]
+    return [session for group in asked for session in group.result()]
 
 
 def until(condition: object) -> None:

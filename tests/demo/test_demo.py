@@ -1,4 +1,4 @@
-"""The demo with SmolLM2-135M-Instruct: every stage once, shortened; then the README's walkthrough.
+"""The demo with SmolLM2-135M-Instruct: every stage once, shortened.
 
 ``make test-pretrained`` runs it whole.
 """
@@ -6,16 +6,11 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
 from bridle.run.examples import load_example
@@ -87,60 +82,3 @@ def test_without_a_learning_rate_nothing_is_learned(still: Path) -> None:
     weights = "model.safetensors"
     before, after = (still / "policy" / name / weights for name in ("warm", "trained"))
     assert after.read_bytes() == before.read_bytes()
-
-
-def blocks(text: str) -> list[str]:
-    """The README's console blocks, in order."""
-    return re.findall(r"```console\n(.*?)```", text, flags=re.DOTALL)
-
-
-@pytest.fixture
-def readme(still: Path, tmp_path: Path) -> Path:
-    """A checkout in which the README's commands can be typed, after ``make demo``."""
-    checkout = tmp_path / "checkout"
-    (checkout / "runs").mkdir(parents=True)
-    (checkout / "examples").symlink_to(ROOT / "examples")
-    shutil.copytree(still / "policy" / "trained", checkout / "runs/demo/policy/trained")
-    return checkout
-
-
-@pytest.mark.demo
-@pytest.mark.timeout(1200)
-def test_the_readme_walkthrough_works_as_typed(readme: Path) -> None:
-    _, serve, point, look, take = blocks((ROOT / "README.md").read_text())
-    wait = "".join(
-        f"timeout 60 sh -c 'until curl -sf -o /dev/null {url}; do sleep 0.2; done'\n"
-        for url in ("http://127.0.0.1:8000/health", "http://127.0.0.1:8484/readyz")
-    )
-    engine, proxy = serve.strip().splitlines()
-    first, second = wait.splitlines()
-    script = "\n".join(
-        [
-            "set -e",
-            "trap 'kill $(jobs -p); wait' EXIT",
-            *(engine, first, proxy, second),
-            *(point, look, take),
-        ]
-    )
-    binaries = str(Path(sys.executable).parent)
-    done = subprocess.run(
-        ["bash", "-c", script],
-        cwd=readme,
-        env={
-            **os.environ,
-            "PATH": f"{binaries}:{os.environ['PATH']}",
-            "BRIDLE_HOME": str(readme / "home"),
-            "STAFF_TEMPERATURE": "0",
-        },
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    assert done.stdout.count(" | ") >= 2
-    assert "Every token is accounted for." in done.stdout
-    lines = [json.loads(line) for line in (readme / "staff.jsonl").read_text().splitlines()]
-    assert len(lines) == 2
-    with pytest.raises(httpx.ConnectError):
-        httpx.get("http://127.0.0.1:8484/healthz", trust_env=False)

@@ -54,6 +54,23 @@ def test_a_new_session_hands_out_what_a_harness_needs(bench: Any, control: Any, 
     assert "key" not in state
 
 
+def test_a_sessions_calls_are_read_with_what_was_said(bench: Any, control: Any, ask: Any) -> None:
+    made = control.post("/sessions", json={}).json()
+    client = openai.OpenAI(base_url=made["base_urls"]["openai"], api_key=made["key"])
+    first = client.chat.completions.create(**ask).choices[0].message
+    history = [*ask["messages"], first.model_dump(exclude_none=True)]
+    more = {"role": "user", "content": "and again?"}
+    client.chat.completions.create(**{**ask, "messages": [*history, more]})
+    one, two = control.get(f"/sessions/{made['id']}/calls").json()
+    assert (one["turn"], one["continues"], two["turn"], two["continues"]) == (1, None, 2, 1)
+    assert one["messages"] == ask["messages"]
+    assert two["messages"] == [more]
+    assert one["replies"][0]["content"] == first.content
+    assert (one["status"], one["sampled_tokens"] > 0) == ("complete", True)
+    assert control.get(f"/sessions/{made['id']}/calls?first=2").json() == [two]
+    assert control.get("/sessions/ses_none/calls").status_code == 404
+
+
 def test_a_taken_name_is_a_409_and_an_unknown_field_a_422(control: Any) -> None:
     assert control.post("/sessions", json={"name": "a"}).status_code == 201
     assert control.post("/sessions", json={"name": "a"}).status_code == 409

@@ -2,7 +2,6 @@
 
 import dataclasses
 import itertools
-import threading
 import time
 from collections.abc import Sequence
 
@@ -265,37 +264,6 @@ def test_weights_are_published_once_per_step_with_the_next_version(bandit_loop):
     assert [version for version, _ in published] == [8, 9, 10]
     assert bandit.versions == [7, 8, 9]
     assert [report.policy.version for report in reports] == [8, 9, 10]
-
-
-def test_collections_run_ahead_by_at_most_the_staleness_bound(bandit_loop):
-    config = dataclasses.replace(CONFIG, steps=6, max_staleness=2)
-    loop, bandit = bandit_loop(config)
-    lock = threading.Lock()
-    started = []
-
-    def collect(step, version):
-        with lock:
-            started.append((step, version, loop.step))
-        # Copied, because this thread samples while the other trains.
-        bandit.model.load_state_dict(loop.learner.model.state_dict())
-        return bandit(step, version)
-
-    bandit.model = load_policy(loop.learner.model.config._name_or_path)
-    loop, _ = bandit_loop(config, collect=collect)
-    reports = run(loop)
-    assert len(reports) == 6
-    assert [step for step, _, _ in started] == list(range(6))
-    assert all(0 <= step - done <= 2 for step, _, done in started)
-    assert all("stale" not in report.prepared.sessions_dropped for report in reports)
-
-
-def test_what_collecting_ahead_raises_is_raised_by_the_loop(bandit_loop):
-    def collect(step, version):
-        raise RuntimeError("no engine")
-
-    loop, _ = bandit_loop(dataclasses.replace(CONFIG, max_staleness=1), collect=collect)
-    with pytest.raises(RuntimeError, match="no engine"):
-        loop.run()
 
 
 def weights(loop):

@@ -11,7 +11,7 @@ import random
 import re
 import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
@@ -45,6 +45,8 @@ class Progress:
     """Policy version of the weights."""
     seconds: float = 0.0
     """What these steps took, over all attempts."""
+    groups: Mapping[str, Any] = field(default_factory=dict)
+    """Which groups these steps have trained (:mod:`bridle.trainer.collection`)."""
 
 
 def save_checkpoint(
@@ -79,6 +81,7 @@ def save_checkpoint(
                 "step": progress.step,
                 "version": progress.version,
                 "seconds": progress.seconds,
+                "groups": dict(progress.groups),
             },
             scratch / STATE_FILE,
         )
@@ -113,7 +116,9 @@ def load_checkpoint(path: Path, model: nn.Module, optimizer: Optimizer) -> Progr
     except (RuntimeError, ValueError, OSError) as error:
         raise CheckpointError(f"{path} does not fit this model: {error}") from error
     _restore_random_state(state["random"])
-    return Progress(step=state["step"], version=state["version"], seconds=state.get("seconds", 0.0))
+    return Progress(
+        state["step"], state["version"], state.get("seconds", 0.0), state.get("groups", {})
+    )
 
 
 def _random_state() -> dict[str, Any]:

@@ -1,52 +1,137 @@
 """The ``bridle`` program: the name of every command, and how an error ends one.
 
-Each command is a file in ``bridle/cli/commands`` that imports what it needs when it runs, so that
-recording never loads torch and ``bridle --help`` is fast.
+Each command is a file in ``bridle/cli/commands``, imported when the command runs: recording never
+loads torch, and ``bridle --help`` imports none of them.
 """
 
 from __future__ import annotations
 
-from importlib import metadata
+from importlib import import_module, metadata
 from importlib.util import find_spec
-from typing import Annotated, Any
+from typing import Annotated, Any, Final, NamedTuple
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
-from bridle.cli.commands import (
-    ablate,
-    audit,
-    copies,
-    demo,
-    doctor,
-    engine,
-    export,
-    forget,
-    harness,
-    kind,
-    proxy,
-    reproduce,
-    reward,
-    rollout,
-    run,
-    samples,
-    sessions,
-    sft,
-    show,
-    status,
-    tasks,
-    train,
-    trainer,
-    viewer,
-    worker,
-)
 from bridle.cli.terminal import fail, out
 from bridle.errors import BridleError
 
 
+class Entry(NamedTuple):
+    """A command that is not imported yet."""
+
+    module: str
+    """It has a function of the command's name (with ``_`` for ``-``), or a Typer ``app`` for one
+    with commands of its own. A ``CONTEXT`` in it holds the command's context settings."""
+    summary: str
+    """The first line of the command's own help."""
+
+
+_ROOM: Final = "bridle.cli.commands"
+
+COMMANDS: Final[dict[str, Entry]] = {
+    "doctor": Entry(
+        f"{_ROOM}.doctor",
+        "Examine template, engine and store, or explain a session or run from its record.",
+    ),
+    "demo": Entry(
+        f"{_ROOM}.demo",
+        "Train the model of a small LangChain agent end to end, and plot its reward.",
+    ),
+    "reproduce": Entry(
+        f"{_ROOM}.reproduce",
+        "Train a tiny policy inside a real coding agent: fine-tuning on demonstrations, then GRPO.",
+    ),
+    "proxy": Entry(
+        f"{_ROOM}.proxy", "Record every call of the agents whose base URL is this proxy."
+    ),
+    "run": Entry(
+        f"{_ROOM}.run", "Run a command as one recorded session: `bridle run -- python my_agent.py`."
+    ),
+    "examples": Entry(
+        f"{_ROOM}.examples", "List the example agents, or copy one into this folder."
+    ),
+    "sessions": Entry(f"{_ROOM}.sessions", "List recorded sessions."),
+    "viewer": Entry(
+        f"{_ROOM}.viewer",
+        "Show sessions, tokens, trees and runs in a browser; reads only, on this machine only.",
+    ),
+    "status": Entry(
+        f"{_ROOM}.status", "Show a running proxy's policy version, its gate and its engines."
+    ),
+    "show": Entry(
+        f"{_ROOM}.show",
+        "Show a session's conversation: each turn's messages, model, time, tokens, and breaks.",
+    ),
+    "reward": Entry(f"{_ROOM}.reward", "Add a named reward to a session, or to one turn of it."),
+    "kind": Entry(
+        f"{_ROOM}.kind", "Set what a call was for; the session's stored samples are made again."
+    ),
+    "samples": Entry(
+        f"{_ROOM}.samples", "Make samples and keep them, with their rules, in the table `samples`."
+    ),
+    "export": Entry(
+        f"{_ROOM}.export",
+        "Write recorded sessions as training data, each file with a data card beside it.",
+    ),
+    "audit": Entry(
+        f"{_ROOM}.audit", "Print where sampled tokens went; exit with 1 when they do not add up."
+    ),
+    "ablate": Entry(
+        f"{_ROOM}.ablate", "Compare the builders tree, merged and per_call on recorded sessions."
+    ),
+    "forget": Entry(
+        f"{_ROOM}.forget",
+        "Delete recorded sessions: calls, tokens, rewards, and bodies that no other session uses.",
+    ),
+    "backup": Entry(
+        f"{_ROOM}.copies", "Copy the store into one SQLite file, also while a proxy writes to it."
+    ),
+    "export-db": Entry(
+        f"{_ROOM}.copies", "Copy the store into another database, such as PostgreSQL."
+    ),
+    "import-db": Entry(
+        f"{_ROOM}.copies", "Copy another database into the store, which must be empty or new."
+    ),
+    "rollout": Entry(
+        f"{_ROOM}.rollout",
+        "Run an agent on tasks through a running proxy; each session is verified and rewarded.",
+    ),
+    "train": Entry(
+        f"{_ROOM}.train",
+        "Train a policy inside an agent. The same command resumes from the last checkpoint.",
+    ),
+    "worker": Entry(
+        f"{_ROOM}.worker",
+        "Run sessions of a harness when `bridle trainer` asks for them over HTTP.",
+    ),
+    "trainer": Entry(
+        f"{_ROOM}.trainer",
+        "Train with workers, proxy and engine as services. The same command resumes.",
+    ),
+    "sft": Entry(f"{_ROOM}.sft", "Fine-tune a policy on recorded trajectories."),
+    "engine": Entry(f"{_ROOM}.engine", "Serve a policy."),
+    "harness": Entry(f"{_ROOM}.harness", "Harnesses as layers that containers mount."),
+    "tasks": Entry(f"{_ROOM}.tasks", "Tasks of other forms, as Harbor folders."),
+}
+"""In the order in which ``bridle --help`` lists them."""
+
+if find_spec("bridle.bench") is not None:  # a checkout: the benchmarks are not installed
+    COMMANDS["bench"] = Entry("bridle.bench.commands", "Measure.")
+
+
 class Commands(TyperGroup):
-    """Ends a command with one line for each error that a user can act on: Bridle's own, and those
-    of files, folders and disks."""
+    """Imports a command when it is called. Ends one with a line for each error that a user can act
+    on: Bridle's own, and those of files, folders and disks."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        for name, entry in COMMANDS.items():
+            self.add_command(TyperCommand(name, help=entry.summary))
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        name, command, rest = super().resolve_command(ctx, args)
+        return name, loaded(name) if name in COMMANDS else command, rest
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -59,6 +144,17 @@ class Commands(TyperGroup):
             if error.errno is None:
                 raise
             fail(f"{error.filename}: {error.strerror}" if error.filename else str(error))
+
+
+def loaded(name: str) -> Any:
+    """The command ``name`` with its options, imported now."""
+    module = import_module(COMMANDS[name].module)
+    if (group := getattr(module, "app", None)) is not None:
+        return typer.main.get_group(group)
+    one = typer.Typer(add_completion=False)
+    settings = getattr(module, "CONTEXT", None)
+    one.command(name, context_settings=settings)(getattr(module, name.replace("-", "_")))
+    return typer.main.get_command(one)
 
 
 def _print_version(asked: bool) -> None:
@@ -86,36 +182,3 @@ def bridle(
     ] = False,
 ) -> None:
     """Train the model inside an agent you did not write."""
-
-
-app.command("doctor")(doctor.doctor)
-app.command("demo")(demo.demo)
-app.command("reproduce")(reproduce.reproduce)
-app.command("proxy")(proxy.proxy)
-app.command("run", context_settings=run.CONTEXT)(run.run)
-app.command("sessions")(sessions.sessions)
-app.command("viewer")(viewer.viewer)
-app.command("status")(status.status)
-app.command("show")(show.show)
-app.command("reward", context_settings=reward.CONTEXT)(reward.reward)
-app.command("kind")(kind.kind)
-app.command("samples")(samples.samples)
-app.command("export")(export.export)
-app.command("audit")(audit.audit)
-app.command("ablate")(ablate.ablate)
-app.command("forget")(forget.forget)
-app.command("backup")(copies.backup)
-app.command("export-db")(copies.export_db)
-app.command("import-db")(copies.import_db)
-app.command("rollout")(rollout.rollout)
-app.command("train")(train.train)
-app.command("worker")(worker.worker)
-app.command("trainer")(trainer.trainer)
-app.command("sft")(sft.sft)
-app.add_typer(engine.app, name="engine")
-app.add_typer(harness.app, name="harness")
-app.add_typer(tasks.app, name="tasks")
-if find_spec("bridle.bench") is not None:  # a checkout: the benchmarks are not installed
-    from bridle.bench import commands as bench
-
-    app.add_typer(bench.app, name="bench")

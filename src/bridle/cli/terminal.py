@@ -11,6 +11,7 @@ import orjson
 import typer
 from rich.cells import cell_len
 from rich.console import Console
+from rich.segment import Segments
 from rich.table import Table
 from rich.text import Text
 
@@ -41,20 +42,24 @@ def print_table(
     shrinks: str,
     spare: Sequence[str] = (),
     right: Collection[str] = (),
+    under: Sequence[str] = (),
 ) -> None:
     """Prints ``rows`` under ``headings``. Only cells of the column ``shrinks`` are ever cut.
 
-    Where the terminal is too narrow, ``spare`` columns are left out, in their order. Columns in
-    ``right`` are aligned to the right.
+    Where the terminal is too narrow, ``spare`` columns are left out, in their order, and named
+    below the table. Columns in ``right`` are aligned to the right. ``under`` has a text for each
+    row, printed below it and cut at the terminal's edge.
     """
     cells = zip(*rows, strict=True) if rows else [()] * len(headings)
     columns = dict(zip(headings, cells, strict=True))
     widths = {name: max(map(cell_len, (name, *found))) for name, found in columns.items()}
     whole = widths[shrinks]
     widths[shrinks] = min(whole, max(LEAST_WIDTH, cell_len(shrinks)))
+    left_out = []
     for name in spare:
         if _line(widths) > out.width:
             del widths[name], columns[name]
+            left_out.append(name)
     widths[shrinks] = min(whole, widths[shrinks] + max(0, out.width - _line(widths)))
     table = Table(box=None, pad_edge=False)
     for name, width in widths.items():
@@ -63,7 +68,28 @@ def print_table(
         )
     for row in zip(*columns.values(), strict=True):
         table.add_row(*map(Text, row))
-    out.print(table, width=_line(widths), crop=False)
+    if not under:
+        out.print(table, width=_line(widths), crop=False)
+    else:
+        lines = out.render_lines(table, out.options.update_width(_line(widths)), new_lines=True)
+        heading, *body = lines
+        out.print(Segments(heading), end="", crop=False)
+        for line, text in zip(body, under, strict=True):
+            out.print(Segments(line), end="", crop=False)
+            if text:
+                out.print(
+                    Text(f"  {text}", style="dim"), no_wrap=True, overflow="ellipsis", crop=True
+                )
+    if left_out:
+        out.print(
+            Text(f"left out at {out.width} columns: {', '.join(left_out)}", style="dim"),
+            soft_wrap=True,
+        )
+
+
+def counted(number: int, what: str) -> str:
+    """``number`` of something, whose plural has an ``s``."""
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
 
 
 def _line(widths: Mapping[str, int]) -> int:

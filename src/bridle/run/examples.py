@@ -13,12 +13,19 @@ _PLACES = (
 )
 
 
+def example_directories() -> dict[str, Path]:
+    """Where each example lies, by its name."""
+    place = next(place for place in _PLACES if place.is_dir())
+    found = (each for each in sorted(place.iterdir()) if any(each.glob("*.py")))
+    return {each.name: each for each in found}
+
+
 def example_directory(name: str) -> Path:
     """Where an example lies. Raises ``FileNotFoundError``."""
-    directory = next((place / name for place in _PLACES if (place / name).is_dir()), None)
-    if directory is None:
-        raise FileNotFoundError(f"example {name!r} is not installed")
-    return directory
+    try:
+        return example_directories()[name]
+    except KeyError:
+        raise FileNotFoundError(f"example {name!r} is not installed") from None
 
 
 def load_example(name: str) -> tuple[Path, ModuleType]:

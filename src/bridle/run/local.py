@@ -9,12 +9,14 @@ from pathlib import Path
 
 from bridle.engine.contract.tokenizer import Tokenizer
 from bridle.errors import UsageError
-from bridle.harnesses.rollout import Job, RolloutSettings, grouped, require_launchable
+from bridle.harnesses.rollout import RolloutSettings, require_launchable
 from bridle.harnesses.sampling import session_settings
 from bridle.run.agents import agent, shuffled_tasks
 from bridle.run.agents import verifier as named_verifier
 from bridle.run.config import RunConfig
+from bridle.run.groups import FinishedGroups, planned
 from bridle.run.holding import LOCK, hold
+from bridle.run.hub import model_directory
 from bridle.run.rollouts import Rollouts
 from bridle.run.stack import MODEL, stack
 from bridle.run.training import TrainingPlan, newest_policy, require_devices, require_parts
@@ -65,7 +67,7 @@ def train(
     verifier = named_verifier(config.tasks.verifier)
     tasks = shuffled_tasks(config.tasks.source, config.tasks.split, training.seed)
     adapter, sandboxes = agent(config.agent.name, config.agent.sandbox, tasks)
-    policy = Path(config.policy.model)
+    policy = model_directory(config.policy.model)
     check_policy(policy)
     require_parts(training)
     require_devices(training)
@@ -80,19 +82,15 @@ def train(
         migrate(store)
         run_id = _run_id(store, adapter.name)
 
-        def jobs(step: int) -> list[Job]:
-            first = step * config.groups.per_step
-            numbers = range(first, first + config.groups.per_step)
-            return list(
-                grouped([tasks[number % len(tasks)] for number in numbers], config.groups.size)
-            )
-
+        with Reader(store) as reader:
+            finished = FinishedGroups.of(reader, run_id)
         plan = TrainingPlan(
             policy=policy,
             directory=directory,
             store=store,
             run_id=run_id,
             config=training,
+            groups_per_step=config.groups.per_step,
             work={
                 name: asdict(getattr(config, name))
                 for name in ("tasks", "agent", "groups", "policy")
@@ -120,7 +118,9 @@ def train(
             loop = train_plan(
                 plan,
                 running,
-                lambda step: rollouts.sessions(adapter, jobs(step), settings),
+                rollouts.groups(
+                    adapter, planned(run_id, tasks, config.groups.size, finished), settings
+                ),
                 on_step=on_step,
             )
     return TrainingResult(run_id, loop.step, newest_policy(plan), store)

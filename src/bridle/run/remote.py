@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
+import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from types import TracebackType
 from typing import Any, Final, Self
 
@@ -25,9 +26,9 @@ class WorkerFailed(BridleError):
 
 
 class RemoteWorkers:
-    """Asks workers for a step's sessions, each for its share of the groups.
+    """Asks workers for groups of sessions, one worker after another; a :class:`StartGroup`.
 
-    A trainer that collects ahead does so in a thread of its own: leaving the context ends that.
+    Leaving the context ends what runs.
     """
 
     def __init__(
@@ -35,19 +36,19 @@ class RemoteWorkers:
         urls: Sequence[str],
         *,
         run_id: str,
-        groups: int,
         group_size: int,
         key: str | None = None,
         on_session: Callable[[dict[str, Any]], None] = lambda _result: None,
     ) -> None:
         self._urls = tuple(url.rstrip("/") for url in urls)
-        self._run_id, self._groups, self._group_size = run_id, groups, group_size
+        self._run_id, self._group_size = run_id, group_size
         self._headers = {"authorization": f"Bearer {key}"} if key else {}
         self._on_session = on_session
-        self._running: asyncio.Task[object] | None = None
-        self._closing = False
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="workers", daemon=True)
 
     def __enter__(self) -> Self:
+        self._thread.start()
         return self
 
     def __exit__(
@@ -56,45 +57,24 @@ class RemoteWorkers:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._closing = True
-        if (running := self._running) is not None:
-            with contextlib.suppress(RuntimeError):  # it has ended meanwhile, and its loop with it
-                running.get_loop().call_soon_threadsafe(running.cancel)
+        asyncio.run_coroutine_threadsafe(self._end(), self._loop).result()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
 
-    def sessions(self, step: int) -> list[str]:
-        """The ids of the step's sessions; raises :class:`WorkerFailed`.
+    async def _end(self) -> None:
+        running = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
 
-        A round that fails ends the others, and so do Ctrl-C and leaving the context.
-        """
-        return asyncio.run(self._sessions(step))
+    def __call__(self, number: int, begun: Callable[[], None]) -> Future[Sequence[str]]:
+        """Group ``number``; its future raises :class:`WorkerFailed`."""
+        begun()
+        url = self._urls[number % len(self._urls)]
+        return asyncio.run_coroutine_threadsafe(self._round(url, number, 1), self._loop)
 
-    async def _sessions(self, step: int) -> list[str]:
-        self._running = asyncio.current_task()
-        try:
-            if self._closing:
-                raise asyncio.CancelledError
-            async with asyncio.TaskGroup() as rounds:
-                asked = [
-                    rounds.create_task(self._round(url, first, groups))
-                    for url, (first, groups) in zip(self._urls, self._shares(step), strict=True)
-                    if groups
-                ]
-        except ExceptionGroup as failed:
-            raise failed.exceptions[0] from None
-        finally:
-            self._running = None
-        return [session for task in asked for session in task.result()]
-
-    def _shares(self, step: int) -> list[tuple[int, int]]:
-        """First group and number of groups of each worker; they differ by at most one."""
-        first, shares = step * self._groups, []
-        for index in range(len(self._urls)):
-            groups = (self._groups + index) // len(self._urls)
-            shares.append((first, groups))
-            first += groups
-        return shares
-
-    async def _round(self, url: str, first: int, groups: int) -> list[str]:
+    async def _round(self, url: str, first: int, groups: int) -> Sequence[str]:
         body = {
             "run_id": self._run_id,
             "first": first,

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from concurrent.futures import Future
 from pathlib import Path
 from types import TracebackType
-from typing import Final, Self
+from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
 from bridle.harnesses.adapters.base import DEFAULT_MODEL, Adapter
 from bridle.harnesses.client import Client
@@ -21,6 +22,12 @@ from bridle.run.agents import SANDBOXES, SandboxKind, first_tasks
 from bridle.run.agents import agent as named_agent
 from bridle.run.agents import verifier as named_verifier
 from bridle.run.environment import admin_key_for, default_proxy
+from bridle.run.groups import GroupPlan
+
+if TYPE_CHECKING:
+    from bridle.trainer.collection.collector import StartGroup
+
+Result = TypeVar("Result")
 
 NO_CALL_HINT: Final = (
     "does the program read OPENAI_BASE_URL, ANTHROPIC_BASE_URL or GOOGLE_GEMINI_BASE_URL?"
@@ -31,9 +38,8 @@ NO_CALL_HINT: Final = (
 class Rollouts:
     """Runs jobs against one proxy with one sandbox, which stays warm between calls.
 
-    A trainer that collects ahead does so in a thread of its own, one collection after another, and
-    may end in the midst of one: leaving the context cancels it, and returns when its sessions are
-    sealed.
+    Sessions run on an event loop in a thread of their own, so that groups run while a trainer
+    trains. Leaving the context cancels what runs, and returns when its sessions are sealed.
     """
 
     def __init__(
@@ -48,13 +54,13 @@ class Rollouts:
         self._key = key
         self._sandboxes = sandboxes
         self._verifier = verifier
-        self._runner = asyncio.Runner()
-        self._turn = threading.Lock()
-        """Held while the runner's loop runs."""
-        self._running: asyncio.Task[object] | None = None
-        self._closing = False
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="rollouts", daemon=True)
+        self._clients: list[Client] = []
+        self._running: set[asyncio.Task[Any]] = set()
 
     def __enter__(self) -> Self:
+        self._thread.start()
         return self
 
     def __exit__(
@@ -63,12 +69,31 @@ class Rollouts:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._closing = True
-        if (running := self._running) is not None:
-            running.get_loop().call_soon_threadsafe(running.cancel)
-        with self._turn:
-            self._runner.run(self._sandboxes.close())
-            self._runner.close()
+        asyncio.run_coroutine_threadsafe(self._close(), self._loop).result()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    async def _close(self) -> None:
+        await _cancelled(self._running)
+        for client in self._clients:
+            await client.__aexit__(None, None, None)
+        await self._sandboxes.close()
+        await self._loop.shutdown_asyncgens()
+        await self._loop.shutdown_default_executor()
+
+    def _submit(self, work: Coroutine[Any, Any, Result]) -> Future[Result]:
+        """Runs ``work`` on the event loop until it has ended or the context is left."""
+
+        async def run() -> Result:
+            task = asyncio.ensure_future(work)
+            self._running.add(task)
+            try:
+                return await task
+            finally:
+                self._running.discard(task)
+
+        return asyncio.run_coroutine_threadsafe(run(), self._loop)
 
     def collect(
         self,
@@ -78,21 +103,11 @@ class Rollouts:
         progress: Callable[[RolloutResult], None] | None = None,
     ) -> list[RolloutResult]:
         """All results, in the order they came. Ctrl-C ends every session that still runs."""
-        with self._turn:
-            if self._closing:
-                raise asyncio.CancelledError
-            return self._runner.run(self._collect(adapter, jobs, settings, progress))
-
-    def sessions(
-        self,
-        adapter: Adapter,
-        jobs: Iterable[Job],
-        settings: RolloutSettings,
-        progress: Callable[[RolloutResult], None] | None = None,
-    ) -> list[str]:
-        """The ids of the sessions that :meth:`collect` ran; a job that got none has none."""
-        results = self.collect(adapter, jobs, settings, progress)
-        return [result.session_id for result in results if result.session_id]
+        running = self._submit(self._collect(adapter, jobs, settings, progress))
+        try:
+            return running.result()
+        finally:
+            running.cancel()
 
     async def _collect(
         self,
@@ -101,15 +116,51 @@ class Rollouts:
         settings: RolloutSettings,
         progress: Callable[[RolloutResult], None] | None,
     ) -> list[RolloutResult]:
-        self._running = asyncio.current_task()
-        try:
-            if self._closing:
-                raise asyncio.CancelledError
-            async with Client(self._proxy_url, self._key) as client:
-                rollout = Rollout(client, adapter, self._sandboxes, self._verifier, settings)
-                return await rollout.collect(jobs, progress)
-        finally:
-            self._running = None
+        async with Client(self._proxy_url, self._key) as client:
+            rollout = Rollout(client, adapter, self._sandboxes, self._verifier, settings)
+            return await rollout.collect(jobs, progress)
+
+    def groups(
+        self,
+        adapter: Adapter,
+        plan: Callable[[int], GroupPlan],
+        settings: RolloutSettings,
+        progress: Callable[[RolloutResult], None] | None = None,
+    ) -> StartGroup:
+        """Starts groups by their number; all of them share the slots of ``settings``."""
+        client = Client(self._proxy_url, self._key)
+        self._clients.append(client)
+        rollout = Rollout(client, adapter, self._sandboxes, self._verifier, settings)
+
+        async def run(number: int, begun: Callable[[], None]) -> list[str]:
+            planned = plan(number)
+            if not planned.jobs:
+                begun()
+            found = list(planned.finished)
+            running = [asyncio.ensure_future(rollout.one(job, begun)) for job in planned.jobs]
+            try:
+                for ended in asyncio.as_completed(running):
+                    result = await ended
+                    if progress is not None:
+                        progress(result)
+                    if result.session_id:
+                        found.append(result.session_id)
+            finally:
+                await _cancelled(running)
+            return found
+
+        def start(number: int, begun: Callable[[], None]) -> Future[Sequence[str]]:
+            return self._submit(run(number, begun))
+
+        return start
+
+
+async def _cancelled(tasks: Iterable[asyncio.Future[Any]]) -> None:
+    """Cancels what of ``tasks`` still runs, and waits for its end."""
+    running = [task for task in tasks if not task.done()]
+    for task in running:
+        task.cancel()
+    await asyncio.gather(*running, return_exceptions=True)
 
 
 def rollout(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -30,6 +30,7 @@ from bridle.store.reading.queries import Reader
 from bridle.store.records import PolicyRecord
 from bridle.store.writing.writer import Writer
 from bridle.trainer.batch.filters import FILTERS
+from bridle.trainer.collection.collector import Collector, StartGroup
 from bridle.trainer.config import GrpoConfig
 from bridle.trainer.credit import ADVANTAGES
 from bridle.trainer.learner.checkpoint import POLICY_DIRECTORY, checkpoints
@@ -46,8 +47,6 @@ from bridle.trainer.report import StepReport
 
 log = logging.getLogger(__name__)
 
-Sessions = Callable[[int], Sequence[str]]
-"""Runs the sessions of a step, by its number; returns their ids."""
 AnyPublisher = Publisher | ReplicaPublisher | TransferPublisher
 CHECKPOINTS = "checkpoints"
 
@@ -64,6 +63,7 @@ class TrainingPlan:
     run_id: str
     """The run in the store under which sessions, metrics and policies are kept."""
     config: GrpoConfig
+    groups_per_step: int = 8
     work: Mapping[str, Any] = field(default_factory=dict)
     """What else the run's ``config`` in the store records: tasks, agent, groups, policy."""
 
@@ -107,15 +107,16 @@ def require_devices(config: GrpoConfig) -> None:
 def train(
     plan: TrainingPlan,
     stack: Stack,
-    sessions: Sessions,
+    groups: StartGroup,
     *,
     on_step: Callable[[StepReport], bool | None],
 ) -> GrpoLoop:
     """Runs or resumes ``plan``; returns the loop, whose learner is over if it was spread.
 
-    ``stack`` must serve ``plan.policy``, or a version of it that an earlier attempt published; a
-    resumed run publishes its own weights first. ``on_step`` may return true to stop. Interrupting
-    leaves a checkpoint of the last whole step. Raises
+    ``groups`` starts the sessions of a group. ``stack`` must serve ``plan.policy``, or a version
+    of it that an earlier attempt published; a resumed run publishes its own weights first.
+    ``on_step`` may return true to stop. Interrupting leaves a checkpoint of the last whole step.
+    Raises
     :class:`bridle.trainer.policy.compute.UnsupportedCompute`, and what its parts raise.
     """
     require_parts(plan.config)
@@ -127,6 +128,12 @@ def train(
         Reader(plan.store) as reader,
         Writer(plan.store) as writer,
         _publisher(plan, stack, learner, writer) as publisher,
+        Collector(
+            groups,
+            lambda session_id: _episode(reader, session_id),
+            plan.config,
+            per_step=plan.groups_per_step,
+        ) as collector,
     ):
         writer.configure_run(plan.run_id, {**stated(plan.config), **plan.work})
 
@@ -134,12 +141,13 @@ def train(
             if plan.config.max_staleness == 0:
                 # Nothing else moves meanwhile, so that a restart of engine or proxy shows.
                 _hold(publisher, stack, learner, version)
-            collected = sessions(step)
-            if collected and not any(reader.call_counts_of(collected).values()):
+            collected = collector(step, version)
+            ids = [episode.session.id for episode in collected]
+            if ids and not any(reader.call_counts_of(ids).values()):
                 log.warning(
                     "step %d trains nothing: no session has a call (%s)", step + 1, NO_CALL_HINT
                 )
-            return [_episode(reader, session_id) for session_id in collected]
+            return collected
 
         sinks = SinkGroup([TensorBoardSink(plan.directory / "tensorboard")])
         loop = GrpoLoop(
@@ -150,6 +158,7 @@ def train(
             publish=publisher.publish,
             metrics=SinkGroup([sinks, StoreSink(writer, plan.run_id)]),
             tokenizer_from=plan.policy,
+            groups=collector.groups,
         )
 
         def after_step(report: StepReport) -> bool | None:
@@ -160,13 +169,15 @@ def train(
                 # train on, and so no publish that would notice. A vLLM that dies before a version's
                 # directory is written comes back with the version before.
                 _hold(publisher, stack, learner, loop.version)
+            collector.published(loop.version)
             return on_step(report)
 
         newest = max(
             [stack.version(), *(policy.version for policy in reader.policies(plan.run_id))]
         )
         if checkpoints(loop_directory):
-            loop.resume()
+            progress = loop.resume()
+            collector.restore(progress.groups, progress.step)
         else:
             writer.add_sync(PolicyRecord(plan.run_id, 0, time.time(), path=str(plan.policy)))
         if newest > loop.version:

@@ -71,7 +71,7 @@ class Duties:
 
 def worker_app(duties: Duties, report: Callable[[str], None]) -> Starlette:
     """The worker's HTTP routes; ``report`` is called with a line about each round."""
-    turn = asyncio.Lock()
+    slots = asyncio.Semaphore(duties.settings.parallel)
 
     async def rounds(request: Request) -> Response:
         if not _may(request, duties.key):
@@ -80,7 +80,7 @@ def worker_app(duties: Duties, report: Callable[[str], None]) -> Starlette:
             asked = msgspec.json.decode(await request.body(), type=Round)
         except msgspec.DecodeError as error:
             return _refused(422, str(error))
-        return _Lines(_results(duties, asked, turn, report))
+        return _Lines(_results(duties, asked, slots, report))
 
     async def health(_: Request) -> Response:
         return Response(b'{"status":"ok"}', media_type="application/json")
@@ -102,26 +102,29 @@ def _refused(status: int, message: str) -> Response:
 
 
 async def _results(
-    duties: Duties, asked: Round, turn: asyncio.Lock, report: Callable[[str], None]
+    duties: Duties, asked: Round, slots: asyncio.Semaphore, report: Callable[[str], None]
 ) -> AsyncGenerator[dict[str, Any]]:
-    """One round at a time: a second request waits for the first to end."""
-    async with turn, Client(duties.proxy_url, duties.key) as client:
+    """The sessions of a round as they end; all rounds share the worker's slots."""
+    async with Client(duties.proxy_url, duties.key) as client:
         settings = replace(duties.settings, run_id=asked.run_id)
-        rollout = Rollout(client, duties.adapter, duties.sandboxes, duties.verifier, settings)
-        jobs = duties.jobs(asked)
-        stream = rollout.run(jobs)
+        rollout = Rollout(
+            client, duties.adapter, duties.sandboxes, duties.verifier, settings, slots
+        )
+        running = [asyncio.ensure_future(rollout.one(job)) for job in duties.jobs(asked)]
         ended = 0
         try:
-            async with contextlib.aclosing(stream):
-                async for result in stream:
-                    ended += 1
-                    yield _as_data(result)
+            for result in asyncio.as_completed(running):
+                yield _as_data(await result)
+                ended += 1
         except (NotLaunchable, ControlError) as error:
             report(f"round given up: {error}")
             yield {"error": str(error)}
             return
         finally:
-            report(f"{ended} of {len(jobs)} sessions of {asked.run_id}")
+            for task in running:
+                task.cancel()
+            await asyncio.gather(*running, return_exceptions=True)
+            report(f"{ended} of {len(running)} sessions of {asked.run_id}")
     yield {"done": True}
 
 

@@ -24,6 +24,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from bridle.reconstruct.audit import audit_loaded
 from bridle.reconstruct.findings import findings_of_run, findings_of_session
 from bridle.reconstruct.session import LoadedSession
+from bridle.reconstruct.transcript import ShownMessage, Turn, lasted, readable, shown, turns_of
 from bridle.store.errors import NotFound, StoreUnavailable
 from bridle.store.reading.pages import (
     SessionFilter,
@@ -133,7 +134,7 @@ def _templates() -> Environment:
     )
     environment.filters |= {
         "when": lambda at: datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M:%S"),
-        "seconds": _seconds,
+        "seconds": lasted,
         "figure": lambda value: "–" if value is None else f"{value:,.4g}",
         "count": lambda value: "–" if value is None else f"{value:,}",
         "words": lambda value: str(value).replace("_", " "),
@@ -141,16 +142,6 @@ def _templates() -> Environment:
         "query": lambda values: urlencode({k: v for k, v in values.items() if v not in (None, "")}),
     }
     return environment
-
-
-def _seconds(value: float | None) -> str:
-    if value is None:
-        return "–"
-    if value < 1:
-        return f"{1000 * value:.0f} ms"
-    if value < 120:
-        return f"{value:.1f} s"
-    return f"{value / 60:.0f} min" if value < 7200 else f"{value / 3600:.1f} h"
 
 
 def _render(root: str, source: Source, name: str, request: Request, **values: Any) -> HTMLResponse:
@@ -269,7 +260,7 @@ def viewer_router(provide: Any, root: str = "") -> APIRouter:
     @router.get("/sessions/{session_id}")
     def session(request: Request, source: From, session_id: str) -> Response:
         loaded = LoadedSession.load(source.reader, session_id)
-        made = turns.turns_of(loaded)
+        made = turns_of(loaded)
         (line,) = lines_of(source.reader, [loaded.record])
         begin = min((turn.call.started_at for turn in made), default=0.0)
         end = max((turn.call.ended_at or turn.call.started_at for turn in made), default=1.0)
@@ -298,7 +289,7 @@ def viewer_router(provide: Any, root: str = "") -> APIRouter:
         seen: Text = None,
     ) -> Response:
         loaded = LoadedSession.load(source.reader, session_id)
-        made = turns.turns_of(loaded)
+        made = turns_of(loaded)
         if seen is not None and seen == _seen(made) and loaded.record.sealed_at is None:
             return Response(status_code=204)
         part = _part(made, first, count)
@@ -326,7 +317,7 @@ def viewer_router(provide: Any, root: str = "") -> APIRouter:
         if part not in ("request", "response"):
             raise NotFound(f"a turn has a request and a response, no {part}")
         found = loaded.request(call) if part == "request" else loaded.response(call)
-        text = turns.readable((found or b"(nothing was sent)").decode("utf-8", "replace"))
+        text = readable((found or b"(nothing was sent)").decode("utf-8", "replace"))
         return Response(text, media_type="text/plain; charset=utf-8")
 
     @router.get("/sessions/{session_id}/turns/{number}/diff")
@@ -340,14 +331,14 @@ def viewer_router(provide: Any, root: str = "") -> APIRouter:
     @router.get("/sessions/{session_id}/tree")
     def tree(request: Request, source: From, session_id: str) -> Response:
         loaded = LoadedSession.load(source.reader, session_id)
-        rows = turns.as_tree(turns.turns_of(loaded))
+        rows = turns.as_tree(turns_of(loaded))
         return _render(root, source, "tree.html", request, session=loaded, rows=rows)
 
     @router.get("/sessions/{session_id}/audit")
     def session_audit(request: Request, source: From, session_id: str) -> Response:
         loaded = LoadedSession.load(source.reader, session_id)
         found = audit_loaded(loaded)
-        made = turns.turns_of(loaded)
+        made = turns_of(loaded)
         return _render(
             root, source, "session_audit.html", request, session=loaded, audited=found, turns=made
         )
@@ -455,7 +446,7 @@ def _fate_bars(fates: Mapping[tuple[str, str], int]) -> Any:
     return list(zip([key for key, _ in ordered], bar(named), strict=True))
 
 
-def _part(made: Sequence[turns.Turn], first: int, count: int) -> dict[str, Any]:
+def _part(made: Sequence[Turn], first: int, count: int) -> dict[str, Any]:
     """Turns from ``first`` on: those that stay as they are, and at the end of the session those
     from the first running one on, which a running session's page asks for again."""
     end = first - 1 + count
@@ -470,13 +461,13 @@ def _part(made: Sequence[turns.Turn], first: int, count: int) -> dict[str, Any]:
     }
 
 
-def _seen(made: Sequence[turns.Turn]) -> str:
+def _seen(made: Sequence[Turn]) -> str:
     """Differs when a turn has begun or ended."""
     return f"{len(made)}.{sum(turn.running for turn in made)}"
 
 
-def _last_reply(session: LoadedSession) -> turns.ShownMessage | None:
+def _last_reply(session: LoadedSession) -> ShownMessage | None:
     for call in reversed(session.calls):
         if call.replies and call.kind is not CallKind.SIDE:
-            return turns.shown(call.replies[0], 0)
+            return shown(call.replies[0], 0)
     return None

@@ -20,10 +20,11 @@ from bridle.reconstruct.conversation import (
     whole_conversation,
 )
 from bridle.reconstruct.session import LoadedSession
+from bridle.reconstruct.transcript import content_text
 from bridle.reconstruct.tree import BrokenTree
 from bridle.store.reading.queries import CallRow
 from bridle.store.records import TokenIds
-from bridle.viewer.turns import TokenText, content_text
+from bridle.viewer.turns import TokenText
 
 CONTEXT: Final = 24
 """Tokens shown before the first difference; three times as many after it."""

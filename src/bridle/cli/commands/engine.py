@@ -9,10 +9,10 @@ import typer
 
 from bridle.cli.commands import engine_vllm
 from bridle.cli.extras import needs_extra
-from bridle.cli.options import JsonOption
+from bridle.cli.options import JsonOption, model_path, tokenizer_path
 from bridle.cli.serving import announce, listening_on, wait_for_signal
 from bridle.cli.terminal import fail
-from bridle.run.environment import API_KEY_VARIABLE, key_in
+from bridle.run.environment import API_KEY_VARIABLE, data_home, key_in
 
 app = typer.Typer(help="Serve a policy.", no_args_is_help=True)
 
@@ -27,7 +27,9 @@ app.command()(engine_vllm.vllm)
 
 @app.command()
 def embedded(
-    model: Annotated[Path, typer.Option(help="Directory of the model and its tokenizer.")],
+    model: Annotated[
+        Path, typer.Option(parser=model_path, metavar="MODEL", help="Directory or Hub name.")
+    ],
     served_model_name: Annotated[str | None, typer.Option(help="Default: directory name.")] = None,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 8000,
@@ -87,3 +89,55 @@ def embedded(
     with serving:
         announce(serving.base_url, json, f"Engine serving {model} on {serving.base_url}")
         wait_for_signal()
+
+
+@app.command()
+def scripted(
+    script: Annotated[
+        str | None,
+        typer.Option(
+            help="FILE.py:FUNCTION that replies to a ScriptedRequest (bridle.engine.scripted). "
+            "Default: calls the first tool that is offered, then answers with its result."
+        ),
+    ] = None,
+    model: Annotated[
+        Path | None,
+        typer.Option(
+            parser=tokenizer_path,
+            metavar="MODEL",
+            help="Whose tokenizer replies are written in. Default: a small one.",
+        ),
+    ] = None,
+    served_model_name: Annotated[str, typer.Option(help="The model's name.")] = "scripted",
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 8000,
+    json: JsonOption = False,
+) -> None:
+    """Serve replies of a Python function, without a model and without torch: for a first look."""
+    from bridle.engine.scripted import ScriptedEngine
+    from bridle.engine.stand_in import stand_in
+    from bridle.proxy.settings import is_loopback
+    from bridle.user_code import load_object
+
+    if not is_loopback(host):
+        fail(f"the scripted engine asks for no key and serves this machine only, not {host}", 2)
+    reply = stand_in if script is None else load_object(script)
+    directory = model or _small_tokenizer(data_home() / "scripted")
+    with listening_on(host, port):
+        serving = ScriptedEngine(
+            directory, reply, served_model_name=served_model_name, host=host, port=port
+        )
+    with serving:
+        announce(serving.base_url, json, f"Scripted engine on {serving.base_url}")
+        wait_for_signal()
+
+
+def _small_tokenizer(directory: Path) -> Path:
+    """A tokenizer of English text and a chat template with tools, made at the first use."""
+    if not (directory / "tokenizer_config.json").is_file():
+        import pydoc_data.topics
+
+        from bridle.trainer.policy.tiny_tokenizer import train_tokenizer
+
+        train_tokenizer(directory, list(pydoc_data.topics.topics.values()), vocab_size=4096)
+    return directory

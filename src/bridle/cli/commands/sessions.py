@@ -13,6 +13,8 @@ from bridle.cli.reading import nothing_found, reader, require_run
 from bridle.cli.terminal import out, print_json, print_table
 from bridle.reconstruct.conditions import OPEN
 from bridle.reconstruct.rewards import session_rewards
+from bridle.reconstruct.transcript import lasted
+from bridle.store.reading.pages import SessionLine, lines_of
 from bridle.store.reading.queries import Reader
 from bridle.store.records import Reward, SessionRecord
 
@@ -27,36 +29,43 @@ def sessions(
     """List recorded sessions."""
     with reader(store) as source:
         require_run(source, run)
-        found = source.sessions(run=run, harness=harness, limit=limit, newest_first=True)
-        rows = summaries(source, list(found))
-        none = None if rows else nothing_found(source)
+        found = list(source.sessions(run=run, harness=harness, limit=limit, newest_first=True))
+        rows = summaries(source, found) if json else []
+        lines = [] if json else lines_of(source, found)
+        none = None if found else nothing_found(source)
     if json:
         print_json(rows)
         return
     if none is not None:
         out.print(f"{none.capitalize()}.")
         return
-    counts = ("calls", "observed", "sampled")
     print_table(
-        ("session", "started", "harness", "outcome", *counts, "rewards"),
-        [_cells(row) for row in rows],
+        ("session", "started", "outcome", "calls", "sampled", "took", "rewards"),
+        [_cells(line) for line in lines],
         shrinks="rewards",
-        spare=("observed", "sampled", "harness"),
-        right=counts,
+        spare=("sampled",),
+        right=("calls", "sampled", "took"),
+        under=[_about(line) for line in lines],
     )
 
 
-def _cells(row: dict[str, Any]) -> list[str]:
+def _cells(line: SessionLine) -> list[str]:
+    record = line.record
     return [
-        row["name"] or row["id"],
-        datetime.fromtimestamp(row["created_at"]).strftime("%m-%d %H:%M:%S"),
-        row["harness"] or "–",
-        row["outcome"] or OPEN,
-        str(row["calls"]),
-        str(row["observed_tokens"]),
-        str(row["sampled_tokens"]),
-        " ".join(f"{name}={value:g}" for name, value in row["rewards"].items()) or "–",
+        record.name or record.id,
+        datetime.fromtimestamp(record.created_at).strftime("%m-%d %H:%M"),
+        record.outcome or OPEN,
+        f"{line.calls} ({line.failed} failed)" if line.failed else str(line.calls),
+        str(line.sampled),
+        lasted(line.seconds),
+        " ".join(f"{name}={value:g}" for name, value in line.rewards.items()) or "–",
     ]
+
+
+def _about(line: SessionLine) -> str:
+    """Harness, model and the beginning of the task."""
+    parts = (line.record.harness, line.model, line.preview or line.record.task_id)
+    return " · ".join(part for part in parts if part)
 
 
 def summaries(source: Reader, records: Sequence[SessionRecord]) -> list[dict[str, Any]]:

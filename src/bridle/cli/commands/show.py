@@ -1,8 +1,10 @@
-"""``bridle show``: one session, turn by turn."""
+"""``bridle show``: a session's conversation, whole, turn by turn."""
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
+from textwrap import indent
 from typing import Annotated, Any
 
 import typer
@@ -10,52 +12,171 @@ from rich.text import Text
 
 from bridle.cli.commands.sessions import summaries
 from bridle.cli.options import JsonOption, StoreOption
-from bridle.cli.reading import one_session, reader
-from bridle.cli.terminal import out, print_json, print_table
+from bridle.cli.reading import one_session, reader, require_turn
+from bridle.cli.terminal import counted, fail, out, print_json, print_table
 from bridle.reconstruct.conditions import OPEN
 from bridle.reconstruct.session import LoadedSession
+from bridle.reconstruct.transcript import ShownMessage, Turn, lasted, turns_of
 from bridle.store.reading.queries import CallRow
-from bridle.store.records import CallKind, SpanKind
+from bridle.store.records import CallKind, CallStatus, SpanKind
+
+_STYLES = {
+    CallStatus.COMPLETE: "green",
+    CallStatus.OPEN: "cyan",
+    CallStatus.PARTIAL: "yellow",
+}
+"""By status; any other is red."""
+_ROLES = {"user": "bold cyan", "assistant": "bold green", "tool": "bold magenta"}
 
 
 def show(
     session: Annotated[str, typer.Argument(help="Id, name, beginning of an id, or `last`.")],
     store: StoreOption,
+    turn: Annotated[int | None, typer.Option(help="Only this turn.")] = None,
+    text: Annotated[
+        bool, typer.Option("--text", help="Only what was said, without figures.")
+    ] = False,
+    table: Annotated[bool, typer.Option("--table", help="A line for each turn.")] = False,
     json: JsonOption = False,
 ) -> None:
-    """Show a session's turns: lineage, tokens observed and sampled, breaks, rewards."""
+    """Show a session's conversation: each turn's messages, model, time, tokens, and breaks."""
+    if table and text:
+        fail("--table and --text exclude each other", 2)
     with reader(store) as source:
         record = one_session(source, session)
         (about,) = summaries(source, [record])
-        turns = _turns(LoadedSession.load(source, record.id))
-    if json:
-        print_json({**about, "continuation": record.continuation, "turns": turns})
+        loaded = LoadedSession.load(source, record.id)
+    if turn is not None:
+        require_turn(record, turn, len(loaded.calls))
+    chosen = slice(None) if turn is None else slice(turn - 1, turn)
+    turns = turns_of(loaded)[chosen]
+    if text:
+        for one in turns:
+            _print_messages(one)
         return
-    out.print(Text.assemble((record.id, "bold"), f"  ({record.name})" if record.name else ""))
+    rows = _rows(loaded)[chosen]
+    if json:
+        print_json({**about, "continuation": record.continuation, "turns": rows})
+        return
+    if turn is None:
+        _print_head(about)
+    if table:
+        _print_table(rows)
+    else:
+        for one, row in zip(turns, rows, strict=True):
+            _print_turn(one, row)
+    if turn is None:
+        _print_totals(about, record.continuation, rows)
+    elif not table:
+        _print_rewards(rows)
+
+
+def _print_head(about: dict[str, Any]) -> None:
+    name = f"  ({about['name']})" if about["name"] else ""
+    out.print(Text.assemble((about["id"], "bold"), name), soft_wrap=True)
     out.print(
         f"{about['harness'] or 'unknown harness'} · {about['outcome'] or OPEN} · "
-        f"{about['calls']} calls · {about['observed_tokens']} tokens observed, "
-        f"{about['sampled_tokens']} sampled"
+        f"{counted(about['calls'], 'call')} · {about['observed_tokens']} tokens observed, "
+        f"{about['sampled_tokens']} sampled",
+        soft_wrap=True,
     )
+
+
+def _print_turn(turn: Turn, row: dict[str, Any]) -> None:
+    call = turn.call
+    out.print()
+    status = (str(call.status), _STYLES.get(call.status, "bold red"))
+    title = Text.assemble((f"turn {turn.number}", "bold"), "  ", status)
+    for part in _figures(turn, row):
+        title.append(f" · {part}", style="dim")
+    out.print(title)
+    _print_messages(turn)
+    if turn.running:
+        out.print(Text("  running…", style="cyan"))
+    if call.reason:
+        out.print(Text(f"  {call.reason}", style="bold red"))
+    if call.break_reasons:
+        reasons = ", ".join(call.break_reasons)
+        out.print(
+            Text(f"  break: its tokens do not continue turn {turn.continues}: {reasons}", "yellow")
+        )
+    for reason, tokens in turn.excluded.items():
+        out.print(Text(f"  {counted(tokens, 'token')} not trained: {reason}", style="yellow"))
+    if call.status is CallStatus.COMPLETE and not call.sampled_tokens:
+        out.print(Text("  the engine returned no token ids: nothing to train", style="yellow"))
+
+
+def _figures(turn: Turn, row: dict[str, Any]) -> list[str]:
+    call = turn.call
+    parts = [call.model_served or call.model_requested, lasted(turn.seconds)]
+    if turn.first_token is not None:
+        parts.append(f"{lasted(turn.first_token)} to the first token")
+    if call.prompt_tokens is not None:
+        parts.append(f"{call.prompt_tokens} + {call.sampled_tokens or 0} tokens")
+    if call.finish_reason:
+        parts.append(str(call.finish_reason))
+    if turn.continues is not None and turn.continues != turn.number - 1:
+        parts.append(f"after turn {turn.continues}")
+    return parts + _remarks(row)
+
+
+def _print_messages(turn: Turn) -> None:
+    for message in turn.asked:
+        _print_message(message, message.role)
+    for message in turn.replies:
+        label = "assistant" if len(turn.replies) == 1 else f"assistant, choice {message.choice}"
+        _print_message(message, label)
+
+
+def _print_message(message: ShownMessage, label: str) -> None:
+    named = f"{label} {message.tool_call_id}" if message.tool_call_id else label
+    out.print(Text(named, style=_ROLES.get(message.role, "bold")), soft_wrap=True)
+    parts = []
+    if message.reasoning:
+        parts.append(Text(_indented(message.reasoning), style="italic dim"))
+    if message.text.strip():
+        parts.append(Text(_indented(message.text)))
+    for call in message.tool_calls:
+        parts.append(Text.assemble((f"  {call.name}", "bold yellow"), f" {call.arguments}"))
+    for part in parts or [Text("  (empty)", style="dim")]:
+        out.print(part, soft_wrap=True)
+
+
+def _indented(text: str) -> str:
+    return indent(text.strip("\n"), "  ")
+
+
+def _print_totals(about: dict[str, Any], mode: str | None, rows: Sequence[dict[str, Any]]) -> None:
+    breaks = Counter(reason for row in rows for reason in row["break_reasons"])
+    if breaks:
+        each = ", ".join(f"{count} {reason}" for reason, count in breaks.most_common())
+        out.print(f"breaks on ({mode} mode): {each}", highlight=False)
+    noted = Counter(name for row in rows for name in row["notes"])
+    if noted:
+        each = ", ".join(f"{count} {name}" for name, count in noted.most_common())
+        out.print(f"noted: {each}", highlight=False)
+    for name, value in about["rewards"].items():
+        out.print(f"reward {name} = {value:g}")
+    _print_rewards(rows)
+
+
+def _print_rewards(rows: Sequence[dict[str, Any]]) -> None:
+    for row in rows:
+        for name, value in row["rewards"].items():
+            out.print(f"reward {name} = {value:g} (turn {row['turn']})")
+
+
+def _print_table(rows: Sequence[dict[str, Any]]) -> None:
     numbers = ("turn", "after", "new", "sampled")
     print_table(
         (*numbers, "finish", "status", "reply"),
-        [_cells(turn) for turn in turns],
+        [_cells(row) for row in rows],
         shrinks="reply",
         right=numbers,
     )
-    breaks = Counter(reason for turn in turns for reason in turn["break_reasons"])
-    if breaks:
-        counted = ", ".join(f"{count} {reason}" for reason, count in breaks.most_common())
-        out.print(f"breaks on ({record.continuation} mode): {counted}", highlight=False)
-    for name, value in about["rewards"].items():
-        out.print(f"reward {name} = {value:g}")
-    for turn in turns:
-        for name, value in turn["rewards"].items():
-            out.print(f"reward {name} = {value:g} (turn {turn['turn']})")
 
 
-def _turns(session: LoadedSession) -> list[dict[str, Any]]:
+def _rows(session: LoadedSession) -> list[dict[str, Any]]:
     numbers = {call_id: number for number, call_id in enumerate(session.by_id, start=1)}
     rewards = {reward.name: session.turn_rewards(reward.name) for reward in session.all_rewards}
     observed: Counter[str] = Counter()
@@ -73,6 +194,8 @@ def _turns(session: LoadedSession) -> list[dict[str, Any]]:
             "kind_evidence": session.verdicts[call.id].evidence,
             "status": call.status,
             "reason": call.reason,
+            "model": call.model_served or call.model_requested,
+            "seconds": None if call.ended_at is None else call.ended_at - call.started_at,
             "prompt_tokens": call.prompt_tokens,
             "new_tokens": observed[call.id],
             "sampled_tokens": call.sampled_tokens,
@@ -100,19 +223,22 @@ def _one_line(call: CallRow) -> str:
     return " ".join(" ".join(part.split()) for part in parts if part)
 
 
-def _cells(turn: dict[str, Any]) -> list[str]:
-    remarks = [turn["kind"]] if turn["kind"] not in (CallKind.MAIN, CallKind.UNKNOWN) else []
-    if turn["constrained"]:
-        remarks.append("constrained")
-    if turn["break_reasons"]:
-        remarks.append(f"break: {', '.join(turn['break_reasons'])}")
-    text = turn["said"] or turn["reason"] or ""
+def _remarks(row: dict[str, Any]) -> list[str]:
+    remarks = [row["kind"]] if row["kind"] not in (CallKind.MAIN, CallKind.UNKNOWN) else []
+    return [*remarks, "constrained"] if row["constrained"] else remarks
+
+
+def _cells(row: dict[str, Any]) -> list[str]:
+    remarks = _remarks(row)
+    if row["break_reasons"]:
+        remarks.append(f"break: {', '.join(row['break_reasons'])}")
+    text = row["said"] or row["reason"] or ""
     return [
-        str(turn["turn"]),
-        str(turn["continues"] or "–"),
-        str(turn["new_tokens"]),
-        str(turn["sampled_tokens"] if turn["sampled_tokens"] is not None else "–"),
-        turn["finish_reason"] or "–",
-        turn["status"],
+        str(row["turn"]),
+        str(row["continues"] or "–"),
+        str(row["new_tokens"]),
+        str(row["sampled_tokens"] if row["sampled_tokens"] is not None else "–"),
+        row["finish_reason"] or "–",
+        row["status"],
         f"({'; '.join(remarks)}) {text}" if remarks else text,
     ]

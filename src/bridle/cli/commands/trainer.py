@@ -23,6 +23,7 @@ from bridle.cli.options import (
     StoreOption,
     TransferBackendOption,
     base_urls,
+    model_path,
 )
 from bridle.cli.reading import reader
 from bridle.cli.serving import leave_on_sigterm
@@ -35,7 +36,10 @@ from bridle.run.holding import LOCK, hold
 def trainer(
     context: typer.Context,
     policy: Annotated[
-        Path, typer.Option(exists=True, file_okay=False, help="Model directory of version 0.")
+        Path,
+        typer.Option(
+            parser=model_path, metavar="MODEL", help="Of version 0: directory or Hub name."
+        ),
     ],
     engine: Annotated[
         list[str],
@@ -108,6 +112,7 @@ def trainer(
         store=store,
         run_id=run_id,
         config=config,
+        groups_per_step=groups,
     )
     with resumable():
         stack = Stack(
@@ -118,10 +123,8 @@ def trainer(
             engine_key=engine_key,
             admin_key=admin_key,
         )
-    with RemoteWorkers(
-        worker, run_id=run_id, groups=groups, group_size=group_size, key=admin_key
-    ) as workers:
-        loop = train(plan, stack, workers.sessions, on_step=on_step)
+    with RemoteWorkers(worker, run_id=run_id, group_size=group_size, key=admin_key) as workers:
+        loop = train(plan, stack, workers, on_step=on_step)
     if not json:
         out.print(
             f"{newest_policy(plan)}: after {loop.step} of {config.steps} steps",

@@ -25,12 +25,12 @@ from bridle.run.demo.stages import (
     make_base_policy,
     record_teacher,
     rollout_settings,
-    step_jobs,
     torch_threads,
     warm_start,
     warm_start_updates,
 )
 from bridle.run.demo.state import DemoState
+from bridle.run.groups import FinishedGroups, planned
 from bridle.run.stack import Stack, engine_service, new_key, recording, serve_instead, stack
 from bridle.run.training import TrainingPlan, train
 from bridle.store.reading.queries import Reader
@@ -189,6 +189,8 @@ class Demo:
             progress(self._console, "GRPO sessions", settings.max_steps * per_step) as tick,
             torch_threads(settings.update_threads),
         ):
+            with Reader(self.places.store) as reader:
+                finished = FinishedGroups.of(reader, run_id)
             agent, rollout = (
                 self.course.agent(1.0),
                 rollout_settings(self.course, self.places, settings, run_id),
@@ -200,11 +202,12 @@ class Demo:
                     store=self.places.store,
                     run_id=run_id,
                     config=grpo_config(settings, self._seconds_to_train()),
+                    groups_per_step=settings.groups,
                 ),
                 running,
-                lambda step: rollouts.sessions(
+                rollouts.groups(
                     agent,
-                    step_jobs(tasks, step, settings),
+                    planned(run_id, tasks, settings.group_size, finished),
                     rollout,
                     lambda _result: tick(next(sessions), ""),
                 ),

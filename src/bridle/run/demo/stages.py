@@ -14,7 +14,7 @@ from bridle.engine.contract.tokenizer import Tokenizer
 from bridle.engine.scripted import ScriptedEngine
 from bridle.errors import BridleError
 from bridle.harnesses.episode import Outcome
-from bridle.harnesses.rollout import Job, RolloutResult, RolloutSettings, grouped
+from bridle.harnesses.rollout import Job, RolloutResult, RolloutSettings
 from bridle.harnesses.tasks.task import Task
 from bridle.reconstruct.exports.chat_jsonl import export_chat
 from bridle.reconstruct.exports.parquet import export_parquet
@@ -227,13 +227,6 @@ def left_over(
     with Reader(places.store) as reader:
         done = {s.task_id for s in reader.sessions(run=run_id, sealed=True) if s.outcome in ended}
     return [task for task in tasks if task.id not in done]
-
-
-def step_jobs(tasks: Sequence[Task], step: int, settings: DemoSettings) -> list[Job]:
-    """The step's questions, each asked by a whole group; the questions are taken in turn."""
-    first = step * settings.groups
-    chosen = [tasks[(first + index) % len(tasks)] for index in range(settings.groups)]
-    return list(grouped(chosen, settings.group_size))
 
 
 def rollout_settings(

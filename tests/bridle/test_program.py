@@ -1,0 +1,84 @@
+"""The program starts fast, and lists each command by the command's own words."""
+
+from __future__ import annotations
+
+import os
+import resource
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from click.testing import Result
+
+from bridle.cli import program
+
+Bridle = Callable[..., Result]
+
+
+@pytest.mark.parametrize("name", program.COMMANDS)
+def test_the_list_of_commands_has_the_first_line_of_each_ones_help(name: str) -> None:
+    command = program.loaded(name)
+    first = " ".join(command.help.split("\n\n")[0].split())
+    assert first == program.COMMANDS[name].summary
+
+
+def test_help_takes_less_than_half_a_second_and_imports_no_command() -> None:
+    script = (
+        "import sys; from bridle.cli.program import app\n"
+        "try: app(['--help'])\n"
+        "except SystemExit: pass\n"
+        "heavy = {'sqlalchemy', 'numpy', 'pyarrow', 'httpx', 'fastapi'} & set(sys.modules)\n"
+        "sys.exit(f'imported: {heavy}' if heavy else 0)"
+    )
+    fastest = min(_cpu_seconds(script) for _ in range(3))
+    assert fastest <= 0.5
+
+
+def _cpu_seconds(script: str) -> float:
+    """The processor's time, which other jobs on this machine do not change."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert done.returncode == 0, done.stderr
+    assert "sessions" in done.stdout
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+
+def test_a_mistyped_command_is_answered_with_the_one_that_was_meant(bridle: Bridle) -> None:
+    refused = bridle("sesions")
+    assert refused.exit_code == 2
+    assert "Did you mean 'sessions'?" in refused.output
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_a_shell_completes_commands_and_options(shell: str) -> None:
+    words = {
+        "bash": {"COMP_WORDS": "bridle show --js", "COMP_CWORD": "2"},
+        "zsh": {"_TYPER_COMPLETE_ARGS": "bridle show --js"},
+        "fish": {
+            "_TYPER_COMPLETE_ARGS": "bridle show --js",
+            "_TYPER_COMPLETE_FISH_ACTION": "get-args",
+        },
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", "from bridle.cli.program import app; app(prog_name='bridle')"],
+        env={**os.environ, "_BRIDLE_COMPLETE": f"complete_{shell}", **words[shell]},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "--json" in done.stdout, done.stderr
+
+
+def test_an_example_is_copied_once(bridle: Bridle, tmp_path: Path) -> None:
+    listed = bridle("examples")
+    assert "openai_sdk" in listed.output
+    copied = bridle("examples", "openai_sdk", "--to", tmp_path)
+    assert copied.exit_code == 0
+    changed = tmp_path / "openai_sdk/agent.py"
+    changed.write_text("mine")
+    assert "is there already" in bridle("examples", "openai_sdk", "--to", tmp_path).output
+    assert changed.read_text() == "mine"
+    assert bridle("examples", "nothing").exit_code == 2

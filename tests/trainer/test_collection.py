@@ -1,0 +1,244 @@
+"""When groups begin, and which a step takes."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import Future
+
+import pytest
+
+from bridle.trainer.collection.book import GroupBook
+from bridle.trainer.collection.collector import Collector
+from bridle.trainer.config import FilterConfig, GrpoConfig
+
+
+def begin_all(book, version, steps_left=99):
+    begun = []
+    while (number := book.begin(version, steps_left)) is not None:
+        book.begun(number, version)
+        begun.append(number)
+    return begun
+
+
+def finish(book, numbers, version=0, verdict="live"):
+    for number in numbers:
+        book.finish(number)
+        book.judge(number, verdict, version)
+
+
+@pytest.mark.parametrize(("staleness", "begun"), [(0, 2), (1, 4), (3, 8)])
+def test_groups_of_as_many_steps_as_may_be_stale_run_ahead(staleness, begun):
+    book = GroupBook(per_step=2, max_staleness=staleness, limit=2)
+    assert begin_all(book, 0) == list(range(begun))
+
+
+def test_no_group_begins_that_no_step_will_take():
+    assert begin_all(GroupBook(per_step=2, max_staleness=5, limit=2), 0, steps_left=2) == [
+        *range(4)
+    ]
+
+
+def test_a_step_takes_the_oldest_finished_groups_and_waits_for_no_slow_one():
+    book = GroupBook(per_step=2, max_staleness=1, limit=2)
+    begin_all(book, 0)
+    finish(book, [3, 1])
+    assert book.ready() == [1, 3]
+    finish(book, [2])
+    assert book.ready() == [1, 2]
+    book.take([1, 2])
+    assert book.ready() is None
+    assert begin_all(book, 1) == [4, 5]
+
+
+def test_a_group_that_begins_while_the_next_version_is_made_counts_as_one_older():
+    book = GroupBook(per_step=2, max_staleness=1, limit=2)
+    begin_all(book, 0)
+    finish(book, [0, 1])
+    book.take([0, 1])
+    # Two were begun at version 0 and wait for version 1: more would wait for version 2.
+    assert book.begin(0, 9, training=True) is None
+    assert book.begin(1, 9) == 4
+
+
+def test_a_group_that_is_overdue_gives_its_place_to_another():
+    book = GroupBook(per_step=1, max_staleness=1, limit=1)
+    assert begin_all(book, 0) == [0, 1]
+    finish(book, [1])
+    book.take([1])
+    assert begin_all(book, 1) == [2]
+    finish(book, [2])
+    book.take([2])
+    # Group 0 runs since version 0 and could not be trained whole at version 2.
+    assert begin_all(book, 2) == [3, 4]
+
+
+def test_a_group_that_has_no_slot_yet_is_not_overdue():
+    book = GroupBook(per_step=1, max_staleness=0, limit=1)
+    book.begin(0, 9)
+    assert book.begin(5, 9) is None
+
+
+def test_spent_groups_are_replaced_up_to_the_limit_and_late_ones_always():
+    book = GroupBook(per_step=2, max_staleness=0, limit=3)
+    assert begin_all(book, 0) == [0, 1]
+    finish(book, [0], verdict="spent")
+    assert begin_all(book, 0) == [2]
+    finish(book, [1], verdict="late")
+    assert begin_all(book, 0) == [3]
+    finish(book, [2], verdict="spent")
+    assert begin_all(book, 0) == [], "two live ones would be four in all"
+    finish(book, [3])
+    assert book.ready() == [0, 1, 2, 3]
+
+
+def test_what_has_been_taken_is_kept_and_never_begun_again():
+    book = GroupBook(per_step=1, max_staleness=3, limit=1)
+    begin_all(book, 0)
+    finish(book, [0, 1, 3])
+    book.take([0])
+    book.take([1])
+    book.take([3])
+    assert book.as_data() == {"first": 2, "taken": [3]}
+    again = GroupBook(per_step=1, max_staleness=3, limit=1)
+    again.restore(book.as_data())
+    assert begin_all(again, 3) == [2, 4, 5, 6]
+
+
+# -- the collector -----------------------------------------------------------------------------
+
+
+class Sessions:
+    """Groups whose sessions end when a test says so; a group's reward is by its number."""
+
+    def __init__(self, make_sample, make_episode, size=2):
+        self.make_sample, self.make_episode, self.size = make_sample, make_episode, size
+        self.begun: list[int] = []
+        self.futures: dict[int, Future] = {}
+        self.changed = threading.Condition()
+        self.version = 0
+        self.equal: set[int] = set()
+
+    def start(self, number, begun):
+        begun()
+        with self.changed:
+            self.begun.append(number)
+            self.futures[number] = Future()
+            self.changed.notify_all()
+        return self.futures[number]
+
+    def until_begun(self, *numbers):
+        with self.changed:
+            assert self.changed.wait_for(lambda: set(numbers) <= set(self.begun), timeout=10)
+
+    def end(self, number, version=0):
+        self.futures[number].set_result([f"s{number:03}-{m}@{version}" for m in range(self.size)])
+
+    def load(self, session_id):
+        name, version = session_id.split("@")
+        group, member = name[1:].split("-")
+        reward = 1.0 if int(group) in self.equal else float(member)
+        sample = self.make_sample([1, 2, 3], [2], session=session_id, version=int(version))
+        return self.make_episode([sample], reward, session=session_id, group=group)
+
+
+@pytest.fixture
+def sessions(make_sample, make_episode):
+    return Sessions(make_sample, make_episode)
+
+
+def collector(sessions, per_step=2, steps=9, **config):
+    config = GrpoConfig(steps=steps, **config)
+    return Collector(sessions.start, sessions.load, config, per_step=per_step)
+
+
+def groups(episodes):
+    return sorted({int(episode.session.group_id) for episode in episodes})
+
+
+def asked(collect, step, version):
+    """A step that is being waited for, in a thread."""
+    found: Future = Future()
+
+    def work():
+        try:
+            found.set_result(collect(step, version))
+        except RuntimeError as error:
+            found.set_exception(error)
+
+    threading.Thread(target=work, daemon=True).start()
+    return found
+
+
+def test_a_slow_session_holds_its_group_and_no_other(sessions):
+    with collector(sessions, max_staleness=1) as collect:
+        first = asked(collect, 0, 0)
+        sessions.until_begun(0, 1, 2, 3)
+        for number in (1, 2):
+            sessions.end(number)
+        assert groups(first.result(10)) == [1, 2]
+        collect.published(1)
+        sessions.until_begun(4, 5)
+        sessions.end(0)
+        sessions.end(5, version=0)
+        assert groups(asked(collect, 1, 1).result(10)) == [0, 5]
+
+
+def test_on_policy_no_group_begins_before_the_trainer_waits_for_it(sessions):
+    with collector(sessions) as collect:
+        first = asked(collect, 0, 0)
+        sessions.until_begun(0, 1)
+        sessions.end(1)
+        sessions.end(0)
+        assert [one.session.id for one in first.result(10)] == [
+            *("s000-0@0", "s000-1@0", "s001-0@0", "s001-1@0")
+        ]
+        collect.published(1)
+        second = asked(collect, 1, 1)
+        sessions.until_begun(2, 3)
+        assert sessions.begun == [0, 1, 2, 3]
+        sessions.end(2, version=1)
+        sessions.end(3, version=1)
+        second.result(10)
+
+
+def test_a_group_of_which_all_is_too_old_is_taken_and_replaced(sessions):
+    with collector(sessions, per_step=1, max_staleness=1) as collect:
+        first = asked(collect, 0, 0)
+        sessions.until_begun(0, 1)
+        sessions.end(1)
+        first.result(10)
+        second = asked(collect, 1, 1)
+        sessions.until_begun(2)
+        sessions.end(2, version=1)
+        second.result(10)
+        third = asked(collect, 2, 2)
+        sessions.until_begun(3, 4)
+        sessions.end(0)
+        sessions.end(3, version=2)
+        assert groups(third.result(10)) == [0, 3]
+
+
+def test_groups_of_equal_rewards_are_replaced_until_the_step_is_full(sessions):
+    sessions.equal = {0, 2}
+    with collector(sessions, filters=FilterConfig(refill=4)) as collect:
+        step = asked(collect, 0, 0)
+        for number in range(4):
+            sessions.until_begun(number)
+            sessions.end(number)
+        assert groups(step.result(10)) == [0, 1, 2, 3]
+        assert sessions.begun == [0, 1, 2, 3]
+
+
+def test_what_running_a_group_raises_is_raised_by_the_step(sessions):
+    with collector(sessions) as collect:
+        step = asked(collect, 0, 0)
+        sessions.until_begun(1)
+        sessions.futures[1].set_exception(RuntimeError("no engine"))
+        with pytest.raises(RuntimeError, match="no engine"):
+            step.result(10)
+
+
+def test_a_checkpoint_without_groups_goes_on_behind_its_steps(sessions):
+    collect = collector(sessions)
+    collect.restore({}, 3)
+    assert collect.groups() == {"first": 6, "taken": []}
