@@ -16,6 +16,7 @@ from bridle.run.config import RunConfig
 from bridle.run.fleets import fleet_of
 from bridle.run.groups import FinishedGroups, planned
 from bridle.run.holding import LOCK, hold
+from bridle.run.hub import model_directory
 from bridle.run.rollouts import Rollouts
 from bridle.run.stack import MODEL, stack
 from bridle.run.training import TrainingPlan, newest_policy, require_devices, require_parts
@@ -64,21 +65,21 @@ def train(
     directory, training = Path(output), config.training
     require_training(config)
     tasks = shuffled_tasks(config.tasks.source, config.tasks.split, training.seed)
-    policy = Path(config.policy.model)
-    check_policy(policy)
-    require_parts(training)
-    require_devices(training)
-    Tokenizer(policy)
-    if not World.current().is_first:
-        follow(policy, training)
     adapter, fleet = fleet_of(
-        config.agent.fleet,
+        config.agent.fleet if World.current().is_first else "local",
         config.agent.name,
         config.tasks.verifier,
         tasks,
         config.agent.sandbox,
         cpus=config.agent.cpus,
     )
+    policy = model_directory(config.policy.model)
+    check_policy(policy)
+    require_parts(training)
+    require_devices(training)
+    Tokenizer(policy)
+    if not World.current().is_first:
+        follow(policy, training)
     fleet.require_launchable(adapter, tasks[0], directory / "sessions", MODEL)
     with hold(directory, directory / LOCK):
         store = str(directory / "bridle.db")
