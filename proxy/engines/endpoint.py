@@ -141,13 +141,19 @@ class EngineEndpoint:
             ids: list[int] | None = orjson.loads(await response.read()).get("tokens")
             return ids
 
-    async def healthy(self) -> bool:
+    async def fault(self) -> str | None:
+        """Why the engine is not well; ``None`` when it is. One that has no health route, or does
+        not open it, is well while it answers at all: its calls show what it cannot do."""
         try:
             response = await self.transport.request("GET", HEALTH, timeout_s=_HEALTH_TIMEOUT_S)
             await response.read()
-        except (*CONNECTION_ERRORS, ApiError):  # ApiError: it has been removed meanwhile
-            return False
-        return response.status == 200
+        except ApiError as error:  # it has been removed meanwhile
+            return error.message
+        except CONNECTION_ERRORS as error:
+            return connection_error(error).message
+        if response.status >= 500 and response.status not in _NO_ROUTE:
+            return f"{HEALTH} answers {response.status}"
+        return None
 
     async def fingerprint(self) -> str | None:
         """The fingerprint of the weights that the engine serves; ``None`` when it has none.

@@ -146,7 +146,7 @@ class EngineStream:
             if _is_failure(self._failure):
                 before = engine.circuit.state
                 engine.circuit.failed()
-                report(engine, before)
+                report(engine, before, self._failure.message)
             raise self._failure
         if not engine.circuit.calm:
             engine.circuit.succeeded()
@@ -212,7 +212,7 @@ class EngineStream:
             engine.circuit.abandoned(trial)
         self.close()
         self._response = None
-        report(engine, before)
+        report(engine, before, error.message)
 
     async def _refused(self, response: EngineResponse) -> ApiError:
         refused = await refusal(response, self._own_keys)

@@ -31,6 +31,7 @@ from bridle.proxy.wire.canonical import (
 from bridle.proxy.wire.fold import Fold
 from bridle.store.errors import StoreUnavailable
 from bridle.store.records import (
+    IDS_MISSING,
     TOOL_CALLS_UNREAD,
     BreakReason,
     CallBegun,
@@ -52,6 +53,7 @@ from bridle.store.writing.writer import Writer
 
 _PACK: Final = ZstdCompressor(level=1).compress
 _UNPACK: Final = ZstdDecompressor().decompress
+_WITHOUT_IDS: Final = Note(IDS_MISSING)
 
 
 class CallOutcome(msgspec.Struct, frozen=True, gc=False):
@@ -99,6 +101,7 @@ class Recorder:
         self._memory = memory
         self._explanations = explanations
         self._metrics = metrics
+        self._warned = False
 
     def begin(
         self, begun: CallBegun, session: Session, request: Request, link: Link, prompt: CallPrompt
@@ -112,8 +115,8 @@ class Recorder:
         self._memory.begin(session, begun.id)
         return Recording(begun, session, request, link, prompt)
 
-    async def commit(self, recording: Recording, outcome: CallOutcome) -> None:
-        """Returns when the call's end is durable. Other calls may continue it from then on.
+    async def commit(self, recording: Recording, outcome: CallOutcome) -> CallEnded:
+        """The call's end, when it is durable. Other calls may continue it from then on.
 
         Lineage, metrics and observers get it in the event loop's next iteration, which precedes
         every later request.
@@ -129,6 +132,7 @@ class Recorder:
             self._memory.end(recording.session, recording.begun.id)
             raise
         asyncio.get_running_loop().call_soon(self._over, recording, outcome, ended, turn)
+        return ended
 
     def _over(
         self, recording: Recording, outcome: CallOutcome, ended: CallEnded, turn: Turn
@@ -140,8 +144,25 @@ class Recorder:
         self._metrics.count_call(begun.dialect, begun.started_at, ended)
         if log.isEnabledFor(logging.INFO):
             log_call(begun, ended)
+        if _WITHOUT_IDS in ended.notes:
+            self._warn_of_missing_ids(ended)
         for observe in self._observers:
             observe(begun, ended, outcome)
+
+    def _warn_of_missing_ids(self, ended: CallEnded) -> None:
+        """Once for a process: every call of such an engine is like the first."""
+        if self._warned:
+            return
+        self._warned = True
+        log.warning(
+            "no_token_ids",
+            extra={
+                "session": ended.session_id,
+                "call": ended.id,
+                "meaning": "the engine returns text without token ids: nothing of it can be "
+                "trained; put the proxy directly in front of vLLM, or start it with --external",
+            },
+        )
 
 
 class Recording:
@@ -239,6 +260,7 @@ class Recording:
                 *outcome.notes,
                 *notes,
                 *unread_tool_calls(self.request, reply.choices),
+                *([] if with_ids or frozen or not _has_text(reply.choices) else [_WITHOUT_IDS]),
                 *self.link.notes(status),
             ),
             compared=True,
@@ -294,6 +316,10 @@ def unread_tool_calls(request: Request, choices: Sequence[ChoiceReply]) -> tuple
         return ()
     found = {unread_calls(choice.text): None for choice in choices if not choice.tool_calls}
     return tuple(Note(TOOL_CALLS_UNREAD, name) for name in found if name is not None)
+
+
+def _has_text(choices: Sequence[ChoiceReply]) -> bool:
+    return any(choice.text or choice.reasoning or choice.tool_calls for choice in choices)
 
 
 def quarantined(ended: CallEnded, found: str) -> CallEnded:

@@ -67,7 +67,7 @@ class PolicyConfig:
     """The model that is trained, and the engine that serves it."""
 
     model: Named
-    """Model directory of version 0."""
+    """Model of version 0: its directory, or its name on the Hugging Face Hub."""
     engine: EngineKind = "embedded"
     engine_arguments: tuple[str, ...] = ()
     """Further options of ``bridle engine``, such as ``--max-model-len=4096``."""

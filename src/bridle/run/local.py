@@ -16,6 +16,7 @@ from bridle.run.agents import verifier as named_verifier
 from bridle.run.config import RunConfig
 from bridle.run.groups import FinishedGroups, planned
 from bridle.run.holding import LOCK, hold
+from bridle.run.hub import model_directory
 from bridle.run.rollouts import Rollouts
 from bridle.run.stack import MODEL, stack
 from bridle.run.training import TrainingPlan, newest_policy, require_devices, require_parts
@@ -66,7 +67,7 @@ def train(
     verifier = named_verifier(config.tasks.verifier)
     tasks = shuffled_tasks(config.tasks.source, config.tasks.split, training.seed)
     adapter, sandboxes = agent(config.agent.name, config.agent.sandbox, tasks)
-    policy = Path(config.policy.model)
+    policy = model_directory(config.policy.model)
     check_policy(policy)
     require_parts(training)
     require_devices(training)

@@ -23,6 +23,7 @@ from bridle.cli.options import (
     StoreOption,
     TransferBackendOption,
     base_urls,
+    model_path,
 )
 from bridle.cli.reading import reader
 from bridle.cli.serving import leave_on_sigterm
@@ -35,7 +36,10 @@ from bridle.run.holding import LOCK, hold
 def trainer(
     context: typer.Context,
     policy: Annotated[
-        Path, typer.Option(exists=True, file_okay=False, help="Model directory of version 0.")
+        Path,
+        typer.Option(
+            parser=model_path, metavar="MODEL", help="Of version 0: directory or Hub name."
+        ),
     ],
     engine: Annotated[
         list[str],
