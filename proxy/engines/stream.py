@@ -145,7 +145,7 @@ class EngineStream:
         if self._failure is not None:
             if _is_failure(self._failure):
                 before = engine.circuit.state
-                engine.circuit.failed()
+                engine.circuit.failed(session=self._session_id)
                 report(engine, before, self._failure.message)
             raise self._failure
         if not engine.circuit.calm:
@@ -207,7 +207,8 @@ class EngineStream:
             engine.circuit.answered()
             engine.circuit.succeeded()
         elif _is_failure(error) and not engine.serves.changed:
-            engine.circuit.failed(trial)
+            away = error.kind == "upstream_unreachable"
+            engine.circuit.failed(trial, None if away else self._session_id)
         else:
             engine.circuit.abandoned(trial)
         self.close()
