@@ -115,8 +115,8 @@ class Recorder:
         self._memory.begin(session, begun.id)
         return Recording(begun, session, request, link, prompt)
 
-    async def commit(self, recording: Recording, outcome: CallOutcome) -> None:
-        """Returns when the call's end is durable. Other calls may continue it from then on.
+    async def commit(self, recording: Recording, outcome: CallOutcome) -> CallEnded:
+        """The call's end, when it is durable. Other calls may continue it from then on.
 
         Lineage, metrics and observers get it in the event loop's next iteration, which precedes
         every later request.
@@ -132,6 +132,7 @@ class Recorder:
             self._memory.end(recording.session, recording.begun.id)
             raise
         asyncio.get_running_loop().call_soon(self._over, recording, outcome, ended, turn)
+        return ended
 
     def _over(
         self, recording: Recording, outcome: CallOutcome, ended: CallEnded, turn: Turn

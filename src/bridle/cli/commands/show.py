@@ -151,6 +151,10 @@ def _print_totals(about: dict[str, Any], mode: str | None, rows: Sequence[dict[s
     if breaks:
         each = ", ".join(f"{count} {reason}" for reason, count in breaks.most_common())
         out.print(f"breaks on ({mode} mode): {each}", highlight=False)
+    noted = Counter(name for row in rows for name in row["notes"])
+    if noted:
+        each = ", ".join(f"{count} {name}" for name, count in noted.most_common())
+        out.print(f"noted: {each}", highlight=False)
     for name, value in about["rewards"].items():
         out.print(f"reward {name} = {value:g}")
     _print_rewards(rows)
