@@ -23,6 +23,8 @@ ExportPart = Literal["train", "eval"]
 class Selection:
     """Every condition must hold; ``None`` means any."""
 
+    sessions: tuple[str, ...] = ()
+    """Ids of the only sessions that are looked at; empty: all."""
     run: str | None = None
     group: str | None = None
     task: str | None = None
@@ -125,7 +127,7 @@ class ExportReport:
 
 def select(reader: Reader, selection: Selection, report: ExportReport) -> Iterator[LoadedSession]:
     """The sessions to export; those that are refused are counted in the report."""
-    records = reader.sessions(
+    found = reader.sessions(
         run=selection.run,
         group=selection.group,
         task=selection.task,
@@ -137,6 +139,8 @@ def select(reader: Reader, selection: Selection, report: ExportReport) -> Iterat
         until=selection.until,
         limit=selection.limit,
     )
+    named = frozenset(selection.sessions)
+    records = (record for record in found if not named or record.id in named)
 
     def wanted(record: SessionRecord, rewards: Mapping[str, float]) -> bool:
         if selection.part not in (None, part_of(record, selection.eval_share)):
