@@ -24,10 +24,10 @@ from bridle.cli.options import (
     TransferBackendOption,
     base_urls,
 )
-from bridle.cli.reading import reader
+from bridle.cli.reading import reader, require_run
 from bridle.cli.serving import leave_on_sigterm
 from bridle.cli.settings import GRPO, chosen
-from bridle.cli.terminal import out, print_json
+from bridle.cli.terminal import fail, out, print_json
 from bridle.run.environment import API_KEY_VARIABLE, admin_key_for, key_in
 from bridle.run.holding import LOCK, hold
 
@@ -37,19 +37,42 @@ def trainer(
     policy: Annotated[
         Path, typer.Option(exists=True, file_okay=False, help="Model directory of version 0.")
     ],
+    proxy: ProxyOption,
+    store: StoreOption,
+    output: Annotated[Path, typer.Option("--out", help="Checkpoints, weights, logs.")],
     engine: Annotated[
-        list[str],
+        list[str] | None,
         typer.Option(
             callback=base_urls, help="Base URL of an engine that can read --out. Repeatable."
         ),
-    ],
-    proxy: ProxyOption,
-    store: StoreOption,
+    ] = None,
     worker: Annotated[
-        list[str], typer.Option(callback=base_urls, help="A worker's base URL. Repeatable.")
-    ],
-    output: Annotated[Path, typer.Option("--out", help="Checkpoints, weights, logs.")],
-    run: Annotated[str, typer.Option(help="Name of the run; the same name resumes it.")] = "train",
+        list[str] | None,
+        typer.Option(callback=base_urls, help="A worker's base URL. Repeatable."),
+    ] = None,
+    from_store: Annotated[
+        bool, typer.Option("--from-store", help="Train sessions that are recorded already.")
+    ] = False,
+    where: Annotated[
+        str | None,
+        typer.Option(help="--from-store: SQL on the columns of sessions, harness = 'pi'."),
+    ] = None,
+    version: Annotated[
+        int, typer.Option(min=0, help="--from-store: the recorded version that --policy is.")
+    ] = 0,
+    wait: Annotated[
+        bool, typer.Option("--wait", help="--from-store: wait for --group-size rewarded sessions.")
+    ] = False,
+    other_policy: Annotated[
+        bool, typer.Option("--other-policy", help="--from-store: sessions of other weights too.")
+    ] = False,
+    run: Annotated[
+        str | None,
+        typer.Option(
+            help="Name of the run, which the same name resumes; default: train. "
+            "--from-store: only this recorded run's sessions."
+        ),
+    ] = None,
     steps: Annotated[int, typer.Option(min=1, help="GRPO steps.")] = 100,
     seconds: MinutesOption = None,
     groups: Annotated[int, typer.Option(min=1, help="Tasks per step.")] = 8,
@@ -73,9 +96,13 @@ def trainer(
     settings_file: SettingsOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Train with workers, proxy and engine as services. The same command resumes."""
+    """Train with workers, proxy and engine as services, or on recorded sessions.
+
+    The same command resumes. --from-store needs no engine; with one, each version is published.
+    """
     with needs_extra("train", "training needs the training extra"):
         from bridle.run.training import TrainingPlan, newest_policy, resumable, step_line, train
+    from bridle.run.recorded import Recordings, train_recorded
     from bridle.run.remote import RemoteWorkers
     from bridle.run.stack import Stack, kind_of
     from bridle.store.errors import NotFound
@@ -86,15 +113,22 @@ def trainer(
 
     leave_on_sigterm()
     config = chosen(context, GrpoConfig, GRPO, settings_file)
+    if not from_store:
+        refuse_without_store(where=where, wait=wait, version=version, other_policy=other_policy)
+        if not engine or not worker:
+            fail("name --engine and --worker, or --from-store", 2)
     context.with_resource(hold(output, output / LOCK))
     admin_key, engine_key = admin_key_for(proxy), key_in(API_KEY_VARIABLE)
-    run_id = f"train:{run}"
+    name = output.name if from_store else run or "train"
+    run_id = f"train:{name}"
     with reader(store) as source:
+        if from_store:
+            require_run(source, run)
         try:
             source.run(run_id)
         except NotFound:
             with Writer(store) as writer:
-                writer.add_sync(RunRecord(run_id, "train", time.time(), name=run))
+                writer.add_sync(RunRecord(run_id, "train", time.time(), name=name))
 
     def on_step(report: StepReport) -> None:
         if json:
@@ -110,20 +144,33 @@ def trainer(
         config=config,
         groups_per_step=groups,
     )
-    with resumable():
-        stack = Stack(
-            engine[0],
-            proxy,
-            more_engines=tuple(engine[1:]),
-            kind=kind_of(engine[0], engine_key),
-            engine_key=engine_key,
-            admin_key=admin_key,
-        )
-    with RemoteWorkers(worker, run_id=run_id, group_size=group_size, key=admin_key) as workers:
-        loop = train(plan, stack, workers, on_step=on_step)
+    stack = None
+    if engine:
+        with resumable():
+            stack = Stack(
+                engine[0],
+                proxy,
+                more_engines=tuple(engine[1:]),
+                kind=kind_of(engine[0], engine_key),
+                engine_key=engine_key,
+                admin_key=admin_key,
+            )
+    if from_store:
+        recordings = Recordings(run, where, version, group_size if wait else None, other_policy)
+        loop = train_recorded(plan, recordings, stack=stack, on_step=on_step)
+    elif stack is not None and worker:
+        with RemoteWorkers(worker, run_id=run_id, group_size=group_size, key=admin_key) as workers:
+            loop = train(plan, stack, workers, on_step=on_step)
     if not json:
         out.print(
-            f"{newest_policy(plan)}: after {loop.step} of {config.steps} steps",
+            f"{newest_policy(plan)}: after {loop.step} of {loop.config.steps} steps",
             highlight=False,
             soft_wrap=True,
         )
+
+
+def refuse_without_store(**options: object) -> None:
+    """Ends the command when an option was given that is for recorded sessions only."""
+    for name, value in options.items():
+        if value:
+            fail(f"--{name.replace('_', '-')} is for --from-store", 2)
