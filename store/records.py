@@ -110,6 +110,8 @@ class BreakReason(StrEnum):
     """The template does not render a turn on its own, so the history was rendered in full."""
     TOKENIZER_DIFFERS = "tokenizer_differs"
     """The engine has another tokenizer or template than the proxy was given."""
+    ENGINE_RENDERS_OTHERWISE = "engine_renders_otherwise"
+    """The engine's prompts are not what the proxy renders of the same messages."""
     PARENT_WITHOUT_IDS = "parent_without_ids"
     """The parent call has no token ids (an external upstream, or a quarantined record)."""
     UNEXPLAINED = "unexplained"
@@ -121,6 +123,13 @@ that (vLLM does), its logprobs are of what the grammar allowed and not of the po
 
 TOOL_CALLS_UNREAD: Final = "tool_calls_unread"
 """Name of the note on a call whose reply has tool calls as text; its detail is their markup."""
+
+RENDERS_OTHERWISE: Final = BreakReason.ENGINE_RENDERS_OTHERWISE.value
+"""Name of the note on a session's first call whose prompt is not what the proxy renders of the same
+messages; its detail shows the first difference."""
+
+IDS_MISSING: Final = "no_token_ids"
+"""Name of the note on a call whose engine returned text without the ids of its tokens."""
 
 ALSO_BROKE_ON: Final = "also_broke_on"
 """Name of the note for each further reason of a break, after the first difference's."""

@@ -116,6 +116,17 @@ class Tokenizer:
         return frozenset(token_id for token_id in found if token_id is not None)
 
     @cached_property
+    def vocabulary_size(self) -> int:
+        """Number of token ids: the model's, where ``config.json`` has it, which is padded, and
+        otherwise the tokenizer's own."""
+        size: int = self.backend.get_vocab_size(with_added_tokens=True)
+        path = self.directory / "config.json"
+        config = json.loads(path.read_text()) if path.exists() else {}
+        for part in (config, config.get("text_config") or {}):
+            size = max(size, part.get("vocab_size") or 0)
+        return size
+
+    @cached_property
     def chat_template_source(self) -> str:
         source = self._template_sources.get("default")
         if source is None:

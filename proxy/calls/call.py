@@ -12,7 +12,6 @@ import logging
 from dataclasses import dataclass
 from typing import Final
 
-from bridle.proxy.engines.engine_sampling import sampler_of
 from bridle.proxy.engines.pool import EnginePool
 from bridle.proxy.engines.reply import ReplyDecoder
 from bridle.proxy.engines.request import EngineRequest
@@ -31,7 +30,7 @@ from bridle.proxy.wire.canonical import (
 )
 from bridle.proxy.wire.in_flight import STEP, Held
 from bridle.store.errors import RecordRejected, StoreUnavailable
-from bridle.store.records import CallStatus, Note
+from bridle.store.records import CallEnded, CallStatus, Note
 
 log = logging.getLogger("bridle.proxy")
 
@@ -222,7 +221,9 @@ class Call:
         recording.sent(last)
         try:
             outcome = self._outcome(CallStatus.COMPLETE)
-            await self._services.recorder.commit(recording, outcome)
+            ended = await self._services.recorder.commit(recording, outcome)
+            if recording.link.parent is None:
+                self._compare_rendering(ended)
         except StoreUnavailable as error:
             self._unrecorded(error)
             if self._services.settings.when_store_is_down == "fail":
@@ -234,6 +235,13 @@ class Call:
         if not client.started:
             client.start_stream(self._content_type, self._headers)
         await client.finish(last)
+
+    def _compare_rendering(self, ended: CallEnded) -> None:
+        """Compares the prompt of a call that continues nothing with the rendering here. Engines of
+        other models, which have a gate of their own, have another template too."""
+        check, engine = self._services.rendering_check, self._stream.engine
+        if check is not None and engine is not None and self._gate is self._services.gate:
+            check.begin(engine, self._ask, ended, self._recording.begun.started_at)
 
     async def _fail(self, failure: CallFailure) -> None:
         reply = None if failure.error is None else self._error_bytes(failure.error)
@@ -254,11 +262,12 @@ class Call:
             status=status,
             notes=tuple(self.notes),
             sampling=self._ask.sampling,
-            sampler=None if engine is None else sampler_of(self._ask, engine.endpoint.sampling),
+            sampler=None if engine is None else self._ask.sampler(engine.endpoint.sampling),
             model_served=self._decoder.model,
             policy_version=self._gate.version if engine is None else engine.serves.version,
             reason=None if failure is None else failure.reason,
             error=None if failure is None else failure.error,
+            contradiction=self._decoder.contradiction,
         )
 
     def _unrecorded(self, error: StoreUnavailable) -> None:

@@ -133,7 +133,9 @@ class DataPlane:
         started_at = time.time()
         to = services.models.only or services.models.find(request.model, link.seen.agent)
         known = session.turns.engine_ids
-        asked = structs.replace(request, messages=with_engine_ids(request.messages, known))
+        asked = request
+        if known:
+            asked = structs.replace(request, messages=with_engine_ids(request.messages, known))
         prompt = await self._prompt(session, link, asked, to)
         rules = session.record.settings
         overruled: tuple[Note, ...] = ()
@@ -292,20 +294,21 @@ class DataPlane:
             or request.dialect == "completions"
         ):
             return CallPrompt(None, link.break_reason)
-        link = structs.replace(link, tail=with_engine_ids(link.tail, session.turns.engine_ids))
+        if known := session.turns.engine_ids:
+            link = structs.replace(link, tail=with_engine_ids(link.tail, known))
         if continuer.takes_long(link):
             prompt = await asyncio.to_thread(continuer.prompt, link, request)
         else:
             prompt = continuer.prompt(link, request)
         if prompt.token_ids is None or isinstance(request.prompt, tuple):
             return prompt
-        check = self._services.tokenizer_check
-        if check is None or check.agreed:
+        check, home = self._services.rendering_check, session.homes.get(to.engines)
+        if check is None or (home is not None and home.rendering.agrees):
             return prompt
-        if await check.allows(to.engines, request.model):
+        found = await check.objection(session.id, home, to.engines, request.model)
+        if found is None:
             return prompt
-        reason = link.break_reason or BreakReason.TOKENIZER_DIFFERS
-        return CallPrompt(None, reason, notes=(Note("tokenizer_differs"),))
+        return CallPrompt(None, link.break_reason or BreakReason(found), notes=(Note(found),))
 
 
 def _allowed(method: str, route: Route) -> bool:

@@ -65,4 +65,5 @@ def _sum(state: EngineState, other: EngineState | None) -> EngineState:
         retries=state.retries + other.retries,
         ejections=state.ejections + other.ejections,
         changes=state.changes + other.changes,
+        rendering_difference=state.rendering_difference or other.rendering_difference,
     )

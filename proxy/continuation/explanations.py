@@ -1,5 +1,8 @@
 """Explains breaks off the path of calls: after the commit, in a thread.
 
+Other work about a call that is done after its commit (:meth:`Explanations.run`) is waited for with
+it.
+
 A call that leaves its parent's ids is committed as ``unexplained``, and its row is updated when the
 texts have been compared, a moment later. A session is sealed, and the store closed, only after
 that. What a crash leaves behind stays ``unexplained``.
@@ -9,8 +12,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Coroutine
+from typing import TYPE_CHECKING, Any
 
 from bridle.proxy.continuation.breaks import explain
 from bridle.proxy.lineage.turn import Link
@@ -40,12 +43,18 @@ class Explanations:
 
     def begin(self, ended: CallEnded, link: Link, request: Request) -> None:
         """The call has been committed as ``UNEXPLAINED``."""
-        task = asyncio.create_task(self._explain(ended, link, request), name="explain-break")
-        self._pending[task] = ended.session_id
+        self.run(self._explain(ended, link, request), ended.session_id)
+
+    def run(self, work: Coroutine[Any, Any, None], session_id: str) -> asyncio.Task[None]:
+        """Starts ``work`` about a call of the session."""
+        task = asyncio.create_task(work, name="after-commit")
+        self._pending[task] = session_id
         task.add_done_callback(self._pending.pop)
+        return task
 
     async def drain(self, session_id: str | None = None) -> None:
-        """Returns when the breaks so far of the session (of all when ``None``) are explained."""
+        """Returns when the breaks so far of the session (of all when ``None``) are explained, and
+        what was run about its calls is done."""
         waiting = [task for task, of in self._pending.items() if session_id in (None, of)]
         if waiting:
             await asyncio.wait(waiting)

@@ -168,6 +168,9 @@ class EngineView(_Documented):
     ejections: int
     changes: int
     """Number of times that the engine was found with other weights."""
+    rendering_difference: str
+    """How a prompt of the engine differs from the proxy's own rendering of the same messages. While
+    it is not empty, the engine's calls are not continued exactly."""
 
 
 class NewEngine(_Body):

@@ -3,7 +3,9 @@
 A general client also does redirects, cookies, encodings and a stream reader with task wake-ups of
 its own, which costs a recording proxy more than recording does. Here the bytes of one network read
 go straight to the follower of the response, in the loop's own callback, and everything that arrived
-in that read goes at once. The interface is :mod:`bridle.proxy.engines.transport`.
+in that read goes at once. A large read is fed in slices, one in each turn of the event loop, and no
+more is read meanwhile: libuv would read a busy socket up to 32 times before it looks at any other.
+The interface is :mod:`bridle.proxy.engines.transport`.
 """
 
 from __future__ import annotations
@@ -29,6 +31,9 @@ _HEADER_BYTES: Final = 64 * 1024
 _IDLE_S: Final = 3.0
 """With the second between two looks shorter than uvicorn's 5 s, so that idle connections are closed
 here before the engine closes them."""
+
+_SLICE_BYTES: Final = 16 * 1024
+"""As many as are fed in one turn of the event loop: some 200 events of a stream."""
 
 
 class PooledResponse:
@@ -301,6 +306,8 @@ class _Connection(asyncio.Protocol):
         self._timeout_s = 0.0
         self._held = False
         """The follower wants no more for now."""
+        self._later = memoryview(b"")
+        """Of the latest read, what is fed in the next turns of the event loop."""
 
     def ask(self, request: bytes, timeout_s: float) -> PooledResponse:
         """Sends ``request``; its response is to come."""
@@ -334,7 +341,18 @@ class _Connection(asyncio.Protocol):
     def _go_on(self, _: asyncio.Future[Any]) -> None:
         self._held = False
         self.last_read = self.loop.time()
-        if not self.transport.is_closing():
+        self._turn()
+
+    def _turn(self) -> None:
+        """Feeds a slice of what was read, and reads again after the last."""
+        if self._held or self.transport.is_closing():
+            return
+        if self._later:
+            piece, self._later = self._later[:_SLICE_BYTES], self._later[_SLICE_BYTES:]
+            self.data_received(bytes(piece))
+            if not self._held:
+                self.loop.call_soon(self._turn)
+        else:
             self.transport.resume_reading()
 
     def look(self, now: float) -> None:
@@ -365,6 +383,11 @@ class _Connection(asyncio.Protocol):
         if response is None:  # nothing was asked
             self.abandon()
             return
+        if len(data) > _SLICE_BYTES:
+            self._later = memoryview(data)
+            self.transport.pause_reading()
+            self._turn()
+            return
         self.last_read = self.loop.time()
         try:
             self._parser.feed_data(data)
@@ -389,7 +412,7 @@ class _Connection(asyncio.Protocol):
 
     def _finish(self, response: PooledResponse) -> None:
         self._response = None
-        if self._keep and not self._held:
+        if self._keep and not self._held and not self._later:
             self._pool.free(self)
         else:
             self.transport.close()

@@ -23,6 +23,7 @@ import msgspec
 from bridle.proxy.engines.circuit import Circuit, CircuitState
 from bridle.proxy.engines.endpoint import EngineEndpoint
 from bridle.proxy.engines.policy_gate import Policy, PolicyGate
+from bridle.proxy.engines.rendering import EngineRendering
 from bridle.proxy.engines.served_weights import ServedWeights, other_weights
 from bridle.proxy.periodic import Periodic
 from bridle.proxy.settings import ProxySettings
@@ -47,6 +48,7 @@ class PooledEngine:
         """Host and port; for operators, never for clients."""
         self.circuit = circuit
         self.serves = ServedWeights(endpoint, self.name, version)
+        self.rendering = EngineRendering()
         self.running = 0
         """Calls that it serves: add 1 for a call and pair it with :meth:`leave`."""
         self.removed = False
@@ -87,6 +89,7 @@ class EngineState(msgspec.Struct, frozen=True):
     retries: int
     ejections: int
     changes: int
+    rendering_difference: str = ""
 
 
 Homes = dict["EnginePool", PooledEngine]
@@ -115,6 +118,8 @@ class EnginePool:
         self.gate = gate
         self.model = model
         self._settings = settings
+        self.own_keys = settings.own_keys
+        """What is removed from all that the engines send."""
         self._external = external
         self._trained = trained
         self._api_key = api_key
@@ -322,6 +327,7 @@ class EnginePool:
                 retries=one.retries,
                 ejections=one.circuit.openings,
                 changes=one.serves.changes,
+                rendering_difference=one.rendering.difference,
             )
             for one in self._engines.values()
         ]
@@ -333,7 +339,8 @@ class EnginePool:
 
     async def _check(self, engine: PooledEngine) -> bool:
         before = engine.circuit.state
-        well = await engine.endpoint.healthy()
+        fault = await engine.endpoint.fault()
+        well = fault is None
         if well:
             # Before its circuit admits calls again. One that cannot say now is asked before a call.
             with contextlib.suppress(ApiError):
@@ -341,7 +348,7 @@ class EnginePool:
             if self._trained and not engine.endpoint.sampling_known:
                 await engine.endpoint.read_sampling()
         engine.circuit.checked(well)
-        report(engine, before)
+        report(engine, before, fault)
         return well and self.usable(engine)
 
     # -- membership ------------------------------------------------------------------------------
@@ -388,13 +395,14 @@ class EnginePool:
         raise KeyError(name)
 
 
-def report(engine: PooledEngine, before: CircuitState) -> None:
-    """Logs how the engine's circuit changed since ``before``, if it did."""
+def report(engine: PooledEngine, before: CircuitState, cause: str | None = None) -> None:
+    """Logs how the engine's circuit changed since ``before``, if it did. ``cause`` is what has
+    failed last."""
     after = engine.circuit.state
     if after is before:
         return
     if after is CircuitState.OPEN and before is CircuitState.CLOSED:
-        log.warning("engine_ejected", extra={"engine": engine.name})
+        log.warning("engine_ejected", extra={"engine": engine.name, "cause": cause})
     elif after is CircuitState.CLOSED:
         log.info("engine_readmitted", extra={"engine": engine.name})
 

@@ -142,6 +142,9 @@ class ReplyDecoder:
         self._usage: Usage | None = None
         self.model: str | None = None
         """The model name that the engine answered with."""
+        self.contradiction: str | None = None
+        """Why the reply as it came cannot be the reply to the request, as
+        :func:`bridle.store.writing.integrity.contradiction` has it."""
 
     def events(self, payload: bytes) -> list[Event]:
         """Events of one chunk, or of a whole non-streamed body.
@@ -174,6 +177,8 @@ class ReplyDecoder:
             events.append(Started(None if prompt is None else len(prompt), prompt))
         for choice in body.choices:
             index = choice.index
+            if index >= self._choices or index in self._finished:
+                self._contradict(choice)
             if choice.token_ids or choice.logprobs is not None:
                 events.append(self._tokens(choice))
             text = choice.delta or choice.message
@@ -191,6 +196,16 @@ class ReplyDecoder:
             if choice.finish_reason is not None:
                 events += self._finish(choice)
         return events
+
+    def _contradict(self, choice: _Choice[Any]) -> None:
+        """Notes a choice that the request did not ask for, and output after a choice's end."""
+        if choice.index >= self._choices:
+            found = f"choice_not_asked_for: number {choice.index} of {self._choices} choices"
+        elif choice.token_ids or choice.text or _says(choice.delta or choice.message):
+            found = f"output_after_finish: choice {choice.index}"
+        else:
+            return
+        self.contradiction = self.contradiction or found
 
     def last_events(self) -> list[Event]:
         """The usage, which is whole only now.
@@ -245,9 +260,16 @@ class ReplyDecoder:
         if reason is None:
             self._gave_up = choice.finish_reason
             return []
-        self._finished.add(choice.index)
+        if choice.index < self._choices:
+            self._finished.add(choice.index)
         stop = choice.stop_reason
         return [Finished(reason, choice.index, stop if isinstance(stop, str) else None)]
+
+
+def _says(text: _Text | None) -> bool:
+    if text is None:
+        return False
+    return bool(text.content or text.reasoning or text.reasoning_content or text.tool_calls)
 
 
 def _completion_detail(given: _Logprobs[Any]) -> list[Mapping[str, Any]]:

@@ -9,17 +9,24 @@ import msgspec
 import orjson
 
 from bridle.engine.contract.contract import CHAT_COMPLETIONS, COMPLETIONS
+from bridle.proxy.engines.engine_sampling import EngineSampling
 from bridle.proxy.wire.canonical import ApiError, Request, Sampling
-from bridle.store.records import CONSTRAINED, Note, TokenIds
+from bridle.store.records import CONSTRAINED, SAMPLER_PARAMETERS, Note, Sampler, TokenIds
 
 _GRAMMARS: Final = frozenset(
     {"guided_choice", "guided_grammar", "guided_json", "guided_regex", "structured_outputs"}
 )
 """An engine's own fields that constrain what it samples."""
-_RESHAPING: Final = frozenset(
-    {"allowed_token_ids", "bad_words", "logit_bias", "min_tokens", "thinking_token_budget"}
-)
-"""Fields that change what is sampled from otherwise."""
+_RESHAPING: Final[Mapping[str, Any]] = {
+    "allowed_token_ids": None,
+    "bad_words": [],
+    "ignore_eos": False,
+    "logit_bias": {},
+    "min_tokens": 0,
+    "thinking_token_budget": None,
+    "truncate_prompt_tokens": None,
+}
+"""Fields that change what is sampled from otherwise, with the value at which they do not."""
 _OURS: Final = frozenset({"top_k", "min_p", "repetition_penalty"})
 """Sampling parameters that providers refuse."""
 
@@ -54,6 +61,17 @@ class EngineRequest(msgspec.Struct, frozen=True, gc=False):
             raise ApiError(
                 "invalid_request", f"the request cannot be sent on: {error}", status=400
             ) from error
+
+    def sampler(self, engine: EngineSampling) -> Sampler:
+        """What the reply of an ``engine`` that samples so is drawn from."""
+        values: dict[str, Any] = {}
+        for name in SAMPLER_PARAMETERS:
+            value = self.sampling.get(name)
+            if value is not None:
+                values[name] = max(value, 0) if name == "top_k" else value
+            elif not engine.neutral:
+                values[name] = None
+        return Sampler(engine.logprobs, grammar=self.grammar, others=self.reshaping, **values)
 
 
 def engine_request(
@@ -97,9 +115,14 @@ def engine_request(
         detail=request.wants.logprobs,
         sampling=effective,
         grammar=grammar,
-        reshaping=tuple(sorted(_RESHAPING & request.extra.keys())),
+        reshaping=_reshaping(request) if request.extra else (),
         notes=(*notes, Note(CONSTRAINED, grammar)) if grammar else notes,
     )
+
+
+def _reshaping(request: Request) -> tuple[str, ...]:
+    extra = request.extra
+    return tuple([name for name, off in _RESHAPING.items() if extra.get(name, off) != off])
 
 
 def constraint(request: Request) -> str:

@@ -169,6 +169,11 @@ class _Engines(Collector):
             "Times it was found with other weights than were published to it",
             labels=["engine"],
         )
+        otherwise = GaugeMetricFamily(
+            "bridle_engine_renders_otherwise",
+            "1: its prompts are not what the proxy renders, so its calls are not continued exactly",
+            labels=["engine"],
+        )
         for engine in self._states():
             for state in CircuitState:
                 circuit.add_metric([engine.name, state], float(engine.circuit is state))
@@ -178,7 +183,8 @@ class _Engines(Collector):
             retries.add_metric([engine.name], engine.retries)
             ejections.add_metric([engine.name], engine.ejections)
             changes.add_metric([engine.name], engine.changes)
-        yield from (circuit, usable, running, version, retries, ejections, changes)
+            otherwise.add_metric([engine.name], float(bool(engine.rendering_difference)))
+        yield from (circuit, usable, running, version, retries, ejections, changes, otherwise)
 
 
 def merged(expositions: Mapping[int, str]) -> bytes:

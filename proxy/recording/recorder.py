@@ -31,6 +31,7 @@ from bridle.proxy.wire.canonical import (
 from bridle.proxy.wire.fold import Fold
 from bridle.store.errors import StoreUnavailable
 from bridle.store.records import (
+    IDS_MISSING,
     TOOL_CALLS_UNREAD,
     BreakReason,
     CallBegun,
@@ -52,6 +53,7 @@ from bridle.store.writing.writer import Writer
 
 _PACK: Final = ZstdCompressor(level=1).compress
 _UNPACK: Final = ZstdDecompressor().decompress
+_WITHOUT_IDS: Final = Note(IDS_MISSING)
 
 
 class CallOutcome(msgspec.Struct, frozen=True, gc=False):
@@ -68,6 +70,8 @@ class CallOutcome(msgspec.Struct, frozen=True, gc=False):
     """Of the engine that replied, at the end of the call."""
     reason: str | None = None
     error: ApiError | None = None
+    contradiction: str | None = None
+    """What the reply said against the request or itself while it came."""
 
 
 Observer = Callable[[CallBegun, CallEnded, CallOutcome], None]
@@ -85,15 +89,19 @@ class Recorder:
         observers: Sequence[Observer] = (),
         *,
         forward: bool = False,
+        vocabulary: int | None = None,
     ) -> None:
         """``observers`` get every call after its commit; they must not block. With ``forward`` a
-        call continues when the store does not accept its beginning."""
+        call continues when the store does not accept its beginning. ``vocabulary``: number of the
+        policy's token ids, where it is known."""
+        self._vocabulary = vocabulary
         self._observers = tuple(observers)
         self._forward = forward
         self._writer = writer
         self._memory = memory
         self._explanations = explanations
         self._metrics = metrics
+        self._warned = False
 
     def begin(
         self, begun: CallBegun, session: Session, request: Request, link: Link, prompt: CallPrompt
@@ -107,8 +115,8 @@ class Recorder:
         self._memory.begin(session, begun.id)
         return Recording(begun, session, request, link, prompt)
 
-    async def commit(self, recording: Recording, outcome: CallOutcome) -> None:
-        """Returns when the call's end is durable. Other calls may continue it from then on.
+    async def commit(self, recording: Recording, outcome: CallOutcome) -> CallEnded:
+        """The call's end, when it is durable. Other calls may continue it from then on.
 
         Lineage, metrics and observers get it in the event loop's next iteration, which precedes
         every later request.
@@ -116,12 +124,15 @@ class Recorder:
         Raises ``StoreUnavailable``.
         """
         try:
-            ended, turn = recording.ended(outcome)
+            if recording.packed:
+                await asyncio.to_thread(recording.unpack)
+            ended, turn = recording.ended(outcome, self._vocabulary)
             await self._writer.end_call(ended)
         except BaseException:
             self._memory.end(recording.session, recording.begun.id)
             raise
         asyncio.get_running_loop().call_soon(self._over, recording, outcome, ended, turn)
+        return ended
 
     def _over(
         self, recording: Recording, outcome: CallOutcome, ended: CallEnded, turn: Turn
@@ -133,8 +144,25 @@ class Recorder:
         self._metrics.count_call(begun.dialect, begun.started_at, ended)
         if log.isEnabledFor(logging.INFO):
             log_call(begun, ended)
+        if _WITHOUT_IDS in ended.notes:
+            self._warn_of_missing_ids(ended)
         for observe in self._observers:
             observe(begun, ended, outcome)
+
+    def _warn_of_missing_ids(self, ended: CallEnded) -> None:
+        """Once for a process: every call of such an engine is like the first."""
+        if self._warned:
+            return
+        self._warned = True
+        log.warning(
+            "no_token_ids",
+            extra={
+                "session": ended.session_id,
+                "call": ended.id,
+                "meaning": "the engine returns text without token ids: nothing of it can be "
+                "trained; put the proxy directly in front of vLLM, or start it with --external",
+            },
+        )
 
 
 class Recording:
@@ -151,7 +179,7 @@ class Recording:
         self._prompt = prompt
         self._first_token_at: float | None = None
         self._sent: list[bytes] = []
-        self._packed: list[bytes] = []
+        self.packed: list[bytes] = []
         """What was sent before that, compressed: a long stream repeats itself."""
         self.sent = self._sent.append
         """Records bytes that are sent to the client."""
@@ -171,12 +199,17 @@ class Recording:
         """Compresses what was sent; how many bytes it takes then."""
         packed = _PACK(b"".join(self._sent))
         self._sent.clear()
-        self._packed.append(packed)
+        self.packed.append(packed)
         return len(packed)
 
-    def ended(self, outcome: CallOutcome) -> tuple[CallEnded, Turn]:
+    def unpack(self) -> None:
+        """Restores what was compressed, which takes long; before :meth:`ended`."""
+        self._sent[:] = [b"".join((*map(_UNPACK, self.packed), *self._sent))]
+        self.packed.clear()
+
+    def ended(self, outcome: CallOutcome, vocabulary: int | None = None) -> tuple[CallEnded, Turn]:
         """The call's final record, and its turn for lineage. A contradiction within the record
-        makes the call ``QUARANTINED``."""
+        makes the call ``QUARANTINED``. ``vocabulary`` as for :class:`Recorder`."""
         status = outcome.status
         reply = self.fold.reply()
         ids = reply.prompt_token_ids
@@ -212,7 +245,7 @@ class Recording:
             prompt_token_ids=prompt,
             choices=choices,
             growth=growth,
-            response_body=b"".join((*map(_UNPACK, self._packed), *self._sent)),
+            response_body=b"".join(self._sent),
             model_served=outcome.model_served,
             usage={} if reply.usage is None else msgspec.structs.asdict(reply.usage),
             sampling=outcome.sampling,
@@ -227,11 +260,15 @@ class Recording:
                 *outcome.notes,
                 *notes,
                 *unread_tool_calls(self.request, reply.choices),
+                *([] if with_ids or frozen or not _has_text(reply.choices) else [_WITHOUT_IDS]),
                 *self.link.notes(status),
             ),
             compared=True,
         )
-        found = contradiction(ended) if status in TRUSTED else None
+        found = None
+        if status in TRUSTED:
+            known = None if frozen else vocabulary  # a frozen model has another one
+            found = outcome.contradiction or contradiction(ended, known)
         if found is None:
             return ended, turn
         status = CallStatus.QUARANTINED
@@ -279,6 +316,10 @@ def unread_tool_calls(request: Request, choices: Sequence[ChoiceReply]) -> tuple
         return ()
     found = {unread_calls(choice.text): None for choice in choices if not choice.tool_calls}
     return tuple(Note(TOOL_CALLS_UNREAD, name) for name in found if name is not None)
+
+
+def _has_text(choices: Sequence[ChoiceReply]) -> bool:
+    return any(choice.text or choice.reasoning or choice.tool_calls for choice in choices)
 
 
 def quarantined(ended: CallEnded, found: str) -> CallEnded:

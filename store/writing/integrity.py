@@ -17,6 +17,8 @@ from bridle.store.records import CallEnded, CallStatus, Choice, Span, VersionRun
 MISSING_LOGPROB: Final = -9999.0
 """What vLLM writes for a logprob that it does not have."""
 
+_ANY_ID: Final = 1 << 32
+
 _lowest, _highest = np.minimum.reduce, np.maximum.reduce
 
 _ROUNDING: Final = 1e-6
@@ -28,29 +30,36 @@ def has_ids(ended: CallEnded) -> bool:
     return ended.prompt_token_ids is not None or any([len(c.token_ids) for c in ended.choices])
 
 
-def contradiction(ended: CallEnded) -> str | None:
+def contradiction(ended: CallEnded, vocabulary: int | None = None) -> str | None:
     """Why this call must be quarantined, as a snake_case word and a colon-separated detail.
 
     ``None`` when its ids, logprobs, policy versions and usage agree, or when it has no ids at all
     (an upstream that sends none). Usage is compared for complete calls only: a call that
-    was cut has none, or a stale one.
+    was cut has none, or a stale one. ``vocabulary``: number of token ids, where it is known.
     """
     if not has_ids(ended):
         return None
     if ended.prompt_token_ids is None:
         return "prompt_ids_missing: the engine gave sampled ids without the prompt's"
+    if not len(ended.prompt_token_ids):
+        return "prompt_empty: the engine gave no prompt ids"
+    known = _ANY_ID if vocabulary is None else vocabulary
+    if (highest := _highest(ended.prompt_token_ids)) >= known:
+        return f"id_beyond_vocabulary: {highest} of {known} ids (prompt)"
     for index, choice in enumerate(ended.choices):
-        if (reason := _choice_contradiction(choice)) is not None:
+        if (reason := _choice_contradiction(choice, known)) is not None:
             return f"{reason} (choice {index})"
     return _usage_contradiction(ended) if ended.status is CallStatus.COMPLETE else None
 
 
-def _choice_contradiction(choice: Choice) -> str | None:
+def _choice_contradiction(choice: Choice, vocabulary: int) -> str | None:
     sampled, scored = len(choice.token_ids), len(choice.logprobs)
     if sampled != scored:
         return f"logprobs_mismatch: {sampled} ids, {scored} logprobs"
     if not sampled:
         return None
+    if (highest_id := _highest(choice.token_ids)) >= vocabulary:
+        return f"id_beyond_vocabulary: {highest_id} of {vocabulary} ids"
     lowest, highest = float(_lowest(choice.logprobs)), float(_highest(choice.logprobs))
     if not (math.isfinite(lowest) and math.isfinite(highest)):
         return "logprobs_not_finite"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -48,13 +47,13 @@ def test_an_engine_that_is_not_there_is_told_at_the_start(
     bridle: Callable[..., Result], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr("bridle.cli.commands.proxy.wait_for_signal", lambda: None)
-    with socket.create_server(("127.0.0.1", 0)) as there:
-        listening = f"http://127.0.0.1:{there.getsockname()[1]}/v1"
-        argv = ("--engine", listening, "--engine", "http://127.0.0.1:9/v1")
-        done = bridle("proxy", *argv, "--store", str(tmp_path / "s.db"), "--port", "0")
+    monkeypatch.setattr("bridle.cli.commands.proxy._PATIENCE_S", 0.0)
+    argv = ("--engine", "http://127.0.0.1:9/v1", "--store", str(tmp_path / "s.db"))
+    done = bridle("proxy", *argv, "--port", "0")
     assert done.exit_code == 0, done.output
-    assert done.stderr == (
-        "bridle: no engine listens at http://127.0.0.1:9/v1 yet; calls fail until one does\n"
+    assert done.stdout.splitlines()[-1] == (
+        "  upstream    http://127.0.0.1:9/v1: nothing listens there yet: "
+        "calls fail until something does"
     )
 
 

@@ -100,6 +100,7 @@ def test_show_and_metrics_tell_breaks_by_reason_and_replies_under_a_grammar(
     shown = bridle("show", made["id"], "--table", "--store", store)
     assert "break: system_changed" in " ".join(shown.stdout.split())
     assert "breaks on (rendered mode): 1 system_changed" in shown.stdout
+    assert "noted: 1 constrained_by_grammar" in shown.stdout
     assert "constrained" in shown.stdout
     one, two = json.loads(bridle("show", made["id"], "--store", store, "--json").stdout)["turns"]
     assert (one["break_reasons"], two["break_reasons"]) == ([], ["system_changed"])

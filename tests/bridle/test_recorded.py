@@ -133,4 +133,4 @@ def test_options_for_recordings_need_from_store(tmp_path: Path) -> None:
     assert refused.returncode == 2
     assert "--where is for --from-store" in refused.stderr
     neither = bridle("trainer", "--policy", str(tmp_path), "--out", "x")
-    assert "name --engine and --worker, or --from-store" in neither.stderr
+    assert "name --engine, --agent and --tasks, or --from-store" in neither.stderr

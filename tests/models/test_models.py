@@ -6,10 +6,12 @@ import pytest
 
 from bridle.bench.families import FAMILIES, model_directory
 from bridle.bench.models import measure_directory
-from bridle.bench.packages import PackageNotFetched
+from bridle.bench.packages import PackageNotFetched, cache_directory
 
 pytestmark = [pytest.mark.models, pytest.mark.timeout(300)]
 
+MATERIAL = cache_directory()
+"""The user's own cache, read before the tests hide it: what was fetched is kept between runs."""
 NOT_LOCAL = {"cohere-command-r7b", "deepseek-r1-distill", "hunyuan3"}
 """Templates whose tails depend on earlier turns; the probe reports them."""
 
@@ -17,7 +19,7 @@ NOT_LOCAL = {"cohere-command-r7b", "deepseek-r1-distill", "hunyuan3"}
 @pytest.mark.parametrize("name", FAMILIES)
 def test_a_conversation_of_the_family_is_one_line_and_its_verdict_is_right(name: str) -> None:
     try:
-        directory = model_directory(name)
+        directory = model_directory(name, MATERIAL)
     except PackageNotFetched as error:
         pytest.skip(str(error))
     found = measure_directory(directory, FAMILIES[name])

@@ -62,9 +62,47 @@ async def held_whole(send: Callable[[bytes], Any]) -> None:
     await asyncio.sleep(600)
 
 
+LARGEST = 7 << 20
+
+
+def largest(message: str) -> bytes:
+    """A choice of as many tokens as an event can hold."""
+    count = LARGEST // 48
+    choice = {
+        "index": 0,
+        message: {"content": "word " * count},
+        "token_ids": [1000] * count,
+        "logprobs": {"content": [{"logprob": -0.5, "token": "w"}] * count},
+        "finish_reason": "stop",
+    }
+    usage = {"prompt_tokens": 1, "completion_tokens": count}
+    return json.dumps(
+        {"prompt_token_ids": [1], "choices": [choice], "usage": usage}, separators=(",", ":")
+    ).encode()
+
+
+EVENT, WHOLE = largest("delta"), largest("message")
+
+
+async def largest_event(send: Callable[[bytes], Any]) -> None:
+    await send(STREAM + b"data: " + EVENT + b"\n\ndata: [DONE]\n\n")
+
+
+async def largest_whole(send: Callable[[bytes], Any]) -> None:
+    await send(JSON + WHOLE)
+
+
 BEHAVIOURS = {
     each.__name__: each
-    for each in (endless_stream, endless_line, endless_comments, endless_whole, held_whole)
+    for each in (
+        endless_stream,
+        endless_line,
+        endless_comments,
+        endless_whole,
+        held_whole,
+        largest_event,
+        largest_whole,
+    )
 }
 
 

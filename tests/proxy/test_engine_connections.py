@@ -9,7 +9,7 @@ import asyncio
 import base64
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import ExitStack, asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -240,6 +240,49 @@ async def test_a_follower_that_is_slow_holds_the_engine_back(make: Any) -> None:
         ready.set_result(None)
         await following
         assert taken == 400 * len(piece)
+
+
+async def test_a_large_reply_leaves_every_turn_to_others_too() -> None:
+    """Also when its follower wants to wait in the midst of what was read."""
+    body = bytes(range(256)) * 8192
+    head = b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n" % len(body)
+    pieces: list[bytes] = []
+    turns: list[int] = []
+    turn = 0
+
+    async def count() -> None:
+        nonlocal turn
+        while True:
+            turn += 1
+            await asyncio.sleep(0)
+
+    def follower(piece: bytes) -> asyncio.Future[Any] | None:
+        pieces.append(piece)
+        turns.append(turn)
+        return asyncio.ensure_future(asyncio.sleep(0.001)) if len(pieces) % 8 == 0 else None
+
+    async with serving(says(head + body)) as served, connected(served.url) as connections:
+        counting = asyncio.create_task(count())
+        response = await connections.request("POST", "/v1/x", b"{}")
+        await response.follow(follower)
+        assert b"".join(pieces) == body
+        assert len(turns) <= len(set(turns)) + 1, "what came before it was followed"
+        assert max(len(piece) for piece in pieces) <= 16 << 10
+        response = await connections.request("POST", "/v1/x", b"{}")
+        assert await response.read() == body
+        counting.cancel()
+        assert served.connections == 1
+
+
+async def test_a_second_reply_behind_a_large_one_is_nobodys() -> None:
+    body = b"x" * (64 << 10)
+    head = b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n" % len(body)
+    answer = says(head + body + OK * 4000)
+    async with serving(answer) as served, connected(served.url) as connections:
+        for _ in range(2):
+            with suppress(ConnectionBroke):
+                assert await asked(connections) == body
+        assert served.connections == 2
 
 
 @TRANSPORTS

@@ -127,6 +127,34 @@ def test_every_choice_must_finish() -> None:
         events(chunk({}, finish_reason="stop"), choices=2)
 
 
+FINISHED = chunk({"content": "a"}, [7], finish_reason="stop")
+
+
+@pytest.mark.parametrize(
+    ("payloads", "found"),
+    [
+        ([FINISHED], None),
+        ([FINISHED, chunk({"role": "assistant", "content": ""}, None)], None),
+        ([chunk({"content": "b"}, [8], index=1), FINISHED], "choice_not_asked_for"),
+        ([FINISHED, chunk({}, [8])], "output_after_finish"),
+        ([FINISHED, chunk({"content": "b"})], "output_after_finish"),
+        ([FINISHED, chunk({"reasoning": "b"})], "output_after_finish"),
+        ([FINISHED, chunk(call("{}"))], "output_after_finish"),
+    ],
+)
+def test_what_the_request_cannot_have_got_is_named(payloads: list[Any], found: str | None) -> None:
+    reply = ReplyDecoder(MINTED, choices=1, detail=False)
+    for payload in payloads:
+        reply.events(json.dumps(payload).encode())
+    reply.last_events()
+    assert (reply.contradiction or "").partition(":")[0] == (found or "")
+
+
+def test_a_choice_that_was_not_asked_for_stands_for_no_other() -> None:
+    with pytest.raises(ApiError, match="before it was finished"):
+        events(chunk({}, finish_reason="stop"), chunk({}, finish_reason="stop", index=5), choices=2)
+
+
 def test_completions_lists_are_read_as_entries() -> None:
     logprobs = {"tokens": ["a", "b"], "token_logprobs": [-0.1, -0.2], "top_logprobs": None}
     choice = {

@@ -223,6 +223,63 @@ def test_usage_that_contradicts_the_ids_quarantines(
     assert bench.call().reason.startswith("usage_mismatch")
 
 
+USAGE = b'data: {"choices":[],"usage":{"prompt_tokens":2,"completion_tokens":%d}}\n\n'
+FINISH = b'data: {"choices":[{"index":0,"delta":{},"finish_reason":"stop"}]}\n\n'
+
+
+@pytest.mark.parametrize(
+    ("pieces", "reason"),
+    [
+        ([chunk("Hi", [7]), FINISH, USAGE % 1], None),
+        ([chunk("Hi", [7]), FINISH, chunk("!", [8]), USAGE % 2], "output_after_finish"),
+        ([chunk("Hi", [7]).replace(b":0", b":3", 1), FINISH, USAGE % 1], "choice_not_asked_for"),
+        ([chunk("Hi", [60_000]), FINISH, USAGE % 1], "id_beyond_vocabulary"),
+        ([chunk("Hi", [7]).replace(b"[1,2]", b"[]"), FINISH, USAGE % 1], "prompt_empty"),
+    ],
+)
+def test_a_reply_that_the_request_cannot_have_got_is_quarantined(
+    raw_engine: Any,
+    start_proxy: Any,
+    ask: Any,
+    model_dir: Any,
+    pieces: list[bytes],
+    reason: str | None,
+) -> None:
+    async def answer(_receive: Any, send: Any) -> None:
+        await start(send)
+        await write(send, b"".join(pieces) + b"data: [DONE]\n\n", more=False)
+
+    raw_engine.answer = answer
+    bench = start_proxy(raw_engine.base_url, model="m", tokenizer_dir=model_dir)
+    assert httpx.post(bench.url + CHAT, json=ask | {"stream": True}).status_code == 200
+    call = bench.call()
+    assert call.status is (CallStatus.QUARANTINED if reason else CallStatus.COMPLETE)
+    assert (call.reason or "").partition(":")[0] == (reason or "")
+
+
+@pytest.mark.parametrize(
+    ("fields", "others"),
+    [
+        ({"min_tokens": 0, "ignore_eos": False, "logit_bias": {}}, ()),
+        ({"min_tokens": 2, "ignore_eos": True}, ("ignore_eos", "min_tokens")),
+        ({"logit_bias": {"5": 1}, "bad_words": ["x"]}, ("bad_words", "logit_bias")),
+        ({"allowed_token_ids": [5]}, ("allowed_token_ids",)),
+        ({"truncate_prompt_tokens": 9}, ("truncate_prompt_tokens",)),
+    ],
+)
+def test_settings_of_the_client_that_change_the_sampler_are_recorded(
+    raw_engine: Any, start_proxy: Any, ask: Any, fields: dict[str, Any], others: tuple[str, ...]
+) -> None:
+    async def answer(_receive: Any, send: Any) -> None:
+        await start(send)
+        await write(send, chunk("Hi", [7]) + FINISH + USAGE % 1 + b"data: [DONE]\n\n", more=False)
+
+    raw_engine.answer = answer
+    bench = start_proxy(raw_engine.base_url, model="m")
+    httpx.post(bench.url + CHAT, json=ask | fields | {"stream": True})
+    assert bench.call().sampler.others == others
+
+
 def test_a_client_that_leaves_aborts_the_engine_and_its_tokens_are_kept(
     bench: Any, stage: Any, ask: Any, until: Any
 ) -> None:

@@ -73,3 +73,16 @@ def test_usage_counts_all_choices(calls):
     ended = calls.ended(calls.begun("session_x"), [1], [2, 3], [4])
     assert contradiction(ended) is None
     assert contradiction(replace(ended, choices=ended.choices[:1])).startswith("usage_mismatch")
+
+
+def test_a_reply_to_an_empty_prompt_is_a_contradiction(ended):
+    empty = replace(ended, prompt_token_ids=np.empty(0, np.uint32))
+    assert contradiction(empty).startswith("prompt_empty")
+
+
+def test_ids_are_those_of_the_vocabulary(ended):
+    assert contradiction(ended, 8) is None
+    assert contradiction(ended, 7) == "id_beyond_vocabulary: 7 of 7 ids (choice 0)"
+    prompt = replace(ended, prompt_token_ids=np.array([1, 9, 3], np.uint32))
+    assert contradiction(prompt, 8) == "id_beyond_vocabulary: 9 of 8 ids (prompt)"
+    assert contradiction(prompt) is None

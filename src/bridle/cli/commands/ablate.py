@@ -11,7 +11,7 @@ from rich.table import Table
 from bridle.cli.options import HarnessOption, JsonOption, RunOption, StoreOption
 from bridle.cli.reading import nothing_found, reader, require_run
 from bridle.cli.rules import RulesOption, sample_rules
-from bridle.cli.terminal import fail, out, print_json
+from bridle.cli.terminal import counted, fail, out, print_json
 from bridle.reconstruct.ablation import ablate as count
 
 _COLUMNS = (
@@ -82,7 +82,9 @@ def _print(data: dict[str, Any]) -> None:
         if row["flops"] is not None:
             compute += f" ({row['flops']:.2e} FLOPs)"
         table.add_row(name, *(f"{row[key]:,}" for key, _ in _COLUMNS), compute)
-    out.print(f"{data['sessions']} sessions, {data['calls']} calls", highlight=False)
+    out.print(
+        f"{counted(data['sessions'], 'session')}, {counted(data['calls'], 'call')}", highlight=False
+    )
     out.print(table)
     for label, counts in (("break", data["breaks"]), ("left out", data["left_out"])):
         for reason, number in counts.items():

@@ -14,7 +14,7 @@ from rich.text import Text
 from bridle.cli.options import JsonOption, RunOption, StoreOption
 from bridle.cli.reading import nothing_found, one_session, reader, require_run
 from bridle.cli.rules import RulesOption, sample_rules
-from bridle.cli.terminal import out, print_json
+from bridle.cli.terminal import counted, out, print_json
 from bridle.reconstruct.audit import SamplerTokens, SessionAudit, audit_session
 from bridle.reconstruct.audit import audit as audit_sessions
 from bridle.reconstruct.samples.rules import SampleRules
@@ -97,7 +97,7 @@ class _Total:
             for reason, count in sorted(counts.items()):
                 table.add_row(f"{label}: {reason}", str(count))
         calls = ", ".join(f"{count} {status}" for status, count in sorted(self.calls.items()))
-        out.print(f"{self.sessions} sessions; calls: {calls or 'none'}", highlight=False)
+        out.print(f"{counted(self.sessions, 'session')}; calls: {calls or 'none'}", highlight=False)
         out.print(table)
         drawn = Table(box=None, pad_edge=False)
         for header in ("drawn at", "captured", "trained"):
@@ -109,5 +109,15 @@ class _Total:
         for violation in self.violations:
             where = " {session} {subject}: {detail}".format(**violation)
             out.print(Text.assemble((violation["rule"], "bold red"), where), soft_wrap=True)
-        if not self.violations:
+        if self.violations:
+            return
+        if self.tokens.captured:
             out.print("Every token is accounted for.")
+        elif self.calls["complete"]:
+            out.print(
+                "Nothing was captured: the engine returned no token ids. Texts can be exported; "
+                "`bridle doctor last` says what to do.",
+                soft_wrap=True,
+            )
+        else:
+            out.print("Nothing was captured: no call was answered.")

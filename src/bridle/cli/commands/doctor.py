@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from bridle.cli.options import JsonOption, StoreOption, base_urls
+from bridle.cli.options import JsonOption, StoreOption, base_urls, tokenizer_path
 from bridle.cli.reading import one_session, reader
 from bridle.cli.terminal import out, print_json
 from bridle.errors import UsageError
@@ -29,7 +29,12 @@ def doctor(
         ),
     ] = None,
     model: Annotated[
-        Path | None, typer.Option(help="The model's directory; its template is examined.")
+        Path | None,
+        typer.Option(
+            parser=tokenizer_path,
+            metavar="MODEL",
+            help="Directory or Hub name; its template is examined.",
+        ),
     ] = None,
     upstream: Annotated[
         str | None, typer.Option(callback=base_urls, help="The engine's base URL.")

@@ -9,7 +9,7 @@ import typer
 
 from bridle.cli.commands import engine_vllm
 from bridle.cli.extras import needs_extra
-from bridle.cli.options import JsonOption
+from bridle.cli.options import JsonOption, model_path, tokenizer_path
 from bridle.cli.serving import announce, listening_on, wait_for_signal
 from bridle.cli.terminal import fail
 from bridle.run.environment import API_KEY_VARIABLE, data_home, key_in
@@ -27,7 +27,9 @@ app.command()(engine_vllm.vllm)
 
 @app.command()
 def embedded(
-    model: Annotated[Path, typer.Option(help="Directory of the model and its tokenizer.")],
+    model: Annotated[
+        Path, typer.Option(parser=model_path, metavar="MODEL", help="Directory or Hub name.")
+    ],
     served_model_name: Annotated[str | None, typer.Option(help="Default: directory name.")] = None,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 8000,
@@ -101,7 +103,9 @@ def scripted(
     model: Annotated[
         Path | None,
         typer.Option(
-            exists=True, file_okay=False, help="Directory with a tokenizer. Default: a small one."
+            parser=tokenizer_path,
+            metavar="MODEL",
+            help="Whose tokenizer replies are written in. Default: a small one.",
         ),
     ] = None,
     served_model_name: Annotated[str, typer.Option(help="The model's name.")] = "scripted",
@@ -121,7 +125,12 @@ def scripted(
     directory = model or _small_tokenizer(data_home() / "scripted")
     with listening_on(host, port):
         serving = ScriptedEngine(
-            directory, reply, served_model_name=served_model_name, host=host, port=port
+            directory,
+            reply,
+            served_model_name=served_model_name,
+            max_model_len=1 << 20,
+            host=host,
+            port=port,
         )
     with serving:
         announce(serving.base_url, json, f"Scripted engine on {serving.base_url}")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from bridle.cli.options import JsonOption, base_urls
+from bridle.cli.options import JsonOption, base_urls, model_path
 from bridle.cli.serving import announce, leave_on_sigterm, wait_for_signal
 from bridle.cli.terminal import err, fail, out, print_json
 from bridle.run.environment import UPSTREAM_KEY_VARIABLE, VLLM_KEY_VARIABLE, key_in
@@ -24,7 +24,8 @@ INTERRUPTED = 130
 
 def vllm(
     model: Annotated[
-        Path | None, typer.Option(help="Directory of the model and its tokenizer.")
+        Path | None,
+        typer.Option(parser=model_path, metavar="MODEL", help="Directory or Hub name."),
     ] = None,
     url: Annotated[
         str | None,

@@ -12,7 +12,7 @@ import typer
 from bridle.cli.options import HarnessOption, JsonOption, RunOption, StoreOption
 from bridle.cli.reading import nothing_found, reader, require_run
 from bridle.cli.rules import RulesOption, sample_rules
-from bridle.cli.terminal import fail, out, print_json
+from bridle.cli.terminal import counted, fail, out, print_json
 from bridle.reconstruct.conditions import Condition
 from bridle.reconstruct.exports.card import write_card
 from bridle.reconstruct.exports.formats import ExportFormat
@@ -92,7 +92,8 @@ def export(
         print_json(written[0] if eval_share is None else {"files": written})
         return
     for file in written:
-        out.print(f"{file['path']}: {file['rows']} rows of {file['sessions']} sessions")
+        rows, sessions = counted(file["rows"], "row"), counted(file["sessions"], "session")
+        out.print(f"{file['path']}: {rows} of {sessions}")
         for reason, count in file["left_out"].items():
             out.print(f"  left out: {count} {reason}", highlight=False)
         for reason, count in file["untrained_tokens"].items():

@@ -9,7 +9,7 @@ import typer
 
 from bridle.cli.options import JsonOption, StoreOption
 from bridle.cli.reading import one_session, reader
-from bridle.cli.terminal import fail, out, print_json
+from bridle.cli.terminal import counted, fail, out, print_json
 from bridle.store.operations.retention import forget as forget_sessions
 from bridle.store.operations.retention import older_than as find_older
 
@@ -34,9 +34,11 @@ def forget(
                 chosen += find_older(connection, time.time() - older_than * 86_400)
         chosen = list(dict.fromkeys(chosen))
         if chosen and not yes:
-            typer.confirm(f"Delete {len(chosen)} sessions for good?", abort=True, err=True)
+            typer.confirm(
+                f"Delete {counted(len(chosen), 'session')} for good?", abort=True, err=True
+            )
         gone = forget_sessions(source.engine, chosen)
     if json:
         print_json({"sessions": gone.sessions, "calls": gone.calls})
     else:
-        out.print(f"Forgot {gone.sessions} sessions, {gone.calls} calls.")
+        out.print(f"Forgot {counted(gone.sessions, 'session')}, {counted(gone.calls, 'call')}.")

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import socket
+from dataclasses import replace
 from enum import StrEnum
-from itertools import filterfalse
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
-from urllib.parse import urlsplit
 
 import typer
 
@@ -18,24 +16,28 @@ from bridle.cli.options import (
     JsonOption,
     StoreOption,
     base_urls,
+    tokenizer_path,
 )
 from bridle.cli.serving import announce, listening_on, wait_for_signal
-from bridle.cli.terminal import err, fail
-from bridle.proxy.settings import shown_limits
+from bridle.cli.terminal import fail
+from bridle.proxy.settings import ProxySettings, shown_limits
 from bridle.run.environment import (
     ADMIN_KEY_VARIABLE,
     DEFAULT_PORT,
     UPSTREAM_KEY_VARIABLE,
+    admin_key_file,
     key_in,
     made_admin_key,
 )
+from bridle.run.upstream import Upstream, examine
 from bridle.store.records import Continuation
 from bridle.store.schema.database import migrate, shown
 
 if TYPE_CHECKING:
     from fastapi import APIRouter
 
-_PATIENCE_S: Final = 2.0
+_PATIENCE_S: Final = 10.0
+"""How long an engine that was started together with the proxy may take until it listens."""
 
 
 class LogLevel(StrEnum):
@@ -71,11 +73,19 @@ def proxy(
     tokenizer: Annotated[
         Path | None,
         typer.Option(
-            exists=True,
-            file_okay=False,
-            help="The model's directory; exact continuation needs it.",
+            help="The model's directory or its name on the Hub; exact continuation needs it. "
+            "Default: what the engine names, if it is on this machine.",
+            parser=tokenizer_path,
+            metavar="MODEL",
         ),
     ] = None,
+    external: Annotated[
+        bool,
+        typer.Option(
+            "--external",
+            help="The engine is any OpenAI-compatible API: record text, ask for no token ids.",
+        ),
+    ] = False,
     continuation: Annotated[
         Continuation, typer.Option(help="How prompts of sessions are made that set nothing else.")
     ] = Continuation.EXACT,
@@ -134,14 +144,22 @@ def proxy(
 ) -> None:
     """Record every call of the agents whose base URL is this proxy."""
     from bridle.proxy.server import ProxyServer, tune_gc
-    from bridle.proxy.settings import Budget, ProxySettings, is_loopback, limits_from
+    from bridle.proxy.settings import Budget, OtherModel, is_loopback, limits_from
     from bridle.proxy.workers import WorkerPool
     from bridle.run.other_models import other_model, pair
 
     given_key = key_in(ADMIN_KEY_VARIABLE)
     if given_key is None and not is_loopback(host):
         fail(f"{host} is reachable by others: set {ADMIN_KEY_VARIABLE} to a key of your own")
+    upstream_key = key_in(UPSTREAM_KEY_VARIABLE)
+    found = [] if json else _examined(engines, upstream_key, model, external)
+    if tokenizer is None and not external and found:
+        tokenizer = found[0].tokenizer
+    others = dict(other_model(text) for text in other_models or ())
+    if external:
+        others["*"] = OtherModel(tuple(engines), model, upstream_key, external=True)
     try:
+        limits = limits_from(dict(pair(text, "--limit") for text in limit or ()), memory)
         settings = ProxySettings(
             upstream_url=engines[0],
             more_engines=tuple(engines[1:]),
@@ -151,14 +169,15 @@ def proxy(
             port=port,
             admin_key=given_key or made_admin_key(),
             keyless_recording=given_key is None,
-            upstream_api_key=key_in(UPSTREAM_KEY_VARIABLE),
+            upstream_api_key=upstream_key,
             model=model,
             tokenizer_dir=tokenizer,
             continuation=continuation,
-            other_models=dict(other_model(text) for text in other_models or ()),
+            other_models=others,
             role_models=dict(pair(text, "--role-model") for text in role_models or ()),
             budget=Budget(budget_calls, budget_tokens, budget_seconds),
-            limits=limits_from(dict(pair(text, "--limit") for text in limit or ()), memory),
+            # A provider has no health route; its calls show how it is.
+            limits=replace(limits, health_check_s=0) if external else limits,
             redact=redact,
             log_format=log_format.value,
             log_level=log_level.value,
@@ -171,14 +190,14 @@ def proxy(
         with listening_on(host, port):
             several = WorkerPool(settings, workers, routers=[_feed])
         with several as pool:
-            _announce(pool.base_url, json, store, engines)
+            _announce(pool.base_url, json, settings, found)
             pool.serve()
         return
     tune_gc()
     with listening_on(host, port):
         single = ProxyServer(settings, routers=[_feed])
     with single as server:
-        _announce(server.base_url, json, store, engines)
+        _announce(server.base_url, json, settings, found)
         wait_for_signal()
 
 
@@ -189,29 +208,55 @@ def _feed() -> APIRouter:
     return feed()
 
 
-def _announce(url: str, json: bool, store: str, engines: list[str]) -> None:
-    for silent in filterfalse(_listens, engines):
-        err.print(
-            f"bridle: no engine listens at {silent} yet; calls fail until one does",
-            highlight=False,
-            soft_wrap=True,
-        )
+def _examined(
+    engines: list[str], key: str | None, model: str | None, external: bool
+) -> list[Upstream]:
+    return [
+        examine(url, api_key=key, model=model, external=external, wait_s=_PATIENCE_S)
+        for url in engines
+    ]
+
+
+def _announce(url: str, json: bool, settings: ProxySettings, found: list[Upstream]) -> None:
+    """What a client needs, and what is on and off, with the reason and the remedy."""
+    engines = ", ".join(settings.engine_urls)
     announce(
         url,
         json,
-        f"Bridle records to {shown(store)}, in front of {', '.join(engines)}",
+        f"Bridle records to {shown(settings.store_url)}, in front of {engines}",
         f"  OpenAI      OPENAI_BASE_URL={url}/v1",
         f"  Anthropic   ANTHROPIC_BASE_URL={url}",
         f"  Gemini      GOOGLE_GEMINI_BASE_URL={url}",
+        f"  keys        {_keys(settings)}",
+        f"  continuation {_continuation(settings)}",
+        *(f"  upstream    {_verdict(each)}" for each in found),
     )
 
 
-def _listens(engine: str) -> bool:
-    """Whether something accepts connections there: shows a wrong port before an agent fails."""
-    url = urlsplit(engine)
-    port = url.port or (443 if url.scheme == "https" else 80)
-    try:
-        socket.create_connection((url.hostname, port), timeout=_PATIENCE_S).close()
-    except OSError:
-        return False
-    return True
+def _keys(settings: ProxySettings) -> str:
+    if settings.keyless:
+        return f"recording needs none on this machine; control: {admin_key_file()}"
+    return f"every request needs a session's key, or the one in {ADMIN_KEY_VARIABLE}"
+
+
+def _continuation(settings: ProxySettings) -> str:
+    if settings.other_models.get("*") is not None and settings.other_models["*"].external:
+        return "off: an external API takes no token ids"
+    if settings.continuation is not Continuation.EXACT:
+        return "rendered, as --continuation asks: histories are tokenised again at each call"
+    if settings.tokenizer_dir is None:
+        return "off: name the model with --tokenizer DIRECTORY or OWNER/MODEL"
+    from bridle.run.diagnosis import examine_template
+
+    if broken := examine_template(settings.tokenizer_dir)["broken"]:
+        return f"off: {broken}"
+    return f"exact, with the tokenizer in {settings.tokenizer_dir}"
+
+
+def _verdict(upstream: Upstream) -> str:
+    of = f"{upstream.url}{f' ({upstream.model})' if upstream.model else ''}"
+    if upstream.problem:
+        return f"{of}: {upstream.problem}"
+    if upstream.token_ids is None:
+        return f"{of}: recorded as text; nothing of it can be trained"
+    return f"{of}: returns token ids"

@@ -9,7 +9,7 @@ import typer
 from bridle.cli.options import JsonOption, StoreOption
 from bridle.cli.reading import one_session, reader
 from bridle.cli.rules import RulesOption, sample_rules
-from bridle.cli.terminal import fail, out, print_json
+from bridle.cli.terminal import counted, fail, out, print_json
 from bridle.reconstruct.samples.builders import BUILDERS
 from bridle.reconstruct.samples.sample import Conservation
 from bridle.reconstruct.samples.sample_store import derive
@@ -54,7 +54,8 @@ def samples(
             }
         )
         return
-    out.print(f"{made} samples of {len(tables)} sessions, {total.trained} tokens trained")
+    sessions = counted(len(tables), "session")
+    out.print(f"{counted(made, 'sample')} of {sessions}, {total.trained} tokens trained")
     for reason, count in sorted(total.untrained.items()):
         out.print(f"  not trained: {count} {reason}", highlight=False)
     if broken:

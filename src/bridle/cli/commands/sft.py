@@ -17,6 +17,7 @@ from bridle.cli.options import (
     RunOption,
     SettingsOption,
     StoreOption,
+    model_path,
 )
 from bridle.cli.reading import reader, require_run
 from bridle.cli.rules import RulesOption, sample_rules
@@ -32,7 +33,9 @@ def sft(
     context: typer.Context,
     policy: Annotated[
         Path,
-        typer.Option(exists=True, file_okay=False, help="Model directory to start from."),
+        typer.Option(
+            parser=model_path, metavar="MODEL", help="To start from: directory or Hub name."
+        ),
     ],
     output: Annotated[Path, typer.Option("--out", help="Model directory to write.")],
     store: StoreOption,

@@ -13,7 +13,7 @@ from rich.text import Text
 from bridle.cli.commands.sessions import summaries
 from bridle.cli.options import JsonOption, StoreOption
 from bridle.cli.reading import one_session, reader, require_turn
-from bridle.cli.terminal import fail, out, print_json, print_table
+from bridle.cli.terminal import counted, fail, out, print_json, print_table
 from bridle.reconstruct.conditions import OPEN
 from bridle.reconstruct.session import LoadedSession
 from bridle.reconstruct.transcript import ShownMessage, Turn, lasted, turns_of
@@ -80,11 +80,6 @@ def _print_head(about: dict[str, Any]) -> None:
         f"{about['sampled_tokens']} sampled",
         soft_wrap=True,
     )
-
-
-def counted(number: int, what: str) -> str:
-    """``number`` of something, whose plural has an ``s``."""
-    return f"{number} {what}" if number == 1 else f"{number} {what}s"
 
 
 def _print_turn(turn: Turn, row: dict[str, Any]) -> None:
@@ -156,6 +151,10 @@ def _print_totals(about: dict[str, Any], mode: str | None, rows: Sequence[dict[s
     if breaks:
         each = ", ".join(f"{count} {reason}" for reason, count in breaks.most_common())
         out.print(f"breaks on ({mode} mode): {each}", highlight=False)
+    noted = Counter(name for row in rows for name in row["notes"])
+    if noted:
+        each = ", ".join(f"{count} {name}" for name, count in noted.most_common())
+        out.print(f"noted: {each}", highlight=False)
     for name, value in about["rewards"].items():
         out.print(f"reward {name} = {value:g}")
     _print_rewards(rows)

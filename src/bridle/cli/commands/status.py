@@ -45,6 +45,10 @@ def status(
     }
     rows = [[str(engine[field]) for field in shown.values()] for engine in found["engines"]]
     print_table(list(shown), rows, shrinks="engine", spare=("retries",))
+    for engine in found["engines"]:
+        if difference := engine["rendering_difference"]:
+            line = f"{engine['name']}: {difference}; its calls are not continued exactly"
+            out.print(line, highlight=False, soft_wrap=True)
 
 
 async def _ask(proxy: str, key: str | None) -> dict[str, Any]:

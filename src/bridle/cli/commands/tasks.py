@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from bridle.cli.terminal import out
+from bridle.cli.terminal import counted, out
 
 app = typer.Typer(no_args_is_help=True, help="Tasks of other forms, as Harbor folders.")
 
@@ -27,4 +27,4 @@ def convert_rows(
     from bridle.harnesses.tasks.harbor.swe import convert, rows_in
 
     count = sum(1 for _ in convert(kind, rows_in(rows), target))
-    out.print(f"{count} tasks in {target}", highlight=False, soft_wrap=True)
+    out.print(f"{counted(count, 'task')} in {target}", highlight=False, soft_wrap=True)

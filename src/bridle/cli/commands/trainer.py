@@ -1,4 +1,4 @@
-"""``bridle trainer``: GRPO with workers, a proxy and engines that run as services."""
+"""``bridle trainer``: GRPO with a proxy and engines that run as services."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ import typer
 
 from bridle.cli.extras import needs_extra
 from bridle.cli.options import (
+    TASKS_HELP,
     DeviceOption,
+    FleetOption,
     JsonOption,
     LoraRankOption,
     MinutesOption,
@@ -18,11 +20,14 @@ from bridle.cli.options import (
     ProxyOption,
     PublishThroughOption,
     RecomputeOption,
+    SamplingOption,
+    SandboxOption,
     ScheduleOption,
     SettingsOption,
     StoreOption,
     TransferBackendOption,
     base_urls,
+    model_path,
 )
 from bridle.cli.reading import reader, require_run
 from bridle.cli.serving import leave_on_sigterm
@@ -35,7 +40,10 @@ from bridle.run.holding import LOCK, hold
 def trainer(
     context: typer.Context,
     policy: Annotated[
-        Path, typer.Option(exists=True, file_okay=False, help="Model directory of version 0.")
+        Path,
+        typer.Option(
+            parser=model_path, metavar="MODEL", help="Of version 0: directory or Hub name."
+        ),
     ],
     proxy: ProxyOption,
     store: StoreOption,
@@ -46,9 +54,24 @@ def trainer(
             callback=base_urls, help="Base URL of an engine that can read --out. Repeatable."
         ),
     ] = None,
-    worker: Annotated[
-        list[str] | None,
-        typer.Option(callback=base_urls, help="A worker's base URL. Repeatable."),
+    named: Annotated[
+        str | None,
+        typer.Option("--agent", help="codex, claude-code …, agent.py, or 'CMD {prompt}'."),
+    ] = None,
+    tasks: Annotated[str | None, typer.Option(help=TASKS_HELP)] = None,
+    verify: Annotated[
+        str, typer.Option("--verifier", help="task, number, exact, regex, or FILE.py:NAME.")
+    ] = "task",
+    split: Annotated[str | None, typer.Option(help="Only tasks of this split.")] = None,
+    sandbox: SandboxOption = None,
+    fleet: FleetOption = "local",
+    sampling: SamplingOption = "policy",
+    parallel: Annotated[int, typer.Option(min=1, help="Sessions at a time.")] = 16,
+    timeout: Annotated[
+        float, typer.Option(min=0.1, help="Longest time of one session, in seconds.")
+    ] = 600.0,
+    directory: Annotated[
+        Path | None, typer.Option(help="Workspaces and logs, on each machine; else OUT/sessions.")
     ] = None,
     from_store: Annotated[
         bool, typer.Option("--from-store", help="Train sessions that are recorded already.")
@@ -83,7 +106,7 @@ def trainer(
     max_staleness: Annotated[
         int, typer.Option(min=0, help="Most policy versions a token may lag behind; 0: on-policy.")
     ] = 0,
-    seed: Annotated[int, typer.Option(min=0, help="Order of minibatches.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Order of tasks and minibatches.")] = 0,
     device: DeviceOption = "auto",
     precision: PrecisionOption = "auto",
     recompute: RecomputeOption = False,
@@ -96,39 +119,34 @@ def trainer(
     settings_file: SettingsOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Train with workers, proxy and engine as services, or on recorded sessions.
+    """Train with proxy and engine as services, or on recorded sessions.
 
     The same command resumes. --from-store needs no engine; with one, each version is published.
     """
     with needs_extra("train", "training needs the training extra"):
         from bridle.run.training import TrainingPlan, newest_policy, resumable, step_line, train
+    from bridle.harnesses.rollout import RolloutSettings
+    from bridle.harnesses.sampling import session_settings
+    from bridle.run.agents import shuffled_tasks
+    from bridle.run.fleets import fleet_of
+    from bridle.run.groups import FinishedGroups, planned
     from bridle.run.recorded import Recordings, train_recorded
-    from bridle.run.remote import RemoteWorkers
-    from bridle.run.stack import Stack, kind_of
-    from bridle.store.errors import NotFound
-    from bridle.store.records import RunRecord
-    from bridle.store.writing.writer import Writer
+    from bridle.run.rollouts import Rollouts
+    from bridle.run.stack import MODEL, Stack, kind_of
     from bridle.trainer.config import GrpoConfig
     from bridle.trainer.report import StepReport
 
     leave_on_sigterm()
     config = chosen(context, GrpoConfig, GRPO, settings_file)
-    if not from_store:
-        refuse_without_store(where=where, wait=wait, version=version, other_policy=other_policy)
-        if not engine or not worker:
-            fail("name --engine and --worker, or --from-store", 2)
-    context.with_resource(hold(output, output / LOCK))
     admin_key, engine_key = admin_key_for(proxy), key_in(API_KEY_VARIABLE)
-    name = output.name if from_store else run or "train"
-    run_id = f"train:{name}"
-    with reader(store) as source:
-        if from_store:
-            require_run(source, run)
-        try:
-            source.run(run_id)
-        except NotFound:
-            with Writer(store) as writer:
-                writer.add_sync(RunRecord(run_id, "train", time.time(), name=name))
+    plan = TrainingPlan(
+        policy=policy,
+        directory=output,
+        store=store,
+        run_id=f"train:{output.name if from_store else run or 'train'}",
+        config=config,
+        groups_per_step=groups,
+    )
 
     def on_step(report: StepReport) -> None:
         if json:
@@ -136,31 +154,49 @@ def trainer(
             return
         out.print(step_line(report), highlight=False, soft_wrap=True)
 
-    plan = TrainingPlan(
-        policy=policy,
-        directory=output,
-        store=store,
-        run_id=run_id,
-        config=config,
-        groups_per_step=groups,
-    )
-    stack = None
-    if engine:
+    def services(urls: list[str]) -> Stack:
         with resumable():
-            stack = Stack(
-                engine[0],
+            return Stack(
+                urls[0],
                 proxy,
-                more_engines=tuple(engine[1:]),
-                kind=kind_of(engine[0], engine_key),
+                more_engines=tuple(urls[1:]),
+                kind=kind_of(urls[0], engine_key),
                 engine_key=engine_key,
                 admin_key=admin_key,
             )
+
     if from_store:
+        context.with_resource(hold(output, output / LOCK))
+        with reader(store) as source:
+            require_run(source, run)
+        _begin_run(plan.store, plan.run_id)
         recordings = Recordings(run, where, version, group_size if wait else None, other_policy)
+        stack = services(engine) if engine else None
         loop = train_recorded(plan, recordings, stack=stack, on_step=on_step)
-    elif stack is not None and worker:
-        with RemoteWorkers(worker, run_id=run_id, group_size=group_size, key=admin_key) as workers:
-            loop = train(plan, stack, workers, on_step=on_step)
+    else:
+        _refuse(where=where, wait=wait, version=version, other_policy=other_policy)
+        if not (engine and named and tasks):
+            fail("name --engine, --agent and --tasks, or --from-store", 2)
+        pool = shuffled_tasks(tasks, split, config.seed)
+        adapter, running = fleet_of(fleet, named, verify, pool, sandbox)
+        running.require_launchable(adapter, pool[0], output, MODEL)
+        context.with_resource(hold(output, output / LOCK))
+        _begin_run(plan.store, plan.run_id)
+        with reader(store) as source:
+            finished = FinishedGroups.of(source, plan.run_id)
+        settings = RolloutSettings(
+            directory=directory or output / "sessions",
+            parallel=parallel,
+            timeout_s=timeout,
+            model=MODEL,
+            run_id=plan.run_id,
+            session_settings=session_settings(sampling),
+        )
+        live = services(engine)
+        with Rollouts(proxy, running, key=admin_key) as rollouts:
+            planning = planned(plan.run_id, pool, group_size, finished)
+            started = rollouts.groups(adapter, planning, settings)
+            loop = train(plan, live, started, on_step=on_step)
     if not json:
         out.print(
             f"{newest_policy(plan)}: after {loop.step} of {loop.config.steps} steps",
@@ -169,7 +205,22 @@ def trainer(
         )
 
 
-def refuse_without_store(**options: object) -> None:
+def _begin_run(store: str, run_id: str) -> None:
+    """Records the run, unless an earlier attempt has."""
+    from bridle.store.errors import NotFound
+    from bridle.store.records import RunRecord
+    from bridle.store.writing.writer import Writer
+
+    with reader(store) as source:
+        try:
+            source.run(run_id)
+        except NotFound:
+            with Writer(store) as writer:
+                name = run_id.partition(":")[2]
+                writer.add_sync(RunRecord(run_id, "train", time.time(), name=name))
+
+
+def _refuse(**options: object) -> None:
     """Ends the command when an option was given that is for recorded sessions only."""
     for name, value in options.items():
         if value:

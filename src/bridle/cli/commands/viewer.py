@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from bridle.cli.options import JsonOption, StoreOption
+from bridle.cli.options import JsonOption, StoreOption, tokenizer_path
 from bridle.cli.reading import reader
 from bridle.cli.serving import announce, listening_on
 from bridle.store.schema.database import shown
@@ -19,7 +19,9 @@ def viewer(
     port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 8700,
     tokenizer: Annotated[
         Path | None,
-        typer.Option(exists=True, file_okay=False, help="The model's directory: tokens get texts."),
+        typer.Option(
+            parser=tokenizer_path, metavar="MODEL", help="Directory or Hub name: tokens get texts."
+        ),
     ] = None,
     json: JsonOption = False,
 ) -> None:

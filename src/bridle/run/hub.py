@@ -1,0 +1,59 @@
+"""A model by its directory or by its name on the Hugging Face Hub."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Final
+
+from bridle.errors import UsageError
+
+_NAME: Final = re.compile(r"[\w.-]+/[\w.-]+")
+_TOKENIZER: Final = ("*.json", "*.jinja", "additional_chat_templates/*", "*.model", "*.txt")
+"""Files beside the weights: tokenizer, template, configuration."""
+_WEIGHTS: Final = ("*.safetensors", *_TOKENIZER)
+
+
+def model_directory(model: str) -> Path:
+    """The directory of a model with its weights: ``model`` itself, or the Hub's, fetched once.
+
+    Raises :class:`UsageError` for a name that is neither here nor to be had.
+    """
+    return _directory(model, _WEIGHTS)
+
+
+def tokenizer_directory(model: str) -> Path:
+    """As :func:`model_directory`, without the weights."""
+    return _directory(model, _TOKENIZER)
+
+
+def cached_tokenizer(model: str) -> Path | None:
+    """The directory of a model's tokenizer if it is on this machine; fetches nothing."""
+    directory = Path(model)
+    if (directory / "tokenizer.json").is_file():
+        return directory
+    if _NAME.fullmatch(model) is None:
+        return None
+    from huggingface_hub import try_to_load_from_cache
+
+    found = try_to_load_from_cache(model, "tokenizer.json")
+    return Path(found).parent if isinstance(found, str) else None
+
+
+def _directory(model: str, files: tuple[str, ...]) -> Path:
+    directory = Path(model)
+    if directory.is_dir():
+        return directory
+    if _NAME.fullmatch(model) is None or directory.exists():
+        raise UsageError(f"{model} is neither a directory nor a name on the Hub (OWNER/MODEL)")
+    import httpx
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(model, allow_patterns=list(files)))
+    except (OSError, httpx.HTTPError) as error:
+        cause = " ".join(str(error).split())[:200]
+        raise UsageError(
+            f"{model} is no directory here and cannot be fetched from the Hub: {cause}. Without a "
+            f"network, copy here what `hf download {model}` fetches elsewhere, and name its folder"
+        ) from error
