@@ -1,4 +1,4 @@
-# Three images: `recorder` (the proxy alone), `bridle` (proxy, worker, trainer, embedded engine) and
+# Three images: `recorder` (the proxy alone), `bridle` (proxy, trainer, Ray node, embedded engine) and
 # `vllm` (the same program beside a GPU build of vLLM). Each runs as a user of its own, who owns
 # /data, /keys and /sessions and nothing else. The packages are one layer, Bridle's own code another.
 
@@ -25,7 +25,7 @@ ARG TORCH_INDEX=""
 RUN pip install --no-cache-dir --constraint constraints.txt ${TORCH_INDEX:+--index-url ${TORCH_INDEX}} torch
 # What the example agents import; leave it empty for an image of your own agent.
 ARG AGENT_PACKAGES="langchain langchain-openai"
-RUN python3 requirements.py train postgres >requirements.txt \
+RUN python3 requirements.py train postgres ray >requirements.txt \
  && pip install --no-cache-dir --constraint constraints.txt --requirement requirements.txt ${AGENT_PACKAGES}
 COPY . .
 RUN pip install --no-cache-dir --no-deps . && cp -r examples deploy/init.sh /app && rm -rf /src/*
