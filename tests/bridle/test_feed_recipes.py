@@ -100,6 +100,7 @@ def test_verl_compares_what_the_trainer_compares(proxy: str) -> None:
     (block,) = recipe("verl")
     exec(block, names)  # noqa: S102 - the page's own code
     sample = {"token_ids": [1, 2], "mask": [False, True], "logprobs": [0.0, -0.5]}
+    rewarded = {"reward": 1.0}
     task = {"task_suite": None, "task_split": None, "task_id": None}
     lines = [
         json.dumps(
