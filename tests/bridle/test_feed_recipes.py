@@ -107,7 +107,7 @@ def test_verl_compares_what_the_trainer_compares(proxy: str) -> None:
             {
                 "session_id": name,
                 "group_id": None,
-                "rewards": {"reward": 1.0},
+                "rewards": rewarded,
                 "samples": [sample],
                 **told,
             }
