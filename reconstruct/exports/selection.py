@@ -24,6 +24,8 @@ ExportPart = Literal["train", "eval"]
 class Selection:
     """Every condition must hold; ``None`` means any."""
 
+    sessions: tuple[str, ...] = ()
+    """Ids of the only sessions that are looked at; empty: all."""
     run: str | None = None
     group: str | None = None
     task: str | None = None
@@ -131,7 +133,7 @@ class ExportReport:
 
 def select(reader: Reader, selection: Selection, report: ExportReport) -> Iterator[LoadedSession]:
     """The sessions to export; those that are refused are counted in the report."""
-    records = reader.sessions(
+    found = reader.sessions(
         run=selection.run,
         group=selection.group,
         task=selection.task,
@@ -144,6 +146,8 @@ def select(reader: Reader, selection: Selection, report: ExportReport) -> Iterat
         where=selection.sql,
         limit=selection.limit,
     )
+    named = frozenset(selection.sessions)
+    records = (record for record in found if not named or record.id in named)
 
     counted = CountedRewards(reader, selection.reward_sources)
 
