@@ -76,6 +76,16 @@ _CALL: Final[Select[Any]] = CALLS.where(calls.c.id == bindparam("call"))
 _SEALED_AMONG: Final = select(sessions.c.id).where(
     sessions.c.id.in_(_SESSIONS), sessions.c.sealed_at.is_not(None)
 )
+_IDLE: Final = (
+    select(sessions.c.id)
+    .join(calls, calls.c.session_id == sessions.c.id)
+    .where(sessions.c.sealed_at.is_(None), sessions.c.key_hash.is_(None))
+    .group_by(sessions.c.id)
+    .having(
+        func.count() == func.count(calls.c.ended_at),
+        func.max(calls.c.ended_at) < bindparam("before"),
+    )
+)
 _COUNTS_OF: Final = (
     select(calls.c.session_id, calls.c.status, func.count().label("number"))
     .where(calls.c.session_id.in_(_SESSIONS))
@@ -256,6 +266,11 @@ class Reader:
     def sealed_among(self, session_ids: Sequence[str]) -> set[str]:
         """Those of the sessions that are sealed."""
         return {row.id for row in self._rows_of(_SEALED_AMONG, session_ids)}
+
+    def idle_sessions(self, before: float) -> list[str]:
+        """Ids of the open sessions without a key, all of whose calls ended before that time."""
+        with self.engine.connect() as connection:
+            return list(connection.execute(_IDLE, {"before": before}).scalars())
 
     def call_counts(self, session_id: str) -> dict[CallStatus, int]:
         """How many calls of the session stand where."""

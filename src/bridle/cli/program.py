@@ -64,6 +64,7 @@ COMMANDS: Final[dict[str, Entry]] = {
         "Show a session's conversation: each turn's messages, model, time, tokens, and breaks.",
     ),
     "reward": Entry(f"{_ROOM}.reward", "Add a named reward to a session, or to one turn of it."),
+    "seal": Entry(f"{_ROOM}.seal", "End a session: it takes no more calls, and reaches the feed."),
     "kind": Entry(
         f"{_ROOM}.kind", "Set what a call was for; the session's stored samples are made again."
     ),
