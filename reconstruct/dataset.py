@@ -15,6 +15,7 @@ from sqlalchemy import text
 
 from bridle.reconstruct.arrow import needs_arrow
 from bridle.reconstruct.audit import SessionAudit, audit_loaded
+from bridle.reconstruct.rewards import CountedRewards
 from bridle.reconstruct.samples.builders import Built, build
 from bridle.reconstruct.samples.rules import DEFAULT_RULES, SampleRules
 from bridle.reconstruct.samples.sample import Sample
@@ -62,11 +63,16 @@ class RecordedStore:
     def session(self, wanted: str) -> RecordedSession:
         """By id or name. Raises :class:`bridle.store.errors.NotFound`."""
         named = self.reader.session_by_name(wanted)
-        return RecordedSession.load(self.reader, wanted if named is None else named.id)
+        record = self.reader.session(wanted if named is None else named.id)
+        counted = CountedRewards(self.reader)
+        return next(RecordedSession.stream(self.reader, [record], counted=counted))
 
     def sessions(self, **filters: Any) -> Iterator[RecordedSession]:
-        """The sessions that match ``filters`` (of ``Reader.sessions``), oldest first."""
-        return RecordedSession.stream(self.reader, self.reader.sessions(**filters))
+        """The sessions that match ``filters`` (of ``Reader.sessions``), oldest first, with the
+        rewards that count (:class:`bridle.reconstruct.rewards.CountedRewards`)."""
+        return RecordedSession.stream(
+            self.reader, self.reader.sessions(**filters), counted=CountedRewards(self.reader)
+        )
 
     def samples_table(
         self,

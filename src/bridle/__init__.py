@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from bridle.harnesses.verifiers import Delivery as Delivery
     from bridle.reconstruct.dataset import open_store as open_store
     from bridle.run.config import RunConfig as RunConfig
+    from bridle.run.evaluation import evaluate as evaluate
     from bridle.run.local import train as train
     from bridle.run.rollouts import rollout as rollout
     from bridle.trainer.batch.filters import register_filter as register_filter
@@ -33,6 +34,7 @@ _HOMES = {
     "RunConfig": "bridle.run.config",
     "Sandbox": "bridle.harnesses.sandboxes.base",
     "Task": "bridle.harnesses.tasks.task",
+    "evaluate": "bridle.run.evaluation",
     "open_store": "bridle.reconstruct.dataset",
     "register_advantage": "bridle.trainer.credit",
     "register_filter": "bridle.trainer.batch.filters",
@@ -50,6 +52,7 @@ __all__ = [
     "RunConfig",
     "Sandbox",
     "Task",
+    "evaluate",
     "open_store",
     "register_advantage",
     "register_filter",

@@ -20,6 +20,7 @@ from bridle.reconstruct.exports.formats import export as write
 from bridle.reconstruct.exports.selection import ExportReport, Selection, select
 from bridle.reconstruct.samples.builders import BUILDERS
 from bridle.store.reading.queries import Reader
+from bridle.store.records import RewardSource
 
 
 def export(
@@ -42,6 +43,10 @@ def export(
     reward: Annotated[str, typer.Option(help="Reward that the bounds apply to.")] = "reward",
     min_reward: Annotated[float | None, typer.Option(help="Lowest reward.")] = None,
     max_reward: Annotated[float | None, typer.Option(help="Highest reward.")] = None,
+    reward_source: Annotated[
+        list[RewardSource] | None,
+        typer.Option(help="Whose rewards count. Default: as the run states, else the verifier's."),
+    ] = None,
     where: Annotated[
         list[str] | None,
         typer.Option(help="Any column: harness=pi, call.dialect!=chat, label.x=1, task.suite=…"),
@@ -82,6 +87,7 @@ def export(
         reward=reward,
         min_reward=min_reward,
         max_reward=max_reward,
+        reward_sources=None if reward_source is None else tuple(reward_source),
         rules=chosen_rules,
         where=tuple(condition for condition in conditions if condition.of != "call"),
         deduplicate=deduplicate,
