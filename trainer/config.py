@@ -83,8 +83,9 @@ class PackingConfig:
     without sharing. ``padded``: one row per sample, padded on the right; also taken, with a
     warning, for models that the others do not compute exactly (recurrent layers, windows)."""
     max_tokens: Count = 8_192
-    """Most tokens computed in one forward pass. A session larger than that gets its own, in which
-    a tree also takes others that share its prefix, up to twice the tokens."""
+    """Most tokens computed in one forward pass: trees are cut between branches. A branch larger
+    than that gets its own, in which a tree also takes branches that share more with it than they
+    add, up to twice the tokens."""
     block_tokens: Count = 256
     """Queries per attention call. Small blocks waste less, large ones call less often."""
 
