@@ -9,9 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import pyarrow as pa
 from sqlalchemy import text
 
 from bridle.reconstruct.audit import SessionAudit, audit_loaded
@@ -21,6 +20,9 @@ from bridle.reconstruct.samples.sample import Sample
 from bridle.reconstruct.session import LoadedSession
 from bridle.reconstruct.tables import sample_row, sample_schema
 from bridle.store.reading.queries import Reader
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 
 class RecordedSession(LoadedSession):
@@ -72,6 +74,8 @@ class RecordedStore:
         **filters: Any,
     ) -> pa.Table:
         """A row per sample: the columns of ``bridle export``'s Parquet."""
+        import pyarrow as pa
+
         names = self.reader.reward_names()
         rows = [
             sample_row(session.record, sample, names, session.rewards)
@@ -82,6 +86,8 @@ class RecordedStore:
 
     def query(self, sql: str, **values: Any) -> pa.Table:
         """The result of an SQL query, ``:name`` taken from ``values``."""
+        import pyarrow as pa
+
         with self.reader.engine.connect() as connection:
             result = connection.execute(text(sql), values)
             columns, rows = list(result.keys()), result.all()

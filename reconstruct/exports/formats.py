@@ -11,7 +11,6 @@ from bridle.reconstruct.exports.adp import adp_rows
 from bridle.reconstruct.exports.atif import atif_rows
 from bridle.reconstruct.exports.chat_jsonl import chat_rows
 from bridle.reconstruct.exports.lines import Rows, export_lines
-from bridle.reconstruct.exports.parquet import export_parquet
 from bridle.reconstruct.exports.selection import ExportReport, Selection
 from bridle.reconstruct.exports.sharegpt import sharegpt_rows
 from bridle.reconstruct.exports.trl import conversational_rows, prompt_completion_rows
@@ -54,5 +53,7 @@ def export(
 ) -> ExportReport:
     """Writes the selected sessions; ``builder`` makes the samples of ``tokens``."""
     if form is ExportFormat.TOKENS:
+        from bridle.reconstruct.exports.parquet import export_parquet  # loads pyarrow
+
         return export_parquet(reader, path, selection, builder)
     return export_lines(reader, path, LINES[form], selection)

@@ -18,7 +18,6 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 import numpy as np
 import orjson
-import pyarrow as pa
 from fastapi import APIRouter, Path, Query, Response
 
 from bridle.proxy.control.api import Admin, Running
@@ -164,7 +163,7 @@ def trajectory(episode: Episode) -> dict[str, Any]:
 
 
 def _sample(sample: Sample) -> dict[str, Any]:
-    values = {name: getattr(sample, name) for name, _ in SAMPLE_COLUMNS}
+    values = {name: getattr(sample, name) for name in SAMPLE_COLUMNS}
     values["samplers"] = [msgspec.to_builtins(one) for one in sample.samplers]
     return {
         name: value.tolist() if isinstance(value, np.ndarray) else value
@@ -194,6 +193,11 @@ def _told(
 
 
 def _arrow(reader: Reader, found: Sequence[Episode]) -> bytes:
+    try:
+        import pyarrow as pa
+    except ModuleNotFoundError:
+        message = "this proxy has no pyarrow: pip install 'bridle-rl[arrow]', or ask for ndjson"
+        raise ApiError("invalid_request", message, status=501) from None
     names = reader.reward_names()
     rules = {b"bridle.rules": orjson.dumps(DEFAULT_RULES.as_data())}
     schema = sample_schema(names).with_metadata(rules)

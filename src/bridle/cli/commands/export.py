@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
+from bridle.cli.extras import require
 from bridle.cli.options import HarnessOption, JsonOption, RunOption, StoreOption
 from bridle.cli.reading import nothing_found, reader, require_run
 from bridle.cli.rules import RulesOption, sample_rules
@@ -140,6 +141,8 @@ def _format(path: Path, wanted: ExportFormat | None) -> ExportFormat:
     ending = ".parquet" if chosen is ExportFormat.TOKENS else ".jsonl"
     if named is not None and path.suffix != ending:
         fail(f"{path.name} is no name for {chosen}, which is written as {ending}", 2)
+    if chosen is ExportFormat.TOKENS:
+        require("pyarrow", "arrow", "Parquet needs pyarrow")
     return chosen
 
 
