@@ -44,10 +44,12 @@ class Places:
     """The files of a demo run."""
 
     root: Path
+    recorded: str | None = None
+    """The store of a proxy that runs already; ``None``: one in ``root``."""
 
     @property
     def store(self) -> str:
-        return str(self.root / "bridle.db")
+        return self.recorded or str(self.root / "bridle.db")
 
     @property
     def first(self) -> Path:
