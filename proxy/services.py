@@ -24,7 +24,7 @@ from bridle.proxy.settings import ProxySettings
 from bridle.proxy.wire.in_flight import InFlight
 from bridle.store.reading.queries import Reader
 from bridle.store.schema.database import migrate
-from bridle.store.writing.redaction import Redactor
+from bridle.store.writing.redaction import DetectorsMissing, Redactor
 from bridle.store.writing.writer import Writer
 
 if TYPE_CHECKING:
@@ -155,8 +155,11 @@ def _observers(tracing: Tracing | None) -> list[Observer]:
 
 
 def _open_store(settings: ProxySettings) -> Writer:
+    try:
+        redactor = Redactor() if settings.redact else None
+    except DetectorsMissing as error:
+        raise CannotStart(str(error)) from error
     migrate(settings.store_url)
-    redactor = Redactor() if settings.redact else None
     return Writer(
         settings.store_url,
         synchronous=settings.synchronous,

@@ -73,6 +73,12 @@ def bridle(*arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+def work(arguments: list[str]) -> list[str]:
+    """What of ``arguments`` names agent, tasks and verifier."""
+    first = arguments.index("--agent")
+    return arguments[first : first + 6]
+
+
 def test_it_trains_publishes_and_goes_on_where_it_ended(
     arguments: list[str], tmp_path: Path
 ) -> None:
@@ -264,7 +270,7 @@ def test_a_folder_is_trained_in_by_one_command_at_a_time(
         while not (out / "sessions").exists():
             assert first.poll() is None
             time.sleep(0.1)
-        services = ("--engine", "http://127.0.0.1:9", "--worker", "http://127.0.0.1:9")
+        services = ("--engine", "http://127.0.0.1:9", *work(arguments))
         elsewhere = ("--policy", str(tmp_path / "policy"), "--store", str(out / "bridle.db"))
         for other in (arguments, ["trainer", *elsewhere, *services, "--out", str(out)]):
             refused = bridle(*other)
@@ -292,7 +298,7 @@ def test_a_trainer_names_the_service_that_is_down(
         serving = nowhere if down == "engine" else engine.base_url
         done = bridle(
             *("trainer", "--policy", str(policy), "--out", str(tmp_path / "out")),
-            *("--engine", serving, "--proxy", nowhere, "--worker", nowhere, "--store", store),
+            *("--engine", serving, "--proxy", nowhere, "--store", store, *work(arguments)),
         )
     assert done.returncode == 1
     assert done.stderr.startswith(f"bridle: the {down} does not answer at {nowhere}/")

@@ -101,13 +101,9 @@ COMMANDS: Final[dict[str, Entry]] = {
         f"{_ROOM}.train",
         "Train a policy inside an agent. The same command resumes from the last checkpoint.",
     ),
-    "worker": Entry(
-        f"{_ROOM}.worker",
-        "Run sessions of a harness when `bridle trainer` asks for them over HTTP.",
-    ),
     "trainer": Entry(
         f"{_ROOM}.trainer",
-        "Train with workers, proxy and engine as services. The same command resumes.",
+        "Train with proxy and engine as services. The same command resumes.",
     ),
     "sft": Entry(f"{_ROOM}.sft", "Fine-tune a policy on recorded trajectories."),
     "engine": Entry(f"{_ROOM}.engine", "Serve a policy."),

@@ -41,6 +41,7 @@ RUN: Final = {
     "sandbox": "agent.sandbox",
     "sampling": "agent.sampling",
     "parallel": "agent.parallel",
+    "fleet": "agent.fleet",
     "timeout": "agent.timeout_s",
     "tasks": "tasks.source",
     "split": "tasks.split",

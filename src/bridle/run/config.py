@@ -45,6 +45,10 @@ class AgentConfig:
     asks), or ``temperature=0.7,top_p=0.8``."""
     parallel: Count = 16
     """Sessions at a time."""
+    fleet: Named = "local"
+    """What runs the sessions: ``local``, ``ray`` or ``ray:ADDRESS``."""
+    cpus: AboveZero = 1.0
+    """Cores that a session takes of a Ray machine; a task may state its own."""
     timeout_s: AboveZero = 600.0
     """Longest time of one session, in seconds; a task may state its own."""
     guards: GuardAction = "warn"

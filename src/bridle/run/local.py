@@ -9,11 +9,11 @@ from pathlib import Path
 
 from bridle.engine.contract.tokenizer import Tokenizer
 from bridle.errors import UsageError
-from bridle.harnesses.rollout import RolloutSettings, require_launchable
+from bridle.harnesses.rollout import RolloutSettings
 from bridle.harnesses.sampling import session_settings
-from bridle.run.agents import agent, shuffled_tasks
-from bridle.run.agents import verifier as named_verifier
+from bridle.run.agents import shuffled_tasks
 from bridle.run.config import RunConfig
+from bridle.run.fleets import fleet_of
 from bridle.run.groups import FinishedGroups, planned
 from bridle.run.holding import LOCK, hold
 from bridle.run.hub import model_directory
@@ -64,9 +64,15 @@ def train(
     """
     directory, training = Path(output), config.training
     require_training(config)
-    verifier = named_verifier(config.tasks.verifier)
     tasks = shuffled_tasks(config.tasks.source, config.tasks.split, training.seed)
-    adapter, sandboxes = agent(config.agent.name, config.agent.sandbox, tasks)
+    adapter, fleet = fleet_of(
+        config.agent.fleet if World.current().is_first else "local",
+        config.agent.name,
+        config.tasks.verifier,
+        tasks,
+        config.agent.sandbox,
+        cpus=config.agent.cpus,
+    )
     policy = model_directory(config.policy.model)
     check_policy(policy)
     require_parts(training)
@@ -74,9 +80,7 @@ def train(
     Tokenizer(policy)
     if not World.current().is_first:
         follow(policy, training)
-    require_launchable(
-        adapter, sandboxes, tasks[0], RolloutSettings(directory=directory / "sessions")
-    )
+    fleet.require_launchable(adapter, tasks[0], directory / "sessions", MODEL)
     with hold(directory, directory / LOCK):
         store = str(directory / "bridle.db")
         migrate(store)
@@ -112,8 +116,9 @@ def train(
                 directory / "logs",
                 engine=config.policy.engine,
                 engine_arguments=config.policy.engine_arguments,
+                host=fleet.host,
             ) as running,
-            Rollouts(running.proxy_url, sandboxes, verifier, key=running.admin_key) as rollouts,
+            Rollouts(running.proxy_url, fleet, key=running.admin_key) as rollouts,
         ):
             loop = train_plan(
                 plan,

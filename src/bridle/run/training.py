@@ -1,7 +1,6 @@
 """A GRPO run: sessions through the proxy, updates, weights to the engine.
 
-The caller runs the sessions: in this process (:mod:`bridle.run.rollouts`), or by workers elsewhere
-(:mod:`bridle.run.remote`).
+The caller runs the sessions (:mod:`bridle.run.rollouts`).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""``bridle trainer``: GRPO with workers, a proxy and engines that run as services."""
+"""``bridle trainer``: GRPO with a proxy and engines that run as services."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ import typer
 
 from bridle.cli.extras import needs_extra
 from bridle.cli.options import (
+    TASKS_HELP,
     DeviceOption,
+    FleetOption,
     JsonOption,
     LoraRankOption,
     MinutesOption,
@@ -18,6 +20,8 @@ from bridle.cli.options import (
     ProxyOption,
     PublishThroughOption,
     RecomputeOption,
+    SamplingOption,
+    SandboxOption,
     ScheduleOption,
     SettingsOption,
     StoreOption,
@@ -49,10 +53,26 @@ def trainer(
     ],
     proxy: ProxyOption,
     store: StoreOption,
-    worker: Annotated[
-        list[str], typer.Option(callback=base_urls, help="A worker's base URL. Repeatable.")
+    named: Annotated[
+        str,
+        typer.Option("--agent", help="codex, claude-code …, agent.py, or 'CMD {prompt}'."),
     ],
+    tasks: Annotated[str, typer.Option(help=TASKS_HELP)],
     output: Annotated[Path, typer.Option("--out", help="Checkpoints, weights, logs.")],
+    verify: Annotated[
+        str, typer.Option("--verifier", help="task, number, exact, regex, or FILE.py:NAME.")
+    ] = "task",
+    split: Annotated[str | None, typer.Option(help="Only tasks of this split.")] = None,
+    sandbox: SandboxOption = None,
+    fleet: FleetOption = "local",
+    sampling: SamplingOption = "policy",
+    parallel: Annotated[int, typer.Option(min=1, help="Sessions at a time.")] = 16,
+    timeout: Annotated[
+        float, typer.Option(min=0.1, help="Longest time of one session, in seconds.")
+    ] = 600.0,
+    directory: Annotated[
+        Path | None, typer.Option(help="Workspaces and logs, on each machine; else OUT/sessions.")
+    ] = None,
     run: Annotated[str, typer.Option(help="Name of the run; the same name resumes it.")] = "train",
     steps: Annotated[int, typer.Option(min=1, help="GRPO steps.")] = 100,
     seconds: MinutesOption = None,
@@ -64,7 +84,7 @@ def trainer(
     max_staleness: Annotated[
         int, typer.Option(min=0, help="Most policy versions a token may lag behind; 0: on-policy.")
     ] = 0,
-    seed: Annotated[int, typer.Option(min=0, help="Order of minibatches.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Order of tasks and minibatches.")] = 0,
     device: DeviceOption = "auto",
     precision: PrecisionOption = "auto",
     recompute: RecomputeOption = False,
@@ -77,11 +97,16 @@ def trainer(
     settings_file: SettingsOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Train with workers, proxy and engine as services. The same command resumes."""
+    """Train with proxy and engine as services. The same command resumes."""
     with needs_extra("train", "training needs the training extra"):
         from bridle.run.training import TrainingPlan, newest_policy, resumable, step_line, train
-    from bridle.run.remote import RemoteWorkers
-    from bridle.run.stack import Stack, kind_of
+    from bridle.harnesses.rollout import RolloutSettings
+    from bridle.harnesses.sampling import session_settings
+    from bridle.run.agents import shuffled_tasks
+    from bridle.run.fleets import fleet_of
+    from bridle.run.groups import FinishedGroups, planned
+    from bridle.run.rollouts import Rollouts
+    from bridle.run.stack import MODEL, Stack, kind_of
     from bridle.store.errors import NotFound
     from bridle.store.records import RunRecord
     from bridle.store.writing.writer import Writer
@@ -90,6 +115,9 @@ def trainer(
 
     leave_on_sigterm()
     config = chosen(context, GrpoConfig, GRPO, settings_file)
+    pool = shuffled_tasks(tasks, split, config.seed)
+    adapter, running = fleet_of(fleet, named, verify, pool, sandbox)
+    running.require_launchable(adapter, pool[0], output, MODEL)
     context.with_resource(hold(output, output / LOCK))
     admin_key, engine_key = admin_key_for(proxy), key_in(API_KEY_VARIABLE)
     run_id = f"train:{run}"
@@ -99,6 +127,7 @@ def trainer(
         except NotFound:
             with Writer(store) as writer:
                 writer.add_sync(RunRecord(run_id, "train", time.time(), name=run))
+        finished = FinishedGroups.of(source, run_id)
 
     def on_step(report: StepReport) -> None:
         if json:
@@ -123,8 +152,21 @@ def trainer(
             engine_key=engine_key,
             admin_key=admin_key,
         )
-    with RemoteWorkers(worker, run_id=run_id, group_size=group_size, key=admin_key) as workers:
-        loop = train(plan, stack, workers, on_step=on_step)
+    settings = RolloutSettings(
+        directory=directory or output / "sessions",
+        parallel=parallel,
+        timeout_s=timeout,
+        model=MODEL,
+        run_id=run_id,
+        session_settings=session_settings(sampling),
+    )
+    with Rollouts(proxy, running, key=admin_key) as rollouts:
+        loop = train(
+            plan,
+            stack,
+            rollouts.groups(adapter, planned(run_id, pool, group_size, finished), settings),
+            on_step=on_step,
+        )
     if not json:
         out.print(
             f"{newest_policy(plan)}: after {loop.step} of {config.steps} steps",
