@@ -1,6 +1,6 @@
 # Three images: `recorder` (the proxy alone), `bridle` (proxy, trainer, embedded engine and the agents)
 # and `vllm` (the same program beside a GPU build of vLLM). Each runs as a user of its own, who owns
-# /data, /keys and /sessions and nothing else. An image holds an environment at /opt/bridle, built in
+# /data, /keys and /hub and nothing else. An image holds an environment at /opt/bridle, built in
 # stages of its own: its packages are one layer, Bridle's own code another.
 
 FROM python:3.11-slim AS build
@@ -26,7 +26,9 @@ RUN python3 -m venv /opt/bridle \
  && /opt/bridle/bin/pip install --no-deps --find-links /wheels ${TORCH_INDEX:+--index-url ${TORCH_INDEX}} torch
 # What the example agents import; leave it empty for an image of your own agent.
 ARG AGENT_PACKAGES="langchain langchain-openai"
-RUN python3 deploy/image/requirements.py train postgres >requirements.txt \
+# Extras of pyproject.toml; with `ray` the image can be a node of a Ray cluster.
+ARG EXTRAS="train postgres"
+RUN python3 deploy/image/requirements.py ${EXTRAS} >requirements.txt \
  && /opt/bridle/bin/pip install --find-links /wheels --requirement requirements.txt ${AGENT_PACKAGES} \
  && deploy/image/strip /opt/bridle
 
@@ -37,7 +39,7 @@ RUN /opt/bridle/bin/pip install --no-deps --no-build-isolation --prefix /code .
 
 FROM python:3.11-slim AS base
 RUN useradd --uid 10001 --create-home bridle \
- && install --directory --owner=bridle --group=bridle /data /keys /sessions /app
+ && install --directory --owner=bridle --group=bridle /data /keys /hub /app
 ENV PATH=/opt/bridle/bin:$PATH PYTHONUNBUFFERED=1 OMP_NUM_THREADS=1 HOME=/home/bridle \
     MALLOC_ARENA_MAX=1 MALLOC_TRIM_THRESHOLD_=1048576
 WORKDIR /app
@@ -45,21 +47,21 @@ WORKDIR /app
 FROM base AS recorder
 COPY --from=recorder-packages /opt/bridle /opt/bridle
 COPY --from=code /code /opt/bridle
-USER bridle
+USER 10001
 CMD ["bridle", "proxy", "--help"]
 
 FROM base AS bridle
 COPY --from=packages /opt/bridle /opt/bridle
 COPY --from=code /code /opt/bridle
 COPY examples /app/examples
-COPY deploy/image/init.sh /app/
-USER bridle
+COPY deploy/image/init.sh deploy/image/train.sh /app/
+USER 10001
 CMD ["bridle", "--help"]
 
 FROM vllm/vllm-openai:v0.32.0 AS vllm
 # Bridle keeps to an environment of its own: vLLM's must stay as its makers tested it.
 RUN useradd --uid 10001 --create-home bridle \
- && install --directory --owner=bridle --group=bridle /data /app \
+ && install --directory --owner=bridle --group=bridle /data /hub /app \
  && python3 -m venv /opt/bridle
 WORKDIR /src
 COPY pyproject.toml constraints.txt ./
@@ -69,7 +71,7 @@ RUN python3 deploy/image/requirements.py >requirements.txt \
 COPY . .
 RUN /opt/bridle/bin/pip install --no-cache-dir --no-deps . && rm -rf /src/*
 WORKDIR /app
-USER bridle
+USER 10001
 ENV PATH=/opt/bridle/bin:$PATH PYTHONUNBUFFERED=1 HOME=/home/bridle
 ENTRYPOINT []
 CMD ["bridle", "engine", "vllm", "--help"]
