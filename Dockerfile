@@ -17,7 +17,8 @@ RUN python3 -m venv /opt/bridle \
  && python3 deploy/image/requirements.py postgres >requirements.txt \
  && /opt/bridle/bin/pip install --find-links /wheels --requirement requirements.txt \
  && /opt/bridle/bin/pip uninstall --yes pip setuptools \
- && deploy/image/strip /opt/bridle
+ && deploy/image/strip /opt/bridle \
+ && /opt/bridle/bin/python -c "import fastapi, numpy.testing, psycopg, sqlalchemy, tokenizers, uvicorn, uvloop"
 
 FROM build AS packages
 # PyTorch alone comes from this index, whose builds have no CUDA; empty: from the default one.
@@ -30,7 +31,8 @@ ARG AGENT_PACKAGES="langchain langchain-openai"
 ARG EXTRAS="train postgres"
 RUN python3 deploy/image/requirements.py ${EXTRAS} >requirements.txt \
  && /opt/bridle/bin/pip install --find-links /wheels --requirement requirements.txt ${AGENT_PACKAGES} \
- && deploy/image/strip /opt/bridle
+ && deploy/image/strip /opt/bridle \
+ && /opt/bridle/bin/python -c "import torch.testing, transformers.models.llama, peft, pyarrow.parquet, pyarrow.dataset, matplotlib.pyplot"
 
 FROM build AS code
 RUN python3 -m venv /opt/bridle && /opt/bridle/bin/pip install hatchling
