@@ -43,6 +43,8 @@ class Selection:
     """Which replies of the sessions are trained; the others stay as context."""
     where: tuple[Condition, ...] = ()
     """On any column of the session, its task, labels and rewards; for calls see ``rules``."""
+    sql: str | None = None
+    """An SQL condition on the columns of ``sessions``."""
     deduplicate: bool = False
     """Leave out rows with the content of an earlier one."""
     part: ExportPart | None = None
@@ -135,6 +137,7 @@ def select(reader: Reader, selection: Selection, report: ExportReport) -> Iterat
         sealed=False if selection.outcome == OPEN else None,
         since=selection.since,
         until=selection.until,
+        where=selection.sql,
         limit=selection.limit,
     )
 

@@ -23,6 +23,7 @@ from sqlalchemy import (
     event,
     func,
     select,
+    text,
 )
 
 from bridle.store.errors import NotFound, StoreUnavailable
@@ -150,13 +151,15 @@ class Reader:
         anonymous: bool = False,
         since: float | None = None,
         until: float | None = None,
+        where: str | None = None,
         limit: int | None = None,
         newest_first: bool = False,
     ) -> Iterator[SessionRecord]:
         """Sessions in the order of their creation, read page by page.
 
         ``split`` is the task's; ``since`` and ``until`` bound ``created_at`` (until is exclusive).
-        ``anonymous``: only those with neither name nor key.
+        ``anonymous``: only those with neither name nor key. ``where``: an SQL condition on the
+        columns of ``sessions``, as the reader's owner writes it.
         """
         query = select(sessions)
         wanted = {"run_id": run, "group_id": group, "task_id": task, "harness": harness}
@@ -173,6 +176,8 @@ class Reader:
             query = query.where(sessions.c.created_at >= since)
         if until is not None:
             query = query.where(sessions.c.created_at < until)
+        if where is not None:
+            query = query.where(text(f"({where})"))
         return self._session_pages(query, limit, newest_first)
 
     def sealed_sessions(

@@ -21,22 +21,10 @@ from bridle.store.reading.queries import Reader
 from bridle.store.schema.database import migrate
 from bridle.trainer.config import ComputeConfig, GrpoConfig, PublishConfig
 from bridle.trainer.policy.compute import UnsupportedCompute
-from bridle.trainer.policy.tiny import TinyShape, make_policy
-from bridle.trainer.policy.tiny_tokenizer import train_tokenizer
 
 pytestmark = pytest.mark.usefixtures("warm_start")
 
-AGENT = """
-import json, os, sys, urllib.request
 
-body = {"model": "policy", "max_tokens": 4, "messages": [{"role": "user", "content": sys.argv[1]}]}
-request = urllib.request.Request(
-    os.environ["OPENAI_BASE_URL"] + "/chat/completions",
-    json.dumps(body).encode(),
-    {"content-type": "application/json", "authorization": "Bearer " + os.environ["OPENAI_API_KEY"]},
-)
-print(json.load(urllib.request.urlopen(request))["choices"][0]["message"]["content"])
-"""
 VERIFIER = """
 async def check(delivery):
     return {"reward": float(sum(map(ord, delivery.answer)) % 2)}
@@ -44,23 +32,8 @@ async def check(delivery):
 
 
 @pytest.fixture
-def arguments(tmp_path: Path) -> list[str]:
-    policy = tmp_path / "policy"
-    size = train_tokenizer(policy, ["Which number is question one? 0123456789"] * 4, vocab_size=320)
-    shape = TinyShape(hidden=32, layers=1, heads=1, kv_heads=1, intermediate=64, context=512)
-    make_policy(policy, shape, vocab_size=size, seed=3)
-    (tmp_path / "agent.py").write_text(AGENT)
-    (tmp_path / "verifier.py").write_text(VERIFIER)
-    lines = [{"id": f"t{n}", "prompt": f"Question {n}?", "payload": {}} for n in range(4)]
-    (tmp_path / "tasks.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    agent = f"{sys.executable} {tmp_path / 'agent.py'} {{prompt}}"
-    return [
-        *("train", "--policy", str(policy), "--agent", agent),
-        *("--tasks", str(tmp_path / "tasks.jsonl")),
-        *("--verifier", f"{tmp_path / 'verifier.py'}:check"),
-        *("--out", str(tmp_path / "out"), "--groups", "2", "--group-size", "6", "--parallel", "6"),
-        *("--learning-rate", "0.001"),
-    ]
+def arguments(training_arguments: Callable[..., list[str]]) -> list[str]:
+    return training_arguments()
 
 
 def no_sessions(_number: int, begun: Callable[[], None]) -> Future[Sequence[str]]:

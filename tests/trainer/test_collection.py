@@ -5,10 +5,12 @@ from __future__ import annotations
 import threading
 from concurrent.futures import Future
 
+import numpy as np
 import pytest
 
 from bridle.trainer.collection.book import GroupBook
 from bridle.trainer.collection.collector import Collector
+from bridle.trainer.collection.renumbering import Renumbering
 from bridle.trainer.config import FilterConfig, GrpoConfig
 
 
@@ -242,3 +244,23 @@ def test_a_checkpoint_without_groups_goes_on_behind_its_steps(sessions):
     collect = collector(sessions)
     collect.restore({}, 3)
     assert collect.groups() == {"first": 6, "taken": []}
+
+
+# -- versions of earlier attempts ----------------------------------------------------------------
+
+
+def test_what_a_lost_attempt_sampled_counts_by_updates_from_the_checkpoint_on():
+    # Version 5 was checkpointed and 6 and 7 published; 5's weights come back as 8.
+    once = Renumbering().resumed(5, 8)
+    recorded = np.asarray([-1, 4, 5, 6, 7, 8, 9])
+    assert once.versions(recorded).tolist() == [-1, 7, 8, 9, 10, 8, 9]
+    # It is lost again after publishing 9: 8's weights come back as 10.
+    twice = once.resumed(8, 10)
+    assert twice.versions(recorded).tolist() == [-1, 9, 10, 11, 12, 10, 11]
+
+
+def test_without_a_lost_attempt_a_session_is_as_it_was_recorded(make_sample, make_episode):
+    episode = make_episode([make_sample([1, 2], [1], version=3)], 1.0)
+    assert Renumbering().episode(episode) is episode
+    (sample,) = Renumbering().resumed(3, 5).episode(episode).samples
+    assert sample.versions.tolist() == [-1, 5]

@@ -46,6 +46,8 @@ class MaskReason(StrEnum):
     """Sampled more than ``max_staleness`` versions ago."""
     NO_BASELINE = "no_baseline"
     """Its estimator had nothing to compare it with."""
+    VERSION_AHEAD = "version_ahead"
+    """Recorded at a version that this training has not reached."""
 
 
 Filter = Callable[[Episode], bool]

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
 from bridle.errors import UsageError
 from bridle.harnesses.adapters.base import DEFAULT_MODEL, Adapter
-from bridle.harnesses.client import Client
+from bridle.harnesses.client import Client, ProxyUnreachable
 from bridle.harnesses.fleet import Fleet, LocalFleet
 from bridle.harnesses.guards import GuardAction
 from bridle.harnesses.rollout import Job, Rollout, RolloutResult, RolloutSettings, grouped
@@ -128,7 +128,11 @@ class Rollouts:
         settings: RolloutSettings,
         progress: Callable[[RolloutResult], None] | None = None,
     ) -> StartGroup:
-        """Starts groups by their number; all of them share the slots of ``settings``."""
+        """Starts groups by their number; all of them share the slots of ``settings``.
+
+        A group's future raises :class:`bridle.harnesses.client.ProxyUnreachable` when no session
+        can be had for one of its jobs.
+        """
         client = Client(self._proxy_url, self._key)
         self._clients.append(client)
         rollout = Rollout(client, adapter, self._fleet, settings)
@@ -144,8 +148,10 @@ class Rollouts:
                     result = await ended
                     if progress is not None:
                         progress(result)
-                    if result.session_id:
-                        found.append(result.session_id)
+                    if result.session_id is None:
+                        # Without the proxy nothing ends well; the group is finished another time.
+                        raise ProxyUnreachable(result.error)
+                    found.append(result.session_id)
             finally:
                 await _cancelled(running)
             return found

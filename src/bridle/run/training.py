@@ -23,6 +23,7 @@ from bridle.reconstruct.samples.rules import DEFAULT_RULES
 from bridle.reconstruct.samples.sample import Episode
 from bridle.reconstruct.session import LoadedSession
 from bridle.reconstruct.tree import BrokenTree
+from bridle.run.groups import FINISHED
 from bridle.run.rollouts import NO_CALL_HINT
 from bridle.run.stack import Stack
 from bridle.store.reading.queries import Reader
@@ -126,21 +127,26 @@ def train(
         learning(plan.policy, plan.config) as learner,
         Reader(plan.store) as reader,
         Writer(plan.store) as writer,
-        _publisher(plan, stack, learner, writer) as publisher,
+        publishing(plan, stack, learner, writer) as publisher,
+        sinks_of(plan, writer) as sinks,
         Collector(
             groups,
-            lambda session_id: _episode(reader, session_id),
+            lambda session_id: loop.renumbering.episode(loaded_episode(reader, session_id)),
             plan.config,
             per_step=plan.groups_per_step,
         ) as collector,
     ):
-        writer.configure_run(plan.run_id, {**stated(plan.config), **plan.work})
+        writer.configure_run(plan.run_id, configured(plan))
 
         def collect(step: int, version: int) -> list[Episode]:
             if plan.config.max_staleness == 0:
                 # Nothing else moves meanwhile, so that a restart of engine or proxy shows.
                 _hold(publisher, stack, learner, version)
             collected = collector(step, version)
+            if any(each.session.outcome not in FINISHED for each in collected):
+                # Some have no verdict: is that the engine's fault, or the proxy's? If so the step
+                # is not taken, and their groups are completed by the next attempt.
+                _hold(publisher, stack, learner, version)
             ids = [episode.session.id for episode in collected]
             if ids and not any(reader.call_counts_of(ids).values()):
                 log.warning(
@@ -148,14 +154,13 @@ def train(
                 )
             return collected
 
-        sinks = SinkGroup([TensorBoardSink(plan.directory / "tensorboard")])
         loop = GrpoLoop(
             plan.config,
             learner,
             collect,
             directory=loop_directory,
             publish=publisher.publish,
-            metrics=SinkGroup([sinks, StoreSink(writer, plan.run_id)]),
+            metrics=sinks,
             tokenizer_from=plan.policy,
             groups=collector.groups,
         )
@@ -182,17 +187,31 @@ def train(
         if newest > loop.version:
             # Published by an attempt that ended before its checkpoint, or for another run. A
             # version stands for one set of weights, so these get the next number.
-            loop.version = newest + 1
+            loop.renumber(newest + 1)
         if loop.version:
             publisher.publish(learner, loop.version)
         elif plan.config.max_staleness:
             # On policy, the first collection does this.
             _hold(publisher, stack, learner, 0)
-        try:
-            loop.run(after_step)
-        finally:
-            sinks.close()
+        loop.run(after_step)
     return loop
+
+
+def configured(plan: TrainingPlan) -> dict[str, Any]:
+    """What the store keeps as the ``config`` of the plan's run."""
+    return {**stated(plan.config), **plan.work}
+
+
+@contextmanager
+def sinks_of(plan: TrainingPlan, writer: Writer) -> Iterator[SinkGroup]:
+    """Where the numbers of a run go."""
+    sinks = SinkGroup(
+        [TensorBoardSink(plan.directory / "tensorboard"), StoreSink(writer, plan.run_id)]
+    )
+    try:
+        yield sinks
+    finally:
+        sinks.close()
 
 
 @contextmanager
@@ -205,7 +224,7 @@ def resumable() -> Iterator[None]:
         raise
 
 
-def _episode(reader: Reader, session_id: str) -> Episode:
+def loaded_episode(reader: Reader, session_id: str) -> Episode:
     """The session, without samples when its record contradicts itself: its tokens are dropped as
     ``tree_broken``."""
     session = LoadedSession.load(reader, session_id)
@@ -233,7 +252,7 @@ def step_line(report: StepReport) -> str:
 
 
 @contextmanager
-def _publisher(
+def publishing(
     plan: TrainingPlan, stack: Stack, policy: Weights, writer: Writer
 ) -> Iterator[AnyPublisher]:
     """Publishes to the stack's engine, or to all of them as to one."""
