@@ -1,6 +1,6 @@
 # Three images: `recorder` (the proxy alone), `bridle` (proxy, trainer, embedded engine and the agents)
 # and `vllm` (the same program beside a GPU build of vLLM). Each runs as a user of its own, who owns
-# /data, /keys and /hub and nothing else. An image holds an environment at /opt/bridle, built in
+# /data, /keys, /hub and /sessions and nothing else. An image holds an environment at /opt/bridle, built in
 # stages of its own: its packages are one layer, Bridle's own code another.
 
 FROM python:3.11-slim AS build
@@ -41,7 +41,8 @@ RUN /opt/bridle/bin/pip install --no-deps --no-build-isolation --prefix /code .
 
 FROM python:3.11-slim AS base
 RUN useradd --uid 10001 --create-home bridle \
- && install --directory --owner=bridle --group=bridle /data /keys /hub /app
+ && install --directory --owner=bridle --group=bridle /sessions /app \
+ && install --directory --owner=bridle --group=bridle --mode=0700 /data /keys /hub
 ENV PATH=/opt/bridle/bin:$PATH PYTHONUNBUFFERED=1 OMP_NUM_THREADS=1 HOME=/home/bridle \
     MALLOC_ARENA_MAX=1 MALLOC_TRIM_THRESHOLD_=1048576
 WORKDIR /app
@@ -63,7 +64,7 @@ CMD ["bridle", "--help"]
 FROM vllm/vllm-openai:v0.32.0 AS vllm
 # Bridle keeps to an environment of its own: vLLM's must stay as its makers tested it.
 RUN useradd --uid 10001 --create-home bridle \
- && install --directory --owner=bridle --group=bridle /data /hub /app \
+ && install --directory --owner=bridle --group=bridle --mode=0700 /data /keys /hub \
  && python3 -m venv /opt/bridle
 WORKDIR /src
 COPY pyproject.toml constraints.txt ./

@@ -55,6 +55,9 @@ def demo(
             "--proxy records to --store.",
         ),
     ] = None,
+    directory: Annotated[
+        Path | None, typer.Option(help="Workspaces of sessions, with --engine-url; else in --out.")
+    ] = None,
     json: JsonOption = False,
 ) -> None:
     """Train the model of a small LangChain agent end to end, and plot its reward."""
@@ -84,7 +87,7 @@ def demo(
     settings = dataclasses.replace(
         settings_of(policy), **{name: value for name, value in asked.items() if value is not None}
     )
-    services = None if engine_url is None else Services(engine_url, proxy, store)
+    services = None if engine_url is None else Services(engine_url, proxy, store, directory)
     run = Demo(out_dir, settings, err if json else out, services=services)
     if start_from is not None:
         run.start_from(start_from)

@@ -67,6 +67,8 @@ class Services:
     engine_url: str
     proxy_url: str
     store: str
+    directory: Path | None = None
+    """Where sessions run; ``None``: in the demo's folder."""
 
     def stack(self) -> Stack:
         """Raises :class:`bridle.run.stack.StackError` where the engine does not answer."""
@@ -93,7 +95,9 @@ class Demo:
     ) -> None:
         """``taught``: what a tiny policy learns, in place of the shop. ``services``: what serves
         and records, in place of processes of the demo's own."""
-        self.places = Places(root, services.store if services else None)
+        self.places = Places(root)
+        if services is not None:
+            self.places = Places(root, services.store, services.directory)
         self.settings = settings
         self._taught = taught or Shop()
         self.course: Course = StaffList() if settings.policy == "smollm2" else self._taught

@@ -46,6 +46,8 @@ class Places:
     root: Path
     recorded: str | None = None
     """The store of a proxy that runs already; ``None``: one in ``root``."""
+    workspaces: Path | None = None
+    """Where sessions run; ``None``: in ``root``."""
 
     @property
     def store(self) -> str:
@@ -78,7 +80,7 @@ class Places:
 
     @property
     def sessions(self) -> Path:
-        return self.root / "sessions"
+        return self.workspaces or self.root / "sessions"
 
     @property
     def logs(self) -> Path:
