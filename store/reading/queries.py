@@ -97,6 +97,11 @@ _TOKENS_OF: Final = (
     .where(calls.c.session_id.in_(_SESSIONS))
     .group_by(calls.c.session_id, spans.c.choice)
 )
+_VERSIONS_OF: Final = (
+    select(calls.c.session_id, func.max(calls.c.version_start).label("version"))
+    .where(calls.c.session_id.in_(_SESSIONS), calls.c.version_start.is_not(None))
+    .group_by(calls.c.session_id)
+)
 _SPANS_OF: Final[Select[Any]] = SPANS.where(calls.c.session_id.in_(_SESSIONS))
 _REWARDS_OF: Final = (
     select(rewards)
@@ -277,6 +282,12 @@ class Reader:
         for row in self._rows_of(_COUNTS_OF, session_ids):
             counts[row.session_id][CallStatus(row.status)] = row.number
         return counts
+
+    def versions_of(self, session_ids: Sequence[str]) -> dict[str, int]:
+        """By session, the newest policy version that one of its calls began at; sessions without
+        such a call are left out."""
+        rows = self._rows_of(_VERSIONS_OF, session_ids)
+        return {row.session_id: int(row.version) for row in rows}
 
     def token_counts_of(self, session_ids: Sequence[str]) -> dict[str, tuple[int, int]]:
         """By session, how many tokens its tree has, each once: observed ones and sampled ones."""

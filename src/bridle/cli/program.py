@@ -98,13 +98,17 @@ COMMANDS: Final[dict[str, Entry]] = {
         f"{_ROOM}.rollout",
         "Run an agent on tasks through a running proxy; each session is verified and rewarded.",
     ),
+    "eval": Entry(
+        f"{_ROOM}.eval",
+        "Measure agents on tasks (pass@k, mean@k); without --agent, from recorded sessions.",
+    ),
     "train": Entry(
         f"{_ROOM}.train",
         "Train a policy inside an agent. The same command resumes from the last checkpoint.",
     ),
     "trainer": Entry(
         f"{_ROOM}.trainer",
-        "Train with proxy and engine as services. The same command resumes.",
+        "Train with proxy and engine as services, or on recorded sessions.",
     ),
     "sft": Entry(f"{_ROOM}.sft", "Fine-tune a policy on recorded trajectories."),
     "engine": Entry(f"{_ROOM}.engine", "Serve a policy."),
