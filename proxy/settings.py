@@ -196,6 +196,9 @@ class ProxySettings:
     workers: str | None = None
     """Names the worker processes of one port, whose metrics are reported together; ``None`` for a
     process that has its port alone."""
+    seal_idle_s: float = 0.0
+    """Seals a session without a key after this long without calls, so that it reaches the feed; 0:
+    never."""
     redact: bool = False
     """Removes text that looks like a secret from recorded bodies
     (``store/writing/redaction.py``)."""

@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import text
 
+from bridle.reconstruct.arrow import needs_arrow
 from bridle.reconstruct.audit import SessionAudit, audit_loaded
+from bridle.reconstruct.rewards import CountedRewards
 from bridle.reconstruct.samples.builders import Built, build
 from bridle.reconstruct.samples.rules import DEFAULT_RULES, SampleRules
 from bridle.reconstruct.samples.sample import Sample
@@ -61,11 +63,16 @@ class RecordedStore:
     def session(self, wanted: str) -> RecordedSession:
         """By id or name. Raises :class:`bridle.store.errors.NotFound`."""
         named = self.reader.session_by_name(wanted)
-        return RecordedSession.load(self.reader, wanted if named is None else named.id)
+        record = self.reader.session(wanted if named is None else named.id)
+        counted = CountedRewards(self.reader)
+        return next(RecordedSession.stream(self.reader, [record], counted=counted))
 
     def sessions(self, **filters: Any) -> Iterator[RecordedSession]:
-        """The sessions that match ``filters`` (of ``Reader.sessions``), oldest first."""
-        return RecordedSession.stream(self.reader, self.reader.sessions(**filters))
+        """The sessions that match ``filters`` (of ``Reader.sessions``), oldest first, with the
+        rewards that count (:class:`bridle.reconstruct.rewards.CountedRewards`)."""
+        return RecordedSession.stream(
+            self.reader, self.reader.sessions(**filters), counted=CountedRewards(self.reader)
+        )
 
     def samples_table(
         self,
@@ -74,8 +81,8 @@ class RecordedStore:
         **filters: Any,
     ) -> pa.Table:
         """A row per sample: the columns of ``bridle export``'s Parquet."""
-        import pyarrow as pa
-
+        with needs_arrow():
+            import pyarrow as pa
         names = self.reader.reward_names()
         rows = [
             sample_row(session.record, sample, names, session.rewards)
@@ -86,8 +93,8 @@ class RecordedStore:
 
     def query(self, sql: str, **values: Any) -> pa.Table:
         """The result of an SQL query, ``:name`` taken from ``values``."""
-        import pyarrow as pa
-
+        with needs_arrow():
+            import pyarrow as pa
         with self.reader.engine.connect() as connection:
             result = connection.execute(text(sql), values)
             columns, rows = list(result.keys()), result.all()

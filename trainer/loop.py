@@ -172,6 +172,8 @@ class GrpoLoop:
             learning_rate=rate,
             seconds=dict(self._seconds),
         )
+        if (reason := report.nothing_trained) is not None:
+            log.warning("step %d trains nothing: %s", step + 1, reason)
         if self._metrics is not None:
             self._metrics.write(step, report.metrics())
         return report

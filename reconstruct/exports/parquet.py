@@ -75,7 +75,7 @@ def read_samples(path: str | Path) -> Iterator[Sample]:
     """The samples of an exported file, in its order."""
     with pq.ParquetFile(path) as file:
         for batch in file.iter_batches(batch_size=_ROWS_PER_GROUP):
-            columns = {name: batch.column(name) for name in SAMPLE_COLUMNS}
+            columns = {name: batch.column(name) for name, _ in SAMPLE_COLUMNS}
             for index in range(batch.num_rows):
                 yield _sample({name: column[index] for name, column in columns.items()})
 
@@ -91,7 +91,7 @@ def _trained(session: LoadedSession, samples: Sequence[Sample]) -> list[CallRow]
 
 
 def _sample(row: dict[str, Any]) -> Sample:
-    values = {name: row[name] for name in SAMPLE_COLUMNS}
+    values = {name: row[name] for name, _ in SAMPLE_COLUMNS}
     arrays = {
         name: value.values.to_numpy(zero_copy_only=False)
         for name, value in values.items()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import signal
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -106,6 +107,19 @@ def bridle() -> Callable[..., Result]:
         return CliRunner().invoke(app, [str(argument) for argument in arguments])
 
     return call
+
+
+@pytest.fixture
+def until() -> Callable[[Callable[[], bool]], None]:
+    """Waits for a condition."""
+
+    def wait(condition: Callable[[], bool]) -> None:
+        end = time.monotonic() + 30
+        while not condition():
+            assert time.monotonic() < end, "it did not come true"
+            time.sleep(0.05)
+
+    return wait
 
 
 TRAINED_AGENT = """

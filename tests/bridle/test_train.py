@@ -83,7 +83,8 @@ def test_a_step_whose_agent_called_nothing_says_where_to_look(
     (tmp_path / "agent.py").write_text("print('no call')")
     done = bridle(*arguments, "--steps", "1")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "step 1 trains nothing: no session has a call (does the program read" in done.stderr
+    assert "step 1: no session has a call (does the program read" in done.stderr
+    assert "step 1 trains nothing: of 12 sessions 12 empty" in done.stderr
 
 
 def test_it_ends_when_its_time_is_over_and_not_before_the_first_step(

@@ -49,6 +49,8 @@ RUN: Final = {
     "groups": "groups.per_step",
     "group_size": "groups.size",
     "policy": "policy.model",
+    "evaluate_every": "evaluation.every",
+    "evaluation_split": "evaluation.split",
     "engine": "policy.engine",
     "engine_arguments": "policy.engine_arguments",
     **{option: f"training.{setting}" for option, setting in GRPO.items()},

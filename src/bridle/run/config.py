@@ -13,7 +13,7 @@ from bridle.harnesses.guards import GuardAction
 from bridle.run.agents import SandboxKind
 from bridle.run.environment import EngineKind
 from bridle.run.settings import parse_overrides, settings_from
-from bridle.trainer.config import AboveZero, Count, GrpoConfig, OptimizerConfig
+from bridle.trainer.config import AboveZero, Count, GrpoConfig, Natural, OptimizerConfig
 
 Named = Annotated[str, Meta(min_length=1)]
 
@@ -67,6 +67,25 @@ class GroupsConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class EvaluationConfig:
+    """Held-out tasks that the policy is measured on while it is trained."""
+
+    every: Natural = 0
+    """Steps between measurements; 0: none. It is also measured before the first step and after the
+    last."""
+    source: str | None = None
+    """As ``tasks.source``, which it is by default."""
+    split: str | None = None
+    """Only tasks of this split."""
+    limit: Count = 64
+    """Most tasks."""
+    samples: Count = 1
+    """Sessions per task."""
+    success: float = 1.0
+    """The reward from which on a session has passed."""
+
+
+@dataclass(frozen=True, slots=True)
 class PolicyConfig:
     """The model that is trained, and the engine that serves it."""
 
@@ -85,6 +104,7 @@ class RunConfig:
     agent: AgentConfig
     policy: PolicyConfig
     groups: GroupsConfig = GroupsConfig()
+    evaluation: EvaluationConfig = EvaluationConfig()
     training: GrpoConfig = field(
         default_factory=lambda: GrpoConfig(optimizer=OptimizerConfig(learning_rate=1e-6))
     )

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 from bridle.engine.contract.tokenizer import Tokenizer
 from bridle.errors import UsageError
 from bridle.harnesses.rollout import RolloutSettings
 from bridle.harnesses.sampling import session_settings
-from bridle.run.agents import shuffled_tasks
+from bridle.harnesses.tasks import Task
+from bridle.run.agents import first_tasks, shuffled_tasks
 from bridle.run.config import RunConfig
+from bridle.run.evaluation import HeldOut
 from bridle.run.fleets import fleet_of
 from bridle.run.groups import FinishedGroups, planned
 from bridle.run.holding import LOCK, hold
 from bridle.run.hub import model_directory
+from bridle.run.report import write_report
 from bridle.run.rollouts import Rollouts
 from bridle.run.stack import MODEL, stack
 from bridle.run.training import TrainingPlan, newest_policy, require_devices, require_parts
@@ -42,6 +46,8 @@ class TrainingResult:
     """Model directory of the newest checkpoint."""
     store: str
     """Where the run's sessions, metrics and policies are recorded."""
+    report: Mapping[str, Any] = field(default_factory=dict)
+    """What is in ``report.json``, beside the plot ``reward.png``."""
 
 
 def train(
@@ -73,6 +79,7 @@ def train(
         config.agent.sandbox,
         cpus=config.agent.cpus,
     )
+    held_out = held_out_tasks(config)
     policy = model_directory(config.policy.model)
     check_policy(policy)
     require_parts(training)
@@ -97,7 +104,7 @@ def train(
             groups_per_step=config.groups.per_step,
             work={
                 name: asdict(getattr(config, name))
-                for name in ("tasks", "agent", "groups", "policy")
+                for name in ("tasks", "agent", "groups", "policy", "evaluation")
             },
         )
         settings = RolloutSettings(
@@ -127,14 +134,56 @@ def train(
                     adapter, planned(run_id, tasks, config.groups.size, finished), settings
                 ),
                 on_step=on_step,
+                held_out=HeldOut(
+                    rollouts,
+                    adapter,
+                    held_out,
+                    settings,
+                    _evaluation_run(store, run_id),
+                    config.evaluation.every,
+                    config.evaluation.samples,
+                    config.evaluation.success,
+                )
+                if held_out
+                else None,
             )
-    return TrainingResult(run_id, loop.step, newest_policy(plan), store)
+        with Reader(store) as reader:
+            report = write_report(reader, run_id, directory)
+    return TrainingResult(run_id, loop.step, newest_policy(plan), store, report)
 
 
 def require_training(config: RunConfig) -> None:
     """Raises :class:`bridle.errors.UsageError` for parts of ``config`` that exclude each other."""
     if config.training.publish.through == "transfer" and config.policy.engine != "vllm":
         raise UsageError("weights are transferred to a vLLM only: add --engine vllm")
+
+
+def held_out_tasks(config: RunConfig) -> list[Task]:
+    """The tasks that the policy is measured on; none without ``evaluation.every``.
+
+    Raises :class:`bridle.errors.UsageError` where they would be those that it is trained on.
+    """
+    wanted, trained = config.evaluation, config.tasks
+    if not wanted.every:
+        return []
+    source = wanted.source or trained.source
+    if (source, wanted.split) == (trained.source, trained.split):
+        raise UsageError(
+            "the held-out tasks are those that are trained on: name evaluation.split or "
+            "evaluation.source"
+        )
+    return first_tasks(source, wanted.split, wanted.limit)
+
+
+def _evaluation_run(store: str, run_id: str) -> str:
+    """The run of a training run's held-out sessions."""
+    found = f"{run_id}.eval"
+    with Reader(store) as reader:
+        known = any(run.id == found for run in reader.runs("eval"))
+    if not known:
+        with Writer(store) as writer:
+            writer.add_sync(RunRecord(found, "eval", time.time(), name=run_id))
+    return found
 
 
 def _run_id(store: str, harness: str) -> str:

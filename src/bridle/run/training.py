@@ -23,7 +23,9 @@ from bridle.reconstruct.samples.rules import DEFAULT_RULES
 from bridle.reconstruct.samples.sample import Episode
 from bridle.reconstruct.session import LoadedSession
 from bridle.reconstruct.tree import BrokenTree
+from bridle.run.evaluation import HeldOut, keep_best
 from bridle.run.groups import FINISHED
+from bridle.run.report import evaluation_metrics
 from bridle.run.rollouts import NO_CALL_HINT
 from bridle.run.stack import Stack
 from bridle.store.reading.queries import Reader
@@ -110,13 +112,14 @@ def train(
     groups: StartGroup,
     *,
     on_step: Callable[[StepReport], bool | None],
+    held_out: HeldOut | None = None,
 ) -> GrpoLoop:
     """Runs or resumes ``plan``; returns the loop, whose learner is over if it was spread.
 
     ``groups`` starts the sessions of a group. ``stack`` must serve ``plan.policy``, or a version
     of it that an earlier attempt published; a resumed run publishes its own weights first.
     ``on_step`` may return true to stop. Interrupting leaves a checkpoint of the last whole step.
-    Raises
+    ``held_out`` measures the policy before the first step and on the way; the best is kept. Raises
     :class:`bridle.trainer.policy.compute.UnsupportedCompute`, and what its parts raise.
     """
     require_parts(plan.config)
@@ -149,9 +152,7 @@ def train(
                 _hold(publisher, stack, learner, version)
             ids = [episode.session.id for episode in collected]
             if ids and not any(reader.call_counts_of(ids).values()):
-                log.warning(
-                    "step %d trains nothing: no session has a call (%s)", step + 1, NO_CALL_HINT
-                )
+                log.warning("step %d: no session has a call (%s)", step + 1, NO_CALL_HINT)
             return collected
 
         loop = GrpoLoop(
@@ -174,7 +175,16 @@ def train(
                 # directory is written comes back with the version before.
                 _hold(publisher, stack, learner, loop.version)
             collector.published(loop.version)
+            if held_out is not None and held_out.is_due(report.step + 1, plan.config.steps):
+                measure(report.step)
             return on_step(report)
+
+        def measure(step: int) -> None:
+            measured = held_out.measure(reader, loop.version) if held_out else None
+            if measured is not None:
+                log.info("step %d: held-out reward %s", step + 1, measured.mean_at[1])
+                writer.record_metrics(plan.run_id, step, evaluation_metrics(measured))
+                keep_best(plan.directory, measured, loop.version, learner, plan.policy)
 
         newest = max(
             [stack.version(), *(policy.version for policy in reader.policies(plan.run_id))]
@@ -193,6 +203,8 @@ def train(
         elif plan.config.max_staleness:
             # On policy, the first collection does this.
             _hold(publisher, stack, learner, 0)
+        if held_out is not None and loop.step == 0:
+            measure(-1)
         loop.run(after_step)
     return loop
 

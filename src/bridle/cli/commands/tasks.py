@@ -7,7 +7,6 @@ from typing import Annotated
 
 import typer
 
-from bridle.cli.extras import require
 from bridle.cli.terminal import counted, out
 
 app = typer.Typer(no_args_is_help=True, help="Tasks of other forms, as Harbor folders.")
@@ -27,7 +26,5 @@ def convert_rows(
     """Write a Harbor folder for each row; run them by --tasks harbor:TARGET."""
     from bridle.harnesses.tasks.harbor.swe import convert, rows_in
 
-    if rows.suffix == ".parquet":
-        require("pyarrow", "arrow", "Parquet needs pyarrow")
     count = sum(1 for _ in convert(kind, rows_in(rows), target))
     out.print(f"{counted(count, 'task')} in {target}", highlight=False, soft_wrap=True)
