@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import pyarrow as pa
 from sqlalchemy import text
 
+from bridle.reconstruct.arrow import needs_arrow
 from bridle.reconstruct.audit import SessionAudit, audit_loaded
 from bridle.reconstruct.rewards import CountedRewards
 from bridle.reconstruct.samples.builders import Built, build
@@ -22,6 +22,9 @@ from bridle.reconstruct.samples.sample import Sample
 from bridle.reconstruct.session import LoadedSession
 from bridle.reconstruct.tables import sample_row, sample_schema
 from bridle.store.reading.queries import Reader
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 
 class RecordedSession(LoadedSession):
@@ -78,6 +81,8 @@ class RecordedStore:
         **filters: Any,
     ) -> pa.Table:
         """A row per sample: the columns of ``bridle export``'s Parquet."""
+        with needs_arrow():
+            import pyarrow as pa
         names = self.reader.reward_names()
         rows = [
             sample_row(session.record, sample, names, session.rewards)
@@ -88,6 +93,8 @@ class RecordedStore:
 
     def query(self, sql: str, **values: Any) -> pa.Table:
         """The result of an SQL query, ``:name`` taken from ``values``."""
+        with needs_arrow():
+            import pyarrow as pa
         with self.reader.engine.connect() as connection:
             result = connection.execute(text(sql), values)
             columns, rows = list(result.keys()), result.all()

@@ -65,9 +65,10 @@ class RayFleet:
             own["include_dashboard"] = False  # type: ignore[assignment]
         try:
             ray.init(address or "local", log_to_driver=False, logging_level="error", **own)
-        except (ConnectionError, ValueError, ray.exceptions.RaySystemError) as error:
+        except (ConnectionError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
             raise NoRay(
-                f"no Ray answers at {address or 'this machine'}: {error}. Is `ray start` running?"
+                f"no Ray answers at {address or 'this machine'}: {error}. Is `ray start` running, "
+                "and is RAY_AUTH_MODE here as there?"
             ) from error
         self._make, self._cpus, self._containers = make, cpus, containers
         self._run = ray.remote(_run)
@@ -138,6 +139,10 @@ _machine = functools.cache(_Machine)
 
 
 def _run(make: Callable[[], LocalFleet], plan: SessionPlan) -> EpisodeResult:
-    """The Ray task."""
+    """The Ray task. Cancelled, it has ended the session when it raises."""
     machine = _machine(make)
-    return machine.runner.run(machine.fleet.run(plan))
+    try:
+        return machine.runner.run(machine.fleet.run(plan))
+    except KeyboardInterrupt:
+        # As itself it would end the event loop that waits for this task.
+        raise SandboxLost("the session was cancelled") from None

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
 import sys
 import threading
+import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from bridle.harnesses.rollout import RolloutResult
+from bridle.harnesses.sandboxes.base import NotLaunchable
 from bridle.run.rollouts import rollout
 from bridle.store.reading.queries import Reader
 
@@ -29,6 +33,7 @@ request = urllib.request.Request(
 )
 print(json.load(urllib.request.urlopen(request))["choices"][0]["message"]["content"])
 """
+TWO_TOKENS = '"model": "policy", "max_tokens": 2,'
 VERIFIER = "def check(delivery):\n    return float('unknown' in delivery.answer)\n"
 
 
@@ -93,3 +98,96 @@ def test_a_killed_machine_costs_its_sessions_one_retry_each(
         completed = [session for session in sessions if session.outcome == "completed"]
         assert len({session.task_id for session in completed}) == 64, "none twice"
         assert all(len(list(reader.rewards(session.id))) == 1 for session in completed)
+
+
+def test_training_loses_no_step_with_a_machine(
+    cluster: Any, work: dict[str, str], tmp_path: Path
+) -> None:
+    from bridle.trainer.policy.tiny import TinyShape, make_policy
+    from bridle.trainer.policy.tiny_tokenizer import train_tokenizer
+
+    policy, out = tmp_path / "policy", tmp_path / "out"
+    size = train_tokenizer(policy, ["Which number is question one? 0123456789"] * 4, vocab_size=320)
+    shape = TinyShape(hidden=32, layers=1, heads=1, kv_heads=1, intermediate=64, context=512)
+    make_policy(policy, shape, vocab_size=size, seed=3)
+    (tmp_path / "agent.py").write_text(AGENT.replace('"model": "policy",', TWO_TOKENS))
+    argv = [sys.executable, "-m", "bridle", "train", "--policy", policy, "--out", out]
+    argv += ["--agent", work["agent"], "--tasks", work["tasks"], "--verifier", work["verifier"]]
+    argv += ["--fleet", f"ray:{cluster.address}", "--steps", "3", "--groups", "2"]
+    argv += ["--group-size", "4", "--parallel", "8"]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as run:
+        assert run.stdout is not None
+        for line in run.stdout:
+            if line.startswith("step 1:"):
+                break
+        with Reader(str(out / "bridle.db")) as reader:
+            until(lambda: sum(1 for s in reader.sessions() if s.sealed_at is None) == 8)
+            time.sleep(0.3)  # they are on their machines
+            cluster.remove_node(cluster.second, allow_graceful=False)
+        said = run.stdout.read()
+    assert run.returncode == 0, said
+    assert "after 3 of 3 steps" in said
+    with Reader(str(out / "bridle.db")) as reader:
+        outcomes = Counter(session.outcome for session in reader.sessions())
+    assert outcomes["completed"] == 3 * 2 * 4
+    assert set(outcomes) == {"completed", "infrastructure"}
+    assert 1 <= outcomes["infrastructure"] <= 4
+
+
+def test_what_a_machine_refuses_is_raised_here_and_what_it_cannot_judge_is_a_result(
+    cluster: Any, work: dict[str, str], proxy_url: str, tmp_path: Path
+) -> None:
+    fleet = {"fleet": f"ray:{cluster.address}", "directory": tmp_path / "sessions"}
+    with pytest.raises(NotLaunchable, match="cannot start /nowhere/t"):
+        rollout(**work | {"agent": "/nowhere/{task_id} {prompt}"}, proxy=proxy_url, **fleet)
+    (tmp_path / "own.py").write_text("def check(delivery):\n    return {}['reward']\n")
+    one = Path(work["tasks"])
+    one.write_text(one.read_text().splitlines()[0])
+    (result,) = rollout(**work, proxy=proxy_url, **fleet)
+    assert (result.outcome, result.scores) == ("infrastructure", {})
+    assert "KeyError" in result.error
+
+
+def test_ctrl_c_ends_what_runs_on_a_cluster_of_its_own(
+    work: dict[str, str], proxy_url: str, store: str, tmp_path: Path
+) -> None:
+    argv = [sys.executable, "-m", "bridle", "rollout", "--fleet", "ray", "--proxy", proxy_url]
+    argv += ["--tasks", work["tasks"], "--verifier", work["verifier"]]
+    argv += ["--agent", f"sh -c 'touch {tmp_path}/running; exec sleep 60123' {{prompt}}"]
+    argv += ["--parallel", "2", "--directory", str(tmp_path / "sessions")]
+    with subprocess.Popen(argv, stderr=subprocess.PIPE) as run, Reader(store) as reader:
+        until(lambda: (tmp_path / "running").exists())
+        run.send_signal(signal.SIGINT)
+        _, said = run.communicate(timeout=60)
+        assert run.returncode == 130, said
+        assert {session.outcome for session in reader.sessions()} == {"cancelled"}
+    left = subprocess.run(["pgrep", "-xf", "sleep 60123"], capture_output=True, check=False)
+    assert not left.stdout, "no agent outlives its rollout"
+
+
+def test_a_client_outside_of_the_cluster_has_its_sessions_run_inside(
+    work: dict[str, str], proxy_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAY_AUTH_MODE", "token")
+    monkeypatch.setenv("RAY_AUTH_TOKEN", "0123456789abcdef" * 4)
+    ray = Path(sys.executable).with_name("ray")
+    start = ["start", "--head", "--num-cpus=4", "--include-dashboard=false", "--port=6397"]
+    start += ["--ray-client-server-port=10001", "--disable-usage-stats"]
+    subprocess.run([ray, *start], check=True, capture_output=True)
+    try:
+        argv = [sys.executable, "-m", "bridle", "rollout", "--fleet", "ray:ray://127.0.0.1:10001"]
+        argv += ["--proxy", proxy_url, "--agent", work["agent"], "--tasks", work["tasks"]]
+        argv += ["--verifier", work["verifier"], "--limit", "4", "--json"]
+        argv += ["--directory", str(tmp_path / "sessions")]
+        done = subprocess.run(argv, capture_output=True, text=True, check=False)
+    finally:
+        subprocess.run([ray, "stop", "--force"], check=True, capture_output=True)
+    assert done.returncode == 0, done.stderr
+    assert [result["scores"] for result in json.loads(done.stdout)] == [{"reward": 1.0}] * 4
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline, "it did not come about"
+        time.sleep(0.05)

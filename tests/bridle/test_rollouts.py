@@ -197,3 +197,9 @@ def test_a_rollout_that_is_ended_leaves_no_open_session(
         process.send_signal(number)
         assert process.wait(20) == 130
         assert [session.outcome for session in reader.sessions()] == ["cancelled"]
+
+
+def test_a_fleet_that_is_none_is_said_in_a_line(rollout: Bridle) -> None:
+    refused = rollout(PLAIN, "--fleet", "slurm")
+    said = "bridle: 'slurm' is not a fleet: local, ray, or ray:ADDRESS\n"
+    assert (refused.exit_code, refused.stderr) == (2, said)

@@ -18,12 +18,12 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 import numpy as np
 import orjson
-import pyarrow as pa
 from fastapi import APIRouter, Path, Query, Response
 
 from bridle.proxy.control.api import Admin, Running
 from bridle.proxy.services import Services
 from bridle.proxy.wire.canonical import ApiError
+from bridle.reconstruct.arrow import ArrowMissing, needs_arrow
 from bridle.reconstruct.episodes import episode_of
 from bridle.reconstruct.rewards import CountedRewards, session_rewards
 from bridle.reconstruct.samples.builders import BUILDERS
@@ -190,12 +190,17 @@ def _told(
             broken += 1
     headers = {**headers, BROKEN_HEADER: str(broken)}
     if form == "arrow":
-        return Response(_arrow(reader, found), media_type=ARROW, headers=headers)
+        try:
+            return Response(_arrow(reader, found), media_type=ARROW, headers=headers)
+        except ArrowMissing as error:
+            raise ApiError("invalid_request", f"at the proxy: {error}", status=400) from error
     lines = b"".join(orjson.dumps(trajectory(episode)) + b"\n" for episode in found)
     return Response(lines, media_type=NDJSON, headers=headers)
 
 
 def _arrow(reader: Reader, found: Sequence[Episode]) -> bytes:
+    with needs_arrow():
+        import pyarrow as pa
     names = reader.reward_names()
     rules = {b"bridle.rules": orjson.dumps(DEFAULT_RULES.as_data())}
     schema = sample_schema(names).with_metadata(rules)
