@@ -64,6 +64,13 @@ class GroupsConfig:
     """Tasks per step."""
     size: Count = 8
     """Sessions per task, which are compared with each other."""
+    weighted: bool = False
+    """Draw tasks by ``p (1 - p)`` of their success so far, instead of taking them in turn."""
+    horizon: Natural = 0
+    """Calls that a session of the first steps may make; 0: as many as it likes."""
+    horizon_growth: Natural = 0
+    """Calls more after each ``horizon_every`` steps (ScalingInter-RL, arXiv 2509.08755)."""
+    horizon_every: Count = 10
 
 
 @dataclass(frozen=True, slots=True)
