@@ -53,6 +53,8 @@ class Job:
 
     task: Task
     group_id: str | None = None
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """Session settings of this job, over those of the rollout."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -296,7 +298,7 @@ class Rollout:
             group_id=job.group_id,
             harness=self._adapter.name,
             continuation=self._settings.continuation,
-            settings=self._settings.session_settings or None,
+            settings={**self._settings.session_settings, **job.settings} or None,
             labels=labels or None,
         )
 

@@ -44,6 +44,7 @@ from bridle.harnesses.sandboxes.isolation import (
     started,
 )
 from bridle.harnesses.sandboxes.supervise import environment_of, new_mark, supervise
+from bridle.harnesses.sandboxes.users import SessionUsers, as_user, one_of
 
 _NO_COMMAND: Final = frozenset(
     {errno.ENOENT, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.ENOEXEC}
@@ -57,18 +58,20 @@ class ProcessSandbox(Folder):
         self,
         directory: Path,
         hidden: Sequence[Path] = (),
+        user: int | None = None,
+        *,
         temporary: Path | None = None,
         way_out: Path | None = None,
     ) -> None:
         """``hidden``: files of this machine that read as empty inside. ``temporary``: for temporary
         files; ``None``: the machine's. ``way_out``: the Unix socket of the session's relay;
-        ``None``: the machine's network.
-        """
-        super().__init__(directory)
+        ``None``: the machine's network."""
+        super().__init__(directory, user)
         if temporary is not None:
             inside = {**self._place.environment, "TMPDIR": str(temporary)}
             self._place = replace(self._place, environment=inside)
         self._hidden = tuple(hidden)
+        self._temporary = temporary
         self._way_out = way_out
 
     def url(self, url: str) -> str:
@@ -76,13 +79,20 @@ class ProcessSandbox(Folder):
             return url
         return urlsplit(url)._replace(scheme="http", netloc=f"127.0.0.1:{INNER_PORT}").geturl()
 
+    def _roots(self) -> tuple[Path, ...]:
+        return (*super()._roots(), *([] if self._temporary is None else [self._temporary]))
+
     async def exec(self, launch: Launch) -> ProcessResult:
         directory = Path(launch.directory or self.place.workspace)
         if not directory.is_dir():  # noqa: ASYNC240 - one stat of a local file
             raise DirectoryGone(f"there is no directory {directory} to start in")
+        with self.lent():
+            return await self._exec(launch, directory)
+
+    async def _exec(self, launch: Launch, directory: Path) -> ProcessResult:
         mark = new_mark()
         stdout, stderr = self.outputs(launch.role)
-        apart = await asyncio.to_thread(missing) is None
+        apart = self._user is None and await asyncio.to_thread(missing) is None
         started_at = time.monotonic()
         reading, writing = os.pipe()
         with (
@@ -93,6 +103,8 @@ class ProcessSandbox(Folder):
             argv = launch.argv
             if apart:
                 argv = namespaced(argv, writing, self._hidden, self._way_out)
+            if self._user is not None:
+                argv = as_user(self._user, argv)
             try:
                 process = await asyncio.create_subprocess_exec(
                     *argv,
@@ -124,27 +136,38 @@ class ProcessProvider:
     def __init__(self, hidden: Sequence[Path] = (), *, confined: bool = False) -> None:
         self._hidden = tuple(hidden)
         self._confined = confined
+        self._users = SessionUsers.of_environment()
 
     @contextlib.asynccontextmanager
     async def open(self, request: SandboxRequest) -> AsyncIterator[ProcessSandbox]:
         refuse_container(request, "process")
-        confined = self._confined and await asyncio.to_thread(network_missing) is None
+        own = tempfile.TemporaryDirectory(prefix="bridle-session-", ignore_cleanup_errors=True)
         # Not in the session's folder: a socket's path has at most 107 characters.
-        with tempfile.TemporaryDirectory(
-            prefix="bridle-session-", ignore_cleanup_errors=True
-        ) as own:
-            temporary = Path(own) / "tmp"
-            temporary.mkdir()
-            if not confined:
-                yield ProcessSandbox(request.directory, self._hidden, temporary).make()
-                return
-            relay, way_out = Relay(request.urls.values(), ()), Path(own) / "session"
-            await relay.start(way_out)
-            try:
-                sandbox = ProcessSandbox(request.directory, self._hidden, temporary, way_out)
-                yield sandbox.make()
-            finally:
-                await relay.close()
+        with own as folder, one_of(self._users) as user:
+            os.chmod(folder, 0o711 if user else 0o700)
+            async with self._way_out(request, Path(folder) / "session") as way_out:
+                yield ProcessSandbox(
+                    request.directory,
+                    self._hidden,
+                    user,
+                    temporary=Path(folder) / "tmp",
+                    way_out=way_out,
+                ).make()
+
+    @contextlib.asynccontextmanager
+    async def _way_out(self, request: SandboxRequest, socket: Path) -> AsyncIterator[Path | None]:
+        """The socket of the session's relay; ``None`` where it gets no network of its own: session
+        users are for places where nothing else can be kept apart."""
+        confined = self._confined and self._users is None
+        if not confined or await asyncio.to_thread(network_missing) is not None:
+            yield None
+            return
+        relay = Relay(request.urls.values(), ())
+        await relay.start(socket)
+        try:
+            yield socket
+        finally:
+            await relay.close()
 
     def expected_place(self, request: SandboxRequest) -> Place:
         refuse_container(request, "process")

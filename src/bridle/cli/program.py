@@ -56,6 +56,10 @@ COMMANDS: Final[dict[str, Entry]] = {
         f"{_ROOM}.viewer",
         "Show sessions, tokens, trees and runs in a browser; reads only, on this machine only.",
     ),
+    "top": Entry(
+        f"{_ROOM}.top",
+        "Show live what is recorded: calls per second, engines, sessions and groups. Ctrl-C ends.",
+    ),
     "status": Entry(
         f"{_ROOM}.status", "Show a running proxy's policy version, its gate and its engines."
     ),
