@@ -46,6 +46,7 @@ RUN useradd --uid 10001 --create-home bridle \
 ENV PATH=/opt/bridle/bin:$PATH PYTHONUNBUFFERED=1 OMP_NUM_THREADS=1 HOME=/home/bridle \
     MALLOC_ARENA_MAX=1 MALLOC_TRIM_THRESHOLD_=1048576
 WORKDIR /app
+COPY deploy/image/healthy.sh /app/
 
 FROM base AS recorder
 COPY --from=recorder-packages /opt/bridle /opt/bridle
@@ -74,6 +75,7 @@ RUN python3 deploy/image/requirements.py >requirements.txt \
 COPY . .
 RUN /opt/bridle/bin/pip install --no-cache-dir --no-deps . && rm -rf /src/*
 WORKDIR /app
+COPY deploy/image/healthy.sh /app/
 USER 10001
 ENV PATH=/opt/bridle/bin:$PATH PYTHONUNBUFFERED=1 HOME=/home/bridle
 ENTRYPOINT []
