@@ -46,11 +46,11 @@ RUN useradd --uid 10001 --create-home bridle \
 ENV PATH=/opt/bridle/bin:$PATH PYTHONUNBUFFERED=1 OMP_NUM_THREADS=1 HOME=/home/bridle \
     MALLOC_ARENA_MAX=1 MALLOC_TRIM_THRESHOLD_=1048576
 WORKDIR /app
-COPY deploy/image/healthy.sh /app/
 
 FROM base AS recorder
 COPY --from=recorder-packages /opt/bridle /opt/bridle
 COPY --from=code /code /opt/bridle
+COPY deploy/image/healthy.sh /app/
 USER 10001
 CMD ["bridle", "proxy", "--help"]
 
@@ -58,7 +58,7 @@ FROM base AS bridle
 COPY --from=packages /opt/bridle /opt/bridle
 COPY --from=code /code /opt/bridle
 COPY examples /app/examples
-COPY deploy/image/init.sh deploy/image/train.sh /app/
+COPY deploy/image/healthy.sh deploy/image/init.sh deploy/image/train.sh /app/
 USER 10001
 CMD ["bridle", "--help"]
 
