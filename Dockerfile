@@ -8,7 +8,7 @@ RUN apt-get update && apt-get install -y --no-install-recommends binutils && rm 
 ENV PIP_NO_CACHE_DIR=1 PIP_CONSTRAINT=/src/constraints.txt
 WORKDIR /src
 COPY pyproject.toml constraints.txt ./
-COPY deploy/image deploy/image
+COPY deploy/image/requirements.py deploy/image/strip deploy/image/
 # Wheels put there are taken instead of the index's.
 COPY deploy/wheels /wheels
 
@@ -69,7 +69,7 @@ RUN useradd --uid 10001 --create-home bridle \
  && python3 -m venv /opt/bridle
 WORKDIR /src
 COPY pyproject.toml constraints.txt ./
-COPY deploy/image deploy/image
+COPY deploy/image/requirements.py deploy/image/strip deploy/image/
 RUN python3 deploy/image/requirements.py >requirements.txt \
  && /opt/bridle/bin/pip install --no-cache-dir --constraint constraints.txt --requirement requirements.txt
 COPY . .
