@@ -83,8 +83,9 @@ class PackingConfig:
     without sharing. ``padded``: one row per sample, padded on the right; also taken, with a
     warning, for models that the others do not compute exactly (recurrent layers, windows)."""
     max_tokens: Count = 8_192
-    """Most tokens computed in one forward pass. A session larger than that gets its own, in which
-    a tree also takes others that share its prefix, up to twice the tokens."""
+    """Most tokens computed in one forward pass: trees are cut between branches. A branch larger
+    than that gets its own, in which a tree also takes branches that share more with it than they
+    add, up to twice the tokens."""
     block_tokens: Count = 256
     """Queries per attention call. Small blocks waste less, large ones call less often."""
 
@@ -94,7 +95,8 @@ class AdvantageConfig:
     """What a session's reward is compared with."""
 
     baseline: PartName = "grpo"
-    """``grpo``, ``leave_one_out``, ``mean``, ``gated``, ``per_role``, ``gigpo``, ``turn_returns``
+    """``grpo``, ``leave_one_out``, ``mean``, ``gated``, ``per_role``, ``gigpo``, ``turn_returns``,
+    ``spiral``
     (:mod:`bridle.trainer.credit`), or one registered with ``register_advantage``."""
     deviation: Literal["sample", "population"] = "sample"
     """Which standard deviation advantages are divided by, where they are."""
@@ -102,8 +104,15 @@ class AdvantageConfig:
     """γ of a step's return, per step. GiGPO's paper has 0.95."""
     step_weight: AtLeastZero = 1.0
     """ω of GiGPO: how much a step's own advantage counts."""
+    running_decay: BelowOne = 0.95
+    """α of ``spiral``: how much of a role's baseline stays with each session."""
     gate: float = 1.0
     """Of ``gated``: rewards of steps count in sessions whose own reward is at least this."""
+    overlong_tokens: Natural = 0
+    """Sampled tokens from which on a session's reward is less by 1; 0: no session is punished for
+    its length (:mod:`bridle.trainer.filters.overlong`)."""
+    overlong_margin: Count = 1024
+    """Tokens before ``overlong_tokens`` over which the punishment grows."""
     reward_weights: Mapping[str, float] | None = None
     """Names of session rewards and their factors; ``None``: the sum of all of them."""
     reward_turns: Over | None = None
@@ -136,9 +145,13 @@ class FilterConfig:
     refill: Annotated[float, Meta(ge=1)] = 1.0
     """Above 1, groups of which nothing is trained are replaced until the step has its groups, or
     has collected so many times as many: DAPO's dynamic sampling (arXiv 2503.14476, section 3.2)."""
+    resample_on_correct: bool = False
+    """Keep half of each group, successes with few faulty tool calls first: GRPO-RoC
+    (:mod:`bridle.trainer.filters.resample_on_correct`)."""
     extra: tuple[PartName, ...] = ()
-    """Further filters, registered with ``register_filter``: each drops sessions and gives its name
-    as the reason."""
+    """Further filters (:mod:`bridle.trainer.filters`): ``void_turn``, ``over_turn``, ``truncated``,
+    ``failed_calls``, or those registered with ``register_filter``. Each drops sessions, with its
+    name as the reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +178,9 @@ class LossConfig:
     """Of ``mask``: a token whose ratio is below it is not trained."""
     kl_coefficient: AtLeastZero = 0.0
     """β of the KL penalty to the reference policy; needs a reference model when not 0."""
+    kl_corrected: bool = False
+    """Weigh the KL estimate by ``π / μ`` of its token (DeepSeek-V3.2, arXiv 2512.02556, equation
+    7): its expectation is then that of π, and so is its gradient."""
 
 
 @dataclass(frozen=True, slots=True)

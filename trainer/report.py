@@ -88,6 +88,7 @@ class StepReport:
         dropped = self.prepared.sessions_dropped
         return {
             "sessions/collected": float(self.sessions),
+            "sessions/punished_for_length": float(self.prepared.punished_sessions),
             "sessions/trained": float(self.sessions - sum(dropped.values())),
             "groups/collected": float(self.prepared.groups),
             "groups/zero_variance": float(self.prepared.degenerate_groups),

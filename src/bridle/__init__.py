@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from bridle.run.evaluation import evaluate as evaluate
     from bridle.run.local import train as train
     from bridle.run.rollouts import rollout as rollout
-    from bridle.trainer.batch.filters import register_filter as register_filter
     from bridle.trainer.credit import register_advantage as register_advantage
+    from bridle.trainer.filters import register_filter as register_filter
     from bridle.trainer.losses.losses import register_loss as register_loss
 
 _HOMES = {
@@ -37,7 +37,7 @@ _HOMES = {
     "evaluate": "bridle.run.evaluation",
     "open_store": "bridle.reconstruct.dataset",
     "register_advantage": "bridle.trainer.credit",
-    "register_filter": "bridle.trainer.batch.filters",
+    "register_filter": "bridle.trainer.filters",
     "register_loss": "bridle.trainer.losses.losses",
     "rollout": "bridle.run.rollouts",
     "train": "bridle.run.local",

@@ -87,6 +87,17 @@ def test_a_step_whose_agent_called_nothing_says_where_to_look(
     assert "step 1 trains nothing: of 12 sessions 12 empty" in done.stderr
 
 
+def test_sessions_have_the_horizon_of_their_step(arguments: list[str], tmp_path: Path) -> None:
+    horizon = ("--set", "groups.horizon=2", "--set", "groups.horizon_growth=3")
+    phases = ("--set", "groups.horizon_every=1", "--set", "groups.weighted=true")
+    done = bridle(*arguments, "--steps", "2", *horizon, *phases)
+    assert done.returncode == 0, done.stderr
+    with Reader(str(tmp_path / "out" / "bridle.db")) as reader:
+        (run,) = reader.runs("train")
+        calls = [one.settings["budget"]["calls"] for one in reader.sessions(run=run.id)]
+    assert calls == [2] * 12 + [5] * 12
+
+
 def test_it_ends_when_its_time_is_over_and_not_before_the_first_step(
     arguments: list[str], tmp_path: Path
 ) -> None:

@@ -38,8 +38,8 @@ class AgentConfig:
     """An installed harness (``codex``), a Python script (``agent.py``), or a command line that
     contains ``{prompt}``."""
     sandbox: SandboxKind | None = None
-    """``process``, ``forked``, ``container`` or ``container-forked``; ``None``: what suits the
-    tasks and the harness."""
+    """``process``, ``process-network``, ``forked``, ``container``, ``container-forked``; ``None``:
+    what suits the tasks and the harness."""
     sampling: Named = "policy"
     """What tokens are drawn from: ``policy`` (its own distribution), ``agent`` (as the harness
     asks), or ``temperature=0.7,top_p=0.8``."""
@@ -64,6 +64,13 @@ class GroupsConfig:
     """Tasks per step."""
     size: Count = 8
     """Sessions per task, which are compared with each other."""
+    weighted: bool = False
+    """Draw tasks by ``p (1 - p)`` of their success so far, instead of taking them in turn."""
+    horizon: Natural = 0
+    """Calls that a session of the first steps may make; 0: as many as it likes."""
+    horizon_growth: Natural = 0
+    """Calls more after each ``horizon_every`` steps (ScalingInter-RL, arXiv 2509.08755)."""
+    horizon_every: Count = 10
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,6 +24,7 @@ from bridle.reconstruct.evaluation import (
     evaluated,
 )
 from bridle.run.environment import admin_key_for, default_proxy
+from bridle.run.groups import key_of
 from bridle.run.rollouts import Rollouts, rollout
 from bridle.store.reading.queries import Reader
 from bridle.store.records import SessionRecord
@@ -123,7 +124,7 @@ class HeldOut:
         jobs = [
             Job(task, f"{self.run_id}.{version}.{task.id}")
             for task in self.tasks
-            for _ in range(self.samples - done[f"{task.suite}/{task.split}/{task.id}"])
+            for _ in range(self.samples - done[key_of(task)])
         ]
         settings = replace(self.settings, run_id=self.run_id, labels={VERSION_LABEL: version})
         self.rollouts.collect(self.adapter, jobs, settings)

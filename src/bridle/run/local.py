@@ -13,11 +13,13 @@ from bridle.errors import UsageError
 from bridle.harnesses.rollout import RolloutSettings
 from bridle.harnesses.sampling import session_settings
 from bridle.harnesses.tasks import Task
+from bridle.harnesses.verifiers import REWARD
+from bridle.reconstruct.evaluation import attempts_of
 from bridle.run.agents import first_tasks, shuffled_tasks
-from bridle.run.config import RunConfig
+from bridle.run.config import GroupsConfig, RunConfig
 from bridle.run.evaluation import HeldOut
 from bridle.run.fleets import fleet_of
-from bridle.run.groups import FinishedGroups, planned
+from bridle.run.groups import FinishedGroups, key_of, planned
 from bridle.run.holding import LOCK, hold
 from bridle.run.hub import model_directory
 from bridle.run.report import write_report
@@ -29,6 +31,7 @@ from bridle.store.reading.queries import Reader
 from bridle.store.records import RunRecord, new_id
 from bridle.store.schema.database import migrate
 from bridle.store.writing.writer import Writer
+from bridle.trainer.collection.curriculum import TaskChoice, horizon
 from bridle.trainer.learner.ranks import follow
 from bridle.trainer.learner.world import World
 from bridle.trainer.policy.model import check_policy
@@ -93,8 +96,11 @@ def train(
         migrate(store)
         run_id = _run_id(store, adapter.name)
 
+        keys = {task.id: key_of(task) for task in tasks}
+        choice = TaskChoice(list(map(key_of, tasks)), training.seed, config.evaluation.success)
         with Reader(store) as reader:
             finished = FinishedGroups.of(reader, run_id)
+            choice.learn((one.task, one.reward) for one in attempts_of(reader, run=run_id))
         plan = TrainingPlan(
             policy=policy,
             directory=directory,
@@ -131,7 +137,21 @@ def train(
                 plan,
                 running,
                 rollouts.groups(
-                    adapter, planned(run_id, tasks, config.groups.size, finished), settings
+                    adapter,
+                    planned(
+                        run_id,
+                        tasks,
+                        config.groups.size,
+                        finished,
+                        choose=choice.draw if config.groups.weighted else None,
+                        settings=lambda number: _budget(config.groups, number),
+                    ),
+                    settings,
+                    lambda result: choice.learn(
+                        [(keys[result.task_id], result.scores[REWARD])]
+                        if REWARD in result.scores
+                        else []
+                    ),
                 ),
                 on_step=on_step,
                 held_out=HeldOut(
@@ -156,6 +176,15 @@ def require_training(config: RunConfig) -> None:
     """Raises :class:`bridle.errors.UsageError` for parts of ``config`` that exclude each other."""
     if config.training.publish.through == "transfer" and config.policy.engine != "vllm":
         raise UsageError("weights are transferred to a vLLM only: add --engine vllm")
+
+
+def _budget(groups: GroupsConfig, number: int) -> dict[str, Any]:
+    """The settings of the sessions of group ``number``: how many calls they may make."""
+    if not groups.horizon:
+        return {}
+    step = number // groups.per_step
+    calls = horizon(step, groups.horizon, groups.horizon_growth, groups.horizon_every)
+    return {"budget": {"calls": calls}}
 
 
 def held_out_tasks(config: RunConfig) -> list[Task]:

@@ -31,10 +31,10 @@ from bridle.run.stack import Stack
 from bridle.store.reading.queries import Reader
 from bridle.store.records import PolicyRecord
 from bridle.store.writing.writer import Writer
-from bridle.trainer.batch.filters import FILTERS
 from bridle.trainer.collection.collector import Collector, StartGroup
 from bridle.trainer.config import GrpoConfig
 from bridle.trainer.credit import ADVANTAGES
+from bridle.trainer.filters import FILTERS
 from bridle.trainer.learner.checkpoint import POLICY_DIRECTORY, checkpoints
 from bridle.trainer.learner.ranks import learning
 from bridle.trainer.loop import GrpoLoop
