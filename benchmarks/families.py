@@ -105,6 +105,17 @@ _DEEPSEEK_EOS = ("<｜end▁of▁sentence｜>",)
 _QWEN_EOS = ("<|im_end|>", "<|endoftext|>")
 _GEMMA4 = ("<|turn>", "<turn|>", "<|channel>", "<channel|>", "<|tool>", "<tool|>", "<|think|>")
 _GEMMA4_CALL = ("<|tool_call>", "<tool_call|>", "<|tool_response>", "<tool_response|>", '<|"|>')
+_HUNYUAN = tuple(
+    form.format(":opensource")
+    for form in (
+        *("<｜hy_User{}｜>", "<｜hy_Assistant{}｜>", "<｜hy_begin_of_sentence{}｜>"),
+        *("<｜reasoning_mode{}｜>", "<think{}>", "</think{}>", "<tool_sep{}>"),
+        *("<tool_calls{}>", "</tool_calls{}>", "<tool_call{}>", "</tool_call{}>"),
+        *("<arg_key{}>", "</arg_key{}>", "<arg_value{}>", "</arg_value{}>"),
+        *("<tool_responses{}>", "</tool_responses{}>", "<tool_response{}>", "</tool_response{}>"),
+    )
+)
+"""The template puts these together."""
 _MISTRAL: dict[str, Any] = {
     "tokenizer": "tekken",
     "model_type": "mistral",
@@ -370,7 +381,13 @@ FAMILIES: Final[dict[str, Family]] = {
         stand_in=True,
     ),
     "hunyuan3": Family(
-        "llama.cpp/tencent-Hy3", "deepseek_v3", "hy_v3", ("<｜hy_eos｜>",), None, stand_in=True
+        "llama.cpp/tencent-Hy3",
+        "deepseek_v3",
+        "hy_v3",
+        ("<｜hy_eos:opensource｜>",),
+        None,
+        _HUNYUAN,
+        stand_in=True,
     ),
     "laguna": Family(
         "llama.cpp/poolside-Laguna-XS.2",
