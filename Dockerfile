@@ -11,7 +11,7 @@ WORKDIR /src
 COPY pyproject.toml constraints.txt deploy/requirements.py ./
 
 FROM base AS recorder
-RUN python3 requirements.py postgres >requirements.txt \
+RUN python3 requirements.py postgres harmony >requirements.txt \
  && pip install --no-cache-dir --constraint constraints.txt --requirement requirements.txt
 COPY . .
 RUN pip install --no-cache-dir --no-deps . && rm -rf /src/*
@@ -25,7 +25,7 @@ ARG TORCH_INDEX=""
 RUN pip install --no-cache-dir --constraint constraints.txt ${TORCH_INDEX:+--index-url ${TORCH_INDEX}} torch
 # What the example agents import; leave it empty for an image of your own agent.
 ARG AGENT_PACKAGES="langchain langchain-openai"
-RUN python3 requirements.py train postgres >requirements.txt \
+RUN python3 requirements.py train postgres harmony >requirements.txt \
  && pip install --no-cache-dir --constraint constraints.txt --requirement requirements.txt ${AGENT_PACKAGES}
 COPY . .
 RUN pip install --no-cache-dir --no-deps . && cp -r examples deploy/init.sh /app && rm -rf /src/*

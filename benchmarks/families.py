@@ -100,6 +100,8 @@ _CALL = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
 _ARGUMENTS = ("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>")
 _GLM = (*_THINK, *_CALL, *_ARGUMENTS, "[gMASK]", "<sop>", "<|endoftext|>", "<|observation|>")
 _LLAMA_BOS, _DEEPSEEK_BOS = "<|begin_of_text|>", "<｜begin▁of▁sentence｜>"
+_PYTHON: Final = ("<|python_tag|>",)
+"""Its name in the family's own tokenizer, which the packaged one keeps as a reserved token."""
 _LLAMA_EOS = ("<|eot_id|>", "<|eom_id|>", "<|end_of_text|>")
 _DEEPSEEK_EOS = ("<｜end▁of▁sentence｜>",)
 _QWEN_EOS = ("<|im_end|>", "<|endoftext|>")
@@ -135,10 +137,20 @@ FAMILIES: Final[dict[str, Family]] = {
         "llama.cpp/meta-llama-Llama-3.1-8B-Instruct", "llama3_1", "llama", _LLAMA_EOS, _LLAMA_BOS
     ),
     "llama3.2": Family(
-        "llama.cpp/meta-llama-Llama-3.2-3B-Instruct", "llama3_1", "llama", _LLAMA_EOS, _LLAMA_BOS
+        "llama.cpp/meta-llama-Llama-3.2-3B-Instruct",
+        "llama3_1",
+        "llama",
+        _LLAMA_EOS,
+        _LLAMA_BOS,
+        _PYTHON,
     ),
     "llama3.3": Family(
-        "llama.cpp/meta-llama-Llama-3.3-70B-Instruct", "llama3_1", "llama", _LLAMA_EOS, _LLAMA_BOS
+        "llama.cpp/meta-llama-Llama-3.3-70B-Instruct",
+        "llama3_1",
+        "llama",
+        _LLAMA_EOS,
+        _LLAMA_BOS,
+        _PYTHON,
     ),
     "deepseek-v3": Family(
         "trl/deepseekv3", "deepseek_v3", "deepseek_v3", _DEEPSEEK_EOS, _DEEPSEEK_BOS
