@@ -91,6 +91,8 @@ class Family:
     """The token that ends a reply with tool calls, where it is another than the first."""
     text_end: str | None = None
     """The same of a reply without them."""
+    earlier_end: str | None = None
+    """What the template ends earlier replies with, where the policy samples another token."""
     call_ids: CallIds = "openai"
     """How the engine makes tool-call ids for the family."""
 
@@ -207,6 +209,7 @@ FAMILIES: Final[dict[str, Family]] = {
         ("<|return|>", "<|call|>"),
         "<|startoftext|>",
         call_end="<|call|>",
+        earlier_end="<|end|>",
     ),
     "smollm2": Family("own", "smollm2", "llama", ("<|im_end|>",), "<|im_start|>"),
     "smollm3": Family(
