@@ -184,7 +184,7 @@ FAMILIES: Final[dict[str, Family]] = {
     "deepseek-r1-distill": Family(
         "trl/deepseek_r1_distill",
         "deepseek_v3",
-        "qwen2",
+        "llama",
         _DEEPSEEK_EOS,
         _DEEPSEEK_BOS,
         _THINK,

@@ -340,16 +340,15 @@ def _template_content(content: Any, parts: bool, *, joined: bool) -> Any:
 def _template_tool_call(call: Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(call.get("function"), Mapping):
         raise TemplateError("a tool call without a function")
-    function = dict(call["function"])
-    arguments = function.get("arguments")
+    name, arguments = call["function"].get("name"), call["function"].get("arguments")
     if isinstance(arguments, str):
         try:
-            function["arguments"] = json.loads(arguments) if arguments else {}
+            arguments = json.loads(arguments) if arguments else {}
         except ValueError as error:
-            raise ArgumentsNotJson(
-                f"tool call {function.get('name')!r}: arguments are not JSON"
-            ) from error
-    return {**call, "function": function}
+            raise ArgumentsNotJson(f"tool call {name!r}: arguments are not JSON") from error
+    # Some templates write a function as JSON: the order is that of the types vLLM validates by.
+    shaped = {"id": call.get("id"), "function": {"arguments": arguments, "name": name}}
+    return {**shaped, "type": call.get("type", "function")}
 
 
 def compile_chat_template(source: str) -> jinja2.Template:

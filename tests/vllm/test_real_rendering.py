@@ -23,6 +23,9 @@ pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
 MATERIAL = families.cache_directory()
 """The user's own cache, read before the tests hide it: what was fetched is kept between runs."""
 SCRIPT = Path(__file__).with_name("render_prompts.py")
+OWN_RENDERERS = {"deepseek-v3.2"}
+"""Families that vLLM renders by code of its own, otherwise than the template does. The first prompt
+of a session shows it, and calls are not continued exactly."""
 BARE_TOOL = {"type": "function", "function": {"name": "ping"}, "cache_control": {"x": 1}}
 """Without description and parameters, and with a field that vLLM drops."""
 STRICT_TOOL = {
@@ -100,7 +103,7 @@ def test_prompts_are_those_of_vllms_renderer(name: str) -> None:
             assert alone or "refused" in theirs, (str(text), theirs)
             continue
         assert isinstance(theirs, list), theirs
-        assert text == tokenizer.decode(theirs)
-        assert tokenizer.encode(text) == theirs
+        same = tokenizer.encode(text) == theirs
+        assert same != (name in OWN_RENDERERS), (text, tokenizer.decode(theirs))
         rendered += 1
     assert rendered >= 8
