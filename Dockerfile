@@ -1,51 +1,80 @@
-# Three images: `recorder` (the proxy alone), `bridle` (proxy, worker, trainer, embedded engine) and
-# `vllm` (the same program beside a GPU build of vLLM). Each runs as a user of its own, who owns
-# /data, /keys and /sessions and nothing else. The packages are one layer, Bridle's own code another.
+# Three images: `recorder` (the proxy alone), `bridle` (proxy, trainer, embedded engine and the agents)
+# and `vllm` (the same program beside a GPU build of vLLM). Each runs as a user of its own, who owns
+# /data, /keys, /hub and /sessions and nothing else. An image holds an environment at /opt/bridle, built in
+# stages of its own: its packages are one layer, Bridle's own code another.
+
+FROM python:3.11-slim AS build
+RUN apt-get update && apt-get install -y --no-install-recommends binutils && rm -rf /var/lib/apt/lists/*
+ENV PIP_NO_CACHE_DIR=1 PIP_CONSTRAINT=/src/constraints.txt
+WORKDIR /src
+COPY pyproject.toml constraints.txt ./
+COPY deploy/image deploy/image
+# Wheels put there are taken instead of the index's.
+COPY deploy/wheels /wheels
+
+FROM build AS recorder-packages
+RUN python3 -m venv /opt/bridle \
+ && python3 deploy/image/requirements.py postgres >requirements.txt \
+ && /opt/bridle/bin/pip install --find-links /wheels --requirement requirements.txt \
+ && /opt/bridle/bin/pip uninstall --yes pip setuptools \
+ && deploy/image/strip /opt/bridle \
+ && /opt/bridle/bin/python -c "import fastapi, numpy.testing, psycopg, sqlalchemy, tokenizers, uvicorn, uvloop"
+
+FROM build AS packages
+# PyTorch alone comes from this index, whose builds have no CUDA; empty: from the default one.
+ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
+RUN python3 -m venv /opt/bridle \
+ && /opt/bridle/bin/pip install --no-deps --find-links /wheels ${TORCH_INDEX:+--index-url ${TORCH_INDEX}} torch
+# What the example agents import; leave it empty for an image of your own agent.
+ARG AGENT_PACKAGES="langchain langchain-openai"
+# Extras of pyproject.toml; with `ray` the image can be a node of a Ray cluster.
+ARG EXTRAS="train postgres"
+RUN python3 deploy/image/requirements.py ${EXTRAS} >requirements.txt \
+ && /opt/bridle/bin/pip install --find-links /wheels --requirement requirements.txt ${AGENT_PACKAGES} \
+ && deploy/image/strip /opt/bridle \
+ && /opt/bridle/bin/python -c "import torch.testing, transformers.models.llama, peft, pyarrow.parquet, pyarrow.dataset, matplotlib.pyplot"
+
+FROM build AS code
+RUN python3 -m venv /opt/bridle && /opt/bridle/bin/pip install hatchling
+COPY . .
+RUN /opt/bridle/bin/pip install --no-deps --no-build-isolation --prefix /code .
 
 FROM python:3.11-slim AS base
 RUN useradd --uid 10001 --create-home bridle \
- && install --directory --owner=bridle --group=bridle /data /keys /sessions /app
-ENV PYTHONUNBUFFERED=1 OMP_NUM_THREADS=1 HOME=/home/bridle \
+ && install --directory --owner=bridle --group=bridle /sessions /app \
+ && install --directory --owner=bridle --group=bridle --mode=0700 /data /keys /hub
+ENV PATH=/opt/bridle/bin:$PATH PYTHONUNBUFFERED=1 OMP_NUM_THREADS=1 HOME=/home/bridle \
     MALLOC_ARENA_MAX=1 MALLOC_TRIM_THRESHOLD_=1048576
-WORKDIR /src
-COPY pyproject.toml constraints.txt deploy/requirements.py ./
+WORKDIR /app
 
 FROM base AS recorder
-RUN python3 requirements.py postgres harmony >requirements.txt \
- && pip install --no-cache-dir --constraint constraints.txt --requirement requirements.txt
-COPY . .
-RUN pip install --no-cache-dir --no-deps . && rm -rf /src/*
-WORKDIR /app
-USER bridle
+COPY --from=recorder-packages /opt/bridle /opt/bridle
+COPY --from=code /code /opt/bridle
+USER 10001
 CMD ["bridle", "proxy", "--help"]
 
 FROM base AS bridle
-# An index with PyTorch's builds without CUDA; without one, the default index's build is taken.
-ARG TORCH_INDEX=""
-RUN pip install --no-cache-dir --constraint constraints.txt ${TORCH_INDEX:+--index-url ${TORCH_INDEX}} torch
-# What the example agents import; leave it empty for an image of your own agent.
-ARG AGENT_PACKAGES="langchain langchain-openai"
-RUN python3 requirements.py train postgres harmony >requirements.txt \
- && pip install --no-cache-dir --constraint constraints.txt --requirement requirements.txt ${AGENT_PACKAGES}
-COPY . .
-RUN pip install --no-cache-dir --no-deps . && cp -r examples deploy/init.sh /app && rm -rf /src/*
-WORKDIR /app
-USER bridle
+COPY --from=packages /opt/bridle /opt/bridle
+COPY --from=code /code /opt/bridle
+COPY examples /app/examples
+COPY deploy/image/init.sh deploy/image/train.sh /app/
+USER 10001
 CMD ["bridle", "--help"]
 
 FROM vllm/vllm-openai:v0.32.0 AS vllm
 # Bridle keeps to an environment of its own: vLLM's must stay as its makers tested it.
 RUN useradd --uid 10001 --create-home bridle \
- && install --directory --owner=bridle --group=bridle /data /app \
+ && install --directory --owner=bridle --group=bridle --mode=0700 /data /keys /hub \
  && python3 -m venv /opt/bridle
 WORKDIR /src
-COPY pyproject.toml constraints.txt deploy/requirements.py ./
-RUN python3 requirements.py >requirements.txt \
+COPY pyproject.toml constraints.txt ./
+COPY deploy/image deploy/image
+RUN python3 deploy/image/requirements.py >requirements.txt \
  && /opt/bridle/bin/pip install --no-cache-dir --constraint constraints.txt --requirement requirements.txt
 COPY . .
 RUN /opt/bridle/bin/pip install --no-cache-dir --no-deps . && rm -rf /src/*
 WORKDIR /app
-USER bridle
+USER 10001
 ENV PATH=/opt/bridle/bin:$PATH PYTHONUNBUFFERED=1 HOME=/home/bridle
 ENTRYPOINT []
 CMD ["bridle", "engine", "vllm", "--help"]

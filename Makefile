@@ -15,7 +15,7 @@ export OMP_NUM_THREADS ?= 1
 export OMP_WAIT_POLICY ?= passive
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: help setup demo test check test-harnesses test-distributed test-pythons test-postgres \
+.PHONY: help setup demo test check test-harnesses test-distributed test-ray test-pythons test-postgres \
 	vllm-cpu test-vllm test-browser test-compose test-models test-containers test-demo test-pretrained \
 	test-limits test-long intercept test-intercept lock clean
 
@@ -49,6 +49,9 @@ test-harnesses: $(READY)  ## Installed coding agents and agent SDKs through the 
 
 test-distributed: $(READY)  ## Training in several processes on several nodes, under torchrun
 	$(BIN)/python -m pytest -m distributed
+
+test-ray: $(READY)  ## Sessions on a Ray cluster of two machines, one of which dies
+	$(BIN)/python -m pytest -m ray
 
 test-postgres: $(READY)  ## The store's suite on a real PostgreSQL (installs Debian's when missing)
 	@ls /usr/lib/postgresql/*/bin/postgres >/dev/null 2>&1 || \

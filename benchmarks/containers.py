@@ -20,6 +20,7 @@ from bridle.harnesses.adapters import CODING_HARNESSES
 from bridle.harnesses.adapters.mini_swe_agent import MiniSweAgent
 from bridle.harnesses.client import Client
 from bridle.harnesses.episode import Outcome
+from bridle.harnesses.fleet import LocalFleet
 from bridle.harnesses.rollout import Job, Rollout, RolloutSettings
 from bridle.harnesses.sandboxes import ContainerProvider, ProcessProvider, SandboxProvider
 from bridle.harnesses.verifiers import RegexAnswer
@@ -82,8 +83,7 @@ async def bench_containers(
                             rollout = Rollout(
                                 client,
                                 adapter,
-                                sandboxes,
-                                RegexAnswer("last line"),
+                                LocalFleet(sandboxes, RegexAnswer("last line")),
                                 RolloutSettings(place / name, parallel=parallel, retries=0),
                             )
                             # The first round warms up: it installs layers and reads files.

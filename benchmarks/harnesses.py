@@ -20,6 +20,7 @@ from bridle.bench.shell_policy import ShellPolicy, WorkedThrough, train_bench_to
 from bridle.engine.scripted import ScriptedEngine
 from bridle.harnesses.client import Client
 from bridle.harnesses.episode import Outcome
+from bridle.harnesses.fleet import LocalFleet
 from bridle.harnesses.rollout import Job, Rollout, RolloutResult, RolloutSettings
 from bridle.harnesses.sandboxes import ProcessProvider
 from bridle.proxy.server import ProxyServer
@@ -146,7 +147,10 @@ async def bench_harnesses(
                         keep_directories=True,
                     )
                     rollout = Rollout(
-                        client, adapters[case.name], ProcessProvider(), WorkedThrough(), settings
+                        client,
+                        adapters[case.name],
+                        LocalFleet(ProcessProvider(), WorkedThrough()),
+                        settings,
                     )
                     jobs = [Job(policy.task(f"{case.name}-{n}")) for n in range(sessions)]
                     results = await rollout.collect(jobs)

@@ -16,6 +16,8 @@ from bridle.engine.scripted import ScriptedCall, ScriptedReply, ScriptedRequest
 
 _SHELL: Final = re.compile(r"shell|exec|bash|terminal", re.IGNORECASE)
 _COMMAND: Final = "ls"
+_UNCALLED: Final = re.compile(r"agent|task|todo|plan|schema", re.IGNORECASE)
+"""Names of tools that begin something longer than a first look."""
 _LONGEST_ECHO: Final = 400
 """Characters of a question or a result that are repeated."""
 _ASIDE: Final = "This asks for no tool."
@@ -25,9 +27,11 @@ def stand_in(request: ScriptedRequest) -> ScriptedReply:
     """A tool call after the user's message, an answer after the tool's result."""
     messages = request.messages
     asked = next((_text(one) for one in reversed(messages) if one["role"] == "user"), "")
-    if messages and messages[-1]["role"] == "tool":
+    replies = [one for one in messages if one["role"] == "assistant"]
+    results = [one for one in messages if one["role"] == "tool"]
+    if results and replies and replies[-1].get("tool_calls"):
         return ScriptedReply(
-            f"The tool returned: {_shortened(_text(messages[-1]))}",
+            f"The tool returned: {_shortened(_text(results[-1]))}",
             reasoning="The result is here, so the question can be answered.",
         )
     tool = _chosen(request)
@@ -38,8 +42,12 @@ def stand_in(request: ScriptedRequest) -> ScriptedReply:
 
 
 def _chosen(request: ScriptedRequest) -> Mapping[str, Any] | None:
-    """A shell if there is one, else the first tool."""
-    functions = [tool["function"] for tool in request.tools if "function" in tool]
+    """A shell if there is one, else the first tool that only answers."""
+    functions = [
+        tool["function"]
+        for tool in request.tools
+        if "function" in tool and not _UNCALLED.search(tool["function"]["name"])
+    ]
     shells = [one for one in functions if _SHELL.search(one["name"])]
     return next(iter(shells or functions), None)
 

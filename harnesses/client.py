@@ -171,8 +171,16 @@ class Client:
         if reply.status_code >= 500:
             raise ProxyUnreachable(f"the proxy answered {reply.status_code}: {reply.text[:300]}")
         if not reply.is_success:
-            raise ControlError(reply.status_code, reply.text[:300])
+            raise ControlError(reply.status_code, _reason(reply))
         return reply
+
+
+def _reason(reply: httpx.Response) -> str:
+    """What an error reply says: the message in it, where it is one of Bridle's."""
+    try:
+        return str(msgspec.json.decode(reply.content)["error"]["message"])
+    except (msgspec.DecodeError, KeyError, TypeError):
+        return reply.text[:300]
 
 
 def _read(reply: httpx.Response, kind: type[Answer]) -> Answer:

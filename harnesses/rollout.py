@@ -1,29 +1,30 @@
-"""The rollout runner: create a session, run the harness, verify, reward, seal; many at a time.
-
-Every session has its own key, and directories that are its own while it runs. Their paths stand in
-prompts (Codex includes its working directory and its home), so sessions run in numbered places, one
-after another under the same path: what is the same in their prompts is computed once, by an engine
-that caches prefixes and by a trainer that shares them.
+"""The rollout runner: create a session, have a fleet run it, reward, seal; many at a time.
 
 An agent that fails or runs out of time is a result like any other; only a failure of the machinery
-(proxy, sandbox, verifier) is tried again, in a new session, while the failed one is sealed as
-``infrastructure`` so that it is not trained on.
+(proxy, machine, sandbox, verifier) is tried again, in a new session with the label ``retry_of``,
+while the failed one is sealed as ``infrastructure`` so that it is not trained on. A session is
+rewarded and sealed here alone, once, so that a machine that was taken for dead adds nothing.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 import logging
-import shutil
 import time
-from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Iterator, Mapping
+from collections.abc import (
+    AsyncGenerator,
+    Callable,
+    Coroutine,
+    Iterable,
+    Iterator,
+    Mapping,
+)
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from bridle.harnesses.adapters.base import DEFAULT_MODEL, Access, Adapter
+from bridle.harnesses.adapters.base import DEFAULT_MODEL, Adapter
 from bridle.harnesses.client import (
     Client,
     ControlError,
@@ -31,17 +32,13 @@ from bridle.harnesses.client import (
     Session,
     SessionRequest,
 )
-from bridle.harnesses.episode import Episode, EpisodeResult, Outcome
+from bridle.harnesses.episode import EpisodeResult, Outcome
+from bridle.harnesses.fleet.base import Fleet, SessionPlan
 from bridle.harnesses.guards import GuardAction, findings, guarded
 from bridle.harnesses.sampling import POLICY, session_settings
-from bridle.harnesses.sandboxes.base import (
-    LaunchRefused,
-    SandboxLost,
-    SandboxProvider,
-    SandboxRequest,
-)
+from bridle.harnesses.sandboxes.base import LaunchRefused, SandboxLost
 from bridle.harnesses.tasks.task import Task
-from bridle.harnesses.verifiers import REWARD, Scores, Verifier, VerifierError
+from bridle.harnesses.verifiers import REWARD, Scores, VerifierError
 from bridle.store.records import new_id
 
 log = logging.getLogger(__name__)
@@ -56,6 +53,8 @@ class Job:
 
     task: Task
     group_id: str | None = None
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """Session settings of this job, over those of the rollout."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +83,7 @@ class RolloutSettings:
     """How jobs are run."""
 
     directory: Path
-    """Holds the places, and the kept folders of sessions under their ids."""
+    """Of each machine of the fleet; holds the kept folders of sessions under their ids."""
     parallel: int = 4
     timeout_s: float = 600.0
     """For one harness run."""
@@ -101,7 +100,7 @@ class RolloutSettings:
     guards: GuardAction = "warn"
     """What a finding of a guard (``guards.py``) costs a session."""
     keep_directories: bool = False
-    """Directories of sessions that did not complete are kept in any case."""
+    """Directories of sessions whose agent did not complete are kept in any case."""
 
 
 def grouped(tasks: Iterable[Task], size: int) -> Iterator[Job]:
@@ -112,15 +111,6 @@ def grouped(tasks: Iterable[Task], size: int) -> Iterator[Job]:
             yield Job(task, group_id)
 
 
-def require_launchable(
-    adapter: Adapter, sandboxes: SandboxProvider, task: Task, settings: RolloutSettings
-) -> None:
-    """Raises what the adapter knows before there is a session, such as ``NotLaunchable``."""
-    nobody = Session(id="", key="", base_urls=dict.fromkeys(("openai", "anthropic", "google"), ""))
-    request = SandboxRequest(settings.directory.absolute() / "place", container=task.container)
-    adapter.plan(task, Access(nobody, settings.model), sandboxes.expected_place(request))
-
-
 class Rollout:
     """Runs jobs of one harness against one proxy."""
 
@@ -128,16 +118,14 @@ class Rollout:
         self,
         client: Client,
         adapter: Adapter,
-        sandboxes: SandboxProvider,
-        verifier: Verifier,
+        fleet: Fleet,
         settings: RolloutSettings,
         slots: asyncio.Semaphore | None = None,
     ) -> None:
         """``slots``: shared with other rollouts; ``None``: own ones, ``settings.parallel``."""
         self._client = client
         self._adapter = adapter
-        self._sandboxes = sandboxes
-        self._verifier = verifier
+        self._fleet = fleet
         self._settings = settings
         self._slots = slots or asyncio.Semaphore(settings.parallel)
 
@@ -149,7 +137,7 @@ class Rollout:
         """
         async with self._slots:
             began()
-            require_launchable(self._adapter, self._sandboxes, job.task, self._settings)
+            self._require_launchable(job)
             return await self._with_retries(job)
 
     async def run(self, jobs: Iterable[Job]) -> AsyncGenerator[RolloutResult, None]:
@@ -165,7 +153,7 @@ class Rollout:
                     job = next(waiting, None)
                     if job is None:
                         break
-                    require_launchable(self._adapter, self._sandboxes, job.task, self._settings)
+                    self._require_launchable(job)
                     running.add(asyncio.create_task(self._with_retries(job)))
                 if not running:
                     return
@@ -192,20 +180,27 @@ class Rollout:
                     progress(result)
         return results
 
+    def _require_launchable(self, job: Job) -> None:
+        directory, model = self._settings.directory, self._settings.model
+        self._fleet.require_launchable(self._adapter, job.task, directory, model)
+
     async def _with_retries(self, job: Job) -> RolloutResult:
+        failed: str | None = None
         for attempt in range(1, self._settings.retries + 2):
-            result = await self._attempt(job, attempt)
+            result = await self._attempt(job, attempt, failed)
             if result.final or attempt > self._settings.retries:
                 return result
             log.warning("task %s: %s; trying again", job.task.id, result.error)
+            failed = result.session_id or failed
             await asyncio.sleep(self._settings.retry_wait_s)
         raise AssertionError("the loop returns")
 
-    async def _attempt(self, job: Job, attempt: int) -> RolloutResult:
+    async def _attempt(self, job: Job, attempt: int, failed: str | None) -> RolloutResult:
+        """``failed``: the session of the attempt before."""
         started = time.monotonic()
         session: Session | None = None
         try:
-            session = await self._new_session(job)
+            session = await self._new_session(self._session_request(job, failed))
             return await self._in_session(job, session, attempt)
         except (ProxyUnreachable, SandboxLost, LaunchRefused, VerifierError) as error:
             if session is not None:
@@ -228,9 +223,9 @@ class Rollout:
                 await _to_its_end(self._seal_quietly(session, Outcome.CANCELLED))
             raise
 
-    async def _new_session(self, job: Job) -> Session:
+    async def _new_session(self, request: SessionRequest) -> Session:
         """Cancelled while the proxy makes the session, it waits for what is made and seals it."""
-        making = asyncio.ensure_future(self._client.create_session(self._session_request(job)))
+        making = asyncio.ensure_future(self._client.create_session(request))
         try:
             return await asyncio.shield(making)
         except asyncio.CancelledError:
@@ -248,31 +243,25 @@ class Rollout:
             await self._seal_quietly(making.result(), Outcome.CANCELLED)
 
     async def _in_session(self, job: Job, session: Session, attempt: int) -> RolloutResult:
-        with self._directory_for(session) as directory:
-            request = SandboxRequest(directory, session.base_urls, job.task.container)
-            async with self._sandboxes.open(request) as sandbox:
-                episode = await Episode(
-                    self._adapter,
-                    self._sandboxes,
-                    self._verifier,
-                    sandbox,
-                    request,
-                    session,
-                    self._settings.model,
-                    self._settings.timeout_s,
-                ).run(job.task)
-            outcome = await self._judged(session, episode)
-            found = findings(await self._client.actions(session.id))
-            if found and self._settings.guards == "quarantine":
-                outcome = Outcome.QUARANTINED
-            scores = guarded(episode.scores, found, self._settings.guards, REWARD)
-            for name, value in scores.items():
-                await self._client.reward(
-                    session.id, name, value, verifier_key=session.verifier_key
-                )
-            await self._client.seal(session.id, outcome)
-            if outcome is Outcome.COMPLETED and not self._settings.keep_directories:
-                shutil.rmtree(directory, ignore_errors=True)
+        episode = await self._fleet.run(
+            SessionPlan(
+                task=job.task,
+                adapter=self._adapter,
+                session=session,
+                model=self._settings.model,
+                timeout_s=self._settings.timeout_s,
+                directory=self._settings.directory.absolute(),
+                keep_directory=self._settings.keep_directories,
+            )
+        )
+        outcome = await self._judged(session, episode)
+        found = findings(await self._client.actions(session.id))
+        if found and self._settings.guards == "quarantine":
+            outcome = Outcome.QUARANTINED
+        scores = guarded(episode.scores, found, self._settings.guards, REWARD)
+        for name, value in scores.items():
+            await self._client.reward(session.id, name, value, verifier_key=session.verifier_key)
+        await self._client.seal(session.id, outcome)
         return RolloutResult(
             session_id=session.id,
             task_id=job.task.id,
@@ -284,26 +273,6 @@ class Rollout:
             answer=episode.answer,
             attempts=attempt,
         )
-
-    @contextlib.contextmanager
-    def _directory_for(self, session: Session) -> Iterator[Path]:
-        """The first free place; what is in it afterwards is kept under the session's id.
-
-        A place is taken while its directory exists, also for other processes. The directory of
-        a killed process stays.
-        """
-        directory = self._settings.directory.absolute()
-        directory.mkdir(parents=True, exist_ok=True)
-        for number in itertools.count():
-            root = directory / f"place-{number}"
-            with contextlib.suppress(FileExistsError):
-                root.mkdir()
-                break
-        try:
-            yield root
-        finally:
-            with contextlib.suppress(FileNotFoundError):
-                root.rename(directory / session.id)
 
     async def _judged(self, session: Session, episode: EpisodeResult) -> Outcome:
         """The outcome of a session, with what the record adds: an agent that failed and got no
@@ -321,15 +290,16 @@ class Rollout:
         except (ProxyUnreachable, ControlError, TimeoutError) as error:
             log.warning("session %s stays unsealed: %s", session.id, error)
 
-    def _session_request(self, job: Job) -> SessionRequest:
+    def _session_request(self, job: Job, failed: str | None) -> SessionRequest:
+        labels = {**self._settings.labels, **({"retry_of": failed} if failed else {})}
         return SessionRequest(
             run_id=self._settings.run_id,
             task=job.task,
             group_id=job.group_id,
             harness=self._adapter.name,
             continuation=self._settings.continuation,
-            settings=self._settings.session_settings or None,
-            labels=self._settings.labels or None,
+            settings={**self._settings.session_settings, **job.settings} or None,
+            labels=labels or None,
         )
 
 

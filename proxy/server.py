@@ -119,7 +119,7 @@ def tune_gc() -> None:
     # Every stream waits while the collector looks, and the long-lived turns and few cycles of a
     # recording proxy are little work for it: it looks often at a few young objects, rarely at all.
     gc.freeze()
-    gc.set_threshold(1_000, 20, 250)
+    gc.set_threshold(10_000, 20, 100)
 
 
 def local_url(host: str, port: int) -> str:

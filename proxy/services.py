@@ -16,6 +16,7 @@ from bridle.proxy.http.watch import Watch
 from bridle.proxy.recording.metrics import Metrics
 from bridle.proxy.recording.recorder import Observer, Recorder
 from bridle.proxy.recording.stored_responses import StoredResponses
+from bridle.proxy.sessions.idle_seal import IdleSeal
 from bridle.proxy.sessions.memory import SessionMemory
 from bridle.proxy.sessions.registry import Sessions
 from bridle.proxy.sessions.rules import Budgets
@@ -24,7 +25,7 @@ from bridle.proxy.settings import ProxySettings
 from bridle.proxy.wire.in_flight import InFlight
 from bridle.store.reading.queries import Reader
 from bridle.store.schema.database import migrate
-from bridle.store.writing.redaction import Redactor
+from bridle.store.writing.redaction import DetectorsMissing, Redactor
 from bridle.store.writing.writer import Writer
 
 if TYPE_CHECKING:
@@ -60,6 +61,7 @@ class Services:
     watch: Watch
     seal_watch: SealWatch
     cluster_control: ClusterControl
+    idle_seal: IdleSeal
     tracing: Tracing | None
 
     @property
@@ -97,6 +99,8 @@ class Services:
             settings, gate, models.policy, sessions, metrics, writer, reader
         )
         await cluster_control.start()
+        idle_seal = _idle_seal(settings, reader, sessions, cluster_control)
+        idle_seal.start()
         return cls(
             settings=settings,
             writer=writer,
@@ -124,11 +128,13 @@ class Services:
             watch=watch,
             seal_watch=seal_watch,
             cluster_control=cluster_control,
+            idle_seal=idle_seal,
             tracing=tracing,
         )
 
     async def close(self) -> None:
         """Stops everything that :meth:`start` started, and writes queued records."""
+        await self.idle_seal.close()
         await self.cluster_control.close()
         await self.watch.close()
         await self.seal_watch.close()
@@ -138,6 +144,16 @@ class Services:
         self.reader.close()
         if self.tracing is not None:
             await asyncio.to_thread(self.tracing.close)
+
+
+def _idle_seal(
+    settings: ProxySettings, reader: Reader, sessions: Sessions, control: ClusterControl
+) -> IdleSeal:
+    async def seal(session_id: str, outcome: str) -> None:
+        await sessions.seal(session_id, outcome)
+        await control.forget_session(session_id)
+
+    return IdleSeal(reader, seal, settings.seal_idle_s)
 
 
 def _tracing() -> Tracing:
@@ -155,8 +171,11 @@ def _observers(tracing: Tracing | None) -> list[Observer]:
 
 
 def _open_store(settings: ProxySettings) -> Writer:
+    try:
+        redactor = Redactor() if settings.redact else None
+    except DetectorsMissing as error:
+        raise CannotStart(str(error)) from error
     migrate(settings.store_url)
-    redactor = Redactor() if settings.redact else None
     return Writer(
         settings.store_url,
         synchronous=settings.synchronous,

@@ -35,6 +35,10 @@ def is_loopback(host: str | None) -> bool:
         return False
 
 
+SHORTEST_KEY = 8
+"""Characters of a key that is looked for in what engines send. Shorter ones, ``EMPTY`` and ``none``
+among them, are placeholders and words."""
+
 Amount = Annotated[int, msgspec.Meta(ge=0)]
 
 
@@ -192,6 +196,9 @@ class ProxySettings:
     workers: str | None = None
     """Names the worker processes of one port, whose metrics are reported together; ``None`` for a
     process that has its port alone."""
+    seal_idle_s: float = 0.0
+    """Seals a session without a key after this long without calls, so that it reaches the feed; 0:
+    never."""
     redact: bool = False
     """Removes text that looks like a secret from recorded bodies
     (``store/writing/redaction.py``)."""
@@ -206,6 +213,13 @@ class ProxySettings:
         for role, name in self.role_models.items():
             if not any(name == other or fnmatchcase(name, other) for other in self.other_models):
                 raise ValueError(f"role model {role}={name}: there is no other model {name}")
+
+    @property
+    def own_keys(self) -> tuple[bytes, ...]:
+        """The keys that an engine may know and a client may not, as they stand in its replies."""
+        others = [one.api_key for one in self.other_models.values()]
+        keys = {key for key in (self.admin_key, self.upstream_api_key, *others) if key}
+        return tuple([key.encode() for key in sorted(keys) if len(key) >= SHORTEST_KEY])
 
     @property
     def keyless(self) -> bool:

@@ -21,7 +21,7 @@ from bridle.store.records import SessionRecord, TaskRecord
 OPEN: Final = "open"
 """What a session that is not sealed has for an outcome, which the store holds as none."""
 
-_FORM: Final = re.compile(r"\s*([A-Za-z_][\w.:-]*?)\s*(!=|>=|<=|=|>|<)\s*(.*?)\s*", re.DOTALL)
+_FORM: Final = re.compile(r"\s*([A-Za-z_][\w.:-]*?)\s*(!=|>=|<=|==?|>|<)\s*(.*?)\s*", re.DOTALL)
 _ORDER: Final[Mapping[str, Callable[[Any, Any], bool]]] = {
     ">": operator.gt,
     "<": operator.lt,
@@ -55,6 +55,7 @@ class Condition:
         if found is None:
             raise BadCondition(f"{text!r} is no condition: write NAME=VALUE, or !=, >=, <=, >, <")
         name, sign, value = found.groups()
+        sign = "=" if sign == "==" else sign
         of, dot, rest = name.partition(".")
         if not dot:
             of, rest = "session", name

@@ -9,18 +9,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import pyarrow as pa
 from sqlalchemy import text
 
+from bridle.reconstruct.arrow import needs_arrow
 from bridle.reconstruct.audit import SessionAudit, audit_loaded
+from bridle.reconstruct.rewards import CountedRewards
 from bridle.reconstruct.samples.builders import Built, build
 from bridle.reconstruct.samples.rules import DEFAULT_RULES, SampleRules
 from bridle.reconstruct.samples.sample import Sample
 from bridle.reconstruct.session import LoadedSession
 from bridle.reconstruct.tables import sample_row, sample_schema
 from bridle.store.reading.queries import Reader
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 
 class RecordedSession(LoadedSession):
@@ -59,11 +63,16 @@ class RecordedStore:
     def session(self, wanted: str) -> RecordedSession:
         """By id or name. Raises :class:`bridle.store.errors.NotFound`."""
         named = self.reader.session_by_name(wanted)
-        return RecordedSession.load(self.reader, wanted if named is None else named.id)
+        record = self.reader.session(wanted if named is None else named.id)
+        counted = CountedRewards(self.reader)
+        return next(RecordedSession.stream(self.reader, [record], counted=counted))
 
     def sessions(self, **filters: Any) -> Iterator[RecordedSession]:
-        """The sessions that match ``filters`` (of ``Reader.sessions``), oldest first."""
-        return RecordedSession.stream(self.reader, self.reader.sessions(**filters))
+        """The sessions that match ``filters`` (of ``Reader.sessions``), oldest first, with the
+        rewards that count (:class:`bridle.reconstruct.rewards.CountedRewards`)."""
+        return RecordedSession.stream(
+            self.reader, self.reader.sessions(**filters), counted=CountedRewards(self.reader)
+        )
 
     def samples_table(
         self,
@@ -72,6 +81,8 @@ class RecordedStore:
         **filters: Any,
     ) -> pa.Table:
         """A row per sample: the columns of ``bridle export``'s Parquet."""
+        with needs_arrow():
+            import pyarrow as pa
         names = self.reader.reward_names()
         rows = [
             sample_row(session.record, sample, names, session.rewards)
@@ -82,6 +93,8 @@ class RecordedStore:
 
     def query(self, sql: str, **values: Any) -> pa.Table:
         """The result of an SQL query, ``:name`` taken from ``values``."""
+        with needs_arrow():
+            import pyarrow as pa
         with self.reader.engine.connect() as connection:
             result = connection.execute(text(sql), values)
             columns, rows = list(result.keys()), result.all()

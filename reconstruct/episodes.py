@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from typing import Any
 
 from bridle.reconstruct.samples.builders import build, not_built
-from bridle.reconstruct.samples.rules import DEFAULT_RULES, SampleRules
-from bridle.reconstruct.samples.sample import Episode
+from bridle.reconstruct.samples.rules import DEFAULT_RULES, SampleRules, parse_failed
+from bridle.reconstruct.samples.sample import Episode, Turn
 from bridle.reconstruct.session import LoadedSession
-from bridle.store.reading.queries import Reader
+from bridle.store.reading.queries import CallRow, Reader
 
 
 def episode_of(
@@ -20,7 +20,28 @@ def episode_of(
     Raises :class:`bridle.reconstruct.tree.BrokenTree` when the store contradicts itself.
     """
     built = build(session, rules, builder)
-    return Episode(session.record, built.samples, tuple(session.all_rewards), built.conservation)
+    rewards = tuple(session.all_rewards)
+    return Episode(session.record, built.samples, rewards, built.conservation, turns_of(session))
+
+
+def turns_of(session: LoadedSession) -> tuple[Turn, ...]:
+    """The agent's own calls and those of its sub-agents."""
+    return tuple(_turn(call) for call in session.calls if call.kind in DEFAULT_RULES.kinds)
+
+
+def _turn(call: CallRow) -> Turn:
+    reply = call.replies[0] if call.replies else None
+    text = reply.content if reply is not None else None
+    return Turn(
+        call_id=call.id,
+        kind=call.kind,
+        status=call.status,
+        reason=call.reason,
+        finish_reason=call.finish_reason,
+        tool_calls=len(reply.tool_calls) if reply is not None else 0,
+        has_text=bool(text.strip() if isinstance(text, str) else text),
+        parse_failed=parse_failed(call),
+    )
 
 
 def broken_episode(session: LoadedSession) -> Episode:

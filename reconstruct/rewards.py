@@ -6,16 +6,20 @@ Of several values with the same name and place the latest counts. Values are flo
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Any, Final, Literal
 
-from bridle.store.records import Reward, RewardSource
+from bridle.store.errors import NotFound
+from bridle.store.reading.queries import Reader
+from bridle.store.records import Reward, RewardSource, SessionRecord
 
 Over = Literal["sum", "mean", "min", "max", "last"]
 VERIFIER_ALONE: Final = (RewardSource.VERIFIER.value,)
 """The sources that count where a run names none."""
+ATTESTED: Final = (RewardSource.VERIFIER.value, RewardSource.OPERATOR.value)
+"""The sources that count for a session of no run, which has no verifier to wait for."""
 _OVERS: Final[Mapping[str, Callable[[list[float]], float]]] = {
     "sum": math.fsum,
     "mean": fmean,
@@ -32,6 +36,35 @@ def session_rewards(rewards: Iterable[Reward]) -> dict[str, float]:
     """
     whole = [r for r in rewards if r.call_id is None and r.turn is None]
     return {r.name: r.value for r in sorted(whole, key=lambda r: r.created_at)}
+
+
+class CountedRewards:
+    """The rewards that count: those of the sources that the session's run states in its
+    configuration, the verifier's alone where it states none, and the verifier's and the operator's
+    for a session of no run."""
+
+    def __init__(self, reader: Reader, sources: Sequence[str] | None = None) -> None:
+        """``sources`` replace what runs state."""
+        self._reader = reader
+        self._sources = None if sources is None else tuple(sources)
+        self._stated: dict[str | None, tuple[str, ...]] = {None: ATTESTED}
+        """By run."""
+
+    def of(self, session: SessionRecord, rewards: Iterable[Reward]) -> list[Reward]:
+        """Those of ``rewards``, which are the session's, that count."""
+        sources = self.sources(session.run_id) if self._sources is None else self._sources
+        return [reward for reward in rewards if reward.source in sources]
+
+    def sources(self, run_id: str | None) -> tuple[str, ...]:
+        """The sources that a run states."""
+        if run_id not in self._stated and run_id is not None:
+            try:
+                config = self._reader.run(run_id).config
+            except NotFound:
+                config = {}
+            stated = config.get("reward") or {}
+            self._stated[run_id] = tuple(stated.get("sources") or VERIFIER_ALONE)
+        return self._stated[run_id]
 
 
 def turn_rewards(rewards: Iterable[Reward], name: str) -> dict[str, float]:

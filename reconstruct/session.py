@@ -14,7 +14,12 @@ from itertools import islice
 from typing import Final, NamedTuple, Self
 
 from bridle.reconstruct.kinds.kinds import Verdict, classify, with_kinds
-from bridle.reconstruct.rewards import Aggregation, session_rewards, turn_rewards
+from bridle.reconstruct.rewards import (
+    Aggregation,
+    CountedRewards,
+    session_rewards,
+    turn_rewards,
+)
 from bridle.reconstruct.tree import BrokenTree, SessionTree
 from bridle.store.errors import NotFound
 from bridle.store.reading.queries import CallRow, Reader, SpanRow
@@ -59,14 +64,18 @@ class LoadedSession:
         reader: Reader,
         records: Iterable[SessionRecord],
         wanted: Callable[[SessionRecord, Mapping[str, float]], bool] | None = None,
+        counted: CountedRewards | None = None,
     ) -> Iterator[Self]:
         """Loads sessions in the order of their records.
 
-        ``wanted`` may refuse a session by its own rewards before its calls are read.
+        ``counted`` leaves the other rewards out. ``wanted`` may refuse a session by its own rewards
+        before its calls are read.
         """
         waiting = iter(records)
         while batch := list(islice(waiting, AT_ONCE)):
             rewards = reader.rewards_of([record.id for record in batch])
+            if counted is not None:
+                rewards = {one.id: counted.of(one, rewards[one.id]) for one in batch}
             if wanted is not None:
                 batch = [r for r in batch if wanted(r, session_rewards(rewards[r.id]))]
             found = _recorded(reader, [record.id for record in batch])

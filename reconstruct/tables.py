@@ -3,46 +3,57 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
-import pyarrow as pa
 
+from bridle.reconstruct.arrow import needs_arrow
 from bridle.reconstruct.samples.sample import Sample
 from bridle.store.records import SessionRecord
 
+if TYPE_CHECKING:
+    import pyarrow as pa
+
 _SESSION_COLUMNS: Final = (
-    ("run_id", pa.string()),
-    ("task_suite", pa.string()),
-    ("task_split", pa.string()),
-    ("task_id", pa.string()),
-    ("group_id", pa.string()),
-    ("harness", pa.string()),
+    ("run_id", "string"),
+    ("task_suite", "string"),
+    ("task_split", "string"),
+    ("task_id", "string"),
+    ("group_id", "string"),
+    ("harness", "string"),
 )
 SAMPLE_COLUMNS: Final = (
-    ("session_id", pa.string()),
-    ("leaf_call_id", pa.string()),
-    ("leaf_choice", pa.int32()),
-    ("kind", pa.string()),
-    ("role", pa.string()),
-    ("weight", pa.float64()),
-    ("token_ids", pa.list_(pa.uint32())),
-    ("mask", pa.list_(pa.bool_())),
-    ("logprobs", pa.list_(pa.float32())),
-    ("versions", pa.list_(pa.int64())),
-    ("calls", pa.list_(pa.int32())),
-    ("call_ids", pa.list_(pa.string())),
-    ("roles", pa.list_(pa.string())),
-    ("samplers", pa.list_(pa.string())),
+    ("session_id", "string"),
+    ("leaf_call_id", "string"),
+    ("leaf_choice", "int32"),
+    ("kind", "string"),
+    ("role", "string"),
+    ("weight", "double"),
+    ("token_ids", "list<uint32>"),
+    ("mask", "list<bool>"),
+    ("logprobs", "list<float32>"),
+    ("versions", "list<int64>"),
+    ("calls", "list<int32>"),
+    ("call_ids", "list<string>"),
+    ("roles", "list<string>"),
+    ("samplers", "list<string>"),
 )
-"""The fields of a sample."""
+"""The fields of a sample, each with the name of its Arrow type."""
 
 
 def sample_schema(reward_names: Sequence[str]) -> pa.Schema:
     """A row per sample: its fields, its session's, and a float64 column ``reward.NAME`` for each
-    name."""
-    rewards = ((f"reward.{name}", pa.float64()) for name in reward_names)
-    return pa.schema([*SAMPLE_COLUMNS, *_SESSION_COLUMNS, *rewards])
+    name. Raises :class:`bridle.reconstruct.arrow.ArrowMissing`."""
+    with needs_arrow():
+        import pyarrow as pa
+
+    def column(name: str, kind: str) -> pa.Field:
+        inner = kind.removeprefix("list<").removesuffix(">")
+        plain = pa.type_for_alias(inner)
+        return pa.field(name, plain if inner == kind else pa.list_(plain))
+
+    rewards = ((f"reward.{name}", "double") for name in reward_names)
+    return pa.schema([column(*each) for each in (*SAMPLE_COLUMNS, *_SESSION_COLUMNS, *rewards)])
 
 
 def sample_row(

@@ -216,9 +216,9 @@ def common_prefix(left: NDArray[np.generic], right: NDArray[np.generic]) -> int:
     length = min(len(left), len(right))
     if length == 0:
         return 0
-    differs = left[:length] != right[:length]
-    first = int(differs.argmax())
-    return first if differs[first] else length
+    # Not argmax: it lets go of the interpreter's lock, and the writing thread would run in between.
+    first = (left[:length] != right[:length]).tobytes().find(1)
+    return first if first >= 0 else length
 
 
 def parents_first(spans: Iterable[Span]) -> list[Span]:

@@ -83,8 +83,9 @@ class PackingConfig:
     without sharing. ``padded``: one row per sample, padded on the right; also taken, with a
     warning, for models that the others do not compute exactly (recurrent layers, windows)."""
     max_tokens: Count = 8_192
-    """Most tokens computed in one forward pass. A session larger than that gets its own, in which
-    a tree also takes others that share its prefix, up to twice the tokens."""
+    """Most tokens computed in one forward pass: trees are cut between branches. A branch larger
+    than that gets its own, in which a tree also takes branches that share more with it than they
+    add, up to twice the tokens."""
     block_tokens: Count = 256
     """Queries per attention call. Small blocks waste less, large ones call less often."""
 
@@ -104,6 +105,11 @@ class AdvantageConfig:
     """ω of GiGPO: how much a step's own advantage counts."""
     gate: float = 1.0
     """Of ``gated``: rewards of steps count in sessions whose own reward is at least this."""
+    overlong_tokens: Natural = 0
+    """Sampled tokens from which on a session's reward is less by 1; 0: no session is punished for
+    its length (:mod:`bridle.trainer.filters.overlong`)."""
+    overlong_margin: Count = 1024
+    """Tokens before ``overlong_tokens`` over which the punishment grows."""
     reward_weights: Mapping[str, float] | None = None
     """Names of session rewards and their factors; ``None``: the sum of all of them."""
     reward_turns: Over | None = None
@@ -136,9 +142,13 @@ class FilterConfig:
     refill: Annotated[float, Meta(ge=1)] = 1.0
     """Above 1, groups of which nothing is trained are replaced until the step has its groups, or
     has collected so many times as many: DAPO's dynamic sampling (arXiv 2503.14476, section 3.2)."""
+    resample_on_correct: bool = False
+    """Keep half of each group, successes with few faulty tool calls first: GRPO-RoC
+    (:mod:`bridle.trainer.filters.resample_on_correct`)."""
     extra: tuple[PartName, ...] = ()
-    """Further filters, registered with ``register_filter``: each drops sessions and gives its name
-    as the reason."""
+    """Further filters (:mod:`bridle.trainer.filters`): ``void_turn``, ``over_turn``, ``truncated``,
+    ``failed_calls``, or those registered with ``register_filter``. Each drops sessions, with its
+    name as the reason."""
 
 
 @dataclass(frozen=True, slots=True)

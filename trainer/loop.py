@@ -18,6 +18,7 @@ from typing import Any, Protocol
 from bridle.store.records import PolicyRecord
 from bridle.trainer.batch.prepare import prepare
 from bridle.trainer.collection.collector import Collect
+from bridle.trainer.collection.renumbering import Renumbering
 from bridle.trainer.config import GrpoConfig
 from bridle.trainer.learner.checkpoint import (
     CheckpointError,
@@ -81,6 +82,8 @@ class GrpoLoop:
         self._groups = groups
         self._trained_groups: Mapping[str, Any] = {}
         """As of the last completed step."""
+        self.renumbering = Renumbering()
+        """How versions that were recorded by earlier attempts count now."""
         self._seconds: dict[str, float] = {}
         self._updating = False
         """Whether the weights may be between two versions."""
@@ -98,7 +101,13 @@ class GrpoLoop:
         self.step, self.version = progress.step, progress.version
         self.seconds = progress.seconds
         self._trained_groups = progress.groups
+        self.renumbering = Renumbering(progress.renumbered)
         return progress
+
+    def renumber(self, version: int) -> None:
+        """The weights count as ``version`` from now on, a number that nothing has had."""
+        self.renumbering = self.renumbering.resumed(self.version, version)
+        self.version = version
 
     def run(self, on_step: Callable[[StepReport], bool | None] = lambda _report: None) -> None:
         """Steps until ``config.steps`` are complete, ``config.seconds`` are over, or ``on_step``
@@ -163,6 +172,8 @@ class GrpoLoop:
             learning_rate=rate,
             seconds=dict(self._seconds),
         )
+        if (reason := report.nothing_trained) is not None:
+            log.warning("step %d trains nothing: %s", step + 1, reason)
         if self._metrics is not None:
             self._metrics.write(step, report.metrics())
         return report
@@ -182,7 +193,13 @@ class GrpoLoop:
     def _checkpoint(self) -> int:
         self.learner.save_checkpoint(
             self._directory,
-            Progress(self.step, self.version, self.seconds, self._trained_groups),
+            Progress(
+                self.step,
+                self.version,
+                self.seconds,
+                self._trained_groups,
+                self.renumbering.changes,
+            ),
             tokenizer_from=self._tokenizer_from,
             keep=self.config.checkpoints.keep,
         )

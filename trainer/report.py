@@ -41,6 +41,21 @@ class StepReport:
         return float(np.mean(self.prepared.rewards)) if self.prepared.rewards else float("nan")
 
     @property
+    def nothing_trained(self) -> str | None:
+        """Why the step trained nothing, by reason; ``None`` when it trained something."""
+        if self.update is not None:
+            return None
+        if not self.sessions:
+            return "no session was collected"
+        prepared = self.prepared
+        sessions = [f"{n} {reason}" for reason, n in prepared.sessions_dropped.items()]
+        tokens = [f"{n} {reason}" for reason, n in prepared.account.masked.items()]
+        parts = [f"of {self.sessions} sessions {', '.join(sessions)}"] if sessions else []
+        if tokens:
+            parts.append(f"tokens masked: {', '.join(tokens)}")
+        return "; ".join(parts) or "no session sampled a token"
+
+    @property
     def logprob_gap(self) -> float | None:
         """Mean |engine logprob − trainer logprob| over trained tokens, at the sampling version."""
         return self.update.gap.mean if self.update else None
@@ -73,6 +88,7 @@ class StepReport:
         dropped = self.prepared.sessions_dropped
         return {
             "sessions/collected": float(self.sessions),
+            "sessions/punished_for_length": float(self.prepared.punished_sessions),
             "sessions/trained": float(self.sessions - sum(dropped.values())),
             "groups/collected": float(self.prepared.groups),
             "groups/zero_variance": float(self.prepared.degenerate_groups),

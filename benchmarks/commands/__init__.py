@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import typer
 
+from bridle.bench.commands import collect as bench_collect
 from bridle.bench.commands import containers as bench_containers
 from bridle.bench.commands import continuation as bench_continuation
 from bridle.bench.commands import harnesses as bench_harnesses
@@ -23,6 +24,7 @@ def bench() -> None:
     leave_on_sigterm()
 
 
+app.command("collect")(bench_collect.collect)
 app.command("containers")(bench_containers.containers)
 app.command("continuation")(bench_continuation.continuation)
 app.command("harnesses")(bench_harnesses.harnesses)

@@ -387,10 +387,11 @@ def _control_closed(subject: _Subject) -> str:
     for other in elsewhere:
         if _answers(other, port):
             raise _Failed(
-                f"control routes, which take no key, answer on {other}:{port}",
-                "serve with --host 127.0.0.1, or say that the network is private",
+                f"control routes answer without a key on {other}:{port}",
+                "start it with `bridle engine vllm` and VLLM_API_KEY, serve with --host 127.0.0.1, "
+                "or say that the network is private",
             )
-    return "on loopback only"
+    return "on loopback, or to nobody without the key"
 
 
 def _own_addresses() -> list[str]:

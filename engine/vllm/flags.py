@@ -28,6 +28,9 @@ TRANSFER_BACKEND: Final = "bridle"
 """Name under which ``WORKER`` registers its end of weight transfers."""
 SERVED_FILE_VARIABLE: Final = "BRIDLE_SERVED_FILE"
 LAUNCHER_VARIABLE: Final = "BRIDLE_LAUNCHER"
+KEY_VARIABLE: Final = "VLLM_API_KEY"
+GUARD: Final = "bridle_guard.RequireKey"
+"""Has vLLM's control routes ask for the key too (``inside/bridle_guard.py``)."""
 CPU_HEAD_SIZES: Final = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
 
 
@@ -38,8 +41,8 @@ class VllmOptions:
     served_name: str = "policy"
     """Model name that requests use."""
     host: str = "127.0.0.1"
-    """Address to listen on. vLLM's control routes need no key, so anything but loopback is refused
-    unless ``private_network``."""
+    """Address to listen on. Without a key, anything but loopback is refused unless
+    ``private_network``."""
     private_network: bool = False
     """The address is reachable by trusted machines only, as within a compose network."""
     port: int = 0
@@ -63,13 +66,19 @@ class VllmOptions:
 
 
 def command(
-    installation: Installation, model_dir: Path, options: VllmOptions, port: int
+    installation: Installation,
+    model_dir: Path,
+    options: VllmOptions,
+    port: int,
+    *,
+    guarded: bool = False,
 ) -> list[str]:
-    """What serves ``model_dir``; raises :class:`VllmError` for options that must not be."""
-    if not (is_loopback(options.host) or options.private_network):
+    """What serves ``model_dir``, with ``guarded`` to those alone who have the key; raises
+    :class:`VllmError` for options that must not be."""
+    if not (is_loopback(options.host) or options.private_network or guarded):
         raise VllmError(
-            f"vLLM on {options.host} would let anyone there replace its weights, since its control "
-            "routes take no key: listen on 127.0.0.1, or say that the network is private"
+            f"vLLM on {options.host} would let anyone there replace its weights: set "
+            f"{KEY_VARIABLE} to a key, listen on 127.0.0.1, or say that the network is private"
         )
     if installation.cpu:
         _require_kernels(model_dir)
@@ -85,15 +94,20 @@ def command(
         *_context(installation, model_dir, options),
         *_parsing(model_dir, options),
         *_lora(options),
+        *(("--middleware", GUARD) if guarded else ()),
         *options.extra,
     ]
     return [str(installation.python), str(INSIDE / "bridle_start.py"), *arguments]
 
 
 def environment(
-    installation: Installation, options: VllmOptions, served_file: Path, base: Mapping[str, str]
+    installation: Installation,
+    options: VllmOptions,
+    served_file: Path,
+    base: Mapping[str, str],
+    api_key: str | None = None,
 ) -> dict[str, str]:
-    """``base`` with what vLLM needs: control routes, our worker, and no look outside."""
+    """``base`` with what vLLM needs: control routes, our worker, its key, and no look outside."""
     chosen = {
         "PYTHONPATH": str(INSIDE),
         LAUNCHER_VARIABLE: str(os.getpid()),
@@ -106,6 +120,8 @@ def environment(
         chosen["VLLM_CPU_KVCACHE_SPACE"] = str(options.cpu_kv_cache_gib)
         # The CPU build has its own thread binding; one thread here would be the limit of all.
         base = {name: value for name, value in base.items() if name != "OMP_NUM_THREADS"}
+    if api_key is not None:
+        chosen[KEY_VARIABLE] = api_key
     if options.lora_rank is not None:
         chosen["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] = "1"
     return {**base, **chosen}

@@ -60,7 +60,8 @@ class VllmServer:
     ``restarts`` times in a row without an hour of service between. ``on_event`` hears about each
     death, restart and refusal, from the watching thread. ``version`` is the policy version of the
     weights in ``model_dir``. ``resume`` begins with what the vLLM before served out of ``run_dir``,
-    when there was one, as a restart does. ``api_key`` is what vLLM asks for, if it was told to.
+    when there was one, as a restart does. ``api_key`` is what vLLM asks for, on
+        every route.
     """
 
     def __init__(
@@ -209,9 +210,15 @@ class VllmServer:
         served = self.served()
         require_unchanged(served)
         started = time.monotonic()
-        arguments = command(self.installation, served.directory, self.options, self.port)
+        arguments = command(
+            self.installation,
+            served.directory,
+            self.options,
+            self.port,
+            guarded=self._api_key is not None,
+        )
         variables = environment(
-            self.installation, self.options, self._served_file, dict(os.environ)
+            self.installation, self.options, self._served_file, dict(os.environ), self._api_key
         )
         with self.log.open("ab") as log:
             log.write(f"\n$ {' '.join(arguments)}\n".encode())

@@ -1,6 +1,6 @@
 """How each harness is launched on a task, pointed at a session, and asked for its answer."""
 
-from bridle.harnesses.adapters.base import Access, Adapter
+from bridle.harnesses.adapters.base import Access, Adapter, Configurable
 from bridle.harnesses.adapters.claude_code import ClaudeCode
 from bridle.harnesses.adapters.codex import Codex
 from bridle.harnesses.adapters.command import Command
@@ -22,13 +22,26 @@ CODING_HARNESSES: dict[str, type[Adapter]] = {
 }
 """Adapters that need no argument, by the name a command line gives them."""
 
+PROGRAMS: dict[str, Configurable] = {
+    "codex": Codex(),
+    "claude": ClaudeCode(),
+    "qwen": QwenCode(),
+    "pi": Pi(),
+    "opencode": OpenCode(),
+    "gemini": GeminiCli(),
+    "mini": MiniSweAgent(),
+}
+"""The harnesses that ``bridle run`` configures, by the name of their program."""
+
 __all__ = [
     "CODING_HARNESSES",
+    "PROGRAMS",
     "Access",
     "Adapter",
     "ClaudeCode",
     "Codex",
     "Command",
+    "Configurable",
     "GeminiCli",
     "MiniSweAgent",
     "OpenCode",

@@ -54,6 +54,25 @@ class LaunchPlan:
     """Configuration to write first, absolute path -> content."""
 
 
+@dataclass(frozen=True, slots=True)
+class Configuration:
+    """What points a harness at a session, whatever it is asked to do there."""
+
+    environment: Mapping[str, str]
+    files: Mapping[PurePath, str] = field(default_factory=dict)
+    """Absolute path -> content, all below the home that the configuration was made for."""
+
+
+class Configurable(Protocol):
+    """A harness that a person starts with arguments of their own."""
+
+    @property
+    def name(self) -> str: ...
+
+    def configuration(self, access: Access, home: PurePath) -> Configuration:
+        """Its settings, kept in ``home`` and not in the person's own."""
+
+
 class Adapter(Protocol):
     """Launches one harness."""
 

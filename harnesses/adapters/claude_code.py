@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
+from pathlib import PurePath
 
-from bridle.harnesses.adapters.base import Access, LaunchPlan, session_environment
+from bridle.harnesses.adapters.base import Access, Configuration, LaunchPlan, session_environment
 from bridle.harnesses.sandboxes.base import Place, ProcessResult, Sandbox
 from bridle.harnesses.tasks.task import Task
 
@@ -16,6 +18,7 @@ class ClaudeCode:
     name: str = "claude-code"
 
     def plan(self, task: Task, access: Access, place: Place) -> LaunchPlan:
+        config = self.configuration(access, place.home)
         return LaunchPlan(
             argv=(
                 place.programs.node("claude"),
@@ -27,15 +30,25 @@ class ClaudeCode:
                 access,
                 place,
                 PATH=place.search_path,
-                ANTHROPIC_BASE_URL=access.anthropic,
-                ANTHROPIC_AUTH_TOKEN=access.session.key,
-                ANTHROPIC_MODEL=access.model,
-                ANTHROPIC_SMALL_FAST_MODEL=access.model,
-                ANTHROPIC_DEFAULT_HAIKU_MODEL=access.model,
-                CLAUDE_CONFIG_DIR=str(place.home / ".claude"),
-                CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC="1",
+                **config.environment,
                 IS_SANDBOX="1",
             ),
+            files=config.files,
+        )
+
+    def configuration(self, access: Access, home: PurePath) -> Configuration:
+        directory = home / ".claude"
+        return Configuration(
+            {
+                "ANTHROPIC_BASE_URL": access.anthropic,
+                "ANTHROPIC_AUTH_TOKEN": access.session.key,
+                "ANTHROPIC_MODEL": access.model,
+                "ANTHROPIC_SMALL_FAST_MODEL": access.model,
+                "ANTHROPIC_DEFAULT_HAIKU_MODEL": access.model,
+                "CLAUDE_CONFIG_DIR": str(directory),
+                "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
+            },
+            {directory / ".claude.json": json.dumps({"hasCompletedOnboarding": True})},
         )
 
     async def answer(self, finished: ProcessResult, sandbox: Sandbox) -> str:

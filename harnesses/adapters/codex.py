@@ -4,8 +4,15 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from pathlib import PurePath
 
-from bridle.harnesses.adapters.base import Access, LaunchPlan, session_environment, text_of
+from bridle.harnesses.adapters.base import (
+    Access,
+    Configuration,
+    LaunchPlan,
+    session_environment,
+    text_of,
+)
 from bridle.harnesses.sandboxes.base import Place, ProcessResult, Sandbox
 from bridle.harnesses.tasks.task import Task
 
@@ -24,7 +31,7 @@ class Codex:
     context_window: int = 131_072
 
     def plan(self, task: Task, access: Access, place: Place) -> LaunchPlan:
-        codex_home = place.home / ".codex"
+        config = self.configuration(access, place.home)
         return LaunchPlan(
             argv=(
                 place.programs.node("codex"),
@@ -39,10 +46,16 @@ class Codex:
                 access,
                 place,
                 PATH=place.search_path,
-                CODEX_HOME=str(codex_home),
-                **{_KEY_VARIABLE: access.session.key},
+                **config.environment,
             ),
-            files={codex_home / "config.toml": self._config(access)},
+            files=config.files,
+        )
+
+    def configuration(self, access: Access, home: PurePath) -> Configuration:
+        codex_home = home / ".codex"
+        return Configuration(
+            {"CODEX_HOME": str(codex_home), _KEY_VARIABLE: access.session.key},
+            {codex_home / "config.toml": self._config(access)},
         )
 
     async def answer(self, finished: ProcessResult, sandbox: Sandbox) -> str:

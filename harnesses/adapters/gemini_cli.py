@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from pathlib import PurePath
 
-from bridle.harnesses.adapters.base import Access, LaunchPlan, session_environment
+from bridle.harnesses.adapters.base import Access, Configuration, LaunchPlan, session_environment
 from bridle.harnesses.sandboxes.base import Place, ProcessResult, Sandbox
 from bridle.harnesses.tasks.task import Task
 
@@ -28,17 +29,29 @@ class GeminiCli:
     model: str = "gemini-2.5-pro"
 
     def plan(self, task: Task, access: Access, place: Place) -> LaunchPlan:
+        config = self.configuration(access, place.home)
         return LaunchPlan(
             argv=(place.programs.node("gemini"), "-m", self.model, "-y", "-p", task.prompt),
             environment=session_environment(
                 access,
                 place,
                 PATH=place.search_path,
-                GOOGLE_GEMINI_BASE_URL=access.google,
-                GEMINI_API_KEY=access.session.key,
-                GEMINI_CLI_TRUST_WORKSPACE="true",
+                **config.environment,
             ),
-            files={place.home / ".gemini/settings.json": json.dumps(_SETTINGS, indent=2)},
+            files=config.files,
+        )
+
+    def configuration(self, access: Access, home: PurePath) -> Configuration:
+        # Without a model of its own it asks one which model to ask.
+        settings = {**_SETTINGS, "model": {"name": self.model}}
+        return Configuration(
+            {
+                "GOOGLE_GEMINI_BASE_URL": access.google,
+                "GEMINI_API_KEY": access.session.key,
+                "GEMINI_CLI_HOME": str(home),
+                "GEMINI_CLI_TRUST_WORKSPACE": "true",
+            },
+            {home / ".gemini/settings.json": json.dumps(settings, indent=2)},
         )
 
     async def answer(self, finished: ProcessResult, sandbox: Sandbox) -> str:

@@ -4,9 +4,15 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePath
 
-from bridle.harnesses.adapters.base import Access, LaunchPlan, session_environment, text_of
+from bridle.harnesses.adapters.base import (
+    Access,
+    Configuration,
+    LaunchPlan,
+    session_environment,
+    text_of,
+)
 from bridle.harnesses.install import find_python_harness
 from bridle.harnesses.sandboxes.base import (
     NotLaunchable,
@@ -53,14 +59,22 @@ class MiniSweAgent:
             environment=session_environment(
                 access,
                 place,
-                OPENAI_API_BASE=access.openai,
-                OPENAI_API_KEY=access.session.key,
-                MSWEA_CONFIGURED="true",
-                MSWEA_COST_TRACKING="ignore_errors",
                 MSWEA_MODEL_RETRY_STOP_AFTER_ATTEMPT=_ATTEMPTS,
-                **_LITELLM_ENVIRONMENT,
-                MSWEA_GLOBAL_CONFIG_DIR=str(place.home / ".config/mini-swe-agent"),
+                **self.configuration(access, place.home).environment,
             ),
+        )
+
+    def configuration(self, access: Access, home: PurePath) -> Configuration:
+        return Configuration(
+            {
+                "OPENAI_API_BASE": access.openai,
+                "OPENAI_API_KEY": access.session.key,
+                "MSWEA_CONFIGURED": "true",
+                "MSWEA_COST_TRACKING": "ignore_errors",
+                "MSWEA_MODEL_NAME": f"openai/{access.model}",
+                "MSWEA_GLOBAL_CONFIG_DIR": str(home / ".config/mini-swe-agent"),
+                **_LITELLM_ENVIRONMENT,
+            }
         )
 
     async def answer(self, finished: ProcessResult, sandbox: Sandbox) -> str:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from pathlib import PurePath
 
-from bridle.harnesses.adapters.base import Access, LaunchPlan, session_environment
+from bridle.harnesses.adapters.base import Access, Configuration, LaunchPlan, session_environment
 from bridle.harnesses.sandboxes.base import Place, ProcessResult, Sandbox
 from bridle.harnesses.tasks.task import Task
 
@@ -19,16 +20,24 @@ class OpenCode:
     max_tokens: int = 8_192
 
     def plan(self, task: Task, access: Access, place: Place) -> LaunchPlan:
-        config = place.home / ".config/opencode/opencode.json"
+        config = self.configuration(access, place.home)
         return LaunchPlan(
             argv=(place.programs.node("opencode"), "run", task.prompt),
             environment=session_environment(
                 access,
                 place,
                 PATH=place.search_path,
-                OPENCODE_DISABLE_AUTOUPDATE="1",
+                OPENCODE_PERMISSION=json.dumps({"*": "allow"}),
+                **config.environment,
             ),
-            files={config: self._config(access)},
+            files=config.files,
+        )
+
+    def configuration(self, access: Access, home: PurePath) -> Configuration:
+        file = home / ".config/opencode/opencode.json"
+        return Configuration(
+            {"OPENCODE_CONFIG": str(file), "OPENCODE_DISABLE_AUTOUPDATE": "1"},
+            {file: self._config(access)},
         )
 
     async def answer(self, finished: ProcessResult, sandbox: Sandbox) -> str:
@@ -46,7 +55,6 @@ class OpenCode:
                 "$schema": "https://opencode.ai/config.json",
                 "model": f"bridle/{access.model}",
                 "provider": {"bridle": provider},
-                "permission": {"*": "allow"},
                 "autoupdate": False,
                 "share": "disabled",
             },

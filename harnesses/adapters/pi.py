@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from pathlib import PurePath
 
-from bridle.harnesses.adapters.base import Access, LaunchPlan, session_environment
+from bridle.harnesses.adapters.base import Access, Configuration, LaunchPlan, session_environment
 from bridle.harnesses.sandboxes.base import Place, ProcessResult, Sandbox
 from bridle.harnesses.tasks.task import Task
 
@@ -20,6 +21,7 @@ class Pi:
     max_tokens: int = 8_192
 
     def plan(self, task: Task, access: Access, place: Place) -> LaunchPlan:
+        config = self.configuration(access, place.home)
         return LaunchPlan(
             argv=(
                 place.programs.node("pi"),
@@ -30,8 +32,21 @@ class Pi:
                 "-p",
                 task.prompt,
             ),
-            environment=session_environment(access, place, PATH=place.search_path),
-            files={place.home / ".pi/agent/models.json": self._models(access)},
+            environment=session_environment(
+                access, place, PATH=place.search_path, **config.environment
+            ),
+            files=config.files,
+        )
+
+    def configuration(self, access: Access, home: PurePath) -> Configuration:
+        directory = home / ".pi/agent"
+        settings = {"defaultProvider": "bridle", "defaultModel": access.model}
+        return Configuration(
+            {"PI_CODING_AGENT_DIR": str(directory)},
+            {
+                directory / "models.json": self._models(access),
+                directory / "settings.json": json.dumps(settings),
+            },
         )
 
     async def answer(self, finished: ProcessResult, sandbox: Sandbox) -> str:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePath
 from typing import Final, Self
 
 from bridle.harnesses.environment import scrubbed
 from bridle.harnesses.install import HostPrograms
 from bridle.harnesses.sandboxes.base import READ_BYTES, LaunchRefused, Place, Role, SandboxLost
+from bridle.harnesses.sandboxes.users import give, kill_all_of, take_back
 
 _NO_FILE: Final = frozenset(
     {errno.ENAMETOOLONG, errno.EISDIR, errno.ENOTDIR, errno.EEXIST, errno.EINVAL, errno.EILSEQ}
@@ -34,15 +36,37 @@ def place_in(directory: Path) -> Place:
 class Folder:
     """The file operations of a sandbox in a folder: paths inside are paths of this machine."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, user: int | None = None) -> None:
+        """``user``: whom all that runs here runs as; ``None``: as this process."""
         self._directory = directory
         self._place = place_in(directory)
+        self._user = user
 
     def make(self) -> Self:
         """Makes the directories of the place."""
-        for path in (self._place.workspace, self._place.home, self._place.logs):
-            Path(path).mkdir(parents=True, exist_ok=True)
+        for path in self._roots():
+            path.mkdir(parents=True, exist_ok=True)
+        if self._user is not None:
+            self._directory.chmod(0o711)
         return self
+
+    def _roots(self) -> tuple[Path, ...]:
+        return Path(self._place.workspace), Path(self._place.home), Path(self._place.logs)
+
+    @contextlib.contextmanager
+    def lent(self) -> Iterator[None]:
+        """While a launch runs, the directories are its user's; nothing of it runs afterwards."""
+        if self._user is None:
+            yield
+            return
+        for path in self._roots():
+            give(path, self._user)
+        try:
+            yield
+        finally:
+            kill_all_of(self._user)
+            for path in self._roots():
+                take_back(path)
 
     @property
     def place(self) -> Place:
@@ -57,12 +81,19 @@ class Folder:
 
     def outputs(self, role: Role) -> tuple[Path, Path]:
         """Files for the two output streams of a process; their directory is made."""
-        logs = self._directory / "logs"
+        logs = self._directory / ("logs" if self._user is None else "outputs")
         logs.mkdir(parents=True, exist_ok=True)
         return logs / f"{role}.stdout", logs / f"{role}.stderr"
 
     async def read(self, path: PurePath) -> bytes:
+        if self._user is not None:
+            self._require_inside(Path(path))
         return await asyncio.to_thread(_read, Path(path))
+
+    def _require_inside(self, path: Path) -> None:
+        """Refuses a link that its user has laid to a file which only we may read."""
+        if not path.resolve().is_relative_to(self._directory.resolve()):
+            raise FileNotFoundError(errno.ENOENT, "no file of the session", str(path))
 
     async def write(self, files: Mapping[PurePath, str | bytes]) -> None:
         await asyncio.to_thread(_write, files)

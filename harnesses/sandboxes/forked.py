@@ -37,6 +37,7 @@ from bridle.harnesses.sandboxes.base import (
 from bridle.harnesses.sandboxes.folder import place_in
 from bridle.harnesses.sandboxes.process import ProcessSandbox
 from bridle.harnesses.sandboxes.supervise import environment_of, new_mark, supervise
+from bridle.harnesses.sandboxes.users import SessionUsers, one_of
 
 log = logging.getLogger(__name__)
 
@@ -68,13 +69,15 @@ class ForkedProvider:
         self._fresh = tuple(fresh)
         self._environment = dict(environment)
         self._start_timeout_s = start_timeout_s
+        self._users = SessionUsers.of_environment()
         self._zygote: Zygote | None = None
         self._starting = asyncio.Lock()
 
     @contextlib.asynccontextmanager
     async def open(self, request: SandboxRequest) -> AsyncIterator[ForkedSandbox]:
         refuse_container(request, "forked")
-        yield ForkedSandbox(request.directory, self).make()
+        with one_of(self._users) as user:
+            yield ForkedSandbox(request.directory, self, user).make()
 
     def expected_place(self, request: SandboxRequest) -> Place:
         refuse_container(request, "forked")
@@ -110,8 +113,8 @@ class ForkedSandbox(ProcessSandbox):
     """A session whose agent is forked from its provider's warm process; what else runs in it is a
     process of its own."""
 
-    def __init__(self, directory: Path, provider: ForkedProvider) -> None:
-        super().__init__(directory)
+    def __init__(self, directory: Path, provider: ForkedProvider, user: int | None = None) -> None:
+        super().__init__(directory, user=user)
         self._provider = provider
 
     async def exec(self, launch: Launch) -> ProcessResult:
@@ -128,6 +131,10 @@ class ForkedSandbox(ProcessSandbox):
         if not script.is_file():  # noqa: ASYNC240 - one stat of a local file
             raise NotLaunchable(f"no such script: {script}")
         zygote = await self._provider.warm(script)
+        with self.lent():
+            return await self._forked(zygote, argv, launch)
+
+    async def _forked(self, zygote: Zygote, argv: Sequence[str], launch: Launch) -> ProcessResult:
         mark = new_mark()
         stdout, stderr = self.outputs(launch.role)
         directory = Path(launch.directory or self.place.workspace)
@@ -139,6 +146,7 @@ class ForkedSandbox(ProcessSandbox):
                 "env": environment_of(launch, directory, mark),
                 "stdout": str(stdout.absolute()),
                 "stderr": str(stderr.absolute()),
+                **({} if self._user is None else {"uid": self._user}),
             }
         )
         code = await supervise(child, mark, launch.timeout_s, launch.grace_s)

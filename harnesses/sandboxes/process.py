@@ -31,6 +31,7 @@ from bridle.harnesses.sandboxes.base import (
 from bridle.harnesses.sandboxes.folder import Folder, place_in
 from bridle.harnesses.sandboxes.isolation import StartFailure, missing, namespaced, started
 from bridle.harnesses.sandboxes.supervise import environment_of, new_mark, supervise
+from bridle.harnesses.sandboxes.users import SessionUsers, as_user, one_of
 
 _NO_COMMAND: Final = frozenset(
     {errno.ENOENT, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.ENOEXEC}
@@ -40,18 +41,24 @@ _NO_COMMAND: Final = frozenset(
 class ProcessSandbox(Folder):
     """Starts each launch as the leader of its own session and process group."""
 
-    def __init__(self, directory: Path, hidden: Sequence[Path] = ()) -> None:
+    def __init__(
+        self, directory: Path, hidden: Sequence[Path] = (), user: int | None = None
+    ) -> None:
         """``hidden``: files of this machine that read as empty inside."""
-        super().__init__(directory)
+        super().__init__(directory, user)
         self._hidden = tuple(hidden)
 
     async def exec(self, launch: Launch) -> ProcessResult:
         directory = Path(launch.directory or self.place.workspace)
         if not directory.is_dir():  # noqa: ASYNC240 - one stat of a local file
             raise DirectoryGone(f"there is no directory {directory} to start in")
+        with self.lent():
+            return await self._exec(launch, directory)
+
+    async def _exec(self, launch: Launch, directory: Path) -> ProcessResult:
         mark = new_mark()
         stdout, stderr = self.outputs(launch.role)
-        apart = await asyncio.to_thread(missing) is None
+        apart = self._user is None and await asyncio.to_thread(missing) is None
         started_at = time.monotonic()
         reading, writing = os.pipe()
         with (
@@ -60,6 +67,8 @@ class ProcessSandbox(Folder):
             stderr.open("wb") as err,
         ):
             argv = namespaced(launch.argv, writing, self._hidden) if apart else launch.argv
+            if self._user is not None:
+                argv = as_user(self._user, argv)
             try:
                 process = await asyncio.create_subprocess_exec(
                     *argv,
@@ -89,11 +98,13 @@ class ProcessProvider:
 
     def __init__(self, hidden: Sequence[Path] = ()) -> None:
         self._hidden = tuple(hidden)
+        self._users = SessionUsers.of_environment()
 
     @contextlib.asynccontextmanager
     async def open(self, request: SandboxRequest) -> AsyncIterator[ProcessSandbox]:
         refuse_container(request, "process")
-        yield ProcessSandbox(request.directory, self._hidden).make()
+        with one_of(self._users) as user:
+            yield ProcessSandbox(request.directory, self._hidden, user).make()
 
     def expected_place(self, request: SandboxRequest) -> Place:
         refuse_container(request, "process")

@@ -23,6 +23,7 @@ from __future__ import annotations
 import atexit
 import builtins
 import contextlib
+import ctypes
 import gc
 import importlib
 import importlib.machinery
@@ -254,6 +255,7 @@ def become(request: dict[str, Any], report: IO[bytes] | None) -> NoReturn:
         os.setgroups([])
         os.setgid(request["uid"])
         os.setuid(request["uid"])
+        drop_capabilities()
     os.environ.clear()
     os.environ.update(request["env"])
     os.chdir(request["cwd"])
@@ -271,6 +273,15 @@ def become(request: dict[str, Any], report: IO[bytes] | None) -> NoReturn:
         report.write("\n".join(sorted(set(sys.modules) - imported_before)).encode())
         report.flush()
     leave(code)
+
+
+def drop_capabilities() -> None:
+    """The kernel takes them from root that becomes another user, not from another user."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    header = (ctypes.c_uint32 * 2)(0x20080522, 0)  # _LINUX_CAPABILITY_VERSION_3, this process
+    libc.prctl(47, 4, 0, 0, 0)  # PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL
+    if libc.capset(header, (ctypes.c_uint32 * 6)()) != 0:
+        raise OSError(ctypes.get_errno(), "cannot drop capabilities")
 
 
 def reseed() -> None:

@@ -12,7 +12,6 @@ import logging
 from dataclasses import dataclass
 from typing import Final
 
-from bridle.proxy.engines.engine_sampling import sampler_of
 from bridle.proxy.engines.pool import EnginePool
 from bridle.proxy.engines.reply import ReplyDecoder
 from bridle.proxy.engines.request import EngineRequest
@@ -263,7 +262,7 @@ class Call:
             status=status,
             notes=tuple(self.notes),
             sampling=self._ask.sampling,
-            sampler=None if engine is None else sampler_of(self._ask, engine.endpoint.sampling),
+            sampler=None if engine is None else self._ask.sampler(engine.endpoint.sampling),
             model_served=self._decoder.model,
             policy_version=self._gate.version if engine is None else engine.serves.version,
             reason=None if failure is None else failure.reason,

@@ -133,7 +133,9 @@ class DataPlane:
         started_at = time.time()
         to = services.models.only or services.models.find(request.model, link.seen.agent)
         known = session.turns.engine_ids
-        asked = structs.replace(request, messages=with_engine_ids(request.messages, known))
+        asked = request
+        if known:
+            asked = structs.replace(request, messages=with_engine_ids(request.messages, known))
         prompt = await self._prompt(session, link, asked, to)
         rules = session.record.settings
         overruled: tuple[Note, ...] = ()
@@ -292,7 +294,8 @@ class DataPlane:
             or request.dialect == "completions"
         ):
             return CallPrompt(None, link.break_reason)
-        link = structs.replace(link, tail=with_engine_ids(link.tail, session.turns.engine_ids))
+        if known := session.turns.engine_ids:
+            link = structs.replace(link, tail=with_engine_ids(link.tail, known))
         if continuer.takes_long(link):
             prompt = await asyncio.to_thread(continuer.prompt, link, request)
         else:

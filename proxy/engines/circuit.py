@@ -3,7 +3,9 @@
 ``closed``: it is asked. ``open``: it failed several times in a row and is left alone for a while,
 twice as long after every trial that fails. ``half_open``: that while is over, or a health check
 found it well; one call may try it, and whether that is answered decides. A reply that breaks off is
-a failure as well: only one that came to its end ends a row of them.
+a failure as well: only one that came to its end ends a row of them. Failures that a single session
+meets open nothing: its requests may be what the engine fails on, and others must not pay for that.
+An engine that cannot be reached at all fails every session.
 """
 
 from __future__ import annotations
@@ -33,6 +35,7 @@ class Circuit:
         "_cool_down",
         "_failures",
         "_limit",
+        "_sessions",
         "_trial",
         "_until",
         "calm",
@@ -50,6 +53,8 @@ class Circuit:
         """It is closed and nothing has failed since the last success, which is most of the time:
         it admits calls, and there is nothing to count for one that succeeds."""
         self._failures = 0
+        self._sessions: set[str | None] = set()
+        """That met the failures; ``None`` stands for all of them."""
         self._cool_down = COOL_DOWN_S
         self._until: float | None = None
         """End of the cool-down; ``None`` while closed."""
@@ -87,18 +92,21 @@ class Circuit:
     def succeeded(self) -> None:
         """The reply is whole."""
         self._failures = 0
+        self._sessions.clear()
         self._cool_down = COOL_DOWN_S
         self.calm = self._until is None
 
-    def failed(self, trial: bool = False) -> None:
-        """The engine could not be reached, or broke off its reply."""
+    def failed(self, trial: bool = False, session: str | None = None) -> None:
+        """The engine could not be reached, or broke off its reply to ``session``."""
         self.calm = False
         if trial:
             self._trial = False
             self._open()
         elif self._until is None:
             self._failures += 1
-            if self._failures >= self._limit:
+            self._sessions.add(session)
+            alone = len(self._sessions) == 1 and session is not None
+            if self._failures >= self._limit and not alone:
                 self.openings += 1
                 self._open()
 

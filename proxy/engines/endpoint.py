@@ -7,7 +7,7 @@ import contextlib
 import math
 import re
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from http import HTTPStatus
 from typing import Any, Final
@@ -42,6 +42,7 @@ _FINGERPRINTS: Final = ((VERSION, "weights_fingerprint"), (WEIGHT_INFO, "weight_
 """Where engines report which weights they serve: our own, and vLLM."""
 _NO_ROUTE: Final = frozenset({404, 405, 501})
 _SERVER_ERRORS: Final = frozenset(status for status in HTTPStatus if status >= 500)
+REMOVED: Final = b"[a key of the proxy]"
 _OVERFLOW = re.compile(r"maximum (context|model) length|context (length|window)", re.IGNORECASE)
 CONNECTION_ERRORS: Final = (ConnectionFailed, ConnectionBroke, TimeoutError, OSError)
 
@@ -54,6 +55,8 @@ class EngineEndpoint:
         self.base = base
         self._settings = settings
         self._api_key = api_key
+        self.own_keys = settings.own_keys
+        """What is removed from all that the engine sends."""
         self.transport: EngineTransport = _NoTransport()
         self.names: Sequence[str] = ()
         """Of the engine's models, as it listed them last."""
@@ -101,7 +104,8 @@ class EngineEndpoint:
     async def _read_models(self) -> tuple[dict[str, Any], ...]:
         with _reading("the engine's model list"):
             response = await self.transport.request("GET", MODELS)
-            cards = orjson.loads(await response.read())["data"]
+            body = without_keys(await response.read(), self.own_keys)
+            cards = orjson.loads(body)["data"]
             return tuple(card for card in cards if "id" in card)
 
     async def count_tokens(self, request: Request, model: str) -> int:
@@ -120,7 +124,7 @@ class EngineEndpoint:
         with _reading("the engine's token count"):
             response = await self.transport.request("POST", TOKENIZE, orjson.dumps(body))
             if response.status != 200:
-                raise await refusal(response)
+                raise await refusal(response, self.own_keys)
             return int(orjson.loads(await response.read())["count"])
 
     async def tokenize(self, messages: Sequence[Mapping[str, Any]], model: str) -> list[int] | None:
@@ -130,7 +134,7 @@ class EngineEndpoint:
         with _reading("the engine's token ids"):
             response = await self.transport.request("POST", TOKENIZE, orjson.dumps(body))
             if response.status != 200:
-                failure = await refusal(response)
+                failure = await refusal(response, self.own_keys)
                 if failure.status < 500 or response.status in _NO_ROUTE:
                     return None
                 raise failure
@@ -235,10 +239,18 @@ def connection_error(error: Exception) -> ApiError:
     return ApiError("upstream_error", "the engine's connection broke in the reply", status=502)
 
 
-async def refusal(response: EngineResponse) -> ApiError:
-    """The engine's error response as an :class:`ApiError`."""
+def without_keys(body: bytes, keys: Iterable[bytes]) -> bytes:
+    """What an engine sends, without the proxy's own ``keys``: some engines quote in a refusal the
+    key that they were sent."""
+    for key in keys:
+        body = body.replace(key, REMOVED)
+    return body
+
+
+async def refusal(response: EngineResponse, keys: Iterable[bytes]) -> ApiError:
+    """The engine's error response as an :class:`ApiError`, without the proxy's own ``keys``."""
     try:
-        body = await response.read()
+        body = without_keys(await response.read(), keys)
     except CONNECTION_ERRORS as error:
         return connection_error(error)
     status = response.status

@@ -1,4 +1,4 @@
-"""From a request and an engine's way of sampling to the sampler of a call."""
+"""How an engine samples, as it reports it."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from typing import Any, Final, Self
 import msgspec
 
 from bridle.engine.contract.contract import NEUTRAL_DEFAULTS, PROCESSED_LOGPROBS
-from bridle.proxy.engines.request import EngineRequest
-from bridle.store.records import SAMPLER_PARAMETERS, LogprobsOf, Sampler
+from bridle.store.records import LogprobsOf
 
 _MODES: Final[dict[str, LogprobsOf]] = {PROCESSED_LOGPROBS: "processed", "raw_logprobs": "raw"}
 
@@ -31,16 +30,3 @@ class EngineSampling(msgspec.Struct, frozen=True, gc=False):
 
 
 UNKNOWN: Final = EngineSampling("unknown", neutral=False)
-
-
-def sampler_of(request: EngineRequest, engine: EngineSampling) -> Sampler:
-    """What the reply to ``request`` is drawn from."""
-    asked = request.sampling
-    values: dict[str, Any] = {}
-    for name in SAMPLER_PARAMETERS:
-        value = asked.get(name)
-        if value is not None:
-            values[name] = max(value, 0) if name == "top_k" else value
-        elif not engine.neutral:
-            values[name] = None
-    return Sampler(engine.logprobs, grammar=request.grammar, others=request.reshaping, **values)

@@ -118,6 +118,8 @@ class EnginePool:
         self.gate = gate
         self.model = model
         self._settings = settings
+        self.own_keys = settings.own_keys
+        """What is removed from all that the engines send."""
         self._external = external
         self._trained = trained
         self._api_key = api_key

@@ -9,8 +9,9 @@ import msgspec
 import orjson
 
 from bridle.engine.contract.contract import CHAT_COMPLETIONS, COMPLETIONS
+from bridle.proxy.engines.engine_sampling import EngineSampling
 from bridle.proxy.wire.canonical import ApiError, Request, Sampling
-from bridle.store.records import CONSTRAINED, Note, TokenIds
+from bridle.store.records import CONSTRAINED, SAMPLER_PARAMETERS, Note, Sampler, TokenIds
 
 _GRAMMARS: Final = frozenset(
     {"guided_choice", "guided_grammar", "guided_json", "guided_regex", "structured_outputs"}
@@ -60,6 +61,17 @@ class EngineRequest(msgspec.Struct, frozen=True, gc=False):
             raise ApiError(
                 "invalid_request", f"the request cannot be sent on: {error}", status=400
             ) from error
+
+    def sampler(self, engine: EngineSampling) -> Sampler:
+        """What the reply of an ``engine`` that samples so is drawn from."""
+        values: dict[str, Any] = {}
+        for name in SAMPLER_PARAMETERS:
+            value = self.sampling.get(name)
+            if value is not None:
+                values[name] = max(value, 0) if name == "top_k" else value
+            elif not engine.neutral:
+                values[name] = None
+        return Sampler(engine.logprobs, grammar=self.grammar, others=self.reshaping, **values)
 
 
 def engine_request(

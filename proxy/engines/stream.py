@@ -12,7 +12,12 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from bridle.proxy.engines.circuit import CircuitState
-from bridle.proxy.engines.endpoint import CONNECTION_ERRORS, connection_error, refusal
+from bridle.proxy.engines.endpoint import (
+    CONNECTION_ERRORS,
+    connection_error,
+    refusal,
+    without_keys,
+)
 from bridle.proxy.engines.pool import EnginePool, Homes, PooledEngine, report
 from bridle.proxy.engines.reply import ReplyDecoder
 from bridle.proxy.engines.request import EngineRequest
@@ -52,6 +57,7 @@ class EngineStream:
         "_limits",
         "_notes",
         "_over",
+        "_own_keys",
         "_pool",
         "_received",
         "_request",
@@ -87,6 +93,7 @@ class EngineStream:
         self._notes = notes
         self._limits = limits
         self._held = held
+        self._own_keys = pool.own_keys
         self._received = self._counted = 0
         """Bytes of the reply, and how many of them have been looked at."""
         self._response: EngineResponse | None = None
@@ -138,7 +145,7 @@ class EngineStream:
         if self._failure is not None:
             if _is_failure(self._failure):
                 before = engine.circuit.state
-                engine.circuit.failed()
+                engine.circuit.failed(session=self._session_id)
                 report(engine, before, self._failure.message)
             raise self._failure
         if not engine.circuit.calm:
@@ -200,7 +207,8 @@ class EngineStream:
             engine.circuit.answered()
             engine.circuit.succeeded()
         elif _is_failure(error) and not engine.serves.changed:
-            engine.circuit.failed(trial)
+            away = error.kind == "upstream_unreachable"
+            engine.circuit.failed(trial, None if away else self._session_id)
         else:
             engine.circuit.abandoned(trial)
         self.close()
@@ -208,7 +216,7 @@ class EngineStream:
         report(engine, before, error.message)
 
     async def _refused(self, response: EngineResponse) -> ApiError:
-        refused = await refusal(response)
+        refused = await refusal(response, self._own_keys)
         if _NO_ROOM in refused.message and self._request.sampling.get("max_tokens") != 0:
             return ApiError(
                 "context_overflow", "The prompt leaves no room for a reply.", status=400
@@ -276,8 +284,17 @@ class EngineStream:
         message = f"the engine's reply is larger than {size} bytes ({limit})"
         return ApiError("upstream_error", message, status=502)
 
+    def _cleaned(self, payload: bytes) -> bytes:
+        """A payload that has keys of the proxy in it, without them."""
+        if (note := Note("key_removed")) not in self._notes:
+            self._notes.append(note)
+        return without_keys(payload, self._own_keys)
+
     def _whole(self, body: bytes) -> list[Event]:
         self._over = True
+        for key in self._own_keys:
+            if key in body:
+                body = self._cleaned(body)
         events = self._decoder.events(body)
         try:
             events += self._decoder.last_events()
@@ -288,11 +305,15 @@ class EngineStream:
     def _streamed(self, payloads: list[bytes]) -> list[Event]:
         """Events of ``payloads``, and of the end when the stream is over with them."""
         events: list[Event] = []
+        keys = self._own_keys
         try:
             for payload in payloads:
                 if payload == _DONE:
                     self._over = True
                     break
+                for key in keys:
+                    if key in payload:
+                        payload = self._cleaned(payload)
                 events += self._decoder.events(payload)
             if self._over:
                 events += self._decoder.last_events()

@@ -1,9 +1,10 @@
-"""The table of data routes, read once per request."""
+"""The table of data routes, read once per path."""
 
 from __future__ import annotations
 
 import re
 from enum import Enum, auto
+from functools import lru_cache
 from typing import Final, NamedTuple
 from urllib.parse import unquote
 
@@ -56,6 +57,7 @@ _GOOGLE_METHOD: Final = re.compile(r"[a-z]+(?:[A-Z][a-z]+)+")
 _SESSION: Final = "/s/"
 
 
+@lru_cache(maxsize=1024)  # all calls of a session come by one path
 def route(path: str) -> Route | None:
     """The data route of ``path``; ``None`` for any other path."""
     session = None

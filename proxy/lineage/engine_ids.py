@@ -18,8 +18,6 @@ def with_engine_ids(
     messages: Sequence[Message], engine_ids: Mapping[str, str]
 ) -> tuple[Message, ...]:
     """``messages`` with every minted id that ``engine_ids`` knows replaced."""
-    if not engine_ids:
-        return tuple(messages)
     return tuple(
         [_translated(m, engine_ids) if m.tool_calls or m.tool_call_id else m for m in messages]
     )

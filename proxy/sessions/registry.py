@@ -80,6 +80,7 @@ class Sessions:
     ) -> None:
         """``before_seal`` is awaited with the id of a session that is about to be sealed."""
         self._settings = settings
+        self._keyless = settings.keyless
         self._writer = writer
         self._reader = reader
         self._memory = memory
@@ -99,7 +100,7 @@ class Sessions:
                 return Caller(session=await self._by_key(key))
             if key.startswith(VERIFIER_KEY_PREFIX):
                 return Caller(scores=self._scored_by(key))
-        if self._settings.keyless and is_loopback(address) and _local_host(headers):
+        if self._keyless and is_loopback(address) and _local_host(headers):
             return Caller(admin=admin_key is None)
         raise unauthorised(
             "this proxy needs a session key (brk_…) or the admin key"

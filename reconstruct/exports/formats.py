@@ -7,11 +7,12 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Final
 
+from bridle.reconstruct.arrow import needs_arrow
 from bridle.reconstruct.exports.adp import adp_rows
 from bridle.reconstruct.exports.atif import atif_rows
 from bridle.reconstruct.exports.chat_jsonl import chat_rows
 from bridle.reconstruct.exports.lines import Rows, export_lines
-from bridle.reconstruct.exports.parquet import export_parquet
+from bridle.reconstruct.exports.message_csv import HEADING, csv_line, message_rows
 from bridle.reconstruct.exports.selection import ExportReport, Selection
 from bridle.reconstruct.exports.sharegpt import sharegpt_rows
 from bridle.reconstruct.exports.trl import conversational_rows, prompt_completion_rows
@@ -31,6 +32,8 @@ class ExportFormat(StrEnum):
     SHAREGPT = "sharegpt"
     ADP = "adp"
     """Agent Data Protocol."""
+    CSV = "csv"
+    """A table of messages."""
     ATIF = "atif"
     """Agent Trajectory Interchange ExportFormat (Harbor)."""
 
@@ -54,5 +57,10 @@ def export(
 ) -> ExportReport:
     """Writes the selected sessions; ``builder`` makes the samples of ``tokens``."""
     if form is ExportFormat.TOKENS:
+        with needs_arrow():
+            from bridle.reconstruct.exports.parquet import export_parquet
+
         return export_parquet(reader, path, selection, builder)
+    if form is ExportFormat.CSV:
+        return export_lines(reader, path, message_rows, selection, encode=csv_line, heading=HEADING)
     return export_lines(reader, path, LINES[form], selection)

@@ -69,14 +69,27 @@ Rows = Callable[[ExportedConversation], Iterable[Mapping[str, Any]]]
 """A format: a conversation's lines. Raises :class:`Inexpressible`."""
 
 
+def json_line(row: Mapping[str, Any]) -> bytes:
+    """A row as a line of JSON."""
+    return orjson.dumps(row) + b"\n"
+
+
 def export_lines(
-    reader: Reader, path: str | Path, rows: Rows, selection: Selection | None = None
+    reader: Reader,
+    path: str | Path,
+    rows: Rows,
+    selection: Selection | None = None,
+    *,
+    encode: Callable[[Mapping[str, Any]], bytes] = json_line,
+    heading: bytes = b"",
 ) -> ExportReport:
-    """Writes the selected sessions to ``path`` as JSON lines, one session at a time."""
+    """Writes the selected sessions to ``path``, one session at a time: ``heading``, then each row
+    as ``encode`` writes it."""
     selection = selection or Selection()
     report = ExportReport(Path(path))
     report.path.parent.mkdir(parents=True, exist_ok=True)
     with report.path.open("wb") as file:
+        file.write(heading)
         for session in select(reader, selection, report):
             decided = rulings(session, selection.rules)
             if not any(ruling.whole for ruling in decided.values()):
@@ -97,7 +110,7 @@ def export_lines(
                     lost |= dict.fromkeys(line.trained, str(reason))
                     continue
                 for row in written:
-                    file.write(orjson.dumps(row) + b"\n")
+                    file.write(encode(row))
                 count += len(written)
                 trained |= line.trained
             _account(decided, trained, lost, report)

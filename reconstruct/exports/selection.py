@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from bridle.reconstruct.conditions import OPEN, Condition, session_meets
+from bridle.reconstruct.rewards import CountedRewards
 from bridle.reconstruct.samples.rules import DEFAULT_RULES, SampleRules
 from bridle.reconstruct.session import LoadedSession
 from bridle.reconstruct.tree import BrokenTree
@@ -23,6 +24,8 @@ ExportPart = Literal["train", "eval"]
 class Selection:
     """Every condition must hold; ``None`` means any."""
 
+    sessions: tuple[str, ...] = ()
+    """Ids of the only sessions that are looked at; empty: all."""
     run: str | None = None
     group: str | None = None
     task: str | None = None
@@ -39,10 +42,15 @@ class Selection:
     """The name that the two bounds look at."""
     min_reward: float | None = None
     max_reward: float | None = None
+    reward_sources: tuple[str, ...] | None = None
+    """Whose rewards count; ``None``: as the sessions' runs state
+    (:class:`bridle.reconstruct.rewards.CountedRewards`)."""
     rules: SampleRules = DEFAULT_RULES
     """Which replies of the sessions are trained; the others stay as context."""
     where: tuple[Condition, ...] = ()
     """On any column of the session, its task, labels and rewards; for calls see ``rules``."""
+    sql: str | None = None
+    """An SQL condition on the columns of ``sessions``."""
     deduplicate: bool = False
     """Leave out rows with the content of an earlier one."""
     part: ExportPart | None = None
@@ -125,7 +133,7 @@ class ExportReport:
 
 def select(reader: Reader, selection: Selection, report: ExportReport) -> Iterator[LoadedSession]:
     """The sessions to export; those that are refused are counted in the report."""
-    records = reader.sessions(
+    found = reader.sessions(
         run=selection.run,
         group=selection.group,
         task=selection.task,
@@ -135,8 +143,13 @@ def select(reader: Reader, selection: Selection, report: ExportReport) -> Iterat
         sealed=False if selection.outcome == OPEN else None,
         since=selection.since,
         until=selection.until,
+        where=selection.sql,
         limit=selection.limit,
     )
+    named = frozenset(selection.sessions)
+    records = (record for record in found if not named or record.id in named)
+
+    counted = CountedRewards(reader, selection.reward_sources)
 
     def wanted(record: SessionRecord, rewards: Mapping[str, float]) -> bool:
         if selection.part not in (None, part_of(record, selection.eval_share)):
@@ -146,7 +159,7 @@ def select(reader: Reader, selection: Selection, report: ExportReport) -> Iterat
             report.leave_out(reason)
         return reason is None
 
-    for session in LoadedSession.stream(reader, records, wanted):
+    for session in LoadedSession.stream(reader, records, wanted, counted):
         try:
             has_calls = bool(session.tree.calls)
         except BrokenTree:

@@ -13,7 +13,15 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from bridle.store.records import CallKind, Logprobs, Reward, Sampler, SessionRecord, TokenIds
+from bridle.store.records import (
+    CallKind,
+    CallStatus,
+    Logprobs,
+    Reward,
+    Sampler,
+    SessionRecord,
+    TokenIds,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +87,23 @@ class Conservation:
 
 
 @dataclass(frozen=True, slots=True)
+class Turn:
+    """What a call of a session came to, as filters judge it."""
+
+    call_id: str
+    kind: CallKind
+    status: CallStatus
+    reason: str | None = None
+    """Why a call failed: ``budget``, ``context_overflow`` or a fault of the engine."""
+    finish_reason: str | None = None
+    tool_calls: int = 0
+    has_text: bool = False
+    """Whether the reply says something besides reasoning and tool calls."""
+    parse_failed: bool = False
+    """Whether it has a tool call that cannot be read."""
+
+
+@dataclass(frozen=True, slots=True)
 class Episode:
     """A session as the trainer takes it: its samples, its rewards, its account of tokens."""
 
@@ -86,3 +111,5 @@ class Episode:
     samples: tuple[Sample, ...]
     rewards: tuple[Reward, ...]
     conservation: Conservation
+    turns: tuple[Turn, ...] = ()
+    """The agent's calls in the order of their start; those on the side are left out."""

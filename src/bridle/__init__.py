@@ -7,6 +7,7 @@ recording and reading never load torch. The command line is :mod:`bridle.cli`.
 from __future__ import annotations
 
 import importlib
+from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -18,10 +19,11 @@ if TYPE_CHECKING:
     from bridle.harnesses.verifiers import Delivery as Delivery
     from bridle.reconstruct.dataset import open_store as open_store
     from bridle.run.config import RunConfig as RunConfig
+    from bridle.run.evaluation import evaluate as evaluate
     from bridle.run.local import train as train
     from bridle.run.rollouts import rollout as rollout
-    from bridle.trainer.batch.filters import register_filter as register_filter
     from bridle.trainer.credit import register_advantage as register_advantage
+    from bridle.trainer.filters import register_filter as register_filter
     from bridle.trainer.losses.losses import register_loss as register_loss
 
 _HOMES = {
@@ -32,9 +34,10 @@ _HOMES = {
     "RunConfig": "bridle.run.config",
     "Sandbox": "bridle.harnesses.sandboxes.base",
     "Task": "bridle.harnesses.tasks.task",
+    "evaluate": "bridle.run.evaluation",
     "open_store": "bridle.reconstruct.dataset",
     "register_advantage": "bridle.trainer.credit",
-    "register_filter": "bridle.trainer.batch.filters",
+    "register_filter": "bridle.trainer.filters",
     "register_loss": "bridle.trainer.losses.losses",
     "rollout": "bridle.run.rollouts",
     "train": "bridle.run.local",
@@ -49,6 +52,7 @@ __all__ = [
     "RunConfig",
     "Sandbox",
     "Task",
+    "evaluate",
     "open_store",
     "register_advantage",
     "register_filter",
@@ -59,6 +63,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        return metadata.version("bridle-rl")
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = getattr(importlib.import_module(_HOMES[name]), name)

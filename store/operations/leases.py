@@ -54,12 +54,12 @@ class Leases:
         lease_s: float,
         *,
         run: str | None = None,
-        rewarded: bool = False,
+        rewarded_by: Sequence[str] | None = None,
     ) -> Lease | None:
         """Up to ``limit`` sessions that nobody of this consumer holds, oldest sealed first.
 
-        ``None`` when there is none. ``run`` takes only that run's sessions, ``rewarded`` only those
-        that have a reward.
+        ``None`` when there is none. ``run`` takes only that run's sessions, ``rewarded_by`` only
+        those that have a reward of one of these sources.
         """
         now = self._clock()
         free = select(sessions.c.id).where(
@@ -72,8 +72,9 @@ class Leases:
         )
         if run is not None:
             free = free.where(sessions.c.run_id == run)
-        if rewarded:
-            free = free.where(exists().where(rewards.c.session_id == sessions.c.id))
+        if rewarded_by is not None:
+            own = rewards.c.session_id == sessions.c.id
+            free = free.where(exists().where(own, rewards.c.source.in_(rewarded_by)))
         free = free.order_by(sessions.c.sealed_at, sessions.c.id).limit(limit)
         with transaction(self._engine) as connection:
             self._in_turn(connection, consumer)

@@ -323,10 +323,12 @@ _first_call = (
     .correlate(sessions)
     .scalar_subquery()
 )
+_FIRST_PART: Final = call_messages.c.content_json[0]["text"].as_string()
+"""Of a message whose content is a list of parts."""
 _PREVIEWS: Final = select(
     sessions.c.id.label("session_id"),
     (
-        select(func.substr(func.coalesce(call_messages.c.content, ""), 1, PREVIEW))
+        select(func.substr(func.coalesce(call_messages.c.content, _FIRST_PART, ""), 1, PREVIEW))
         .where(
             call_messages.c.call_id == _first_call,
             call_messages.c.choice == OBSERVED,

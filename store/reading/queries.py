@@ -23,6 +23,7 @@ from sqlalchemy import (
     event,
     func,
     select,
+    text,
 )
 
 from bridle.store.errors import NotFound, StoreUnavailable
@@ -75,6 +76,16 @@ _CALL: Final[Select[Any]] = CALLS.where(calls.c.id == bindparam("call"))
 _SEALED_AMONG: Final = select(sessions.c.id).where(
     sessions.c.id.in_(_SESSIONS), sessions.c.sealed_at.is_not(None)
 )
+_IDLE: Final = (
+    select(sessions.c.id)
+    .join(calls, calls.c.session_id == sessions.c.id)
+    .where(sessions.c.sealed_at.is_(None), sessions.c.key_hash.is_(None))
+    .group_by(sessions.c.id)
+    .having(
+        func.count() == func.count(calls.c.ended_at),
+        func.max(calls.c.ended_at) < bindparam("before"),
+    )
+)
 _COUNTS_OF: Final = (
     select(calls.c.session_id, calls.c.status, func.count().label("number"))
     .where(calls.c.session_id.in_(_SESSIONS))
@@ -85,6 +96,11 @@ _TOKENS_OF: Final = (
     .join_from(spans, calls, spans.c.call_id == calls.c.id)
     .where(calls.c.session_id.in_(_SESSIONS))
     .group_by(calls.c.session_id, spans.c.choice)
+)
+_VERSIONS_OF: Final = (
+    select(calls.c.session_id, func.max(calls.c.version_start).label("version"))
+    .where(calls.c.session_id.in_(_SESSIONS), calls.c.version_start.is_not(None))
+    .group_by(calls.c.session_id)
 )
 _SPANS_OF: Final[Select[Any]] = SPANS.where(calls.c.session_id.in_(_SESSIONS))
 _REWARDS_OF: Final = (
@@ -150,13 +166,15 @@ class Reader:
         anonymous: bool = False,
         since: float | None = None,
         until: float | None = None,
+        where: str | None = None,
         limit: int | None = None,
         newest_first: bool = False,
     ) -> Iterator[SessionRecord]:
         """Sessions in the order of their creation, read page by page.
 
         ``split`` is the task's; ``since`` and ``until`` bound ``created_at`` (until is exclusive).
-        ``anonymous``: only those with neither name nor key.
+        ``anonymous``: only those with neither name nor key. ``where``: an SQL condition on the
+        columns of ``sessions``, as the reader's owner writes it.
         """
         query = select(sessions)
         wanted = {"run_id": run, "group_id": group, "task_id": task, "harness": harness}
@@ -173,6 +191,8 @@ class Reader:
             query = query.where(sessions.c.created_at >= since)
         if until is not None:
             query = query.where(sessions.c.created_at < until)
+        if where is not None:
+            query = query.where(text(f"({where})"))
         return self._session_pages(query, limit, newest_first)
 
     def sealed_sessions(
@@ -247,6 +267,11 @@ class Reader:
         """Those of the sessions that are sealed."""
         return {row.id for row in self._rows_of(_SEALED_AMONG, session_ids)}
 
+    def idle_sessions(self, before: float) -> list[str]:
+        """Ids of the open sessions without a key, all of whose calls ended before that time."""
+        with self.engine.connect() as connection:
+            return list(connection.execute(_IDLE, {"before": before}).scalars())
+
     def call_counts(self, session_id: str) -> dict[CallStatus, int]:
         """How many calls of the session stand where."""
         return self.call_counts_of([session_id])[session_id]
@@ -257,6 +282,12 @@ class Reader:
         for row in self._rows_of(_COUNTS_OF, session_ids):
             counts[row.session_id][CallStatus(row.status)] = row.number
         return counts
+
+    def versions_of(self, session_ids: Sequence[str]) -> dict[str, int]:
+        """By session, the newest policy version that one of its calls began at; sessions without
+        such a call are left out."""
+        rows = self._rows_of(_VERSIONS_OF, session_ids)
+        return {row.session_id: int(row.version) for row in rows}
 
     def token_counts_of(self, session_ids: Sequence[str]) -> dict[str, tuple[int, int]]:
         """By session, how many tokens its tree has, each once: observed ones and sampled ones."""

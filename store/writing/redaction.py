@@ -1,64 +1,106 @@
 """Secrets scrubbed from what is stored of a call as text: bodies, headers, messages, and what its
 columns quote of them.
 
-Off unless asked for: the bodies are then not byte for byte what was sent. Token ids stay as they
-are, for a changed token would be a lie; a secret that the model itself read or wrote is still in
-them. A streamed reply may spell a secret across its events, where no pattern sees it, even if its
-last events show it whole: when a reply holds one, the stream is not kept, nor any body that does
-not show it.
+Off unless asked for: the bodies are then not byte for byte what was sent. What is looked through is
+each JSON string as it reads, not as it is escaped, and each line that is no JSON. Forms that the
+library detect-secrets knows are found by it, the others by :data:`PATTERNS`.
+
+Token ids stay as they are, for a changed token would be a lie; a secret that the model itself read
+or wrote is still in them. A streamed reply may spell a secret across its events, where no pattern
+sees it, even if its last events show it whole: when a reply holds one, the stream is not kept, nor
+any body that does not show it.
 """
 
 from __future__ import annotations
 
+import importlib
+import json
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
 import msgspec
 
+from bridle.errors import BridleError
 from bridle.store.records import CallBegun, CallEnded, Message, Note
+from bridle.store.writing.batch import Record
+
+Finder = Callable[[str], Iterable[str]]
+"""The secrets in a text."""
+
+
+class DetectorsMissing(BridleError, ImportError):
+    """The library that finds secrets is not installed."""
 
 
 def _word(beginning: str) -> str:
-    """A pattern of a word's beginning in JSON, where a line break before it ends in a letter."""
+    """A pattern of a word's beginning, in JSON within a text as well, where a line break before it
+    ends in a letter."""
     before = (r"\b", r"\\[bfnrt]", r"\\u[0-9A-Fa-f]{4}")
     # Looked for behind the beginning, which can be searched for as it is.
     return beginning + "(?:" + "|".join(f"(?<={one}{beginning})" for one in before) + ")"
 
 
 PATTERNS: Final[Mapping[str, str]] = {
-    # Not beyond the JSON string that it begins in.
+    # Not beyond a JSON string that it begins in.
     "private_key": r'-----BEGIN [A-Z ]*PRIVATE KEY-----[^"]*?-----END [A-Z ]*PRIVATE KEY-----',
-    "aws_access_key": _word("A") + r"(?:KIA|SIA)[0-9A-Z]{16}\b",
-    "github_token": _word("g") + r"(?:h[pousr]_[A-Za-z0-9]{36,}|ithub_pat_[A-Za-z0-9_]{50,})",
-    "gitlab_token": _word("glpat-") + r"[A-Za-z0-9_-]{20,}",
+    "bearer_token": r"(?i:\bbearer )(?P<secret>[A-Za-z0-9._~+/=-]{16,})",
+    "github_fine_token": _word("g") + r"ithub_pat_[A-Za-z0-9_]{50,}",
     "google_api_key": _word("AIza") + r"[0-9A-Za-z_-]{35}",
     "hugging_face_token": _word("hf_") + r"[A-Za-z0-9]{30,}",
-    "session_key": _word("brk_") + r"[A-Za-z0-9_-]{43}",
-    "slack_token": _word("xox") + r"[abprs]-[A-Za-z0-9-]{10,}",
+    "session_key": _word("br") + r"[kv]_[A-Za-z0-9_.-]{43,}",
     "api_key": _word("sk-") + r"[A-Za-z0-9_-]{20,}",
     "json_web_token": (
         _word("eyJ") + r"[A-Za-z0-9_-]{10,}\.eyJ[A-Za-z0-9_-]{10,}\.[A-Za-z0-9_-]{10,}"
     ),
 }
-"""Names and regular expressions of the secrets that are looked for when redaction is on, in JSON as
-it is written."""
+"""Names and regular expressions of the secrets that are looked for beside the library's. The group
+``secret``, where there is one, is what is scrubbed."""
 
+LIBRARY: Final[Mapping[str, str]] = {
+    "aws_access_key": "aws.AWSKeyDetector",
+    "azure_storage_key": "azure_storage_key.AzureStorageKeyDetector",
+    "discord_token": "discord.DiscordBotTokenDetector",
+    "github_token": "github_token.GitHubTokenDetector",
+    "gitlab_token": "gitlab_token.GitLabTokenDetector",
+    "npm_token": "npm.NpmDetector",
+    "pypi_token": "pypi_token.PypiTokenDetector",
+    "sendgrid_key": "sendgrid.SendGridDetector",
+    "slack_token": "slack.SlackDetector",
+    "square_token": "square_oauth.SquareOAuthDetector",
+    "stripe_key": "stripe.StripeDetector",
+    # The last: it would take a token that is used as a password for one.
+    "password_in_url": "basic_auth.BasicAuthDetector",
+}
+"""Names, and detect-secrets' plugins for them."""
+
+_GROUPED: Final = frozenset({"aws_access_key", "password_in_url"})
+"""Whose patterns have the secret in a group, and what shows it around that."""
+_SHORTEST: Final = 8
+"""Characters of a secret, a password in a URL among them with what is around it."""
+_LITERAL: Final = re.compile(rb'"((?:[^"\\]|\\.)*)"', re.DOTALL)
 _STREAM: Final = (b"data:", b"event:", b"id:", b":")
 """How a stream of events begins."""
 
 
 class Redactor:
-    """Replaces every match of its patterns with ``[redacted:NAME]`` and notes that on the call."""
+    """Replaces every secret that it finds with ``[redacted:NAME]`` and notes that on the call."""
 
-    def __init__(self, patterns: Mapping[str, str] = PATTERNS) -> None:
-        """Raises ``re.error`` for a pattern that is none."""
-        self._patterns = {
-            name: re.compile(pattern.encode(), re.DOTALL) for name, pattern in patterns.items()
-        }
+    def __init__(self, patterns: Mapping[str, str] | None = None) -> None:
+        """``patterns`` replace all that is looked for otherwise. Raises ``re.error`` for a pattern
+        that is none, and :class:`DetectorsMissing`."""
+        found = {} if patterns is not None else {name: _library(name) for name in LIBRARY}
+        own = PATTERNS if patterns is None else patterns
+        self._finders = {**{name: _pattern(text) for name, text in own.items()}, **found}
         self._requests: dict[str, Counter[str]] = {}
         """What was found in the requests of open calls."""
+
+    def scrubbed(self, record: Record) -> Record:
+        """``record``, without secrets when it is a call's. The beginning of a call comes first."""
+        if isinstance(record, CallBegun):
+            return self.begun(record)
+        return self.ended(record) if isinstance(record, CallEnded) else record
 
     def begun(self, begun: CallBegun) -> CallBegun:
         found: Counter[str] = Counter()
@@ -108,14 +150,40 @@ class Redactor:
         )
 
     def _scrub(self, data: bytes, found: Counter[str]) -> bytes:
-        for name, pattern in self._patterns.items():
-            data, count = pattern.subn(b"[redacted:%b]" % name.encode(), data)
-            if count:
-                found[name] += count
-        return data
+        """JSON strings as they read, then what is around them, line by line."""
+
+        def literal(match: re.Match[bytes]) -> bytes:
+            if len(match[1]) < _SHORTEST:
+                return match[0]
+            try:
+                text = json.loads(match[0], strict=False)
+            except ValueError:  # no JSON: the line is looked through as it is
+                return match[0]
+            scrubbed = self._scrub_text(text, found)
+            return match[0] if scrubbed == text else json.dumps(scrubbed).encode()
+
+        lines = data.split(b"\n")
+        for number, line in enumerate(lines):
+            if len(line) >= _SHORTEST:
+                scrubbed = _LITERAL.sub(literal, line)
+                around = _LITERAL.sub(b'""', scrubbed)
+                if len(around) >= _SHORTEST and self._holds(around.decode(errors="replace")):
+                    text = scrubbed.decode(errors="surrogateescape")
+                    scrubbed = self._scrub_text(text, found).encode(errors="surrogateescape")
+                lines[number] = scrubbed
+        return b"\n".join(lines)
+
+    def _holds(self, text: str) -> bool:
+        return any(next(iter(find(text)), None) for find in self._finders.values())
 
     def _scrub_text(self, text: str, found: Counter[str]) -> str:
-        return self._scrub(text.encode(), found).decode()
+        if len(text) < _SHORTEST:
+            return text
+        for name, find in self._finders.items():
+            for secret in sorted(set(find(text)), key=len, reverse=True):
+                found[name] += text.count(secret)
+                text = text.replace(secret, f"[redacted:{name}]")
+        return text
 
     def _scrub_json(self, value: Mapping[str, Any], found: Counter[str]) -> Mapping[str, Any]:
         scrubbed: dict[str, Any] = self._scrub_as(value, dict[str, Any], found)
@@ -132,3 +200,32 @@ class Redactor:
         data = msgspec.json.encode(value)
         scrubbed = self._scrub(data, found)
         return value if scrubbed == data else msgspec.json.decode(scrubbed, type=kind)
+
+
+def _pattern(text: str) -> Finder:
+    """Finds by a regular expression."""
+    pattern = re.compile(text, re.DOTALL)
+    group = "secret" if "secret" in pattern.groupindex else 0
+
+    def find(text: str) -> Iterable[str]:
+        return [match[group] for match in pattern.finditer(text)]
+
+    return find
+
+
+def _library(name: str) -> Finder:
+    """Finds by a plugin of detect-secrets. Its regular expressions are used alone: of a match with
+    a group it would give the group, be that no more than a token's prefix."""
+    module, _, plugin = LIBRARY[name].partition(".")
+    try:
+        found = getattr(importlib.import_module(f"detect_secrets.plugins.{module}"), plugin)
+    except ImportError as error:
+        message = f"--redact needs the extra redact: pip install 'bridle-rl[redact]' ({error})"
+        raise DetectorsMissing(message) from error
+    group = 1 if name in _GROUPED else 0
+    patterns = [(each, min(group, each.groups)) for each in found().denylist]
+
+    def find(text: str) -> Iterable[str]:
+        return [match[at] for pattern, at in patterns for match in pattern.finditer(text)]
+
+    return find

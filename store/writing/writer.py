@@ -87,7 +87,7 @@ class Writer:
     """Writes records to ``url``; see the module for how. Start it, or use it as a context manager.
 
     The schema must be current (:func:`bridle.store.schema.database.migrate`). A ``redactor`` scrubs
-    calls before they are queued.
+    calls before they are written.
 
     Methods that are ``async`` return after the commit; those ending in ``_sync``, and those for
     runs and metrics, block until then and are for threads without an event loop. All raise
@@ -197,8 +197,7 @@ class Writer:
 
     def begin_call(self, begun: CallBegun) -> None:
         """Queues the beginning of a call. Raises :class:`StoreBusy` when the queue is full."""
-        record = self._redactor.begun(begun) if self._redactor else begun
-        self._queue.put_beginning(begun.id, WriteJob((record,)))
+        self._queue.put_beginning(begun.id, WriteJob((begun,)))
 
     def end_call(self, ended: CallEnded) -> asyncio.Future[None]:
         """Queues the end of a call. The future is done once it is committed: then the client may
@@ -206,19 +205,14 @@ class Writer:
         it is this call's fault).
         """
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        job = WriteJob((self._redacted(ended),), done)
-        self._queue.put(job, refuse=False, follows=_beginnings(ended))
+        self._queue.put(WriteJob((ended,), done), refuse=False, follows=_beginnings(ended))
         return done
 
     def end_call_sync(self, ended: CallEnded) -> None:
         """:meth:`end_call` for a thread."""
         done: Future[None] = Future()
-        job = WriteJob((self._redacted(ended),), done)
-        self._queue.put(job, refuse=False, follows=_beginnings(ended))
+        self._queue.put(WriteJob((ended,), done), refuse=False, follows=_beginnings(ended))
         done.result()
-
-    def _redacted(self, ended: CallEnded) -> CallEnded:
-        return self._redactor.ended(ended) if self._redactor else ended
 
     async def set_kind(
         self, call_id: str, kind: CallKind | None, role: str | None = None, *, by: str
@@ -277,6 +271,9 @@ class Writer:
         while True:
             jobs = self._queue.take(beat)
             if jobs:
+                if self._redactor is not None:
+                    for job in jobs:
+                        job.records = [self._redactor.scrubbed(record) for record in job.records]
                 deliver(self._write(jobs))
             elif not self._queue.is_open and not len(self._queue):  # in this order
                 return

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import signal
+import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,7 @@ from bridle.engine.scripted import ScriptedCall, ScriptedEngine, ScriptedReply, 
 from bridle.proxy.server import ProxyServer
 from bridle.proxy.settings import ProxySettings
 from bridle.store.schema.database import migrate
+from bridle.trainer.policy.tiny import TinyShape, make_policy
 from bridle.trainer.policy.tiny_tokenizer import train_tokenizer
 
 TOOL = {
@@ -104,3 +107,72 @@ def bridle() -> Callable[..., Result]:
         return CliRunner().invoke(app, [str(argument) for argument in arguments])
 
     return call
+
+
+@pytest.fixture
+def until() -> Callable[[Callable[[], bool]], None]:
+    """Waits for a condition."""
+
+    def wait(condition: Callable[[], bool]) -> None:
+        end = time.monotonic() + 30
+        while not condition():
+            assert time.monotonic() < end, "it did not come true"
+            time.sleep(0.05)
+
+    return wait
+
+
+TRAINED_AGENT = """
+import json, os, sys, urllib.request
+
+body = {"model": "policy", "max_tokens": 4, "messages": [{"role": "user", "content": sys.argv[1]}]}
+request = urllib.request.Request(
+    os.environ["OPENAI_BASE_URL"] + "/chat/completions",
+    json.dumps(body).encode(),
+    {"content-type": "application/json", "authorization": "Bearer " + os.environ["OPENAI_API_KEY"]},
+)
+print(json.load(urllib.request.urlopen(request))["choices"][0]["message"]["content"])
+"""
+TRAINING_VERIFIER = """
+async def check(delivery):
+    return {"reward": float(sum(map(ord, delivery.answer)) % 2)}
+"""
+
+
+@pytest.fixture
+def training_arguments(tmp_path: Path) -> Callable[..., list[str]]:
+    """Makes the arguments of a ``bridle train`` on four tasks with a tiny policy.
+
+    ``before_the_call``: Python that each session's agent runs first.
+    """
+
+    def make(before_the_call: str = "") -> list[str]:
+        policy = tmp_path / "policy"
+        size = train_tokenizer(
+            policy, ["Which number is question one? 0123456789"] * 4, vocab_size=320
+        )
+        shape = TinyShape(hidden=32, layers=1, heads=1, kv_heads=1, intermediate=64, context=512)
+        make_policy(policy, shape, vocab_size=size, seed=3)
+        (tmp_path / "agent.py").write_text(before_the_call + TRAINED_AGENT)
+        (tmp_path / "verifier.py").write_text(TRAINING_VERIFIER)
+        lines = [{"id": f"t{n}", "prompt": f"Question {n}?", "payload": {}} for n in range(4)]
+        (tmp_path / "tasks.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        agent = f"{sys.executable} {tmp_path / 'agent.py'} {{prompt}}"
+        return [
+            *("train", "--policy", str(policy), "--agent", agent),
+            *("--tasks", str(tmp_path / "tasks.jsonl")),
+            *("--verifier", f"{tmp_path / 'verifier.py'}:check"),
+            *(
+                "--out",
+                str(tmp_path / "out"),
+                "--groups",
+                "2",
+                "--group-size",
+                "6",
+                "--parallel",
+                "6",
+            ),
+            *("--learning-rate", "0.001"),
+        ]
+
+    return make

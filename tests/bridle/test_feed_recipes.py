@@ -74,6 +74,8 @@ def test_trl_trains_a_step_on_what_it_leases(
     assert row["input_ids"] == sample.token_ids.tolist()
     assert [label != -100 for label in row["labels"]] == sample.mask.tolist()
     assert names["feed"].post("/lease").status_code == 204, "they are acknowledged"
+    with pytest.raises(SystemExit, match="no session is sealed and rewarded yet"):
+        exec(block, names)  # noqa: S102
 
 
 def test_verl_gets_its_tensors(proxy: str, store: str) -> None:
@@ -98,10 +100,17 @@ def test_verl_compares_what_the_trainer_compares(proxy: str) -> None:
     (block,) = recipe("verl")
     exec(block, names)  # noqa: S102 - the page's own code
     sample = {"token_ids": [1, 2], "mask": [False, True], "logprobs": [0.0, -0.5]}
+    rewarded = {"reward": 1.0}
     task = {"task_suite": None, "task_split": None, "task_id": None}
     lines = [
         json.dumps(
-            {"session_id": name, "group_id": None, "rewards": {}, "samples": [sample], **told}
+            {
+                "session_id": name,
+                "group_id": None,
+                "rewards": rewarded,
+                "samples": [sample],
+                **told,
+            }
         )
         for name, told in (
             ("a", {"task_suite": "shop", "task_split": "train", "task_id": "1"}),
@@ -111,7 +120,11 @@ def test_verl_compares_what_the_trainer_compares(proxy: str) -> None:
             ("e", task),
         )
     ]
-    _, extra = names["verl_batch"](lines)
+    unscored = {**json.loads(lines[0]), "session_id": "f", "rewards": {}}
+    _, extra = names["verl_batch"]([*lines, json.dumps(unscored)])
+    assert extra["score"] == [1.0] * 5, "no missing reward is 0"
+    with pytest.raises(SystemExit, match="no sample has a trained token and the reward"):
+        names["verl_batch"]([json.dumps(unscored)])
     first, second, *others = extra["uid"]
     assert first == second
     assert len({first, *others}) == 4

@@ -26,9 +26,8 @@ pytestmark = pytest.mark.usefixtures("warm_start")
 Bridle = Callable[..., Result]
 
 TRAIN = ("train", "--policy", ".", "--agent", "codex", "--tasks", "t.jsonl", "--verifier", "exact")
-TRAINER = ("trainer", "--policy", ".", "--engine", "http://e", "--worker", "http://w")
+TRAINER = ("trainer", "--policy", ".", "--engine", "http://e", *TRAIN[3:])
 ROLLOUT = ("rollout", "--agent", "codex", "--tasks", "t.jsonl", "--verifier", "exact")
-WORKER = ("worker", "--agent", "codex", "--tasks", "t.jsonl", "--verifier", "exact")
 SFT = ("sft", "--policy", ".")
 
 
@@ -41,9 +40,9 @@ SFT = ("sft", "--policy", ".")
         *((each, "--seed", -1) for each in (TRAIN, TRAINER, SFT)),
         *((each, "--policy", "nowhere") for each in (TRAIN, TRAINER, SFT)),
         *((ROLLOUT, name, value) for name, value in (("--parallel", 0), ("--limit", 0))),
-        *((WORKER, name, value) for name, value in (("--parallel", 0), ("--port", 70_000))),
+        (TRAINER, "--parallel", 0),
         *((SFT, name, 0) for name in ("--epochs", "--batch-size")),
-        *((each, "--timeout", 0) for each in (TRAIN, ROLLOUT, WORKER)),
+        *((each, "--timeout", 0) for each in (TRAIN, ROLLOUT, TRAINER)),
         *((each, "--lora-rank", -1) for each in (TRAIN, TRAINER, SFT)),
         *((("demo",), name, -1) for name in ("--steps", "--eval-tasks")),
         *((("reproduce",), name, 0) for name in ("--steps", "--groups", "--group-size")),
@@ -78,7 +77,6 @@ def test_a_value_out_of_range_is_refused(
         (("status",), "--proxy"),
         (("engine", "vllm"), "--url"),
         (TRAINER, "--engine"),
-        (TRAINER, "--worker"),
     ],
 )
 def test_an_address_that_is_no_url_is_refused_in_a_line(
@@ -128,8 +126,11 @@ def test_why_training_ended_is_said_in_a_line(
 def test_a_store_that_is_not_there_is_said_and_not_made(
     bridle: Bridle, tmp_path: Path, command: tuple[str, ...], scheme: str
 ) -> None:
-    path = tmp_path / "none.db"
-    more = ["--out", tmp_path / "out"] if command == TRAINER else []
+    path, more = tmp_path / "none.db", []
+    if command == TRAINER:
+        (tmp_path / "t.jsonl").write_text('{"id": "t", "prompt": "p"}\n')
+        more = ["--out", tmp_path / "out", "--tasks", tmp_path / "t.jsonl"]
+        more += ["--agent", "echo {prompt}"]
     refused = bridle(*command, *more, "--store", f"{scheme}{path}")
     assert refused.exit_code == 1
     assert "there is no store at" in refused.stderr
@@ -170,7 +171,6 @@ def test_a_proxy_that_cannot_start_says_so_in_a_line(tmp_path: Path) -> None:
     ("command", "variable"),
     [
         (("proxy", "--upstream", "http://127.0.0.1:1"), "BRIDLE_ADMIN_KEY"),
-        (WORKER, "BRIDLE_ADMIN_KEY"),
         (("engine", "embedded", "--model", "."), "BRIDLE_ENGINE_API_KEY"),
     ],
 )

@@ -343,7 +343,8 @@ def test_a_completed_prompt_is_no_conversation(
 
     def export(form: str, *options: str) -> tuple[list[dict[str, object]], dict[str, int]]:
         path = tmp_path / "out.jsonl"
-        told = bridle("export", path, "--format", form, *options, "--store", store, "--json")
+        asked = ("--force", "--format", form, *options, "--store", store, "--json")
+        told = bridle("export", path, *asked)
         lines = [json.loads(line) for line in path.read_text().splitlines()]
         return lines, json.loads(told.stdout)["left_out"]
 
@@ -364,7 +365,7 @@ def test_open_is_the_outcome_of_sessions_that_are_not_sealed(
     path = tmp_path / "x.jsonl"
 
     def taken(outcome: str) -> int:
-        asked = ("export", path, "--outcome", outcome, "--store", store, "--json")
+        asked = ("export", path, "--force", "--outcome", outcome, "--store", store, "--json")
         return int(json.loads(bridle(*asked).stdout or '{"sessions": 0}')["sessions"])
 
     assert (taken("open"), taken("completed")) == (1, 0)
@@ -373,7 +374,7 @@ def test_open_is_the_outcome_of_sessions_that_are_not_sealed(
 
 
 def test_an_export_without_a_format_is_refused(bridle: Bridle, store: str, recorded: str) -> None:
-    for name in ("out.csv", "."):
+    for name in ("out.txt", "."):
         refused = bridle("export", name, "--store", store)
         assert refused.exit_code == 2
         assert refused.stderr.startswith(f"bridle: {name} names no format")

@@ -15,6 +15,7 @@ import pytest
 from click.testing import Result
 
 from bridle.harnesses.adapters.command import Command
+from bridle.harnesses.fleet import LocalFleet
 from bridle.harnesses.rollout import Job, RolloutSettings
 from bridle.harnesses.sandboxes.process import ProcessProvider
 from bridle.harnesses.tasks.task import Task
@@ -65,16 +66,18 @@ def test_a_verifier_that_raises_costs_its_session_and_not_the_rollout(
     assert sealed == [("infrastructure",)] * 2
 
 
-@pytest.mark.parametrize("command", ["rollout", "train", "worker"])
+@pytest.mark.parametrize("command", ["rollout", "train", "trainer"])
 def test_a_tasks_function_that_raises_is_said_in_a_line(
     bridle: Bridle, tmp_path: Path, command: str
 ) -> None:
     own = tmp_path / "own.py"
     own.write_text("def tasks():\n    yield {}['id']\n")
     asked = ["--agent", "echo {prompt}", "--verifier", "exact", "--tasks", f"{own}:tasks"]
-    where = ["--proxy", "http://127.0.0.1:9"]
-    if command == "train":
-        where = ["--policy", str(tmp_path), "--out", str(tmp_path / "out")]
+    where = ["--proxy", "http://127.0.0.1:9"] if command != "train" else []
+    if command != "rollout":
+        where += ["--policy", str(tmp_path), "--out", str(tmp_path / "out")]
+    if command == "trainer":
+        where += ["--engine", "http://127.0.0.1:9"]
     refused = bridle(command, *asked, *where)
     said = f"bridle: cannot get tasks from {own}:tasks: KeyError: 'id' ({own}, line 2)\n"
     assert (refused.exit_code, refused.stderr) == (2, said)
@@ -159,7 +162,7 @@ def test_a_group_that_runs_at_the_end_is_cancelled_and_sealed(
     jobs = [Job(Task("t", prompt, payload={"answer": "x"})) for prompt in prompts]
     settings = RolloutSettings(directory=tmp_path / "sessions")
     began = time.monotonic()
-    with Rollouts(proxy_url, ProcessProvider(), ExactAnswer()) as rollouts:
+    with Rollouts(proxy_url, LocalFleet(ProcessProvider(), ExactAnswer())) as rollouts:
 
         def plan(number: int) -> GroupPlan:
             return GroupPlan((), tuple(jobs[number : number + 1]))
@@ -194,3 +197,9 @@ def test_a_rollout_that_is_ended_leaves_no_open_session(
         process.send_signal(number)
         assert process.wait(20) == 130
         assert [session.outcome for session in reader.sessions()] == ["cancelled"]
+
+
+def test_a_fleet_that_is_none_is_said_in_a_line(rollout: Bridle) -> None:
+    refused = rollout(PLAIN, "--fleet", "slurm")
+    said = "bridle: 'slurm' is not a fleet: local, ray, or ray:ADDRESS\n"
+    assert (refused.exit_code, refused.stderr) == (2, said)

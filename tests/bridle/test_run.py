@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import threading
@@ -14,7 +15,9 @@ from typing import ClassVar
 
 import pytest
 from click.testing import Result
+from typer.testing import CliRunner
 
+from bridle.cli.program import app
 from bridle.store.reading.queries import Reader
 
 pytestmark = pytest.mark.usefixtures("warm_start")
@@ -155,3 +158,54 @@ def test_a_count_that_fails_does_not_replace_the_commands_exit_code() -> None:
         done = run(url, "sh", "-c", "exit 7")
     assert done.returncode == 7
     assert "recorded session ses_x; its calls cannot be counted" in done.stderr
+
+
+@pytest.fixture
+def codex(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A program of that name that prints its configuration, and calls nothing."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    program = folder / "codex"
+    program.write_text(
+        '#!/bin/sh\ncat "$CODEX_HOME/config.toml"; echo "$HOME" "$CODEX_HOME" "$@"\n'
+    )
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+    return program
+
+
+def test_a_known_harness_gets_a_configuration_of_its_own_and_keeps_the_persons_home(
+    proxy_url: str, store: str, codex: Path
+) -> None:
+    done = run(proxy_url, "codex", "exec", "What is here?")
+    *config, last = done.stdout.splitlines()
+    assert any(line.startswith(f'base_url = "{proxy_url}/s/ses_') for line in config)
+    home, configured, *arguments = last.split(" ", 2)
+    assert home == os.environ["HOME"]
+    assert arguments == ["exec What is here?"]
+    assert not Path(configured).exists(), "it is gone with the session"
+    assert "codex was configured for this session" in done.stderr
+    assert "use --intercept" in done.stderr
+    with Reader(store) as reader:
+        assert [session.harness for session in reader.sessions()] == ["codex"]
+
+
+def test_a_harness_keeps_its_own_configuration_when_that_is_asked_for(
+    proxy_url: str, codex: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "config.toml").write_text("mine = true\n")
+    monkeypatch.setenv("CODEX_HOME", str(tmp_path))
+    done = run(proxy_url, "codex", options=("--no-configure",))
+    assert done.stdout.startswith("mine = true\n")
+    assert "--no-configure leaves its own settings in place" in done.stderr
+
+
+def test_a_harness_that_is_not_installed_is_told_with_what_installs_it(
+    proxy_url: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr("bridle.harnesses.install.BIN_DIRECTORIES", ())
+    refused = CliRunner().invoke(app, ["run", "--proxy", proxy_url, "--", "qwen", "-p", "hi"])
+    assert refused.exit_code == 127
+    assert "qwen is not installed" in refused.stderr
+    assert "`npm install -g @qwen-code/qwen-code`" in refused.stderr

@@ -26,7 +26,7 @@ PAGE = (Path(__file__).parents[2] / "docs" / "training.md").read_text()
 URL = "http://127.0.0.1:9"
 NEEDED = {
     sft: ("--policy .", "--out o"),
-    trainer: ("--policy .", "--out o", f"--engine {URL}", f"--worker {URL}"),
+    trainer: ("--policy .", "--out o", f"--engine {URL}", "--agent a", "--tasks t"),
     train: ("--policy .", "--agent a", "--tasks t", "--verifier number", "--out o"),
 }
 
@@ -113,7 +113,7 @@ def test_a_command_ends_with_a_line_before_anything_starts(command: str, tmp_pat
     options = ["--policy", str(tmp_path), "--out", out, file, f"{tmp_path}/settings.toml"]
     options += {
         "train": ["--agent", "a", "--tasks", "t", "--verifier", "number"],
-        "trainer": ["--engine", URL, "--worker", URL],
+        "trainer": ["--engine", URL, "--agent", "a", "--tasks", "t"],
         "sft": [],
     }[command]
     done = CliRunner().invoke(app, [command, *options])

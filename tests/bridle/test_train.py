@@ -21,22 +21,10 @@ from bridle.store.reading.queries import Reader
 from bridle.store.schema.database import migrate
 from bridle.trainer.config import ComputeConfig, GrpoConfig, PublishConfig
 from bridle.trainer.policy.compute import UnsupportedCompute
-from bridle.trainer.policy.tiny import TinyShape, make_policy
-from bridle.trainer.policy.tiny_tokenizer import train_tokenizer
 
 pytestmark = pytest.mark.usefixtures("warm_start")
 
-AGENT = """
-import json, os, sys, urllib.request
 
-body = {"model": "policy", "max_tokens": 4, "messages": [{"role": "user", "content": sys.argv[1]}]}
-request = urllib.request.Request(
-    os.environ["OPENAI_BASE_URL"] + "/chat/completions",
-    json.dumps(body).encode(),
-    {"content-type": "application/json", "authorization": "Bearer " + os.environ["OPENAI_API_KEY"]},
-)
-print(json.load(urllib.request.urlopen(request))["choices"][0]["message"]["content"])
-"""
 VERIFIER = """
 async def check(delivery):
     return {"reward": float(sum(map(ord, delivery.answer)) % 2)}
@@ -44,23 +32,8 @@ async def check(delivery):
 
 
 @pytest.fixture
-def arguments(tmp_path: Path) -> list[str]:
-    policy = tmp_path / "policy"
-    size = train_tokenizer(policy, ["Which number is question one? 0123456789"] * 4, vocab_size=320)
-    shape = TinyShape(hidden=32, layers=1, heads=1, kv_heads=1, intermediate=64, context=512)
-    make_policy(policy, shape, vocab_size=size, seed=3)
-    (tmp_path / "agent.py").write_text(AGENT)
-    (tmp_path / "verifier.py").write_text(VERIFIER)
-    lines = [{"id": f"t{n}", "prompt": f"Question {n}?", "payload": {}} for n in range(4)]
-    (tmp_path / "tasks.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    agent = f"{sys.executable} {tmp_path / 'agent.py'} {{prompt}}"
-    return [
-        *("train", "--policy", str(policy), "--agent", agent),
-        *("--tasks", str(tmp_path / "tasks.jsonl")),
-        *("--verifier", f"{tmp_path / 'verifier.py'}:check"),
-        *("--out", str(tmp_path / "out"), "--groups", "2", "--group-size", "6", "--parallel", "6"),
-        *("--learning-rate", "0.001"),
-    ]
+def arguments(training_arguments: Callable[..., list[str]]) -> list[str]:
+    return training_arguments()
 
 
 def no_sessions(_number: int, begun: Callable[[], None]) -> Future[Sequence[str]]:
@@ -71,6 +44,12 @@ def bridle(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "bridle", *arguments], capture_output=True, text=True, check=False
     )
+
+
+def work(arguments: list[str]) -> list[str]:
+    """What of ``arguments`` names agent, tasks and verifier."""
+    first = arguments.index("--agent")
+    return arguments[first : first + 6]
 
 
 def test_it_trains_publishes_and_goes_on_where_it_ended(
@@ -104,7 +83,19 @@ def test_a_step_whose_agent_called_nothing_says_where_to_look(
     (tmp_path / "agent.py").write_text("print('no call')")
     done = bridle(*arguments, "--steps", "1")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "step 1 trains nothing: no session has a call (does the program read" in done.stderr
+    assert "step 1: no session has a call (does the program read" in done.stderr
+    assert "step 1 trains nothing: of 12 sessions 12 empty" in done.stderr
+
+
+def test_sessions_have_the_horizon_of_their_step(arguments: list[str], tmp_path: Path) -> None:
+    horizon = ("--set", "groups.horizon=2", "--set", "groups.horizon_growth=3")
+    phases = ("--set", "groups.horizon_every=1", "--set", "groups.weighted=true")
+    done = bridle(*arguments, "--steps", "2", *horizon, *phases)
+    assert done.returncode == 0, done.stderr
+    with Reader(str(tmp_path / "out" / "bridle.db")) as reader:
+        (run,) = reader.runs("train")
+        calls = [one.settings["budget"]["calls"] for one in reader.sessions(run=run.id)]
+    assert calls == [2] * 12 + [5] * 12
 
 
 def test_it_ends_when_its_time_is_over_and_not_before_the_first_step(
@@ -264,7 +255,7 @@ def test_a_folder_is_trained_in_by_one_command_at_a_time(
         while not (out / "sessions").exists():
             assert first.poll() is None
             time.sleep(0.1)
-        services = ("--engine", "http://127.0.0.1:9", "--worker", "http://127.0.0.1:9")
+        services = ("--engine", "http://127.0.0.1:9", *work(arguments))
         elsewhere = ("--policy", str(tmp_path / "policy"), "--store", str(out / "bridle.db"))
         for other in (arguments, ["trainer", *elsewhere, *services, "--out", str(out)]):
             refused = bridle(*other)
@@ -292,7 +283,7 @@ def test_a_trainer_names_the_service_that_is_down(
         serving = nowhere if down == "engine" else engine.base_url
         done = bridle(
             *("trainer", "--policy", str(policy), "--out", str(tmp_path / "out")),
-            *("--engine", serving, "--proxy", nowhere, "--worker", nowhere, "--store", store),
+            *("--engine", serving, "--proxy", nowhere, "--store", store, *work(arguments)),
         )
     assert done.returncode == 1
     assert done.stderr.startswith(f"bridle: the {down} does not answer at {nowhere}/")

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 ROOT = Path(__file__).parents[2]
-_VARIABLE = re.compile(r"\$\{(\w+)(?::(?P<kind>[-?])(?P<text>[^}]*))?\}")
+_VARIABLE = re.compile(r"\$\{(\w+)(?::?(?P<kind>[-?])(?P<text>[^}]*))?\}")
 
 
 class NotSet(Exception):

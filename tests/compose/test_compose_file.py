@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.resources
 import json
 import re
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -44,23 +45,40 @@ def test_without_a_password_there_is_no_postgres(compose_file: Any) -> None:
         compose_file("docker-compose.postgres.yml")
 
 
+def require_command(arguments: list[str], directory: Path) -> None:
+    """Fails for a command that ``bridle`` does not have, or an option that it does not take."""
+    arguments = [part.replace("/data/policy", str(directory)) for part in arguments]
+    command: click.Command = typer.main.get_command(app)
+    context = click.Context(command)
+    while isinstance(command, click.Group):
+        _, found, arguments = command.resolve_command(context, arguments)
+        assert found is not None
+        command = found
+    command.make_context(command.name, arguments)
+
+
 @pytest.mark.parametrize("name", FILES[:2])
 def test_every_command_is_one_of_bridles_with_options_that_it_has(
-    compose_file: Any, name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    compose_file: Any, name: str, tmp_path: Path
 ) -> None:
     for service in compose_file(name)["services"].values():
         program, *arguments = service.get("command", ["sleep"])
-        if program != "bridle":
-            assert program in ("sleep", "/app/init.sh")
-            continue
-        arguments = [part.replace("=/data/policy", f"={tmp_path}") for part in arguments]
-        command: click.Command = typer.main.get_command(app)
-        context = click.Context(command)
-        while isinstance(command, click.Group):
-            _, found, arguments = command.resolve_command(context, arguments)
-            assert found is not None
-            command = found
-        command.make_context(command.name, arguments)  # raises for what it does not take
+        if program == "bridle":
+            require_command(arguments, tmp_path)
+        else:
+            assert program in ("sleep", "/app/init.sh", "/app/train.sh")
+
+
+def test_the_trainers_commands_take_what_the_file_sets(
+    services: dict[str, dict[str, Any]], tmp_path: Path
+) -> None:
+    script = (ROOT / "deploy" / "image" / "train.sh").read_text().replace("\\\n", "")
+    variables = services["trainer"]["environment"] | {"engine": "http://net:8000"}
+    commands = re.findall(r"^\s*exec bridle (.*)$", script, re.MULTILINE)
+    assert [command.split()[0] for command in commands] == ["demo", "trainer"]
+    for command in commands:
+        filled = re.sub(r"\$(\w+)", lambda name: str(variables[name[1]]), command)
+        require_command(shlex.split(filled), tmp_path)
 
 
 def test_what_is_published_is_published_on_loopback(services: dict[str, dict[str, Any]]) -> None:
@@ -69,24 +87,26 @@ def test_what_is_published_is_published_on_loopback(services: dict[str, dict[str
     assert all(port.startswith("127.0.0.1:") for port in published)
 
 
-def test_engine_proxy_and_trainer_share_a_namespace_that_none_of_them_owns(
+def test_engine_and_proxy_share_a_namespace_that_neither_owns(
     services: dict[str, dict[str, Any]],
 ) -> None:
-    for name in ("engine", "proxy", "trainer"):
+    for name in ("engine", "proxy"):
         assert services[name]["network_mode"] == "service:net"
     assert services["net"]["command"] == ["sleep", "infinity"]
-    assert not any(part.startswith("--host") for part in services["engine"]["command"])
 
 
-def test_agents_see_the_proxy_on_a_network_without_a_way_out(
+def test_agents_run_on_a_network_without_a_way_out_where_everything_asks_for_a_key(
     compose_file: Any, services: dict[str, dict[str, Any]]
 ) -> None:
-    worker = services["worker"]
-    assert worker["networks"] == ["inside"]
-    assert compose_file(MAIN)["networks"]["inside"] == {"internal": True}
-    assert "--proxy=http://net:8484" in worker["command"]
-    mounted = [volume.split(":")[1] for volume in worker["volumes"]]
-    assert mounted == ["/sessions", "/keys", "/work"]
+    assert services["trainer"]["networks"] == ["inside"]
+    inside = compose_file(MAIN)["networks"]["inside"]
+    assert inside["internal"] is True
+    assert inside["driver_opts"] == {"com.docker.network.bridge.inhibit_ipv4": "true"}
+    for name in ("engine", "proxy", "trainer"):
+        environment = services[name]["environment"]
+        assert environment["BRIDLE_ENGINE_API_KEY_FILE"] == "/keys/engine"
+        assert environment["BRIDLE_UPSTREAM_API_KEY_FILE"] == "/keys/engine"
+        assert environment["BRIDLE_ADMIN_KEY_FILE"] == "/keys/admin"
 
 
 def test_each_image_runs_as_a_user_of_its_own_without_privileges(
@@ -94,7 +114,8 @@ def test_each_image_runs_as_a_user_of_its_own_without_privileges(
 ) -> None:
     stages = re.split(r"^FROM .* AS ", (ROOT / "Dockerfile").read_text(), flags=re.MULTILINE)[1:]
     users = {stage.split()[0]: re.findall(r"^USER (\w+)", stage, re.MULTILINE) for stage in stages}
-    assert users == {"base": [], "recorder": ["bridle"], "bridle": ["bridle"], "vllm": ["bridle"]}
+    found = {name: user for name, user in users.items() if user}
+    assert found == {"recorder": ["10001"], "bridle": ["10001"], "vllm": ["10001"]}
     for service in services.values():
         assert service["cap_drop"] == ["ALL"]
         assert service["security_opt"] == ["no-new-privileges:true"]

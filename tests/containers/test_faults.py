@@ -19,6 +19,7 @@ from bridle.bench.shell_policy import ShellPolicy
 from bridle.harnesses.adapters import Command
 from bridle.harnesses.client import Client, SessionRequest
 from bridle.harnesses.episode import Outcome
+from bridle.harnesses.fleet import LocalFleet
 from bridle.harnesses.rollout import Job, Rollout, RolloutResult, RolloutSettings
 from bridle.harnesses.sandboxes import (
     ContainerProvider,
@@ -53,7 +54,7 @@ async def run(
     async with Client(url) as client:
         adapter = Command(("sh", "-c", command), name="shell")
         verifier = CommandVerifier("test -e done", timeout_s=5)
-        rollout = Rollout(client, adapter, sandboxes, verifier, chosen)
+        rollout = Rollout(client, adapter, LocalFleet(sandboxes, verifier), chosen)
         (result,) = await rollout.collect([Job(task)])
     await sandboxes.close()
     return result
@@ -105,8 +106,7 @@ async def test_a_hanging_test_scores_nothing(stage: Any, tmp_path: Path) -> None
         rollout = Rollout(
             client,
             Command(("sh", "-c", hanging)),
-            sandboxes,
-            CommandVerifier("/usr/local/bin/test", timeout_s=2),
+            LocalFleet(sandboxes, CommandVerifier("/usr/local/bin/test", timeout_s=2)),
             RolloutSettings(tmp_path, retries=0),
         )
         (result,) = await rollout.collect([Job(Task("t", "p"))])

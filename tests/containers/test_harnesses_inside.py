@@ -13,6 +13,7 @@ from bridle.harnesses.adapters import CODING_HARNESSES
 from bridle.harnesses.adapters.mini_swe_agent import MiniSweAgent
 from bridle.harnesses.client import Client
 from bridle.harnesses.episode import Outcome
+from bridle.harnesses.fleet import LocalFleet
 from bridle.harnesses.rollout import Job, Rollout, RolloutSettings
 from bridle.harnesses.sandboxes import ContainerProvider, Launch, NotLaunchable, SandboxRequest
 from bridle.harnesses.tasks.task import Task
@@ -42,7 +43,10 @@ async def test_a_harness_works_in_a_container_and_is_recorded_whole(
 
     async with Client(bench.url) as client:
         rollout = Rollout(
-            client, CODING_HARNESSES[name](), sandboxes, FunctionVerifier(WorkedThrough()), settings
+            client,
+            CODING_HARNESSES[name](),
+            LocalFleet(sandboxes, FunctionVerifier(WorkedThrough())),
+            settings,
         )
         (result,) = await rollout.collect([Job(POLICY.task(name))])
         actions = await client.actions(str(result.session_id))
@@ -64,7 +68,9 @@ async def test_sessions_forked_in_one_container_are_users_of_their_own(
     settings = RolloutSettings(tmp_path / "sessions", parallel=3, timeout_s=120, retries=0)
 
     async with Client(bench.url) as client:
-        rollout = Rollout(client, adapter, sandboxes, FunctionVerifier(WorkedThrough()), settings)
+        rollout = Rollout(
+            client, adapter, LocalFleet(sandboxes, FunctionVerifier(WorkedThrough())), settings
+        )
         results = await rollout.collect([Job(POLICY.task(str(n))) for n in range(6)])
         request = SandboxRequest(tmp_path / "one")
         async with sandboxes.open(request) as one, sandboxes.open(request) as other:
@@ -94,7 +100,7 @@ async def test_a_forked_session_out_of_time_is_ended_and_its_neighbours_go_on(
     tasks = [Task("slow", "Work SLOWLY."), Task("quick", "Work.")]
 
     async with Client(bench.url) as client:
-        rollout = Rollout(client, adapter, sandboxes, RegexAnswer("."), settings)
+        rollout = Rollout(client, adapter, LocalFleet(sandboxes, RegexAnswer(".")), settings)
         results = await rollout.collect([Job(task) for task in tasks])
     await sandboxes.close()
 

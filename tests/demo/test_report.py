@@ -12,7 +12,8 @@ import pytest
 from rich.console import Console
 from sqlalchemy import event
 
-from bridle.run.demo.report import make_report, plot, wilson
+from bridle.reconstruct.evaluation import wilson
+from bridle.run.demo.report import make_report, plot
 from bridle.run.demo.run import Demo
 from bridle.run.demo.settings import DemoSettings
 from bridle.store.reading.queries import Reader

@@ -26,6 +26,7 @@ from bridle.harnesses.adapters import PythonAgent
 from bridle.harnesses.adapters.base import Adapter
 from bridle.harnesses.client import Client, SessionRequest
 from bridle.harnesses.episode import Outcome
+from bridle.harnesses.fleet import LocalFleet
 from bridle.harnesses.install import search_path
 from bridle.harnesses.rollout import Job, Rollout, RolloutResult, RolloutSettings
 from bridle.harnesses.run import run_command, seal_session, session_variables
@@ -105,7 +106,7 @@ async def perform(
     """One completed rollout of ``task``, and what was recorded of it."""
     settings = RolloutSettings(directory, timeout_s=120, retries=0)
     async with Client(bench.url) as client:
-        rollout = Rollout(client, adapter, sandbox, verifier, settings)
+        rollout = Rollout(client, adapter, LocalFleet(sandbox, verifier), settings)
         (result,) = await rollout.collect([Job(task)])
     await sandbox.close()
     assert result.outcome is Outcome.COMPLETED, logs_of(settings, result)
@@ -195,7 +196,9 @@ async def test_an_installed_harness_ends_soon_when_its_budget_is_spent(
     )
 
     async with Client(bench.url) as client:
-        rollout = Rollout(client, case.adapter(), ProcessProvider(), WorkedThrough(), settings)
+        rollout = Rollout(
+            client, case.adapter(), LocalFleet(ProcessProvider(), WorkedThrough()), settings
+        )
         (result,) = await rollout.collect([Job(POLICY.task(case.name))])
 
     assert result.outcome in (Outcome.COMPLETED, Outcome.AGENT_ERROR), logs_of(settings, result)

@@ -22,6 +22,7 @@ from bridle.harnesses.adapters.codex import Codex
 from bridle.harnesses.adapters.opencode import OpenCode
 from bridle.harnesses.adapters.qwen_code import QwenCode
 from bridle.harnesses.client import Client
+from bridle.harnesses.fleet import LocalFleet
 from bridle.harnesses.rollout import Job, Rollout, RolloutSettings
 from bridle.harnesses.sandboxes import ProcessProvider
 from bridle.harnesses.sandboxes.base import Place, ProcessResult, Sandbox
@@ -209,7 +210,9 @@ async def test_work_sub_agents_titles_and_summaries_are_told_apart_as_they_were_
     task = Task("lists", "lists", "Have both lists counted, print more, then say how it went.")
     async with Client(url) as client:
         settings = RolloutSettings(tmp_path / "sessions", timeout_s=240, retries=0)
-        rollout = Rollout(client, case.adapter, ProcessProvider(), RegexAnswer("well"), settings)
+        rollout = Rollout(
+            client, case.adapter, LocalFleet(ProcessProvider(), RegexAnswer("well")), settings
+        )
         (result,) = await rollout.collect([Job(task)])
 
     assert result.session_id is not None, result

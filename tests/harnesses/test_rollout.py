@@ -18,6 +18,7 @@ from bridle.harnesses.adapters import Command
 from bridle.harnesses.adapters.python_agent import PythonAgent
 from bridle.harnesses.client import Client, ControlError
 from bridle.harnesses.episode import Outcome
+from bridle.harnesses.fleet import LocalFleet
 from bridle.harnesses.rollout import Job, Rollout, RolloutResult, RolloutSettings, grouped
 from bridle.harnesses.sandboxes import (
     ForkedProvider,
@@ -64,8 +65,7 @@ class Runner:
             rollout = Rollout(
                 client,
                 Command(("sh", "-c", command), name="shell"),
-                sandbox or ProcessProvider(),
-                verifier or ExactAnswer(),
+                LocalFleet(sandbox or ProcessProvider(), verifier or ExactAnswer()),
                 RolloutSettings(self.directory, retry_wait_s=0.01, **{"timeout_s": 20, **settings}),
             )
             return await rollout.collect(jobs, progress)
@@ -311,8 +311,7 @@ async def test_a_prompt_that_no_process_takes_fails_its_own_task_at_once(
         rollout = Rollout(
             client,
             Command(("sh", "-c", "echo yes", "{prompt}")),
-            ProcessProvider(),
-            ExactAnswer(),
+            LocalFleet(ProcessProvider(), ExactAnswer()),
             RolloutSettings(tmp_path / "sessions", timeout_s=20),
         )
         results = await rollout.collect(grouped(tasks, 1))
@@ -349,8 +348,7 @@ async def test_a_file_that_no_folder_takes_fails_its_own_task_at_once(
         rollout = Rollout(
             client,
             PythonAgent(script),
-            running,
-            ExactAnswer(),
+            LocalFleet(running, ExactAnswer()),
             RolloutSettings(tmp_path / "sessions", timeout_s=20),
         )
         results = await rollout.collect(grouped(tasks, 1))
@@ -471,6 +469,7 @@ from pathlib import Path
 from bridle.harnesses.adapters import Command
 from bridle.harnesses.adapters.python_agent import PythonAgent
 from bridle.harnesses.client import Client
+from bridle.harnesses.fleet import LocalFleet
 from bridle.harnesses.rollout import Job, Rollout, RolloutSettings
 from bridle.harnesses.sandboxes import ProcessProvider
 from bridle.harnesses.tasks.task import Task
@@ -480,7 +479,7 @@ async def main():
     async with Client(sys.argv[1]) as client:
         adapter = Command(("sh", "-c", f"echo $$ > {sys.argv[2]}/{{task_id}}; exec sleep 60"))
         settings = RolloutSettings(Path(sys.argv[2]) / "sessions")
-        rollout = Rollout(client, adapter, ProcessProvider(), ExactAnswer(), settings)
+        rollout = Rollout(client, adapter, LocalFleet(ProcessProvider(), ExactAnswer()), settings)
         await rollout.collect([Job(Task(str(n), "p")) for n in range(2)])
 
 asyncio.run(main())

@@ -19,6 +19,7 @@ from bridle.engine.contract.tokenizer import Tokenizer
 from bridle.harnesses.adapters import PythonAgent
 from bridle.harnesses.client import Client
 from bridle.harnesses.episode import Outcome
+from bridle.harnesses.fleet import LocalFleet
 from bridle.harnesses.rollout import Job, Rollout, RolloutSettings
 from bridle.harnesses.sandboxes import (
     ForkedProvider,
@@ -223,8 +224,7 @@ async def test_warm_sessions_of_the_agent_are_cheap_and_each_uses_its_own_key(
         rollout = Rollout(
             client,
             PythonAgent(shop.script, without_tls=True),
-            warm,
-            shop.module.verifier,
+            LocalFleet(warm, shop.module.verifier),
             RolloutSettings(tmp_path, parallel=2),
         )
         results = await rollout.collect(Job(task) for task in tasks)

@@ -65,6 +65,22 @@ def test_replies_that_break_off_open_it_though_each_was_begun() -> None:
     assert circuit.state is CircuitState.OPEN
 
 
+def test_what_one_session_alone_meets_opens_nothing() -> None:
+    circuit = Circuit(3, clock=Clock())
+    for _ in range(20):
+        circuit.failed(circuit.begin(), "poisoned")
+    assert circuit.state is CircuitState.CLOSED
+    circuit.failed(circuit.begin(), "another")
+    assert circuit.state is CircuitState.OPEN
+
+
+def test_an_engine_that_nobody_can_reach_is_left_alone_though_one_session_found_out() -> None:
+    circuit = Circuit(3, clock=Clock())
+    for session in ("one", "one", None):
+        circuit.failed(circuit.begin(), session)
+    assert circuit.state is CircuitState.OPEN
+
+
 def test_a_trial_that_breaks_off_opens_it_again_for_twice_as_long() -> None:
     clock = Clock()
     circuit = opened(clock)

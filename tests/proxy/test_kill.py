@@ -113,7 +113,7 @@ def proxy_process(stage: Any, tmp_path: Path) -> Iterator[Process]:
 
 @pytest.mark.parametrize(
     "moments",
-    [20, pytest.param(200, marks=[pytest.mark.long, pytest.mark.timeout(1800)])],
+    [30, pytest.param(200, marks=[pytest.mark.long, pytest.mark.timeout(1800)])],
 )
 def test_no_acknowledged_call_is_lost_or_half_written_and_every_session_goes_on(
     proxy_process: Process, stage: Any, until: Any, tmp_path: Path, moments: int

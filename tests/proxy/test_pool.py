@@ -189,6 +189,25 @@ def test_an_engine_that_breaks_off_every_reply_is_ejected(pair: Any, pooled: Any
     assert states(bench)[pair[1].name]["ejections"] == 0
 
 
+@pytest.mark.parametrize("fault", [Cut(after_tokens=1), Refuse(503, "no")])
+def test_requests_that_an_engine_fails_on_do_not_take_it_from_other_sessions(
+    pair: Any, pooled: Any, fault: Any
+) -> None:
+    def play(request: Any) -> Any:
+        if "poison" not in str(request.messages):
+            return ScriptedReply("The answer is four.")
+        return fault if isinstance(fault, Refuse) else ScriptedReply("The answer", fault=fault)
+
+    bench = pooled()
+    for member in pair:
+        member.play = play
+    for _ in range(8):
+        poison = [{"role": "user", "content": "poison"}]
+        ask(bench.url, "hostile", messages=poison, stream=True)
+    assert ask(bench.url, "other").status_code == 200
+    assert [one["ejections"] for one in states(bench).values()] == [0, 0]
+
+
 def test_a_dead_engine_is_ejected_by_its_checks_and_readmitted_when_it_is_back(
     pair: Any, pooled: Any, until: Any
 ) -> None:

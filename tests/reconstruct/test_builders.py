@@ -262,7 +262,7 @@ def plans(draw):
         kind = draw(st.sampled_from([CallKind.MAIN, CallKind.MAIN, CallKind.SIDE]))
         status = draw(st.sampled_from([CallStatus.COMPLETE] * 3 + [CallStatus.PARTIAL]))
         sampled = draw(st.lists(tokens, min_size=1, max_size=2))
-        calls.append((prompt, sampled, parent, kind, status))
+        calls.append((prompt or [0], sampled, parent, kind, status))
     return calls
 
 

@@ -2,7 +2,12 @@
 
 import pytest
 
-from bridle.reconstruct.rewards import Aggregation, session_rewards, turn_rewards
+from bridle.reconstruct.rewards import (
+    Aggregation,
+    CountedRewards,
+    session_rewards,
+    turn_rewards,
+)
 from bridle.store.records import Reward, RewardSource, RunRecord
 
 
@@ -88,3 +93,23 @@ def test_only_rewards_of_the_named_sources_count():
     assert Aggregation({"score": 1.0}).value([later, old]) is None
     with pytest.raises(ValueError, match="there is no source of rewards agent, but verifier"):
         Aggregation(sources=("agent",))
+
+
+@pytest.mark.parametrize(
+    ("config", "counted"),
+    [
+        ({}, ["verifier"]),
+        ({"reward": Aggregation(sources=("operator",)).as_data()}, ["operator"]),
+        (None, ["verifier", "operator"]),
+    ],
+)
+def test_the_sources_that_a_run_states_count_and_none_that_nobody_vouches_for(
+    writer, reader, calls, config, counted
+):
+    if config is not None:
+        writer.add_sync(RunRecord("r", "train", 1.0, config=config))
+    session = calls.session(run_id=None if config is None else "r")
+    mine = [Reward(session.id, "score", 1.0, 1.0, source=source) for source in RewardSource]
+    found = CountedRewards(reader).of(session, mine)
+    assert [reward.source for reward in found] == counted
+    assert CountedRewards(reader, ["unattested"]).of(session, mine) == mine[-1:]

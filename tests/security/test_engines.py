@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -66,6 +67,54 @@ def test_the_upstream_key_goes_to_the_engines_that_the_operator_named_alone(
     assert f"Bearer {UPSTREAM}".encode() in named.keys
     assert added.keys
     assert set(added.keys) == {None}
+
+
+def said(what: str, key: str) -> tuple[int, bytes]:
+    """The status and the body of an engine that puts ``key`` into what it says."""
+    text = f"you sent {key}"
+    choice: dict[str, Any] = {"index": 0, "finish_reason": "stop"}
+    match what:
+        case "a refusal":
+            return 400, json.dumps({"error": {"message": text, "param": key}}).encode()
+        case "a failure":
+            return 500, json.dumps({"error": text}).encode()
+        case "an error in the stream":
+            return 200, b"data: " + json.dumps({"error": {"message": text}}).encode() + b"\n\n"
+        case "a whole reply":
+            return 200, json.dumps({"choices": [choice | {"message": {"content": text}}]}).encode()
+    chunk = json.dumps({"model": key, "choices": [choice | {"delta": {"content": text}}]})
+    return 200, f"data: {chunk}\n\ndata: [DONE]\n\n".encode()
+
+
+@pytest.mark.parametrize(
+    "what",
+    ["a refusal", "a failure", "an error in the stream", "a whole reply", "a stream", "models"],
+)
+def test_what_an_engine_says_of_a_key_is_neither_told_nor_stored(tmp_path: Path, what: str) -> None:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] != "http":
+            return
+        status, body = 200, b'{"data":[{"id":"policy %s"}]}' % UPSTREAM.encode()
+        if scope["path"] == CHAT:
+            status, body = said(what, UPSTREAM if what != "a failure" else ADMIN)
+        await send({"type": "http.response.start", "status": status, "headers": []})
+        await send({"type": "http.response.body", "body": body})
+
+    store = tmp_path / "s.db"
+    with ServerThread(app) as engine:
+        settings = ProxySettings(
+            engine.base_url, str(store), admin_key=ADMIN, upstream_api_key=UPSTREAM
+        )
+        with ProxyServer(settings, grace_s=1) as proxy:
+            headers = {"authorization": f"Bearer {ADMIN}"}
+            with httpx.Client(base_url=proxy.base_url, headers=headers) as client:
+                body = ASK | {"stream": what.endswith("stream")}
+                answers = client.post(CHAT, json=body).text + client.get("/v1/models").text
+    kept = b"".join(file.read_bytes() for file in tmp_path.glob("s.db*"))
+    for key in (UPSTREAM, ADMIN):
+        assert key not in answers
+        assert key.encode() not in kept
+    assert "[a key of the proxy]" in answers
 
 
 @pytest.mark.parametrize(

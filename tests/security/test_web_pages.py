@@ -34,26 +34,13 @@ def engine(model_dir: Any) -> Iterator[ScriptedEngine]:
         yield running
 
 
-@pytest.fixture
-def worker_url() -> Iterator[str]:
-    from bridle.engine.serve.transport import ServerThread
-    from bridle.run.worker import Duties, worker_app
-
-    nothing: Any = None
-    duties = Duties("http://127.0.0.1:1", nothing, nothing, nothing, (), nothing)
-    with ServerThread(worker_app(duties, lambda _: None)) as server:
-        yield server.base_url
-
-
-@pytest.fixture(params=["proxy", "engine", "worker"])
+@pytest.fixture(params=["proxy", "engine"])
 def server(request: pytest.FixtureRequest) -> tuple[str, str, str]:
     """Base URL, a path, and the key that opens it."""
     if request.param == "proxy":
         lab = request.getfixturevalue("lab")
         return lab.url, CHAT, lab.session()["key"]
-    if request.param == "engine":
-        return request.getfixturevalue("engine").base_url, CHAT, "none"
-    return request.getfixturevalue("worker_url"), "/rounds", "none"
+    return request.getfixturevalue("engine").base_url, CHAT, "none"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=str)
@@ -83,12 +70,8 @@ def test_a_name_that_was_rebound_to_loopback_records_nothing_without_a_key(lab: 
     assert httpx.post(lab.url + CHAT, json=ASK, headers=headers).status_code == 401
 
 
-@pytest.mark.parametrize("which", ["engine", "worker_url"])
-def test_a_rebound_name_reaches_no_keyless_server(
-    which: str, request: pytest.FixtureRequest
-) -> None:
-    found = request.getfixturevalue(which)
-    url = found if isinstance(found, str) else found.base_url
+def test_a_rebound_name_reaches_no_keyless_engine(engine: ScriptedEngine) -> None:
+    url = engine.base_url
     headers = {"host": "attacker.example", "origin": "http://attacker.example"}
     assert httpx.post(f"{url}/pause", headers=headers).status_code == 403
 

@@ -102,7 +102,7 @@ def test_consumers_do_not_see_each_other(one, sealed):
 def test_only_a_runs_and_only_rewarded_sessions_when_asked(one, sealed, writer):
     plain, scored = sealed(), sealed()
     writer.add_sync(Reward(scored, "score", 1.0, time.time()))
-    assert one.lease("a", 9, 60, rewarded=True).sessions == (scored,)
+    assert one.lease("a", 9, 60, rewarded_by=("operator",)).sessions == (scored,)
     assert one.lease("a", 9, 60).sessions == (plain,)
     assert one.lease("b", 9, 60, run="run_none") is None
 

@@ -5,10 +5,14 @@ from __future__ import annotations
 import threading
 from concurrent.futures import Future
 
+import numpy as np
 import pytest
 
+from bridle.trainer.batch.prepare import prepare
 from bridle.trainer.collection.book import GroupBook
 from bridle.trainer.collection.collector import Collector
+from bridle.trainer.collection.curriculum import TaskChoice, horizon
+from bridle.trainer.collection.renumbering import Renumbering
 from bridle.trainer.config import FilterConfig, GrpoConfig
 
 
@@ -242,3 +246,66 @@ def test_a_checkpoint_without_groups_goes_on_behind_its_steps(sessions):
     collect = collector(sessions)
     collect.restore({}, 3)
     assert collect.groups() == {"first": 6, "taken": []}
+
+
+def test_where_half_of_the_tasks_teach_nothing_nearly_every_group_is_live(sessions):
+    """DAPO's refill: the share of live groups among those that fill the steps."""
+    sessions.equal = {number for number in range(400) if number % 2}
+    steps, per_step = 6, 4
+    config = {"filters": FilterConfig(refill=8)}
+    live = 0
+    with collector(sessions, per_step=per_step, steps=steps, **config) as collect:
+        for step in range(steps):
+            waiting = asked(collect, step, 0)
+            while not waiting.done():
+                with sessions.changed:
+                    for number, future in list(sessions.futures.items()):
+                        if not future.done():
+                            sessions.end(number)
+                    sessions.changed.wait(0.02)
+            taken = waiting.result()
+            prepared = prepare(taken, 0, GrpoConfig(**config))
+            live += prepared.groups - prepared.degenerate_groups
+            assert prepared.degenerate_groups > 0, "half of what was run taught nothing"
+    assert live / (steps * per_step) >= 0.95
+
+
+# -- which task -----------------------------------------------------------------------------------
+
+
+def test_tasks_are_drawn_by_the_spread_of_their_attempts():
+    choice = TaskChoice(["never", "half", "always", "new"], seed=1)
+    for key, rewards in {"never": [0] * 8, "half": [0, 1] * 4, "always": [1] * 8}.items():
+        choice.learn((key, float(reward)) for reward in rewards)
+    choice.learn([("of another run", 1.0)])
+    chances = [1 / 10, 5 / 10, 9 / 10, 1 / 2]
+    spread = np.asarray([p * (1 - p) for p in chances])
+    assert choice.weights() == pytest.approx(spread / spread.sum(), abs=1e-12)
+    drawn = np.bincount([choice.draw(number) for number in range(4000)], minlength=4) / 4000
+    assert drawn == pytest.approx(spread / spread.sum(), abs=0.03)
+    assert choice.draw(7) == choice.draw(7)
+
+
+def test_the_horizon_grows_in_phases():
+    found = [horizon(step, start=5, growth=3, every=2) for step in range(7)]
+    assert found == [5, 5, 8, 8, 11, 11, 14]
+
+
+# -- versions of earlier attempts ----------------------------------------------------------------
+
+
+def test_what_a_lost_attempt_sampled_counts_by_updates_from_the_checkpoint_on():
+    # Version 5 was checkpointed and 6 and 7 published; 5's weights come back as 8.
+    once = Renumbering().resumed(5, 8)
+    recorded = np.asarray([-1, 4, 5, 6, 7, 8, 9])
+    assert once.versions(recorded).tolist() == [-1, 7, 8, 9, 10, 8, 9]
+    # It is lost again after publishing 9: 8's weights come back as 10.
+    twice = once.resumed(8, 10)
+    assert twice.versions(recorded).tolist() == [-1, 9, 10, 11, 12, 10, 11]
+
+
+def test_without_a_lost_attempt_a_session_is_as_it_was_recorded(make_sample, make_episode):
+    episode = make_episode([make_sample([1, 2], [1], version=3)], 1.0)
+    assert Renumbering().episode(episode) is episode
+    (sample,) = Renumbering().resumed(3, 5).episode(episode).samples
+    assert sample.versions.tolist() == [-1, 5]

@@ -149,7 +149,7 @@ def test_in_bfloat16_packs_are_scored_as_lone_sequences_are(policy_directory, la
     packing = PackingConfig(layout=layout)
     assert exact_packing(model, packing) == packing
     example = SftExample(IDS, np.arange(len(IDS)) > 0)
-    (pack,) = make_packs([example], [[0]], packing)
+    (pack,) = make_packs([example], packing)
     gap = score_pack(model, pack).logprobs - score_sequence(model, IDS)[pack.offsets - 1]
     assert float(gap.detach().abs().max()) < 0.05
 

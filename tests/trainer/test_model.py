@@ -35,7 +35,7 @@ def a_pack():
         SftExample(generator.integers(0, 64, 20).astype(np.uint32), np.arange(20) >= 5)
         for _ in range(3)
     ]
-    (pack,) = make_packs(made, [[0], [1], [2]], PackingConfig())
+    (pack,) = make_packs(made, PackingConfig())
     return pack, made
 
 
@@ -191,7 +191,7 @@ def test_layers_that_mix_what_is_packed_together_are_trained_in_rows(
         )
         for _ in range(3)
     ]
-    for pack in make_packs(made, [[0], [1], [2]], packing):
+    for pack in make_packs(made, packing):
         scores = score_pack(policy, pack).logprobs.detach()
         for number in np.unique(pack.samples):
             here = pack.samples == number

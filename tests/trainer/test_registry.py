@@ -12,9 +12,10 @@ import pytest
 import torch
 
 import bridle
-from bridle.trainer.batch.filters import FILTERS, not_trained
+from bridle.trainer.batch.filters import not_trained
 from bridle.trainer.config import AdvantageConfig, FilterConfig, LossConfig
 from bridle.trainer.credit import ADVANTAGES, Credit, CreditGroup
+from bridle.trainer.filters import FILTERS
 from bridle.trainer.losses.losses import LOSSES, Surrogate, TokenTerms, policy_loss
 from bridle.trainer.registry import Registry, UnknownPart
 

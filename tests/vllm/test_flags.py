@@ -196,6 +196,18 @@ def test_vllm_sees_nothing_of_ours_but_its_own_folder(tmp_path: Path) -> None:
     assert variables["VLLM_SERVER_DEV_MODE"] == "1"
 
 
+def test_with_a_key_every_route_asks_for_it_and_any_address_will_do(
+    model_dir: Path, tmp_path: Path
+) -> None:
+    open_to_all = VllmOptions(host="0.0.0.0")  # noqa: S104 - what is tested
+    with pytest.raises(VllmError, match="VLLM_API_KEY"):
+        command(GPU, model_dir, open_to_all, 1)
+    guarded = command(GPU, model_dir, open_to_all, 1, guarded=True)
+    assert value(guarded, "--middleware") == "bridle_guard.RequireKey"
+    assert "--middleware" not in command(GPU, model_dir, VllmOptions(), 1)
+    assert environment(GPU, open_to_all, tmp_path, {}, "sesame")["VLLM_API_KEY"] == "sesame"
+
+
 def test_attention_heads_without_a_kernel_are_refused_on_cpu_before_the_start(
     model_dir: Path,
 ) -> None:

@@ -66,11 +66,8 @@ def deal_minibatches(
 
 
 def pack_minibatch(items: Sequence[TrainItem], config: GrpoConfig) -> list[TrainPack]:
-    """The packs of one optimizer update; the branches of a session stay together."""
-    units: dict[int, list[int]] = {}
-    for index, item in enumerate(items):
-        units.setdefault(item.session, []).append(index)
-    packs = make_packs([item.sample for item in items], list(units.values()), config.packing)
+    """The packs of one optimizer update."""
+    packs = make_packs([item.sample for item in items], config.packing)
     _, sessions = np.unique([item.session for item in items], return_inverse=True)
     weights = branch_token_weights(
         np.asarray([int(item.sample.mask.sum()) for item in items]),

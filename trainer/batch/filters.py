@@ -9,7 +9,7 @@ its :class:`bridle.reconstruct.samples.sample.Conservation`; the trainer's own a
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from bridle.errors import BridleError
 from bridle.reconstruct.samples.sample import Episode
 from bridle.trainer.config import FilterConfig
-from bridle.trainer.registry import Registry
+from bridle.trainer.filters import FILTERS
 
 
 class DropReason(StrEnum):
@@ -35,6 +35,8 @@ class DropReason(StrEnum):
     """All rewards of its group are equal, so there is nothing to learn from comparing them."""
     WEIGHTLESS = "weightless"
     """It has tokens to train, but only in samples of weight 0."""
+    RESAMPLED = "resampled"
+    """GRPO-RoC has kept others of its group (:mod:`bridle.trainer.filters.resample_on_correct`)."""
     EMPTY = "empty"
     """It has no token to train."""
 
@@ -46,17 +48,8 @@ class MaskReason(StrEnum):
     """Sampled more than ``max_staleness`` versions ago."""
     NO_BASELINE = "no_baseline"
     """Its estimator had nothing to compare it with."""
-
-
-Filter = Callable[[Episode], bool]
-"""Whether a session may be trained on."""
-
-FILTERS: Registry[Filter] = Registry("filter")
-
-
-def register_filter(name: str) -> Callable[[Filter], Filter]:
-    """A decorator that makes a function the filter that configurations name ``name``."""
-    return FILTERS.register(name)
+    VERSION_AHEAD = "version_ahead"
+    """Recorded at a version that this training has not reached."""
 
 
 class ConservationError(BridleError):

@@ -22,7 +22,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Final, Protocol
 
 import numpy as np
@@ -101,18 +100,15 @@ def trained_length(sequence: TokenSequence) -> int:
     return int(trained[-1])
 
 
-def make_packs(
-    sequences: Sequence[TokenSequence], units: Sequence[Sequence[int]], config: PackingConfig
-) -> list[Pack]:
-    """Pack ``sequences``; those whose indices stand together in a unit stay in one pack.
+def make_packs(sequences: Sequence[TokenSequence], config: PackingConfig) -> list[Pack]:
+    """Pack ``sequences``, of which those without a trained token are left out.
 
-    ``units`` holds each index at most once. Sequences without a trained token are left out. Packs
-    are filled up to ``config.max_tokens``; a unit larger than that has a pack of its own, which in
-    the ``tree`` layout others may join until it is twice as large.
+    A pack has at most ``config.max_tokens``. A sequence that is larger by itself has a pack of its
+    own, which in the ``tree`` layout only its relatives may join: sequences that share more with it
+    than they add, until it is twice as large.
     """
     branches = _branches(sequences)
-    occupied = [[i for i in unit if len(branches[i])] for unit in units]
-    occupied = [unit for unit in occupied if unit]
+    occupied = [i for i, branch in enumerate(branches) if len(branch)]
     if config.layout == "tree":
         return [
             _tree_pack(sequences, branches, indices)
@@ -142,52 +138,47 @@ def _common_prefix(first: Index, second: Index) -> int:
 
 
 def _tree_bins(
-    branches: Sequence[Index], units: Sequence[Sequence[int]], max_tokens: int
+    branches: Sequence[Index], occupied: Sequence[int], max_tokens: int
 ) -> Iterator[list[int]]:
-    """Units in lexicographic order, so that neighbours share most, cut where the budget ends.
+    """Branches in lexicographic order, so that neighbours share most, cut where the budget ends: a
+    tree larger than it is cut between two branches.
 
-    Behind a prompt longer than the budget no two units would fit together, and each would pay for
-    the prompt; so a pack may always grow to twice its first unit.
+    Behind a prompt longer than the budget no two branches would fit together, and each would pay
+    for the prompt; so a pack that begins with such a branch grows with its relatives.
     """
-    keys = {i: _sort_key(branches[i]) for unit in units for i in unit}
-    ordered = sorted(
-        (sorted(unit, key=keys.__getitem__) for unit in units), key=lambda u: keys[u[0]]
-    )
     current: list[int] = []
-    previous: list[int] = []
     size = room = 0
-    for unit in ordered:
-        own = len(branches[unit[0]]) + sum(
-            len(branches[b]) - _common_prefix(branches[a], branches[b]) for a, b in pairwise(unit)
-        )
-        # An upper bound of what the unit adds: it may share more with branches further back.
-        shared = max((_common_prefix(branches[i], branches[unit[0]]) for i in previous), default=0)
-        if current and size + own - shared > room:
+    for i in sorted(occupied, key=lambda i: _sort_key(branches[i])):
+        own = len(branches[i])
+        shared = _common_prefix(branches[current[-1]], branches[i]) if current else 0
+        added = own - shared
+        fits = size + added <= room and (room == max_tokens or shared > added)
+        if current and not fits:
             yield current
-            current, size, shared = [], 0, 0
+            current, size, added = [], 0, own
         if not current:
-            room = max(max_tokens, 2 * own)
-        previous = unit
-        current = [*current, *unit]
-        size += own - shared
+            room = max_tokens if own <= max_tokens else 2 * own
+        current = [*current, i]
+        size += added
     if current:
         yield current
 
 
 def _plain_bins(
-    branches: Sequence[Index], units: Sequence[Sequence[int]], config: PackingConfig
+    branches: Sequence[Index], occupied: Sequence[int], config: PackingConfig
 ) -> Iterator[list[int]]:
-    """Units by length, cut where the budget ends; for ``padded``, padding counts."""
-    ordered = sorted(units, key=lambda unit: max(len(branches[i]) for i in unit))
+    """Branches by length, cut where the budget ends; for ``padded``, padding counts."""
     current: list[int] = []
-    for unit in ordered:
-        candidate = [*current, *unit]
-        lengths = [len(branches[i]) for i in candidate]
-        size = max(lengths) * len(lengths) if config.layout == "padded" else sum(lengths)
+    total = 0
+    for i in sorted(occupied, key=lambda i: len(branches[i])):
+        length = len(branches[i])
+        total += length
+        # The longest comes last.
+        size = length * (len(current) + 1) if config.layout == "padded" else total
         if current and size > config.max_tokens:
             yield current
-            candidate = list(unit)
-        current = candidate
+            current, total = [], length
+        current = [*current, i]
     if current:
         yield current
 

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from bridle.reconstruct.samples.sample import Episode, Sample
 from bridle.trainer.batch.filters import (
+    DropReason,
     MaskReason,
     TokenAccount,
     account_of,
@@ -22,9 +23,11 @@ from bridle.trainer.batch.filters import (
     not_trained,
     outside_the_baseline,
 )
-from bridle.trainer.config import GrpoConfig
+from bridle.trainer.config import AdvantageConfig, GrpoConfig
 from bridle.trainer.credit import ADVANTAGES, CreditGroup
 from bridle.trainer.credit.rewards import session_reward
+from bridle.trainer.filters.overlong import overlong_punishment
+from bridle.trainer.filters.resample_on_correct import kept_on_correct
 
 _NOTHING: Final = np.zeros(0, np.int64)
 
@@ -51,6 +54,8 @@ class PreparedStep:
     """Of the sessions that count in a baseline."""
     groups: int
     degenerate_groups: int
+    punished_sessions: int
+    """Sessions whose reward is less for their length."""
     sessions_dropped: dict[str, int]
     """Sessions by reason."""
     staleness: NDArray[np.int64]
@@ -60,9 +65,14 @@ class PreparedStep:
 def prepare(episodes: Sequence[Episode], version: int, config: GrpoConfig) -> PreparedStep:
     """Decide for every session whether and with which advantage it is trained at ``version``."""
     stated = config.advantages
-    rewards = [
+    given = [
         session_reward(episode, stated.reward_weights, stated.reward_turns, stated.reward_sources)
         for episode in episodes
+    ]
+    punished = [_punishment(episode, stated) for episode in episodes]
+    rewards = [
+        None if reward is None else reward + less
+        for reward, less in zip(given, punished, strict=True)
     ]
     reasons: list[str | None] = [
         outside_the_baseline(episode, reward, config.filters)
@@ -76,6 +86,15 @@ def prepare(episodes: Sequence[Episode], version: int, config: GrpoConfig) -> Pr
     members: dict[Hashable, list[int]] = {}
     for index in compared:
         members.setdefault(group_of(episodes[index]), []).append(index)
+    if config.filters.resample_on_correct:
+        for indices in members.values():
+            group = [episodes[index] for index in indices]
+            kept = kept_on_correct(group, np.asarray([compared[i] for i in indices]), config.seed)
+            for index, keep in zip(list(indices), kept, strict=True):
+                if not keep:
+                    indices.remove(index)
+                    reasons[index] = DropReason.RESAMPLED
+                    del compared[index]
     credit: dict[int, list[NDArray[np.float32]]] = {}
     for indices in members.values():
         credit |= _credit(episodes, compared, indices, config)
@@ -115,9 +134,17 @@ def prepare(episodes: Sequence[Episode], version: int, config: GrpoConfig) -> Pr
         rewards=tuple(compared.values()),
         groups=len(members),
         degenerate_groups=len(degenerate),
+        punished_sessions=sum(less < 0 for less in punished),
         sessions_dropped={name: dropped.count(name) for name in sorted(set(dropped))},
         staleness=version - np.concatenate([_NOTHING, *(_versions(item.sample) for item in items)]),
     )
+
+
+def _punishment(episode: Episode, stated: AdvantageConfig) -> float:
+    if not stated.overlong_tokens:
+        return 0.0
+    sampled = episode.conservation.captured
+    return overlong_punishment(sampled, stated.overlong_tokens, stated.overlong_margin)
 
 
 def _versions(sample: Sample) -> NDArray[np.int64]:

@@ -13,6 +13,7 @@ from concurrent.futures import Future
 from typing import Any, Protocol
 
 from bridle.reconstruct.samples.sample import Episode
+from bridle.store.records import SessionRecord
 from bridle.trainer.batch.filters import newest_version, trained_tokens
 from bridle.trainer.batch.prepare import prepare
 from bridle.trainer.collection.book import GroupBook, Verdict
@@ -180,12 +181,13 @@ class Collector:
 
 
 def in_order(groups: Sequence[Sequence[Episode]]) -> list[Episode]:
-    """The sessions of some groups in the order of their ids, which is that of their creation,
-    groups by their first: the same however they ran, so that training them is too."""
-    by_session = [sorted(group, key=_session_id) for group in groups]
-    by_session.sort(key=lambda group: _session_id(group[0]) if group else "")
+    """The sessions of some groups in the order in which they began, groups by their first: the same
+    however they ended, so that training them is too."""
+    by_session = [sorted(group, key=lambda episode: began(episode.session)) for group in groups]
+    by_session.sort(key=lambda group: began(group[0].session) if group else (0.0, ""))
     return [episode for group in by_session for episode in group]
 
 
-def _session_id(episode: Episode) -> str:
-    return episode.session.id
+def began(session: SessionRecord) -> tuple[float, str]:
+    """When a session began, and its id where two began at once."""
+    return session.created_at, session.id

@@ -47,6 +47,8 @@ class Progress:
     """What these steps took, over all attempts."""
     groups: Mapping[str, Any] = field(default_factory=dict)
     """Which groups these steps have trained (:mod:`bridle.trainer.collection`)."""
+    renumbered: tuple[tuple[int, int], ...] = ()
+    """:attr:`bridle.trainer.collection.renumbering.Renumbering.changes`."""
 
 
 def save_checkpoint(
@@ -82,6 +84,7 @@ def save_checkpoint(
                 "version": progress.version,
                 "seconds": progress.seconds,
                 "groups": dict(progress.groups),
+                "renumbered": [list(change) for change in progress.renumbered],
             },
             scratch / STATE_FILE,
         )
@@ -117,7 +120,11 @@ def load_checkpoint(path: Path, model: nn.Module, optimizer: Optimizer) -> Progr
         raise CheckpointError(f"{path} does not fit this model: {error}") from error
     _restore_random_state(state["random"])
     return Progress(
-        state["step"], state["version"], state.get("seconds", 0.0), state.get("groups", {})
+        step=state["step"],
+        version=state["version"],
+        seconds=state.get("seconds", 0.0),
+        groups=state.get("groups", {}),
+        renumbered=tuple((first, shift) for first, shift in state.get("renumbered", ())),
     )
 
 

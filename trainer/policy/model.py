@@ -262,7 +262,7 @@ def _packed_scores(
     model: nn.Module, first: _Probe, second: _Probe, packing: PackingConfig
 ) -> Tensor:
     """``float[2, T - 1]``: their logprobs from one pack."""
-    (pack,) = make_packs([first, second], [[0], [1]], replace(packing, max_tokens=1024))
+    (pack,) = make_packs([first, second], replace(packing, max_tokens=1024))
     scores = score_pack(model, pack, block_tokens=packing.block_tokens).logprobs
     packed = torch.empty(2, len(first.token_ids) - 1).to(scores)
     packed[pack.samples, pack.offsets - 1] = scores

@@ -36,7 +36,7 @@ def fit_batch(
     model: nn.Module, optimizer: Optimizer, batch: Sequence[SftExample], config: SftConfig
 ) -> SftUpdate:
     """Every learned token of the batch weighs the same."""
-    packs = make_packs(batch, [[index] for index in range(len(batch))], config.packing)
+    packs = make_packs(batch, config.packing)
     tokens = sum(len(pack.targets) for pack in packs)
     total = 0.0
     for pack in share_of(model).of(packs, computed_tokens):

@@ -96,6 +96,14 @@ SandboxOption = Annotated[
     ),
 ]
 
+FleetOption = Annotated[
+    str,
+    typer.Option(
+        "--fleet",
+        help="What runs the sessions: local, this machine; ray or ray:ADDRESS, a Ray cluster.",
+    ),
+]
+
 SamplingOption = Annotated[
     str,
     typer.Option(

@@ -56,6 +56,10 @@ COMMANDS: Final[dict[str, Entry]] = {
         f"{_ROOM}.viewer",
         "Show sessions, tokens, trees and runs in a browser; reads only, on this machine only.",
     ),
+    "top": Entry(
+        f"{_ROOM}.top",
+        "Show live what is recorded: calls per second, engines, sessions and groups. Ctrl-C ends.",
+    ),
     "status": Entry(
         f"{_ROOM}.status", "Show a running proxy's policy version, its gate and its engines."
     ),
@@ -64,6 +68,7 @@ COMMANDS: Final[dict[str, Entry]] = {
         "Show a session's conversation: each turn's messages, model, time, tokens, and breaks.",
     ),
     "reward": Entry(f"{_ROOM}.reward", "Add a named reward to a session, or to one turn of it."),
+    "seal": Entry(f"{_ROOM}.seal", "End a session: it takes no more calls, and reaches the feed."),
     "kind": Entry(
         f"{_ROOM}.kind", "Set what a call was for; the session's stored samples are made again."
     ),
@@ -97,17 +102,17 @@ COMMANDS: Final[dict[str, Entry]] = {
         f"{_ROOM}.rollout",
         "Run an agent on tasks through a running proxy; each session is verified and rewarded.",
     ),
+    "eval": Entry(
+        f"{_ROOM}.eval",
+        "Measure agents on tasks (pass@k, mean@k); without --agent, from recorded sessions.",
+    ),
     "train": Entry(
         f"{_ROOM}.train",
         "Train a policy inside an agent. The same command resumes from the last checkpoint.",
     ),
-    "worker": Entry(
-        f"{_ROOM}.worker",
-        "Run sessions of a harness when `bridle trainer` asks for them over HTTP.",
-    ),
     "trainer": Entry(
         f"{_ROOM}.trainer",
-        "Train with workers, proxy and engine as services. The same command resumes.",
+        "Train with proxy and engine as services, or on recorded sessions.",
     ),
     "sft": Entry(f"{_ROOM}.sft", "Fine-tune a policy on recorded trajectories."),
     "engine": Entry(f"{_ROOM}.engine", "Serve a policy."),

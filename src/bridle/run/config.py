@@ -13,7 +13,7 @@ from bridle.harnesses.guards import GuardAction
 from bridle.run.agents import SandboxKind
 from bridle.run.environment import EngineKind
 from bridle.run.settings import parse_overrides, settings_from
-from bridle.trainer.config import AboveZero, Count, GrpoConfig, OptimizerConfig
+from bridle.trainer.config import AboveZero, Count, GrpoConfig, Natural, OptimizerConfig
 
 Named = Annotated[str, Meta(min_length=1)]
 
@@ -45,6 +45,10 @@ class AgentConfig:
     asks), or ``temperature=0.7,top_p=0.8``."""
     parallel: Count = 16
     """Sessions at a time."""
+    fleet: Named = "local"
+    """What runs the sessions: ``local``, ``ray`` or ``ray:ADDRESS``."""
+    cpus: AboveZero = 1.0
+    """Cores that a session takes of a Ray machine; a task may state its own."""
     timeout_s: AboveZero = 600.0
     """Longest time of one session, in seconds; a task may state its own."""
     guards: GuardAction = "warn"
@@ -60,6 +64,32 @@ class GroupsConfig:
     """Tasks per step."""
     size: Count = 8
     """Sessions per task, which are compared with each other."""
+    weighted: bool = False
+    """Draw tasks by ``p (1 - p)`` of their success so far, instead of taking them in turn."""
+    horizon: Natural = 0
+    """Calls that a session of the first steps may make; 0: as many as it likes."""
+    horizon_growth: Natural = 0
+    """Calls more after each ``horizon_every`` steps (ScalingInter-RL, arXiv 2509.08755)."""
+    horizon_every: Count = 10
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluationConfig:
+    """Held-out tasks that the policy is measured on while it is trained."""
+
+    every: Natural = 0
+    """Steps between measurements; 0: none. It is also measured before the first step and after the
+    last."""
+    source: str | None = None
+    """As ``tasks.source``, which it is by default."""
+    split: str | None = None
+    """Only tasks of this split."""
+    limit: Count = 64
+    """Most tasks."""
+    samples: Count = 1
+    """Sessions per task."""
+    success: float = 1.0
+    """The reward from which on a session has passed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +111,7 @@ class RunConfig:
     agent: AgentConfig
     policy: PolicyConfig
     groups: GroupsConfig = GroupsConfig()
+    evaluation: EvaluationConfig = EvaluationConfig()
     training: GrpoConfig = field(
         default_factory=lambda: GrpoConfig(optimizer=OptimizerConfig(learning_rate=1e-6))
     )

@@ -18,14 +18,14 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 import numpy as np
 import orjson
-import pyarrow as pa
 from fastapi import APIRouter, Path, Query, Response
 
 from bridle.proxy.control.api import Admin, Running
 from bridle.proxy.services import Services
 from bridle.proxy.wire.canonical import ApiError
+from bridle.reconstruct.arrow import ArrowMissing, needs_arrow
 from bridle.reconstruct.episodes import episode_of
-from bridle.reconstruct.rewards import session_rewards
+from bridle.reconstruct.rewards import CountedRewards, session_rewards
 from bridle.reconstruct.samples.builders import BUILDERS
 from bridle.reconstruct.samples.rules import DEFAULT_RULES
 from bridle.reconstruct.samples.sample import Episode, Sample
@@ -71,11 +71,13 @@ def feed() -> APIRouter:
     ) -> Response:
         """Hands out sealed sessions until they are acknowledged or ``lease_s`` is over.
 
-        ``rewarded`` waits for a session's first reward.
+        ``rewarded`` waits for a session's first reward of a source that ``run`` states; without a
+        run, the verifier's or the operator's.
         """
 
         def work() -> Response:
-            held = leases(services).lease(consumer, limit, lease_s, run=run, rewarded=rewarded)
+            sources = CountedRewards(services.reader).sources(run) if rewarded else None
+            held = leases(services).lease(consumer, limit, lease_s, run=run, rewarded_by=sources)
             if held is None:
                 return Response(status_code=204)
             sessions = [services.reader.session(one) for one in held.sessions]
@@ -181,19 +183,24 @@ def _told(
 ) -> Response:
     found: list[Episode] = []
     broken = 0
-    for session in LoadedSession.stream(reader, sessions):
+    for session in LoadedSession.stream(reader, sessions, counted=CountedRewards(reader)):
         try:
             found.append(episode_of(session, builder=builder))
         except BrokenTree:
             broken += 1
     headers = {**headers, BROKEN_HEADER: str(broken)}
     if form == "arrow":
-        return Response(_arrow(reader, found), media_type=ARROW, headers=headers)
+        try:
+            return Response(_arrow(reader, found), media_type=ARROW, headers=headers)
+        except ArrowMissing as error:
+            raise ApiError("invalid_request", f"at the proxy: {error}", status=400) from error
     lines = b"".join(orjson.dumps(trajectory(episode)) + b"\n" for episode in found)
     return Response(lines, media_type=NDJSON, headers=headers)
 
 
 def _arrow(reader: Reader, found: Sequence[Episode]) -> bytes:
+    with needs_arrow():
+        import pyarrow as pa
     names = reader.reward_names()
     rules = {b"bridle.rules": orjson.dumps(DEFAULT_RULES.as_data())}
     schema = sample_schema(names).with_metadata(rules)

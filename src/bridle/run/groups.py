@@ -6,13 +6,14 @@ something about the agent is finished, whatever became of the trainer: it is tra
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 from bridle.harnesses.episode import Outcome
 from bridle.harnesses.rollout import Job
 from bridle.harnesses.tasks.task import Task
+from bridle.reconstruct.evaluation import task_key
 from bridle.store.reading.queries import Reader
 
 FINISHED: Final = frozenset(
@@ -32,13 +33,18 @@ class FinishedGroups:
 
     sessions: dict[int, list[str]] = field(default_factory=dict)
     """Session ids by group number, oldest first."""
+    tasks: dict[int, str] = field(default_factory=dict)
+    """The key of the task of each group that was begun."""
 
     @classmethod
     def of(cls, reader: Reader, run_id: str) -> FinishedGroups:
         found = cls()
-        for session in reader.sessions(run=run_id, sealed=True):
+        for session in reader.sessions(run=run_id):
             own, _, number = (session.group_id or "").rpartition(".")
-            if own == run_id and number.isdecimal() and session.outcome in FINISHED:
+            if own != run_id or not number.isdecimal():
+                continue
+            found.tasks[int(number)] = task_key(session)
+            if session.sealed_at is not None and session.outcome in FINISHED:
                 found.sessions.setdefault(int(number), []).append(session.id)
         return found
 
@@ -58,14 +64,29 @@ def planned(
     tasks: Sequence[Task],
     size: int,
     finished: FinishedGroups | None = None,
+    *,
+    choose: Callable[[int], int] | None = None,
+    settings: Callable[[int], Mapping[str, Any]] = lambda _number: {},
 ) -> Callable[[int], GroupPlan]:
-    """The plan of each group by its number: tasks are taken in turn, each by ``size`` sessions."""
+    """The plan of each group by its number: a task, run by ``size`` sessions.
+
+    ``choose`` gives the place of a group's task; without it tasks are taken in turn. A group that
+    an earlier attempt has begun keeps its task. ``settings`` are those of a group's sessions.
+    """
     earlier = finished or FinishedGroups()
+    places = {key_of(task): place for place, task in enumerate(tasks)}
 
     def plan(number: int) -> GroupPlan:
-        task = tasks[number % len(tasks)]
+        place = places.get(earlier.tasks.get(number, ""))
+        if place is None:
+            place = number % len(tasks) if choose is None else choose(number)
         done = tuple(earlier.sessions.get(number, ())[:size])
-        job = Job(task, group_id(run_id, number))
+        job = Job(tasks[place], group_id(run_id, number), settings(number))
         return GroupPlan(done, (job,) * (size - len(done)))
 
     return plan
+
+
+def key_of(task: Task) -> str:
+    """A task as :func:`bridle.reconstruct.evaluation.task_key` names it."""
+    return f"{task.suite}/{task.split}/{task.id}"

@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 from bridle.engine.contract.tokenizer import Tokenizer
 from bridle.errors import UsageError
-from bridle.harnesses.rollout import RolloutSettings, require_launchable
+from bridle.harnesses.rollout import RolloutSettings
 from bridle.harnesses.sampling import session_settings
-from bridle.run.agents import agent, shuffled_tasks
-from bridle.run.agents import verifier as named_verifier
-from bridle.run.config import RunConfig
-from bridle.run.groups import FinishedGroups, planned
+from bridle.harnesses.tasks import Task
+from bridle.harnesses.verifiers import REWARD
+from bridle.reconstruct.evaluation import attempts_of
+from bridle.run.agents import first_tasks, shuffled_tasks
+from bridle.run.config import GroupsConfig, RunConfig
+from bridle.run.evaluation import HeldOut
+from bridle.run.fleets import fleet_of
+from bridle.run.groups import FinishedGroups, key_of, planned
 from bridle.run.holding import LOCK, hold
 from bridle.run.hub import model_directory
+from bridle.run.report import write_report
 from bridle.run.rollouts import Rollouts
 from bridle.run.stack import MODEL, stack
 from bridle.run.training import TrainingPlan, newest_policy, require_devices, require_parts
@@ -25,6 +31,7 @@ from bridle.store.reading.queries import Reader
 from bridle.store.records import RunRecord, new_id
 from bridle.store.schema.database import migrate
 from bridle.store.writing.writer import Writer
+from bridle.trainer.collection.curriculum import TaskChoice, horizon
 from bridle.trainer.learner.ranks import follow
 from bridle.trainer.learner.world import World
 from bridle.trainer.policy.model import check_policy
@@ -42,6 +49,8 @@ class TrainingResult:
     """Model directory of the newest checkpoint."""
     store: str
     """Where the run's sessions, metrics and policies are recorded."""
+    report: Mapping[str, Any] = field(default_factory=dict)
+    """What is in ``report.json``, beside the plot ``reward.png``."""
 
 
 def train(
@@ -64,9 +73,16 @@ def train(
     """
     directory, training = Path(output), config.training
     require_training(config)
-    verifier = named_verifier(config.tasks.verifier)
     tasks = shuffled_tasks(config.tasks.source, config.tasks.split, training.seed)
-    adapter, sandboxes = agent(config.agent.name, config.agent.sandbox, tasks)
+    adapter, fleet = fleet_of(
+        config.agent.fleet if World.current().is_first else "local",
+        config.agent.name,
+        config.tasks.verifier,
+        tasks,
+        config.agent.sandbox,
+        cpus=config.agent.cpus,
+    )
+    held_out = held_out_tasks(config)
     policy = model_directory(config.policy.model)
     check_policy(policy)
     require_parts(training)
@@ -74,16 +90,17 @@ def train(
     Tokenizer(policy)
     if not World.current().is_first:
         follow(policy, training)
-    require_launchable(
-        adapter, sandboxes, tasks[0], RolloutSettings(directory=directory / "sessions")
-    )
+    fleet.require_launchable(adapter, tasks[0], directory / "sessions", MODEL)
     with hold(directory, directory / LOCK):
         store = str(directory / "bridle.db")
         migrate(store)
         run_id = _run_id(store, adapter.name)
 
+        keys = {task.id: key_of(task) for task in tasks}
+        choice = TaskChoice(list(map(key_of, tasks)), training.seed, config.evaluation.success)
         with Reader(store) as reader:
             finished = FinishedGroups.of(reader, run_id)
+            choice.learn((one.task, one.reward) for one in attempts_of(reader, run=run_id))
         plan = TrainingPlan(
             policy=policy,
             directory=directory,
@@ -93,7 +110,7 @@ def train(
             groups_per_step=config.groups.per_step,
             work={
                 name: asdict(getattr(config, name))
-                for name in ("tasks", "agent", "groups", "policy")
+                for name in ("tasks", "agent", "groups", "policy", "evaluation")
             },
         )
         settings = RolloutSettings(
@@ -112,24 +129,90 @@ def train(
                 directory / "logs",
                 engine=config.policy.engine,
                 engine_arguments=config.policy.engine_arguments,
+                host=fleet.host,
             ) as running,
-            Rollouts(running.proxy_url, sandboxes, verifier, key=running.admin_key) as rollouts,
+            Rollouts(running.proxy_url, fleet, key=running.admin_key) as rollouts,
         ):
             loop = train_plan(
                 plan,
                 running,
                 rollouts.groups(
-                    adapter, planned(run_id, tasks, config.groups.size, finished), settings
+                    adapter,
+                    planned(
+                        run_id,
+                        tasks,
+                        config.groups.size,
+                        finished,
+                        choose=choice.draw if config.groups.weighted else None,
+                        settings=lambda number: _budget(config.groups, number),
+                    ),
+                    settings,
+                    lambda result: choice.learn(
+                        [(keys[result.task_id], result.scores[REWARD])]
+                        if REWARD in result.scores
+                        else []
+                    ),
                 ),
                 on_step=on_step,
+                held_out=HeldOut(
+                    rollouts,
+                    adapter,
+                    held_out,
+                    settings,
+                    _evaluation_run(store, run_id),
+                    config.evaluation.every,
+                    config.evaluation.samples,
+                    config.evaluation.success,
+                )
+                if held_out
+                else None,
             )
-    return TrainingResult(run_id, loop.step, newest_policy(plan), store)
+        with Reader(store) as reader:
+            report = write_report(reader, run_id, directory)
+    return TrainingResult(run_id, loop.step, newest_policy(plan), store, report)
 
 
 def require_training(config: RunConfig) -> None:
     """Raises :class:`bridle.errors.UsageError` for parts of ``config`` that exclude each other."""
     if config.training.publish.through == "transfer" and config.policy.engine != "vllm":
         raise UsageError("weights are transferred to a vLLM only: add --engine vllm")
+
+
+def _budget(groups: GroupsConfig, number: int) -> dict[str, Any]:
+    """The settings of the sessions of group ``number``: how many calls they may make."""
+    if not groups.horizon:
+        return {}
+    step = number // groups.per_step
+    calls = horizon(step, groups.horizon, groups.horizon_growth, groups.horizon_every)
+    return {"budget": {"calls": calls}}
+
+
+def held_out_tasks(config: RunConfig) -> list[Task]:
+    """The tasks that the policy is measured on; none without ``evaluation.every``.
+
+    Raises :class:`bridle.errors.UsageError` where they would be those that it is trained on.
+    """
+    wanted, trained = config.evaluation, config.tasks
+    if not wanted.every:
+        return []
+    source = wanted.source or trained.source
+    if (source, wanted.split) == (trained.source, trained.split):
+        raise UsageError(
+            "the held-out tasks are those that are trained on: name evaluation.split or "
+            "evaluation.source"
+        )
+    return first_tasks(source, wanted.split, wanted.limit)
+
+
+def _evaluation_run(store: str, run_id: str) -> str:
+    """The run of a training run's held-out sessions."""
+    found = f"{run_id}.eval"
+    with Reader(store) as reader:
+        known = any(run.id == found for run in reader.runs("eval"))
+    if not known:
+        with Writer(store) as writer:
+            writer.add_sync(RunRecord(found, "eval", time.time(), name=run_id))
+    return found
 
 
 def _run_id(store: str, harness: str) -> str:

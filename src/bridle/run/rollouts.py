@@ -1,4 +1,4 @@
-"""Rollouts from synchronous code: one event loop and one sandbox for a whole run."""
+"""Rollouts from synchronous code: one event loop and one fleet for a whole run."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
+from bridle.errors import UsageError
 from bridle.harnesses.adapters.base import DEFAULT_MODEL, Adapter
-from bridle.harnesses.client import Client
+from bridle.harnesses.client import Client, ProxyUnreachable
+from bridle.harnesses.fleet import Fleet, LocalFleet
 from bridle.harnesses.guards import GuardAction
 from bridle.harnesses.rollout import Job, Rollout, RolloutResult, RolloutSettings, grouped
 from bridle.harnesses.sampling import POLICY, session_settings
@@ -22,6 +24,7 @@ from bridle.run.agents import SANDBOXES, SandboxKind, first_tasks
 from bridle.run.agents import agent as named_agent
 from bridle.run.agents import verifier as named_verifier
 from bridle.run.environment import admin_key_for, default_proxy
+from bridle.run.fleets import fleet_of
 from bridle.run.groups import GroupPlan
 
 if TYPE_CHECKING:
@@ -36,7 +39,7 @@ NO_CALL_HINT: Final = (
 
 
 class Rollouts:
-    """Runs jobs against one proxy with one sandbox, which stays warm between calls.
+    """Runs jobs against one proxy on one fleet, which stays warm between calls.
 
     Sessions run on an event loop in a thread of their own, so that groups run while a trainer
     trains. Leaving the context cancels what runs, and returns when its sessions are sealed.
@@ -45,15 +48,13 @@ class Rollouts:
     def __init__(
         self,
         proxy_url: str,
-        sandboxes: SandboxProvider,
-        verifier: Verifier,
+        fleet: Fleet,
         *,
         key: str | None = None,
     ) -> None:
         self._proxy_url = proxy_url
         self._key = key
-        self._sandboxes = sandboxes
-        self._verifier = verifier
+        self._fleet = fleet
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="rollouts", daemon=True)
         self._clients: list[Client] = []
@@ -78,7 +79,7 @@ class Rollouts:
         await _cancelled(self._running)
         for client in self._clients:
             await client.__aexit__(None, None, None)
-        await self._sandboxes.close()
+        await self._fleet.close()
         await self._loop.shutdown_asyncgens()
         await self._loop.shutdown_default_executor()
 
@@ -117,7 +118,7 @@ class Rollouts:
         progress: Callable[[RolloutResult], None] | None,
     ) -> list[RolloutResult]:
         async with Client(self._proxy_url, self._key) as client:
-            rollout = Rollout(client, adapter, self._sandboxes, self._verifier, settings)
+            rollout = Rollout(client, adapter, self._fleet, settings)
             return await rollout.collect(jobs, progress)
 
     def groups(
@@ -127,10 +128,14 @@ class Rollouts:
         settings: RolloutSettings,
         progress: Callable[[RolloutResult], None] | None = None,
     ) -> StartGroup:
-        """Starts groups by their number; all of them share the slots of ``settings``."""
+        """Starts groups by their number; all of them share the slots of ``settings``.
+
+        A group's future raises :class:`bridle.harnesses.client.ProxyUnreachable` when no session
+        can be had for one of its jobs.
+        """
         client = Client(self._proxy_url, self._key)
         self._clients.append(client)
-        rollout = Rollout(client, adapter, self._sandboxes, self._verifier, settings)
+        rollout = Rollout(client, adapter, self._fleet, settings)
 
         async def run(number: int, begun: Callable[[], None]) -> list[str]:
             planned = plan(number)
@@ -143,8 +148,10 @@ class Rollouts:
                     result = await ended
                     if progress is not None:
                         progress(result)
-                    if result.session_id:
-                        found.append(result.session_id)
+                    if result.session_id is None:
+                        # Without the proxy nothing ends well; the group is finished another time.
+                        raise ProxyUnreachable(result.error)
+                    found.append(result.session_id)
             finally:
                 await _cancelled(running)
             return found
@@ -171,6 +178,7 @@ def rollout(
     proxy: str | None = None,
     key: str | None = None,
     sandbox: SandboxKind | SandboxProvider | None = None,
+    fleet: str = "local",
     sampling: str = POLICY,
     group_size: int = 1,
     parallel: int = 4,
@@ -184,7 +192,8 @@ def rollout(
 
     Names are those of the command line: ``agent`` as for :func:`bridle.run.agents.agent`, ``tasks``
     as for :func:`bridle.harnesses.tasks.tasks_from`, ``verifier`` as for
-    :func:`bridle.run.agents.verifier`. An adapter runs in a process sandbox where ``sandbox`` names
+    :func:`bridle.run.agents.verifier`, ``fleet`` as for :func:`bridle.run.fleets.fleet_of`, where
+    Ray takes the others by name only. An adapter runs in a process sandbox where ``sandbox`` names
     none. ``proxy`` and ``key`` default to ``$BRIDLE_PROXY`` and ``$BRIDLE_ADMIN_KEY``, else the key
     that the proxy on this machine made. ``guards`` is what a finding costs
     (:mod:`bridle.harnesses.guards`); ``sampling`` is as for
@@ -194,13 +203,7 @@ def rollout(
     Returns the results in the order they came. Raises :class:`bridle.errors.BridleError`.
     """
     chosen = first_tasks(tasks, None) if isinstance(tasks, str) else list(tasks)
-    kind = sandbox if isinstance(sandbox, str) else None
-    if isinstance(agent, str):
-        adapter, suited = named_agent(agent, kind, chosen)
-    else:
-        adapter, suited = agent, SANDBOXES[kind](agent) if kind else ProcessProvider()
-    provider = suited if sandbox is None or isinstance(sandbox, str) else sandbox
-    check = named_verifier(verifier) if isinstance(verifier, str) else FunctionVerifier(verifier)
+    adapter, running = _parts(agent, chosen, verifier, sandbox, fleet)
     jobs = grouped(chosen, group_size)
     settings = RolloutSettings(
         Path(directory),
@@ -211,5 +214,28 @@ def rollout(
         guards=guards,
     )
     url = proxy or default_proxy()
-    with Rollouts(url, provider, check, key=admin_key_for(url, key)) as rollouts:
+    with Rollouts(url, running, key=admin_key_for(url, key)) as rollouts:
         return rollouts.collect(adapter, jobs, settings, on_result)
+
+
+def _parts(
+    agent: str | Adapter,
+    tasks: Sequence[Task],
+    verifier: str | Verifier | Callable[[Delivery], Judgement | Awaitable[Judgement]],
+    sandbox: SandboxKind | SandboxProvider | None,
+    fleet: str,
+) -> tuple[Adapter, Fleet]:
+    kind = sandbox if isinstance(sandbox, str) else None
+    if isinstance(agent, str) and isinstance(verifier, str) and (sandbox is None or kind):
+        return fleet_of(fleet, agent, verifier, tasks, kind)
+    if fleet != "local":
+        raise UsageError(
+            f"the fleet {fleet} makes its parts on other machines: name agent, sandbox and verifier"
+        )
+    if isinstance(agent, str):
+        adapter, suited = named_agent(agent, kind, tasks)
+    else:
+        adapter, suited = agent, SANDBOXES[kind](agent) if kind else ProcessProvider()
+    provider = suited if sandbox is None or isinstance(sandbox, str) else sandbox
+    check = named_verifier(verifier) if isinstance(verifier, str) else FunctionVerifier(verifier)
+    return adapter, LocalFleet(provider, check)

@@ -101,13 +101,16 @@ def stack(
     version: int = 0,
     engine: EngineKind = "embedded",
     engine_arguments: Sequence[str] = (),
+    host: str = "127.0.0.1",
 ) -> Iterator[Stack]:
-    """An engine serving ``policy`` as ``version``, and a proxy recording to ``store``; both ask for
-    keys that are made here."""
+    """An engine serving ``policy`` as ``version``, and a proxy recording to ``store`` that listens
+    on ``host``; both ask for keys that are made here."""
     key = new_key()
     with (
         engine_service(engine, policy, logs, engine_arguments, key=key) as serving,
-        recording(serving.url, engine, policy, store, logs, version=version, key=key) as running,
+        recording(
+            serving.url, engine, policy, store, logs, version=version, key=key, host=host
+        ) as running,
     ):
         yield running
 
@@ -122,9 +125,10 @@ def recording(
     *,
     version: int = 0,
     key: str | None = None,
+    host: str = "127.0.0.1",
 ) -> Iterator[Stack]:
     """A proxy in front of an engine that serves ``policy`` as ``version`` and asks for ``key``."""
-    with proxy(engine_url, policy, store, logs, key=key) as (proxy_url, admin_key):
+    with proxy(engine_url, policy, store, logs, key=key, host=host) as (proxy_url, admin_key):
         running = Stack(engine_url, proxy_url, kind=kind, engine_key=key, admin_key=admin_key)
         running.announce(version)
         yield running
@@ -168,12 +172,18 @@ def engine_service(
 
 @contextmanager
 def proxy(
-    engine_url: str, tokenizer: Path, store: str, logs: Path, *, key: str | None = None
+    engine_url: str,
+    tokenizer: Path,
+    store: str,
+    logs: Path,
+    *,
+    key: str | None = None,
+    host: str = "127.0.0.1",
 ) -> Iterator[tuple[str, str]]:
     """A proxy in front of ``engine_url``, which asks for ``key``, on a port of its own; yields its
     base URL and the admin key that it asks for."""
     arguments = ["proxy", "--upstream", engine_url, "--tokenizer", str(tokenizer)]
-    arguments += ["--store", store, "--port", "0"]
+    arguments += ["--store", store, "--host", host, "--port", "0"]
     admin_key = new_key()
     keys = {ADMIN_KEY_VARIABLE: admin_key, UPSTREAM_KEY_VARIABLE: key}
     with Service(arguments, logs / "proxy.log", keys) as service:

@@ -1,7 +1,6 @@
 """A GRPO run: sessions through the proxy, updates, weights to the engine.
 
-The caller runs the sessions: in this process (:mod:`bridle.run.rollouts`), or by workers elsewhere
-(:mod:`bridle.run.remote`).
+The caller runs the sessions (:mod:`bridle.run.rollouts`).
 """
 
 from __future__ import annotations
@@ -24,15 +23,18 @@ from bridle.reconstruct.samples.rules import DEFAULT_RULES
 from bridle.reconstruct.samples.sample import Episode
 from bridle.reconstruct.session import LoadedSession
 from bridle.reconstruct.tree import BrokenTree
+from bridle.run.evaluation import HeldOut, keep_best
+from bridle.run.groups import FINISHED
+from bridle.run.report import evaluation_metrics
 from bridle.run.rollouts import NO_CALL_HINT
 from bridle.run.stack import Stack
 from bridle.store.reading.queries import Reader
 from bridle.store.records import PolicyRecord
 from bridle.store.writing.writer import Writer
-from bridle.trainer.batch.filters import FILTERS
 from bridle.trainer.collection.collector import Collector, StartGroup
 from bridle.trainer.config import GrpoConfig
 from bridle.trainer.credit import ADVANTAGES
+from bridle.trainer.filters import FILTERS
 from bridle.trainer.learner.checkpoint import POLICY_DIRECTORY, checkpoints
 from bridle.trainer.learner.ranks import learning
 from bridle.trainer.loop import GrpoLoop
@@ -110,13 +112,14 @@ def train(
     groups: StartGroup,
     *,
     on_step: Callable[[StepReport], bool | None],
+    held_out: HeldOut | None = None,
 ) -> GrpoLoop:
     """Runs or resumes ``plan``; returns the loop, whose learner is over if it was spread.
 
     ``groups`` starts the sessions of a group. ``stack`` must serve ``plan.policy``, or a version
     of it that an earlier attempt published; a resumed run publishes its own weights first.
     ``on_step`` may return true to stop. Interrupting leaves a checkpoint of the last whole step.
-    Raises
+    ``held_out`` measures the policy before the first step and on the way; the best is kept. Raises
     :class:`bridle.trainer.policy.compute.UnsupportedCompute`, and what its parts raise.
     """
     require_parts(plan.config)
@@ -127,36 +130,38 @@ def train(
         learning(plan.policy, plan.config) as learner,
         Reader(plan.store) as reader,
         Writer(plan.store) as writer,
-        _publisher(plan, stack, learner, writer) as publisher,
+        publishing(plan, stack, learner, writer) as publisher,
+        sinks_of(plan, writer) as sinks,
         Collector(
             groups,
-            lambda session_id: _episode(reader, session_id),
+            lambda session_id: loop.renumbering.episode(loaded_episode(reader, session_id)),
             plan.config,
             per_step=plan.groups_per_step,
         ) as collector,
     ):
-        writer.configure_run(plan.run_id, {**stated(plan.config), **plan.work})
+        writer.configure_run(plan.run_id, configured(plan))
 
         def collect(step: int, version: int) -> list[Episode]:
             if plan.config.max_staleness == 0:
                 # Nothing else moves meanwhile, so that a restart of engine or proxy shows.
                 _hold(publisher, stack, learner, version)
             collected = collector(step, version)
+            if any(each.session.outcome not in FINISHED for each in collected):
+                # Some have no verdict: is that the engine's fault, or the proxy's? If so the step
+                # is not taken, and their groups are completed by the next attempt.
+                _hold(publisher, stack, learner, version)
             ids = [episode.session.id for episode in collected]
             if ids and not any(reader.call_counts_of(ids).values()):
-                log.warning(
-                    "step %d trains nothing: no session has a call (%s)", step + 1, NO_CALL_HINT
-                )
+                log.warning("step %d: no session has a call (%s)", step + 1, NO_CALL_HINT)
             return collected
 
-        sinks = SinkGroup([TensorBoardSink(plan.directory / "tensorboard")])
         loop = GrpoLoop(
             plan.config,
             learner,
             collect,
             directory=loop_directory,
             publish=publisher.publish,
-            metrics=SinkGroup([sinks, StoreSink(writer, plan.run_id)]),
+            metrics=sinks,
             tokenizer_from=plan.policy,
             groups=collector.groups,
         )
@@ -170,7 +175,16 @@ def train(
                 # directory is written comes back with the version before.
                 _hold(publisher, stack, learner, loop.version)
             collector.published(loop.version)
+            if held_out is not None and held_out.is_due(report.step + 1, plan.config.steps):
+                measure(report.step)
             return on_step(report)
+
+        def measure(step: int) -> None:
+            measured = held_out.measure(reader, loop.version) if held_out else None
+            if measured is not None:
+                log.info("step %d: held-out reward %s", step + 1, measured.mean_at[1])
+                writer.record_metrics(plan.run_id, step, evaluation_metrics(measured))
+                keep_best(plan.directory, measured, loop.version, learner, plan.policy)
 
         newest = max(
             [stack.version(), *(policy.version for policy in reader.policies(plan.run_id))]
@@ -183,17 +197,33 @@ def train(
         if newest > loop.version:
             # Published by an attempt that ended before its checkpoint, or for another run. A
             # version stands for one set of weights, so these get the next number.
-            loop.version = newest + 1
+            loop.renumber(newest + 1)
         if loop.version:
             publisher.publish(learner, loop.version)
         elif plan.config.max_staleness:
             # On policy, the first collection does this.
             _hold(publisher, stack, learner, 0)
-        try:
-            loop.run(after_step)
-        finally:
-            sinks.close()
+        if held_out is not None and loop.step == 0:
+            measure(-1)
+        loop.run(after_step)
     return loop
+
+
+def configured(plan: TrainingPlan) -> dict[str, Any]:
+    """What the store keeps as the ``config`` of the plan's run."""
+    return {**stated(plan.config), **plan.work}
+
+
+@contextmanager
+def sinks_of(plan: TrainingPlan, writer: Writer) -> Iterator[SinkGroup]:
+    """Where the numbers of a run go."""
+    sinks = SinkGroup(
+        [TensorBoardSink(plan.directory / "tensorboard"), StoreSink(writer, plan.run_id)]
+    )
+    try:
+        yield sinks
+    finally:
+        sinks.close()
 
 
 @contextmanager
@@ -206,7 +236,7 @@ def resumable() -> Iterator[None]:
         raise
 
 
-def _episode(reader: Reader, session_id: str) -> Episode:
+def loaded_episode(reader: Reader, session_id: str) -> Episode:
     """The session, without samples when its record contradicts itself: its tokens are dropped as
     ``tree_broken``."""
     session = LoadedSession.load(reader, session_id)
@@ -234,7 +264,7 @@ def step_line(report: StepReport) -> str:
 
 
 @contextmanager
-def _publisher(
+def publishing(
     plan: TrainingPlan, stack: Stack, policy: Weights, writer: Writer
 ) -> Iterator[AnyPublisher]:
     """Publishes to the stack's engine, or to all of them as to one."""

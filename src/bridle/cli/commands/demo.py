@@ -11,13 +11,15 @@ import orjson
 import typer
 
 from bridle.cli.extras import needs_extra
-from bridle.cli.options import EngineOption, JsonOption
+from bridle.cli.options import EngineOption, JsonOption, ProxyOption, StoreOption, base_urls
 from bridle.cli.serving import leave_on_sigterm
 from bridle.cli.terminal import err, fail, out, print_json
 from bridle.run.environment import DemoPolicy
 
 
 def demo(
+    proxy: ProxyOption,
+    store: StoreOption,
     out_dir: Annotated[Path, typer.Option("--out", help="Output folder.")] = Path("runs/demo"),
     fresh: Annotated[bool, typer.Option(help="Delete an earlier run in the folder first.")] = False,
     start_from: Annotated[
@@ -40,15 +42,27 @@ def demo(
     minutes: Annotated[
         float | None, typer.Option(min=0, help="Longest time of the whole run.")
     ] = None,
+    groups: Annotated[int | None, typer.Option(min=1, help="Questions per GRPO step.")] = None,
     eval_tasks: Annotated[
         int | None, typer.Option(min=1, help="Held-out tasks; at most 100 of them greedily.")
     ] = None,
     engine: EngineOption = "embedded",
+    engine_url: Annotated[
+        str | None,
+        typer.Option(
+            callback=base_urls,
+            help="An engine that runs already and can read --out: it serves, and the running "
+            "--proxy records to --store.",
+        ),
+    ] = None,
+    directory: Annotated[
+        Path | None, typer.Option(help="Workspaces of sessions, with --engine-url; else in --out.")
+    ] = None,
     json: JsonOption = False,
 ) -> None:
     """Train the model of a small LangChain agent end to end, and plot its reward."""
     with needs_extra("train", "the demo needs the training extra"):
-        from bridle.run.demo.run import Demo
+        from bridle.run.demo.run import Demo, Services
     from bridle.run.demo.settings import VLLM_MINUTES, settings_of
     from bridle.run.demo.state import start_afresh
     from bridle.trainer.policy.smollm2 import ModelNotFetched
@@ -67,12 +81,14 @@ def demo(
         "learning_rate": learning_rate,
         "max_steps": steps,
         "minutes": minutes,
+        "groups": groups,
         "eval_tasks": eval_tasks,
     }
     settings = dataclasses.replace(
         settings_of(policy), **{name: value for name, value in asked.items() if value is not None}
     )
-    run = Demo(out_dir, settings, err if json else out)
+    services = None if engine_url is None else Services(engine_url, proxy, store, directory)
+    run = Demo(out_dir, settings, err if json else out, services=services)
     if start_from is not None:
         run.start_from(start_from)
     if run.finished:

@@ -125,7 +125,12 @@ def scripted(
     directory = model or _small_tokenizer(data_home() / "scripted")
     with listening_on(host, port):
         serving = ScriptedEngine(
-            directory, reply, served_model_name=served_model_name, host=host, port=port
+            directory,
+            reply,
+            served_model_name=served_model_name,
+            max_model_len=1 << 20,
+            host=host,
+            port=port,
         )
     with serving:
         announce(serving.base_url, json, f"Scripted engine on {serving.base_url}")

@@ -40,7 +40,7 @@ def vllm(
         bool,
         typer.Option(
             "--private-network",
-            help="Only trusted machines reach the address: vLLM's control routes take no key.",
+            help="Only trusted machines reach the address: without VLLM_API_KEY it takes no key.",
         ),
     ] = False,
     max_model_len: Annotated[

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from bridle.cli.options import HarnessOption, JsonOption, RunOption, StoreOption
-from bridle.cli.reading import nothing_found, reader, require_run
+from bridle.cli.reading import nothing_found, one_session, reader, require_run
 from bridle.cli.rules import RulesOption, sample_rules
 from bridle.cli.terminal import counted, fail, out, print_json
 from bridle.reconstruct.conditions import Condition
@@ -20,14 +20,19 @@ from bridle.reconstruct.exports.formats import export as write
 from bridle.reconstruct.exports.selection import ExportReport, Selection, select
 from bridle.reconstruct.samples.builders import BUILDERS
 from bridle.store.reading.queries import Reader
+from bridle.store.records import RewardSource
 
 
 def export(
-    path: Annotated[Path, typer.Argument(help="File to write: .jsonl or .parquet.")],
+    path: Annotated[Path, typer.Argument(help="File to write: .jsonl, .parquet or .csv.")],
     store: StoreOption,
     form: Annotated[
         ExportFormat | None,
-        typer.Option("--format", help="Default: tokens for .parquet, chat for .jsonl."),
+        typer.Option("--format", help="Default: tokens (.parquet), chat (.jsonl), csv (.csv)."),
+    ] = None,
+    session: Annotated[
+        list[str] | None,
+        typer.Option(help="Only this session: id, name, beginning, or `last`. Repeatable."),
     ] = None,
     run: RunOption = None,
     harness: HarnessOption = None,
@@ -38,6 +43,10 @@ def export(
     reward: Annotated[str, typer.Option(help="Reward that the bounds apply to.")] = "reward",
     min_reward: Annotated[float | None, typer.Option(help="Lowest reward.")] = None,
     max_reward: Annotated[float | None, typer.Option(help="Highest reward.")] = None,
+    reward_source: Annotated[
+        list[RewardSource] | None,
+        typer.Option(help="Whose rewards count. Default: as the run states, else the verifier's."),
+    ] = None,
     where: Annotated[
         list[str] | None,
         typer.Option(help="Any column: harness=pi, call.dialect!=chat, label.x=1, task.suite=…"),
@@ -53,6 +62,7 @@ def export(
         typer.Option(min=0.0, max=1.0, help="Share of tasks to hold out, in a second file."),
     ] = None,
     builder: Annotated[str, typer.Option(help="tokens: tree, merged or per_call.")] = "tree",
+    force: Annotated[bool, typer.Option("--force", help="Replace files that are there.")] = False,
     json: JsonOption = False,
 ) -> None:
     """Write recorded sessions as training data, each file with a data card beside it."""
@@ -77,17 +87,20 @@ def export(
         reward=reward,
         min_reward=min_reward,
         max_reward=max_reward,
+        reward_sources=None if reward_source is None else tuple(reward_source),
         rules=chosen_rules,
         where=tuple(condition for condition in conditions if condition.of != "call"),
         deduplicate=deduplicate,
     )
     with reader(store) as source:
         require_run(source, run)
+        named = tuple(one_session(source, each).id for each in session or ())
+        selection = replace(selection, sessions=named)
+        parts = _parts(path, selection, eval_share)
+        if not force and (there := [str(file) for file, _ in parts if file.exists()]):
+            fail(f"{' and '.join(there)} is there already: --force replaces it")
         _require_sessions(source, selection)
-        written = [
-            _write(source, file, chosen, part, builder)
-            for file, part in _parts(path, selection, eval_share)
-        ]
+        written = [_write(source, file, chosen, part, builder) for file, part in parts]
     if json:
         print_json(written[0] if eval_share is None else {"files": written})
         return
@@ -132,12 +145,16 @@ def _write(
 
 
 def _format(path: Path, wanted: ExportFormat | None) -> ExportFormat:
-    known = {".parquet": ExportFormat.TOKENS, ".jsonl": ExportFormat.CHAT}
+    known = {
+        ".parquet": ExportFormat.TOKENS,
+        ".jsonl": ExportFormat.CHAT,
+        ".csv": ExportFormat.CSV,
+    }
     named = known.get(path.suffix)
     chosen = wanted or named
     if chosen is None:
-        fail(f"{path} names no format: call it .jsonl or .parquet, or give --format", 2)
-    ending = ".parquet" if chosen is ExportFormat.TOKENS else ".jsonl"
+        fail(f"{path} names no format: call it .jsonl, .parquet or .csv, or give --format", 2)
+    ending = {ExportFormat.TOKENS: ".parquet", ExportFormat.CSV: ".csv"}.get(chosen, ".jsonl")
     if named is not None and path.suffix != ending:
         fail(f"{path.name} is no name for {chosen}, which is written as {ending}", 2)
     return chosen

@@ -137,6 +137,14 @@ def proxy(
             "--otel", help="Send OpenTelemetry spans to the OTEL_* address; needs the otel extra."
         ),
     ] = False,
+    seal_idle: Annotated[
+        float,
+        typer.Option(
+            min=0,
+            help="Seconds without calls after which a session that has no key is sealed and "
+            "reaches the feed; 0: never.",
+        ),
+    ] = 0.0,
     redact: Annotated[
         bool, typer.Option("--redact", help="Remove keys and secrets from recorded text.")
     ] = False,
@@ -178,6 +186,7 @@ def proxy(
             budget=Budget(budget_calls, budget_tokens, budget_seconds),
             # A provider has no health route; its calls show how it is.
             limits=replace(limits, health_check_s=0) if external else limits,
+            seal_idle_s=seal_idle,
             redact=redact,
             log_format=log_format.value,
             log_level=log_level.value,

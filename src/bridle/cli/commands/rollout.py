@@ -11,19 +11,26 @@ from typing import Annotated
 import typer
 from rich.progress import Progress
 
-from bridle.cli.options import TASKS_HELP, JsonOption, ProxyOption, SamplingOption, SandboxOption
+from bridle.cli.options import (
+    TASKS_HELP,
+    FleetOption,
+    JsonOption,
+    ProxyOption,
+    SamplingOption,
+    SandboxOption,
+)
 from bridle.cli.serving import leave_on_sigterm
 from bridle.cli.terminal import err, fail, out, print_json
 from bridle.harnesses.client import Client, ControlError, ProxyUnreachable
 from bridle.harnesses.episode import Outcome
 from bridle.harnesses.guards import GuardAction
-from bridle.harnesses.rollout import RolloutResult
-from bridle.harnesses.sampling import POLICY
+from bridle.harnesses.rollout import RolloutResult, RolloutSettings, grouped
+from bridle.harnesses.sampling import POLICY, session_settings
 from bridle.harnesses.verifiers import REWARD
-from bridle.run.agents import agent, first_tasks, verifier
+from bridle.run.agents import first_tasks
 from bridle.run.environment import admin_key_for
-from bridle.run.rollouts import NO_CALL_HINT
-from bridle.run.rollouts import rollout as run_rollout
+from bridle.run.fleets import fleet_of
+from bridle.run.rollouts import NO_CALL_HINT, Rollouts
 
 
 def rollout(
@@ -38,6 +45,7 @@ def rollout(
     ] = "task",
     split: Annotated[str | None, typer.Option(help="Only tasks of this split.")] = None,
     sandbox: SandboxOption = None,
+    fleet: FleetOption = "local",
     sampling: SamplingOption = POLICY,
     limit: Annotated[int | None, typer.Option(min=1, help="Largest number of tasks.")] = None,
     group_size: Annotated[int, typer.Option(min=1, help="Sessions per task.")] = 1,
@@ -57,26 +65,24 @@ def rollout(
 ) -> None:
     """Run an agent on tasks through a running proxy; each session is verified and rewarded."""
     key = admin_key_for(proxy, key)
-    check, chosen = verifier(verify), first_tasks(tasks, split, limit)
-    adapter, place = agent(named, sandbox, chosen)
+    chosen = first_tasks(tasks, split, limit)
+    adapter, running = fleet_of(fleet, named, verify, chosen, sandbox)
     leave_on_sigterm()
-    with Progress(console=err) as progress:
+    settings = RolloutSettings(
+        directory,
+        parallel,
+        timeout,
+        model,
+        session_settings=session_settings(sampling),
+        guards=guards,
+    )
+    with Rollouts(proxy, running, key=key) as rollouts, Progress(console=err) as progress:
         bar = progress.add_task(adapter.name, total=len(chosen) * group_size)
-        results = run_rollout(
+        results = rollouts.collect(
             adapter,
-            chosen,
-            check,
-            proxy=proxy,
-            key=key,
-            sandbox=place,
-            sampling=sampling,
-            group_size=group_size,
-            parallel=parallel,
-            timeout_s=timeout,
-            model=model,
-            directory=directory,
-            guards=guards,
-            on_result=lambda _result: progress.advance(bar),
+            grouped(chosen, group_size),
+            settings,
+            lambda _result: progress.advance(bar),
         )
     if json:
         print_json([_as_data(result) for result in results])

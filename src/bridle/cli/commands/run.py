@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import shutil
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path, PurePath
+from tempfile import TemporaryDirectory
 from typing import Annotated
 
 import typer
 
 from bridle.cli.options import BudgetCalls, BudgetSeconds, BudgetTokens, ProxyOption
 from bridle.cli.terminal import err, fail
+from bridle.harnesses.adapters import PROGRAMS, Access, Configurable
 from bridle.harnesses.client import (
     Client,
     ControlError,
@@ -18,6 +23,7 @@ from bridle.harnesses.client import (
     Session,
     SessionRequest,
 )
+from bridle.harnesses.install import BIN_DIRECTORIES, find_harness, find_python_harness, search_path
 from bridle.harnesses.interception import HOSTS, NoInterception, find_mitmdump, intercepted
 from bridle.harnesses.run import run_command, seal_session, session_variables
 from bridle.harnesses.sandboxes.base import NotLaunchable
@@ -25,6 +31,15 @@ from bridle.run.environment import admin_key_for
 from bridle.run.rollouts import NO_CALL_HINT
 
 CONTEXT = {"allow_extra_args": True, "ignore_unknown_options": True}
+_INSTALL = {
+    "codex": "npm install -g @openai/codex",
+    "claude": "npm install -g @anthropic-ai/claude-code",
+    "qwen": "npm install -g @qwen-code/qwen-code",
+    "gemini": "npm install -g @google/gemini-cli",
+    "pi": "npm install -g @earendil-works/pi-coding-agent",
+    "opencode": "npm install -g opencode-ai",
+    "mini": "pip install mini-swe-agent",
+}
 NOT_FOUND = 127
 """What a shell exits with when it cannot start a command."""
 
@@ -47,6 +62,13 @@ def run(
         list[str] | None,
         typer.Option("--intercept-host", help="Further address to record calls to. Repeatable."),
     ] = None,
+    configure: Annotated[
+        bool,
+        typer.Option(
+            help="Configure codex, claude, qwen, gemini, pi, opencode or mini for the session, "
+            "apart from your own settings."
+        ),
+    ] = True,
     key: Annotated[
         str | None, typer.Option(envvar="BRIDLE_ADMIN_KEY", help="Admin key of the proxy.")
     ] = None,
@@ -56,29 +78,35 @@ def run(
     argv = context.args
     if not argv:
         fail("no command given, as in: bridle run -- python my_agent.py", 2)
-    if shutil.which(argv[0]) is None:
-        fail(f"cannot start {argv[0]}: there is no such command", NOT_FOUND)
     hosts = [*(HOSTS if intercept else ()), *(intercept_hosts or ())]
+    program = PurePath(argv[0]).name
+    known = PROGRAMS.get(program) if configure and not hosts else None
+    argv = [_found(argv[0], known), *argv[1:]]
     if hosts:
         find_mitmdump()
     asked = {"calls": budget_calls, "tokens": budget_tokens, "wall_s": budget_seconds}
     budget = {name: value for name, value in asked.items() if value is not None}
     request = SessionRequest(
         name=name,
-        harness=harness or argv[0].rsplit("/", 1)[-1],
+        harness=harness or (program if known is None else known.name),
         settings={"budget": budget} if budget else None,
     )
     session = asyncio.run(_create(proxy, key, request))
     try:
         with ExitStack() as stack:
             variables = session_variables(session)
+            if known is not None:
+                variables |= stack.enter_context(_configured(known, session))
+            if PurePath(argv[0]).parent in BIN_DIRECTORIES:  # beside the Node that it needs
+                variables["PATH"] = search_path(os.environ.get("PATH", os.defpath))
             if hosts:
                 variables |= stack.enter_context(intercepted(session, hosts))
             code = run_command(argv, variables)
     except (NotLaunchable, NoInterception) as error:
-        asyncio.run(_seal(proxy, key, session, None))
+        asyncio.run(_seal(proxy, key, session, None, ""))
         fail(str(error), NOT_FOUND if isinstance(error, NotLaunchable) else 1)
-    err.print(asyncio.run(_seal(proxy, key, session, code)), highlight=False, soft_wrap=True)
+    said = asyncio.run(_seal(proxy, key, session, code, _remedy(program, known, bool(hosts))))
+    err.print(said, highlight=False, soft_wrap=True)
     raise typer.Exit(code)
 
 
@@ -87,8 +115,55 @@ async def _create(proxy: str, key: str | None, request: SessionRequest) -> Sessi
         return await client.create_session(request)
 
 
-async def _seal(proxy: str, key: str | None, session: Session, code: int | None) -> str:
-    """Seals the session; returns a line about it for the user."""
+def _found(command: str, known: Configurable | None) -> str:
+    """Where the command is: on ``PATH``, or a harness that ``harnesses/*/install`` put here. Ends
+    the command when it is nowhere."""
+    if (found := shutil.which(command)) is not None:
+        return found
+    if known is None:
+        fail(f"cannot start {command}: there is no such command", NOT_FOUND)
+    try:
+        if command == "mini":
+            return find_python_harness(known.name, command)
+        return find_harness(command)
+    except NotLaunchable as error:
+        fail(f"cannot start {command}: {error}, or `{_INSTALL[command]}`", NOT_FOUND)
+
+
+@contextmanager
+def _configured(harness: Configurable, session: Session) -> Iterator[dict[str, str]]:
+    """The variables of a harness whose configuration is in a folder of its own meanwhile."""
+    # Harnesses leave helpers behind that may write on.
+    folder = TemporaryDirectory(prefix=f"bridle-{harness.name}-", ignore_cleanup_errors=True)
+    with folder as home:
+        configuration = harness.configuration(Access(session), Path(home))
+        for file, content in configuration.files.items():
+            Path(file).parent.mkdir(parents=True, exist_ok=True)
+            Path(file).write_text(content, encoding="utf-8")
+        yield dict(configuration.environment)
+
+
+def _remedy(program: str, known: Configurable | None, intercepted: bool) -> str:
+    """What to do when the command made no call."""
+    if intercepted:
+        return (
+            "it ignores HTTPS_PROXY, pins a certificate, or asks another address, which "
+            "--intercept-host adds"
+        )
+    if known is not None:
+        return (
+            f"{program} was configured for this session, so it ended before it asked its model, "
+            "or its own options chose another provider: leave those out, or use --intercept"
+        )
+    if program in PROGRAMS:
+        return "--no-configure leaves its own settings in place: leave it out, or use --intercept"
+    return f"{NO_CALL_HINT} If it has a fixed address, use --intercept"
+
+
+async def _seal(
+    proxy: str, key: str | None, session: Session, code: int | None, remedy: str
+) -> str:
+    """Seals the session; returns a line about it for the user, with ``remedy`` when it is empty."""
     async with Client(proxy, key) as client:
         problem = await seal_session(client, session, code)
         if problem:
@@ -98,7 +173,7 @@ async def _seal(proxy: str, key: str | None, session: Session, code: int | None)
         except (ProxyUnreachable, ControlError) as error:
             return f"bridle: recorded session {session.id}; its calls cannot be counted: {error}"
     counts = (f"{count} {status}" for status, count in recorded["calls"].items())
-    calls = ", ".join(counts) or f"none ({NO_CALL_HINT})"
+    calls = ", ".join(counts) or f"none ({remedy})"
     return (
         f"bridle: recorded session {session.id}; calls: {calls}. "
         f"See it with `bridle show {session.id}`"

@@ -48,6 +48,9 @@ def sft(
         ),
     ] = None,
     run: RunOption = None,
+    where: Annotated[
+        str | None, typer.Option(help="SQL on the columns of sessions, as harness = 'pi'.")
+    ] = None,
     min_reward: Annotated[float | None, typer.Option(help="Lowest reward of a session.")] = None,
     rules: RulesOption = "{}",
     epochs: Annotated[int, typer.Option(min=1, help="Passes over the data.")] = 1,
@@ -77,7 +80,7 @@ def sft(
     if output.exists() and (not output.is_dir() or any(output.iterdir())):
         fail(f"{output} exists and is not empty: name another --out", 2)
     left_out: Counter[str] = Counter()
-    examples = _examples(data, policy, store, run, min_reward, rules, left_out)
+    examples = _examples(data, policy, store, run, where, min_reward, rules, left_out)
     for reason, count in left_out.items():
         out.print(f"left out: {count} {reason}", highlight=False)
     with learning(policy, config) as learner:
@@ -93,6 +96,7 @@ def _examples(
     policy: Path,
     store: str,
     run: str | None,
+    where: str | None,
     min_reward: float | None,
     rules: str,
     left_out: Counter[str],
@@ -113,6 +117,9 @@ def _examples(
     with reader(store) as source:
         require_run(source, run)
         selection = Selection(
-            run=run, min_reward=min_reward, rules=sample_rules(rules, imitation=True)
+            run=run,
+            sql=where,
+            min_reward=min_reward,
+            rules=sample_rules(rules, imitation=True),
         )
         return examples_from_store(source, selection, left_out)

@@ -14,6 +14,7 @@ from bridle.cli.options import (
     ConfigOption,
     DeviceOption,
     EngineOption,
+    FleetOption,
     LoraRankOption,
     MinutesOption,
     PrecisionOption,
@@ -48,6 +49,7 @@ def train(
     ] = None,
     split: Annotated[str | None, typer.Option(help="Only tasks of this split.")] = None,
     sandbox: SandboxOption = None,
+    fleet: FleetOption = "local",
     sampling: SamplingOption = "policy",
     steps: Annotated[int, typer.Option(min=1, help="GRPO steps.")] = 100,
     seconds: MinutesOption = None,
@@ -68,6 +70,13 @@ def train(
     precision: PrecisionOption = "auto",
     recompute: RecomputeOption = False,
     lora_rank: LoraRankOption = 0,
+    evaluate_every: Annotated[
+        int,
+        typer.Option(min=0, help="Steps between measurements on held-out tasks; 0: none."),
+    ] = 0,
+    evaluation_split: Annotated[
+        str | None, typer.Option(help="Split of the held-out tasks, of --tasks or [evaluation].")
+    ] = None,
     engine: EngineOption = "embedded",
     engine_arguments: Annotated[
         list[str] | None,
@@ -91,6 +100,7 @@ def train(
         from bridle.cli.ranks import run_on_each_device
         from bridle.reconstruct.findings import findings_of_run
         from bridle.run import local
+        from bridle.run.report import report_lines
         from bridle.run.training import step_line
 
     run_on_each_device(config.training.compute.device)
@@ -105,5 +115,8 @@ def train(
         highlight=False,
         soft_wrap=True,
     )
+    for line in report_lines(result.report):
+        out.print(line, highlight=False, soft_wrap=True)
+    out.print(f"report: {output / 'report.json'}   plot: {output / 'reward.png'}", soft_wrap=True)
     with Reader(result.store) as source:
         print_findings(f"run {result.run_id}", findings_of_run(source, result.run_id))

@@ -1,4 +1,4 @@
-"""``bridle trainer``: GRPO with workers, a proxy and engines that run as services."""
+"""``bridle trainer``: GRPO with a proxy and engines that run as services."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ import typer
 
 from bridle.cli.extras import needs_extra
 from bridle.cli.options import (
+    TASKS_HELP,
     DeviceOption,
+    FleetOption,
     JsonOption,
     LoraRankOption,
     MinutesOption,
@@ -18,6 +20,8 @@ from bridle.cli.options import (
     ProxyOption,
     PublishThroughOption,
     RecomputeOption,
+    SamplingOption,
+    SandboxOption,
     ScheduleOption,
     SettingsOption,
     StoreOption,
@@ -25,10 +29,10 @@ from bridle.cli.options import (
     base_urls,
     model_path,
 )
-from bridle.cli.reading import reader
+from bridle.cli.reading import reader, require_run
 from bridle.cli.serving import leave_on_sigterm
 from bridle.cli.settings import GRPO, chosen
-from bridle.cli.terminal import out, print_json
+from bridle.cli.terminal import fail, out, print_json
 from bridle.run.environment import API_KEY_VARIABLE, admin_key_for, key_in
 from bridle.run.holding import LOCK, hold
 
@@ -41,19 +45,57 @@ def trainer(
             parser=model_path, metavar="MODEL", help="Of version 0: directory or Hub name."
         ),
     ],
+    proxy: ProxyOption,
+    store: StoreOption,
+    output: Annotated[Path, typer.Option("--out", help="Checkpoints, weights, logs.")],
     engine: Annotated[
-        list[str],
+        list[str] | None,
         typer.Option(
             callback=base_urls, help="Base URL of an engine that can read --out. Repeatable."
         ),
-    ],
-    proxy: ProxyOption,
-    store: StoreOption,
-    worker: Annotated[
-        list[str], typer.Option(callback=base_urls, help="A worker's base URL. Repeatable.")
-    ],
-    output: Annotated[Path, typer.Option("--out", help="Checkpoints, weights, logs.")],
-    run: Annotated[str, typer.Option(help="Name of the run; the same name resumes it.")] = "train",
+    ] = None,
+    named: Annotated[
+        str | None,
+        typer.Option("--agent", help="codex, claude-code …, agent.py, or 'CMD {prompt}'."),
+    ] = None,
+    tasks: Annotated[str | None, typer.Option(help=TASKS_HELP)] = None,
+    verify: Annotated[
+        str, typer.Option("--verifier", help="task, number, exact, regex, or FILE.py:NAME.")
+    ] = "task",
+    split: Annotated[str | None, typer.Option(help="Only tasks of this split.")] = None,
+    sandbox: SandboxOption = None,
+    fleet: FleetOption = "local",
+    sampling: SamplingOption = "policy",
+    parallel: Annotated[int, typer.Option(min=1, help="Sessions at a time.")] = 16,
+    timeout: Annotated[
+        float, typer.Option(min=0.1, help="Longest time of one session, in seconds.")
+    ] = 600.0,
+    directory: Annotated[
+        Path | None, typer.Option(help="Workspaces and logs, on each machine; else OUT/sessions.")
+    ] = None,
+    from_store: Annotated[
+        bool, typer.Option("--from-store", help="Train sessions that are recorded already.")
+    ] = False,
+    where: Annotated[
+        str | None,
+        typer.Option(help="--from-store: SQL on the columns of sessions, harness = 'pi'."),
+    ] = None,
+    version: Annotated[
+        int, typer.Option(min=0, help="--from-store: the recorded version that --policy is.")
+    ] = 0,
+    wait: Annotated[
+        bool, typer.Option("--wait", help="--from-store: wait for --group-size rewarded sessions.")
+    ] = False,
+    other_policy: Annotated[
+        bool, typer.Option("--other-policy", help="--from-store: sessions of other weights too.")
+    ] = False,
+    run: Annotated[
+        str | None,
+        typer.Option(
+            help="Name of the run, which the same name resumes; default: train. "
+            "--from-store: only this recorded run's sessions."
+        ),
+    ] = None,
     steps: Annotated[int, typer.Option(min=1, help="GRPO steps.")] = 100,
     seconds: MinutesOption = None,
     groups: Annotated[int, typer.Option(min=1, help="Tasks per step.")] = 8,
@@ -64,7 +106,7 @@ def trainer(
     max_staleness: Annotated[
         int, typer.Option(min=0, help="Most policy versions a token may lag behind; 0: on-policy.")
     ] = 0,
-    seed: Annotated[int, typer.Option(min=0, help="Order of minibatches.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Order of tasks and minibatches.")] = 0,
     device: DeviceOption = "auto",
     precision: PrecisionOption = "auto",
     recompute: RecomputeOption = False,
@@ -77,28 +119,34 @@ def trainer(
     settings_file: SettingsOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Train with workers, proxy and engine as services. The same command resumes."""
+    """Train with proxy and engine as services, or on recorded sessions.
+
+    The same command resumes. --from-store needs no engine; with one, each version is published.
+    """
     with needs_extra("train", "training needs the training extra"):
         from bridle.run.training import TrainingPlan, newest_policy, resumable, step_line, train
-    from bridle.run.remote import RemoteWorkers
-    from bridle.run.stack import Stack, kind_of
-    from bridle.store.errors import NotFound
-    from bridle.store.records import RunRecord
-    from bridle.store.writing.writer import Writer
+    from bridle.harnesses.rollout import RolloutSettings
+    from bridle.harnesses.sampling import session_settings
+    from bridle.run.agents import shuffled_tasks
+    from bridle.run.fleets import fleet_of
+    from bridle.run.groups import FinishedGroups, planned
+    from bridle.run.recorded import Recordings, train_recorded
+    from bridle.run.rollouts import Rollouts
+    from bridle.run.stack import MODEL, Stack, kind_of
     from bridle.trainer.config import GrpoConfig
     from bridle.trainer.report import StepReport
 
     leave_on_sigterm()
     config = chosen(context, GrpoConfig, GRPO, settings_file)
-    context.with_resource(hold(output, output / LOCK))
     admin_key, engine_key = admin_key_for(proxy), key_in(API_KEY_VARIABLE)
-    run_id = f"train:{run}"
-    with reader(store) as source:
-        try:
-            source.run(run_id)
-        except NotFound:
-            with Writer(store) as writer:
-                writer.add_sync(RunRecord(run_id, "train", time.time(), name=run))
+    plan = TrainingPlan(
+        policy=policy,
+        directory=output,
+        store=store,
+        run_id=f"train:{output.name if from_store else run or 'train'}",
+        config=config,
+        groups_per_step=groups,
+    )
 
     def on_step(report: StepReport) -> None:
         if json:
@@ -106,28 +154,74 @@ def trainer(
             return
         out.print(step_line(report), highlight=False, soft_wrap=True)
 
-    plan = TrainingPlan(
-        policy=policy,
-        directory=output,
-        store=store,
-        run_id=run_id,
-        config=config,
-        groups_per_step=groups,
-    )
-    with resumable():
-        stack = Stack(
-            engine[0],
-            proxy,
-            more_engines=tuple(engine[1:]),
-            kind=kind_of(engine[0], engine_key),
-            engine_key=engine_key,
-            admin_key=admin_key,
+    def services(urls: list[str]) -> Stack:
+        with resumable():
+            return Stack(
+                urls[0],
+                proxy,
+                more_engines=tuple(urls[1:]),
+                kind=kind_of(urls[0], engine_key),
+                engine_key=engine_key,
+                admin_key=admin_key,
+            )
+
+    if from_store:
+        context.with_resource(hold(output, output / LOCK))
+        with reader(store) as source:
+            require_run(source, run)
+        _begin_run(plan.store, plan.run_id)
+        recordings = Recordings(run, where, version, group_size if wait else None, other_policy)
+        stack = services(engine) if engine else None
+        loop = train_recorded(plan, recordings, stack=stack, on_step=on_step)
+    else:
+        _refuse(where=where, wait=wait, version=version, other_policy=other_policy)
+        if not (engine and named and tasks):
+            fail("name --engine, --agent and --tasks, or --from-store", 2)
+        pool = shuffled_tasks(tasks, split, config.seed)
+        adapter, running = fleet_of(fleet, named, verify, pool, sandbox)
+        running.require_launchable(adapter, pool[0], output, MODEL)
+        context.with_resource(hold(output, output / LOCK))
+        _begin_run(plan.store, plan.run_id)
+        with reader(store) as source:
+            finished = FinishedGroups.of(source, plan.run_id)
+        settings = RolloutSettings(
+            directory=directory or output / "sessions",
+            parallel=parallel,
+            timeout_s=timeout,
+            model=MODEL,
+            run_id=plan.run_id,
+            session_settings=session_settings(sampling),
         )
-    with RemoteWorkers(worker, run_id=run_id, group_size=group_size, key=admin_key) as workers:
-        loop = train(plan, stack, workers, on_step=on_step)
+        live = services(engine)
+        with Rollouts(proxy, running, key=admin_key) as rollouts:
+            planning = planned(plan.run_id, pool, group_size, finished)
+            started = rollouts.groups(adapter, planning, settings)
+            loop = train(plan, live, started, on_step=on_step)
     if not json:
         out.print(
-            f"{newest_policy(plan)}: after {loop.step} of {config.steps} steps",
+            f"{newest_policy(plan)}: after {loop.step} of {loop.config.steps} steps",
             highlight=False,
             soft_wrap=True,
         )
+
+
+def _begin_run(store: str, run_id: str) -> None:
+    """Records the run, unless an earlier attempt has."""
+    from bridle.store.errors import NotFound
+    from bridle.store.records import RunRecord
+    from bridle.store.writing.writer import Writer
+
+    with reader(store) as source:
+        try:
+            source.run(run_id)
+        except NotFound:
+            with Writer(store) as writer:
+                name = run_id.partition(":")[2]
+                writer.add_sync(RunRecord(run_id, "train", time.time(), name=name))
+
+
+def _refuse(**options: object) -> None:
+    """Ends the command when an option was given that is for recorded sessions only."""
+    for name, value in options.items():
+        if value:
+            fail(f"--{name.replace('_', '-')} is for --from-store", 2)

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 from bridle.engine.scripted import ScriptedReply, ScriptedRequest
 from bridle.harnesses.adapters.base import Adapter
 from bridle.harnesses.adapters.python_agent import PythonAgent
+from bridle.harnesses.fleet import LocalFleet
 from bridle.harnesses.sandboxes.forked import ForkedProvider
 from bridle.harnesses.tasks.task import Task
 from bridle.harnesses.verifiers import FunctionVerifier
@@ -84,7 +85,7 @@ class LangChainExample:
     def rollouts(self, proxy_url: str, key: str | None) -> Rollouts:
         module: ModuleType = self.module
         check = FunctionVerifier(module.verifier)
-        return Rollouts(proxy_url, ForkedProvider(), check, key=key)
+        return Rollouts(proxy_url, LocalFleet(ForkedProvider(), check), key=key)
 
 
 class StaffList(LangChainExample):

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import matplotlib as mpl
 from rich.table import Table
 
-from bridle.reconstruct.episodes import episodes
+from bridle.reconstruct.evaluation import wilson
+from bridle.run.report import plot_rewards, training_figures
 from bridle.store.reading.queries import Reader
 from bridle.store.records import RewardSource
 
 mpl.use("Agg")
 
 from matplotlib import pyplot
-from matplotlib.ticker import MaxNLocator
 
 PHASES = ("before", "greedy_before", "after", "greedy_after")
 
@@ -49,47 +48,14 @@ def make_report(reader: Reader, runs: Mapping[str, str], seconds: float) -> dict
     figures["gain"] = figures["reward_after"] - figures["reward_before"]
     figures["minutes"] = seconds / 60
     figures |= _counts(reader)
-    figures |= _training(reader, runs["train"])
+    figures |= training_figures(reader, runs["train"])
     return figures
-
-
-def wilson(successes: float, trials: int, z: float = 1.96) -> tuple[float, float]:
-    """95% interval of a share (Wilson, 1927); it holds the share, and ends at 0 and 1."""
-    share, spread = successes / trials, z * z / trials
-    middle = (share + spread / 2) / (1 + spread)
-    half = z / (1 + spread) * math.sqrt(share * (1 - share) / trials + spread / (4 * trials))
-    # Of none or all, one end is the share itself but for rounding.
-    return max(0.0, min(share, middle - half)), min(1.0, max(share, middle + half))
 
 
 def _counts(reader: Reader) -> dict[str, int]:
     ids = [session.id for session in reader.sessions()]
     calls = sum(sum(counts.values()) for counts in reader.call_counts_of(ids).values())
     return {"sessions": len(ids), "calls": calls}
-
-
-def _training(reader: Reader, run_id: str) -> dict[str, Any]:
-    steps: dict[int, dict[str, float]] = {}
-    for metric in reader.metrics(run_id):
-        steps.setdefault(metric.step, {})[metric.name] = metric.value
-    total = {
-        name: int(sum(values.get(f"tokens/{name}", 0) for values in steps.values()))
-        for name in ("captured", "trained", "masked", "dropped")
-    }
-    measured = [values.get("update/logprob_gap") for values in steps.values()]
-    gaps = [gap for gap in measured if gap is not None]
-    rows = [
-        sum(bool(sample.mask.any()) for sample in episode.samples)
-        for episode in episodes(reader, run=run_id, sealed=True)
-    ]
-    return {
-        **{f"tokens_{name}": value for name, value in total.items()},
-        "rows_per_session": sum(rows) / len(rows) if rows else None,
-        "logprob_gap": max(gaps, default=None),
-        "steps": len(steps),
-        "versions": sum(policy.verified for policy in reader.policies(run_id)),
-        "reward_by_step": [steps[step].get("reward/mean") for step in sorted(steps)],
-    }
 
 
 def table(report: Mapping[str, Any]) -> Table:
@@ -112,17 +78,9 @@ def _share(report: Mapping[str, Any], key: str) -> str:
 
 def plot(report: Mapping[str, Any], path: Path) -> None:
     """Reward over GRPO steps, with the held-out figures before and after."""
-    rewards: Sequence[float | None] = report["reward_by_step"]
+    rewards: list[float | None] = report["reward_by_step"]
     figure, axes = pyplot.subplots(figsize=(8, 4.5), layout="constrained")
-    steps = [step for step, reward in enumerate(rewards, start=1) if reward is not None]
-    axes.plot(
-        steps,
-        [reward for reward in rewards if reward is not None],
-        color="#4269d0",
-        marker="o",
-        markersize=4,
-        label="training questions, mean of a step",
-    )
+    plot_rewards(axes, rewards, "training questions, mean of a step")
     for key, step, label in (
         ("reward_before", 0, "held-out questions, sampled"),
         ("reward_after", len(rewards) + 1, None),
@@ -148,15 +106,12 @@ def plot(report: Mapping[str, Any], path: Path) -> None:
         linestyle="none",
         label="held-out questions, greedy",
     )
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set(
         xlabel="GRPO step",
         ylabel="share of right answers",
         ylim=(0, 1.03),
         title=f"Held-out reward {report['reward_before']:.2f} → {report['reward_after']:.2f}",
     )
-    axes.grid(alpha=0.3)
-    axes.spines[["top", "right"]].set_visible(False)
     axes.legend(loc="lower right", frameon=False)
     figure.savefig(path, dpi=150, format="png")
     pyplot.close(figure)

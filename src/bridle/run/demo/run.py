@@ -7,6 +7,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,9 +31,18 @@ from bridle.run.demo.stages import (
     warm_start_updates,
 )
 from bridle.run.demo.state import DemoState
+from bridle.run.environment import API_KEY_VARIABLE, admin_key_for, key_in
 from bridle.run.groups import FinishedGroups, planned
-from bridle.run.stack import Stack, engine_service, new_key, recording, serve_instead, stack
-from bridle.run.training import TrainingPlan, train
+from bridle.run.stack import (
+    Stack,
+    engine_service,
+    kind_of,
+    new_key,
+    recording,
+    serve_instead,
+    stack,
+)
+from bridle.run.training import TrainingPlan, resumable, train
 from bridle.store.reading.queries import Reader
 from bridle.store.records import RunRecord, new_id
 from bridle.store.schema.database import migrate
@@ -49,6 +59,29 @@ from bridle.trainer.report import StepReport
 from bridle.trainer.sft.sft import SftStep
 
 
+@dataclass(frozen=True, slots=True)
+class Services:
+    """An engine and a proxy that run already, and the store that the proxy records to. The engine
+    must be able to read the demo's folder, under the same path."""
+
+    engine_url: str
+    proxy_url: str
+    store: str
+    directory: Path | None = None
+    """Where sessions run; ``None``: in the demo's folder."""
+
+    def stack(self) -> Stack:
+        """Raises :class:`bridle.run.stack.StackError` where the engine does not answer."""
+        key = key_in(API_KEY_VARIABLE)
+        return Stack(
+            self.engine_url,
+            self.proxy_url,
+            kind=kind_of(self.engine_url, key),
+            engine_key=key,
+            admin_key=admin_key_for(self.proxy_url),
+        )
+
+
 class Demo:
     """One demo run in ``root``; :meth:`run` goes on from what is finished there."""
 
@@ -58,9 +91,13 @@ class Demo:
         settings: DemoSettings,
         console: Console,
         taught: TaughtCourse | None = None,
+        services: Services | None = None,
     ) -> None:
-        """``taught``: what a tiny policy learns, in place of the shop."""
+        """``taught``: what a tiny policy learns, in place of the shop. ``services``: what serves
+        and records, in place of processes of the demo's own."""
         self.places = Places(root)
+        if services is not None:
+            self.places = Places(root, services.store, services.directory)
         self.settings = settings
         self._taught = taught or Shop()
         self.course: Course = StaffList() if settings.policy == "smollm2" else self._taught
@@ -72,6 +109,7 @@ class Demo:
         """Ends what outlives a stage."""
         self._engine_key = new_key()
         self._vllm_url: str | None = None
+        self._services = services
         migrate(self.places.store)
 
     @property
@@ -89,7 +127,7 @@ class Demo:
         with self._kept:
             self._stage("before", self._measure("before", self.places.warm))
             self._stage("train", self._train)
-            self._stage("after", self._measure("after", self.places.trained))
+            self._stage("after", self._measure("after", self.places.trained, self._trained_version))
         return self._report()
 
     def start_from(self, other: Path) -> None:
@@ -142,14 +180,16 @@ class Demo:
 
             warm_start(self.places, self.settings, on_step)
 
-    def _measure(self, phase: str, policy: Path) -> Callable[[str], None]:
+    def _measure(
+        self, phase: str, policy: Path, version: Callable[[], int] = lambda: 0
+    ) -> Callable[[str], None]:
         def work(_stage: str) -> None:
             store, settings = self.places.store, self.settings
             asked = (
                 (phase, 1.0, settings.eval_tasks),
                 (f"greedy_{phase}", 0.0, min(settings.eval_tasks, settings.greedy_tasks)),
             )
-            with self._serving(policy) as running:
+            with self._serving(policy, version()) as running:
                 for name, temperature, tasks in asked:
                     with (
                         self._run_of(name) as run_id,
@@ -255,17 +295,29 @@ class Demo:
         others = sum(seconds for stage, seconds in spent.items() if stage != "train")
         return self.settings.minutes * 60 - others - spent.get("before", 0.0)
 
+    def _trained_version(self) -> int:
+        """The newest version that training published."""
+        with Reader(self.places.store) as reader:
+            return max(policy.version for policy in reader.policies(self._state.runs["train"]))
+
     # -- plumbing --------------------------------------------------------------------------------
 
     @contextmanager
-    def _serving(self, policy: Path) -> Iterator[Stack]:
-        """An engine for ``policy`` and a proxy in front of it.
+    def _serving(self, policy: Path, version: int = 0) -> Iterator[Stack]:
+        """An engine for ``policy`` as ``version``, and a proxy in front of it.
 
         vLLM takes most of a minute to start, so one serves the policies of all stages.
         """
         store, logs = self.places.store, self.places.logs
+        if self._services is not None:
+            with resumable():
+                running = self._services.stack()
+                serve_instead(running.engine_url, policy, key=running.engine_key)
+                running.announce(version)
+            yield running
+            return
         if self.settings.engine == "embedded":
-            with stack(policy, store, logs) as running:
+            with stack(policy, store, logs, version=version) as running:
                 yield running
             return
         if self._vllm_url is None:
@@ -276,7 +328,7 @@ class Demo:
         else:
             serve_instead(self._vllm_url, policy, key=self._engine_key)
         url, key = self._vllm_url, self._engine_key
-        with recording(url, "vllm", policy, store, logs, key=key) as running:
+        with recording(url, "vllm", policy, store, logs, version=version, key=key) as running:
             yield running
 
     @contextmanager

@@ -44,10 +44,14 @@ class Places:
     """The files of a demo run."""
 
     root: Path
+    recorded: str | None = None
+    """The store of a proxy that runs already; ``None``: one in ``root``."""
+    workspaces: Path | None = None
+    """Where sessions run; ``None``: in ``root``."""
 
     @property
     def store(self) -> str:
-        return str(self.root / "bridle.db")
+        return self.recorded or str(self.root / "bridle.db")
 
     @property
     def first(self) -> Path:
@@ -76,7 +80,7 @@ class Places:
 
     @property
     def sessions(self) -> Path:
-        return self.root / "sessions"
+        return self.workspaces or self.root / "sessions"
 
     @property
     def logs(self) -> Path:

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from bridle.harnesses.adapters.base import Adapter
+from bridle.harnesses.fleet import LocalFleet
 from bridle.harnesses.install import pinned_version
 from bridle.harnesses.tasks.task import Task
 from bridle.harnesses.verifiers import CommandVerifier
@@ -53,7 +54,7 @@ class Editing:
 
     def rollouts(self, proxy_url: str, key: str | None) -> Rollouts:
         _, sandbox = agent(self.harness)
-        return Rollouts(proxy_url, sandbox, CommandVerifier(timeout_s=30), key=key)
+        return Rollouts(proxy_url, LocalFleet(sandbox, CommandVerifier(timeout_s=30)), key=key)
 
     def first_corpus(self) -> Iterable[str]:
         return list(pydoc_data.topics.topics.values())

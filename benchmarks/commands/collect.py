@@ -1,0 +1,47 @@
+"""``bridle bench collect``: how busy sessions keep their slots while a policy trains."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from bridle.cli.extras import require
+from bridle.cli.options import JsonOption
+from bridle.cli.terminal import err, out, print_json
+
+
+def collect(
+    max_staleness: Annotated[
+        list[int] | None,
+        typer.Option(min=0, help="A bound to measure. Repeatable; default: 0, 1, 2, 4, 8."),
+    ] = None,
+    slots: Annotated[int, typer.Option(min=1, help="Sessions at a time.")] = 64,
+    groups: Annotated[int, typer.Option(min=1, help="Groups per step.")] = 8,
+    group_size: Annotated[int, typer.Option(min=1, help="Sessions per group.")] = 8,
+    steps: Annotated[int, typer.Option(min=1, help="Steps of each run.")] = 40,
+    median: Annotated[float, typer.Option(min=0.001, help="Seconds of a middling session.")] = 0.2,
+    train: Annotated[float, typer.Option(min=0, help="Seconds of an update.")] = 0.05,
+    json: JsonOption = False,
+) -> None:
+    """Measure slot use with sleeping sessions whose times are lognormal (σ = 1)."""
+    require("torch", "train", "the collector is the trainer's")
+    from bridle.bench.collect import CollectSettings, bench_collect
+
+    settings = CollectSettings(
+        slots, group_size, groups, steps=steps, median_s=median, train_s=train
+    )
+    found = []
+    for bound in max_staleness or (0, 1, 2, 4, 8):
+        err.print(f"{steps} steps at staleness {bound}", highlight=False)
+        found.append(bench_collect(settings, bound))
+    if json:
+        print_json([figures.as_data() for figures in found])
+        return
+    for figures in found:
+        out.print(
+            f"staleness {figures.max_staleness} (seen {figures.staleness}): slots "
+            f"{figures.slot_use:.2f} used, {figures.trained:.2f} of sessions trained, "
+            f"{figures.seconds_per_step:.2f} s a step",
+            highlight=False,
+        )

@@ -1,0 +1,19 @@
+#!/bin/sh
+# The loop with the services engine and proxy: the demo's, or with BRIDLE_AGENT that of one's own agent.
+# It goes on where it was, and is over at once where it had ended.
+set -eu
+if [ "$(id -u)" = 0 ]; then
+  kept=+chown,+kill,+setgid,+setuid
+  exec setpriv --reuid=10001 --regid=10001 --clear-groups \
+    --inh-caps="-all,$kept" --ambient-caps="-all,$kept" "$0"
+fi
+engine=http://net:8000
+if [ -z "$BRIDLE_AGENT" ]; then
+  exec bridle demo --engine-url "$engine" --out /data/demo --directory /sessions --steps "$BRIDLE_STEPS" \
+    --groups "$BRIDLE_GROUPS" --learning-rate "$BRIDLE_LEARNING_RATE" --minutes "$BRIDLE_MINUTES" \
+    --eval-tasks "$BRIDLE_EVAL_TASKS"
+fi
+exec bridle trainer --engine "$engine" --policy /data/policy --out /data/train --directory /sessions \
+  --agent "$BRIDLE_AGENT" --tasks "$BRIDLE_TASKS" --verifier "$BRIDLE_VERIFIER" \
+  --steps "$BRIDLE_STEPS" --groups "$BRIDLE_GROUPS" --group-size "$BRIDLE_GROUP_SIZE" \
+  --learning-rate "$BRIDLE_LEARNING_RATE" --lora-rank "$BRIDLE_LORA_RANK"

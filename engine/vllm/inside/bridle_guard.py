@@ -1,0 +1,44 @@
+"""Middleware of vLLM's server: every route asks for the key, not the API's alone.
+
+vLLM checks ``--api-key`` below ``/v1``. Its control routes (pause, weights, ``collective_rpc``) are
+open to all who reach the port, and with them the policy. ``/health`` answers without a key.
+"""
+
+from __future__ import annotations
+
+import hmac
+import os
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any
+
+OPEN = "/health"
+KEY_VARIABLE = "VLLM_API_KEY"
+
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+App = Callable[[Message, Receive, Send], Awaitable[None]]
+
+
+class RequireKey:
+    """Answers 401 to what does not send ``Authorization: Bearer $VLLM_API_KEY``."""
+
+    def __init__(self, app: App) -> None:
+        self._app = app
+        self._wanted = f"Bearer {os.environ[KEY_VARIABLE]}".encode()
+
+    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan" or scope.get("path") == OPEN or self._may(scope):
+            await self._app(scope, receive, send)
+            return
+        if scope["type"] == "websocket":
+            await send({"type": "websocket.close", "code": 1008})
+            return
+        body = b'{"error":{"message":"send the key: Authorization: Bearer KEY"}}'
+        headers = [(b"content-type", b"application/json")]
+        await send({"type": "http.response.start", "status": 401, "headers": headers})
+        await send({"type": "http.response.body", "body": body})
+
+    def _may(self, scope: Message) -> bool:
+        sent = dict(scope["headers"]).get(b"authorization", b"")
+        return hmac.compare_digest(sent, self._wanted)

@@ -1,0 +1,82 @@
+"""Sessions on this machine, each in a sandbox of its own.
+
+Their paths stand in prompts (Codex includes its working directory and its home), so sessions run in
+numbered places, one after another under the same path: what is the same in their prompts is
+computed once, by an engine that caches prefixes and by a trainer that shares them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from bridle.harnesses.adapters.base import Access, Adapter
+from bridle.harnesses.client import Session
+from bridle.harnesses.episode import Episode, EpisodeResult, Outcome
+from bridle.harnesses.fleet.base import SessionPlan
+from bridle.harnesses.sandboxes.base import SandboxProvider, SandboxRequest
+from bridle.harnesses.tasks.task import Task
+from bridle.harnesses.verifiers import Verifier
+
+
+@dataclass(frozen=True, slots=True)
+class LocalFleet:
+    """Runs plans in sandboxes of one kind, and verifies them."""
+
+    sandboxes: SandboxProvider
+    verifier: Verifier
+
+    @property
+    def host(self) -> str:
+        return "127.0.0.1"
+
+    def require_launchable(self, adapter: Adapter, task: Task, directory: Path, model: str) -> None:
+        urls = dict.fromkeys(("openai", "anthropic", "google"), "")
+        nobody = Session(id="", key="", base_urls=urls)
+        request = SandboxRequest(directory.absolute() / "place", container=task.container)
+        adapter.plan(task, Access(nobody, model), self.sandboxes.expected_place(request))
+
+    async def run(self, plan: SessionPlan) -> EpisodeResult:
+        with _place(plan.directory, plan.session.id) as directory:
+            request = SandboxRequest(directory, plan.session.base_urls, plan.task.container)
+            async with self.sandboxes.open(request) as sandbox:
+                result = await Episode(
+                    plan.adapter,
+                    self.sandboxes,
+                    self.verifier,
+                    sandbox,
+                    request,
+                    plan.session,
+                    plan.model,
+                    plan.timeout_s,
+                ).run(plan.task)
+            if result.outcome is Outcome.COMPLETED and not plan.keep_directory:
+                shutil.rmtree(directory, ignore_errors=True)
+        return result
+
+    async def close(self) -> None:
+        await self.sandboxes.close()
+
+
+@contextlib.contextmanager
+def _place(directory: Path, session_id: str) -> Iterator[Path]:
+    """The first free place; what is in it afterwards is kept under the session's id.
+
+    A place is taken while its directory exists, also for other processes. The directory of a killed
+    process stays.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    for number in itertools.count():
+        root = directory / f"place-{number}"
+        with contextlib.suppress(FileExistsError):
+            root.mkdir()
+            break
+    try:
+        yield root
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            root.rename(directory / session_id)

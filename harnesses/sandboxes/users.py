@@ -1,0 +1,143 @@
+"""A user of its own for each session, where Bridle may change users.
+
+``BRIDLE_SESSION_USERS=20001-24096`` names the numbers. A process that is not root needs the
+capabilities SETUID, SETGID, CHOWN and KILL for it, and none besides: the container of a compose
+set-up's trainer has them. A session's processes then cannot read what is Bridle's (keys, store,
+environment) nor another session's, and nothing of them outlives it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import re
+import signal
+import stat
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Final
+
+from bridle.errors import UsageError
+
+VARIABLE: Final = "BRIDLE_SESSION_USERS"
+NEEDED: Final = {"chown": 0, "kill": 5, "setgid": 6, "setuid": 7}
+"""Linux' numbers of the capabilities."""
+_RANGE: Final = re.compile(r"(\d+)-(\d+)")
+_PATIENCE: Final = 100
+"""Rounds of killing what starts others meanwhile."""
+
+
+class SessionUsers:
+    """Numbers of users that no session has at the moment."""
+
+    def __init__(self, numbers: range) -> None:
+        self._numbers = itertools.cycle(numbers)
+        self._taken: set[int] = set()
+        self._most = len(numbers)
+
+    @classmethod
+    def of_environment(cls) -> SessionUsers | None:
+        """Those that ``BRIDLE_SESSION_USERS`` names; ``None`` where it is not set.
+
+        Raises :class:`bridle.errors.UsageError` for what is no range, and where this process may
+        not change users.
+        """
+        named = os.environ.get(VARIABLE)
+        if not named:
+            return None
+        found = _RANGE.fullmatch(named)
+        numbers = range(int(found[1]), int(found[2]) + 1) if found else range(0)
+        if not numbers or 0 in numbers or os.getuid() in numbers:
+            raise UsageError(f"{VARIABLE}={named} is no range of users without root and this one")
+        if absent := [name for name, bit in NEEDED.items() if not _effective() >> bit & 1]:
+            raise UsageError(
+                f"{VARIABLE} needs the capabilities {', '.join(absent)}: run as root, or give them "
+                "as deploy/image/train.sh does"
+            )
+        return cls(numbers)
+
+    @contextlib.contextmanager
+    def one(self) -> Iterator[int]:
+        """A user for one session; whatever still runs as it is killed at the end."""
+        if len(self._taken) == self._most:
+            raise UsageError(f"{VARIABLE} has {self._most} users, fewer than sessions at a time")
+        user = next(number for number in self._numbers if number not in self._taken)
+        self._taken.add(user)
+        try:
+            yield user
+        finally:
+            kill_all_of(user)
+            self._taken.discard(user)
+
+
+@contextlib.contextmanager
+def one_of(users: SessionUsers | None) -> Iterator[int | None]:
+    """A user for one session, or this process' own where there are none."""
+    if users is None:
+        yield None
+        return
+    with users.one() as user:
+        yield user
+
+
+def as_user(user: int, argv: Sequence[str]) -> tuple[str, ...]:
+    """The command that runs ``argv`` as ``user``, without capabilities (util-linux)."""
+    to = (f"--reuid={user}", f"--regid={user}", "--clear-groups")
+    return ("setpriv", *to, "--inh-caps=-all", "--ambient-caps=-all", "--", *argv)
+
+
+def give(directory: Path, user: int) -> None:
+    """Makes ``directory`` and all that is in it the user's, closed to others; our group may enter
+    it, so that a process of ours can start there before it becomes the user's."""
+    for folder, folders, files in os.walk(directory, topdown=False):
+        for name in (*folders, *files):
+            os.chown(os.path.join(folder, name), user, user, follow_symlinks=False)
+    directory.chmod(0o770)
+    os.chown(directory, user, os.getgid())
+
+
+def take_back(directory: Path) -> None:
+    """Makes ``directory`` and all that is in it ours, whatever its modes."""
+    user, group = os.getuid(), os.getgid()
+    os.chown(directory, user, group, follow_symlinks=False)
+    directory.chmod(0o700)
+    with os.scandir(directory) as entries:
+        for entry in entries:
+            if entry.is_dir(follow_symlinks=False):
+                take_back(Path(entry.path))
+                continue
+            os.chown(entry.path, user, group, follow_symlinks=False)
+            if stat.S_ISREG(mode := entry.stat(follow_symlinks=False).st_mode):
+                os.chmod(entry.path, stat.S_IMODE(mode) & 0o1777 | 0o600)
+
+
+def kill_all_of(user: int) -> None:
+    """Kills every process of ``user``, until there is none."""
+    for _ in range(_PATIENCE):
+        running = [pid for pid in _processes() if _owner(pid) == user]
+        if not running:
+            return
+        for pid in running:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+
+def _processes() -> list[int]:
+    return [int(name) for name in os.listdir("/proc") if name.isdigit()]
+
+
+def _owner(pid: int) -> int | None:
+    """The real user of a process that has not ended; ``None`` for others."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return None
+    fields = dict(line.split(":\t", 1) for line in status.splitlines() if ":\t" in line)
+    return None if fields["State"].startswith("Z") else int(fields["Uid"].split()[0])
+
+
+def _effective() -> int:
+    status = Path("/proc/self/status").read_text()
+    found = re.search(r"^CapEff:\s*(\w+)$", status, re.MULTILINE)
+    return int(found[1], 16) if found else 0

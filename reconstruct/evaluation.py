@@ -1,0 +1,165 @@
+"""How good an agent is on tasks: pass@k, mean@k and their intervals, from recorded rewards.
+
+A task's pass@k is the unbiased estimate of Chen et al. (2021, arXiv 2107.03374): of ``n`` attempts
+``c`` succeeded, so ``1 - C(n - c, k) / C(n, k)``. Figures are means over tasks. Intervals are of
+95% and over tasks, which are what a measurement would draw anew: Wilson's (1927) where every value
+lies between 0 and 1, for which it is too wide rather than too narrow, else the normal one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Final, Literal
+
+from bridle.reconstruct.rewards import Aggregation
+from bridle.store.reading.queries import Reader
+from bridle.store.records import SessionRecord
+
+By = Literal["harness", "task", "version"]
+MEASURED: Final = frozenset({"completed", "agent_error", "timeout"})
+"""Outcomes that say something about the agent."""
+_Z: Final = 1.96
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """One session on one task."""
+
+    task: str
+    reward: float
+    harness: str | None = None
+    version: int | None = None
+    """Policy version of its last call; ``None`` when it made none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """A mean over tasks and the ends of its interval."""
+
+    value: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        return f"{self.value:.3f} ({self.low:.3f}–{self.high:.3f})"
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """The figures of some attempts."""
+
+    tasks: int
+    attempts: int
+    pass_at: Mapping[int, Estimate]
+    """By ``k``; only for ``k`` that every task has attempts for."""
+    mean_at: tuple[int, Estimate]
+    """Mean reward over ``k`` attempts of each task, and ``k``: what every task has."""
+
+    def as_data(self) -> dict[str, Any]:
+        k, mean = self.mean_at
+        return {
+            "tasks": self.tasks,
+            "attempts": self.attempts,
+            "pass_at": {str(k): asdict(value) for k, value in self.pass_at.items()},
+            "mean_at": {str(k): asdict(mean)},
+        }
+
+
+def evaluated(
+    attempts: Iterable[Attempt], ks: Sequence[int] = (1,), success: float = 1.0
+) -> Evaluation:
+    """The figures of ``attempts``; a reward of at least ``success`` is one.
+
+    Raises ``ValueError`` without attempts.
+    """
+    rewards: dict[str, list[float]] = {}
+    for attempt in attempts:
+        rewards.setdefault(attempt.task, []).append(attempt.reward)
+    if not rewards:
+        raise ValueError("there is no attempt to evaluate")
+    fewest = min(map(len, rewards.values()))
+    passed = {task: sum(value >= success for value in own) for task, own in rewards.items()}
+    means = [sum(own[:fewest]) / fewest for own in rewards.values()]
+    return Evaluation(
+        tasks=len(rewards),
+        attempts=sum(map(len, rewards.values())),
+        pass_at={
+            k: over_tasks([pass_at_k(len(own), passed[task], k) for task, own in rewards.items()])
+            for k in ks
+            if k <= fewest
+        },
+        mean_at=(fewest, over_tasks(means)),
+    )
+
+
+def pass_at_k(attempts: int, passed: int, k: int) -> float:
+    """The chance that one of ``k`` attempts drawn from these has passed."""
+    return 1.0 - math.comb(attempts - passed, k) / math.comb(attempts, k)
+
+
+def over_tasks(values: Sequence[float]) -> Estimate:
+    """The mean of one value of each task, with its interval."""
+    mean = sum(values) / len(values)
+    if all(0 <= value <= 1 for value in values):
+        low, high = wilson(sum(values), len(values))
+        return Estimate(mean, low, high)
+    variance = sum((value - mean) ** 2 for value in values) / max(len(values) - 1, 1)
+    half = _Z * math.sqrt(variance / len(values)) if len(values) > 1 else math.inf
+    return Estimate(mean, mean - half, mean + half)
+
+
+def wilson(successes: float, trials: int, z: float = _Z) -> tuple[float, float]:
+    """95% interval of a share (Wilson, 1927); it holds the share, and ends at 0 and 1."""
+    share, spread = successes / trials, z * z / trials
+    middle = (share + spread / 2) / (1 + spread)
+    half = z / (1 + spread) * math.sqrt(share * (1 - share) / trials + spread / (4 * trials))
+    # Of none or all, one end is the share itself but for rounding.
+    return max(0.0, min(share, middle - half)), min(1.0, max(share, middle + half))
+
+
+def split_by(attempts: Iterable[Attempt], by: By) -> dict[str, list[Attempt]]:
+    """The attempts by harness, task or policy version, as text in order."""
+    key: Callable[[Attempt], Any] = {
+        "harness": lambda one: one.harness,
+        "task": lambda one: one.task,
+        "version": lambda one: one.version,
+    }[by]
+    found: dict[Any, list[Attempt]] = {}
+    for attempt in attempts:
+        found.setdefault(key(attempt), []).append(attempt)
+    ordered = sorted(found.items(), key=lambda item: (item[0] is not None, item[0] or 0))
+    return {"–" if name is None else str(name): own for name, own in ordered}
+
+
+def task_key(session: SessionRecord) -> str:
+    """A session's task as text."""
+    return f"{session.task_suite}/{session.task_split}/{session.task_id}"
+
+
+def attempts_of(
+    reader: Reader,
+    *,
+    run: str | None = None,
+    where: str | None = None,
+    aggregation: Aggregation | None = None,
+    wanted: Callable[[SessionRecord], bool] = lambda _session: True,
+) -> list[Attempt]:
+    """The recorded attempts: sealed sessions on a task, with a reward and a measured outcome."""
+    rule = aggregation or Aggregation()
+    sessions = [
+        session
+        for session in reader.sessions(run=run, where=where, sealed=True)
+        if session.task_id is not None and session.outcome in MEASURED and wanted(session)
+    ]
+    ids = [session.id for session in sessions]
+    rewards, versions = reader.rewards_of(ids), reader.versions_of(ids)
+    found = []
+    for session in sessions:
+        value = rule.value(rewards[session.id])
+        if value is not None:
+            found.append(
+                Attempt(task_key(session), value, session.harness, versions.get(session.id))
+            )
+    return found

@@ -1,0 +1,63 @@
+"""``bridle seal``: end a session that was recorded through a base URL alone."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Annotated
+
+import typer
+
+from bridle.cli.options import ProxyOption, StoreOption
+from bridle.cli.reading import one_session, reader
+from bridle.cli.terminal import fail, out
+from bridle.harnesses.client import Client, ControlError, ProxyUnreachable
+from bridle.run.environment import ADMIN_KEY_VARIABLE, admin_key_for
+from bridle.store.writing.batch import Patch
+from bridle.store.writing.writer import Writer
+
+LONGEST_OUTCOME = 32
+
+
+def seal(
+    session: Annotated[str, typer.Argument(help="Id, name, beginning of an id, or `last`.")],
+    store: StoreOption,
+    proxy: ProxyOption,
+    outcome: Annotated[str, typer.Option(help="How the session ended.")] = "completed",
+    key: Annotated[
+        str | None, typer.Option(envvar=ADMIN_KEY_VARIABLE, help="Admin key of the proxy.")
+    ] = None,
+) -> None:
+    """End a session: it takes no more calls, and reaches the feed.
+
+    A proxy that records it is asked to; without one, the store is written.
+    """
+    if not 1 <= len(outcome) <= LONGEST_OUTCOME:
+        fail(f"an outcome has 1 to {LONGEST_OUTCOME} characters, not {len(outcome)}", 2)
+    with reader(store) as source:
+        record = one_session(source, session)
+        if record.sealed_at is not None:
+            out.print(f"{record.id} is sealed already: {record.outcome}", highlight=False)
+            return
+    if not asyncio.run(_sealed_by(proxy, admin_key_for(proxy, key), record.id, outcome)):
+        with Writer(store) as writer:
+            fields = {"sealed_at": time.time(), "outcome": outcome}
+            writer.add_sync(Patch("sessions", record.id, fields, once="sealed_at"))
+    out.print(f"{record.id} is sealed: {outcome}", highlight=False)
+
+
+async def _sealed_by(proxy: str, key: str | None, session_id: str, outcome: str) -> bool:
+    """Whether a proxy is there that has the session, and has sealed it.
+
+    Raises :class:`ControlError` when it refuses.
+    """
+    async with Client(proxy, key) as client:
+        try:
+            await client.seal(session_id, outcome)
+        except ProxyUnreachable:
+            return False
+        except ControlError as error:
+            if error.status != 404:
+                raise
+            return False
+    return True

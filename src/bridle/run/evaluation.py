@@ -1,0 +1,157 @@
+"""Measures an agent on tasks: in front of a running proxy, or now and then while it is trained."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import httpx
+import orjson
+
+from bridle.harnesses.adapters.base import Adapter
+from bridle.harnesses.rollout import Job, RolloutResult, RolloutSettings
+from bridle.harnesses.tasks import Task
+from bridle.harnesses.verifiers import REWARD, Delivery, Judgement, Verifier
+from bridle.reconstruct.evaluation import (
+    MEASURED,
+    Attempt,
+    Evaluation,
+    attempts_of,
+    evaluated,
+)
+from bridle.run.environment import admin_key_for, default_proxy
+from bridle.run.groups import key_of
+from bridle.run.rollouts import Rollouts, rollout
+from bridle.store.reading.queries import Reader
+from bridle.store.records import SessionRecord
+
+if TYPE_CHECKING:
+    from bridle.trainer.policy.weights import Weights
+
+log = logging.getLogger(__name__)
+
+BEST: Final = "best"
+"""The folder of the best checkpoint, below a run's output."""
+FIGURES: Final = "evaluation.json"
+VERSION_LABEL: Final = "evaluates"
+"""The label of a held-out session: the policy version that it measures."""
+
+
+def evaluate(
+    agent: str | Adapter,
+    tasks: str | Iterable[Task],
+    verifier: str | Verifier | Callable[[Delivery], Judgement | Awaitable[Judgement]],
+    *,
+    samples: int = 1,
+    proxy: str | None = None,
+    key: str | None = None,
+    directory: str | Path = "runs/eval",
+    **options: Any,
+) -> list[Attempt]:
+    """Runs an agent ``samples`` times on each task through a running proxy.
+
+    Takes what :func:`bridle.run.rollouts.rollout` takes. The figures of the attempts are
+    :func:`bridle.reconstruct.evaluation.evaluated`'s. An attempt has the policy version that the
+    proxy served at the start. Sessions without a verdict are left out, with a warning.
+    """
+    url = proxy or default_proxy()
+    key = admin_key_for(url, key)
+    version = _served(url, key)
+    results = rollout(
+        agent,
+        tasks,
+        verifier,
+        proxy=url,
+        key=key,
+        group_size=samples,
+        directory=directory,
+        **options,
+    )
+    name = agent if isinstance(agent, str) else agent.name
+    return attempts_in(results, name, version)
+
+
+def attempts_in(
+    results: Sequence[RolloutResult], harness: str, version: int | None
+) -> list[Attempt]:
+    """The attempts among ``results``: those with a verdict."""
+    measured = [
+        result for result in results if result.outcome in MEASURED and REWARD in result.scores
+    ]
+    if lost := len(results) - len(measured):
+        log.warning("%d of %d sessions have no verdict and are left out", lost, len(results))
+    return [Attempt(result.task_id, result.scores[REWARD], harness, version) for result in measured]
+
+
+def _served(proxy: str, key: str | None) -> int | None:
+    headers = {"authorization": f"Bearer {key}"} if key else {}
+    reply = httpx.get(f"{proxy}/bridle/v1/policy", headers=headers, trust_env=False)
+    return int(reply.json()["version"]) if reply.is_success else None
+
+
+@dataclass(frozen=True, slots=True)
+class HeldOut:
+    """The tasks that a run is measured on, and how; their sessions are not trained."""
+
+    rollouts: Rollouts
+    adapter: Adapter
+    tasks: Sequence[Task]
+    settings: RolloutSettings
+    run_id: str
+    """The evaluation's own run in the store."""
+    every: int
+    """Steps between measurements."""
+    samples: int = 1
+    """Sessions per task."""
+    success: float = 1.0
+
+    def is_due(self, step: int, steps: int) -> bool:
+        """Whether to measure when ``step`` of ``steps`` steps are complete."""
+        return step % self.every == 0 or step == steps
+
+    def measure(self, reader: Reader, version: int) -> Evaluation | None:
+        """The figures of what is served now as ``version``; ``None`` when no session has a
+        verdict. What an earlier attempt of the run measured of this version is not run again."""
+
+        def mine(session: SessionRecord) -> bool:
+            return session.labels.get(VERSION_LABEL) == version
+
+        done = Counter(one.task for one in attempts_of(reader, run=self.run_id, wanted=mine))
+        jobs = [
+            Job(task, f"{self.run_id}.{version}.{task.id}")
+            for task in self.tasks
+            for _ in range(self.samples - done[key_of(task)])
+        ]
+        settings = replace(self.settings, run_id=self.run_id, labels={VERSION_LABEL: version})
+        self.rollouts.collect(self.adapter, jobs, settings)
+        attempts = attempts_of(reader, run=self.run_id, wanted=mine)
+        if not attempts:
+            log.warning("version %d is not measured: no held-out session has a verdict", version)
+            return None
+        return evaluated(attempts, sorted({1, self.samples}), self.success)
+
+
+def keep_best(
+    directory: Path, measured: Evaluation, version: int, policy: Weights, tokenizer: Path
+) -> bool:
+    """Saves ``policy`` below ``directory`` when no earlier measurement was better.
+
+    The folder appears by one rename; it holds a model directory and :data:`FIGURES`.
+    """
+    from bridle.trainer.policy.durable import atomic_directory
+
+    reward = measured.mean_at[1].value
+    best = directory / BEST
+    if (best / FIGURES).exists():
+        earlier = orjson.loads((best / FIGURES).read_bytes())
+        if earlier["reward"] >= reward:
+            return False
+    figures = {"version": version, "reward": reward, **measured.as_data()}
+    with atomic_directory(best) as scratch:
+        policy.save(scratch, tokenizer)
+        (scratch / FIGURES).write_bytes(orjson.dumps(figures, option=orjson.OPT_INDENT_2))
+    return True

@@ -1,0 +1,184 @@
+"""GRPO on sessions that are recorded already: no agent runs, and no engine need be there."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
+
+from bridle.errors import BridleError
+from bridle.reconstruct.rewards import Aggregation
+from bridle.reconstruct.samples.sample import Episode, Sample
+from bridle.run.stack import Stack
+from bridle.run.training import (
+    CHECKPOINTS,
+    TrainingPlan,
+    configured,
+    loaded_episode,
+    publishing,
+    require_devices,
+    require_parts,
+    resumable,
+    sinks_of,
+)
+from bridle.store.reading.queries import Reader
+from bridle.store.records import PolicyRecord, SessionRecord
+from bridle.store.writing.writer import Writer
+from bridle.trainer.collection.recorded import NothingRecorded, RecordedGroups
+from bridle.trainer.learner.checkpoint import checkpoints
+from bridle.trainer.learner.learner import AnyLearner
+from bridle.trainer.learner.ranks import learning
+from bridle.trainer.loop import GrpoLoop
+from bridle.trainer.report import StepReport
+
+log = logging.getLogger(__name__)
+
+CHECKED_SESSIONS: Final = 8
+"""Sessions that are scored before training to see whether they were drawn from the policy."""
+GAP_LIMIT: Final = 0.25
+"""Nats. Engines and trainers of one policy differ by 0.1 where they round to 16 bits; two
+policies, or two versions of one after a few updates at a high rate, differ by more."""
+
+
+class OtherPolicy(BridleError):
+    """The recorded sessions were not drawn from the policy that is to be trained."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recordings:
+    """Which recorded sessions are trained."""
+
+    run: str | None = None
+    where: str | None = None
+    """An SQL condition on the columns of ``sessions``."""
+    version: int = 0
+    """The policy version that ``plan.policy`` is in the recordings."""
+    wait_for: int | None = None
+    """Train a group once so many of its sessions are sealed and rewarded, and wait for groups to
+    come; ``None``: train what is there."""
+    other_policy: bool = False
+    """Train sessions although they were drawn from other weights; importance weights bound what
+    that does."""
+
+
+def train_recorded(
+    plan: TrainingPlan,
+    recordings: Recordings,
+    *,
+    stack: Stack | None = None,
+    on_step: Callable[[StepReport], bool | None],
+) -> GrpoLoop:
+    """Trains ``plan.policy`` on recorded sessions, each group once; resumes what was begun.
+
+    Without ``recordings.wait_for`` the run ends after the groups that are there, or after
+    ``plan.config.steps``. A ``max_staleness`` of 0 stands for one pass: tokens of
+    ``recordings.version`` and later are trained at whichever step. With a ``stack`` each version is
+    published to its engines. Raises :class:`NothingRecorded`, :class:`OtherPolicy`, and what its
+    parts raise.
+    """
+    require_parts(plan.config)
+    require_devices(plan.config)
+    with (
+        resumable(),
+        learning(plan.policy, plan.config) as learner,
+        Reader(plan.store) as reader,
+        Writer(plan.store) as writer,
+        ExitStack() as opened,
+    ):
+        publisher = None
+        if stack is not None:
+            publisher = opened.enter_context(publishing(plan, stack, learner, writer))
+        groups = RecordedGroups(
+            lambda: _sealed(reader, recordings),
+            lambda session_id: loaded_episode(reader, session_id),
+            plan.groups_per_step,
+            oldest=recordings.version - plan.config.max_staleness,
+            complete=recordings.wait_for,
+            is_rewarded=lambda session: _is_rewarded(reader, session, plan),
+        )
+        directory = plan.directory / CHECKPOINTS
+        loop = GrpoLoop(
+            plan.config,
+            learner,
+            groups,
+            directory=directory,
+            publish=publisher.publish if publisher else None,
+            metrics=opened.enter_context(sinks_of(plan, writer)),
+            tokenizer_from=plan.policy,
+            version=recordings.version,
+            groups=groups.groups,
+        )
+        if checkpoints(directory):
+            groups.restore(loop.resume().groups)
+        elif not recordings.other_policy and recordings.wait_for is None:
+            require_own_policy(learner, groups.first(CHECKED_SESSIONS), recordings.version)
+        writer.configure_run(plan.run_id, configured(plan))
+        if loop.step == 0:
+            writer.add_sync(
+                PolicyRecord(plan.run_id, loop.version, time.time(), path=str(plan.policy))
+            )
+        if recordings.wait_for is None:
+            left = groups.steps()
+            if loop.step + left == 0:
+                raise NothingRecorded(
+                    "the selection takes no sealed session: `bridle sessions` lists what there is"
+                )
+            loop.config = replace(loop.config, steps=min(loop.config.steps, loop.step + left))
+        if plan.config.max_staleness == 0:
+            # What the policy drew is not newer for waiting its turn.
+            loop.config = replace(loop.config, max_staleness=loop.config.steps)
+        loop.run(on_step)
+    return loop
+
+
+def require_own_policy(learner: AnyLearner, episodes: list[Episode], version: int) -> None:
+    """Raises :class:`OtherPolicy` when tokens recorded at ``version`` are not the policy's."""
+    samples = [
+        sample
+        for episode in episodes
+        for sample in episode.samples
+        if bool((sample.mask & (sample.versions == version)).any()) and _is_plain(sample)
+    ]
+    if not samples:
+        log.warning(
+            "no recorded token of version %d can be compared with the policy: name the version "
+            "that --policy is with --version",
+            version,
+        )
+        return
+    scores = learner.scores([sample.token_ids.astype(np.int64) for sample in samples])
+    gaps = []
+    for sample, scored in zip(samples, scores, strict=True):
+        own = np.flatnonzero(sample.mask & (sample.versions == version))
+        gaps.append(np.abs(scored[own - 1] - sample.logprobs[own]))
+    gap = float(np.concatenate(gaps).mean())
+    if gap > GAP_LIMIT:
+        raise OtherPolicy(
+            f"these sessions were drawn from other weights than --policy: their logprobs differ by "
+            f"{gap:.2f} nats a token. Name the policy that recorded them, and its version with "
+            "--version, or train them anyway with --other-policy"
+        )
+
+
+def _is_plain(sample: Sample) -> bool:
+    """Whether every call drew from the policy's own distribution, which is what it scores."""
+    return all(
+        sampler is None
+        or (sampler.temperature, sampler.top_p, sampler.top_k, sampler.min_p) == (1.0, 1.0, 0, 0.0)
+        for sampler in sample.samplers
+    )
+
+
+def _sealed(reader: Reader, recordings: Recordings) -> Iterator[SessionRecord]:
+    return reader.sessions(run=recordings.run, where=recordings.where, sealed=True)
+
+
+def _is_rewarded(reader: Reader, session: SessionRecord, plan: TrainingPlan) -> bool:
+    stated = plan.config.advantages
+    rule = Aggregation(stated.reward_weights, stated.reward_turns, stated.reward_sources)
+    return rule.value(reader.rewards(session.id)) is not None

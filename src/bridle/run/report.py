@@ -1,0 +1,189 @@
+"""What a training run has shown: figures from the store, as data, as lines and as a plot."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+import orjson
+
+from bridle.reconstruct.episodes import episode_of
+from bridle.reconstruct.evaluation import Evaluation
+from bridle.reconstruct.session import LoadedSession
+from bridle.reconstruct.tree import BrokenTree
+from bridle.store.reading.queries import Reader
+
+mpl.use("Agg")
+
+from matplotlib import pyplot
+from matplotlib.axes import Axes
+from matplotlib.ticker import MaxNLocator
+
+EVALUATION = "evaluation/"
+"""What the names of an evaluation's numbers begin with, in the store."""
+
+
+def training_figures(reader: Reader, run_id: str) -> dict[str, Any]:
+    """The figures of a training run; every one is computed from the store.
+
+    Captured tokens are those that its sessions sampled, the others are the trainer's account.
+    """
+    steps: dict[int, dict[str, float]] = {}
+    for metric in reader.metrics(run_id):
+        steps.setdefault(metric.step, {})[metric.name] = metric.value
+    total = {
+        name: int(sum(values.get(f"tokens/{name}", 0) for values in steps.values()))
+        for name in ("captured", "trained", "masked", "dropped")
+    }
+    gaps = [values["update/logprob_gap"] for values in steps.values() if _gap(values) is not None]
+    rows = _rows(reader, run_id)
+    return {
+        **{f"tokens_{name}": value for name, value in total.items()},
+        "rows_per_session": sum(rows) / len(rows) if rows else None,
+        "logprob_gap": max(gaps, default=None),
+        "steps": sum("sessions/collected" in values for values in steps.values()),
+        "versions": sum(policy.verified for policy in reader.policies(run_id)),
+        "reward_by_step": [
+            values.get("reward/mean")
+            for _, values in sorted(steps.items())
+            if "sessions/collected" in values
+        ],
+    }
+
+
+def _gap(values: Mapping[str, float]) -> float | None:
+    return values.get("update/logprob_gap")
+
+
+def _rows(reader: Reader, run_id: str) -> list[int]:
+    """By session, how many of its samples train something."""
+    found = []
+    for session in LoadedSession.stream(reader, reader.sessions(run=run_id, sealed=True)):
+        try:
+            samples = episode_of(session).samples
+        except BrokenTree:
+            continue
+        found.append(sum(bool(sample.mask.any()) for sample in samples))
+    return found
+
+
+def evaluations(reader: Reader, run_id: str) -> list[dict[str, float]]:
+    """What a run measured on held-out tasks, in order: ``step`` (steps completed) and the numbers
+    of :func:`evaluation_metrics` without their prefix."""
+    found: dict[int, dict[str, float]] = {}
+    for metric in reader.metrics(run_id):
+        if metric.name.startswith(EVALUATION):
+            own = found.setdefault(metric.step, {"step": metric.step + 1})
+            own[metric.name.removeprefix(EVALUATION)] = metric.value
+    return [found[step] for step in sorted(found)]
+
+
+def evaluation_metrics(measured: Evaluation) -> dict[str, float]:
+    """An evaluation as the numbers of a step."""
+    k, mean = measured.mean_at
+    named = {f"pass_at_{k}": value for k, value in measured.pass_at.items()}
+    named[f"mean_at_{k}"] = named["reward"] = mean
+    return {
+        f"{EVALUATION}{name}{ending}": number
+        for name, value in named.items()
+        for ending, number in (("", value.value), ("_low", value.low), ("_high", value.high))
+    }
+
+
+def write_report(reader: Reader, run_id: str, directory: Path) -> dict[str, Any]:
+    """``report.json`` and ``reward.png`` of a run in ``directory``; returns the report."""
+    report = training_figures(reader, run_id) | {"evaluations": evaluations(reader, run_id)}
+    (directory / "report.json").write_bytes(orjson.dumps(report, option=orjson.OPT_INDENT_2))
+    plot_training(report, directory / "reward.png")
+    return report
+
+
+def report_lines(report: Mapping[str, Any]) -> list[str]:
+    """The report for a person."""
+    rewards = [value for value in report["reward_by_step"] if value is not None]
+    lines = []
+    if rewards:
+        few = max(1, min(3, len(rewards) // 2))
+        first, last = sum(rewards[:few]) / few, sum(rewards[-few:]) / few
+        lines.append(f"training reward {first:.3f} → {last:.3f} in {report['steps']} steps")
+    measured = report["evaluations"]
+    if measured:
+        best = max(measured, key=lambda one: one["reward"])
+        lines.append(
+            f"held-out reward {_interval(measured[0])} → {_interval(measured[-1])}; best "
+            f"{_interval(best)} after step {best['step']}"
+        )
+    gap, rows = report["logprob_gap"], report["rows_per_session"]
+    lines.append(
+        f"of {report['tokens_captured']} tokens sampled {report['tokens_trained']} were trained, "
+        f"{report['tokens_masked']} masked, {report['tokens_dropped']} dropped; "
+        + (f"{rows:.2f} rows per session; " if rows is not None else "")
+        + (f"engine and trainer differ by {gap:.1e} nats" if gap is not None else "")
+    )
+    return lines
+
+
+def _interval(measured: Mapping[str, float]) -> str:
+    return f"{measured['reward']:.3f} ({measured['reward_low']:.3f}–{measured['reward_high']:.3f})"
+
+
+def plot_training(report: Mapping[str, Any], path: Path) -> None:
+    """Reward over steps, with held-out figures and their intervals where there are any."""
+    figure, axes = pyplot.subplots(figsize=(8, 4.5), layout="constrained")
+    plot_rewards(axes, report["reward_by_step"], "training tasks, mean of a step")
+    measured = report["evaluations"]
+    if measured:
+        values = [one["reward"] for one in measured]
+        axes.errorbar(
+            [one["step"] for one in measured],
+            values,
+            [
+                [one["reward"] - one["reward_low"] for one in measured],
+                [one["reward_high"] - one["reward"] for one in measured],
+            ],
+            color="#ff725c",
+            marker="s",
+            capsize=4,
+            label="held-out tasks",
+        )
+    axes.set(xlabel="step", ylabel="reward")
+    axes.legend(loc="lower right", frameon=False)
+    figure.savefig(path, dpi=150, format="png")
+    pyplot.close(figure)
+
+
+def plot_evaluations(parts: Mapping[str, Evaluation], path: Path) -> None:
+    """pass@k over k, a line with its intervals for each part."""
+    figure, axes = pyplot.subplots(figsize=(8, 4.5), layout="constrained")
+    for name, one in parts.items():
+        ks = sorted(one.pass_at)
+        values = [one.pass_at[k] for k in ks]
+        below = [value.value - value.low for value in values]
+        above = [value.high - value.value for value in values]
+        shares = [value.value for value in values]
+        axes.errorbar(ks, shares, [below, above], marker="o", capsize=4, label=name)
+    axes.set(xlabel="k", ylabel="pass@k", ylim=(0, 1.03))
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.grid(alpha=0.3)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(loc="lower right", frameon=False)
+    figure.savefig(path, dpi=150, format="png")
+    pyplot.close(figure)
+
+
+def plot_rewards(axes: Axes, rewards: list[float | None], label: str) -> None:
+    """A point for each step that has a reward."""
+    points = [(step, value) for step, value in enumerate(rewards, start=1) if value is not None]
+    axes.plot(
+        [step for step, _ in points],
+        [value for _, value in points],
+        color="#4269d0",
+        marker="o",
+        markersize=4,
+        label=label,
+    )
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.grid(alpha=0.3)
+    axes.spines[["top", "right"]].set_visible(False)

@@ -1,0 +1,24 @@
+"""``bridle bench collect``: sessions keep their slots busy while the policy trains."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+from click.testing import Result
+
+
+def test_slots_stay_busy_within_the_bound_of_staleness(bridle: Callable[..., Result]) -> None:
+    small = ("--steps", "12", "--median", "0.1", "--train", "0.02")
+    done = bridle(
+        "bench", "collect", *small, "--max-staleness", "0", "--max-staleness", "4", "--json"
+    )
+    assert done.exit_code == 0, done.output
+    in_turn, ahead = json.loads(done.stdout)
+    assert (in_turn["staleness"], in_turn["trained"]) == (0, 1.0)
+    assert in_turn["slot_use"] < 0.4
+    assert ahead["slot_use"] >= 0.85
+    assert 0 < ahead["staleness"] <= 4
+    assert ahead["seconds_per_step"] < in_turn["seconds_per_step"] / 2
+    words = bridle("bench", "collect", *small, "--max-staleness", "4")
+    assert words.stdout.startswith("staleness 4 (seen ")

@@ -1,0 +1,137 @@
+"""``bridle eval``, and held-out tasks that are measured while a policy is trained."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from bridle.store.reading.queries import Reader
+from bridle.trainer.learner.checkpoint import checkpoints
+
+pytestmark = pytest.mark.usefixtures("warm_start")
+
+SEEDED = """
+import fcntl, json, os, sys, urllib.request, zlib
+
+# The n-th session on a question always draws with the same seed.
+with open("COUNTS", "a+") as counts:
+    fcntl.flock(counts, fcntl.LOCK_EX)
+    counts.seek(0)
+    nth = counts.read().splitlines().count(sys.argv[1])
+    counts.write(sys.argv[1] + "\\n")
+body = {
+    "model": "policy",
+    "max_tokens": 4,
+    "seed": zlib.crc32(f"{sys.argv[1]} {nth}".encode()),
+    "messages": [{"role": "user", "content": sys.argv[1]}],
+}
+request = urllib.request.Request(
+    os.environ["OPENAI_BASE_URL"] + "/chat/completions",
+    json.dumps(body).encode(),
+    {"content-type": "application/json", "authorization": "Bearer " + os.environ["OPENAI_API_KEY"]},
+)
+print(json.load(urllib.request.urlopen(request))["choices"][0]["message"]["content"])
+"""
+
+
+def bridle(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "bridle", *arguments], capture_output=True, text=True, check=False
+    )
+
+
+def weights(output: Path) -> bytes:
+    return (checkpoints(output / "checkpoints")[-1] / "policy" / "model.safetensors").read_bytes()
+
+
+@pytest.fixture
+def arguments(training_arguments: Callable[..., list[str]], tmp_path: Path) -> list[str]:
+    """A run of two steps, one session at a time; two of four tasks are held out."""
+    given = training_arguments()
+    (tmp_path / "agent.py").write_text(SEEDED.replace("COUNTS", str(tmp_path / "counts")))
+    lines = [
+        {"id": f"t{n}", "prompt": f"Question {n}?", "split": "train" if n < 2 else "held_out"}
+        for n in range(4)
+    ]
+    (tmp_path / "tasks.jsonl").write_text("".join(json.dumps(one) + "\n" for one in lines))
+    return [*given, "--steps", "2", "--parallel", "1", "--split", "train"]
+
+
+def test_weights_are_the_same_with_evaluation_on_and_off(
+    arguments: list[str], tmp_path: Path
+) -> None:
+    plain = bridle(*arguments)
+    assert plain.returncode == 0, plain.stderr
+    without = weights(tmp_path / "out")
+    assert not (tmp_path / "out" / "best").exists()
+
+    (tmp_path / "out").rename(tmp_path / "plain")
+    (tmp_path / "counts").unlink()
+    held_out = ("--evaluate-every", "1", "--evaluation-split", "held_out")
+    measured = bridle(*arguments, *held_out, "--set", "evaluation.samples=2")
+    assert measured.returncode == 0, measured.stderr
+    assert weights(tmp_path / "out") == without
+
+    out = tmp_path / "out"
+    report = json.loads((out / "report.json").read_bytes())
+    assert [one["step"] for one in report["evaluations"]] == [0, 1, 2]
+    for one in report["evaluations"]:
+        assert 0 <= one["reward_low"] <= one["reward"] <= one["reward_high"] <= 1
+        assert {"pass_at_1", "pass_at_2", "mean_at_2"} <= set(one)
+    best = json.loads((out / "best" / "evaluation.json").read_bytes())
+    assert best["reward"] == max(one["reward"] for one in report["evaluations"])
+    kept = (out / "best" / "model.safetensors").read_bytes()
+    if best["version"] == 2:
+        assert kept == weights(out)
+    assert (out / "reward.png").read_bytes().startswith(b"\x89PNG")
+    assert "held-out reward" in measured.stdout
+    with Reader(str(out / "bridle.db")) as reader:
+        (run,) = reader.runs("eval")
+        sessions = list(reader.sessions(run=run.id))
+    assert len(sessions) == 3 * 2 * 2
+    assert {one.labels["evaluates"] for one in sessions} == {0, 1, 2}
+
+    by_version = ("--by", "version", "--k", "2", "--json")
+    told = bridle("eval", "--store", str(out / "bridle.db"), "--run", run.id, *by_version)
+    figures = json.loads(told.stdout)["version"]
+    assert [figures[name]["pass_at"]["2"]["value"] for name in ("0", "1", "2")] == [
+        one["pass_at_2"] for one in report["evaluations"]
+    ]
+
+
+def test_tasks_that_are_trained_on_are_not_held_out(arguments: list[str], tmp_path: Path) -> None:
+    refused = bridle(*arguments, "--evaluate-every", "1", "--evaluation-split", "train")
+    assert refused.returncode == 2
+    assert "the held-out tasks are those that are trained on" in refused.stderr
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_policy_is_served_and_measured_by_one_command(
+    arguments: list[str], tmp_path: Path
+) -> None:
+    agent = arguments[arguments.index("--agent") + 1]
+    done = bridle(
+        *("eval", "--agent", agent, "--tasks", str(tmp_path / "tasks.jsonl")),
+        *("--verifier", f"{tmp_path / 'verifier.py'}:check", "--samples", "3"),
+        *("--policy", str(tmp_path / "policy"), "--out", str(tmp_path / "measured"), "--plot"),
+    )
+    assert done.returncode == 0, done.stderr
+    assert "pass@1" in done.stdout
+    assert "pass@3" in done.stdout
+    report = json.loads((tmp_path / "measured" / "report.json").read_bytes())
+    assert (report["all"]["tasks"], report["all"]["attempts"]) == (4, 12)
+    assert (tmp_path / "measured" / "eval.png").read_bytes().startswith(b"\x89PNG")
+    store = str(tmp_path / "measured" / "bridle.db")
+    again = json.loads(bridle("eval", "--store", store, "--by", "task", "--json").stdout)
+    assert again["all"]["mean_at"] == report["all"]["mean_at"]
+    assert len(again["task"]) == 4
+    nobody = bridle("eval", "--store", store, "--source", "operator")
+    assert nobody.returncode == 1
+    assert "no session with a verdict" in nobody.stderr
+    without = bridle("eval", "--agent", agent)
+    assert "name --tasks" in without.stderr

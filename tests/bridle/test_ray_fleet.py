@@ -1,0 +1,193 @@
+"""Sessions on Ray: two machines of one cluster, one of which dies, and a training run on them."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bridle.harnesses.rollout import RolloutResult
+from bridle.harnesses.sandboxes.base import NotLaunchable
+from bridle.run.rollouts import rollout
+from bridle.store.reading.queries import Reader
+
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(240)]
+
+AGENT = """
+import json, os, sys, time, urllib.request
+time.sleep(float(sys.argv[2]))
+body = {"model": "policy", "messages": [{"role": "user", "content": sys.argv[1]}]}
+request = urllib.request.Request(
+    os.environ["OPENAI_BASE_URL"] + "/chat/completions",
+    json.dumps(body).encode(),
+    {"content-type": "application/json", "authorization": "Bearer " + os.environ["OPENAI_API_KEY"]},
+)
+print(json.load(urllib.request.urlopen(request))["choices"][0]["message"]["content"])
+"""
+TWO_TOKENS = '"model": "policy", "max_tokens": 2,'
+VERIFIER = "def check(delivery):\n    return float('unknown' in delivery.answer)\n"
+
+
+@pytest.fixture
+def work(tmp_path: Path) -> dict[str, str]:
+    """An agent that takes half a second, its tasks and its verifier, by name."""
+    (tmp_path / "agent.py").write_text(AGENT)
+    (tmp_path / "own.py").write_text(VERIFIER)
+    lines = [{"id": f"t{n}", "prompt": f"Question {n}?"} for n in range(64)]
+    (tmp_path / "tasks.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return {
+        "agent": f"{sys.executable} {tmp_path / 'agent.py'} {{prompt}} 0.5",
+        "tasks": str(tmp_path / "tasks.jsonl"),
+        "verifier": f"{tmp_path / 'own.py'}:check",
+    }
+
+
+@pytest.fixture
+def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """Two machines of four sessions each; the second may be killed."""
+    from ray.cluster_utils import Cluster
+
+    monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+    found = Cluster(initialize_head=True, head_node_args={"num_cpus": 4})
+    found.second = found.add_node(num_cpus=4)
+    yield found
+    found.shutdown()
+
+
+def test_a_killed_machine_costs_its_sessions_one_retry_each(
+    cluster: Any, work: dict[str, str], proxy_url: str, store: str, tmp_path: Path
+) -> None:
+    ended: list[RolloutResult] = []
+
+    def kill_once(result: RolloutResult) -> None:
+        ended.append(result)
+        if len(ended) == 16:
+            kill = threading.Thread(
+                target=cluster.remove_node, args=(cluster.second,), kwargs={"allow_graceful": False}
+            )
+            kill.start()
+
+    results = rollout(
+        **work,
+        fleet=f"ray:{cluster.address}",
+        proxy=proxy_url,
+        parallel=8,
+        directory=tmp_path / "sessions",
+        on_result=kill_once,
+    )
+
+    assert Counter(str(result.outcome) for result in results) == {"completed": 64}
+    assert {result.task_id for result in results} == {f"t{n}" for n in range(64)}
+    lost = [result for result in results if result.attempts == 2]
+    assert 1 <= len(lost) <= 4, "what ran on the killed machine, and nothing else"
+    with Reader(store) as reader:
+        sessions = list(reader.sessions())
+        outcomes = Counter(session.outcome for session in sessions)
+        assert outcomes == {"completed": 64, "infrastructure": len(lost)}
+        retried = {s.labels["retry_of"] for s in sessions if "retry_of" in (s.labels or {})}
+        assert retried == {s.id for s in sessions if s.outcome == "infrastructure"}
+        completed = [session for session in sessions if session.outcome == "completed"]
+        assert len({session.task_id for session in completed}) == 64, "none twice"
+        assert all(len(list(reader.rewards(session.id))) == 1 for session in completed)
+
+
+def test_training_loses_no_step_with_a_machine(
+    cluster: Any, work: dict[str, str], tmp_path: Path
+) -> None:
+    from bridle.trainer.policy.tiny import TinyShape, make_policy
+    from bridle.trainer.policy.tiny_tokenizer import train_tokenizer
+
+    policy, out = tmp_path / "policy", tmp_path / "out"
+    size = train_tokenizer(policy, ["Which number is question one? 0123456789"] * 4, vocab_size=320)
+    shape = TinyShape(hidden=32, layers=1, heads=1, kv_heads=1, intermediate=64, context=512)
+    make_policy(policy, shape, vocab_size=size, seed=3)
+    (tmp_path / "agent.py").write_text(AGENT.replace('"model": "policy",', TWO_TOKENS))
+    argv = [sys.executable, "-m", "bridle", "train", "--policy", policy, "--out", out]
+    argv += ["--agent", work["agent"], "--tasks", work["tasks"], "--verifier", work["verifier"]]
+    argv += ["--fleet", f"ray:{cluster.address}", "--steps", "3", "--groups", "2"]
+    argv += ["--group-size", "4", "--parallel", "8"]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as run:
+        assert run.stdout is not None
+        for line in run.stdout:
+            if line.startswith("step 1:"):
+                break
+        with Reader(str(out / "bridle.db")) as reader:
+            until(lambda: sum(1 for s in reader.sessions() if s.sealed_at is None) == 8)
+            time.sleep(0.3)  # they are on their machines
+            cluster.remove_node(cluster.second, allow_graceful=False)
+        said = run.stdout.read()
+    assert run.returncode == 0, said
+    assert "after 3 of 3 steps" in said
+    with Reader(str(out / "bridle.db")) as reader:
+        outcomes = Counter(session.outcome for session in reader.sessions())
+    assert outcomes["completed"] == 3 * 2 * 4
+    assert set(outcomes) == {"completed", "infrastructure"}
+    assert 1 <= outcomes["infrastructure"] <= 4
+
+
+def test_what_a_machine_refuses_is_raised_here_and_what_it_cannot_judge_is_a_result(
+    cluster: Any, work: dict[str, str], proxy_url: str, tmp_path: Path
+) -> None:
+    fleet = {"fleet": f"ray:{cluster.address}", "directory": tmp_path / "sessions"}
+    with pytest.raises(NotLaunchable, match="cannot start /nowhere/t"):
+        rollout(**work | {"agent": "/nowhere/{task_id} {prompt}"}, proxy=proxy_url, **fleet)
+    (tmp_path / "own.py").write_text("def check(delivery):\n    return {}['reward']\n")
+    one = Path(work["tasks"])
+    one.write_text(one.read_text().splitlines()[0])
+    (result,) = rollout(**work, proxy=proxy_url, **fleet)
+    assert (result.outcome, result.scores) == ("infrastructure", {})
+    assert "KeyError" in result.error
+
+
+def test_ctrl_c_ends_what_runs_on_a_cluster_of_its_own(
+    work: dict[str, str], proxy_url: str, store: str, tmp_path: Path
+) -> None:
+    argv = [sys.executable, "-m", "bridle", "rollout", "--fleet", "ray", "--proxy", proxy_url]
+    argv += ["--tasks", work["tasks"], "--verifier", work["verifier"]]
+    argv += ["--agent", f"sh -c 'touch {tmp_path}/running; exec sleep 60123' {{prompt}}"]
+    argv += ["--parallel", "2", "--directory", str(tmp_path / "sessions")]
+    with subprocess.Popen(argv, stderr=subprocess.PIPE) as run, Reader(store) as reader:
+        until(lambda: (tmp_path / "running").exists())
+        run.send_signal(signal.SIGINT)
+        _, said = run.communicate(timeout=60)
+        assert run.returncode == 130, said
+        assert {session.outcome for session in reader.sessions()} == {"cancelled"}
+    left = subprocess.run(["pgrep", "-xf", "sleep 60123"], capture_output=True, check=False)
+    assert not left.stdout, "no agent outlives its rollout"
+
+
+def test_a_client_outside_of_the_cluster_has_its_sessions_run_inside(
+    work: dict[str, str], proxy_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAY_AUTH_MODE", "token")
+    monkeypatch.setenv("RAY_AUTH_TOKEN", "0123456789abcdef" * 4)
+    ray = Path(sys.executable).with_name("ray")
+    start = ["start", "--head", "--num-cpus=4", "--include-dashboard=false", "--port=6397"]
+    start += ["--ray-client-server-port=10001", "--disable-usage-stats"]
+    subprocess.run([ray, *start], check=True, capture_output=True)
+    try:
+        argv = [sys.executable, "-m", "bridle", "rollout", "--fleet", "ray:ray://127.0.0.1:10001"]
+        argv += ["--proxy", proxy_url, "--agent", work["agent"], "--tasks", work["tasks"]]
+        argv += ["--verifier", work["verifier"], "--limit", "4", "--json"]
+        argv += ["--directory", str(tmp_path / "sessions")]
+        done = subprocess.run(argv, capture_output=True, text=True, check=False)
+    finally:
+        subprocess.run([ray, "stop", "--force"], check=True, capture_output=True)
+    assert done.returncode == 0, done.stderr
+    assert [result["scores"] for result in json.loads(done.stdout)] == [{"reward": 1.0}] * 4
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline, "it did not come about"
+        time.sleep(0.05)

@@ -1,0 +1,136 @@
+"""``bridle trainer --from-store``: sessions that are recorded already, rewarded whenever."""
+
+from __future__ import annotations
+
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from bridle.store.reading.queries import Reader
+from bridle.store.records import Reward
+from bridle.store.writing.writer import Writer
+from bridle.trainer.learner.checkpoint import checkpoints
+from bridle.trainer.policy.model import load_policy, save_policy
+
+pytestmark = pytest.mark.usefixtures("warm_start")
+
+LIVE = ("--steps", "2", "--groups", "4", "--group-size", "8", "--parallel", "16")
+
+
+def bridle(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "bridle", *arguments], capture_output=True, text=True, check=False
+    )
+
+
+@pytest.fixture
+def live(training_arguments: Callable[..., list[str]], tmp_path: Path) -> Path:
+    """What ``bridle train`` left after two steps of 32 sessions each."""
+    done = bridle(*training_arguments(), *LIVE)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return tmp_path / "out"
+
+
+def weights(output: Path) -> bytes:
+    return (checkpoints(output / "checkpoints")[-1] / "policy" / "model.safetensors").read_bytes()
+
+
+def without_rewards(store: Path, copy: Path) -> list[Reward]:
+    """A copy of ``store`` in which no session is rewarded; returns the rewards."""
+    with sqlite3.connect(store) as source, sqlite3.connect(copy) as target:
+        source.backup(target)
+        target.execute("DELETE FROM rewards")
+    with Reader(str(store)) as reader:
+        return [reward for one in reader.sessions() for reward in reader.rewards(one.id)]
+
+
+def test_sessions_rewarded_late_give_the_weights_of_the_same_sessions_trained_live(
+    live: Path, tmp_path: Path
+) -> None:
+    store = tmp_path / "late.db"
+    rewards = without_rewards(live / "bridle.db", store)
+    assert len(rewards) == 64
+    again = [
+        *("trainer", "--from-store", "--store", str(store), "--policy", str(tmp_path / "policy")),
+        *("--groups", "4", "--group-size", "8", "--learning-rate", "0.001"),
+    ]
+    unrewarded = bridle(*again, "--out", str(tmp_path / "nothing"))
+    assert unrewarded.returncode == 0, unrewarded.stderr
+    assert weights(tmp_path / "nothing") != weights(live)
+
+    waiting = [sys.executable, "-m", "bridle", *again, "--out", str(tmp_path / "late"), "--wait"]
+    with subprocess.Popen([*waiting, "--steps", "2"], stderr=subprocess.PIPE, text=True) as service:
+        with Writer(str(store)) as writer:
+            for reward in rewards:
+                writer.add_sync(reward)
+        _, errors = service.communicate(timeout=120)
+    assert service.returncode == 0, errors
+    assert weights(tmp_path / "late") == weights(live)
+
+    at_once = bridle(*again, "--out", str(tmp_path / "at-once"))
+    assert at_once.returncode == 0, at_once.stderr
+    assert "after 2 of 2 steps" in at_once.stdout
+    assert weights(tmp_path / "at-once") == weights(live)
+
+    with Reader(str(store)) as reader:
+        (run,) = [one for one in reader.runs("train") if one.name == "late"]
+        metrics = [(m.name, m.value) for m in reader.metrics(run.id)]
+    assert dict(metrics)["update/logprob_gap"] < 1e-4
+    assert [value for name, value in metrics if name == "sessions/collected"] == [32, 32]
+
+
+def test_a_selection_in_sql_takes_what_it_says_and_resumes_without_training_twice(
+    live: Path, tmp_path: Path
+) -> None:
+    store = live / "bridle.db"
+    with Reader(str(store)) as reader:
+        tasks = sorted({str(session.task_id) for session in reader.sessions()})
+    some = [
+        *("trainer", "--from-store", "--store", str(store), "--policy", str(tmp_path / "policy")),
+        *("--where", f"task_id IN ('{tasks[0]}', '{tasks[1]}')", "--groups", "1"),
+        *("--out", str(tmp_path / "some")),
+    ]
+    first = bridle(*some, "--steps", "2")
+    assert first.returncode == 0, first.stderr
+    assert "after 2 of 2 steps" in first.stdout
+    second = bridle(*some)
+    assert second.returncode == 0, second.stderr
+    assert "step 2:" not in second.stdout
+    assert "after 4 of 4 steps" in second.stdout, "two tasks, two groups of each"
+    wrong = bridle(*some[:-2], "--out", str(tmp_path / "wrong"), "--where", "harnes = 'x'")
+    assert wrong.returncode == 1
+    assert "harnes" in wrong.stderr
+    nothing = bridle(*some[:-2], "--out", str(tmp_path / "none"), "--where", "harness = 'x'")
+    assert "the selection takes no sealed session" in nothing.stderr
+
+
+def test_sessions_of_other_weights_are_refused_unless_they_are_asked_for(
+    live: Path, tmp_path: Path
+) -> None:
+    other = tmp_path / "other"
+    model = load_policy(tmp_path / "policy")
+    with torch.no_grad():
+        model.get_input_embeddings().weight.mul_(30)
+    save_policy(model, other, tmp_path / "policy")
+    arguments = [
+        *("trainer", "--from-store", "--store", str(live / "bridle.db"), "--policy", str(other)),
+        *("--out", str(tmp_path / "by-others")),
+    ]
+    refused = bridle(*arguments)
+    assert refused.returncode == 1
+    assert "drawn from other weights than --policy: their logprobs differ by" in refused.stderr
+    taken = bridle(*arguments, "--other-policy")
+    assert taken.returncode == 0, taken.stderr
+
+
+def test_options_for_recordings_need_from_store(tmp_path: Path) -> None:
+    refused = bridle("trainer", "--policy", str(tmp_path), "--out", "x", "--where", "1")
+    assert refused.returncode == 2
+    assert "--where is for --from-store" in refused.stderr
+    neither = bridle("trainer", "--policy", str(tmp_path), "--out", "x")
+    assert "name --engine, --agent and --tasks, or --from-store" in neither.stderr

@@ -1,0 +1,62 @@
+"""pass@k and mean@k with their intervals."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import pytest
+
+from bridle.reconstruct.evaluation import Attempt, evaluated, over_tasks, pass_at_k, split_by
+
+
+@pytest.mark.parametrize(("attempts", "passed"), [(4, 0), (4, 1), (5, 3), (4, 4)])
+def test_pass_at_k_is_the_share_of_draws_with_a_success(attempts: int, passed: int) -> None:
+    outcomes = [True] * passed + [False] * (attempts - passed)
+    for k in range(1, attempts + 1):
+        draws = list(itertools.combinations(outcomes, k))
+        share = sum(map(any, draws)) / len(draws)
+        assert pass_at_k(attempts, passed, k) == pytest.approx(share, abs=1e-12)
+
+
+def test_figures_are_means_over_tasks_however_many_sessions_each_has() -> None:
+    rewards = {"a": [1.0, 0.0], "b": [0.0, 0.0, 1.0, 0.0], "c": [1.0, 1.0]}
+    attempts = [Attempt(task, value) for task, own in rewards.items() for value in own]
+    found = evaluated(attempts, ks=(1, 2, 4))
+    assert (found.tasks, found.attempts) == (3, 8)
+    assert found.pass_at[1].value == pytest.approx((0.5 + 0.25 + 1) / 3)
+    assert found.pass_at[2].value == pytest.approx((1 + 0.5 + 1) / 3)
+    assert 4 not in found.pass_at, "two tasks have no four attempts"
+    k, mean = found.mean_at
+    assert (k, mean.value) == (2, pytest.approx((0.5 + 0 + 1) / 3))
+
+
+def test_a_success_is_what_the_caller_says() -> None:
+    attempts = [Attempt("a", 0.6), Attempt("b", 0.4)]
+    assert evaluated(attempts).pass_at[1].value == 0
+    assert evaluated(attempts, success=0.5).pass_at[1].value == 0.5
+
+
+def test_intervals_hold_the_mean_and_narrow_with_the_tasks() -> None:
+    few, many = over_tasks([1.0, 0.0] * 5), over_tasks([1.0, 0.0] * 50)
+    assert few.low < many.low < 0.5 < many.high < few.high
+    assert over_tasks([1.0] * 10).high == 1.0
+    beyond = over_tasks([2.0, 4.0, 3.0])
+    spread = 1.96 * math.sqrt(1.0 / 3)
+    assert (beyond.low, beyond.high) == pytest.approx((3 - spread, 3 + spread))
+
+
+def test_attempts_are_told_apart_by_harness_task_and_version() -> None:
+    attempts = [
+        Attempt("a", 1.0, "pi", 10),
+        Attempt("a", 0.0, "codex", 9),
+        Attempt("b", 0.0, "pi", None),
+    ]
+    assert list(split_by(attempts, "harness")) == ["codex", "pi"]
+    assert list(split_by(attempts, "version")) == ["–", "9", "10"]
+    assert [len(own) for own in split_by(attempts, "task").values()] == [2, 1]
+
+
+def test_nothing_cannot_be_evaluated() -> None:
+    with pytest.raises(ValueError, match="no attempt"):
+        evaluated([])

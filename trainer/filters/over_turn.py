@@ -1,0 +1,27 @@
+"""``over_turn``: sessions that ran out of turns, tokens, time or context.
+
+Mini-o3, arXiv 2509.07969, over-turn masking.
+Their reward is low because they were cut, not because of what they did. The paper masks them, so
+that long attempts are not punished: ``A' = M A`` with ``M = 0`` for an incomplete response, the
+baseline taken over all of the group, and the loss a mean over what is left.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from bridle.reconstruct.samples.sample import Episode
+from bridle.store.records import CallStatus
+from bridle.trainer.filters.registry import register_filter
+
+_CUT: Final = frozenset({"budget", "context_overflow"})
+
+
+@register_filter("over_turn")
+def within_its_turns(episode: Episode) -> bool:
+    """Whether no budget and no context ended the session."""
+    if episode.session.outcome == "timeout":
+        return False
+    return not any(
+        turn.status is CallStatus.FAILED and turn.reason in _CUT for turn in episode.turns
+    )
