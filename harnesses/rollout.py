@@ -74,6 +74,8 @@ class RolloutResult:
     error: str = ""
     """Why the outcome is ``infrastructure``."""
     attempts: int = 1
+    stages: Mapping[str, float] = field(default_factory=dict)
+    """Seconds by stage (:mod:`bridle.harnesses.stages`)."""
     final: bool = True
     """Whether another attempt would end the same way."""
 
@@ -85,6 +87,7 @@ class RolloutSettings:
     directory: Path
     """Of each machine of the fleet; holds the kept folders of sessions under their ids."""
     parallel: int = 4
+    """Sessions that run at a time; on this machine as many are prepared and verified meanwhile."""
     timeout_s: float = 600.0
     """For one harness run."""
     model: str = DEFAULT_MODEL
@@ -127,7 +130,7 @@ class Rollout:
         self._adapter = adapter
         self._fleet = fleet
         self._settings = settings
-        self._slots = slots or asyncio.Semaphore(settings.parallel)
+        self._slots = slots or asyncio.Semaphore(fleet.overlap * settings.parallel)
 
     async def one(self, job: Job, began: Callable[[], None] = lambda: None) -> RolloutResult:
         """The result of one job, once a slot is free for it.
@@ -149,7 +152,7 @@ class Rollout:
         running: set[asyncio.Task[RolloutResult]] = set()
         try:
             while True:
-                while len(running) < self._settings.parallel:
+                while len(running) < self._fleet.overlap * self._settings.parallel:
                     job = next(waiting, None)
                     if job is None:
                         break
@@ -251,6 +254,7 @@ class Rollout:
                 model=self._settings.model,
                 timeout_s=self._settings.timeout_s,
                 directory=self._settings.directory.absolute(),
+                parallel=self._settings.parallel if self._fleet.overlap > 1 else 0,
                 keep_directory=self._settings.keep_directories,
             )
         )
@@ -261,7 +265,7 @@ class Rollout:
         scores = guarded(episode.scores, found, self._settings.guards, REWARD)
         for name, value in scores.items():
             await self._client.reward(session.id, name, value, verifier_key=session.verifier_key)
-        await self._client.seal(session.id, outcome)
+        await self._client.seal(session.id, outcome, seconds=episode.stages)
         return RolloutResult(
             session_id=session.id,
             task_id=job.task.id,
@@ -272,6 +276,7 @@ class Rollout:
             exit_code=episode.exit_code,
             answer=episode.answer,
             attempts=attempt,
+            stages=episode.stages,
         )
 
     async def _judged(self, session: Session, episode: EpisodeResult) -> Outcome:

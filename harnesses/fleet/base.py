@@ -31,12 +31,18 @@ class SessionPlan:
     """Of the harness, for a task that states no time of its own."""
     directory: Path
     """Absolute, of the machine that runs the session; receives its folder."""
+    parallel: int = 0
+    """How many sessions of this machine may be in one stage at a time; 0: any number."""
     keep_directory: bool = False
     """Whether the folder of a session that completed stays."""
 
 
 class Fleet(Protocol):
     """Runs sessions, any number at a time."""
+
+    overlap: int
+    """How many sessions to start for each that may run at a time: others are prepared and verified
+    meanwhile."""
 
     @property
     def host(self) -> str:

@@ -11,7 +11,8 @@ import contextlib
 import itertools
 import shutil
 from collections.abc import Iterator
-from dataclasses import dataclass
+from contextlib import AsyncExitStack
+from dataclasses import replace
 from pathlib import Path
 
 from bridle.harnesses.adapters.base import Access, Adapter
@@ -19,16 +20,19 @@ from bridle.harnesses.client import Session
 from bridle.harnesses.episode import Episode, EpisodeResult, Outcome
 from bridle.harnesses.fleet.base import SessionPlan
 from bridle.harnesses.sandboxes.base import SandboxProvider, SandboxRequest
+from bridle.harnesses.stages import STAGES, StageClock, StageSlots
 from bridle.harnesses.tasks.task import Task
 from bridle.harnesses.verifiers import Verifier
 
 
-@dataclass(frozen=True, slots=True)
 class LocalFleet:
     """Runs plans in sandboxes of one kind, and verifies them."""
 
-    sandboxes: SandboxProvider
-    verifier: Verifier
+    overlap = len(STAGES)
+
+    def __init__(self, sandboxes: SandboxProvider, verifier: Verifier) -> None:
+        self.sandboxes, self.verifier = sandboxes, verifier
+        self._slots: dict[int, StageSlots] = {}
 
     @property
     def host(self) -> str:
@@ -41,9 +45,12 @@ class LocalFleet:
         adapter.plan(task, Access(nobody, model), self.sandboxes.expected_place(request))
 
     async def run(self, plan: SessionPlan) -> EpisodeResult:
+        clock = StageClock(self._slots.setdefault(plan.parallel, StageSlots(plan.parallel)))
         with _place(plan.directory, plan.session.id) as directory:
             request = SandboxRequest(directory, plan.session.base_urls, plan.task.container)
-            async with self.sandboxes.open(request) as sandbox:
+            async with AsyncExitStack() as opened:
+                async with clock.stage("prepare"):
+                    sandbox = await opened.enter_async_context(self.sandboxes.open(request))
                 result = await Episode(
                     plan.adapter,
                     self.sandboxes,
@@ -53,10 +60,13 @@ class LocalFleet:
                     plan.session,
                     plan.model,
                     plan.timeout_s,
+                    clock,
                 ).run(plan.task)
+                async with clock.stage("clean"):
+                    await opened.aclose()
             if result.outcome is Outcome.COMPLETED and not plan.keep_directory:
                 shutil.rmtree(directory, ignore_errors=True)
-        return result
+        return replace(result, stages=clock.seconds)
 
     async def close(self) -> None:
         await self.sandboxes.close()

@@ -14,7 +14,9 @@ import contextlib
 import functools
 import os
 import socket
+import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, cast
 from urllib.parse import urlsplit
@@ -44,6 +46,8 @@ class NoRay(BridleError):
 
 class RayFleet:
     """Runs plans on the machines of a Ray cluster; one per process."""
+
+    overlap = 1
 
     def __init__(
         self,
@@ -81,8 +85,9 @@ class RayFleet:
         running = self._run.options(max_retries=0, **self._needs(plan.task)).remote(
             self._make, plan
         )
+        asked = time.monotonic()
         try:
-            return cast(EpisodeResult, await asyncio.wrap_future(running.future()))
+            result = cast(EpisodeResult, await asyncio.wrap_future(running.future()))
         except asyncio.CancelledError:
             await asyncio.shield(asyncio.to_thread(_end, running))
             raise
@@ -93,6 +98,9 @@ class RayFleet:
         except ray.exceptions.RayError as error:
             why = str(error).strip().splitlines()[0]
             raise SandboxLost(f"the machine of session {plan.session.id} is gone: {why}") from error
+
+        waited = time.monotonic() - asked - sum(result.stages.values())
+        return replace(result, stages={**result.stages, "wait": max(0.0, waited)})
 
     async def close(self) -> None:
         await asyncio.to_thread(ray.shutdown)

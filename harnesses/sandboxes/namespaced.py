@@ -1,10 +1,11 @@
 """Starts one process in namespaces of its own; run as a program by ``isolation.py``.
 
-``namespaced.py STATUS_FD HIDDEN_FILES -- COMMAND …``. The process sees itself and what it starts:
+``namespaced.py STATUS_FD SETTINGS -- COMMAND …``. The process sees itself and what it starts:
 process ids, ``/proc`` and the mount table are its own, and so is System V's shared memory. When it
 ends, its namespace ends, and the kernel kills whatever it left, under any session or environment.
-Files of ``HIDDEN_FILES`` (a JSON list) read as empty. With the standard library only, since it runs
-under ``python -I -S``.
+``SETTINGS`` is JSON: files of ``hidden`` read as empty; with ``way_out`` the network is its own
+too, a loopback with one port, from which connections go to a Unix socket of the machine. With the
+standard library only, since it runs under ``python -I -S``.
 
 A step that fails is written to ``STATUS_FD`` as JSON ``[step, errno]``; nothing is written when the
 command was started.
@@ -15,16 +16,22 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import selectors
 import signal
+import socket
+import struct
 import sys
+from fcntl import ioctl
 from typing import Any
 
 CLONE_NEWNS, CLONE_NEWIPC, CLONE_NEWUSER, CLONE_NEWPID = 0x20000, 0x8000000, 0x10000000, 0x20000000
+CLONE_NEWNET = 0x40000000
+SIOCSIFFLAGS, IFF_UP = 0x8914, 1
 MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_BIND, MS_REC, MS_PRIVATE = 2, 4, 8, 4096, 16384, 1 << 18
 PR_SET_PDEATHSIG, PR_CAPBSET_DROP = 1, 24
-KEPT_CAPABILITIES = {0, 1, 3, 4, 5, 6, 7, 10, 13, 18, 27, 29, 31}
-"""Of a command that runs as root: those that containers keep. Without the others it cannot undo
-these mounts, enter another namespace or look into a process."""
+KEPT_CAPABILITIES = {0, 1, 3, 4, 5, 6, 7, 10, 13, 18, 29, 31}
+"""Of a command that runs as root: those that containers keep, but for devices of its own. Without
+the others it cannot undo these mounts, enter another namespace or look into a process."""
 IGNORED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 
 Handlers = list[tuple[signal.Signals, Any]]
@@ -33,24 +40,24 @@ libc = ctypes.CDLL(None, use_errno=True)
 
 
 def main() -> None:
-    status, hidden, command = int(sys.argv[1]), json.loads(sys.argv[2]), sys.argv[4:]
+    status, settings, command = int(sys.argv[1]), json.loads(sys.argv[2]), sys.argv[4:]
     os.set_inheritable(status, False)
     before = [(number, signal.signal(number, signal.SIG_IGN)) for number in IGNORED]
     try:
-        enter()
+        enter(settings["way_out"] is not None)
         first = os.fork()
         if first == 0:
-            serve(status, hidden, command, before)
+            serve(status, settings, command, before)
     except OSError as error:
         fail(status, error)
     os.close(status)
     os._exit(code_of(os.waitpid(first, 0)[1]))
 
 
-def enter() -> None:
+def enter(network: bool) -> None:
     """Namespaces for this process' children; those of an ordinary user are in a user namespace."""
     uid, gid = os.getuid(), os.getgid()
-    wanted = CLONE_NEWPID | CLONE_NEWNS | CLONE_NEWIPC
+    wanted = CLONE_NEWPID | CLONE_NEWNS | CLONE_NEWIPC | (CLONE_NEWNET if network else 0)
     if uid == 0:
         called("unshare", libc.unshare(wanted))
         return
@@ -64,16 +71,18 @@ def enter() -> None:
             file.write(text)
 
 
-def serve(status: int, hidden: list[str], command: list[str], before: Handlers) -> None:
+def serve(status: int, settings: dict[str, Any], command: list[str], before: Handlers) -> None:
     """The first process of the namespace: starts the command, reaps orphans, ends with it."""
     try:
         called("prctl", libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL))
         called("private mounts", libc.mount(b"none", b"/", None, MS_REC | MS_PRIVATE, None))
         flags = MS_NOSUID | MS_NODEV | MS_NOEXEC
         called("mount of /proc", libc.mount(b"proc", b"/proc", b"proc", flags, None))
-        for path in hidden:
+        for path in settings["hidden"]:
             if os.path.exists(path):
                 called("hiding", libc.mount(b"/dev/null", os.fsencode(path), None, MS_BIND, None))
+        if settings["way_out"] is not None:
+            open_way_out(status, **settings["way_out"])
         child = os.fork()
         if child == 0:
             if os.getuid() == 0:
@@ -93,6 +102,37 @@ def serve(status: int, hidden: list[str], command: list[str], before: Handlers) 
         ended, code = os.wait()
         if ended == child:
             os._exit(code_of(code))
+
+
+def open_way_out(status: int, port: int, socket_path: str, program: str) -> None:
+    """Has a process forward what arrives at a port of the new loopback. ``program`` is the folder
+    of ``keeper.py``, which does the same in a container."""
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
+            ioctl(any_socket, SIOCSIFFLAGS, struct.pack("16sh22x", b"lo", IFF_UP))
+        listener = socket.create_server(("127.0.0.1", port), backlog=128)
+    except OSError as error:
+        error.filename2 = "network"
+        raise
+    if os.fork() == 0:
+        os.close(status)
+        sys.path.insert(0, program)
+        forward(listener, socket_path)
+    listener.close()
+
+
+def forward(listener: socket.socket, socket_path: str) -> None:
+    import keeper  # type: ignore[import-not-found]
+
+    listener.setblocking(False)
+    selector = selectors.DefaultSelector()
+    selector.register(listener, selectors.EVENT_READ)
+    while True:
+        for key, events in selector.select():
+            if key.data is None:
+                keeper.accept(selector, listener, socket_path, b"session\n")
+            else:
+                key.data.move(selector, events)
 
 
 def called(step: str, result: int) -> None:

@@ -357,7 +357,9 @@ async def seal_session(
 ) -> SessionState:
     """Ends the session: no further call is admitted. A second seal keeps the first outcome."""
     if session.sealed_at is None:
-        await services.sessions.seal(session.id, (seal or Seal()).outcome)
+        seal = seal or Seal()
+        labels = {**session.labels, "seconds": seal.seconds} if seal.seconds else None
+        await services.sessions.seal(session.id, seal.outcome, labels)
         await services.cluster_control.forget_session(session.id)
         session = await _found(session.id, services)
     return await get_session(session, services)

@@ -151,6 +151,8 @@ class SetKind(_Documented):
 
 class Seal(_Body):
     outcome: Annotated[str, Field(min_length=1, max_length=32)] = "completed"
+    seconds: Annotated[dict[str, Annotated[float, Field(ge=0)]] | None, Field(max_length=16)] = None
+    """What the stages of the session took, kept as its label ``seconds``."""
 
 
 class EngineView(_Documented):

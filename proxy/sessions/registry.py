@@ -14,7 +14,7 @@ import logging
 import re
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
@@ -182,11 +182,14 @@ class Sessions:
             raise store_unavailable() from error
         return self._memory.add(record, new=True)
 
-    async def seal(self, session_id: str, outcome: str) -> None:
-        """Ends the session; the first seal counts, wherever it was made. Raises 503."""
+    async def seal(
+        self, session_id: str, outcome: str, labels: Mapping[str, Any] | None = None
+    ) -> None:
+        """Ends the session; the first seal counts, wherever it was made. ``labels`` replace its
+        own. Raises 503."""
         await self._before_seal(session_id)
         try:
-            await self._writer.seal_session(session_id, outcome, time.time())
+            await self._writer.seal_session(session_id, outcome, time.time(), labels)
         except StoreUnavailable as error:
             raise store_unavailable() from error
         self.forget(session_id)

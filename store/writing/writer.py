@@ -237,9 +237,14 @@ class Writer:
         fields = {"break_reason": reason.value, "notes": _plain(notes)}
         await self.add(Patch("calls", call_id, fields))
 
-    async def seal_session(self, session_id: str, outcome: str, at: float) -> None:
-        """Ends a session; one that is sealed already stays as it is, whoever sealed it."""
-        fields = {"sealed_at": at, "outcome": outcome}
+    async def seal_session(
+        self, session_id: str, outcome: str, at: float, labels: Mapping[str, Any] | None = None
+    ) -> None:
+        """Ends a session; one that is sealed already stays as it is, whoever sealed it. ``labels``
+        replace its own."""
+        fields: dict[str, Any] = {"sealed_at": at, "outcome": outcome}
+        if labels is not None:
+            fields["labels"] = dict(labels)
         await self.add(Patch("sessions", session_id, fields, once="sealed_at"))
 
     def update_session_sync(self, session_id: str, **fields: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import sqlite3
 import subprocess
@@ -203,3 +204,37 @@ def test_a_fleet_that_is_none_is_said_in_a_line(rollout: Bridle) -> None:
     refused = rollout(PLAIN, "--fleet", "slurm")
     said = "bridle: 'slurm' is not a fleet: local, ray, or ray:ADDRESS\n"
     assert (refused.exit_code, refused.stderr) == (2, said)
+
+
+STAGED = """
+from pathlib import Path
+from bridle import Task
+from bridle.harnesses.tasks.task import Step
+from bridle.harnesses.verifiers import CommandVerifier
+
+def tasks():
+    folder = Path(__file__).with_name("setup")
+    for number in range(24):
+        yield Task(str(number), "p", steps=(Step("one", "p", setup=str(folder)),))
+
+check = CommandVerifier("sleep 1")
+"""
+
+
+def test_stages_of_equal_length_overlap_and_the_command_says_what_bounds(
+    bridle: Bridle, proxy_url: str, store: str, tmp_path: Path
+) -> None:
+    (tmp_path / "own.py").write_text(STAGED)
+    (tmp_path / "setup").mkdir()
+    (tmp_path / "setup" / "setup.sh").write_text("sleep 1")
+    asked = ["--proxy", proxy_url, "--directory", tmp_path / "sessions", "--parallel", 1]
+    asked += ["--tasks", f"{tmp_path}/own.py:tasks", "--verifier", f"{tmp_path}/own.py:check"]
+    done = bridle("rollout", "--agent", "sh -c 'sleep 1' {prompt}", *asked)
+    assert done.exit_code == 0, done.output
+    (line,) = [line for line in done.stderr.splitlines() if "sessions/h" in line]
+    assert "bounded by" in line
+    assert float(re.findall(r"([\d.]+) times one stage at a time", line)[0]) >= 2.5, line
+    with sqlite3.connect(store) as database:
+        stages = "SELECT json_extract(labels, '$.seconds.' || ?) FROM sessions"
+        for name in ("prepare", "run", "verify"):
+            assert all(seconds >= 1 for (seconds,) in database.execute(stages, (name,)))

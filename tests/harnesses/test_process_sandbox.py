@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 import time
 from collections.abc import Awaitable, Callable
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 
 from bridle.harnesses.sandboxes import (
+    Launch,
     NotLaunchable,
     ProcessProvider,
     ProcessResult,
@@ -19,7 +21,7 @@ from bridle.harnesses.sandboxes import (
     isolation,
 )
 from bridle.harnesses.sandboxes.base import TAIL_BYTES
-from bridle.harnesses.sandboxes.isolation import missing
+from bridle.harnesses.sandboxes.isolation import missing, network_missing
 
 MakeLaunch = Callable[..., Any]
 TextOf = Callable[[Path], Awaitable[str]]
@@ -205,10 +207,79 @@ async def test_hidden_files_read_as_empty(make_launch: MakeLaunch, tmp_path: Pat
     assert key.read_text() == "secret"
 
 
+ASK = """
+import sys, urllib.error, urllib.request
+for url in sys.argv[1:]:
+    try:
+        with urllib.request.urlopen(url, timeout=5) as reply:
+            print(reply.status, reply.read().decode())
+    except urllib.error.HTTPError as error:
+        print(error.code)
+    except OSError as error:
+        print(type(error).__name__)
+"""
+
+
+@pytest.mark.skipif(network_missing() is not None, reason=f"no network: {network_missing()}")
+async def test_a_confined_session_reaches_its_own_url_and_nothing_else(
+    make_launch: MakeLaunch, tmp_path: Path
+) -> None:
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        target = (await reader.readuntil(b"\r\n\r\n")).split(b" ")[1]
+        head = b"HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: %d\r\n\r\n"
+        writer.write(head % len(target) + target)
+        await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    url = f"http://127.0.0.1:{port}/s/mine/v1"
+    request = SandboxRequest(tmp_path / "session", {"openai": url})
+    async with ProcessProvider(confined=True).open(request) as sandbox:
+        inner = sandbox.url(url)
+        others = (f"http://127.0.0.1:{port}/s/mine/v1", inner.replace("mine", "yours"))
+        asked = (sys.executable, "-c", ASK, f"{inner}/models", *others)
+        finished = await sandbox.exec(Launch(asked, sandbox.place.environment, 30.0))
+    server.close()
+    assert finished.stdout.tail.splitlines() == ["200 /s/mine/v1/models", "URLError", "403"]
+
+
+async def test_temporary_files_are_the_sessions_own_and_go_with_it(tmp_path: Path) -> None:
+    script = (
+        "import os, tempfile; made = tempfile.mkstemp()[1]; "
+        "print(made, oct(os.stat(os.path.dirname(os.path.dirname(made))).st_mode))"
+    )
+    async with ProcessProvider().open(SandboxRequest(tmp_path / "session")) as sandbox:
+        launch = Launch((sys.executable, "-c", script), sandbox.place.environment, 30.0)
+        made, mode = (await sandbox.exec(launch)).stdout.tail.split()
+        assert mode == "0o40700"
+        assert await asyncio.to_thread(os.path.exists, made)
+    assert not await asyncio.to_thread(os.path.exists, made)
+
+
+async def test_a_machine_without_networks_for_sessions_says_so_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(isolation, "_refused", lambda way_out: way_out and "network: EPERM")
+    for cached in (isolation.missing, isolation.network_missing):
+        cached.cache_clear()
+    try:
+        for number in range(2):
+            request = SandboxRequest(tmp_path / str(number), {"openai": "http://h:1/s/x/v1"})
+            async with ProcessProvider(confined=True).open(request) as sandbox:
+                assert sandbox.url("http://h:1/s/x/v1") == "http://h:1/s/x/v1"
+        assert [record.getMessage() for record in caplog.records] == [
+            "sandbox_on_open_network: sessions reach this machine's network (network: EPERM)"
+        ]
+    finally:
+        for cached in (isolation.missing, isolation.network_missing):
+            cached.cache_clear()
+
+
 async def test_a_machine_without_namespaces_runs_sessions_and_says_so_once(
     make_launch: MakeLaunch, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def refused(argv: object, status: int, hidden: object) -> tuple[str, ...]:
+    def refused(argv: object, status: int, *_: object) -> tuple[str, ...]:
         said = '["unshare", 1]'
         return (sys.executable, "-c", f"import os; os.write({status}, b'{said}')")
 

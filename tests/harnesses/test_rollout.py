@@ -165,7 +165,8 @@ async def test_the_harness_gets_its_session_its_files_and_a_home_of_its_own(
 async def test_sessions_one_after_another_work_under_the_same_path(run: Runner) -> None:
     results = await run("pwd", [Job(TASK)] * 5, parallel=2, keep_directories=True)
 
-    places = [run.directory / f"place-{number}" / "workspace" for number in range(2)]
+    # As many are prepared, and verified, as run.
+    places = [run.directory / f"place-{number}" / "workspace" for number in range(3 * 2)]
     assert {Path(result.answer) for result in results} <= set(places)
     kept = {path.name for path in run.directory.iterdir()}
     assert kept == {result.session_id for result in results}

@@ -87,10 +87,11 @@ EngineOption = Annotated[
 TASKS_HELP = "FILE.jsonl, FILE.py:FUNCTION, MODULE:FUNCTION or harbor:PATH."
 
 SandboxOption = Annotated[
-    Literal["process", "forked", "container", "container-forked"] | None,
+    Literal["process", "process-network", "forked", "container", "container-forked"] | None,
     typer.Option(
         "--sandbox",
-        help="process: one per session; forked: from a Python process with libraries loaded; "
+        help="process: one per session, without a network on Linux; process-network: with it; "
+        "forked: from a Python process with libraries loaded; "
         "container: docker or podman, one each; container-forked: from a Python process in one "
         "container. Default: what suits the tasks and the agent.",
     ),

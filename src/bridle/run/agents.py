@@ -35,9 +35,10 @@ from bridle.harnesses.verifiers import (
 from bridle.run.environment import admin_key_file
 from bridle.user_code import load_object
 
-SandboxKind = Literal["process", "forked", "container", "container-forked"]
+SandboxKind = Literal["process", "process-network", "forked", "container", "container-forked"]
 SANDBOXES: dict[SandboxKind, Callable[[Adapter], SandboxProvider]] = {
     "process": lambda _: _processes(),
+    "process-network": lambda _: _processes(confined=False),
     "forked": lambda _: ForkedProvider(),
     "container": lambda adapter: ContainerProvider(adapter.name),
     "container-forked": lambda adapter: _warm(adapter),
@@ -99,9 +100,10 @@ def _agent(named: str) -> tuple[Adapter, Callable[[], SandboxProvider]]:
     )
 
 
-def _processes() -> SandboxProvider:
-    """Process sandboxes in which the admin key of this user's proxies cannot be read."""
-    return ProcessProvider(hidden=(admin_key_file(),))
+def _processes(confined: bool = True) -> SandboxProvider:
+    """Process sandboxes in which the admin key of this user's proxies cannot be read, nor, when
+    they are ``confined``, anything be reached but their session's URL."""
+    return ProcessProvider(hidden=(admin_key_file(),), confined=confined)
 
 
 def verifier(named: str) -> Verifier:

@@ -38,8 +38,8 @@ class AgentConfig:
     """An installed harness (``codex``), a Python script (``agent.py``), or a command line that
     contains ``{prompt}``."""
     sandbox: SandboxKind | None = None
-    """``process``, ``forked``, ``container`` or ``container-forked``; ``None``: what suits the
-    tasks and the harness."""
+    """``process``, ``process-network``, ``forked``, ``container``, ``container-forked``; ``None``:
+    what suits the tasks and the harness."""
     sampling: Named = "policy"
     """What tokens are drawn from: ``policy`` (its own distribution), ``agent`` (as the harness
     asks), or ``temperature=0.7,top_p=0.8``."""

@@ -17,7 +17,7 @@ from bridle.harnesses.fleet import Fleet, LocalFleet
 from bridle.harnesses.guards import GuardAction
 from bridle.harnesses.rollout import Job, Rollout, RolloutResult, RolloutSettings, grouped
 from bridle.harnesses.sampling import POLICY, session_settings
-from bridle.harnesses.sandboxes import ProcessProvider, SandboxProvider
+from bridle.harnesses.sandboxes import SandboxProvider
 from bridle.harnesses.tasks import Task
 from bridle.harnesses.verifiers import Delivery, FunctionVerifier, Judgement, Verifier
 from bridle.run.agents import SANDBOXES, SandboxKind, first_tasks
@@ -235,7 +235,7 @@ def _parts(
     if isinstance(agent, str):
         adapter, suited = named_agent(agent, kind, tasks)
     else:
-        adapter, suited = agent, SANDBOXES[kind](agent) if kind else ProcessProvider()
+        adapter, suited = agent, SANDBOXES[kind or "process"](agent)
     provider = suited if sandbox is None or isinstance(sandbox, str) else sandbox
     check = named_verifier(verifier) if isinstance(verifier, str) else FunctionVerifier(verifier)
     return adapter, LocalFleet(provider, check)

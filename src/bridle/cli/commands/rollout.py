@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -26,6 +27,7 @@ from bridle.harnesses.episode import Outcome
 from bridle.harnesses.guards import GuardAction
 from bridle.harnesses.rollout import RolloutResult, RolloutSettings, grouped
 from bridle.harnesses.sampling import POLICY, session_settings
+from bridle.harnesses.stages import Throughput
 from bridle.harnesses.verifiers import REWARD
 from bridle.run.agents import first_tasks
 from bridle.run.environment import admin_key_for
@@ -78,12 +80,16 @@ def rollout(
     )
     with Rollouts(proxy, running, key=key) as rollouts, Progress(console=err) as progress:
         bar = progress.add_task(adapter.name, total=len(chosen) * group_size)
+        began = time.monotonic()
         results = rollouts.collect(
             adapter,
             grouped(chosen, group_size),
             settings,
             lambda _result: progress.advance(bar),
         )
+    took = time.monotonic() - began
+    fast = Throughput.of([result.stages for result in results if result.stages], took, parallel)
+    err.print(str(fast), highlight=False, soft_wrap=True)
     if json:
         print_json([_as_data(result) for result in results])
     else:
@@ -143,6 +149,7 @@ def _as_data(result: RolloutResult) -> dict[str, object]:
         "outcome": result.outcome,
         "scores": dict(result.scores),
         "seconds": result.seconds,
+        "stages": dict(result.stages),
         "exit_code": result.exit_code,
         "answer": result.answer,
         "error": result.error,

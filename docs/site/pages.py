@@ -1,0 +1,227 @@
+"""Pages of the site that are made from the code, and links that lead out of ``docs/``.
+
+A MkDocs hook. The README is the first page; commands, settings, the Python face and the control API
+are read from what is installed, so that the reference cannot differ from it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import inspect
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, get_type_hints
+
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
+
+import bridle as face
+from bridle.cli import program
+from bridle.proxy.control.api import control_api
+from bridle.run.config import RunConfig
+from bridle.run.feed import feed
+
+ROOT = Path(__file__).parents[2]
+SOURCE = "https://github.com/bridle-rl/bridle/blob/main/"
+_FIELD = re.compile(
+    r'^    (\w+):[^\n]*(?:\n(?!    \w)[^\n]*)*?\n    """(.*?)"""', re.MULTILINE | re.DOTALL
+)
+"""A field of a class, and the text below it."""
+_LINK = re.compile(r"(?<=\]\()(?!https?:|#)([^)\s]+)(?=\))")
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Adds the generated pages."""
+    pages = {
+        "index.md": _from_root((ROOT / "README.md").read_text(encoding="utf-8")),
+        "changelog.md": _from_root((ROOT / "CHANGELOG.md").read_text(encoding="utf-8")),
+        "reference/commands.md": commands_page(),
+        "reference/settings.md": settings_page(),
+        "reference/python.md": python_page(),
+        "reference/control-api.md": control_api_page(),
+    }
+    for path, text in pages.items():
+        files.append(File.generated(config, path, content=text))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Leads links to files outside ``docs/`` to the repository."""
+    own = Path(page.file.src_uri).parent
+
+    def led(found: re.Match[str]) -> str:
+        target, hash_, anchor = found[1].partition("#")
+        if not target.startswith("../"):
+            return found[1]
+        path = (ROOT / "docs" / own / target).resolve()
+        if path.is_relative_to(ROOT / "docs") or not path.exists():
+            return found[1]  # MkDocs judges it
+        if path == ROOT / "README.md":
+            return f"{'../' * len(own.parts)}index.md{hash_}{anchor}"
+        return f"{SOURCE}{path.relative_to(ROOT)}{hash_}{anchor}"
+
+    return _LINK.sub(led, markdown)
+
+
+def _from_root(markdown: str) -> str:
+    """A page of the repository's root as one of the site."""
+
+    def led(found: re.Match[str]) -> str:
+        if found[1].startswith("docs/"):
+            return found[1].removeprefix("docs/")
+        name = found[1].partition("#")[0]
+        if name == "CHANGELOG.md":
+            return "changelog.md"
+        return SOURCE + found[1] if (ROOT / name).exists() else found[1]
+
+    return _LINK.sub(led, markdown)
+
+
+def commands_page() -> str:
+    """Every command with its arguments and options."""
+    parts = ["# Commands\n\nAs `bridle COMMAND --help` prints them.\n"]
+    for name in program.COMMANDS:
+        parts += _command(f"bridle {name}", program.loaded(name))
+    return "\n".join(parts)
+
+
+def _command(name: str, command: Any) -> Iterator[str]:
+    yield f"## {name}\n\n{inspect.cleandoc(command.help or '')}\n"
+    rows = [_parameter(each) for each in command.params if not each.hidden]
+    if rows:
+        yield "| | | |\n|---|---|---|\n" + "\n".join(rows) + "\n"
+    for below, inner in getattr(command, "commands", {}).items():
+        yield from _command(f"{name} {below}", inner)
+
+
+def _parameter(parameter: Any) -> str:
+    options = parameter.opts + parameter.secondary_opts
+    argument = parameter.param_type_name == "argument"
+    shown = parameter.name.upper() if argument else ", ".join(options)
+    default = parameter.default
+    if getattr(parameter, "show_default", None) and isinstance(parameter.show_default, str):
+        default = parameter.show_default
+    known = default not in (None, False, (), []) and not callable(default)
+    text = "required" if parameter.required else f"`{_cell(default)}`" if known else ""
+    return f"| `{shown}` | {_cell(getattr(parameter, 'help', '') or '')} | {text} |"
+
+
+def settings_page() -> str:
+    """Every setting of a run, by its table in the TOML file."""
+    heading = (
+        "# Settings of a run\n\nOne TOML file (`bridle train --config FILE`), or "
+        "`--set table.name=value`. [Training](../training.md) explains them.\n"
+    )
+    return "\n".join([heading, *_settings(RunConfig, "")])
+
+
+def _settings(kind: Any, path: str) -> Iterator[str]:
+    hints = get_type_hints(kind, include_extras=False)
+    words = _field_docs(kind)
+    rows, inner = [], []
+    for one in dataclasses.fields(kind):
+        name = f"{path}.{one.name}" if path else one.name
+        if dataclasses.is_dataclass(hints[one.name]):
+            inner.append((hints[one.name], name))
+            continue
+        rows.append(f"| `{one.name}` | {_cell(words.get(one.name, ''))} | {_default(one)} |")
+    if rows:
+        yield f"## {path or 'run'}\n\n{_first(kind)}\n\n| | | default |\n|---|---|---|"
+        yield "\n".join(rows) + "\n"
+    for nested, name in inner:
+        yield from _settings(nested, name)
+
+
+def _default(one: dataclasses.Field[Any]) -> str:
+    if one.default is not dataclasses.MISSING:
+        return f"`{_cell(one.default)}`"
+    return "" if one.default_factory is not dataclasses.MISSING else "required"
+
+
+def _field_docs(kind: Any) -> dict[str, str]:
+    """The text below each field of a class."""
+    found = _FIELD.findall(inspect.getsource(kind))
+    return {name: " ".join(text.split()) for name, text in found}
+
+
+def python_page() -> str:
+    """What ``import bridle`` offers."""
+    parts = ["# Python\n\n`import bridle` gives these names; each is imported at its first use.\n"]
+    for name in face.__all__:
+        value = getattr(face, name)
+        home = getattr(value, "__module__", "")
+        parts.append(f"## {name}\n\n`{home}.{name}`\n")
+        with contextlib.suppress(TypeError, ValueError):  # a value without a signature
+            parts.append(f"```python\n{name}{inspect.signature(value)}\n```\n")
+        parts.append(_sphinx_free(inspect.getdoc(value) or "") + "\n")
+    return "\n".join(parts)
+
+
+def control_api_page() -> str:
+    """The routes under ``/bridle/v1``, from the OpenAPI that the proxy serves."""
+    schema = control_api(_no_services, [feed()]).openapi()
+    parts = [
+        "# Control API\n\nUnder the proxy's address, as `/openapi.json` there describes it. "
+        "Routes need the admin key; those of one session also take its verifier key.\n"
+    ]
+    for path, methods in schema["paths"].items():
+        for method, route in methods.items():
+            parts.append(
+                f"## {method.upper()} {path}\n\n{_sphinx_free(route.get('description', ''))}\n"
+            )
+            parts += _body(route, schema)
+    return "\n".join(parts)
+
+
+def _body(route: Mapping[str, Any], schema: Mapping[str, Any]) -> Iterator[str]:
+    rows = [
+        f"| `{each['name']}` | {each['in']} | {_cell(each.get('description', ''))} |"
+        for each in route.get("parameters", ())
+    ]
+    content = route.get("requestBody", {}).get("content", {}).get("application/json", {})
+    for reference in _references(content.get("schema", {})):
+        fields = schema["components"]["schemas"][reference].get("properties", {})
+        rows += [
+            f"| `{name}` | body | {_cell(field.get('description', ''))} |"
+            for name, field in fields.items()
+        ]
+    if rows:
+        yield "| | in | |\n|---|---|---|\n" + "\n".join(rows) + "\n"
+
+
+def _references(schema: Mapping[str, Any]) -> Iterator[str]:
+    if "$ref" in schema:
+        yield schema["$ref"].rpartition("/")[2]
+    for each in schema.get("anyOf", ()):
+        yield from _references(each)
+
+
+def _no_services() -> Any:
+    raise RuntimeError("the reference serves nothing")
+
+
+def _first(kind: Any) -> str:
+    return _sphinx_free((inspect.getdoc(kind) or "").split("\n\n")[0])
+
+
+def _sphinx_free(text: str) -> str:
+    """A docstring as Markdown: roles and double backquotes become plain code."""
+    text = re.sub(r":\w+:`~?([^`]+)`", r"`\1`", text)
+    return text.replace("``", "`")
+
+
+def _cell(value: object) -> str:
+    """A value inside a table's cell."""
+    text = " ".join(_sphinx_free(str(value)).split())
+    return text.replace("|", "\\|").replace("<", "&lt;")
+
+
+def command_of(words: list[str]) -> tuple[Any, list[str]]:
+    """The command that a typed line names, and its own words. Raises ``KeyError``."""
+    command, rest = program.loaded(words[0]), words[1:]
+    while rest and rest[0] in (inner := getattr(command, "commands", {})):
+        command, rest = inner[rest[0]], rest[1:]
+    return command, rest
