@@ -8,7 +8,7 @@ RUN apt-get update && apt-get install -y --no-install-recommends binutils && rm 
 ENV PIP_NO_CACHE_DIR=1 PIP_CONSTRAINT=/src/constraints.txt
 WORKDIR /src
 COPY pyproject.toml constraints.txt ./
-COPY deploy/image deploy/image
+COPY deploy/image/requirements.py deploy/image/strip deploy/image/
 # Wheels put there are taken instead of the index's.
 COPY deploy/wheels /wheels
 
@@ -50,6 +50,7 @@ WORKDIR /app
 FROM base AS recorder
 COPY --from=recorder-packages /opt/bridle /opt/bridle
 COPY --from=code /code /opt/bridle
+COPY deploy/image/healthy.sh /app/
 USER 10001
 CMD ["bridle", "proxy", "--help"]
 
@@ -57,7 +58,7 @@ FROM base AS bridle
 COPY --from=packages /opt/bridle /opt/bridle
 COPY --from=code /code /opt/bridle
 COPY examples /app/examples
-COPY deploy/image/init.sh deploy/image/train.sh /app/
+COPY deploy/image/healthy.sh deploy/image/init.sh deploy/image/train.sh /app/
 USER 10001
 CMD ["bridle", "--help"]
 
@@ -68,12 +69,13 @@ RUN useradd --uid 10001 --create-home bridle \
  && python3 -m venv /opt/bridle
 WORKDIR /src
 COPY pyproject.toml constraints.txt ./
-COPY deploy/image deploy/image
+COPY deploy/image/requirements.py deploy/image/strip deploy/image/
 RUN python3 deploy/image/requirements.py >requirements.txt \
  && /opt/bridle/bin/pip install --no-cache-dir --constraint constraints.txt --requirement requirements.txt
 COPY . .
 RUN /opt/bridle/bin/pip install --no-cache-dir --no-deps . && rm -rf /src/*
 WORKDIR /app
+COPY deploy/image/healthy.sh /app/
 USER 10001
 ENV PATH=/opt/bridle/bin:$PATH PYTHONUNBUFFERED=1 HOME=/home/bridle
 ENTRYPOINT []

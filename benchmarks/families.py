@@ -91,6 +91,8 @@ class Family:
     """The token that ends a reply with tool calls, where it is another than the first."""
     text_end: str | None = None
     """The same of a reply without them."""
+    earlier_end: str | None = None
+    """What the template ends earlier replies with, where the policy samples another token."""
     call_ids: CallIds = "openai"
     """How the engine makes tool-call ids for the family."""
 
@@ -100,11 +102,24 @@ _CALL = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
 _ARGUMENTS = ("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>")
 _GLM = (*_THINK, *_CALL, *_ARGUMENTS, "[gMASK]", "<sop>", "<|endoftext|>", "<|observation|>")
 _LLAMA_BOS, _DEEPSEEK_BOS = "<|begin_of_text|>", "<｜begin▁of▁sentence｜>"
+_PYTHON: Final = ("<|python_tag|>",)
+"""Its name in the family's own tokenizer, which the packaged one keeps as a reserved token."""
 _LLAMA_EOS = ("<|eot_id|>", "<|eom_id|>", "<|end_of_text|>")
 _DEEPSEEK_EOS = ("<｜end▁of▁sentence｜>",)
 _QWEN_EOS = ("<|im_end|>", "<|endoftext|>")
 _GEMMA4 = ("<|turn>", "<turn|>", "<|channel>", "<channel|>", "<|tool>", "<tool|>", "<|think|>")
 _GEMMA4_CALL = ("<|tool_call>", "<tool_call|>", "<|tool_response>", "<tool_response|>", '<|"|>')
+_HUNYUAN = tuple(
+    form.format(":opensource")
+    for form in (
+        *("<｜hy_User{}｜>", "<｜hy_Assistant{}｜>", "<｜hy_begin_of_sentence{}｜>"),
+        *("<｜reasoning_mode{}｜>", "<think{}>", "</think{}>", "<tool_sep{}>"),
+        *("<tool_calls{}>", "</tool_calls{}>", "<tool_call{}>", "</tool_call{}>"),
+        *("<arg_key{}>", "</arg_key{}>", "<arg_value{}>", "</arg_value{}>"),
+        *("<tool_responses{}>", "</tool_responses{}>", "<tool_response{}>", "</tool_response{}>"),
+    )
+)
+"""The template puts these together."""
 _MISTRAL: dict[str, Any] = {
     "tokenizer": "tekken",
     "model_type": "mistral",
@@ -124,10 +139,20 @@ FAMILIES: Final[dict[str, Family]] = {
         "llama.cpp/meta-llama-Llama-3.1-8B-Instruct", "llama3_1", "llama", _LLAMA_EOS, _LLAMA_BOS
     ),
     "llama3.2": Family(
-        "llama.cpp/meta-llama-Llama-3.2-3B-Instruct", "llama3_1", "llama", _LLAMA_EOS, _LLAMA_BOS
+        "llama.cpp/meta-llama-Llama-3.2-3B-Instruct",
+        "llama3_1",
+        "llama",
+        _LLAMA_EOS,
+        _LLAMA_BOS,
+        _PYTHON,
     ),
     "llama3.3": Family(
-        "llama.cpp/meta-llama-Llama-3.3-70B-Instruct", "llama3_1", "llama", _LLAMA_EOS, _LLAMA_BOS
+        "llama.cpp/meta-llama-Llama-3.3-70B-Instruct",
+        "llama3_1",
+        "llama",
+        _LLAMA_EOS,
+        _LLAMA_BOS,
+        _PYTHON,
     ),
     "deepseek-v3": Family(
         "trl/deepseekv3", "deepseek_v3", "deepseek_v3", _DEEPSEEK_EOS, _DEEPSEEK_BOS
@@ -159,7 +184,7 @@ FAMILIES: Final[dict[str, Family]] = {
     "deepseek-r1-distill": Family(
         "trl/deepseek_r1_distill",
         "deepseek_v3",
-        "qwen2",
+        "llama",
         _DEEPSEEK_EOS,
         _DEEPSEEK_BOS,
         _THINK,
@@ -184,6 +209,7 @@ FAMILIES: Final[dict[str, Family]] = {
         ("<|return|>", "<|call|>"),
         "<|startoftext|>",
         call_end="<|call|>",
+        earlier_end="<|end|>",
     ),
     "smollm2": Family("own", "smollm2", "llama", ("<|im_end|>",), "<|im_start|>"),
     "smollm3": Family(
@@ -370,7 +396,13 @@ FAMILIES: Final[dict[str, Family]] = {
         stand_in=True,
     ),
     "hunyuan3": Family(
-        "llama.cpp/tencent-Hy3", "deepseek_v3", "hy_v3", ("<｜hy_eos｜>",), None, stand_in=True
+        "llama.cpp/tencent-Hy3",
+        "deepseek_v3",
+        "hy_v3",
+        ("<｜hy_eos:opensource｜>",),
+        None,
+        _HUNYUAN,
+        stand_in=True,
     ),
     "laguna": Family(
         "llama.cpp/poolside-Laguna-XS.2",

@@ -194,7 +194,8 @@ class PlayedModel:
         )
         text = whole[start:]
         last = max((text.rfind(word) + len(word) for word in self._marks(at)), default=0)
-        ends = [*self.family.eos, self.family.call_end, self.family.text_end]
+        family = self.family
+        ends = [*family.eos, family.call_end, family.text_end, family.earlier_end]
         found = [place for end in ends if end and (place := text.find(end, last)) >= 0]
         return text[: min(found)] if found else text.rstrip()
 

@@ -107,7 +107,7 @@ def measure_directory(directory: Path, family: Family) -> dict[str, Any]:
     tokenizer = Tokenizer(directory)
     report = Continuer(tokenizer).report
     shown = look(tokenizer, family)
-    model = _played(tokenizer, family, shown)
+    model = played(tokenizer, family, shown)
     exact, rendered = _lead(model, directory, shown.system)
     wrong = _wrong(report, shown)
     return {
@@ -126,7 +126,8 @@ def measure_directory(directory: Path, family: Family) -> dict[str, Any]:
     }
 
 
-def _played(tokenizer: Tokenizer, family: Family, shown: Shown) -> PlayedModel:
+def played(tokenizer: Tokenizer, family: Family, shown: Shown) -> PlayedModel:
+    """The family's model in a conversation that its template can carry."""
     parallel = shown.parallel or shown.tools == "vanish"
     steps = steps_for(shown.tools != "refused", parallel, bare=shown.bare_calls)
     return PlayedModel(tokenizer, family, steps, shown.thinks)

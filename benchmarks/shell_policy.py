@@ -35,7 +35,7 @@ SHELLS: Final[Mapping[str, Callable[[str], dict[str, Any]]]] = {
 }
 """The shell tools of the harnesses that are known here, and their arguments."""
 
-_SUBMIT: Final = "COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
+SUBMIT: Final = "COMPLETE_TASK_ANDSUBMIT_FINAL_OUTPUT"
 """What mini-swe-agent has printed to end its run."""
 
 
@@ -60,8 +60,8 @@ class ShellPolicy:
             return _asking(shell, turn + 1, ("tail -n 1 a.txt", "tail -n 1 b.txt"))
         if last is None:
             answer = "The commands said nothing."
-        if any(_SUBMIT in _text(message) for message in request.messages):
-            command = f"echo {_SUBMIT} && echo '{answer}'"
+        if any(SUBMIT in _text(message) for message in request.messages):
+            command = f"echo {SUBMIT} && echo '{answer}'"
             return ScriptedReply(reasoning="All is done.", tool_calls=(_call(shell, command),))
         return ScriptedReply(answer, reasoning="All is done.")
 

@@ -95,7 +95,8 @@ class AdvantageConfig:
     """What a session's reward is compared with."""
 
     baseline: PartName = "grpo"
-    """``grpo``, ``leave_one_out``, ``mean``, ``gated``, ``per_role``, ``gigpo``, ``turn_returns``
+    """``grpo``, ``leave_one_out``, ``mean``, ``gated``, ``per_role``, ``gigpo``, ``turn_returns``,
+    ``spiral``
     (:mod:`bridle.trainer.credit`), or one registered with ``register_advantage``."""
     deviation: Literal["sample", "population"] = "sample"
     """Which standard deviation advantages are divided by, where they are."""
@@ -103,6 +104,8 @@ class AdvantageConfig:
     """γ of a step's return, per step. GiGPO's paper has 0.95."""
     step_weight: AtLeastZero = 1.0
     """ω of GiGPO: how much a step's own advantage counts."""
+    running_decay: BelowOne = 0.95
+    """α of ``spiral``: how much of a role's baseline stays with each session."""
     gate: float = 1.0
     """Of ``gated``: rewards of steps count in sessions whose own reward is at least this."""
     overlong_tokens: Natural = 0
@@ -175,6 +178,9 @@ class LossConfig:
     """Of ``mask``: a token whose ratio is below it is not trained."""
     kl_coefficient: AtLeastZero = 0.0
     """β of the KL penalty to the reference policy; needs a reference model when not 0."""
+    kl_corrected: bool = False
+    """Weigh the KL estimate by ``π / μ`` of its token (DeepSeek-V3.2, arXiv 2512.02556, equation
+    7): its expectation is then that of π, and so is its gradient."""
 
 
 @dataclass(frozen=True, slots=True)

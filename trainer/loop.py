@@ -81,7 +81,10 @@ class GrpoLoop:
         self._tokenizer_from = tokenizer_from
         self._groups = groups
         self._trained_groups: Mapping[str, Any] = {}
-        """As of the last completed step."""
+        """As of the last completed step, as what follows."""
+        self._kept_memory: Mapping[str, float] = {}
+        self.memory: dict[str, float] = {}
+        """What estimators keep over the steps."""
         self.renumbering = Renumbering()
         """How versions that were recorded by earlier attempts count now."""
         self._seconds: dict[str, float] = {}
@@ -100,8 +103,9 @@ class GrpoLoop:
         progress = self.learner.load_checkpoint(found[-1])
         self.step, self.version = progress.step, progress.version
         self.seconds = progress.seconds
-        self._trained_groups = progress.groups
+        self._trained_groups, self._kept_memory = progress.groups, progress.memory
         self.renumbering = Renumbering(progress.renumbered)
+        self.memory = dict(progress.memory)
         return progress
 
     def renumber(self, version: int) -> None:
@@ -138,7 +142,7 @@ class GrpoLoop:
         with self._timed("collect"):
             episodes = self._collect(step, self.version)
         with self._timed("prepare"):
-            prepared = prepare(episodes, self.version, self.config)
+            prepared = prepare(episodes, self.version, self.config, self.memory)
         update = policy = None
         version = self.version
         if prepared.items:
@@ -161,7 +165,7 @@ class GrpoLoop:
                 with self._timed("publish"):
                     policy = self._publish(self.learner, version) if self._publish else None
         self.step, self.version, self._updating = step + 1, version, False
-        self._trained_groups = self._groups()
+        self._trained_groups, self._kept_memory = self._groups(), dict(self.memory)
         report = StepReport(
             step=step,
             version=version,
@@ -199,6 +203,7 @@ class GrpoLoop:
                 self.seconds,
                 self._trained_groups,
                 self.renumbering.changes,
+                self._kept_memory,
             ),
             tokenizer_from=self._tokenizer_from,
             keep=self.config.checkpoints.keep,

@@ -22,6 +22,7 @@ import jinja2.ext
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer as BackendTokenizer
 
+from bridle.engine.contract import harmony
 from bridle.engine.contract.content_format import takes_parts
 from bridle.engine.contract.errors import TemplateError
 from bridle.errors import BridleError
@@ -154,6 +155,12 @@ class Tokenizer:
         return {"default": source} if isinstance(source, str) else {}
 
     @cached_property
+    def renders_by_harmony(self) -> bool:
+        path = self.directory / "config.json"
+        model_type = json.loads(path.read_text()).get("model_type") if path.exists() else None
+        return model_type == harmony.MODEL_TYPE and harmony.available()
+
+    @cached_property
     def _compiled(self) -> jinja2.Template:
         return compile_chat_template(self.chat_template_source)
 
@@ -183,8 +190,19 @@ class Tokenizer:
         """The prompt text of ``messages`` (chat shape, as clients send them);
         ``continue_final_message`` ends it with the last one's text, whose turn stays open.
 
+        gpt-oss is rendered as vLLM renders it (:mod:`bridle.engine.contract.harmony`), not by its
+        template.
+
         Raises :class:`TemplateError` when the template refuses or cannot render them.
         """
+        if self.renders_by_harmony and not continue_final_message:
+            effort = template_kwargs.get("reasoning_effort")
+            return harmony.render(
+                list(messages),
+                tools,
+                add_generation_prompt=add_generation_prompt,
+                reasoning_effort=effort,
+            )
         try:
             parts = self._takes_parts_for_tools if tools else self._takes_parts
             shaped = [template_message(message, parts) for message in messages]
@@ -193,7 +211,7 @@ class Tokenizer:
             template = self._compiled_for_tools if tools else self._compiled
             text = template.render(
                 messages=shaped,
-                tools=list(tools) if tools else None,
+                tools=[template_tool(tool) for tool in tools] if tools else None,
                 documents=None,
                 add_generation_prompt=add_generation_prompt,
                 **(self.special_tokens | template_kwargs),
@@ -290,6 +308,21 @@ def template_message(message: Mapping[str, Any], parts: bool = False) -> dict[st
     return shaped
 
 
+def template_tool(tool: Mapping[str, Any]) -> dict[str, Any]:
+    """A tool as vLLM hands it to the template: its own fields in its own order, description and
+    parameters also where they are missing (``ChatCompletionToolsParam.model_dump``)."""
+    function, deferred = tool.get("function"), tool.get("defer_loading")
+    if not isinstance(function, Mapping):
+        raise TemplateError("a tool without a function")
+    shaped = {name: function.get(name) for name in ("name", "description", "parameters")}
+    optional = {"strict": function.get("strict"), "defer_loading": function.get("defer_loading")}
+    if optional["defer_loading"] is None:
+        optional["defer_loading"] = deferred
+    shaped |= {name: value for name, value in optional.items() if value is not None}
+    made: dict[str, Any] = {"type": tool.get("type", "function"), "function": shaped}
+    return made if deferred is None else {**made, "defer_loading": deferred}
+
+
 def _template_content(content: Any, parts: bool, *, joined: bool) -> Any:
     if content is None:
         return "" if joined else []
@@ -307,16 +340,15 @@ def _template_content(content: Any, parts: bool, *, joined: bool) -> Any:
 def _template_tool_call(call: Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(call.get("function"), Mapping):
         raise TemplateError("a tool call without a function")
-    function = dict(call["function"])
-    arguments = function.get("arguments")
+    name, arguments = call["function"].get("name"), call["function"].get("arguments")
     if isinstance(arguments, str):
         try:
-            function["arguments"] = json.loads(arguments) if arguments else {}
+            arguments = json.loads(arguments) if arguments else {}
         except ValueError as error:
-            raise ArgumentsNotJson(
-                f"tool call {function.get('name')!r}: arguments are not JSON"
-            ) from error
-    return {**call, "function": function}
+            raise ArgumentsNotJson(f"tool call {name!r}: arguments are not JSON") from error
+    # Some templates write a function as JSON: the order is that of the types vLLM validates by.
+    shaped = {"id": call.get("id"), "function": {"arguments": arguments, "name": name}}
+    return {**shaped, "type": call.get("type", "function")}
 
 
 def compile_chat_template(source: str) -> jinja2.Template:

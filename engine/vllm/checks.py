@@ -285,11 +285,7 @@ def _tool_calls(subject: _Subject) -> str:
         raise _Unknown("replies are only forced on vLLM")
     wanted = subject.parsers
     if wanted is not None and wanted.tool is None:
-        if wanted.unread is None:
-            return "none in this template: requests with tools are refused"
-        raise _Unknown(
-            f"calls stay text: none of vLLM's parsers reads the template's markup, {wanted.unread}"
-        )
+        return "none in this template: requests with tools are refused"
     response = subject.probe.post(
         contract.CHAT_COMPLETIONS,
         {

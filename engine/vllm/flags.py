@@ -12,7 +12,14 @@ from typing import Any, Final
 
 from bridle.engine.contract.contract import PROCESSED_LOGPROBS
 from bridle.engine.vllm.installation import Installation, VllmError
-from bridle.engine.vllm.parsers import AUTO, OWN_OPEN_THINKING, OWN_THINKING, parsers_for
+from bridle.engine.vllm.parsers import (
+    AUTO,
+    OWN_CALLS,
+    OWN_OPEN_THINKING,
+    OWN_THINKING,
+    own_parser,
+    parsers_for,
+)
 
 INSIDE: Final = Path(__file__).parent / "inside"
 """The only folder of ours on vLLM's PYTHONPATH."""
@@ -186,6 +193,8 @@ def _parsing(model_dir: Path, options: VllmOptions) -> list[str]:
     flags = []
     if tool is not None:
         flags += ["--enable-auto-tool-choice", "--tool-call-parser", tool]
+        if tool.startswith(own_parser("")):
+            flags += ["--tool-parser-plugin", str(INSIDE / f"{OWN_CALLS}.py")]
     if reasoning is not None:
         flags += ["--reasoning-parser", reasoning]
     if reasoning in (OWN_THINKING, OWN_OPEN_THINKING):

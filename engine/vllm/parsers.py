@@ -16,16 +16,23 @@ OWN_OPEN_THINKING: Final = "bridle_thinking_open"
 """Reads replies whose prompt has opened ``<think>`` (the same file)."""
 
 
+OWN_CALLS: Final = "bridle_calls"
+"""The module of our own tool parsers (``inside/bridle_calls.py``)."""
+
+
+def own_parser(markup: str) -> str:
+    """Our own parser of a markup that vLLM has none for, or one that misreads it."""
+    return f"bridle_{markup}"
+
+
 @dataclass(frozen=True, slots=True)
 class Parsers:
     """Names for ``--tool-call-parser`` and ``--reasoning-parser``."""
 
     tool: str | None
-    """``None``: the template shows no tool calls that a parser of vLLM's reads."""
+    """``None``: the template shows no tool calls."""
     reasoning: str | None
     """``None``: replies begin with the answer."""
-    unread: str | None = None
-    """The markup of the template's tool calls, when no parser of vLLM's reads it."""
 
 
 def choose_parsers(model_dir: Path) -> Parsers:
@@ -36,9 +43,19 @@ def choose_parsers(model_dir: Path) -> Parsers:
     tool = TOOL_PARSERS.get(written) if written else None
     if tool == "llama3_json" and tokenizer.token_id("<|python_tag|>") is None:
         # vLLM's parser does not start without that token.
-        tool = None
-    unread = written if tool is None else None
-    return Parsers(tool, _reasoning_parser(tokenizer, written), unread)
+        tool = own_parser("llama_json")
+    if tool == "mistral" and _misread(tokenizer):
+        tool = own_parser("mistral")
+    return Parsers(tool, _reasoning_parser(tokenizer, written))
+
+
+def _misread(tokenizer: Tokenizer) -> bool:
+    """Whether vLLM's Mistral parser misreads the model's calls: it takes an id before the arguments
+    for a part of the name, and an array of calls for a name where ``[ARGS]`` is a token."""
+    source = tokenizer.tools_template_source
+    return "[CALL_ID]" in source or (
+        "[ARGS]" not in source and tokenizer.token_id("[ARGS]") is not None
+    )
 
 
 def parsers_for(model_dir: Path, tool: str | None, reasoning: str | None) -> Parsers:
@@ -49,7 +66,6 @@ def parsers_for(model_dir: Path, tool: str | None, reasoning: str | None) -> Par
     return Parsers(
         chosen.tool if tool == AUTO else tool,
         chosen.reasoning if reasoning == AUTO else reasoning,
-        chosen.unread if tool == AUTO else None,
     )
 
 
@@ -82,6 +98,8 @@ TOOL_PARSERS: Final = {
     "gigachat3": "gigachat3",
     "granite": "granite",
     "granite_array": "granite",
+    "nemotron_v2": own_parser("nemotron_v2"),
+    "functionary": own_parser("functionary"),
     "granite_20b": "granite-20b-fc",
     "olmo3": "olmo3",
     "phi4_mini": "phi4_mini_json",
@@ -98,7 +116,8 @@ TOOL_PARSERS: Final = {
     "pythonic": "pythonic",
     "xlam": "xlam",
 }
-"""vLLM's tool parser for each markup. The tests hold it complete for vLLM 0.32."""
+"""The tool parser for each markup, vLLM's own or one of ours. The tests hold it complete for vLLM
+0.32."""
 
 REASONING_PARSERS: Final = {
     "harmony": "openai_gptoss",

@@ -118,8 +118,13 @@ class RenderingCheck:
         prompt: TokenIds,
         ended: CallEnded,
     ) -> None:
-        async with self._one_at_a_time:
-            found = await asyncio.to_thread(self._difference, sent, prompt)
+        try:
+            async with self._one_at_a_time:
+                found = await asyncio.to_thread(self._difference, sent, prompt)
+        except TemplateError:
+            # Tails of such messages are refused here too, so that the engine renders them.
+            self._count([Note(UNCOMPARED)])
+            return
         if found is None:
             engine.rendering.found("", epoch)
             return
@@ -136,12 +141,9 @@ class RenderingCheck:
 
     def _difference(self, sent: Mapping[str, Any], theirs: TokenIds) -> tuple[int, str] | None:
         """Where the ids that the engine used leave those that are made here, and what stands
-        there on both sides."""
+        there on both sides. Raises :class:`TemplateError`."""
         arguments = sent.get("chat_template_kwargs") or {}
-        try:
-            text = self._tokenizer.render(sent["messages"], sent.get("tools"), **arguments)
-        except TemplateError as error:
-            return 0, f"the engine renders what the template here refuses: {error}"
+        text = self._tokenizer.render(sent["messages"], sent.get("tools"), **arguments)
         ours = token_array(self._tokenizer.encode(text))
         at = common_prefix(ours, theirs)
         if at == len(ours) == len(theirs):

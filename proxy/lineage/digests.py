@@ -62,6 +62,8 @@ class _Known(msgspec.Struct, frozen=True, gc=False):
     digest: bytes
     minted: tuple[str, ...]
     folded: bool
+    alone: bytes = b""
+    """Of a tool's result: the digest of its unit when it answers the first call, alone."""
 
 
 class Digester:
@@ -78,7 +80,10 @@ class Digester:
         while position < len(messages):
             message, end = messages[position], position + 1
             if message.role == "tool":
-                unit = self._tool_results(messages, position, last)
+                if end == len(messages) or messages[end].role != "tool":
+                    unit = self._tool_result(message, position, last)
+                else:
+                    unit = self._tool_results(messages, position, last)
             elif message.role != "assistant":
                 form = _blake(_ENCODER.encode(message), digest_size=16).digest()
                 known = self._known.get(form) or self._read(message, form)
@@ -128,6 +133,17 @@ class Digester:
             end += 1
         return Unit("assistant", digest, form, start, end, message=message, minted=minted)
 
+    def _tool_result(self, message: Message, position: int, asked: Message | None) -> Unit:
+        """:meth:`_tool_results` of one: agents call one tool after the other, and all results of a
+        session pass here in every call."""
+        form = _blake(_ENCODER.encode(message), digest_size=16).digest()
+        known = self._known.get(form) or self._read(message, form)
+        digest = known.alone
+        if asked is not None and len(asked.tool_calls) > 1:
+            places = {call.id: at for at, call in enumerate(asked.tool_calls)}
+            digest = _placed(places.get(message.tool_call_id or "", 0), known.digest)
+        return Unit("tool", digest, form, position, position + 1, minted=known.minted)
+
     def _tool_results(self, messages: Sequence[Message], start: int, asked: Message | None) -> Unit:
         """A run of results; each is known by the place of its call in the message that ``asked``,
         whatever the calls' ids."""
@@ -154,13 +170,20 @@ class Digester:
         plain = unfolded(message) if message.role == "assistant" else message
         echoes = plain.anchors or plain.tool_calls or plain.tool_call_id is not None
         minted = _minted(plain) if echoes else ()
-        return self._remember(form, _Known(digest_of(plain), minted, plain is not message))
+        digest = digest_of(plain)
+        alone = _placed(0, digest) if message.role == "tool" else b""
+        return self._remember(form, _Known(digest, minted, plain is not message, alone))
 
     def _remember(self, form: bytes, known: _Known) -> _Known:
         if len(self._known) >= _FORMS_KEPT:
             self._known.clear()
         self._known[form] = known
         return known
+
+
+def _placed(call: int, digest: bytes) -> bytes:
+    """The digest of a tool's result that stands alone and answers the ``call``-th call."""
+    return _blake(call.to_bytes(4, "big") + digest, digest_size=16).digest()
 
 
 def form_of(message: Message) -> bytes:

@@ -79,7 +79,10 @@ def test_json_carries_the_whole_verdict(
     ("opening", "line"),
     [
         ("<|tool_call_start|>", "tool calls: lfm2, read by vLLM (lfm2) only; elsewhere calls stay"),
-        ("<TOOLCALL>", "tool calls: nemotron_v2, read by no engine; elsewhere calls stay text"),
+        (
+            "<TOOLCALL>",
+            "tool calls: nemotron_v2, read by vLLM (bridle_nemotron_v2) and the embedded engine",
+        ),
         ("", "tool calls: none in this template"),
     ],
 )

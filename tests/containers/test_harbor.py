@@ -5,14 +5,18 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import re
 import subprocess
 import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from bridle.bench.shell_policy import ShellPolicy
+from bridle.bench.shell_policy import SHELLS, SUBMIT, ShellPolicy
+from bridle.engine.scripted import ScriptedCall, ScriptedReply, ScriptedRequest
 from bridle.harnesses.episode import Outcome
 from bridle.harnesses.rollout import RolloutResult
 from bridle.run.rollouts import rollout
@@ -122,6 +126,56 @@ def test_an_agent_out_of_time_is_verified_on_what_it_left(stage: Any, tmp_path: 
     (result,) = run(stage, tmp_path, slow, tmp_path / "tasks")
 
     assert (result.outcome, result.scores) == (Outcome.TIMEOUT, {"reward": 1.0})
+
+
+@dataclass(frozen=True)
+class Solving:
+    """Runs the task's solution in any harness's shell, then ends; or ends at once."""
+
+    scripts: Mapping[str, str]
+    """By the line that the task asks for."""
+    idle: bool = False
+
+    def __call__(self, request: ScriptedRequest) -> ScriptedReply:
+        names = {tool["function"]["name"] for tool in request.tools}
+        shell = next((name for name in SHELLS if name in names), None)
+        if shell is None:
+            return ScriptedReply("A side remark.")
+        text = json.dumps(request.messages)
+        asked = re.findall(r"Write '([^']*)' into", text)[-1]
+        worked = any(message["role"] == "tool" for message in request.messages)
+        if not (worked or self.idle):
+            return self._running(shell, self.scripts[asked])
+        if SUBMIT in text:
+            return self._running(shell, f"echo {SUBMIT} && echo done")
+        return ScriptedReply("It is done.")
+
+    def _running(self, shell: str, command: str) -> ScriptedReply:
+        return ScriptedReply(tool_calls=(ScriptedCall(shell, SHELLS[shell](command)),))
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(
+    ("agent", "reward"),
+    [("mini-swe-agent", 1.0), ("codex", 1.0), ("claude-code", 1.0), ("mini-swe-agent", 0.0)],
+)
+def test_a_harness_that_runs_the_solution_gets_what_the_oracle_gets(
+    stage: Any, tmp_path: Path, twenty: Path, agent: str, reward: float
+) -> None:
+    scripts = {}
+    for file in twenty.glob("**/instruction.md"):
+        (line,) = re.findall(r"Write '([^']*)' into", file.read_text())
+        # The variables of a solution are the oracle's alone.
+        solution = (file.parent / "solution/solve.sh").read_text()
+        scripts[line] = solution.replace('"$LINE"', f"'{line}'")
+    bench = stage(Solving(scripts, idle=not reward))
+
+    results = rollout(
+        agent, f"harbor:{twenty}", "task", proxy=bench.url, directory=tmp_path / "runs", parallel=2
+    )
+
+    got = {each.task_id: (each.outcome, each.error, each.scores.get("reward")) for each in results}
+    assert got == {path.name: (Outcome.COMPLETED, "", reward) for path in twenty.iterdir()}
 
 
 @pytest.mark.skipif("BRIDLE_HARBOR" not in os.environ, reason="BRIDLE_HARBOR names no harbor")

@@ -82,6 +82,8 @@ FRAGMENTS = {
     "deepseek_v31": [*DEEPSEEK, *JSON],
     "deepseek_v32": ["<｜DSML｜function_calls>", "</｜DSML｜function_calls>", *DSML],
     "deepseek_v4": ["<｜DSML｜tool_calls>", "</｜DSML｜tool_calls>", *DSML],
+    "nemotron_v2": ["<TOOLCALL>", "</TOOLCALL>", "<TOOL", "<TOOLCALL>[", *JSON],
+    "functionary": ["<function=f>", "<function=", "</function>", "<func", "<function=f>{", *JSON],
     "glm": GLM,
     "poolside": GLM,
     "qwen_xml": [*HERMES, *QWEN],
@@ -224,6 +226,15 @@ SEVERAL: dict[str, tuple[str, list[tuple[str, dict[str, Any]]]]] = {
         '</｜DSML｜invoke>\n<｜DSML｜invoke name="g">\n</｜DSML｜invoke>\n'
         "</｜DSML｜function_calls>",
         [("f", CITY), ("g", {})],
+    ),
+    "nemotron_v2": (
+        '<TOOLCALL>[{"name": "f", "arguments": {"city": "Ghent"}}, '
+        '{"name": "g", "arguments": {}}]</TOOLCALL>',
+        [("f", {"city": "Ghent"}), ("g", {})],
+    ),
+    "functionary": (
+        '<function=f>{"city": "Ghent"}</function><function=g>{}</function>',
+        [("f", {"city": "Ghent"}), ("g", {})],
     ),
     "glm": (
         "<tool_call>f\n<arg_key>city</arg_key>\n<arg_value>Ghent & <b>\n</arg_value>\n"

@@ -12,8 +12,11 @@ pytestmark = [pytest.mark.models, pytest.mark.timeout(300)]
 
 MATERIAL = cache_directory()
 """The user's own cache, read before the tests hide it: what was fetched is kept between runs."""
-NOT_LOCAL = {"cohere-command-r7b", "deepseek-r1-distill", "hunyuan3"}
-"""Templates whose tails depend on earlier turns; the probe reports them."""
+NOT_LOCAL = {
+    "cohere-command-r7b": "results are numbered through the whole conversation",
+    "deepseek-r1-distill": "only the first result of a conversation opens the block of results",
+}
+"""Templates whose tails depend on earlier turns, and how; the probe reports them."""
 
 
 @pytest.mark.parametrize("name", FAMILIES)

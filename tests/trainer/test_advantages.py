@@ -167,3 +167,43 @@ def test_gated_counts_rewards_of_steps_behind_the_gate_only():
     ]
     found = credit_of("gated", episodes, [1.0, 0.0, 1.0], gate=1.0)
     assert [one[0] for one in found] == pytest.approx(norm([1.5, 0.0, 1.0]), abs=1e-6)
+
+
+def test_spiral_compares_each_role_with_what_it_got_before():
+    """Two games of a first and a second player, by the paper's recursion in float64."""
+    games = [
+        steps(
+            "a",
+            ([1], "first"),
+            ([2], "second"),
+            ([3], "first"),
+            rewards=[("a0", 1.0), ("a1", -1.0)],
+        ),
+        steps("b", ([1], "first"), ([4], "second"), rewards=[("b0", -1.0), ("b1", 1.0)]),
+    ]
+    memory: dict[str, float] = {}
+    decay = 0.9
+    group = CreditGroup(games, np.zeros(2), AdvantageConfig(running_decay=decay), memory)
+    found = [
+        part[sample.mask].tolist()
+        for episode, parts in zip(games, ADVANTAGES.find("spiral")(group), strict=True)
+        for sample, part in zip(episode.samples, parts, strict=True)
+    ]
+    baseline = {"first": 0.0, "second": 0.0}
+    expected = []
+    for rewards in ({"first": 1.0, "second": -1.0}, {"first": -1.0, "second": 1.0}):
+        for role, reward in rewards.items():
+            baseline[role] = decay * baseline[role] + (1 - decay) * reward
+        expected.append({role: rewards[role] - baseline[role] for role in rewards})
+    assert found[0] == pytest.approx(
+        [expected[0]["first"], expected[0]["second"], expected[0]["first"]], abs=1e-6
+    )
+    assert found[1] == pytest.approx([expected[1]["first"], expected[1]["second"]], abs=1e-6)
+    assert memory == pytest.approx({f"|{role}": value for role, value in baseline.items()})
+
+
+def test_spiral_takes_the_sessions_reward_where_a_roles_calls_have_none():
+    memory = {"|": 0.5}
+    group = CreditGroup([steps("a", ([1], None))], np.ones(1), AdvantageConfig(), memory)
+    ((part,),) = ADVANTAGES.find("spiral")(group)
+    assert part[-1] == pytest.approx(1 - (0.95 * 0.5 + 0.05), abs=1e-6)

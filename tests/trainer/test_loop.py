@@ -293,6 +293,22 @@ def test_stopping_and_resuming_gives_the_weights_of_never_having_stopped(bandit_
     assert_equal_weights(weights(straight), weights(second))
 
 
+def test_a_running_baseline_goes_on_from_the_checkpoint(bandit_loop, tmp_path):
+    config = dataclasses.replace(CONFIG, steps=3, advantages=AdvantageConfig("spiral"))
+    torch.manual_seed(3)
+    straight, _ = bandit_loop(config, directory=tmp_path / "straight")
+    run(straight)
+    torch.manual_seed(3)
+    first, _ = bandit_loop(config)
+    first.run(lambda report: report.step == 1)
+    second, _ = bandit_loop(config)
+    second.resume()
+    assert second.memory == first.memory
+    run(second)
+    assert second.memory == straight.memory
+    assert_equal_weights(weights(straight), weights(second))
+
+
 def test_an_interrupt_while_collecting_checkpoints_the_last_completed_step(bandit_loop):
     config = dataclasses.replace(CONFIG, checkpoints=CheckpointConfig(every=100))
     loop, bandit = bandit_loop(config)

@@ -163,6 +163,42 @@ def test_importance_weights_carry_no_gradient():
     ).weights.requires_grad
 
 
+def test_the_corrected_kl_has_the_expectation_and_gradient_of_the_kl_itself():
+    """A bandit of five arms in float64, whose expectation over the sampler is a sum."""
+    generator = torch.Generator().manual_seed(0)
+    sampler, policy, reference = (
+        torch.randn(5, generator=generator, dtype=torch.float64).log_softmax(0) for _ in range(3)
+    )
+
+    def penalty(corrected):
+        logits = policy.clone().requires_grad_()
+        logprobs = logits.log_softmax(0)
+        batch = TokenTerms(
+            logprobs=logprobs,
+            old_logprobs=policy,
+            behaviour_logprobs=sampler,
+            advantages=torch.zeros(5).double(),
+            weights=sampler.exp(),
+            branches=torch.arange(5),
+            reference_logprobs=reference,
+        )
+        config = LossConfig(importance_cap=1e9, kl_coefficient=1.0, kl_corrected=corrected)
+        loss, _ = policy_loss(batch, config)
+        loss.backward()
+        return loss.item(), logits.grad
+
+    logits = policy.clone().requires_grad_()
+    exact = (logits.softmax(0) * (logits.log_softmax(0) - reference)).sum()
+    exact.backward()
+    value, slope = penalty(corrected=True)
+    assert value == pytest.approx(exact.item(), abs=1e-12)
+    torch.testing.assert_close(slope, logits.grad, rtol=0, atol=1e-12)
+    plain, plain_slope = penalty(corrected=False)
+    expected = (sampler.exp() * ((reference - policy).exp() - 1 - (reference - policy))).sum()
+    assert plain == pytest.approx(expected.item(), abs=1e-12), "k3 under the sampler"
+    assert (plain_slope - logits.grad).abs().max() > 1e-2, "which is not the KL's"
+
+
 def test_the_kl_penalty_pulls_towards_the_reference():
     config = LossConfig(importance="none", kl_coefficient=0.5)
     loss, grads, stats = gradient(terms([1.0], [0.0], reference=[-0.4]), config)

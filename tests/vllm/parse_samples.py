@@ -1,6 +1,6 @@
 """Runs with vLLM's python: builds the parsers that were chosen and has them parse samples.
 
-    python parse_samples.py BRIDLE_THINKING < cases.json > replies.json
+    python parse_samples.py REASONING_PLUGIN TOOL_PLUGIN < cases.json > replies.json
 
 A case is ``{directory, tool, reasoning, prompt, reply}``. Each parser is built as vLLM's server
 builds it at its start and for a request, with the model's own tokenizer; the reply goes through it
@@ -98,8 +98,10 @@ def registered() -> dict[str, list[str]]:
 
 def main() -> None:
     from vllm.reasoning import ReasoningParserManager
+    from vllm.tool_parsers import ToolParserManager
 
     ReasoningParserManager.import_reasoning_parser(sys.argv[1])
+    ToolParserManager.import_tool_parser(sys.argv[2])
     found: dict[str, Any] = {}
     for name, case in json.load(sys.stdin).items():
         try:

@@ -76,8 +76,25 @@ def test_vllms_own_parser_is_chosen_where_the_tag_is_a_token_and_replies_begin_i
     assert template(model_dir, source) == Parsers(None, reasoning)
 
 
-def test_markup_that_no_parser_reads_is_named(model_dir: Path) -> None:
-    assert template(model_dir, calls("<function=", ">")) == Parsers(None, None, "functionary")
+@pytest.mark.parametrize(
+    ("source", "tool"),
+    [
+        (("<function=", ">"), "bridle_functionary"),
+        (('<TOOLCALL>[{"name": "', '", '), "bridle_nemotron_v2"),
+        (("[TOOL_CALLS]", "[CALL_ID]abcdefgh1[ARGS]"), "bridle_mistral"),
+        (("[TOOL_CALLS]", "[ARGS]"), "mistral"),
+    ],
+)
+def test_markup_that_vllm_does_not_read_has_a_parser_of_ours(
+    model_dir: Path, source: tuple[str, str], tool: str
+) -> None:
+    assert template(model_dir, calls(*source)) == Parsers(tool, None)
+    arguments = command(CPU, model_dir, VllmOptions(), 1)
+    assert value(arguments, "--tool-call-parser") == tool
+    plugins = "--tool-parser-plugin" in arguments
+    assert plugins == tool.startswith("bridle_")
+    if plugins:
+        assert Path(value(arguments, "--tool-parser-plugin")).is_file()
 
 
 def test_parsers_may_be_named_or_left_out(model_dir: Path) -> None:
@@ -88,9 +105,11 @@ def test_parsers_may_be_named_or_left_out(model_dir: Path) -> None:
     assert "--reasoning-parser" not in arguments
 
 
-def test_a_parser_that_would_not_start_without_a_token_is_not_chosen(model_dir: Path) -> None:
+def test_a_parser_of_vllms_that_would_not_start_without_a_token_is_not_chosen(
+    model_dir: Path,
+) -> None:
     source = calls('{"name": "', '", "parameters": ')
-    assert template(model_dir, source) == Parsers(None, None, "llama_json")
+    assert template(model_dir, source) == Parsers("bridle_llama_json", None)
     backend = BackendTokenizer.from_file(str(model_dir / "tokenizer.json"))
     backend.add_special_tokens(["<|python_tag|>"])
     backend.save(str(model_dir / "tokenizer.json"))

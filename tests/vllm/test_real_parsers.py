@@ -22,13 +22,15 @@ from bridle.engine.vllm.parsers import (
     THINK_PARSERS,
     TOOL_PARSERS,
     choose_parsers,
+    own_parser,
 )
 
 families = pytest.importorskip("bridle.bench.families")
-pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
 
 MATERIAL = families.cache_directory()
 """The user's own cache, read before the tests hide it: what was fetched is kept between runs."""
+PLUGINS = (INSIDE / "bridle_thinking.py", INSIDE / "bridle_calls.py")
 SAMPLES = Path(__file__).with_name("parse_samples.py")
 CALLS: list[tuple[str, dict[str, Any]]] = [
     ("look_up", {"city": "Ghent & <b>", "days": 3}),
@@ -84,6 +86,12 @@ def harmony() -> str:
     )
 
 
+def gigachat() -> str:
+    name, arguments = CALLS[0]
+    call = {"name": name, "arguments": arguments}
+    return f"function call<|role_sep|>\n{json.dumps(call)}"
+
+
 def granite() -> str:
     calls = [{"name": name, "arguments": arguments} for name, arguments in CALLS]
     return f"<|tool_call|>{json.dumps(calls)}"
@@ -97,20 +105,28 @@ WRITTEN = {
     "kimi-k2-thinking": lambda: f"{THOUGHT}</think>{kimi()}",
     "gpt-oss": harmony,
     "granite3.3": granite,
+    "gigachat3": gigachat,
+    "qwq": lambda: "".join(
+        f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>\n"
+        for name, arguments in CALLS
+    ),
 }
 """Replies of families whose templates do not render one with calls as the model samples it."""
 
 REASONING = {
+    "hunyuan3",
     *("deepseek-r1", "deepseek-r1-distill", "deepseek-v3", "deepseek-v3.2", "gemma4", "glm4.5"),
     *("glm4.7", "gpt-oss", "kimi-k2-thinking", "laguna", "lfm2.5", "minicpm5", "minimax-m2"),
     *("nemotron3", "qwen3", "qwen3.5", "seed-oss", "step3.5"),
 }
 """Families whose sample reasons."""
 PLAIN = {
-    *("apertus", "deepseek-v3.1", "devstral", "granite3.3", "granite4", "kimi-k2"),
+    *("apertus", "deepseek-v3.1", "devstral", "functionary3.1", "gigachat3", "llama3.2"),
+    *("mistral-nemo", "mistral-small-3.2", "nemotron-nano-v2", "qwq"),
+    *("granite3.3", "granite4", "kimi-k2"),
     *("lfm2", "llama3.1", "llama3.3", "ministral3", "qwen2.5", "qwen3-2507", "qwen3-coder"),
 }
-ONE_CALL = {"gpt-oss", "llama3.1", "llama3.3"}
+ONE_CALL = {"gigachat3", "gpt-oss", "llama3.1", "llama3.2", "llama3.3"}
 """Families that call one tool at a time."""
 
 
@@ -161,7 +177,7 @@ def outcomes() -> dict[str, Any]:
     cases = {name: sample(name) for name in sorted(REASONING | PLAIN)}
     python = find_installation(None).python
     run = subprocess.run(
-        [str(python), str(SAMPLES), str(INSIDE / "bridle_thinking.py")],
+        [str(python), str(SAMPLES), *map(str, PLUGINS)],
         input=json.dumps(cases),
         capture_output=True,
         text=True,
@@ -185,7 +201,8 @@ def test_the_chosen_parsers_read_the_familys_own_markup(name: str) -> None:
 
 def test_the_tables_name_vllms_parsers_and_leave_none_out() -> None:
     known = outcomes()["registered"]
-    assert set(TOOL_PARSERS.values()) <= set(known["tool"])
+    ours = {tool for tool in TOOL_PARSERS.values() if tool.startswith(own_parser(""))}
+    assert set(TOOL_PARSERS.values()) - ours <= set(known["tool"])
     reasoning = {*REASONING_PARSERS.values(), *THINK_PARSERS.values(), "qwen3"}
     assert reasoning <= set(known["reasoning"])
     # The markup of these is that of a parser in the table, or of no template's own.

@@ -62,8 +62,17 @@ class PreparedStep:
     """``int64[M]``: by how many versions each trained token lags behind the one in training."""
 
 
-def prepare(episodes: Sequence[Episode], version: int, config: GrpoConfig) -> PreparedStep:
-    """Decide for every session whether and with which advantage it is trained at ``version``."""
+def prepare(
+    episodes: Sequence[Episode],
+    version: int,
+    config: GrpoConfig,
+    memory: dict[str, float] | None = None,
+) -> PreparedStep:
+    """Decide for every session whether and with which advantage it is trained at ``version``.
+
+    ``memory`` is what estimators keep over the steps of a run; they change it.
+    """
+    memory = {} if memory is None else memory
     stated = config.advantages
     given = [
         session_reward(episode, stated.reward_weights, stated.reward_turns, stated.reward_sources)
@@ -97,7 +106,7 @@ def prepare(episodes: Sequence[Episode], version: int, config: GrpoConfig) -> Pr
                     del compared[index]
     credit: dict[int, list[NDArray[np.float32]]] = {}
     for indices in members.values():
-        credit |= _credit(episodes, compared, indices, config)
+        credit |= _credit(episodes, compared, indices, config, memory)
     degenerate = {
         group
         for group, indices in members.items()
@@ -165,9 +174,10 @@ def _credit(
     compared: dict[int, float],
     indices: Sequence[int],
     config: GrpoConfig,
+    memory: dict[str, float],
 ) -> dict[int, list[NDArray[np.float32]]]:
     """By session, the credit of its samples within one group."""
     rewards = np.asarray([compared[index] for index in indices], np.float64)
-    group = CreditGroup([episodes[index] for index in indices], rewards, config.advantages)
+    group = CreditGroup([episodes[index] for index in indices], rewards, config.advantages, memory)
     estimated = ADVANTAGES.find(config.advantages.baseline)(group)
     return dict(zip(indices, estimated, strict=True))

@@ -1,10 +1,12 @@
 """How much of its session's rewards each token gets.
 
 ``group`` has what an estimator sees, ``advantages`` those for whole sessions, ``steps`` those for
-single calls; ``weighting`` is how tokens weigh in the loss.
+single calls, ``running`` those against a baseline that outlives the group; ``weighting`` is how
+tokens weigh in the loss.
 """
 
 from bridle.trainer.credit import advantages as advantages
+from bridle.trainer.credit import running as running
 from bridle.trainer.credit import steps as steps
 from bridle.trainer.credit.group import ADVANTAGES as ADVANTAGES
 from bridle.trainer.credit.group import Credit as Credit

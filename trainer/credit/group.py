@@ -7,7 +7,7 @@ call of a session of which a token is trained.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Final
 
@@ -45,6 +45,8 @@ class CreditGroup:
     rewards: NDArray[np.float64]
     """``float64[G]``, one for each session."""
     config: AdvantageConfig
+    memory: dict[str, float] = field(default_factory=dict)
+    """What an estimator keeps from group to group of a run, by a key of its own."""
 
     @cached_property
     def centred(self) -> NDArray[np.float64]:

@@ -49,6 +49,8 @@ class Progress:
     """Which groups these steps have trained (:mod:`bridle.trainer.collection`)."""
     renumbered: tuple[tuple[int, int], ...] = ()
     """:attr:`bridle.trainer.collection.renumbering.Renumbering.changes`."""
+    memory: Mapping[str, float] = field(default_factory=dict)
+    """What estimators keep over the steps (:attr:`bridle.trainer.credit.CreditGroup.memory`)."""
 
 
 def save_checkpoint(
@@ -84,6 +86,7 @@ def save_checkpoint(
                 "version": progress.version,
                 "seconds": progress.seconds,
                 "groups": dict(progress.groups),
+                "memory": dict(progress.memory),
                 "renumbered": [list(change) for change in progress.renumbered],
             },
             scratch / STATE_FILE,
@@ -124,6 +127,7 @@ def load_checkpoint(path: Path, model: nn.Module, optimizer: Optimizer) -> Progr
         version=state["version"],
         seconds=state.get("seconds", 0.0),
         groups=state.get("groups", {}),
+        memory=state.get("memory", {}),
         renumbered=tuple((first, shift) for first, shift in state.get("renumbered", ())),
     )
 

@@ -14,9 +14,9 @@ says it sampled from, ``r = π / π_old`` and ``A`` the advantage:
 =========  =========================================================  ==========================
 
 Each token's loss is multiplied by its importance weight
-(:mod:`bridle.trainer.losses.importance`), the KL penalty ``β k3`` is added, and the
-batch loss is the sum over tokens times :mod:`bridle.trainer.credit.weighting`'s weights. ``sg``
-stops gradients.
+(:mod:`bridle.trainer.losses.importance`), the KL penalty ``β k3`` is added, or ``β (π / μ) k3``
+where ``kl_corrected`` says so, and the batch loss is the sum over tokens times the weights of
+:mod:`bridle.trainer.credit.weighting`. ``sg`` stops gradients.
 """
 
 from __future__ import annotations
@@ -172,6 +172,9 @@ def policy_loss(terms: TokenTerms, config: LossConfig) -> tuple[Tensor, LossSums
     kl_reference = None
     if terms.reference_logprobs is not None:
         kl_reference = k3(terms.logprobs, terms.reference_logprobs)
+        if config.kl_corrected:
+            drawn = importance.weights * (terms.logprobs - terms.old_logprobs).exp()
+            kl_reference = drawn * kl_reference
         per_token = per_token + config.kl_coefficient * kl_reference
     loss = (terms.weights * per_token).sum()
     return loss, _stats(terms, loss, surrogate, importance, kl_reference)

@@ -21,12 +21,13 @@ def read(feed: Feed, calls: Calls) -> Reading[None]:
         if not opened:
             return
         if array := (yield from feed.accept("[")):
-            yield from _array(feed, calls, OPEN + array)
+            yield from read_array(feed, calls, OPEN + array)
         else:
             yield from _named(feed, calls)
 
 
-def _array(feed: Feed, calls: Calls, before: str) -> Reading[None]:
+def read_array(feed: Feed, calls: Calls, before: str) -> Reading[None]:
+    """The calls of a JSON array whose bracket, with what stands before it, is ``before``."""
     while opened := (yield from feed.accept("{")):
         feed.text = "{" + feed.text
         call = JsonCall(calls, before + opened[:-1])

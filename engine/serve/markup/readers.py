@@ -9,7 +9,17 @@ from typing import Any, Final
 
 from bridle.engine.contract.markup import THINK, ReasoningMarkup, reasoning_markup, tool_markup
 from bridle.engine.contract.tokenizer import Tokenizer
-from bridle.engine.serve.markup import deepseek, dsml, glm, hermes, llama, mistral, qwen
+from bridle.engine.serve.markup import (
+    deepseek,
+    dsml,
+    functionary,
+    glm,
+    hermes,
+    llama,
+    mistral,
+    nemotron,
+    qwen,
+)
 from bridle.engine.serve.markup.calls import Calls
 from bridle.engine.serve.markup.reading import Feed, MarkupReader, Reading
 
@@ -19,6 +29,8 @@ READ: Final[Mapping[str, Grammar]] = {
     "hermes": hermes.read,
     "llama_json": llama.read,
     "mistral": mistral.read,
+    "nemotron_v2": nemotron.read,
+    "functionary": functionary.read,
     "deepseek_v3": deepseek.read,
     "deepseek_v31": deepseek.read,
     "deepseek_v32": partial(dsml.read, block="function_calls"),

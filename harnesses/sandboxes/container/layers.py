@@ -65,7 +65,7 @@ class Layer:
         if self.pins:
             files.append(PYTHON / f"{self.pins}.txt")
         if self.command:
-            files.append(NODE / self.node_modules / "../package.json")
+            files.append((NODE / self.node_modules).with_name("package.json"))
         text = self.dockerfile().encode() + b"".join(file.read_bytes() for file in files)
         return hashlib.sha256(text).hexdigest()[:16]
 

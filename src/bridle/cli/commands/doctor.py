@@ -144,12 +144,12 @@ def _tool_calls(verdict: dict[str, Any]) -> str:
     markup, parser = verdict["tool_markup"], verdict["tool_parser"]
     if markup is None:
         return "none in this template"
-    readers = [f"vLLM ({parser})"] if parser else []
-    readers += ["the embedded engine"] if verdict["embedded_reads_calls"] else []
-    if len(readers) == 2:
-        return f"{markup}, read by {' and '.join(readers)}"
-    only = f"by {readers[0]} only" if readers else "by no engine"
-    return f"{markup}, read {only}; elsewhere calls stay text, noted as tool_calls_unread"
+    if verdict["embedded_reads_calls"]:
+        return f"{markup}, read by vLLM ({parser}) and the embedded engine"
+    return (
+        f"{markup}, read by vLLM ({parser}) only; elsewhere calls stay text, noted as "
+        "tool_calls_unread"
+    )
 
 
 def _engine(verdict: dict[str, Any]) -> list[str]:

@@ -1,0 +1,42 @@
+"""A running baseline for each role: roles of one game need not be compared with their group.
+
+``spiral``, role-conditioned advantage estimation of SPIRAL (arXiv 2506.24119, section 3.3): for the
+role ``p`` in tasks of the suite ``G``, session by session,
+
+    ``b_{G,p} <- α b_{G,p} + (1 - α) R_p``    ``A = R_p - b_{G,p}``
+
+with ``b = 0`` at first. ``R_p`` is what was given to the role's own calls where they were given
+anything, else the session's reward. The baselines live as long as the run: a checkpoint holds them.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from bridle.trainer.credit.group import Credit, CreditGroup, register_advantage
+
+
+@register_advantage("spiral")
+def spiral(group: CreditGroup) -> Credit:
+    """Each role against the mean of what it got before, which forgets by ``α``."""
+    decay = group.config.running_decay
+    own: dict[tuple[int, str | None], float] = {}
+    for step in group.steps:
+        place = step.episode, step.role
+        given = group.call_rewards.get((step.episode, step.call_id))
+        if given is not None:
+            own[place] = own.get(place, 0.0) + given
+    advantages: dict[tuple[int, str | None], float] = {}
+    for step in group.steps:
+        place = step.episode, step.role
+        if place in advantages:
+            continue
+        reward = own.get(place, float(group.rewards[step.episode]))
+        suite = group.episodes[step.episode].session.task_suite
+        key = f"{suite or ''}|{step.role or ''}"
+        baseline = decay * group.memory.get(key, 0.0) + (1 - decay) * reward
+        group.memory[key] = baseline
+        advantages[place] = reward - baseline
+    return group.by_step(
+        np.asarray([advantages[step.episode, step.role] for step in group.steps], np.float64)
+    )
