@@ -8,7 +8,7 @@ RUN apt-get update && apt-get install -y --no-install-recommends binutils && rm 
 ENV PIP_NO_CACHE_DIR=1 PIP_CONSTRAINT=/src/constraints.txt
 WORKDIR /src
 COPY pyproject.toml constraints.txt ./
-COPY deploy/image deploy/image
+COPY deploy/image/requirements.py deploy/image/strip deploy/image/
 # Wheels put there are taken instead of the index's.
 COPY deploy/wheels /wheels
 
@@ -41,7 +41,8 @@ RUN /opt/bridle/bin/pip install --no-deps --no-build-isolation --prefix /code .
 
 FROM python:3.11-slim AS base
 RUN useradd --uid 10001 --create-home bridle \
- && install --directory --owner=bridle --group=bridle /sessions /app \
+ && install --directory --owner=bridle --group=bridle /app \
+ && install --directory --owner=bridle --group=bridle --mode=0711 /sessions \
  && install --directory --owner=bridle --group=bridle --mode=0700 /data /keys /hub
 ENV PATH=/opt/bridle/bin:$PATH PYTHONUNBUFFERED=1 OMP_NUM_THREADS=1 HOME=/home/bridle \
     MALLOC_ARENA_MAX=1 MALLOC_TRIM_THRESHOLD_=1048576
@@ -50,6 +51,7 @@ WORKDIR /app
 FROM base AS recorder
 COPY --from=recorder-packages /opt/bridle /opt/bridle
 COPY --from=code /code /opt/bridle
+COPY deploy/image/healthy.sh /app/
 USER 10001
 CMD ["bridle", "proxy", "--help"]
 
@@ -57,7 +59,7 @@ FROM base AS bridle
 COPY --from=packages /opt/bridle /opt/bridle
 COPY --from=code /code /opt/bridle
 COPY examples /app/examples
-COPY deploy/image/init.sh deploy/image/train.sh /app/
+COPY deploy/image/healthy.sh deploy/image/init.sh deploy/image/train.sh /app/
 USER 10001
 CMD ["bridle", "--help"]
 
@@ -68,12 +70,13 @@ RUN useradd --uid 10001 --create-home bridle \
  && python3 -m venv /opt/bridle
 WORKDIR /src
 COPY pyproject.toml constraints.txt ./
-COPY deploy/image deploy/image
+COPY deploy/image/requirements.py deploy/image/strip deploy/image/
 RUN python3 deploy/image/requirements.py >requirements.txt \
  && /opt/bridle/bin/pip install --no-cache-dir --constraint constraints.txt --requirement requirements.txt
 COPY . .
 RUN /opt/bridle/bin/pip install --no-cache-dir --no-deps . && rm -rf /src/*
 WORKDIR /app
+COPY deploy/image/healthy.sh /app/
 USER 10001
 ENV PATH=/opt/bridle/bin:$PATH PYTHONUNBUFFERED=1 HOME=/home/bridle
 ENTRYPOINT []

@@ -97,12 +97,16 @@ test-models: $(READY)  ## Genuine tokenizers and templates of many model familie
 	$(BIN)/python -m pytest -m models
 
 test-compose: $(READY)  ## docker compose up in real containers (installs Debian's docker when missing)
+	@# Where this machine's pip has PyTorch without CUDA, the image takes that build.
+	ls deploy/wheels/torch-*.whl >/dev/null 2>&1 || \
+		! $(BIN)/python -m pip show torch | grep -q '^Version: .*+cpu' || \
+		$(BIN)/python -m pip download --quiet --no-deps --constraint constraints.txt --dest deploy/wheels torch
 	eval "$$(tests/containers/setup)" && $(BIN)/python -m pytest -m compose
 
 test-containers: $(READY)  ## Sessions in real containers (installs Debian's docker and podman when missing)
 	harnesses/node/install
 	eval "$$(tests/containers/setup)" && $(BIN)/bridle harness install mini-swe-agent codex claude-code && \
-		$(BIN)/python -m pytest -m containers
+		$(BIN)/python -m pytest -m containers tests/containers
 
 test-demo: $(READY)  ## The tiny policy's demo against its bars, and the pretrained model's shortened
 	$(BIN)/python -m pytest -m demo

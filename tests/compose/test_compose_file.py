@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import importlib.resources
+import itertools
 import json
+import os
 import re
 import shlex
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +23,13 @@ from bridle.cli.program import app
 
 ROOT = Path(__file__).parents[2]
 MAIN = "docker-compose.yml"
-FILES = (MAIN, "docker-compose.gpu.yml", "docker-compose.postgres.yml")
-PASSWORD = {"BRIDLE_POSTGRES_PASSWORD": "secret"}
+FILES = (
+    MAIN,
+    "docker-compose.gpu.yml",
+    "docker-compose.postgres.yml",
+    "docker-compose.monitoring.yml",
+)
+PASSWORD = {"BRIDLE_POSTGRES_PASSWORD": "secret", "BRIDLE_GRAFANA_PASSWORD": "secret"}
 
 
 @pytest.fixture
@@ -133,3 +143,35 @@ def test_engine_and_trainer_each_get_a_gpu(compose_file: Any) -> None:
 
     assert gpus() == {"engine": ["0"], "trainer": ["1"]}
     assert gpus(BRIDLE_TRAINER_GPU="0") == {"engine": ["0"], "trainer": ["0"]}
+
+
+def overrides() -> list[tuple[str, ...]]:
+    """Every combination of the files that go over the main one."""
+    found = sorted(path.name for path in ROOT.glob("docker-compose.*.yml"))
+    sizes = range(len(found) + 1)
+    return [names for size in sizes for names in itertools.combinations(found, size)]
+
+
+@pytest.mark.skipif(shutil.which("docker") is None, reason="docker compose reads them")
+@pytest.mark.parametrize("names", overrides(), ids=" ".join)
+def test_compose_itself_accepts_every_combination_of_files(names: tuple[str, ...]) -> None:
+    variables = os.environ | PASSWORD
+    command = ["docker", "compose", "--profile", "record"]
+    if subprocess.run([*command, "version"], capture_output=True, check=False).returncode:
+        pytest.skip("docker has no compose plugin")
+    files = [word for name in (MAIN, *names) for word in ("--file", str(ROOT / name))]
+    read = subprocess.run(
+        [*command, *files, "config", "--quiet"],
+        env=variables,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert read.returncode == 0, read.stderr
+
+
+def test_hadolint_has_nothing_to_say_of_the_dockerfile() -> None:
+    hadolint = Path(sys.executable).with_name("hadolint")
+    command = [hadolint, "--config", ROOT / ".hadolint.yaml", ROOT / "Dockerfile"]
+    linted = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert linted.returncode == 0, linted.stdout

@@ -1,6 +1,7 @@
 """`docker compose up` in real containers: a short loop, each service killed on the way.
 
-The model is a tiny one made here, and every second session of a task counts as right.
+The model is a tiny one made here, and every second session of a task counts as right. Where no
+registry answers, base images are stand-ins made of Debian's packages (tests/containers/setup).
 """
 
 from __future__ import annotations
@@ -24,7 +25,12 @@ pytestmark = [pytest.mark.compose, pytest.mark.timeout(1500)]
 
 ROOT = Path(__file__).parents[2]
 STAFF = ROOT / "examples" / "staff_list"
+WHEELS = ROOT / "deploy" / "wheels"
+"""Where ``make test-compose`` puts PyTorch's build without CUDA when pip has one here."""
 STEPS, GROUPS, GROUP_SIZE = 4, 2, 4
+BASE = "python:3.11-slim"
+BASE_BYTES = 130e6
+"""What the official base image takes; a stand-in for it is larger."""
 ALTERNATING = '''
 """A policy made a moment ago is never right: here every second session of a task is."""
 import collections
@@ -36,6 +42,37 @@ def verifier(delivery):
     seen[delivery.task.id] += 1
     return float(seen[delivery.task.id] % 2)
 '''
+HOSTILE = """
+import json, os, socket, sys, urllib.error, urllib.request
+
+def attempt(action):
+    try:
+        return action()
+    except urllib.error.HTTPError as error:
+        return error.code
+    except OSError as error:
+        return type(error).__name__
+
+def get(url, method="GET"):
+    return urllib.request.urlopen(urllib.request.Request(url, method=method), timeout=5).status
+
+def connect(host, port):
+    socket.create_connection((host, port), 3).close()
+    return "connected"
+
+print(json.dumps({
+    "proxy": attempt(lambda: get("http://net:8484/healthz")),
+    "sessions": attempt(lambda: get("http://net:8484/bridle/v1/sessions")),
+    "metrics": attempt(lambda: get("http://net:8484/metrics")),
+    "pause": attempt(lambda: get("http://net:8000/pause", "POST")),
+    "version": attempt(lambda: get("http://net:8000/version")),
+    "outside": attempt(lambda: connect("192.0.2.1", 80)),
+    "host": [attempt(lambda: connect(host, int(sys.argv[1]))) for host in sys.argv[2:]],
+    "keys": attempt(lambda: os.listdir("/keys")),
+    "data": attempt(lambda: os.listdir("/data")),
+    "environment": attempt(lambda: open("/proc/1/environ").read()),
+}))
+"""
 
 
 def free_port() -> int:
@@ -68,6 +105,16 @@ class Compose:
         state: dict[str, object] = found[0] if isinstance(found, list) else found
         return state
 
+    def until_trained(self, timeout_s: float) -> str:
+        """Waits until the trainer has ended well; its log."""
+        began = time.monotonic()
+        while self.state("trainer")["State"] != "exited":
+            assert time.monotonic() - began < timeout_s, self("logs", "--tail", "60")
+            time.sleep(1)
+        log = self("logs", "--no-log-prefix", "trainer")
+        assert self.state("trainer")["ExitCode"] == 0, log
+        return log
+
     def kill(self, service: str) -> float:
         """SIGKILL for its process, as if it had crashed; seconds until it is healthy again."""
         container = self("ps", "--quiet", service).strip()
@@ -85,74 +132,113 @@ class Compose:
 
 @pytest.fixture
 def compose(tmp_path: Path) -> Iterator[Compose]:
-    model, work = tmp_path / "model", tmp_path / "work"
+    work = tmp_path / "work"
+    model = work / "model"
     texts = [(STAFF / name).read_text() for name in ("agent.py", "tasks.py", "staff.json")]
     size = train_tokenizer(model, texts, vocab_size=700)
     shape = TinyShape(hidden=64, layers=2, heads=2, kv_heads=1, intermediate=128, context=768)
     make_policy(model, shape, vocab_size=size, seed=1)
-    for path in (tmp_path, model, *model.iterdir()):
+    for path in (tmp_path, work, model, *model.iterdir()):
         path.chmod(0o755 if path.is_dir() else 0o644)
-    work.mkdir()
     (work / "verifier.py").write_text(ALTERNATING)
     running = Compose(
         {
             **os.environ,
             "COMPOSE_PROJECT_NAME": f"bridle-test-{secrets.token_hex(3)}",
             "BRIDLE_PORT": str(free_port()),
-            "BRIDLE_MODEL": str(model),
+            "BRIDLE_MODEL": "/work/model",
             "BRIDLE_WORK": str(work),
+            "BRIDLE_AGENT": "examples/staff_list/agent.py",
+            "BRIDLE_TASKS": "examples/staff_list/tasks.py:train",
             "BRIDLE_VERIFIER": "/work/verifier.py:verifier",
             "BRIDLE_STEPS": str(STEPS),
             "BRIDLE_GROUPS": str(GROUPS),
             "BRIDLE_GROUP_SIZE": str(GROUP_SIZE),
             "BRIDLE_LEARNING_RATE": "0.001",
+            **({"BRIDLE_TORCH_INDEX": ""} if list(WHEELS.glob("torch-*.whl")) else {}),
         }
     )
     yield running
     running.ended("down", "--volumes", "--timeout", "5")
 
 
-def test_the_loop_ends_although_each_of_its_services_is_killed(compose: Compose) -> None:
-    began = time.monotonic()
+def size(image: str, compose: Compose) -> int:
+    inspect = ["docker", "image", "inspect", "--format", "{{.Size}}", image]
+    return int(subprocess.check_output(inspect, env=compose.environment))
+
+
+def test_images_hold_what_is_run_and_code_is_a_layer_of_its_own(compose: Compose) -> None:
     compose("build", "init")
-    print(f"built after {time.monotonic() - began:.0f} s")
+    compose("--profile", "record", "build", "recorder")
+    base = size(BASE, compose)
+    for image, most in (("bridle", 1.2e9), ("bridle-recorder", 0.3e9)):
+        own = size(image, compose) - base
+        print(f"{image}: {own / 1e6:.0f} MB on a base of {base / 1e6:.0f} MB")
+        assert own + BASE_BYTES <= most
+    source = ROOT / "proxy" / "wire" / "__init__.py"
+    before = source.read_bytes()
+    try:
+        source.write_bytes(before + f"# {secrets.token_hex(4)}\n".encode())
+        began = time.monotonic()
+        compose("build", "init")
+        print(f"a changed line is in the image after {time.monotonic() - began:.1f} s")
+        assert time.monotonic() - began <= 20
+    finally:
+        source.write_bytes(before)
+
+
+def test_the_loop_ends_although_each_of_its_services_is_killed(compose: Compose) -> None:
+    compose("build", "init")
     began = time.monotonic()
     compose("up", "--detach")
     print(f"up after {time.monotonic() - began:.0f} s")
-    for service in ("proxy", "engine", "worker", "trainer"):
+    for service in ("proxy", "engine", "trainer", "net"):
         print(f"{service} is back after {compose.kill(service):.0f} s")
-    while compose.state("trainer")["State"] != "exited":
-        assert time.monotonic() - began < 900, compose("logs", "--tail", "60")
-        time.sleep(1)
-    log = compose("logs", "--no-log-prefix", "trainer")
-    assert compose.state("trainer")["ExitCode"] == 0, log
+    log = compose.until_trained(900)
+    print(f"trained after {time.monotonic() - began:.0f} s")
     assert f"step {STEPS}: " in log
-    audit = compose("exec", "-T", "proxy", "bridle", "audit", "--json")
-    assert json.loads(audit)["sessions"] >= STEPS * GROUPS * GROUP_SIZE
-    for service in ("proxy", "engine", "worker", "net"):
+    audit = json.loads(compose("exec", "-T", "proxy", "bridle", "audit", "--json"))
+    assert audit["sessions"] >= STEPS * GROUPS * GROUP_SIZE
+    sessions = compose("exec", "-T", "proxy", "bridle", "sessions", "--limit", "1000", "--json")
+    completed = [each for each in json.loads(sessions) if each["outcome"] == "completed"]
+    assert len(completed) == STEPS * GROUPS * GROUP_SIZE, "no finished session was run again"
+    for service in ("proxy", "engine", "net"):
         assert compose.state(service)["State"] == "running"
 
+    compose("up", "--detach")
+    assert f"after {STEPS} of {STEPS} steps" in compose.until_trained(120)
 
-def test_agents_reach_the_proxy_and_nothing_else(compose: Compose) -> None:
-    compose("up", "--detach", "worker")
 
-    def connects(host: str, port: int) -> bool:
-        code = f"import socket; socket.create_connection(({host!r}, {port}), 3)"
-        return not compose.ended("exec", "-T", "worker", "python3", "-c", code).returncode
-
-    assert connects("net", 8484)
-    assert not connects("net", 8000), "the engine's control routes take no key"
-    assert not connects("192.0.2.1", 80)
-    listing = compose.ended("exec", "-T", "worker", "ls", "/data/bridle.db")
-    assert listing.returncode != 0
+def test_an_agent_reaches_its_proxy_and_nothing_else(compose: Compose) -> None:
+    compose("up", "--detach")
+    with socket.create_server(("0.0.0.0", 0)) as listener:  # noqa: S104 - what must not be reached
+        addresses = subprocess.check_output(["hostname", "-I"], text=True).split()
+        port = str(listener.getsockname()[1])
+        attack = ("python3", "-c", HOSTILE, port, *addresses, "host.docker.internal")
+        told = compose("exec", "-T", "--user", "20007:20007", "trainer", *attack)
+    found = json.loads(told)
+    hosts = found.pop("host")
+    assert len(hosts) == len(addresses) + 1
+    assert "connected" not in hosts
+    assert found.pop("outside") != "connected"
+    assert found == {
+        "proxy": 200,
+        "sessions": 401,
+        "metrics": 401,
+        "pause": 401,
+        "version": 401,
+        "keys": "PermissionError",
+        "data": "PermissionError",
+        "environment": "PermissionError",
+    }
 
 
 def test_a_model_that_its_user_cannot_read_is_named_before_anything_starts(
     compose: Compose,
 ) -> None:
-    weights = Path(compose.environment["BRIDLE_MODEL"]) / "model.safetensors"
+    weights = Path(compose.environment["BRIDLE_WORK"]) / "model" / "model.safetensors"
     weights.chmod(0o600)
     refused = compose.ended("up", "--detach", "init", "net")
     assert refused.returncode != 0
     log = compose("logs", "--no-log-prefix", "init")
-    assert "/model/model.safetensors cannot be read by user 10001" in log
+    assert "/work/model/model.safetensors cannot be read by user 10001" in log
