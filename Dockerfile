@@ -41,7 +41,8 @@ RUN /opt/bridle/bin/pip install --no-deps --no-build-isolation --prefix /code .
 
 FROM python:3.11-slim AS base
 RUN useradd --uid 10001 --create-home bridle \
- && install --directory --owner=bridle --group=bridle /sessions /app \
+ && install --directory --owner=bridle --group=bridle /app \
+ && install --directory --owner=bridle --group=bridle --mode=0711 /sessions \
  && install --directory --owner=bridle --group=bridle --mode=0700 /data /keys /hub
 ENV PATH=/opt/bridle/bin:$PATH PYTHONUNBUFFERED=1 OMP_NUM_THREADS=1 HOME=/home/bridle \
     MALLOC_ARENA_MAX=1 MALLOC_TRIM_THRESHOLD_=1048576

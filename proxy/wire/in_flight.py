@@ -2,7 +2,8 @@
 
 A call holds the bytes of its request and of its reply until it is over. When all together hold more
 than the limit, the next one that grows and holds no less than the mean is ended: small calls go on
-while a large one fills the memory.
+while a large one fills the memory. What an ended call holds until its record is committed counts no
+more, up to as much again as the limit: one that ends must not take all others with it.
 """
 
 from __future__ import annotations
@@ -20,11 +21,13 @@ STEP: Final = 64 << 10
 class InFlight:
     """Of one process."""
 
-    __slots__ = ("bytes", "holders", "limit")
+    __slots__ = ("bytes", "ending", "holders", "limit")
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self.bytes = 0
+        self.ending = 0
+        """Of these, the bytes of calls that have been ended."""
         self.holders = 0
         """Calls that hold any."""
 
@@ -34,6 +37,7 @@ class Held(msgspec.Struct):
 
     of: InFlight
     bytes: int = 0
+    ending: int = 0
 
     def add(self, count: int) -> None:
         """Raises :class:`ApiError` (503) when this call has to end."""
@@ -43,8 +47,14 @@ class Held(msgspec.Struct):
         everything.bytes += count
         if (
             everything.bytes > everything.limit
+            and (
+                everything.bytes - everything.ending > everything.limit
+                or everything.bytes > 2 * everything.limit
+            )
             and self.bytes * everything.holders >= everything.bytes
         ):
+            everything.ending += self.bytes - self.ending
+            self.ending = self.bytes
             message = (
                 f"the running calls hold more than {everything.limit} bytes, and this one is among "
                 "the largest (in_flight_bytes)"
@@ -55,4 +65,5 @@ class Held(msgspec.Struct):
         if self.bytes:
             self.of.holders -= 1
             self.of.bytes -= self.bytes
-            self.bytes = 0
+            self.of.ending -= self.ending
+            self.bytes = self.ending = 0

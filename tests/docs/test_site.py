@@ -20,7 +20,8 @@ pytestmark = pytest.mark.docs
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([*(ROOT / "docs").rglob("*.md"), ROOT / "README.md", ROOT / "CONTRIBUTING.md"])
-_BLOCK = re.compile(r"```(?:console|sh|bash)?\n(.*?)```", re.DOTALL)
+_BLOCK = re.compile(r"^ *```(\w*)\n(.*?)^ *```", re.DOTALL | re.MULTILINE)
+_SHELLS = ("", "console", "sh", "bash")
 
 
 class Links(HTMLParser):
@@ -94,7 +95,8 @@ def test_the_reference_has_every_command(site: Path) -> None:
 def typed(page: Path) -> list[list[str]]:
     """The ``bridle`` commands in a page's blocks, each as its words."""
     found = []
-    for block in _BLOCK.findall(page.read_text(encoding="utf-8")):
+    blocks = _BLOCK.findall(page.read_text(encoding="utf-8"))
+    for block in (text for language, text in blocks if language in _SHELLS):
         for line in block.replace("\\\n", " ").splitlines():
             at = re.match(r"(?:[A-Z_]+=\S+ )*bridle (.*)", line.strip().removeprefix("$ "))
             if at is not None:
@@ -104,7 +106,7 @@ def typed(page: Path) -> list[list[str]]:
 
 
 def test_commands_are_found_on_the_pages() -> None:
-    assert sum(len(typed(page)) for page in PAGES) >= 60
+    assert sum(len(typed(page)) for page in PAGES) >= 55
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))

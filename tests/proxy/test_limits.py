@@ -22,6 +22,8 @@ import httpx
 import pytest
 
 from bridle.proxy.settings import Limits, limits_from
+from bridle.proxy.wire.canonical import ApiError
+from bridle.proxy.wire.in_flight import Held, InFlight
 from bridle.store.reading.queries import CallRow, Reader
 from bridle.store.records import CallStatus
 
@@ -301,3 +303,31 @@ def test_the_page_on_deployment_lists_every_limit() -> None:
     page = (Path(__file__).parents[2] / "docs/deploy.md").read_text()
     for one in fields(Limits):
         assert f"| `{one.name}` | {one.default} |" in page
+
+
+def ended(one: Held, count: int) -> bool:
+    try:
+        one.add(count)
+    except ApiError:
+        return True
+    return False
+
+
+def test_a_call_that_is_ended_takes_no_other_with_it_while_its_record_is_written() -> None:
+    everything = InFlight(100)
+    calls = [Held(everything) for _ in range(4)]
+    assert [ended(one, 30) for one in calls] == [False, False, False, True]
+    assert not ended(calls[0], 5)
+    for one in calls:
+        one.release()
+    assert (everything.bytes, everything.ending, everything.holders) == (0, 0, 0)
+
+
+def test_calls_that_have_been_ended_and_not_let_go_hold_as_much_again_at_most() -> None:
+    everything = InFlight(100)
+    calls = [Held(everything) for _ in range(5)]
+    sizes = (40, 61, 20, 80)
+    assert [ended(*pair) for pair in zip(calls, sizes, strict=False)] == [False, True, False, True]
+    calls[0].release()
+    assert (everything.bytes, everything.ending) == (161, 141)
+    assert ended(calls[4], 75), "95 bytes of calls that go on, and 236 in all"

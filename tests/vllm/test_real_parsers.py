@@ -86,12 +86,6 @@ def harmony() -> str:
     )
 
 
-def gigachat() -> str:
-    name, arguments = CALLS[0]
-    call = {"name": name, "arguments": arguments}
-    return f"function call<|role_sep|>\n{json.dumps(call)}"
-
-
 def granite() -> str:
     calls = [{"name": name, "arguments": arguments} for name, arguments in CALLS]
     return f"<|tool_call|>{json.dumps(calls)}"
@@ -105,7 +99,6 @@ WRITTEN = {
     "kimi-k2-thinking": lambda: f"{THOUGHT}</think>{kimi()}",
     "gpt-oss": harmony,
     "granite3.3": granite,
-    "gigachat3": gigachat,
     "qwq": lambda: "".join(
         f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>\n"
         for name, arguments in CALLS
@@ -114,19 +107,18 @@ WRITTEN = {
 """Replies of families whose templates do not render one with calls as the model samples it."""
 
 REASONING = {
-    "hunyuan3",
     *("deepseek-r1", "deepseek-r1-distill", "deepseek-v3", "deepseek-v3.2", "gemma4", "glm4.5"),
     *("glm4.7", "gpt-oss", "kimi-k2-thinking", "laguna", "lfm2.5", "minicpm5", "minimax-m2"),
     *("nemotron3", "qwen3", "qwen3.5", "seed-oss", "step3.5"),
 }
 """Families whose sample reasons."""
 PLAIN = {
-    *("apertus", "deepseek-v3.1", "devstral", "functionary3.1", "gigachat3", "llama3.2"),
-    *("mistral-nemo", "mistral-small-3.2", "nemotron-nano-v2", "qwq"),
+    *("apertus", "deepseek-v3.1", "devstral", "functionary3.1", "llama3.2"),
+    *("mistral-nemo", "mistral-small-3.2", "qwq"),
     *("granite3.3", "granite4", "kimi-k2"),
     *("lfm2", "llama3.1", "llama3.3", "ministral3", "qwen2.5", "qwen3-2507", "qwen3-coder"),
 }
-ONE_CALL = {"gigachat3", "gpt-oss", "llama3.1", "llama3.2", "llama3.3"}
+ONE_CALL = {"gpt-oss", "llama3.1", "llama3.2", "llama3.3"}
 """Families that call one tool at a time."""
 
 

@@ -418,8 +418,12 @@ def viewer_router(provide: Any, root: str = "") -> APIRouter:
             stages=stages,
             lanes=lanes[-40:],
             policies=reader.policies(run_id)[::-1][:PAGE],
-            findings=findings_of_run(reader, run_id),
         )
+
+    @router.get("/runs/{run_id}/findings")
+    def run_findings(request: Request, source: From, run_id: str) -> Response:
+        found = findings_of_run(source.reader, run_id)
+        return _render(root, source, "findings.html", request, findings=found)
 
     @router.get("/audit")
     def audit(request: Request, source: From, wanted: Filter) -> Response:
