@@ -123,8 +123,9 @@ def test_a_directory_without_a_tokenizer_is_broken(
 def test_a_directory_that_is_not_there_is_named(bridle: Bridle, store: str, tmp_path: Path) -> None:
     missing = tmp_path / "nope"
     result = bridle("doctor", "--model", missing, "--store", store)
-    assert result.exit_code == 1
-    assert f"there is no directory {missing}" in result.output
+    assert result.exit_code == 2
+    assert "Invalid value for '--model'" in result.output
+    assert "neither a directory nor a name on the Hub" in " ".join(result.output.split())
 
 
 @pytest.mark.parametrize("path", ["", "/v1"])

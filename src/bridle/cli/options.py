@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Literal, TypeVar
 
@@ -27,14 +28,21 @@ def model_path(text: str) -> Path:
     """The parser of an option that names a model, by its directory or its name on the Hub."""
     from bridle.run.hub import model_directory
 
-    return model_directory(text)
+    return _found(model_directory, text)
 
 
 def tokenizer_path(text: str) -> Path:
     """As :func:`model_path`, for a command that needs the tokenizer alone."""
     from bridle.run.hub import tokenizer_directory
 
-    return tokenizer_directory(text)
+    return _found(tokenizer_directory, text)
+
+
+def _found(directory: Callable[[str], Path], model: str) -> Path:
+    try:
+        return directory(model)
+    except UsageError as error:
+        raise typer.BadParameter(str(error)) from error
 
 
 StoreOption = Annotated[
