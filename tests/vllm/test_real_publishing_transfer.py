@@ -23,7 +23,7 @@ from bridle.engine.vllm.transfer import TransferRoute, VllmTransfer
 from bridle.proxy.server import ProxyServer
 from bridle.proxy.settings import ProxySettings
 from bridle.run.stack import Stack
-from bridle.run.training import TrainingPlan, _publisher
+from bridle.run.training import TrainingPlan, publishing
 from bridle.store.reading.queries import Reader
 from bridle.store.records import RunRecord
 from bridle.store.writing.writer import Writer
@@ -157,8 +157,8 @@ def test_a_run_that_publishes_by_transfer_reaches_engine_proxy_and_store(
     try:
         with Writer(store) as writer:
             writer.add_sync(RunRecord("run", "train", 1.0))
-            with _publisher(plan, stack, ModelWeights(policy.model), writer) as publishing:
-                publishing.publish(policy.model, version)
+            with publishing(plan, stack, ModelWeights(policy.model), writer) as publisher:
+                publisher.publish(policy.model, version)
                 assert stack.version() == version
         with Reader(store) as reader:
             (kept,) = reader.policies("run")
