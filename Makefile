@@ -68,7 +68,7 @@ $(VLLM_READY):
 	@touch $@
 
 test-vllm: $(READY) $(VLLM_READY)  ## The engine contract and publishing on a real vLLM
-	BRIDLE_VLLM_PYTHON=$(VLLM)/bin/python $(BIN)/python -m pytest -m 'vllm and not pretrained'
+	BRIDLE_VLLM_PYTHON=$(VLLM)/bin/python $(BIN)/python -m pytest -m 'vllm and not pretrained and not long'
 
 intercept: $(INTERCEPT_READY)  ## mitmproxy for `bridle run --intercept`, in an environment of its own
 
@@ -117,8 +117,8 @@ test-limits: $(READY)  ## Clients and engines that misbehave, up to every limit 
 test-pretrained: $(READY) $(VLLM_READY)  ## The pretrained model's whole demo against its bars
 	BRIDLE_VLLM_PYTHON=$(VLLM)/bin/python $(BIN)/python -m pytest -m pretrained
 
-test-long: $(READY)  ## What takes many minutes: deep property runs, soaks
-	$(BIN)/python -m pytest -m long
+test-long: $(READY) $(VLLM_READY)  ## What takes many minutes: deep property runs, every family on vLLM
+	BRIDLE_VLLM_PYTHON=$(VLLM)/bin/python $(BIN)/python -m pytest -m long
 
 lock: $(READY)  ## Pin what is installed now
 	$(BIN)/python -m pip freeze --exclude-editable | sed -e 's| @ file.*||' -e 's|+cpu||' > constraints.txt

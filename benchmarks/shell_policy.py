@@ -35,7 +35,7 @@ SHELLS: Final[Mapping[str, Callable[[str], dict[str, Any]]]] = {
 }
 """The shell tools of the harnesses that are known here, and their arguments."""
 
-SUBMIT: Final = "COMPLETE_TASK_ANDSUBMIT_FINAL_OUTPUT"
+SUBMIT: Final = "COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
 """What mini-swe-agent has printed to end its run."""
 
 

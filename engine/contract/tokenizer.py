@@ -156,9 +156,7 @@ class Tokenizer:
 
     @cached_property
     def renders_by_harmony(self) -> bool:
-        path = self.directory / "config.json"
-        model_type = json.loads(path.read_text()).get("model_type") if path.exists() else None
-        return model_type == harmony.MODEL_TYPE and harmony.available()
+        return _model_type(self.directory) == harmony.MODEL_TYPE and harmony.available()
 
     @cached_property
     def _compiled(self) -> jinja2.Template:
@@ -388,3 +386,12 @@ class _GenerationTag(jinja2.ext.Extension):
     def parse(self, parser: jinja2.parser.Parser) -> list[jinja2.nodes.Node]:
         next(parser.stream)
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+def _model_type(directory: Path) -> str | None:
+    """``None`` without a readable configuration, to which whatever loads the model objects."""
+    try:
+        config = json.loads((directory / "config.json").read_text())
+    except (OSError, ValueError):
+        return None
+    return config.get("model_type") if isinstance(config, dict) else None

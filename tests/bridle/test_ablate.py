@@ -31,7 +31,7 @@ def test_ablate_compares_the_builders_and_plots_them(
 def test_ablate_prints_a_table_with_compute(bridle: Bridle, store: str, recorded: str) -> None:
     result = bridle("ablate", "--store", store)
     assert result.exit_code == 0
-    assert "1 sessions, 2 calls" in result.stdout
+    assert "1 session, 2 calls" in result.stdout
     assert "1.00×" in result.stdout
 
 

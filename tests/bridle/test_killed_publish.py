@@ -236,12 +236,14 @@ def test_a_trainer_told_to_end_in_mid_publish_leaves_the_engine_serving(
 ) -> None:
     proxy = ThreadingHTTPServer(("127.0.0.1", 0), _HangingProxy)
     threading.Thread(target=proxy.serve_forever, daemon=True).start()
-    nowhere, proxy_url = "http://127.0.0.1:9", f"http://127.0.0.1:{proxy.server_port}"
+    proxy_url, tasks = f"http://127.0.0.1:{proxy.server_port}", tmp_path / "tasks.jsonl"
+    tasks.write_text('{"id": "t", "prompt": "Question?", "payload": {}}\n')
     with EmbeddedEngine(policy) as serving, EngineClient(serving.base_url) as engine:
         trainer = subprocess.Popen(
             [
                 *(sys.executable, "-m", "bridle", "trainer", "--policy", str(policy)),
-                *("--engine", serving.base_url, "--proxy", proxy_url, "--worker", nowhere),
+                *("--engine", serving.base_url, "--proxy", proxy_url),
+                *("--agent", "echo {prompt}", "--tasks", str(tasks), "--verifier", "exact"),
                 *("--store", store, "--out", str(tmp_path / "out")),
             ],
         )

@@ -26,7 +26,7 @@ from bridle.engine.vllm.parsers import (
 )
 
 families = pytest.importorskip("bridle.bench.families")
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.vllm, pytest.mark.long, pytest.mark.timeout(900)]
 
 MATERIAL = families.cache_directory()
 """The user's own cache, read before the tests hide it: what was fetched is kept between runs."""

@@ -18,7 +18,7 @@ from bridle.engine.vllm.installation import find_installation
 families = pytest.importorskip("bridle.bench.families")
 conversation = pytest.importorskip("bridle.bench.model_conversation")
 models = pytest.importorskip("bridle.bench.models")
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.vllm, pytest.mark.long, pytest.mark.timeout(900)]
 
 MATERIAL = families.cache_directory()
 """The user's own cache, read before the tests hide it: what was fetched is kept between runs."""
