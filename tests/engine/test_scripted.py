@@ -236,7 +236,7 @@ def test_a_client_that_leaves_frees_its_slot(serve: Serve) -> None:
 
 @pytest.mark.parametrize(("mode", "finish"), [("wait", "stop"), ("abort", "abort")])
 def test_pause_modes_apply_to_scripts_too(serve: Serve, mode: str, finish: str) -> None:
-    with serve(lambda request: ScriptedReply("look the key up", delay=0.05)) as engine:
+    with serve(lambda request: ScriptedReply("look the key up", delay=0.3)) as engine:
         chunks = []
         for index, line in enumerate(lines(engine)):
             if line.startswith("data: {"):

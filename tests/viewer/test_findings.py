@@ -184,7 +184,7 @@ def test_a_session_by_itself_is_examined_too(cause: str, tmp_path: Path) -> None
         first = findings_of(reader, session)[0]
         client = TestClient(viewer_app(Source(reader, store, str)))
         page = html.unescape(client.get(f"/sessions/{session}").text)
-        run = html.unescape(client.get(f"/runs/{RUN}").text)
+        run = html.unescape(client.get(f"/runs/{RUN}/findings").text)
     assert first.name == cause
     for shown in (page, run, " ".join(result.output.split())):
         assert first.cause in shown
