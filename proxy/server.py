@@ -117,7 +117,8 @@ class ProxyServer:
 def tune_gc() -> None:
     """For a process that is a proxy and nothing else, before it starts one."""
     # Every stream waits while the collector looks, and the long-lived turns and few cycles of a
-    # recording proxy are little work for it: it looks often at a few young objects, rarely at all.
+    # recording proxy are little work for it: it looks at ten thousand young objects at a time, and
+    # rarely at all.
     gc.freeze()
     gc.set_threshold(10_000, 20, 100)
 

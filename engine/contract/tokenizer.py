@@ -121,11 +121,18 @@ class Tokenizer:
         """Number of token ids: the model's, where ``config.json`` has it, which is padded, and
         otherwise the tokenizer's own."""
         size: int = self.backend.get_vocab_size(with_added_tokens=True)
-        path = self.directory / "config.json"
-        config = json.loads(path.read_text()) if path.exists() else {}
-        for part in (config, config.get("text_config") or {}):
+        for part in (self._model_config, self._model_config.get("text_config") or {}):
             size = max(size, part.get("vocab_size") or 0)
         return size
+
+    @cached_property
+    def _model_config(self) -> Mapping[str, Any]:
+        """Empty where there is none to be read: whatever loads the model objects to that."""
+        try:
+            config = json.loads((self.directory / "config.json").read_text())
+        except (OSError, ValueError):
+            return {}
+        return config if isinstance(config, dict) else {}
 
     @cached_property
     def chat_template_source(self) -> str:
@@ -156,7 +163,8 @@ class Tokenizer:
 
     @cached_property
     def renders_by_harmony(self) -> bool:
-        return _model_type(self.directory) == harmony.MODEL_TYPE and harmony.available()
+        """Whether it is gpt-oss, and can be rendered as vLLM renders it."""
+        return self._model_config.get("model_type") == harmony.MODEL_TYPE and harmony.available()
 
     @cached_property
     def _compiled(self) -> jinja2.Template:
@@ -386,12 +394,3 @@ class _GenerationTag(jinja2.ext.Extension):
     def parse(self, parser: jinja2.parser.Parser) -> list[jinja2.nodes.Node]:
         next(parser.stream)
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
-
-
-def _model_type(directory: Path) -> str | None:
-    """``None`` without a readable configuration, to which whatever loads the model objects."""
-    try:
-        config = json.loads((directory / "config.json").read_text())
-    except (OSError, ValueError):
-        return None
-    return config.get("model_type") if isinstance(config, dict) else None

@@ -61,7 +61,7 @@ class VllmServer:
     death, restart and refusal, from the watching thread. ``version`` is the policy version of the
     weights in ``model_dir``. ``resume`` begins with what the vLLM before served out of ``run_dir``,
     when there was one, as a restart does. ``api_key`` is what vLLM asks for, on
-        every route.
+    every route.
     """
 
     def __init__(

@@ -57,7 +57,7 @@ _GOOGLE_METHOD: Final = re.compile(r"[a-z]+(?:[A-Z][a-z]+)+")
 _SESSION: Final = "/s/"
 
 
-@lru_cache(maxsize=1024)  # all calls of a session come by one path
+@lru_cache(maxsize=256)  # all calls of a session come by one path, which may be long
 def route(path: str) -> Route | None:
     """The data route of ``path``; ``None`` for any other path."""
     session = None

@@ -277,14 +277,26 @@ class Writer:
             jobs = self._queue.take(beat)
             if jobs:
                 if self._redactor is not None:
-                    for job in jobs:
-                        job.records = [self._redactor.scrubbed(record) for record in job.records]
+                    jobs = self._scrubbed(self._redactor, jobs)
                 deliver(self._write(jobs))
             elif not self._queue.is_open and not len(self._queue):  # in this order
                 return
             if time.monotonic() >= beat:
                 self._renew()
                 beat = time.monotonic() + self._lease / 3
+
+    def _scrubbed(self, redactor: Redactor, jobs: Sequence[WriteJob]) -> list[WriteJob]:
+        """The jobs without secrets; one whose records cannot be scrubbed is rejected, unwritten."""
+        kept: list[WriteJob] = []
+        for job in jobs:
+            try:
+                job.records = [redactor.scrubbed(record) for record in job.records]
+            except Exception as error:  # noqa: BLE001 - the thread writes for all calls
+                rejected = RecordRejected(f"the record cannot be redacted: {_cause(error)}")
+                deliver([self._reject(job, rejected)])
+            else:
+                kept.append(job)
+        return kept
 
     def _renew(self) -> None:
         try:

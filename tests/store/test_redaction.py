@@ -8,6 +8,7 @@ import pytest
 
 from bridle.proxy.sessions.keys import new_session_key
 from bridle.store.encoding.packing import dump_json
+from bridle.store.errors import RecordRejected
 from bridle.store.records import CallStatus, Conversation, Message, Note, ToolCall
 from bridle.store.writing.redaction import LIBRARY, PATTERNS, DetectorsMissing, Redactor
 from bridle.store.writing.writer import Writer
@@ -199,3 +200,29 @@ def test_patterns_may_be_ones_own(url, reader, calls):
     redactor = Redactor({"ticket": r"TICKET-\d+"})
     row = reader.call(recorded(url, calls, redactor, {"request_body": b"see TICKET-12"}))
     assert reader.request_body(row.id) == b"see [redacted:ticket]"
+
+
+class Fails(Redactor):
+    """Cannot scrub the end of one call."""
+
+    call_id = ""
+
+    def ended(self, ended):
+        if ended.id == self.call_id:
+            raise ValueError("no way to scrub it")
+        return super().ended(ended)
+
+
+def test_a_record_that_cannot_be_scrubbed_is_rejected_alone(url, reader, calls):
+    redactor, session = Fails(), calls.session()
+    with Writer(url, redactor=redactor) as writer:
+        writer.add_sync(session)
+        bad, good = (calls.begun(session) for _ in range(2))
+        redactor.call_id = bad.id
+        writer.begin_call(bad)
+        with pytest.raises(RecordRejected, match=r"cannot be redacted.*no way to scrub it"):
+            writer.end_call_sync(calls.ended(bad, [1, 2], [3]))
+        writer.begin_call(good)
+        writer.end_call_sync(calls.ended(good, [1, 2], [3]))
+    assert reader.call(good.id).status is CallStatus.COMPLETE
+    assert reader.call(bad.id).status is not CallStatus.COMPLETE
