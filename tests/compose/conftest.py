@@ -1,14 +1,18 @@
-"""The compose files as data, with their variables filled in."""
+"""The compose files as data, with their variables filled in, and what commands in files may be."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
+import typer.main
 import yaml
+from typer.core import TyperGroup
+
+from bridle.cli.program import app
 
 ROOT = Path(__file__).parents[2]
 _VARIABLE = re.compile(r"\$\{(\w+)(?::?(?P<kind>[-?])(?P<text>[^}]*))?\}")
@@ -47,3 +51,20 @@ def compose_file() -> Any:
         return document
 
     return compose_file
+
+
+@pytest.fixture
+def require_command(tmp_path: Path) -> Callable[[list[str]], None]:
+    """Fails for a command that ``bridle`` does not have, or an option that it does not take."""
+
+    def require(arguments: list[str]) -> None:
+        arguments = [part.replace("/data/policy", str(tmp_path)) for part in arguments]
+        command: Any = typer.main.get_command(app)
+        context = command.context_class(command)
+        while isinstance(command, TyperGroup):
+            _, found, arguments = command.resolve_command(context, arguments)
+            assert found is not None
+            command = found
+        command.make_context(command.name, arguments)
+
+    return require

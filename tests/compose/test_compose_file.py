@@ -11,15 +11,12 @@ import shlex
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import click
 import jsonschema
 import pytest
-import typer.main
-
-from bridle.cli.program import app
 
 ROOT = Path(__file__).parents[2]
 MAIN = "docker-compose.yml"
@@ -55,32 +52,20 @@ def test_without_a_password_there_is_no_postgres(compose_file: Any) -> None:
         compose_file("docker-compose.postgres.yml")
 
 
-def require_command(arguments: list[str], directory: Path) -> None:
-    """Fails for a command that ``bridle`` does not have, or an option that it does not take."""
-    arguments = [part.replace("/data/policy", str(directory)) for part in arguments]
-    command: click.Command = typer.main.get_command(app)
-    context = click.Context(command)
-    while isinstance(command, click.Group):
-        _, found, arguments = command.resolve_command(context, arguments)
-        assert found is not None
-        command = found
-    command.make_context(command.name, arguments)
-
-
 @pytest.mark.parametrize("name", FILES[:2])
 def test_every_command_is_one_of_bridles_with_options_that_it_has(
-    compose_file: Any, name: str, tmp_path: Path
+    compose_file: Any, name: str, require_command: Callable[[list[str]], None]
 ) -> None:
     for service in compose_file(name)["services"].values():
         program, *arguments = service.get("command", ["sleep"])
         if program == "bridle":
-            require_command(arguments, tmp_path)
+            require_command(arguments)
         else:
             assert program in ("sleep", "/app/init.sh", "/app/train.sh")
 
 
 def test_the_trainers_commands_take_what_the_file_sets(
-    services: dict[str, dict[str, Any]], tmp_path: Path
+    services: dict[str, dict[str, Any]], require_command: Callable[[list[str]], None]
 ) -> None:
     script = (ROOT / "deploy" / "image" / "train.sh").read_text().replace("\\\n", "")
     variables = services["trainer"]["environment"] | {"engine": "http://net:8000"}
@@ -88,7 +73,7 @@ def test_the_trainers_commands_take_what_the_file_sets(
     assert [command.split()[0] for command in commands] == ["demo", "trainer"]
     for command in commands:
         filled = re.sub(r"\$(\w+)", lambda name: str(variables[name[1]]), command)
-        require_command(shlex.split(filled), tmp_path)
+        require_command(shlex.split(filled))
 
 
 def test_what_is_published_is_published_on_loopback(services: dict[str, dict[str, Any]]) -> None:
@@ -175,3 +160,11 @@ def test_hadolint_has_nothing_to_say_of_the_dockerfile() -> None:
     command = [hadolint, "--config", ROOT / ".hadolint.yaml", ROOT / "Dockerfile"]
     linted = subprocess.run(command, capture_output=True, text=True, check=False)
     assert linted.returncode == 0, linted.stdout
+
+
+@pytest.mark.parametrize("arguments", [["trainer", "--worker", "x"], ["worker"], ["bench", "x"]])
+def test_the_check_of_commands_finds_what_bridle_has_not(
+    require_command: Callable[[list[str]], None], arguments: list[str]
+) -> None:
+    with pytest.raises(Exception, match="No such"):
+        require_command(arguments)
