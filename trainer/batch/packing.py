@@ -28,6 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bridle.store.records import TokenIds
+from bridle.store.tree import common_prefix
 from bridle.trainer.config import Layout, PackingConfig
 
 Index = NDArray[np.int64]
@@ -130,13 +131,6 @@ def _sort_key(branch: Index) -> bytes:
     return branch.astype(">u4").tobytes()
 
 
-def _common_prefix(first: Index, second: Index) -> int:
-    """Number of equal leading tokens."""
-    length = min(len(first), len(second))
-    differ = np.flatnonzero(first[:length] != second[:length])
-    return int(differ[0]) if len(differ) else length
-
-
 def _tree_bins(
     branches: Sequence[Index], occupied: Sequence[int], max_tokens: int
 ) -> Iterator[list[int]]:
@@ -150,7 +144,7 @@ def _tree_bins(
     size = room = 0
     for i in sorted(occupied, key=lambda i: _sort_key(branches[i])):
         own = len(branches[i])
-        shared = _common_prefix(branches[current[-1]], branches[i]) if current else 0
+        shared = common_prefix(branches[current[-1]], branches[i]) if current else 0
         added = own - shared
         fits = size + added <= room and (room == max_tokens or shared > added)
         if current and not fits:
@@ -158,7 +152,7 @@ def _tree_bins(
             current, size, added = [], 0, own
         if not current:
             room = max_tokens if own <= max_tokens else 2 * own
-        current = [*current, i]
+        current.append(i)
         size += added
     if current:
         yield current
@@ -178,7 +172,7 @@ def _plain_bins(
         if current and size > config.max_tokens:
             yield current
             current, total = [], length
-        current = [*current, i]
+        current.append(i)
     if current:
         yield current
 
@@ -194,7 +188,7 @@ def _tree_pack(
     path = branch = np.empty(0, dtype=np.int64)
     size = 0
     for i in sorted(indices, key=lambda i: _sort_key(branches[i])):
-        shared = _common_prefix(branch, branches[i])
+        shared = common_prefix(branch, branches[i])
         branch = branches[i]
         fresh = np.arange(size, size + len(branch) - shared)
         token_ids.append(branch[shared:])

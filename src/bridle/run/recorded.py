@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
+from msgspec import structs
 
 from bridle.errors import BridleError
 from bridle.reconstruct.rewards import Aggregation
@@ -27,7 +28,7 @@ from bridle.run.training import (
     sinks_of,
 )
 from bridle.store.reading.queries import Reader
-from bridle.store.records import PolicyRecord, SessionRecord
+from bridle.store.records import PLAIN, PolicyRecord, SessionRecord
 from bridle.store.writing.writer import Writer
 from bridle.trainer.collection.recorded import NothingRecorded, RecordedGroups
 from bridle.trainer.learner.checkpoint import checkpoints
@@ -168,8 +169,7 @@ def require_own_policy(learner: AnyLearner, episodes: list[Episode], version: in
 def _is_plain(sample: Sample) -> bool:
     """Whether every call drew from the policy's own distribution, which is what it scores."""
     return all(
-        sampler is None
-        or (sampler.temperature, sampler.top_p, sampler.top_k, sampler.min_p) == (1.0, 1.0, 0, 0.0)
+        sampler is None or structs.replace(sampler, logprobs=PLAIN.logprobs) == PLAIN
         for sampler in sample.samplers
     )
 

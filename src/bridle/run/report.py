@@ -37,7 +37,8 @@ def training_figures(reader: Reader, run_id: str) -> dict[str, Any]:
         name: int(sum(values.get(f"tokens/{name}", 0) for values in steps.values()))
         for name in ("captured", "trained", "masked", "dropped")
     }
-    gaps = [values["update/logprob_gap"] for values in steps.values() if _gap(values) is not None]
+    measured = [values.get("update/logprob_gap") for values in steps.values()]
+    gaps = [gap for gap in measured if gap is not None]
     rows = _rows(reader, run_id)
     return {
         **{f"tokens_{name}": value for name, value in total.items()},
@@ -51,10 +52,6 @@ def training_figures(reader: Reader, run_id: str) -> dict[str, Any]:
             if "sessions/collected" in values
         ],
     }
-
-
-def _gap(values: Mapping[str, float]) -> float | None:
-    return values.get("update/logprob_gap")
 
 
 def _rows(reader: Reader, run_id: str) -> list[int]:
@@ -116,13 +113,15 @@ def report_lines(report: Mapping[str, Any]) -> list[str]:
             f"{_interval(best)} after step {best['step']}"
         )
     gap, rows = report["logprob_gap"], report["rows_per_session"]
-    lines.append(
+    parts = [
         f"of {report['tokens_captured']} tokens sampled {report['tokens_trained']} were trained, "
-        f"{report['tokens_masked']} masked, {report['tokens_dropped']} dropped; "
-        + (f"{rows:.2f} rows per session; " if rows is not None else "")
-        + (f"engine and trainer differ by {gap:.1e} nats" if gap is not None else "")
-    )
-    return lines
+        f"{report['tokens_masked']} masked, {report['tokens_dropped']} dropped"
+    ]
+    if rows is not None:
+        parts.append(f"{rows:.2f} rows per session")
+    if gap is not None:
+        parts.append(f"engine and trainer differ by {gap:.1e} nats")
+    return [*lines, "; ".join(parts)]
 
 
 def _interval(measured: Mapping[str, float]) -> str:
