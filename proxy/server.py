@@ -117,10 +117,9 @@ class ProxyServer:
 def tune_gc() -> None:
     """For a process that is a proxy and nothing else, before it starts one."""
     # Every stream waits while the collector looks, and the long-lived turns and few cycles of a
-    # recording proxy are little work for it: it looks at ten thousand young objects at a time, and
-    # rarely at all.
+    # recording proxy are little work for it: it looks often at a few young objects, rarely at all.
     gc.freeze()
-    gc.set_threshold(10_000, 20, 100)
+    gc.set_threshold(1_000, 20, 250)
 
 
 def local_url(host: str, port: int) -> str:
