@@ -66,12 +66,15 @@ def test_what_was_recorded_is_learned_from_any_source(
 def test_an_export_that_is_not_learned_from_is_refused_in_a_line(
     bridle: Bridle, recorded: str, store: str, policy: Path, tmp_path: Path, form: ExportFormat
 ) -> None:
-    data = tmp_path / "lamps.jsonl"
+    data = tmp_path / "lamps.of.any.name"
     assert bridle("export", data, "--format", form, "--store", store).exit_code == 0
     done = bridle("sft", "--policy", policy, "--out", tmp_path / "tuned", "--data", data)
     assert done.exit_code == 1
+    fault = "neither messages nor a prompt with its completion"
+    if form is ExportFormat.CSV:
+        fault = "neither Parquet nor JSON (Expecting value: line 1 column 1 (char 0))"
     assert done.stderr == (
-        f"bridle: {data}:1: neither messages nor a prompt with its completion; "
+        f"bridle: {data}:1: {fault}; "
         f"exports as {', '.join(READABLE[:-1])} and {READABLE[-1]} can be learned from\n"
     )
 
