@@ -213,10 +213,11 @@ def exact_packing(model: nn.Module, packing: PackingConfig) -> PackingConfig:
     take in whatever stands before a token. Raises :class:`UnsupportedModel` when rows do not give
     the model's own scores either.
     """
-    wrong = _why_inexact(model, packing)
+    rows = replace(packing, layout="padded")
+    wrong = _why_unpackable(model) if packing != rows else None
+    wrong = wrong or _why_inexact(model, packing)
     if wrong is None:
         return packing
-    rows = replace(packing, layout="padded")
     # FSDP2 makes a class of its own.
     name = type(model).__name__.removeprefix("FSDP")
     wrong_rows = wrong if packing == rows else _why_inexact(model, rows)
@@ -229,6 +230,14 @@ def exact_packing(model: nn.Module, packing: PackingConfig) -> PackingConfig:
         wrong,
     )
     return rows
+
+
+def _why_unpackable(model: nn.Module) -> str | None:
+    """By what its layers are: with weights as they are at initialisation, layers that mix what is
+    packed together change logprobs by too little for :func:`_why_inexact`."""
+    kinds = set(getattr(_transformers(model).config.get_text_config(), "layer_types", None) or ())
+    unpackable = kinds - {"full_attention"}
+    return f"it has layers of {', '.join(sorted(unpackable))}" if unpackable else None
 
 
 @torch.no_grad()
