@@ -35,7 +35,8 @@ from bridle.trainer.config import (
     PackingConfig,
 )
 from bridle.trainer.learner.update import UpdateStats, update_policy
-from bridle.trainer.policy.model import exact_packing, load_policy
+from bridle.trainer.policy.exactness import exact_packing
+from bridle.trainer.policy.model import load_policy
 from bridle.trainer.policy.tiny import TinyShape, make_hybrid_policy, make_policy
 
 VOCABULARY: Final = 512

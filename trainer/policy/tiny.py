@@ -6,10 +6,12 @@ come from :mod:`bridle.trainer.policy.tiny_tokenizer`.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from torch import nn
 from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 from transformers.models.qwen3_5 import Qwen3_5ForCausalLM, Qwen3_5TextConfig
 
@@ -75,7 +77,12 @@ def make_hybrid_policy(
         pad_token_id=0,
         dtype="float32",
     )
-    _save(Qwen3_5ForCausalLM(config), directory)
+    model = Qwen3_5ForCausalLM(config)
+    for name, parameter in model.named_parameters():
+        if name.endswith("A_log"):
+            # At initialisation most states are forgotten from one token to the next.
+            nn.init.uniform_(parameter, math.log(0.001), math.log(0.3))
+    _save(model, directory)
 
 
 def _save(model: PreTrainedModel, directory: Path) -> None:
