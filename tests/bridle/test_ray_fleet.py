@@ -51,16 +51,26 @@ def work(tmp_path: Path) -> dict[str, str]:
     }
 
 
-@pytest.fixture
-def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """Two machines of four sessions each; the second may be killed."""
+@pytest.fixture(scope="module")
+def started() -> Iterator[Any]:
+    """A cluster of one machine that runs four sessions; starting it takes longer than any test."""
     from ray.cluster_utils import Cluster
 
-    monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
-    found = Cluster(initialize_head=True, head_node_args={"num_cpus": 4})
-    found.second = found.add_node(num_cpus=4)
-    yield found
-    found.shutdown()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        head = {"num_cpus": 4, "include_dashboard": False}
+        found = Cluster(initialize_head=True, head_node_args=head)
+        yield found
+        found.shutdown()
+
+
+@pytest.fixture
+def cluster(started: Any) -> Iterator[Any]:
+    """Two machines of four sessions each; the second may be killed."""
+    started.second = started.add_node(num_cpus=4)
+    yield started
+    if started.second in started.worker_nodes:
+        started.remove_node(started.second)
 
 
 def test_a_killed_machine_costs_its_sessions_one_retry_each(
