@@ -33,8 +33,8 @@ _spec.loader.exec_module(folders)
 
 NOTHING = "true {prompt}"
 ENDED_BY = {"codex": {"server-that-stays"}}
-"""Tasks that a harness cannot solve by their solutions. When a command has ended, Codex kills what it
-left in its process group; in the same sandbox the server outlives the other harnesses."""
+"""Tasks that a harness cannot solve by their solutions. When a command has ended, Codex kills what
+it left in its process group; in the same sandbox the server outlives the other harnesses."""
 
 
 @pytest.fixture(scope="module")
