@@ -190,7 +190,7 @@ def _config(model_dir: Path) -> dict[str, Any]:
 def _parsing(installation: Installation, model_dir: Path, options: VllmOptions) -> list[str]:
     chosen = parsers_for(model_dir, options.tool_parser, options.reasoning_parser)
     tool, reasoning = chosen.tool, chosen.reasoning
-    of_cohere = sorted({tool, reasoning} & {"cohere_command3", "cohere_command4"})
+    of_cohere = [name for name in (tool, reasoning) if name and name.startswith("cohere_command")]
     if of_cohere and not installation.melody:
         raise VllmError(
             f"vLLM's parser {of_cohere[0]} needs a package that vLLM does not bring: run "
