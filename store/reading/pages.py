@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from sqlalchemy import (
     BindParameter,
@@ -368,9 +368,9 @@ def choices(reader: Reader) -> Choices:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Placed:
-    """A session's place in a run: its group, task, reward and policy version."""
+class Placed(NamedTuple):
+    """A session's place in a run: its group, task, reward and policy version. A page has one for
+    every session of a store, and a tuple is made in a third of a dataclass's time."""
 
     id: str
     group: str | None
@@ -397,7 +397,7 @@ def placed_sessions(reader: Reader, wanted: SessionFilter) -> list[Placed]:
         ),
     ).order_by(sessions.c.created_at, sessions.c.id)
     with reader.engine.connect() as connection:
-        return [Placed(*row) for row in connection.execute(query)]
+        return [Placed._make(row) for row in connection.execute(query)]
 
 
 @dataclass(frozen=True, slots=True)
