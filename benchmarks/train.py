@@ -102,7 +102,7 @@ class TrainFigures:
 class Batch:
     name: str
     items: tuple[TrainItem, ...]
-    layers: str = "qwen3"
+    model: str = "qwen3"
     """``qwen3`` or ``qwen3.5``."""
 
 
@@ -111,7 +111,7 @@ def batches(settings: TrainSettings) -> list[Batch]:
     branching = branching_items(settings)
     return [
         Batch("branching", branching),
-        Batch("branching", branching, "qwen3.5"),
+        Batch("branching_hybrid", branching, "qwen3.5"),
         Batch("shared_prompt", shared_prompt_items(settings)),
         Batch("linear", linear_items(settings)),
     ]
@@ -182,13 +182,13 @@ def _item(
 
 @contextmanager
 def bench_policies(device: str) -> Iterator[Callable[[str], nn.Module]]:
-    """Loads a policy by its layers; its weights are random and the same every time."""
+    """Loads a policy by the model it is like; its weights are random and the same every time."""
     with tempfile.TemporaryDirectory(prefix="bridle-bench-") as folder:
         made = {"qwen3": Path(folder, "qwen3"), "qwen3.5": Path(folder, "qwen3.5")}
         make_policy(made["qwen3"], SHAPE, vocab_size=VOCABULARY)
         make_hybrid_policy(made["qwen3.5"], HYBRID, vocab_size=VOCABULARY)
         compute = ComputeConfig(device=device, precision="float32")
-        yield lambda layers: load_policy(made[layers], compute=compute)
+        yield lambda model: load_policy(made[model], compute=compute)
 
 
 def bench_train(model: nn.Module, batch: Batch, settings: TrainSettings) -> TrainFigures:
@@ -202,12 +202,12 @@ def bench_train(model: nn.Module, batch: Batch, settings: TrainSettings) -> Trai
     peak = _peak_mib(model, batch.items, packing)
     rows_peak = _peak_mib(model, batch.items, rows)
     seconds, rows_seconds = fastest(
-        [lambda: _step(model, batch.items, packing), lambda: _step(model, batch.items, rows)],
+        [lambda: one_step(model, batch.items, packing), lambda: one_step(model, batch.items, rows)],
         settings.device,
     )
     return TrainFigures(
         batch=batch.name,
-        model=batch.layers,
+        model=batch.model,
         layout=packing.layout,
         samples=len(batch.items),
         tokens=stats.computed_tokens,
@@ -250,7 +250,7 @@ def _config(packing: PackingConfig, rate: float) -> GrpoConfig:
     )
 
 
-def _step(model: nn.Module, items: Sequence[TrainItem], packing: PackingConfig) -> UpdateStats:
+def one_step(model: nn.Module, items: Sequence[TrainItem], packing: PackingConfig) -> UpdateStats:
     """One update, which leaves the weights as they are."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.0)
     return update_policy(model, optimizer, items, _config(packing, 0.0), step=0, version=0)
@@ -283,10 +283,10 @@ def _peak_mib(model: nn.Module, items: Sequence[TrainItem], packing: PackingConf
     if next(model.parameters()).device.type != "cpu":
         before = torch.accelerator.memory_allocated()
         torch.accelerator.reset_peak_memory_stats()
-        _step(model, items, packing)
+        one_step(model, items, packing)
         return float(torch.accelerator.max_memory_allocated() - before) / 2**20
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
-        _step(model, items, packing)
+        one_step(model, items, packing)
     assert profiled.profiler is not None
     assert profiled.profiler.kineto_results is not None
     events = [

@@ -15,18 +15,15 @@ SMALL = TrainSettings(
 
 
 @pytest.fixture(scope="module")
-def figures() -> dict[tuple[str, str], TrainFigures]:
+def figures() -> dict[str, TrainFigures]:
     with pytest.MonkeyPatch.context() as patch, bench_policies("cpu") as load:
-        patch.setattr(train, "ENOUGH_S", 0.0)
+        patch.setattr(train, "fastest", lambda steps, device: [1.0, 2.0])
         patch.setattr(train, "_peak_mib", lambda *_: 0.0)
-        return {
-            (each.name, each.layers): bench_train(load(each.layers), each, SMALL)
-            for each in batches(SMALL)
-        }
+        return {each.name: bench_train(load(each.model), each, SMALL) for each in batches(SMALL)}
 
 
 def test_trees_and_rows_have_the_same_gradients(
-    figures: dict[tuple[str, str], TrainFigures],
+    figures: dict[str, TrainFigures],
 ) -> None:
     assert len(figures) == 4
     for found in figures.values():
@@ -45,14 +42,21 @@ def test_the_peak_is_what_a_step_holds_at_a_time() -> None:
 
 
 def test_the_ratio_counts_each_shared_token_once(
-    figures: dict[tuple[str, str], TrainFigures],
+    figures: dict[str, TrainFigures],
 ) -> None:
-    branching, shared, linear = (
-        figures[name, "qwen3"] for name in ("branching", "shared_prompt", "linear")
-    )
+    branching, shared, linear = (figures[name] for name in ("branching", "shared_prompt", "linear"))
     # The last token of a sample is not computed.
     rows = sum(20 + turn * 12 + 10 - 1 for turn in range(5))
     assert branching.tokens_ratio == pytest.approx(rows / branching.tokens)
     assert branching.tokens == 20 + 5 * (10 - 1) + 4 * 12
     assert shared.tokens_ratio == pytest.approx(8 * 65 / (60 + 8 * 5))
     assert linear.tokens_ratio == pytest.approx(1.0)
+
+
+def test_steps_take_turns_and_the_fastest_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    seconds = iter([0, 3, 3, 8, 8, 10, 10, 14])
+    monkeypatch.setattr(train, "_now", lambda device: next(seconds))
+    monkeypatch.setattr(train, "ENOUGH_S", 7.0)
+    order: list[str] = []
+    assert train.fastest([lambda: order.append("a"), lambda: order.append("b")], "cpu") == [2, 4]
+    assert order == ["a", "b", "a", "b"]

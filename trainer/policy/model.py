@@ -29,7 +29,13 @@ from bridle.trainer.batch.attention import TREE_ATTENTION, plan_blocks
 from bridle.trainer.batch.packing import IDLE, Index, Pack
 from bridle.trainer.batch.recurrence import fork_states, forks_states, plan_states
 from bridle.trainer.config import ComputeConfig, LoraConfig
-from bridle.trainer.policy.compute import choose_device, computing, in_bfloat16, place
+from bridle.trainer.policy.compute import (
+    choose_device,
+    computed_dtype,
+    computing,
+    in_bfloat16,
+    place,
+)
 from bridle.trainer.policy.lora import adapters, add_adapters, merged_state
 from bridle.trainer.policy.sharding import gathered, load_state, share_of, within_forward
 
@@ -250,7 +256,9 @@ def _tree_hidden_states(
     """``float[N, hidden]`` of a forest."""
     # A 4-D mask is handed down untouched; without one Transformers builds a dense N × N mask.
     unused_mask = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=device)
-    plans: dict[str, Any] = {"tree_blocks": plan_blocks(pack.parents, block_tokens, device)}
+    plans: dict[str, Any] = {
+        "tree_blocks": plan_blocks(pack.parents, block_tokens, device, computed_dtype(model))
+    }
     if forks_states(model):
         plans["tree_states"] = plan_states(pack.parents, device)
     output = _backbone(model)(
