@@ -39,6 +39,8 @@ from bridle.run.stack import Stack, StackError
 from bridle.trainer.policy.model import load_policy, vocabulary_size
 from bridle.trainer.publish.publisher import Publisher, default_probes
 
+pytestmark = pytest.mark.loop
+
 engine_url, proxy_url, policy, published, where = sys.argv[1:]
 stack = Stack(engine_url, proxy_url)
 model = load_policy(Path(policy))

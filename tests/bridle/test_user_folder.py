@@ -34,6 +34,8 @@ AGENT = """
 import os, sys
 import urllib.request
 
+pytestmark = pytest.mark.loop
+
 body = '{"model": "policy", "max_tokens": 4, "messages": [{"role": "user", "content": "%s"}]}'
 request = urllib.request.Request(
     os.environ["OPENAI_BASE_URL"] + "/chat/completions",
