@@ -10,7 +10,7 @@ VLLM_READY := $(VLLM)/.ready
 INTERCEPT := .venv-intercept
 INTERCEPT_READY := $(INTERCEPT)/.ready
 # Tests wait for processes and for time more than they compute.
-PARALLEL = $(BIN)/python -m pytest --numprocesses $$((2 * $$(nproc))) --dist worksteal
+PARALLEL = $(BIN)/python -m pytest --numprocesses $$((2 * $$(getconf _NPROCESSORS_ONLN))) --dist worksteal
 SUDO := $(if $(filter 0,$(shell id -u)),,sudo)
 export OMP_NUM_THREADS ?= 1
 # Threads that spin while they wait for each other are slow on cores that others use as well.
