@@ -31,6 +31,8 @@ from bridle.trainer.config import GrpoConfig
 from bridle.trainer.policy.tiny import TinyShape, make_policy
 from bridle.trainer.policy.tiny_tokenizer import train_tokenizer
 
+pytestmark = pytest.mark.loop
+
 KILLED = """
 import os, signal, sys
 from pathlib import Path
@@ -38,8 +40,6 @@ import torch
 from bridle.run.stack import Stack, StackError
 from bridle.trainer.policy.model import load_policy, vocabulary_size
 from bridle.trainer.publish.publisher import Publisher, default_probes
-
-pytestmark = pytest.mark.loop
 
 engine_url, proxy_url, policy, published, where = sys.argv[1:]
 stack = Stack(engine_url, proxy_url)

@@ -17,6 +17,8 @@ from bridle.store.reading.queries import Reader
 from bridle.trainer.policy.tiny import TinyShape, make_policy
 from bridle.trainer.policy.tiny_tokenizer import train_tokenizer
 
+pytestmark = pytest.mark.loop
+
 ROOMS = ("store", "proxy", "engine", "harnesses", "reconstruct", "bridle_run", "typer", "json")
 """Also of a library that Bridle needs, and of the standard library."""
 TRAINER = """
@@ -33,8 +35,6 @@ def check(delivery: Delivery) -> float:
 AGENT = """
 import os, sys
 import urllib.request
-
-pytestmark = pytest.mark.loop
 
 body = '{"model": "policy", "max_tokens": 4, "messages": [{"role": "user", "content": "%s"}]}'
 request = urllib.request.Request(
