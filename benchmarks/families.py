@@ -95,6 +95,8 @@ class Family:
     """What the template ends earlier replies with, where the policy samples another token."""
     call_ids: CallIds = "openai"
     """How the engine makes tool-call ids for the family."""
+    token_suffix: str | None = None
+    """What the tokenizer's configuration states of its tokens' names; vLLM's parsers need it."""
 
 
 _THINK = ("<think>", "</think>")
@@ -109,17 +111,19 @@ _DEEPSEEK_EOS = ("<｜end▁of▁sentence｜>",)
 _QWEN_EOS = ("<|im_end|>", "<|endoftext|>")
 _GEMMA4 = ("<|turn>", "<turn|>", "<|channel>", "<channel|>", "<|tool>", "<tool|>", "<|think|>")
 _GEMMA4_CALL = ("<|tool_call>", "<tool_call|>", "<|tool_response>", "<tool_response|>", '<|"|>')
-_HUNYUAN = tuple(
-    form.format(":opensource")
-    for form in (
-        *("<｜hy_User{}｜>", "<｜hy_Assistant{}｜>", "<｜hy_begin_of_sentence{}｜>"),
-        *("<｜reasoning_mode{}｜>", "<think{}>", "</think{}>", "<tool_sep{}>"),
-        *("<tool_calls{}>", "</tool_calls{}>", "<tool_call{}>", "</tool_call{}>"),
-        *("<arg_key{}>", "</arg_key{}>", "<arg_value{}>", "</arg_value{}>"),
-        *("<tool_responses{}>", "</tool_responses{}>", "<tool_response{}>", "</tool_response{}>"),
+_HUNYUAN_SUFFIX = ":opensource"
+_HUNYUAN_TURNS = tuple(
+    f"<｜{name}{_HUNYUAN_SUFFIX}｜>"
+    for name in ("hy_User", "hy_Assistant", "hy_begin_of_sentence", "reasoning_mode")
+)
+_HUNYUAN_SHOWN = tuple(
+    token.replace(">", f"{_HUNYUAN_SUFFIX}>")
+    for token in (
+        *(*_THINK, *_CALL, *_ARGUMENTS, "<tool_sep>", "<tool_calls>", "</tool_calls>"),
+        *("<tool_responses>", "</tool_responses>"),
     )
 )
-"""The template puts these together."""
+"""The template puts these and the turns' tokens together."""
 _MISTRAL: dict[str, Any] = {
     "tokenizer": "tekken",
     "model_type": "mistral",
@@ -401,8 +405,9 @@ FAMILIES: Final[dict[str, Family]] = {
         "hy_v3",
         ("<｜hy_eos:opensource｜>",),
         None,
-        _HUNYUAN,
+        (*_HUNYUAN_TURNS, *_HUNYUAN_SHOWN),
         stand_in=True,
+        token_suffix=_HUNYUAN_SUFFIX,
     ),
     "laguna": Family(
         "llama.cpp/poolside-Laguna-XS.2",
@@ -457,7 +462,7 @@ def _write(family: Family, source: Path, made: Path, root: Path) -> None:
     missing = [token for token in dict.fromkeys(wanted) if backend.token_to_id(token) is None]
     # As in the families' own files: markup of the conversation is special, markup that replies
     # are parsed by is not, so that decoding shows it.
-    shown = {*_THINK, *_CALL, *_ARGUMENTS}
+    shown = {*_THINK, *_CALL, *_ARGUMENTS, *_HUNYUAN_SHOWN}
     backend.add_special_tokens([AddedToken(t, special=True) for t in missing if t not in shown])
     backend.add_tokens([AddedToken(t, special=False) for t in missing if t in shown])
     backend.save(str(made / "tokenizer.json"))
@@ -467,6 +472,8 @@ def _write(family: Family, source: Path, made: Path, root: Path) -> None:
         "bos_token": family.bos,
         "eos_token": family.eos[0],
     }
+    if family.token_suffix is not None:
+        config["token_suffix"] = family.token_suffix
     (made / "tokenizer_config.json").write_text(json.dumps(config, indent=1))
     ids = [backend.token_to_id(token) for token in family.eos]
     (made / "generation_config.json").write_text(json.dumps({"eos_token_id": ids}))

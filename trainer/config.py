@@ -81,7 +81,8 @@ class PackingConfig:
     layout: Layout = "tree"
     """``tree``: every prefix once, over all samples of a pack. ``flat``: samples one after another
     without sharing. ``padded``: one row per sample, padded on the right; also taken, with a
-    warning, for models that the others do not compute exactly (recurrent layers, windows)."""
+    warning, for models that the others do not compute exactly (windows, and recurrent layers other
+    than Gated DeltaNet)."""
     max_tokens: Count = 8_192
     """Most tokens computed in one forward pass: trees are cut between branches. A branch larger
     than that gets its own, in which a tree also takes branches that share more with it than they

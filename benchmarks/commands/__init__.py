@@ -12,6 +12,7 @@ from bridle.bench.commands import models as bench_models
 from bridle.bench.commands import path as bench_path
 from bridle.bench.commands import proxy as bench_proxy
 from bridle.bench.commands import store as bench_store
+from bridle.bench.commands import train as bench_train
 from bridle.bench.commands import viewer as bench_viewer
 from bridle.bench.commands import vllm as bench_vllm
 from bridle.cli.serving import leave_on_sigterm
@@ -34,5 +35,6 @@ app.command("path")(bench_path.path)
 app.command("proxy")(bench_proxy.proxy)
 app.command("reconstruct")(bench_store.reconstruct)
 app.command("store")(bench_store.store)
+app.command("train")(bench_train.train)
 app.command("viewer")(bench_viewer.viewer)
 app.command("vllm")(bench_vllm.vllm)

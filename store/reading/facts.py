@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from sqlalchemy import Select, and_, case, exists, func, select
+from sqlalchemy import ColumnElement, Select, and_, case, exists, func, select
 
 from bridle.store.reading.pages import (
     Placed,
@@ -22,6 +22,17 @@ from bridle.store.schema.tables import calls, rewards, sessions
 
 EXAMPLES: Final = 5
 """Calls or sessions named as evidence."""
+_COMPLETE: Final = calls.c.status == CallStatus.COMPLETE
+_NOTED: Final[Mapping[str, ColumnElement[bool]]] = {
+    "complete": _COMPLETE,
+    "failed": calls.c.status.in_([CallStatus.FAILED, CallStatus.INTERRUPTED]),
+    "quarantined": calls.c.status == CallStatus.QUARANTINED,
+    "without_ids": _COMPLETE & (func.coalesce(calls.c.sampled_tokens, 0) == 0),
+    "length": _COMPLETE & (calls.c.finish_reason == "length"),
+    "greedy": _COMPLETE & (calls.c.sampling["temperature"].as_float() == 0),
+    "broken": calls.c.break_reason.is_not(None),
+}
+"""Conditions on calls, which are counted in one pass over them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,57 +95,66 @@ def read_facts(
     if run is not None:
         for metric in reader.metrics(run.id):
             metrics.setdefault(metric.name, []).append(metric)
+    own = and_(calls.c.session_id.in_(chosen), calls.c.kind != CallKind.COUNT)
+    any_call = exists(select(calls.c.id).where(calls.c.session_id == sessions.c.id))
+    any_reward = exists(select(rewards.c.id).where(rewards.c.session_id == sessions.c.id))
+    sealed = matching(wanted, select(sessions.c.id)).where(sessions.c.sealed_at.is_not(None))
+    outcome = case((sessions.c.sealed_at.is_(None), "open"), else_=sessions.c.outcome)
     with reader.engine.connect() as connection:
-        own = and_(calls.c.session_id.in_(chosen), calls.c.kind != CallKind.COUNT)
-        complete = calls.c.status == CallStatus.COMPLETE
-        failed = calls.c.status.in_([CallStatus.FAILED, CallStatus.INTERRUPTED])
+        totals = connection.execute(
+            select(
+                func.count().label("calls"),
+                func.count(calls.c.parent_call_id).label("later"),
+                func.avg(calls.c.first_token_at - calls.c.started_at).label("wait"),
+                func.avg(calls.c.ended_at - calls.c.first_token_at).label("reply"),
+                *(func.sum(case((of, 1), else_=0)).label(name) for name, of in _NOTED.items()),
+            ).where(own)
+        ).one()
 
-        def counted(query: Select[Any], column: Any) -> Counted:
-            number = connection.execute(
-                select(func.count()).select_from(query.subquery())
-            ).scalar_one()
+        def number(name: str) -> int:
+            return int(getattr(totals, name) or 0)  # NULL where there is no call
+
+        def first(query: Select[Any], column: Any) -> tuple[str, ...]:
             shown = query.order_by(column).limit(EXAMPLES)
-            return Counted(number, tuple(connection.execute(shown).scalars()) if number else ())
+            return tuple(connection.execute(shown).scalars())
 
-        def of_calls(*conditions: Any) -> Counted:
-            return counted(select(calls.c.id).where(own, *conditions), calls.c.id)
+        def of_calls(name: str) -> Counted:
+            if not number(name):
+                return Counted(0, ())
+            examples = first(select(calls.c.id).where(own, _NOTED[name]), calls.c.id)
+            return Counted(number(name), examples)
+
+        def of_sessions(query: Select[Any]) -> Counted:
+            counted = connection.execute(select(func.count()).select_from(query.subquery()))
+            found = counted.scalar_one()
+            return Counted(found, first(query, sessions.c.id) if found else ())
 
         def by(column: Any, *conditions: Any) -> dict[str, int]:
             query = select(column, func.count()).where(*conditions).group_by(column)
             ordered = query.order_by(func.count().desc())
-            return {str(name): number for name, number in connection.execute(ordered)}
+            return {str(name): counted for name, counted in connection.execute(ordered)}
 
-        any_call = exists(select(calls.c.id).where(calls.c.session_id == sessions.c.id))
-        any_reward = exists(select(rewards.c.id).where(rewards.c.session_id == sessions.c.id))
-        sealed = matching(wanted, select(sessions.c.id)).where(sessions.c.sealed_at.is_not(None))
-        outcome = case((sessions.c.sealed_at.is_(None), "open"), else_=sessions.c.outcome)
-        totals = connection.execute(
-            select(
-                func.count().label("calls"),
-                func.sum(case((complete, 1), else_=0)).label("complete"),
-                func.sum(case((calls.c.parent_call_id.is_not(None), 1), else_=0)).label("later"),
-                func.avg(calls.c.first_token_at - calls.c.started_at).label("wait"),
-                func.avg(calls.c.ended_at - calls.c.first_token_at).label("reply"),
-            ).where(own)
-        ).one()
+        def calls_by(column: Any, name: str) -> dict[str, int]:
+            return by(column, own, _NOTED[name]) if number(name) else {}
+
         return Facts(
             run=run,
             sessions=placed_sessions(reader, wanted),
             outcomes=by(outcome, sessions.c.id.in_(chosen)),
-            without_calls=counted(sealed.where(~any_call), sessions.c.id),
-            without_reward=counted(sealed.where(any_call, ~any_reward), sessions.c.id),
+            without_calls=of_sessions(sealed.where(~any_call)),
+            without_reward=of_sessions(sealed.where(any_call, ~any_reward)),
             calls=totals.calls,
-            complete=int(totals.complete or 0),
-            failed=of_calls(failed),
-            failures=by(calls.c.reason, own, failed),
-            quarantined=of_calls(calls.c.status == CallStatus.QUARANTINED),
-            quarantines=by(calls.c.reason, own, calls.c.status == CallStatus.QUARANTINED),
-            without_ids=of_calls(complete, func.coalesce(calls.c.sampled_tokens, 0) == 0),
-            length=of_calls(complete, calls.c.finish_reason == "length"),
-            greedy=of_calls(complete, calls.c.sampling["temperature"].as_float() == 0),
-            breaks=by(calls.c.break_reason, own, calls.c.break_reason.is_not(None)),
-            broken=of_calls(calls.c.break_reason.is_not(None)),
-            continued=int(totals.later or 0),
+            complete=number("complete"),
+            failed=of_calls("failed"),
+            failures=calls_by(calls.c.reason, "failed"),
+            quarantined=of_calls("quarantined"),
+            quarantines=calls_by(calls.c.reason, "quarantined"),
+            without_ids=of_calls("without_ids"),
+            length=of_calls("length"),
+            greedy=of_calls("greedy"),
+            breaks=calls_by(calls.c.break_reason, "broken"),
+            broken=of_calls("broken"),
+            continued=totals.later,
             account=token_account(reader, wanted),
             wait=totals.wait,
             reply=totals.reply,

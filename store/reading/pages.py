@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from sqlalchemy import (
     BindParameter,
@@ -173,6 +173,13 @@ def count_sessions(reader: Reader, wanted: SessionFilter) -> int:
     query = matching(wanted, select(func.count()).select_from(sessions))
     with reader.engine.connect() as connection:
         return int(connection.execute(query).scalar_one())
+
+
+def session_ids(reader: Reader, wanted: SessionFilter) -> list[str]:
+    """The sessions that match, oldest first."""
+    query = matching(wanted, select(sessions.c.id)).order_by(sessions.c.created_at, sessions.c.id)
+    with reader.engine.connect() as connection:
+        return list(connection.execute(query).scalars())
 
 
 def lines_of(reader: Reader, records: Sequence[SessionRecord]) -> list[SessionLine]:
@@ -368,9 +375,9 @@ def choices(reader: Reader) -> Choices:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Placed:
-    """A session's place in a run: its group, task, reward and policy version."""
+class Placed(NamedTuple):
+    """A session's place in a run: its group, task, reward and policy version. A page has one for
+    every session of a store, and a tuple is made in a third of a dataclass's time."""
 
     id: str
     group: str | None
@@ -397,7 +404,7 @@ def placed_sessions(reader: Reader, wanted: SessionFilter) -> list[Placed]:
         ),
     ).order_by(sessions.c.created_at, sessions.c.id)
     with reader.engine.connect() as connection:
-        return [Placed(*row) for row in connection.execute(query)]
+        return [Placed._make(row) for row in connection.execute(query)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,9 @@ from typing import Any
 
 import pytest
 
+from bridle.harnesses.sandboxes.process import ProcessSandbox
+from bridle.harnesses.tasks.task import Task
+from bridle.harnesses.verifiers import Delivery
 from bridle.run.examples import load_example
 
 ROOT = Path(__file__).parents[2]
@@ -48,6 +51,28 @@ def test_no_sentence_is_in_both_splits() -> None:
     )
     assert len(held_out) >= 200
     assert not train & held_out
+
+
+@pytest.mark.parametrize(
+    ("answer", "score"),
+    [
+        ("Tailor. | baker", 1.0),
+        ("tailor | Tom's job is a baker", 0.5 + 0.5 / 6),
+        ("tailor | baker baker", 0.75),
+        ("tailor | nurse", 0.5),
+        ("tailor | baker or nurse", 0.5),
+        ("Eva | Rome", 0.0),
+        ("tailor", 0.0),
+        ("", 0.0),
+    ],
+)
+def test_a_place_scores_the_right_jobs_share_of_its_words(
+    answer: str, score: float, tmp_path: Path
+) -> None:
+    _, staff = load_example("staff_list")
+    task = Task(id="t", prompt="", payload={"jobs": ["tailor", "baker"]})
+    delivered = Delivery(task, answer, tmp_path, 0, ProcessSandbox(tmp_path))
+    assert staff.verifier(delivered) == pytest.approx(score)
 
 
 @pytest.mark.pretrained

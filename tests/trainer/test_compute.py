@@ -19,9 +19,9 @@ from bridle.trainer.batch.packing import make_packs
 from bridle.trainer.config import ComputeConfig, LoraConfig, PackingConfig, PublishConfig, SftConfig
 from bridle.trainer.learner.learner import Learner
 from bridle.trainer.policy.compute import UnsupportedCompute, choose_device, choose_devices, place
+from bridle.trainer.policy.exactness import exact_packing
 from bridle.trainer.policy.model import (
     ON_CPU,
-    exact_packing,
     load_policy,
     score_pack,
     score_sequence,

@@ -8,7 +8,6 @@ from transformers import (
     GptOssConfig,
     Lfm2Config,
     MistralConfig,
-    Qwen3_5TextConfig,
 )
 
 from bridle.trainer.batch.packing import make_packs
@@ -16,9 +15,9 @@ from bridle.trainer.config import ComputeConfig, GrpoConfig, LoraConfig, Packing
 from bridle.trainer.learner.learner import Learner
 from bridle.trainer.loop import GrpoLoop
 from bridle.trainer.policy import model as model_module
+from bridle.trainer.policy.exactness import exact_packing
 from bridle.trainer.policy.model import (
     UnsupportedModel,
-    exact_packing,
     load_policy,
     save_policy,
     score_pack,
@@ -159,17 +158,6 @@ def small_model(config_class, **settings):
     ("config_class", "settings"),
     [
         (Lfm2Config, {"layer_types": ["conv", "full_attention"]}),
-        (
-            Qwen3_5TextConfig,
-            {
-                "layer_types": ["linear_attention", "full_attention"],
-                "head_dim": 8,
-                "linear_num_key_heads": 2,
-                "linear_num_value_heads": 4,
-                "linear_key_head_dim": 8,
-                "linear_value_head_dim": 8,
-            },
-        ),
         (MistralConfig, {"sliding_window": 64}),
     ],
 )

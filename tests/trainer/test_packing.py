@@ -116,12 +116,17 @@ def test_blocks_see_exactly_the_ancestors(made, block_tokens):
         blocks = plan_blocks(pack.parents, block_tokens)
         rebuilt = np.zeros_like(dense)
         row = key = 0
-        for queries, keys, mask in zip(
-            blocks.queries, blocks.key_counts, blocks.masks, strict=True
-        ):
-            seen = blocks.keys[key : key + keys].numpy()
-            rebuilt[row : row + queries][:, seen] = mask.numpy()
-            row, key = row + queries, key + keys
+        counts = iter(blocks.key_counts)
+        for queries, mask in zip(blocks.queries, blocks.masks, strict=True):
+            own = slice(row, row + queries)
+            if mask is None:
+                assert queries >= block_tokens
+                rebuilt[own, own] = np.tri(queries, dtype=np.bool_)
+            else:
+                seen = blocks.keys[key : key + (keys := next(counts))].numpy()
+                rebuilt[own, seen] = mask.numpy() == 0
+                key += keys
+            row += queries
         np.testing.assert_array_equal(rebuilt, expected)
 
 
@@ -141,8 +146,19 @@ def test_block_attention_equals_dense_masked_attention_with_grouped_heads():
     scores = query @ key.repeat_interleave(2, 1).transpose(2, 3) / 8**0.5
     mask = torch.from_numpy(ancestor_mask(pack.parents))
     dense = scores.masked_fill(~mask, -torch.inf).softmax(-1) @ value.repeat_interleave(2, 1)
-    blocked = tree_attention(query, key, value, plan_blocks(pack.parents, 7))
+    plan = plan_blocks(pack.parents, 7, dtype=torch.float64)
+    assert {mask is None for mask in plan.masks} == {True, False}
+    blocked = tree_attention(query, key, value, plan)
     torch.testing.assert_close(blocked, dense, rtol=1e-12, atol=1e-12)
+
+
+def test_a_line_is_one_block_without_a_mask():
+    lines = [
+        SftExample(np.arange(60, dtype=np.uint32) + first, np.arange(60) > 0) for first in (0, 9)
+    ]
+    (pack,) = make_packs(lines, PackingConfig())
+    plan = plan_blocks(pack.parents, 16)
+    assert (plan.queries, plan.masks, plan.key_counts) == ((59, 59), (None, None), ())
 
 
 def random_session(generator, prompt):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -95,6 +96,15 @@ def test_markup_that_vllm_does_not_read_has_a_parser_of_ours(
     assert plugins == tool.startswith("bridle_")
     if plugins:
         assert Path(value(arguments, "--tool-parser-plugin")).is_file()
+
+
+def test_coheres_parsers_are_refused_without_their_package(model_dir: Path) -> None:
+    assert template(model_dir, calls("<|START_ACTION|>")).tool == "cohere_command3"
+    with pytest.raises(VllmError, match="/venv/bin/python -m pip install cohere-melody"):
+        command(CPU, model_dir, VllmOptions(), 1)
+    arguments = command(dataclasses.replace(CPU, melody=True), model_dir, VllmOptions(), 1)
+    assert value(arguments, "--tool-call-parser") == "cohere_command3"
+    assert "--tool-call-parser" not in command(CPU, model_dir, VllmOptions(tool_parser=None), 1)
 
 
 def test_parsers_may_be_named_or_left_out(model_dir: Path) -> None:

@@ -55,6 +55,8 @@ THINKING: dict[str, dict[str, Any]] = {
     "deepseek-v3.2": {"thinking": True},
     "laguna": {"enable_thinking": True},
     "gemma4": {"enable_thinking": True},
+    "hunyuan3": {"reasoning_effort": "high"},
+    "cohere-command-r7b": {"enable_thinking": True},
 }
 """Template arguments that turn reasoning on where it is off."""
 
@@ -91,6 +93,28 @@ def granite() -> str:
     return f"<|tool_call|>{json.dumps(calls)}"
 
 
+def nemotron_v2() -> str:
+    calls = [{"name": name, "arguments": arguments} for name, arguments in CALLS]
+    return f"{THOUGHT}\n</think>\n\n<TOOLCALL>{json.dumps(calls)}</TOOLCALL>"
+
+
+def gigachat3() -> str:
+    name, arguments = CALLS[0]
+    call = json.dumps({"name": name, "arguments": arguments})
+    return f"<|message_sep|>\n\nfunction call<|role_sep|>\n{call}"
+
+
+def cohere() -> str:
+    calls = [
+        {"tool_call_id": str(at), "tool_name": name, "parameters": arguments}
+        for at, (name, arguments) in enumerate(CALLS)
+    ]
+    return (
+        f"<|START_THINKING|>{THOUGHT}<|END_THINKING|>"
+        f"<|START_ACTION|>{json.dumps(calls, indent=4)}<|END_ACTION|>"
+    )
+
+
 WRITTEN = {
     "deepseek-v3": deepseek_v3,
     "deepseek-r1": deepseek_v3,
@@ -99,6 +123,9 @@ WRITTEN = {
     "kimi-k2-thinking": lambda: f"{THOUGHT}</think>{kimi()}",
     "gpt-oss": harmony,
     "granite3.3": granite,
+    "nemotron-nano-v2": nemotron_v2,
+    "gigachat3": gigachat3,
+    "cohere-command-r7b": cohere,
     "qwq": lambda: "".join(
         f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>\n"
         for name, arguments in CALLS
@@ -110,15 +137,25 @@ REASONING = {
     *("deepseek-r1", "deepseek-r1-distill", "deepseek-v3", "deepseek-v3.2", "gemma4", "glm4.5"),
     *("glm4.7", "gpt-oss", "kimi-k2-thinking", "laguna", "lfm2.5", "minicpm5", "minimax-m2"),
     *("nemotron3", "qwen3", "qwen3.5", "seed-oss", "step3.5"),
+    *("cohere-command-r7b", "hunyuan3", "nemotron-nano-v2"),
 }
 """Families whose sample reasons."""
 PLAIN = {
     *("apertus", "deepseek-v3.1", "devstral", "functionary3.1", "llama3.2"),
     *("mistral-nemo", "mistral-small-3.2", "qwq"),
     *("granite3.3", "granite4", "kimi-k2"),
-    *("lfm2", "llama3.1", "llama3.3", "ministral3", "qwen2.5", "qwen3-2507", "qwen3-coder"),
+    *(
+        "gigachat3",
+        "lfm2",
+        "llama3.1",
+        "llama3.3",
+        "ministral3",
+        "qwen2.5",
+        "qwen3-2507",
+        "qwen3-coder",
+    ),
 }
-ONE_CALL = {"gpt-oss", "llama3.1", "llama3.2", "llama3.3"}
+ONE_CALL = {"gigachat3", "gpt-oss", "llama3.1", "llama3.2", "llama3.3"}
 """Families that call one tool at a time."""
 
 

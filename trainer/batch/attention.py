@@ -3,8 +3,10 @@
 The dense mask of ``N`` tokens has ``N²`` entries, nearly all of them false. Here queries go in
 blocks of consecutive tokens. Because a pack is in depth-first order, all that a block can see is
 the block itself and the ancestors of its first token, so a block of ``B`` queries at depth ``D``
-needs ``D + B`` keys and one small mask: time and memory are ``O(N (D + B))``. Each block is one
-call of PyTorch's ``scaled_dot_product_attention``; gradients are autograd's.
+needs ``D + B`` keys and one small mask: time and memory are ``O(N (D + B))``. A tree's first branch
+is a block of its own, plain causal attention without a mask; so a tree that is a line costs what a
+row costs. Each block is one call of PyTorch's ``scaled_dot_product_attention``; gradients are
+autograd's.
 
 Registered with Transformers as the attention implementation :data:`TREE_ATTENTION`; models that
 take ``attn_implementation`` and hand keyword arguments down to attention (Llama, Qwen, Mistral …)
@@ -14,7 +16,9 @@ that the same model also generates and takes padded rows.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, Final
 
 import numpy as np
@@ -35,12 +39,13 @@ class TreeBlocks:
 
     queries: tuple[int, ...]
     """Tokens per block, in order; they sum to ``N``."""
+    masks: tuple[Tensor | None, ...]
+    """Per block ``float[queries, keys]``: 0 where the query may see the key, else ``-inf``.
+    ``None``: the block is a line from a root, and its keys are its own tokens."""
     keys: Tensor
-    """``int64[K]``: key tokens of all blocks, one block after another."""
+    """``int64[K]``: key tokens of the blocks that have a mask, one block after another."""
     key_counts: tuple[int, ...]
-    """Keys per block; they sum to ``K``."""
-    masks: tuple[Tensor, ...]
-    """Per block ``bool[queries, keys]``: true where the query may see the key."""
+    """Keys of each of these; they sum to ``K``."""
 
 
 def subtree_ends(parents: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -65,34 +70,57 @@ def ancestor_mask(parents: NDArray[np.int64]) -> NDArray[np.bool_]:
 
 
 def plan_blocks(
-    parents: NDArray[np.int64], block_tokens: int, device: torch.device | str = "cpu"
+    parents: NDArray[np.int64],
+    block_tokens: int,
+    device: torch.device | str = "cpu",
+    dtype: torch.dtype = torch.float32,
 ) -> TreeBlocks:
     """Cut a pack into blocks of ``block_tokens`` queries, or more where the tree is deep.
 
     A block at depth ``D`` has at least ``D / 4`` queries: its ``D`` ancestors are gathered once per
-    block, and this bounds what is gathered by ``5 N`` keys.
+    block, and this bounds what is gathered by ``5 N`` keys. Lines from a root that are shorter than
+    ``block_tokens`` share blocks. ``dtype`` is the queries': masks that are not of it would be
+    converted in every layer.
     """
     ends = subtree_ends(parents)
+    lines = dict(_long_lines(parents, block_tokens))
+    line_starts = [*lines, len(parents)]
     queries: list[int] = []
     keys: list[NDArray[np.int64]] = []
-    masks: list[Tensor] = []
+    masks: list[Tensor | None] = []
     start = 0
     while start < len(parents):
+        if start in lines:
+            queries.append(lines[start] - start)
+            masks.append(None)
+            start = lines[start]
+            line_starts.pop(0)
+            continue
         ancestors = np.flatnonzero(ends[:start] > start)
-        stop = min(len(parents), start + max(block_tokens, len(ancestors) // 4))
+        stop = min(line_starts[0], start + max(block_tokens, len(ancestors) // 4))
         block = np.arange(start, stop)
         seen = np.concatenate([ancestors, block])
         mask = (seen[None, :] <= block[:, None]) & (block[:, None] < ends[seen][None, :])
         queries.append(stop - start)
         keys.append(seen)
-        masks.append(torch.from_numpy(mask).to(device))
+        nothing = torch.zeros(mask.shape, dtype=dtype, device=device)
+        masks.append(nothing.masked_fill_(torch.from_numpy(~mask).to(device), -torch.inf))
         start = stop
     return TreeBlocks(
         queries=tuple(queries),
-        keys=torch.from_numpy(np.concatenate(keys)).to(device),
-        key_counts=tuple(len(seen) for seen in keys),
         masks=tuple(masks),
+        keys=torch.from_numpy(np.concatenate([np.zeros(0, np.int64), *keys])).to(device),
+        key_counts=tuple(len(seen) for seen in keys),
     )
+
+
+def _long_lines(parents: NDArray[np.int64], least: int) -> Iterator[tuple[int, int]]:
+    """Where lines of at least so many tokens begin at a root, and where they end."""
+    breaks = np.flatnonzero(parents != np.arange(-1, len(parents) - 1))
+    starts = np.union1d(breaks, [0])
+    for start, stop in pairwise([*starts.tolist(), len(parents)]):
+        if parents[start] < 0 and stop - start >= least:
+            yield start, stop
 
 
 def tree_attention(
@@ -103,26 +131,28 @@ def tree_attention(
     Returns ``[1, H, N, D]``.
     """
     repeat = query.shape[1] // key.shape[1]
-    gathered_keys = torch.split(key.index_select(2, blocks.keys), list(blocks.key_counts), dim=2)
-    gathered_values = torch.split(
-        value.index_select(2, blocks.keys), list(blocks.key_counts), dim=2
-    )
-    outputs = [
-        scaled_dot_product_attention(
-            queries,
-            keys.repeat_interleave(repeat, dim=1) if repeat > 1 else keys,
-            values.repeat_interleave(repeat, dim=1) if repeat > 1 else values,
-            attn_mask=mask,
-            scale=scale,
-        )
-        for queries, keys, values, mask in zip(
-            torch.split(query, list(blocks.queries), dim=2),
-            gathered_keys,
-            gathered_values,
-            blocks.masks,
-            strict=True,
-        )
+    queries = torch.split(query, list(blocks.queries), dim=2)
+    own = [torch.split(each, list(blocks.queries), dim=2) for each in (key, value)]
+    gathered = [
+        iter(torch.split(each.index_select(2, blocks.keys), list(blocks.key_counts), dim=2))
+        for each in (key, value)
     ]
+    outputs = []
+    for number, (block, mask) in enumerate(zip(queries, blocks.masks, strict=True)):
+        keys, values = (
+            parts[number] if mask is None else next(rest)
+            for parts, rest in zip(own, gathered, strict=True)
+        )
+        outputs.append(
+            scaled_dot_product_attention(
+                block,
+                keys.repeat_interleave(repeat, dim=1) if repeat > 1 else keys,
+                values.repeat_interleave(repeat, dim=1) if repeat > 1 else values,
+                attn_mask=mask,
+                is_causal=mask is None,
+                scale=scale,
+            )
+        )
     return torch.cat(outputs, dim=2)
 
 

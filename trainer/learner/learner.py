@@ -17,7 +17,7 @@ from bridle.trainer.config import GrpoConfig, PackingConfig, SftConfig
 from bridle.trainer.learner.checkpoint import Progress, load_checkpoint, save_checkpoint
 from bridle.trainer.learner.optimizer import make_optimizer, set_learning_rate
 from bridle.trainer.learner.update import UpdateStats, update_policy
-from bridle.trainer.policy.model import exact_packing
+from bridle.trainer.policy.exactness import exact_packing
 from bridle.trainer.policy.weights import ModelWeights, Weights
 from bridle.trainer.sft.data import SftExample
 from bridle.trainer.sft.update import SftUpdate, fit_batch

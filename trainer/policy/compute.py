@@ -107,10 +107,15 @@ def computing(model: nn.Module) -> AbstractContextManager[Any]:
     return torch.autocast(next(model.parameters()).device.type, dtype)
 
 
+def computed_dtype(model: nn.Module) -> torch.dtype:
+    """The type that forward passes of ``model`` multiply in."""
+    stored: torch.dtype = next(model.parameters()).dtype
+    return getattr(model, _AUTOCAST, None) or stored
+
+
 def is_rounded(model: nn.Module) -> bool:
     """Whether ``model`` computes in 16 bits."""
-    stored: torch.dtype = next(model.parameters()).dtype
-    return torch.bfloat16 in (stored, getattr(model, _AUTOCAST, None))
+    return computed_dtype(model) is torch.bfloat16
 
 
 def in_bfloat16(device: torch.device, compute: ComputeConfig) -> bool:

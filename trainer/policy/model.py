@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import logging
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final, Literal
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from safetensors import safe_open
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
@@ -27,15 +25,19 @@ from bridle.engine.contract.tokenizer import CHAT_TEMPLATES_DIRECTORY
 from bridle.engine.embedded.model import not_loadable
 from bridle.engine.embedded.truncation import Truncation
 from bridle.errors import BridleError
-from bridle.store.records import TokenIds
 from bridle.trainer.batch.attention import TREE_ATTENTION, plan_blocks
-from bridle.trainer.batch.packing import IDLE, Index, Pack, make_packs
-from bridle.trainer.config import ComputeConfig, LoraConfig, PackingConfig
-from bridle.trainer.policy.compute import choose_device, computing, in_bfloat16, is_rounded, place
+from bridle.trainer.batch.packing import IDLE, Index, Pack
+from bridle.trainer.batch.recurrence import fork_states, forks_states, plan_states
+from bridle.trainer.config import ComputeConfig, LoraConfig
+from bridle.trainer.policy.compute import (
+    choose_device,
+    computed_dtype,
+    computing,
+    in_bfloat16,
+    place,
+)
 from bridle.trainer.policy.lora import adapters, add_adapters, merged_state
 from bridle.trainer.policy.sharding import gathered, load_state, share_of, within_forward
-
-log = logging.getLogger(__name__)
 
 DType = Literal["float32", "float64", "bfloat16"]
 
@@ -53,9 +55,6 @@ LOGIT_ELEMENTS: Final = 1 << 25
 """Most logits held at once (128 MiB in float32); more targets go in recomputed chunks."""
 
 ON_CPU: Final = ComputeConfig(device="cpu")
-PROBE_TOLERANCE: Final = 5e-3
-"""Largest difference of a logprob, relative to the largest, between packed tokens and lone ones:
-numerical noise of float32 is far below, layers that mix what is packed together far above."""
 
 
 class UnsupportedModel(BridleError, ValueError):
@@ -110,6 +109,7 @@ def _read(directory: str | Path, dtype: DType) -> nn.Module:
     for name in ("final_logit_softcapping", "logits_scaling", "logit_scale"):
         if getattr(model.config, name, None) not in (None, 1, 1.0):
             raise UnsupportedModel(f"{directory}: {name} is not supported by the trainer")
+    fork_states(model)
     loaded: nn.Module = model
     return loaded
 
@@ -198,77 +198,6 @@ def restore_policy(model: nn.Module, directory: Path) -> None:
     load_state(model, other.state_dict())
 
 
-@dataclass(frozen=True, slots=True)
-class _Probe:
-    """A sequence of which every token but the first is scored."""
-
-    token_ids: TokenIds
-    mask: NDArray[np.bool_]
-
-
-def exact_packing(model: nn.Module, packing: PackingConfig) -> PackingConfig:
-    """``packing``, or a row for each sample where tokens packed so are not scored as alone.
-
-    Only attention can be told which tokens are ancestors: recurrent layers (Mamba, Qwen 3.5, LFM2)
-    take in whatever stands before a token. Raises :class:`UnsupportedModel` when rows do not give
-    the model's own scores either.
-    """
-    wrong = _why_inexact(model, packing)
-    if wrong is None:
-        return packing
-    rows = replace(packing, layout="padded")
-    # FSDP2 makes a class of its own.
-    name = type(model).__name__.removeprefix("FSDP")
-    wrong_rows = wrong if packing == rows else _why_inexact(model, rows)
-    if wrong_rows is not None:
-        raise UnsupportedModel(f"{name} cannot be trained exactly: {wrong_rows}")
-    log.warning(
-        "%s is trained in padded rows, which share no prefix; packed as %s: %s",
-        name,
-        packing.layout,
-        wrong,
-    )
-    return rows
-
-
-@torch.no_grad()
-def _why_inexact(model: nn.Module, packing: PackingConfig) -> str | None:
-    """Holds two branches of a tree, packed, against the same two alone, and the second of them
-    against itself beside another one: that is as sharp in bfloat16 as in float32."""
-    known = vocabulary_size(model)
-    first, second, other = (
-        _Probe(np.asarray([*range(8), *tail], np.uint32) % known, np.arange(24) > 0)
-        for tail in (range(8, 24), range(24, 40), [8] * 16)
-    )
-    try:
-        alone = [score_sequence(model, each.token_ids.astype(np.int64)) for each in (first, second)]
-        found = _packed_scores(model, first, second, packing)
-        beside_other = _packed_scores(model, other, second, packing)[1]
-    except (TypeError, ValueError, AttributeError) as error:
-        return str(error)
-    expected = torch.stack(alone).to(found)
-    largest = expected.abs().max()
-    gap = float((found - expected).abs().max() / largest)
-    if not gap <= PROBE_TOLERANCE * (10 if is_rounded(model) else 1):
-        return f"its logprobs differ by {gap:.2g} of the largest from those of a sequence alone"
-    # Rows cannot mix, and some noise depends on how many tokens an expert is given.
-    change = float((beside_other - found[1]).abs().max() / largest)
-    if packing.layout != "padded" and not change <= PROBE_TOLERANCE:
-        return f"its logprobs change by {change:.2g} of the largest with what is packed beside them"
-    return None
-
-
-def _packed_scores(
-    model: nn.Module, first: _Probe, second: _Probe, packing: PackingConfig
-) -> Tensor:
-    """``float[2, T - 1]``: their logprobs from one pack."""
-    (pack,) = make_packs([first, second], replace(packing, max_tokens=1024))
-    scores = score_pack(model, pack, block_tokens=packing.block_tokens).logprobs
-    packed = torch.empty(2, len(first.token_ids) - 1).to(scores)
-    packed[pack.samples, pack.offsets - 1] = scores
-    return packed
-
-
 def score_pack(
     model: nn.Module, pack: Pack, *, block_tokens: int = 256, drawn: Tensor | None = None
 ) -> TokenScores:
@@ -327,12 +256,17 @@ def _tree_hidden_states(
     """``float[N, hidden]`` of a forest."""
     # A 4-D mask is handed down untouched; without one Transformers builds a dense N × N mask.
     unused_mask = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=device)
+    plans: dict[str, Any] = {
+        "tree_blocks": plan_blocks(pack.parents, block_tokens, device, computed_dtype(model))
+    }
+    if forks_states(model):
+        plans["tree_states"] = plan_states(pack.parents, device)
     output = _backbone(model)(
         input_ids=torch.from_numpy(pack.token_ids)[None].to(device),
         position_ids=torch.from_numpy(pack.positions)[None].to(device),
         attention_mask=unused_mask,
-        tree_blocks=plan_blocks(pack.parents, block_tokens, device),
         use_cache=False,
+        **plans,
     )
     hidden: Tensor = output.last_hidden_state[0]
     return hidden

@@ -1,4 +1,4 @@
-"""Tiny Qwen3-shaped policies with random weights: for demos, tests and benchmarks.
+"""Tiny policies, shaped as Qwen3 or Qwen3.5, with random weights: for demos, tests and benchmarks.
 
 Everything that loads a policy (engine, trainer, vLLM) loads these like any other. Their tokenizers
 come from :mod:`bridle.trainer.policy.tiny_tokenizer`.
@@ -6,11 +6,14 @@ come from :mod:`bridle.trainer.policy.tiny_tokenizer`.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from transformers import Qwen3Config, Qwen3ForCausalLM
+from torch import nn
+from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
+from transformers.models.qwen3_5 import Qwen3_5ForCausalLM, Qwen3_5TextConfig
 
 from bridle.trainer.policy.model import save_policy
 
@@ -46,7 +49,43 @@ def make_policy(directory: Path, shape: TinyShape, *, vocab_size: int, seed: int
         pad_token_id=0,
         dtype="float32",
     )
-    model = Qwen3ForCausalLM(config)
+    _save(Qwen3ForCausalLM(config), directory)
+
+
+def make_hybrid_policy(
+    directory: Path, shape: TinyShape, *, vocab_size: int, seed: int = 0
+) -> None:
+    """As :func:`make_policy`, shaped as Qwen3.5: of every four layers three are Gated DeltaNet."""
+    torch.manual_seed(seed)
+    dim = shape.hidden // shape.heads
+    config = Qwen3_5TextConfig(
+        vocab_size=vocab_size,
+        hidden_size=shape.hidden,
+        intermediate_size=shape.intermediate,
+        num_hidden_layers=shape.layers,
+        num_attention_heads=shape.heads,
+        num_key_value_heads=shape.kv_heads,
+        head_dim=dim,
+        linear_key_head_dim=dim,
+        linear_value_head_dim=dim,
+        linear_num_key_heads=shape.kv_heads,
+        linear_num_value_heads=shape.heads,
+        max_position_embeddings=shape.context,
+        tie_word_embeddings=shape.tied,
+        bos_token_id=None,
+        eos_token_id=2,
+        pad_token_id=0,
+        dtype="float32",
+    )
+    model = Qwen3_5ForCausalLM(config)
+    for name, parameter in model.named_parameters():
+        if name.endswith("A_log"):
+            # At initialisation most states are forgotten from one token to the next.
+            nn.init.uniform_(parameter, math.log(0.001), math.log(0.3))
+    _save(model, directory)
+
+
+def _save(model: PreTrainedModel, directory: Path) -> None:
     model.generation_config.eos_token_id = [2]
     model.generation_config.pad_token_id = 0
     save_policy(model, directory)

@@ -1,0 +1,304 @@
+"""What a training step costs by how its samples are packed: trees against rows.
+
+Samples are made by rule; what trains them is the trainer's own update, from packing to the
+optimizer's step. A speedup is the time of the step in padded rows, divided by its time in trees, of
+the same samples, the same policy and one budget of tokens a pack.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.profiler import ProfilerActivity, profile
+
+from bridle.reconstruct.samples.sample import Sample
+from bridle.store.records import CallKind
+from bridle.trainer.batch.prepare import TrainItem
+from bridle.trainer.config import (
+    ComputeConfig,
+    GrpoConfig,
+    Layout,
+    LossConfig,
+    OptimizerConfig,
+    PackingConfig,
+)
+from bridle.trainer.learner.update import UpdateStats, update_policy
+from bridle.trainer.policy.exactness import exact_packing
+from bridle.trainer.policy.model import load_policy
+from bridle.trainer.policy.tiny import TinyShape, make_hybrid_policy, make_policy
+
+VOCABULARY: Final = 512
+SHAPE: Final = TinyShape(hidden=64, layers=2, heads=2, kv_heads=1, intermediate=128, context=16_384)
+HYBRID: Final = replace(SHAPE, layers=4)
+"""Three layers of Gated DeltaNet and one of attention, as every four of Qwen3.5."""
+ENOUGH_S: Final = 10.0
+"""A step is timed again until it has been measured for so long, three times at most."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrainSettings:
+    """Sizes of the batches; tokens wherever nothing else is said."""
+
+    turns: int = 30
+    question: int = 400
+    thinking: int = 100
+    """Of a turn; the next turn's prompt is without it."""
+    answer: int = 50
+    result: int = 150
+    """Of the tool that a turn called."""
+    sessions: int = 64
+    """That share a prompt."""
+    prompt: int = 6_000
+    tail: int = 300
+    lines: int = 32
+    """Sessions that share nothing."""
+    line: int = 1_000
+    """The middling one; their lengths are lognormal, σ = 0.3."""
+    max_tokens: int = 32_768
+    """Of a pack, in trees and in rows."""
+    device: str = "cpu"
+
+
+@dataclass(frozen=True, slots=True)
+class TrainFigures:
+    """One batch, in trees and in padded rows."""
+
+    batch: str
+    model: str
+    layout: Layout
+    """What the model is trained in when trees are asked for."""
+    samples: int
+    tokens: int
+    """Computed in trees."""
+    tokens_ratio: float
+    """Tokens of the rows, without their padding, for each token of the trees."""
+    seconds: float
+    """Of a step in trees."""
+    rows_seconds: float
+    step_speedup: float
+    peak_mib: float
+    """Of the step in trees, above what the model takes."""
+    rows_peak_mib: float
+    max_rel_grad_diff: float
+    """Largest difference of a gradient between the two, of the largest gradient of its tensor."""
+
+    def as_data(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    name: str
+    items: tuple[TrainItem, ...]
+    model: str = "qwen3"
+    """``qwen3`` or ``qwen3.5``."""
+
+
+def batches(settings: TrainSettings) -> list[Batch]:
+    """Those of the bench, in its order."""
+    branching = branching_items(settings)
+    return [
+        Batch("branching", branching),
+        Batch("branching_hybrid", branching, "qwen3.5"),
+        Batch("shared_prompt", shared_prompt_items(settings)),
+        Batch("linear", linear_items(settings)),
+    ]
+
+
+def branching_items(settings: TrainSettings) -> tuple[TrainItem, ...]:
+    """A session whose every turn thinks, and whose history has no thinking in it."""
+    rng = np.random.default_rng(1)
+    history = _tokens(rng, settings.question)
+    items = []
+    for turn in range(settings.turns):
+        sampled = _tokens(rng, settings.thinking + settings.answer)
+        items.append(_item(f"turn-{turn}", "session", history, sampled, rng))
+        answer = sampled[settings.thinking :]
+        history = np.concatenate([history, answer, _tokens(rng, settings.result)])
+    return tuple(items)
+
+
+def shared_prompt_items(settings: TrainSettings) -> tuple[TrainItem, ...]:
+    """One question, and a short answer of each session."""
+    rng = np.random.default_rng(2)
+    prompt = _tokens(rng, settings.prompt)
+    return tuple(
+        _item("call", f"session-{each}", prompt, _tokens(rng, settings.tail), rng)
+        for each in range(settings.sessions)
+    )
+
+
+def linear_items(settings: TrainSettings) -> tuple[TrainItem, ...]:
+    """Sessions of which nothing can be shared."""
+    rng = np.random.default_rng(3)
+    lengths = (settings.line * rng.lognormal(0, 0.3, settings.lines)).astype(int)
+    return tuple(
+        _item("call", f"session-{each}", _tokens(rng, length // 2), _tokens(rng, length // 2), rng)
+        for each, length in enumerate(lengths)
+    )
+
+
+def _tokens(rng: np.random.Generator, count: int) -> NDArray[np.uint32]:
+    return rng.integers(0, VOCABULARY, count, dtype=np.uint32)
+
+
+def _item(
+    call: str,
+    session: str,
+    prompt: NDArray[np.uint32],
+    sampled: NDArray[np.uint32],
+    rng: np.random.Generator,
+) -> TrainItem:
+    token_ids = np.concatenate([prompt, sampled])
+    mask = np.arange(len(token_ids)) >= len(prompt)
+    sample = Sample(
+        session_id=session,
+        leaf_call_id=f"{session}/{call}",
+        kind=CallKind.MAIN,
+        role=None,
+        token_ids=token_ids,
+        mask=mask,
+        logprobs=np.where(mask, -math.log(VOCABULARY), 0).astype(np.float32),
+        versions=np.where(mask, 0, -1).astype(np.int64),
+        calls=np.where(mask, 0, -1).astype(np.int32),
+        call_ids=(f"{session}/{call}",),
+        weight=1.0,
+    )
+    credit = np.full(len(token_ids), rng.normal(), np.float32)
+    return TrainItem(sample, abs(hash(session)) % 2**31, session, credit)
+
+
+@contextmanager
+def bench_policies(device: str) -> Iterator[Callable[[str], nn.Module]]:
+    """Loads a policy by the model it is like; its weights are random and the same every time."""
+    with tempfile.TemporaryDirectory(prefix="bridle-bench-") as folder:
+        made = {"qwen3": Path(folder, "qwen3"), "qwen3.5": Path(folder, "qwen3.5")}
+        make_policy(made["qwen3"], SHAPE, vocab_size=VOCABULARY)
+        make_hybrid_policy(made["qwen3.5"], HYBRID, vocab_size=VOCABULARY)
+        compute = ComputeConfig(device=device, precision="float32")
+        yield lambda model: load_policy(made[model], compute=compute)
+
+
+def bench_train(model: nn.Module, batch: Batch, settings: TrainSettings) -> TrainFigures:
+    """Measures one batch in both layouts. On a CPU it has one thread, and its time is the thread's
+    own, so that what else the machine does is not counted."""
+    asked = PackingConfig(layout="tree", max_tokens=settings.max_tokens)
+    packing = exact_packing(model, asked)
+    rows = replace(asked, layout="padded")
+    gradients, stats = _gradients(model, batch.items, packing)
+    rows_gradients, _ = _gradients(model, batch.items, rows)
+    peak = _peak_mib(model, batch.items, packing)
+    rows_peak = _peak_mib(model, batch.items, rows)
+    seconds, rows_seconds = fastest(
+        [lambda: one_step(model, batch.items, packing), lambda: one_step(model, batch.items, rows)],
+        settings.device,
+    )
+    return TrainFigures(
+        batch=batch.name,
+        model=batch.model,
+        layout=packing.layout,
+        samples=len(batch.items),
+        tokens=stats.computed_tokens,
+        tokens_ratio=stats.unshared_tokens / stats.computed_tokens,
+        seconds=seconds,
+        rows_seconds=rows_seconds,
+        step_speedup=rows_seconds / seconds,
+        peak_mib=peak,
+        rows_peak_mib=rows_peak,
+        max_rel_grad_diff=max(
+            float((ours - theirs).abs().max() / theirs.abs().max())
+            for ours, theirs in zip(gradients, rows_gradients, strict=True)
+        ),
+    )
+
+
+def fastest(steps: Sequence[Callable[[], object]], device: str) -> list[float]:
+    """Seconds of each step at its fastest, taking turns."""
+    times: list[list[float]] = [[] for _ in steps]
+    while not times[0] or (sum(map(sum, times)) < ENOUGH_S * len(steps) and len(times[0]) < 3):
+        for step, found in zip(steps, times, strict=True):
+            started = _now(device)
+            step()
+            found.append(_now(device) - started)
+    return [min(found) for found in times]
+
+
+def _now(device: str) -> float:
+    if torch.device(device).type == "cpu":
+        return time.process_time()
+    torch.accelerator.synchronize()
+    return time.perf_counter()
+
+
+def _config(packing: PackingConfig, rate: float) -> GrpoConfig:
+    return GrpoConfig(
+        optimizer=OptimizerConfig(learning_rate=rate, grad_clip=1e9),
+        packing=packing,
+        loss=LossConfig(importance="none"),
+    )
+
+
+def one_step(model: nn.Module, items: Sequence[TrainItem], packing: PackingConfig) -> UpdateStats:
+    """One update, which leaves the weights as they are."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.0)
+    return update_policy(model, optimizer, items, _config(packing, 0.0), step=0, version=0)
+
+
+class _Keeper(torch.optim.SGD):
+    """Keeps the gradients of its step, and takes none."""
+
+    kept: list[Tensor]
+
+    def step(self, closure: Any = None) -> Any:
+        self.kept = [
+            each.grad.detach().clone()
+            for group in self.param_groups
+            for each in group["params"]
+            if each.grad is not None
+        ]
+
+
+def _gradients(
+    model: nn.Module, items: Sequence[TrainItem], packing: PackingConfig
+) -> tuple[list[Tensor], UpdateStats]:
+    keeper = _Keeper(model.parameters(), lr=0.0)
+    stats = update_policy(model, keeper, items, _config(packing, 0.0), step=0, version=0)
+    return keeper.kept, stats
+
+
+def _peak_mib(model: nn.Module, items: Sequence[TrainItem], packing: PackingConfig) -> float:
+    """Most that a step has allocated at a time."""
+    if next(model.parameters()).device.type != "cpu":
+        before = torch.accelerator.memory_allocated()
+        torch.accelerator.reset_peak_memory_stats()
+        one_step(model, items, packing)
+        return float(torch.accelerator.max_memory_allocated() - before) / 2**20
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
+        one_step(model, items, packing)
+    assert profiled.profiler is not None
+    assert profiled.profiler.kineto_results is not None
+    events = [
+        (event.start_ns(), event.nbytes())
+        for event in profiled.profiler.kineto_results.events()
+        if event.name() == "[memory]"
+    ]
+    held = np.cumsum([size for _, size in sorted(events)])
+    return float(held.max(initial=0)) / 2**20
+
+
+def one_thread() -> None:
+    """A CPU's other cores belong to whatever else runs."""
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+    torch.set_num_threads(1)
