@@ -1,0 +1,43 @@
+"""``bridle bench learning``: what estimators, losses and settings need to learn a task."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from bridle.cli.extras import require
+from bridle.cli.options import JsonOption
+from bridle.cli.terminal import err, out, print_json
+
+
+def learning(
+    case: Annotated[
+        list[str] | None,
+        typer.Option(help="A row of the table. Repeatable; default: all, the default first."),
+    ] = None,
+    seeds: Annotated[int, typer.Option(min=1, help="Runs of each case.")] = 5,
+    json: JsonOption = False,
+) -> None:
+    """Count the sessions that each case needs to learn a sparse task of ten steps, made by rule."""
+    require("torch", "train", "what learns is the trainer's")
+    from bridle.bench.learning import LearningSettings, bench_learning, cases, compared
+
+    known = cases()
+    if unknown := set(case or ()) - {each.name for each in known}:
+        names = ", ".join(each.name for each in known)
+        raise typer.BadParameter(f"no case {', '.join(sorted(unknown))}: there are {names}")
+    settings = LearningSettings(seeds=seeds)
+    needed: dict[str, float | None] = {}
+    for each in known:
+        if each is known[0] or not case or each.name in case:
+            err.print(each.name, highlight=False)
+            needed[each.name] = bench_learning(each, settings)
+    found = compared(needed)
+    if json:
+        print_json([figures.as_data() for figures in found])
+        return
+    for figures in found:
+        reached = "not reached" if figures.sessions is None else f"{figures.sessions:.0f} sessions"
+        ratio = "" if figures.ratio is None else f", {figures.ratio:.2f} of the default's"
+        out.print(f"{figures.name}: {reached}{ratio}", highlight=False)

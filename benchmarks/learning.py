@@ -1,0 +1,238 @@
+"""How many sessions each estimator, loss and setting needs to learn a sparse task of ten steps.
+
+The task is made by rule. A session has ten steps; each sees where it is and which step it is, and
+chooses one of four ways. One of them, another at every place, leads on; the others stay. The only
+reward is 1 at the end, for a session that has come far enough. The policy is a table of logits, one
+row for what a step sees, so that only credit, filters, losses and corrections are measured: those
+are the trainer's own, from :func:`bridle.trainer.batch.prepare.prepare` to the loss.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from statistics import mean
+from typing import Any, Final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from bridle.reconstruct.samples.sample import Conservation, Episode, Sample
+from bridle.store.records import CallKind, Reward, RewardSource, SessionRecord
+from bridle.trainer.batch.batches import loss_terms, pack_minibatch
+from bridle.trainer.batch.packing import Pack
+from bridle.trainer.batch.prepare import prepare
+from bridle.trainer.config import AdvantageConfig, GrpoConfig, LossConfig
+from bridle.trainer.losses.losses import policy_loss
+from bridle.trainer.policy.model import TokenScores
+
+STEPS: Final = 10
+WAYS: Final = 4
+PLACES: Final = STEPS + 1
+SEEN: Final = STEPS * PLACES
+"""What a step can see; the token of a way comes behind these."""
+
+
+@dataclass(frozen=True, slots=True)
+class LearningSettings:
+    far: int = 5
+    """Places that a session must come."""
+    goal: float = 0.9
+    """Of the rewards, on average over the last ``window`` steps."""
+    window: int = 3
+    groups: int = 4
+    group_size: int = 16
+    rate: float = 0.1
+    seeds: int = 5
+    most: int = 400
+    """Steps after which a run has not reached the goal."""
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """What is measured: how a run differs from the default."""
+
+    name: str
+    config: GrpoConfig
+    lag: int = 0
+    """Versions by which what samples is older than what is trained."""
+    two_roles: bool = False
+    """Steps are taken in turn by a planner and a worker."""
+
+
+@dataclass(frozen=True, slots=True)
+class LearningFigures:
+    name: str
+    sessions: float | None
+    """Until the goal, on average over the seeds; ``None``: one of them has not reached it."""
+    ratio: float | None
+    """Of the default's."""
+
+    def as_data(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def cases() -> list[Case]:
+    """Those of the table; the first is the default."""
+    default = GrpoConfig()
+
+    def credit(name: str, **settings: Any) -> GrpoConfig:
+        return replace(default, advantages=AdvantageConfig(baseline=name, **settings))
+
+    def loss(**settings: Any) -> GrpoConfig:
+        return replace(default, loss=LossConfig(**settings))
+
+    return [
+        Case("grpo", default),
+        Case("leave_one_out", credit("leave_one_out")),
+        Case("mean", credit("mean")),
+        Case("gated", credit("gated")),
+        Case("spiral", credit("spiral")),
+        Case("gigpo", credit("gigpo")),
+        Case("turn_returns", credit("turn_returns")),
+        Case("gspo", loss(name="gspo", clip_low=3e-4, clip_high=4e-4)),
+        Case("cispo", loss(name="cispo")),
+        Case("importance mask", loss(importance="mask")),
+        Case("importance sequence", loss(importance="sequence")),
+        Case("importance none", loss(importance="none")),
+        Case("weighting token", loss(weighting="token")),
+        Case("weighting constant", loss(weighting="constant", constant_tokens=STEPS)),
+        Case("max_staleness 2", replace(default, max_staleness=2), lag=2),
+        Case("two roles", default, two_roles=True),
+        Case("two roles, per_role", credit("per_role"), two_roles=True),
+    ]
+
+
+class TablePolicy(nn.Module):
+    """A row of logits for each thing that a step sees."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.logits = nn.Parameter(torch.zeros(SEEN, WAYS))
+
+    def forward(self, pack: Pack) -> TokenScores:
+        seen = torch.from_numpy(pack.token_ids[pack.sources])
+        ways = torch.from_numpy(pack.targets) - SEEN
+        scores = self.logits[seen].log_softmax(-1)
+        entropies = torch.special.entr(scores.detach().exp()).sum(-1)
+        return TokenScores(scores.gather(1, ways[:, None]).squeeze(1), entropies)
+
+
+def bench_learning(case: Case, settings: LearningSettings) -> float | None:
+    """Sessions until the goal, on average over the seeds; ``None`` when one does not reach it."""
+    found = [sessions_to_goal(case, settings, seed) for seed in range(settings.seeds)]
+    reached = [each for each in found if each is not None]
+    return mean(reached) if len(reached) == len(found) else None
+
+
+def compared(needed: Mapping[str, float | None]) -> list[LearningFigures]:
+    """Each case's sessions beside those of the first."""
+    default = next(iter(needed.values()))
+    return [
+        LearningFigures(
+            name, sessions, sessions / default if sessions is not None and default else None
+        )
+        for name, sessions in needed.items()
+    ]
+
+
+def sessions_to_goal(case: Case, settings: LearningSettings, seed: int) -> int | None:
+    """Of one run."""
+    rng = np.random.default_rng(seed)
+    right = rng.integers(0, WAYS, PLACES)
+    policy = TablePolicy()
+    optimizer = torch.optim.AdamW(policy.parameters(), lr=settings.rate, weight_decay=0.0)
+    tables: deque[Tensor] = deque(maxlen=case.lag + 1)
+    recent: deque[float] = deque(maxlen=settings.window)
+    memory: dict[str, float] = {}
+    for version in range(settings.most):
+        tables.append(policy.logits.detach().clone())
+        drawn_at = version - (len(tables) - 1)
+        episodes = [
+            episode
+            for group in range(settings.groups)
+            for episode in _group(
+                f"{version}-{group}", tables[0], drawn_at, right, case, settings, rng
+            )
+        ]
+        recent.append(mean(each.rewards[0].value for each in episodes))
+        if len(recent) == settings.window and mean(recent) >= settings.goal:
+            return (version + 1) * settings.groups * settings.group_size
+        prepared = prepare(episodes, version, case.config, memory)
+        if not prepared.items:
+            continue
+        optimizer.zero_grad()
+        for pack in pack_minibatch(prepared.items, case.config):
+            loss, _ = policy_loss(loss_terms(pack, policy(pack.pack)), case.config.loss)
+            loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+    return None
+
+
+def _group(
+    name: str,
+    logits: Tensor,
+    version: int,
+    right: NDArray[np.int64],
+    case: Case,
+    settings: LearningSettings,
+    rng: np.random.Generator,
+) -> list[Episode]:
+    """Sessions of one group, whose every step is a call of its own."""
+    scores = logits.log_softmax(-1).numpy()
+    places = np.zeros(settings.group_size, np.int64)
+    seen, ways = [], []
+    for step in range(STEPS):
+        seen.append(step * PLACES + places)
+        # Gumbel's trick: the largest of logits and noise is drawn as the logits say.
+        ways.append((scores[seen[-1]] + rng.gumbel(size=(len(places), WAYS))).argmax(1))
+        places = places + (ways[-1] == right[places])
+    return [
+        _episode(
+            f"{name}-{member}",
+            name,
+            [
+                (int(each[member]), int(way[member]), float(scores[each[member], way[member]]))
+                for each, way in zip(seen, ways, strict=True)
+            ],
+            float(places[member] >= settings.far),
+            version,
+            case.two_roles,
+        )
+        for member in range(settings.group_size)
+    ]
+
+
+def _episode(
+    session: str,
+    group: str,
+    steps: list[tuple[int, int, float]],
+    reward: float,
+    version: int,
+    two_roles: bool,
+) -> Episode:
+    samples = tuple(
+        Sample(
+            session_id=session,
+            leaf_call_id=f"{session}/{number}",
+            kind=CallKind.MAIN,
+            role=("planner", "worker")[number % 2] if two_roles else None,
+            token_ids=np.asarray([seen, SEEN + way], np.uint32),
+            mask=np.asarray([False, True]),
+            logprobs=np.asarray([0.0, logprob], np.float32),
+            versions=np.asarray([-1, version]),
+            calls=np.asarray([-1, 0], np.int32),
+            call_ids=(f"{session}/{number}",),
+            weight=1 / len(steps),
+        )
+        for number, (seen, way, logprob) in enumerate(steps)
+    )
+    return Episode(
+        SessionRecord(session, 0.0, group_id=group, outcome="completed"),
+        samples,
+        (Reward(session, "reward", reward, 0.0, source=RewardSource.VERIFIER),),
+        Conservation(captured=len(steps), trained=len(steps)),
+    )
