@@ -215,7 +215,7 @@ def test_every_page_is_accessible_fits_and_is_drawn(
             page.get_by_role("button", name="What changed").first.click()
             expect(page.locator(".diff").first).to_be_visible()
         if name == "run":
-            page.get_by_role("heading", name="Tasks before and after").scroll_into_view_if_needed()
+            page.mouse.wheel(0, 20_000)
             expect(page.get_by_role("heading", name="Sessions over time")).to_be_visible()
         if name == "session":
             page.locator("#turn-2 [data-tokens]").click()
