@@ -228,4 +228,5 @@ def test_every_page_is_accessible_fits_and_is_drawn(
         assert told == [], name
         if folder is not None:
             Path(folder).mkdir(parents=True, exist_ok=True)
+            page.evaluate("scrollTo(0, 0)")
             page.screenshot(path=f"{folder}/{name}-{width}-{scheme}.png", full_page=True)
