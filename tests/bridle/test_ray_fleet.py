@@ -51,101 +51,119 @@ def work(tmp_path: Path) -> dict[str, str]:
     }
 
 
-@pytest.fixture
-def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """Two machines of four sessions each; the second may be killed."""
+@pytest.fixture(scope="class")
+def started() -> Iterator[Any]:
+    """A cluster of one machine that runs four sessions; starting it takes longer than any test.
+
+    It ends with the class: a second cluster beside it does not start on one machine.
+    """
     from ray.cluster_utils import Cluster
 
-    monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
-    found = Cluster(initialize_head=True, head_node_args={"num_cpus": 4})
-    found.second = found.add_node(num_cpus=4)
-    yield found
-    found.shutdown()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        head = {"num_cpus": 4, "include_dashboard": False}
+        found = Cluster(initialize_head=True, head_node_args=head)
+        yield found
+        found.shutdown()
 
 
-def test_a_killed_machine_costs_its_sessions_one_retry_each(
-    cluster: Any, work: dict[str, str], proxy_url: str, store: str, tmp_path: Path
-) -> None:
-    ended: list[RolloutResult] = []
-
-    def kill_once(result: RolloutResult) -> None:
-        ended.append(result)
-        if len(ended) == 16:
-            kill = threading.Thread(
-                target=cluster.remove_node, args=(cluster.second,), kwargs={"allow_graceful": False}
-            )
-            kill.start()
-
-    results = rollout(
-        **work,
-        fleet=f"ray:{cluster.address}",
-        proxy=proxy_url,
-        parallel=8,
-        directory=tmp_path / "sessions",
-        on_result=kill_once,
-    )
-
-    assert Counter(str(result.outcome) for result in results) == {"completed": 64}
-    assert {result.task_id for result in results} == {f"t{n}" for n in range(64)}
-    lost = [result for result in results if result.attempts == 2]
-    assert 1 <= len(lost) <= 4, "what ran on the killed machine, and nothing else"
-    with Reader(store) as reader:
-        sessions = list(reader.sessions())
-        outcomes = Counter(session.outcome for session in sessions)
-        assert outcomes == {"completed": 64, "infrastructure": len(lost)}
-        retried = {s.labels["retry_of"] for s in sessions if "retry_of" in (s.labels or {})}
-        assert retried == {s.id for s in sessions if s.outcome == "infrastructure"}
-        completed = [session for session in sessions if session.outcome == "completed"]
-        assert len({session.task_id for session in completed}) == 64, "none twice"
-        assert all(len(list(reader.rewards(session.id))) == 1 for session in completed)
+@pytest.fixture
+def cluster(started: Any) -> Iterator[Any]:
+    """Two machines of four sessions each; the second may be killed."""
+    started.second = started.add_node(num_cpus=4)
+    yield started
+    if started.second in started.worker_nodes:
+        started.remove_node(started.second)
 
 
-def test_training_loses_no_step_with_a_machine(
-    cluster: Any, work: dict[str, str], tmp_path: Path
-) -> None:
-    from bridle.trainer.policy.tiny import TinyShape, make_policy
-    from bridle.trainer.policy.tiny_tokenizer import train_tokenizer
+class TestOnTwoMachines:
+    def test_a_killed_machine_costs_its_sessions_one_retry_each(
+        self, cluster: Any, work: dict[str, str], proxy_url: str, store: str, tmp_path: Path
+    ) -> None:
+        ended: list[RolloutResult] = []
 
-    policy, out = tmp_path / "policy", tmp_path / "out"
-    size = train_tokenizer(policy, ["Which number is question one? 0123456789"] * 4, vocab_size=320)
-    shape = TinyShape(hidden=32, layers=1, heads=1, kv_heads=1, intermediate=64, context=512)
-    make_policy(policy, shape, vocab_size=size, seed=3)
-    (tmp_path / "agent.py").write_text(AGENT.replace('"model": "policy",', TWO_TOKENS))
-    argv = [sys.executable, "-m", "bridle", "train", "--policy", policy, "--out", out]
-    argv += ["--agent", work["agent"], "--tasks", work["tasks"], "--verifier", work["verifier"]]
-    argv += ["--fleet", f"ray:{cluster.address}", "--steps", "3", "--groups", "2"]
-    argv += ["--group-size", "4", "--parallel", "8"]
-    with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as run:
-        assert run.stdout is not None
-        for line in run.stdout:
-            if line.startswith("step 1:"):
-                break
+        def kill_once(result: RolloutResult) -> None:
+            ended.append(result)
+            if len(ended) == 16:
+                kill = threading.Thread(
+                    target=cluster.remove_node,
+                    args=(cluster.second,),
+                    kwargs={"allow_graceful": False},
+                )
+                kill.start()
+
+        results = rollout(
+            **work,
+            fleet=f"ray:{cluster.address}",
+            proxy=proxy_url,
+            parallel=8,
+            directory=tmp_path / "sessions",
+            on_result=kill_once,
+        )
+
+        assert Counter(str(result.outcome) for result in results) == {"completed": 64}
+        assert {result.task_id for result in results} == {f"t{n}" for n in range(64)}
+        lost = [result for result in results if result.attempts == 2]
+        assert 1 <= len(lost) <= 4, "what ran on the killed machine, and nothing else"
+        with Reader(store) as reader:
+            sessions = list(reader.sessions())
+            outcomes = Counter(session.outcome for session in sessions)
+            assert outcomes == {"completed": 64, "infrastructure": len(lost)}
+            retried = {s.labels["retry_of"] for s in sessions if "retry_of" in (s.labels or {})}
+            assert retried == {s.id for s in sessions if s.outcome == "infrastructure"}
+            completed = [session for session in sessions if session.outcome == "completed"]
+            assert len({session.task_id for session in completed}) == 64, "none twice"
+            assert all(len(list(reader.rewards(session.id))) == 1 for session in completed)
+
+    def test_training_loses_no_step_with_a_machine(
+        self, cluster: Any, work: dict[str, str], tmp_path: Path
+    ) -> None:
+        from bridle.trainer.policy.tiny import TinyShape, make_policy
+        from bridle.trainer.policy.tiny_tokenizer import train_tokenizer
+
+        policy, out = tmp_path / "policy", tmp_path / "out"
+        size = train_tokenizer(
+            policy, ["Which number is question one? 0123456789"] * 4, vocab_size=320
+        )
+        shape = TinyShape(hidden=32, layers=1, heads=1, kv_heads=1, intermediate=64, context=512)
+        make_policy(policy, shape, vocab_size=size, seed=3)
+        (tmp_path / "agent.py").write_text(AGENT.replace('"model": "policy",', TWO_TOKENS))
+        argv = [sys.executable, "-m", "bridle", "train", "--policy", policy, "--out", out]
+        argv += ["--agent", work["agent"], "--tasks", work["tasks"], "--verifier", work["verifier"]]
+        argv += ["--fleet", f"ray:{cluster.address}", "--steps", "3", "--groups", "2"]
+        argv += ["--group-size", "4", "--parallel", "8"]
+        with subprocess.Popen(
+            argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        ) as run:
+            assert run.stdout is not None
+            for line in run.stdout:
+                if line.startswith("step 1:"):
+                    break
+            with Reader(str(out / "bridle.db")) as reader:
+                until(lambda: sum(1 for s in reader.sessions() if s.sealed_at is None) == 8)
+                time.sleep(0.3)  # they are on their machines
+                cluster.remove_node(cluster.second, allow_graceful=False)
+            said = run.stdout.read()
+        assert run.returncode == 0, said
+        assert "after 3 of 3 steps" in said
         with Reader(str(out / "bridle.db")) as reader:
-            until(lambda: sum(1 for s in reader.sessions() if s.sealed_at is None) == 8)
-            time.sleep(0.3)  # they are on their machines
-            cluster.remove_node(cluster.second, allow_graceful=False)
-        said = run.stdout.read()
-    assert run.returncode == 0, said
-    assert "after 3 of 3 steps" in said
-    with Reader(str(out / "bridle.db")) as reader:
-        outcomes = Counter(session.outcome for session in reader.sessions())
-    assert outcomes["completed"] == 3 * 2 * 4
-    assert set(outcomes) == {"completed", "infrastructure"}
-    assert 1 <= outcomes["infrastructure"] <= 4
+            outcomes = Counter(session.outcome for session in reader.sessions())
+        assert outcomes["completed"] == 3 * 2 * 4
+        assert set(outcomes) == {"completed", "infrastructure"}
+        assert 1 <= outcomes["infrastructure"] <= 4
 
-
-def test_what_a_machine_refuses_is_raised_here_and_what_it_cannot_judge_is_a_result(
-    cluster: Any, work: dict[str, str], proxy_url: str, tmp_path: Path
-) -> None:
-    fleet = {"fleet": f"ray:{cluster.address}", "directory": tmp_path / "sessions"}
-    with pytest.raises(NotLaunchable, match="cannot start /nowhere/t"):
-        rollout(**work | {"agent": "/nowhere/{task_id} {prompt}"}, proxy=proxy_url, **fleet)
-    (tmp_path / "own.py").write_text("def check(delivery):\n    return {}['reward']\n")
-    one = Path(work["tasks"])
-    one.write_text(one.read_text().splitlines()[0])
-    (result,) = rollout(**work, proxy=proxy_url, **fleet)
-    assert (result.outcome, result.scores) == ("infrastructure", {})
-    assert "KeyError" in result.error
+    def test_what_a_machine_refuses_is_raised_here_and_what_it_cannot_judge_is_a_result(
+        self, cluster: Any, work: dict[str, str], proxy_url: str, tmp_path: Path
+    ) -> None:
+        fleet = {"fleet": f"ray:{cluster.address}", "directory": tmp_path / "sessions"}
+        with pytest.raises(NotLaunchable, match="cannot start /nowhere/t"):
+            rollout(**work | {"agent": "/nowhere/{task_id} {prompt}"}, proxy=proxy_url, **fleet)
+        (tmp_path / "own.py").write_text("def check(delivery):\n    return {}['reward']\n")
+        one = Path(work["tasks"])
+        one.write_text(one.read_text().splitlines()[0])
+        (result,) = rollout(**work, proxy=proxy_url, **fleet)
+        assert (result.outcome, result.scores) == ("infrastructure", {})
+        assert "KeyError" in result.error
 
 
 def test_ctrl_c_ends_what_runs_on_a_cluster_of_its_own(

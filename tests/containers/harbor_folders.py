@@ -183,7 +183,7 @@ def write_all(root: Path) -> None:
         "server-that-stays",
         files={
             "solution/solve.sh": "cd /app && echo 'line of server-that-stays' > out.txt\n"
-            "setsid python3 -m http.server 8123 >/dev/null 2>&1 &\nsleep 1\n",
+            "nohup python3 -m http.server 8123 >/dev/null 2>&1 &\nsleep 1\n",
             "tests/test.sh": "#!/bin/bash\npython3 - <<'PY'\nimport urllib.request\ntry:\n"
             "    text = urllib.request.urlopen('http://127.0.0.1:8123/out.txt').read().decode()\n"
             "except OSError:\n    text = ''\n"

@@ -92,7 +92,7 @@ EngineOption = Annotated[
     typer.Option("--engine", help="Engine that serves the policy; vllm: docs/vllm.md."),
 ]
 
-TASKS_HELP = "FILE.jsonl, FILE.py:FUNCTION, MODULE:FUNCTION or harbor:PATH."
+TASKS_HELP = "FILE.jsonl, FILE.py:FUNCTION, MODULE:FUNCTION, harbor:PATH or verifiers:NAME."
 
 SandboxOption = Annotated[
     Literal["process", "process-network", "forked", "container", "container-forked"] | None,

@@ -14,6 +14,7 @@ from bridle.errors import UsageError
 from bridle.harnesses.adapters import CODING_HARNESSES
 from bridle.harnesses.adapters.base import Adapter
 from bridle.harnesses.adapters.command import Command
+from bridle.harnesses.adapters.environment_player import EnvironmentPlayer
 from bridle.harnesses.adapters.mini_swe_agent import MiniSweAgent
 from bridle.harnesses.adapters.oracle import Oracle
 from bridle.harnesses.adapters.python_agent import PythonAgent
@@ -84,6 +85,8 @@ def _agent(named: str) -> tuple[Adapter, Callable[[], SandboxProvider]]:
         return mini, mini.sandboxes
     if named == "oracle":
         return Oracle(), ProcessProvider
+    if named == "verifiers":
+        return EnvironmentPlayer(), _processes
     if named in CODING_HARNESSES:
         return CODING_HARNESSES[named](), _processes
     if named.endswith(".py") and Path(named).is_file():

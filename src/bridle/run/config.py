@@ -23,7 +23,8 @@ class TasksConfig:
     """The tasks, and what scores a session on one."""
 
     source: Named
-    """``FILE.jsonl``, ``FILE.py:FUNCTION``, ``MODULE:FUNCTION`` or ``harbor:PATH``."""
+    """``FILE.jsonl``, ``FILE.py:FUNCTION``, ``MODULE:FUNCTION``, ``harbor:PATH`` or
+    ``verifiers:NAME``."""
     verifier: Named = "task"
     """``task`` (its own), ``number``, ``exact``, ``regex``, ``FILE.py:NAME`` or ``MODULE:NAME``."""
     split: str | None = None

@@ -1,0 +1,7 @@
+"""Environments of the ``verifiers`` package: ``loader.py`` lists their tasks, ``player.py`` is run
+by the Python that has them installed, ``rewards.py`` reads what it leaves.
+"""
+
+from bridle.harnesses.tasks.environments.loader import environment_tasks
+
+__all__ = ["environment_tasks"]
