@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Final
 
 from bridle.proxy.calls.data_plane import DataPlane
@@ -38,12 +38,18 @@ _CONTROL: Final = (_CLOSED, "/openapi.json")
 
 Routers = Sequence["Callable[[], APIRouter]"]
 """Functions that make what extends the control API; called when that is first asked for."""
+Pages = Callable[[Running], Callable[[Scope, Receive, Send], Awaitable[None]]]
+"""Makes an application for people, which is served under ``PAGES`` and decides itself who may see
+it; called when it is first asked for."""
+PAGES: Final = "/bridle/viewer"
 
 
 class App:
     """An ASGI application. Its services live from lifespan start-up to shutdown."""
 
-    def __init__(self, settings: ProxySettings, routers: Routers = ()) -> None:
+    def __init__(
+        self, settings: ProxySettings, routers: Routers = (), pages: Pages | None = None
+    ) -> None:
         self.settings = settings
         self.services: Services | None = None
         self.refusal: str | None = None
@@ -55,6 +61,8 @@ class App:
         """By limit, when it was last logged."""
         self._routers = routers
         self._control: asyncio.Future[FastAPI] | None = None
+        self._make_pages = pages
+        self._pages: asyncio.Future[Callable[[Scope, Receive, Send], Awaitable[None]]] | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -85,7 +93,12 @@ class App:
     async def _beside(self, client: Client, receive: Receive, send: Send) -> None:
         """Serves every request that is none on a data route."""
         path = client.scope["path"]
-        if path.startswith(_CONTROL):
+        if self._make_pages is not None and (path == PAGES or path.startswith(f"{PAGES}/")):
+            if self._pages is None:
+                making = asyncio.to_thread(self._make_pages, self._running)
+                self._pages = asyncio.ensure_future(making)
+            await (await asyncio.shield(self._pages))(client.scope, receive, send)
+        elif path.startswith(_CONTROL):
             await self._controlled(client.scope, client, receive, send)
         elif (probe := PROBES.get(path)) is not None:
             await self._probe(probe, client)
@@ -198,11 +211,11 @@ def _control_api(running: Running, routers: Routers) -> FastAPI:
     return control_api(running, [make() for make in routers])
 
 
-def create_app(settings: ProxySettings, routers: Routers = ()) -> App:
+def create_app(settings: ProxySettings, routers: Routers = (), pages: Pages | None = None) -> App:
     """The application for ``settings``, to be served by any ASGI server with lifespan.
 
     ``routers`` make what extends the control API, under ``/bridle/``: its endpoints may ask for
     ``bridle.proxy.control.api.Admin`` and ``bridle.proxy.control.api.Running``, and are in its
-    OpenAPI.
+    OpenAPI. ``pages`` makes what people see under ``/bridle/viewer``.
     """
-    return App(settings, routers)
+    return App(settings, routers, pages)

@@ -12,7 +12,7 @@ from typing import Any, Final, Self
 import uvicorn
 
 from bridle.errors import BridleError
-from bridle.proxy.app import Routers, create_app
+from bridle.proxy.app import Pages, Routers, create_app
 from bridle.proxy.http.protocol import StreamingProtocol
 from bridle.proxy.settings import ProxySettings
 
@@ -61,10 +61,18 @@ def run(settings: ProxySettings) -> None:
 class ProxyServer:
     """A proxy in a thread of this process, for as long as the context is open."""
 
-    def __init__(self, settings: ProxySettings, *, routers: Routers = (), grace_s: int = 5) -> None:
-        """``routers`` make what extends the control API. ``grace_s``: how long :meth:`stop` lets
-        running calls go on before it cuts them."""
-        self._app = create_app(settings, routers)
+    def __init__(
+        self,
+        settings: ProxySettings,
+        *,
+        routers: Routers = (),
+        pages: Pages | None = None,
+        grace_s: int = 5,
+    ) -> None:
+        """``routers`` make what extends the control API, and ``pages`` what is under
+        ``/bridle/viewer``. ``grace_s``: how long :meth:`stop` lets running calls go on before it
+        cuts them."""
+        self._app = create_app(settings, routers, pages)
         config = config_for(self._app, timeout_graceful_shutdown=grace_s, log_level="warning")
         self.settings = settings
         self._server = uvicorn.Server(config)

@@ -14,7 +14,7 @@ from typing import Final, Self
 from uvicorn.config import STARTUP_FAILURE
 from uvicorn.supervisors import Multiprocess
 
-from bridle.proxy.app import App, Routers
+from bridle.proxy.app import App, Pages, Routers
 from bridle.proxy.server import BACKLOG, ProxyStartFailed, config_for, listening, local_url, tune_gc
 from bridle.proxy.settings import ProxySettings
 from bridle.store.records import new_id
@@ -27,11 +27,19 @@ while."""
 class WorkerPool:
     """``count`` workers on one port, from :meth:`serve` until SIGINT or SIGTERM."""
 
-    def __init__(self, settings: ProxySettings, count: int, routers: Routers = ()) -> None:
-        """``routers`` must be module-level functions: each worker calls them."""
+    def __init__(
+        self,
+        settings: ProxySettings,
+        count: int,
+        routers: Routers = (),
+        pages: Pages | None = None,
+    ) -> None:
+        """``routers`` and ``pages`` must be module-level functions, or partial ones: each worker
+        calls them."""
         self._settings = settings
         self._count = count
         self._routers = tuple(routers)
+        self._pages = pages
         self._socket = listening(settings.host, settings.port)
         self._socket.listen(BACKLOG)
 
@@ -56,7 +64,7 @@ class WorkerPool:
         :class:`ProxyStartFailed` when a worker does not start."""
         settings = replace(self._settings, workers=new_id("workers"))
         config = config_for(
-            partial(_app, settings, self._routers),
+            partial(_app, settings, self._routers, self._pages),
             factory=True,
             workers=self._count,
             timeout_worker_healthcheck=_HUNG_S,
@@ -79,6 +87,6 @@ class _Supervisor(Multiprocess):
         super().keep_subprocess_alive()
 
 
-def _app(settings: ProxySettings, routers: Routers) -> App:
+def _app(settings: ProxySettings, routers: Routers, pages: Pages | None) -> App:
     tune_gc()
-    return App(settings, routers)
+    return App(settings, routers, pages)

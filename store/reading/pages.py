@@ -175,6 +175,13 @@ def count_sessions(reader: Reader, wanted: SessionFilter) -> int:
         return int(connection.execute(query).scalar_one())
 
 
+def session_ids(reader: Reader, wanted: SessionFilter) -> list[str]:
+    """The sessions that match, oldest first."""
+    query = matching(wanted, select(sessions.c.id)).order_by(sessions.c.created_at, sessions.c.id)
+    with reader.engine.connect() as connection:
+        return list(connection.execute(query).scalars())
+
+
 def lines_of(reader: Reader, records: Sequence[SessionRecord]) -> list[SessionLine]:
     """The lines of these sessions, in their order."""
     ids = [record.id for record in records]

@@ -13,7 +13,7 @@ import pytest
 from bridle.store.reading.queries import Reader
 from bridle.trainer.learner.checkpoint import checkpoints
 
-pytestmark = pytest.mark.usefixtures("warm_start")
+pytestmark = [pytest.mark.loop, pytest.mark.usefixtures("warm_start")]
 
 SEEDED = """
 import fcntl, json, os, sys, urllib.request, zlib

@@ -10,7 +10,8 @@ from fastapi.testclient import TestClient
 
 from bridle.bench.gallery import fill
 from bridle.store.reading.queries import Reader
-from bridle.viewer.app import Source, viewer_app
+from bridle.viewer.app import viewer_app
+from bridle.viewer.rendering import Source
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,8 @@ from bridle.store.records import (
     Reward,
     RunRecord,
 )
-from bridle.viewer.app import Source, viewer_app
+from bridle.viewer.app import viewer_app
+from bridle.viewer.rendering import Source
 
 RUN = "run_broken"
 METRICS = {

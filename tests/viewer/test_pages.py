@@ -211,6 +211,14 @@ def test_what_is_not_there_is_a_page_that_says_so(
     assert "All sessions" in reply.text
 
 
+def test_pages_of_their_own_are_read_only_and_say_so(gallery: Any) -> None:
+    page = html.unescape(gallery.page(f"/sessions/{gallery.sessions[0]}"))
+    assert "These pages are read-only" in page
+    assert "/rewards" not in page
+    reply = gallery.client.post(f"/sessions/{gallery.sessions[0]}/rewards")
+    assert reply.status_code in (404, 405)
+
+
 def test_recorded_text_cannot_become_markup(gallery: Any) -> None:
     """Token texts go into a script element, everything else through the template's escaping."""
     page = gallery.client.get(f"/sessions/{gallery.sessions[0]}")
@@ -231,6 +239,9 @@ def test_the_command_serves_the_store_without_torch(gallery: Any) -> None:
             assert "gallery-3" in httpx.get(f"{url}/sessions", trust_env=False).text
             assert httpx.get(f"{url}/static/viewer.js", trust_env=False).status_code == 200
             assert httpx.post(f"{url}/sessions", trust_env=False).status_code == 405
+            for foreign in ({"host": "a.example"}, {"origin": "https://a.example"}):
+                reply = httpx.get(f"{url}/sessions", headers=foreign, trust_env=False)
+                assert reply.status_code == 403
         finally:
             run.send_signal(signal.SIGINT)
         assert run.stdout.read().strip() == "False"

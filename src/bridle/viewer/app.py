@@ -6,25 +6,19 @@ the part of the page that changes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
-from datetime import UTC, datetime
-from functools import cache
-from pathlib import Path
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Annotated, Any, Final
-from urllib.parse import urlencode
 
 import orjson
 from fastapi import APIRouter, Depends, FastAPI, Query, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import HTMLResponse, RedirectResponse, Response
+from fastapi.responses import RedirectResponse, Response
 from fastapi.staticfiles import StaticFiles
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from bridle.reconstruct.audit import audit_loaded
 from bridle.reconstruct.findings import findings_of_run, findings_of_session
 from bridle.reconstruct.session import LoadedSession
-from bridle.reconstruct.transcript import ShownMessage, Turn, lasted, readable, shown, turns_of
+from bridle.reconstruct.transcript import ShownMessage, Turn, readable, shown, turns_of
 from bridle.store.errors import NotFound, StoreUnavailable
 from bridle.store.reading.pages import (
     SessionFilter,
@@ -36,11 +30,14 @@ from bridle.store.reading.pages import (
     session_lines,
     token_account,
 )
-from bridle.store.reading.queries import CallRow, Reader
+from bridle.store.reading.queries import CallRow
 from bridle.store.records import BreakReason, CallKind, CallStatus
 from bridle.viewer import turns
 from bridle.viewer.charts import bar, histogram
 from bridle.viewer.differences import difference
+from bridle.viewer.downloads import PageFormat, selection_file
+from bridle.viewer.filters import Filter, Text, filled
+from bridle.viewer.rendering import FOLDER, Source, failure, render
 from bridle.viewer.training import (
     by_name,
     charts,
@@ -54,158 +51,42 @@ PAGE: Final = 50
 """Lines of a list."""
 TURNS: Final = 12
 """Turns that come at once."""
-_FOLDER: Final = Path(__file__).parent
-_POLICY: Final = (
-    "default-src 'self'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
-    "base-uri 'none'; form-action 'self'; frame-ancestors 'none'"
-)
-
-
-@dataclass(frozen=True)
-class Source:
-    """What the pages are made from."""
-
-    reader: Reader
-    store: str
-    """The store's name for people."""
-    token_text: turns.TokenText
-
-
-def token_text(tokenizer: Path | None) -> turns.TokenText:
-    """The text of a token id by a model directory's tokenizer; without one, the id itself.
-
-    Raises :class:`bridle.engine.contract.tokenizer.TokenizerNotRead`.
-    """
-    if tokenizer is None:
-        return str
-    from bridle.engine.contract.tokenizer import Tokenizer
-
-    pieces = Tokenizer(tokenizer).vocabulary()
-
-    def text(token: int) -> str:
-        return pieces[token].decode("utf-8", "replace") if token < len(pieces) else str(token)
-
-    return text
 
 
 def viewer_app(source: Source) -> FastAPI:
-    """The viewer as an application of its own."""
+    """The pages of one store, for everyone who reaches them."""
+
+    async def provide(_: Request) -> Source:
+        return source
+
+    return pages_app(provide, source.store)
+
+
+def pages_app(
+    provide: Callable[[Request], Awaitable[Source]], store: str, root: str = ""
+) -> FastAPI:
+    """The pages below ``root`` as an application. ``provide`` returns what a request is answered
+    from, or raises; ``store`` is the name on pages of requests that got none."""
     app = FastAPI(title="Bridle viewer", docs_url=None, redoc_url=None, openapi_url=None)
 
-    def provide(request: Request) -> None:
-        request.state.source = source
+    async def provided(request: Request) -> None:
+        request.state.source = await provide(request)
 
-    app.include_router(viewer_router(Depends(provide)))
-    app.mount("/static", static_files(), name="static")
+    app.include_router(viewer_router(Depends(provided), root))
+    app.mount(f"{root}/static", static_files(), name="static")
 
     @app.exception_handler(NotFound)
     @app.exception_handler(StoreUnavailable)
     @app.exception_handler(RequestValidationError)
     async def failed(request: Request, error: Exception) -> Response:
-        return _failure("", source, request, error)
+        return failure(root, store, request, error)
 
     return app
 
 
 def static_files() -> StaticFiles:
     """Style sheet, scripts and htmx."""
-    return StaticFiles(directory=_FOLDER / "static")
-
-
-def _failure(root: str, source: Source, request: Request, error: Exception) -> Response:
-    status = 404 if isinstance(error, NotFound) else 503
-    message = str(error)
-    if isinstance(error, RequestValidationError):
-        first = error.errors()[0]
-        status, message = 422, f"{'.'.join(map(str, first['loc'][1:]))}: {first['msg']}"
-    page = _render(root, source, "error.html", request, message=message)
-    page.status_code = status
-    return page
-
-
-@cache
-def _templates() -> Environment:
-    environment = Environment(
-        loader=FileSystemLoader(_FOLDER / "templates"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters |= {
-        "when": lambda at: datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M:%S"),
-        "seconds": lasted,
-        "figure": lambda value: "–" if value is None else f"{value:,.4g}",
-        "count": lambda value: "–" if value is None else f"{value:,}",
-        "words": lambda value: str(value).replace("_", " "),
-        "pretty": lambda value: orjson.dumps(value, option=orjson.OPT_INDENT_2).decode(),
-        "query": lambda values: urlencode({k: v for k, v in values.items() if v not in (None, "")}),
-    }
-    return environment
-
-
-def _render(root: str, source: Source, name: str, request: Request, **values: Any) -> HTMLResponse:
-    template = _templates().get_template(name)
-    text = template.render(root=root, store=source.store, path=request.url.path, **values)
-    headers = {"content-security-policy": _POLICY, "referrer-policy": "same-origin"}
-    return HTMLResponse(text, headers=headers | {"cache-control": "no-store", "vary": "HX-Request"})
-
-
-Text = Annotated[str | None, Query(max_length=512)]
-
-
-def _number(value: str | None) -> float | None:
-    try:
-        return None if not value else float(value)
-    except ValueError:
-        return None
-
-
-def session_filter(
-    run: Text = None,
-    task: Text = None,
-    group: Text = None,
-    harness: Text = None,
-    outcome: Text = None,
-    reward: Text = None,
-    least: Text = None,
-    most: Text = None,
-    version: Text = None,
-    broke: Text = None,
-    kind: Text = None,
-    status: Text = None,
-    fate: Text = None,
-    reason: Text = None,
-    text: Text = None,
-) -> SessionFilter:
-    """The filter of a query; a field that is left empty, or is no number, sets no condition."""
-    whole = _number(version)
-    return SessionFilter(
-        run=run or None,
-        task=task or None,
-        group=group or None,
-        harness=harness or None,
-        outcome=outcome or None,
-        reward=reward or None,
-        least=_number(least),
-        most=_number(most),
-        version=None if whole is None else int(whole),
-        broke=broke or None,
-        kind=kind or None,
-        status=status or None,
-        fate=fate or None,
-        reason=reason or None,
-        text=text or None,
-    )
-
-
-Filter = Annotated[SessionFilter, Depends(session_filter)]
-
-
-def filled(wanted: SessionFilter) -> dict[str, Any]:
-    """The conditions of a filter that are set, for links."""
-    values = {field.name: getattr(wanted, field.name) for field in fields(wanted)}
-    return {name: value for name, value in values.items() if value is not None}
+    return StaticFiles(directory=FOLDER / "static")
 
 
 def _source(request: Request) -> Source:
@@ -238,9 +119,9 @@ def viewer_router(provide: Any, root: str = "") -> APIRouter:
         part = "hx-request" in request.headers
         # To count the sessions that have a text, all messages would be read.
         total = None if wanted.text else count_sessions(source.reader, wanted)
-        return _render(
+        return render(
             root,
-            source,
+            source.store,
             "session_list.html" if part else "sessions.html",
             request,
             lines=found[:PAGE],
@@ -255,7 +136,16 @@ def viewer_router(provide: Any, root: str = "") -> APIRouter:
             kinds=list(CallKind),
             statuses=list(CallStatus),
             breaks=list(BreakReason),
+            formats=list(PageFormat),
         )
+
+    @router.get("/export")
+    def export(
+        source: From,
+        wanted: Filter,
+        form: Annotated[PageFormat, Query(alias="format")] = PageFormat.CHAT,
+    ) -> Response:
+        return selection_file(source.reader, wanted, form)
 
     @router.get("/sessions/{session_id}")
     def session(request: Request, source: From, session_id: str) -> Response:
@@ -264,9 +154,9 @@ def viewer_router(provide: Any, root: str = "") -> APIRouter:
         (line,) = lines_of(source.reader, [loaded.record])
         begin = min((turn.call.started_at for turn in made), default=0.0)
         end = max((turn.call.ended_at or turn.call.started_at for turn in made), default=1.0)
-        return _render(
+        return render(
             root,
-            source,
+            source.store,
             "session.html",
             request,
             session=loaded,
@@ -277,6 +167,7 @@ def viewer_router(provide: Any, root: str = "") -> APIRouter:
             span=(end - begin) or 1.0,
             task=source.reader.task_of(loaded.record),
             findings=findings_of_session(source.reader, session_id),
+            annotates=source.annotates,
         )
 
     @router.get("/sessions/{session_id}/turns")
@@ -293,7 +184,7 @@ def viewer_router(provide: Any, root: str = "") -> APIRouter:
         if seen is not None and seen == _seen(made) and loaded.record.sealed_at is None:
             return Response(status_code=204)
         part = _part(made, first, count)
-        return _render(root, source, "turns.html", request, session=loaded, turns=made, **part)
+        return render(root, source.store, "turns.html", request, session=loaded, turns=made, **part)
 
     def turn(source: Source, session_id: str, number: int) -> tuple[LoadedSession, CallRow]:
         loaded = LoadedSession.load(source.reader, session_id)
@@ -309,7 +200,7 @@ def viewer_router(provide: Any, root: str = "") -> APIRouter:
         strip = turns.token_strip(loaded, call, source.token_text, observed=observed)
         data = orjson.dumps(strip).decode().replace("<", "\\u003c")
         values = {"data": data, "strip": strip, "observed": observed, "number": number}
-        return _render(root, source, "tokens.html", request, session=loaded, **values)
+        return render(root, source.store, "tokens.html", request, session=loaded, **values)
 
     @router.get("/sessions/{session_id}/turns/{number}/{part}.json")
     def body(source: From, session_id: str, number: int, part: str) -> Response:
@@ -324,23 +215,29 @@ def viewer_router(provide: Any, root: str = "") -> APIRouter:
     def diff(request: Request, source: From, session_id: str, number: int) -> Response:
         loaded, call = turn(source, session_id, number)
         found = difference(loaded, call, source.token_text)
-        return _render(
-            root, source, "diff.html", request, found=found, ids_only=source.token_text is str
+        return render(
+            root, source.store, "diff.html", request, found=found, ids_only=source.token_text is str
         )
 
     @router.get("/sessions/{session_id}/tree")
     def tree(request: Request, source: From, session_id: str) -> Response:
         loaded = LoadedSession.load(source.reader, session_id)
         rows = turns.as_tree(turns_of(loaded))
-        return _render(root, source, "tree.html", request, session=loaded, rows=rows)
+        return render(root, source.store, "tree.html", request, session=loaded, rows=rows)
 
     @router.get("/sessions/{session_id}/audit")
     def session_audit(request: Request, source: From, session_id: str) -> Response:
         loaded = LoadedSession.load(source.reader, session_id)
         found = audit_loaded(loaded)
         made = turns_of(loaded)
-        return _render(
-            root, source, "session_audit.html", request, session=loaded, audited=found, turns=made
+        return render(
+            root,
+            source.store,
+            "session_audit.html",
+            request,
+            session=loaded,
+            audited=found,
+            turns=made,
         )
 
     @router.get("/groups")
@@ -349,9 +246,9 @@ def viewer_router(provide: Any, root: str = "") -> APIRouter:
     ) -> Response:
         found = groups_of(placed_sessions(source.reader, wanted))
         start = PAGE * (page - 1)
-        return _render(
+        return render(
             root,
-            source,
+            source.store,
             "groups.html",
             request,
             groups=found[start : start + PAGE],
@@ -377,9 +274,9 @@ def viewer_router(provide: Any, root: str = "") -> APIRouter:
         )
         lines = lines_of(source.reader, [each.record for each in loaded])
         answers = [_last_reply(each) for each in loaded]
-        return _render(
+        return render(
             root,
-            source,
+            source.store,
             "group.html",
             request,
             group=groups_of(placed)[0],
@@ -389,7 +286,7 @@ def viewer_router(provide: Any, root: str = "") -> APIRouter:
     @router.get("/runs")
     def runs(request: Request, source: From) -> Response:
         known = source.reader.runs()[::-1]
-        return _render(root, source, "runs.html", request, runs=known)
+        return render(root, source.store, "runs.html", request, runs=known)
 
     @router.get("/runs/{run_id}")
     def run(request: Request, source: From, run_id: str, compare: Text = None) -> Response:
@@ -401,9 +298,9 @@ def viewer_router(provide: Any, root: str = "") -> APIRouter:
         found = groups_of(placed_sessions(reader, wanted))
         account = token_account(reader, wanted)
         stages, lanes = stage_lanes(series[run_id])
-        return _render(
+        return render(
             root,
-            source,
+            source.store,
             "run.html",
             request,
             run=record,
@@ -423,14 +320,14 @@ def viewer_router(provide: Any, root: str = "") -> APIRouter:
     @router.get("/runs/{run_id}/findings")
     def run_findings(request: Request, source: From, run_id: str) -> Response:
         found = findings_of_run(source.reader, run_id)
-        return _render(root, source, "findings.html", request, findings=found)
+        return render(root, source.store, "findings.html", request, findings=found)
 
     @router.get("/audit")
     def audit(request: Request, source: From, wanted: Filter) -> Response:
         account = token_account(source.reader, wanted)
-        return _render(
+        return render(
             root,
-            source,
+            source.store,
             "audit.html",
             request,
             account=account,

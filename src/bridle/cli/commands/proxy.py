@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
@@ -34,7 +35,9 @@ from bridle.store.records import Continuation
 from bridle.store.schema.database import migrate, shown
 
 if TYPE_CHECKING:
-    from fastapi import APIRouter
+    from fastapi import APIRouter, FastAPI
+
+    from bridle.proxy.control.probes import Running
 
 _PATIENCE_S: Final = 10.0
 """How long an engine that was started together with the proxy may take until it listens."""
@@ -145,6 +148,12 @@ def proxy(
             "reaches the feed; 0: never.",
         ),
     ] = 0.0,
+    viewer: Annotated[
+        bool,
+        typer.Option(
+            "--viewer", help="Serve the store's pages under /bridle/viewer, for the admin key."
+        ),
+    ] = False,
     redact: Annotated[
         bool, typer.Option("--redact", help="Remove keys and secrets from recorded text.")
     ] = False,
@@ -195,18 +204,19 @@ def proxy(
     except ValueError as error:
         fail(str(error), 2)
     migrate(store)
+    pages = partial(_viewer, tokenizer) if viewer else None
     if workers > 1:
         with listening_on(host, port):
-            several = WorkerPool(settings, workers, routers=[_feed])
+            several = WorkerPool(settings, workers, routers=[_feed], pages=pages)
         with several as pool:
-            _announce(pool.base_url, json, settings, found)
+            _announce(pool.base_url, json, settings, found, viewer)
             pool.serve()
         return
     tune_gc()
     with listening_on(host, port):
-        single = ProxyServer(settings, routers=[_feed])
+        single = ProxyServer(settings, routers=[_feed], pages=pages)
     with single as server:
-        _announce(server.base_url, json, settings, found)
+        _announce(server.base_url, json, settings, found, viewer)
         wait_for_signal()
 
 
@@ -215,6 +225,13 @@ def _feed() -> APIRouter:
     from bridle.run.feed import feed
 
     return feed()
+
+
+def _viewer(tokenizer: Path | None, running: Running) -> FastAPI:
+    """Imported when a page is first asked for."""
+    from bridle.run.viewer_pages import viewer_pages
+
+    return viewer_pages(tokenizer, running)
 
 
 def _examined(
@@ -226,7 +243,9 @@ def _examined(
     ]
 
 
-def _announce(url: str, json: bool, settings: ProxySettings, found: list[Upstream]) -> None:
+def _announce(
+    url: str, json: bool, settings: ProxySettings, found: list[Upstream], viewer: bool
+) -> None:
     """What a client needs, and what is on and off, with the reason and the remedy."""
     engines = ", ".join(settings.engine_urls)
     announce(
@@ -239,6 +258,7 @@ def _announce(url: str, json: bool, settings: ProxySettings, found: list[Upstrea
         f"  keys        {_keys(settings)}",
         f"  continuation {_continuation(settings)}",
         *(f"  upstream    {_verdict(each)}" for each in found),
+        *((f"  viewer      {url}/bridle/viewer (asks for the admin key)",) if viewer else ()),
     )
 
 

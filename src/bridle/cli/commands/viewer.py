@@ -28,7 +28,9 @@ def viewer(
     """Show sessions, tokens, trees and runs in a browser; reads only, on this machine only."""
     import uvicorn
 
-    from bridle.viewer.app import Source, token_text, viewer_app
+    from bridle.viewer.app import viewer_app
+    from bridle.viewer.rendering import Source, token_text
+    from bridle.web_pages import NoWebPages
 
     with reader(store) as source, listening_on("127.0.0.1", port), socket.socket() as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -37,5 +39,6 @@ def viewer(
         app = viewer_app(Source(source, shown(store), token_text(tokenizer)))
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         announce(url, json, f"Open {url} (Ctrl-C ends the viewer)")
-        server = uvicorn.Server(uvicorn.Config(app, log_level="warning", lifespan="off"))
+        closed = NoWebPages(app, only_loopback=True)
+        server = uvicorn.Server(uvicorn.Config(closed, log_level="warning", lifespan="off"))
         server.run(sockets=[listener])

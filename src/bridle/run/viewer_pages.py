@@ -1,0 +1,155 @@
+"""The viewer on a proxy, under ``/bridle/viewer``, for people who have the admin key.
+
+The key comes in a header, or once in a form: then a cookie that no script can read and no other
+site's page can send says until when its holder may look. Every process that has the admin key can
+check the cookie, so that none keeps a list of them. A page of another origin is refused before it
+gets here (``bridle/web_pages.py``).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+from urllib.parse import parse_qs
+
+from fastapi import FastAPI, Request
+from fastapi.responses import RedirectResponse, Response
+from pydantic import ValidationError
+
+from bridle.errors import BridleError
+from bridle.proxy.app import PAGES
+from bridle.proxy.control.api import add_reward
+from bridle.proxy.control.models import NewReward
+from bridle.proxy.control.probes import Running
+from bridle.proxy.services import Services
+from bridle.proxy.sessions.keys import same
+from bridle.proxy.sessions.registry import Caller
+from bridle.proxy.wire.canonical import ApiError
+from bridle.store.schema.database import shown
+from bridle.viewer.app import pages_app
+from bridle.viewer.rendering import Source, failure, render, token_text
+
+COOKIE: Final = "bridle_viewer"
+SIGNED_IN_S: Final = 12 * 3600
+"""How long a cookie is valid."""
+_FORM_BYTES: Final = 16 << 10
+"""The longest form that is read."""
+
+
+class SignInNeeded(BridleError):
+    """The request has neither the admin key nor a valid cookie."""
+
+
+def viewer_pages(tokenizer: Path | None, running: Running) -> FastAPI:
+    """The pages over the store of the proxy whose services ``running`` returns."""
+    text = token_text(tokenizer)
+
+    async def provide(request: Request) -> Source:
+        services = running()
+        await _require_admin(request, services)
+        store = shown(services.settings.store_url)
+        return Source(services.reader, store, text, annotates=True)
+
+    app = pages_app(provide, "", PAGES)
+
+    @app.get(f"{PAGES}/login")
+    def login(request: Request) -> Response:
+        return render(PAGES, "", "login.html", request, wrong=False)
+
+    @app.post(f"{PAGES}/login")
+    async def signed_in(request: Request) -> Response:
+        settings = running().settings
+        form = parse_qs((await _form(request)).decode("utf-8", "replace"))
+        key = settings.admin_key
+        if key is not None and not same(form.get("key", [""])[0].strip(), key):
+            page = await asyncio.to_thread(render, PAGES, "", "login.html", request, wrong=True)
+            page.status_code = 401
+            return page
+        reply = RedirectResponse(f"{PAGES}/sessions", 303)
+        reply.set_cookie(
+            COOKIE,
+            _cookie(key or "", int(time.time()) + SIGNED_IN_S),
+            max_age=SIGNED_IN_S,
+            path=PAGES,
+            secure=(settings.public_url or str(request.url)).startswith("https:"),
+            httponly=True,
+            samesite="strict",
+        )
+        return reply
+
+    @app.post(f"{PAGES}/sessions/{{session_id}}/rewards")
+    async def annotate(request: Request, session_id: str) -> Response:
+        services = running()
+        await _require_admin(request, services)
+        record = await asyncio.to_thread(services.reader.session, session_id)
+        form = {k: v[0] for k, v in parse_qs((await _form(request)).decode()).items()}
+        new = _reward(form)
+        await add_reward(new, record, services, Caller(admin=True))
+        part = "" if new.turn is None else f"#turn-{new.turn}"
+        return RedirectResponse(f"{PAGES}/sessions/{record.id}{part}", 303)
+
+    @app.exception_handler(ApiError)
+    async def refused(request: Request, error: Exception) -> Response:
+        page = failure(PAGES, "", request, error)
+        page.status_code = error.status if isinstance(error, ApiError) else 500
+        return page
+
+    @app.exception_handler(SignInNeeded)
+    async def sign_in(request: Request, error: Exception) -> Response:
+        if "hx-request" in request.headers:
+            return Response(status_code=401, headers={"hx-redirect": f"{PAGES}/login"})
+        return RedirectResponse(f"{PAGES}/login", 303)
+
+    return app
+
+
+async def _require_admin(request: Request, services: Services) -> None:
+    """Raises :class:`SignInNeeded`."""
+    key = services.settings.admin_key
+    if key is not None and _valid(request.cookies.get(COOKIE, ""), key):
+        return
+    address = request.client.host if request.client else None
+    try:
+        caller = await services.sessions.authenticate(request.headers, address)
+    except ApiError as error:
+        raise SignInNeeded(error.message) from error
+    if not caller.admin:
+        raise SignInNeeded("the viewer needs the admin key")
+
+
+def _reward(form: Mapping[str, str]) -> NewReward:
+    """What the form of a session's page says. Raises :class:`ApiError` (422)."""
+    given = {name: form[name].strip() for name in ("name", "value", "turn") if name in form}
+    note = form.get("note", "").strip()
+    try:
+        new = NewReward.model_validate_strings(given)
+        return new.model_copy(update={"detail": {"note": note}}) if note else new
+    except ValidationError as error:
+        first = error.errors()[0]
+        message = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
+        raise ApiError("invalid_request", message, status=422) from error
+
+
+def _cookie(key: str, until: int) -> str:
+    return f"{until}.{hmac.digest(key.encode(), f'viewer {until}'.encode(), 'sha256').hex()}"
+
+
+def _valid(cookie: str, key: str) -> bool:
+    until = cookie.partition(".")[0]
+    if not until.isascii() or not until.isdigit() or len(until) > 12:
+        return False
+    return int(until) > time.time() and same(cookie, _cookie(key, int(until)))
+
+
+async def _form(request: Request) -> bytes:
+    """The body of a form. Raises :class:`ApiError` (413) when it is too long."""
+    body = bytearray()
+    async for piece in request.stream():
+        body += piece
+        if len(body) > _FORM_BYTES:
+            raise ApiError("invalid_request", "the form is too long", status=413)
+    return bytes(body)

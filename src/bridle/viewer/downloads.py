@@ -1,0 +1,54 @@
+"""The sessions of a filtered list as a file, in the formats of ``bridle export``."""
+
+from __future__ import annotations
+
+import os
+from enum import StrEnum
+from tempfile import mkstemp
+
+from fastapi.responses import FileResponse
+from starlette.background import BackgroundTask
+
+from bridle.reconstruct.exports.formats import ExportFormat, export
+from bridle.reconstruct.exports.selection import Selection
+from bridle.store.errors import NotFound
+from bridle.store.reading.pages import SessionFilter, session_ids
+from bridle.store.reading.queries import Reader
+
+
+class PageFormat(StrEnum):
+    """The formats that need nothing but text."""
+
+    CHAT = ExportFormat.CHAT.value
+    TRL = ExportFormat.TRL.value
+    SHAREGPT = ExportFormat.SHAREGPT.value
+    ADP = ExportFormat.ADP.value
+    ATIF = ExportFormat.ATIF.value
+    CSV = ExportFormat.CSV.value
+
+
+def selection_file(reader: Reader, wanted: SessionFilter, form: PageFormat) -> FileResponse:
+    """The file of the sessions that match, which is removed once it has been sent.
+
+    Raises :class:`NotFound` when no session is left to write, with the reasons.
+    """
+    chosen = session_ids(reader, wanted)
+    if not chosen:
+        raise NotFound("no session matches the filter, so there is nothing to export")
+    handle, path = mkstemp(prefix="bridle-export-")
+    os.close(handle)
+    try:
+        report = export(reader, path, ExportFormat(form), Selection(sessions=tuple(chosen)))
+        if not report.rows:
+            reasons = ", ".join(f"{count} {reason}" for reason, count in report.left_out.items())
+            raise NotFound(f"nothing to export as {form}: left out {reasons}")
+    except BaseException:
+        os.unlink(path)
+        raise
+    return FileResponse(
+        path,
+        filename=f"sessions.{'csv' if form is PageFormat.CSV else 'jsonl'}",
+        media_type="text/csv" if form is PageFormat.CSV else "application/x-ndjson",
+        headers={"cache-control": "no-store"},
+        background=BackgroundTask(os.unlink, path),
+    )

@@ -1,0 +1,66 @@
+"""The filter of a list of sessions, as the query of an address."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import Annotated, Any
+
+from fastapi import Depends, Query
+
+from bridle.store.reading.pages import SessionFilter
+
+Text = Annotated[str | None, Query(max_length=512)]
+
+
+def _number(value: str | None) -> float | None:
+    try:
+        return None if not value else float(value)
+    except ValueError:
+        return None
+
+
+def session_filter(
+    run: Text = None,
+    task: Text = None,
+    group: Text = None,
+    harness: Text = None,
+    outcome: Text = None,
+    reward: Text = None,
+    least: Text = None,
+    most: Text = None,
+    version: Text = None,
+    broke: Text = None,
+    kind: Text = None,
+    status: Text = None,
+    fate: Text = None,
+    reason: Text = None,
+    text: Text = None,
+) -> SessionFilter:
+    """The filter of a query; a field that is left empty, or is no number, sets no condition."""
+    whole = _number(version)
+    return SessionFilter(
+        run=run or None,
+        task=task or None,
+        group=group or None,
+        harness=harness or None,
+        outcome=outcome or None,
+        reward=reward or None,
+        least=_number(least),
+        most=_number(most),
+        version=None if whole is None else int(whole),
+        broke=broke or None,
+        kind=kind or None,
+        status=status or None,
+        fate=fate or None,
+        reason=reason or None,
+        text=text or None,
+    )
+
+
+Filter = Annotated[SessionFilter, Depends(session_filter)]
+
+
+def filled(wanted: SessionFilter) -> dict[str, Any]:
+    """The conditions of a filter that are set, for links."""
+    values = {field.name: getattr(wanted, field.name) for field in fields(wanted)}
+    return {name: value for name, value in values.items() if value is not None}

@@ -1,0 +1,97 @@
+"""What the pages are made from, and how a template becomes a response."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import cache
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import urlencode
+
+import orjson
+from fastapi import Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import HTMLResponse, Response
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+from bridle.reconstruct.transcript import lasted
+from bridle.store.errors import NotFound
+from bridle.store.reading.queries import Reader
+from bridle.viewer import turns
+
+FOLDER: Final = Path(__file__).parent
+_POLICY: Final = (
+    "default-src 'self'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
+    "base-uri 'none'; form-action 'self'; frame-ancestors 'none'"
+)
+
+
+@dataclass(frozen=True)
+class Source:
+    """What the pages are made from."""
+
+    reader: Reader
+    store: str
+    """The store's name for people."""
+    token_text: turns.TokenText
+    annotates: bool = False
+    """Whether what serves the pages also records what their forms send."""
+
+
+def token_text(tokenizer: Path | None) -> turns.TokenText:
+    """The text of a token id by a model directory's tokenizer; without one, the id itself.
+
+    Raises :class:`bridle.engine.contract.tokenizer.TokenizerNotRead`.
+    """
+    if tokenizer is None:
+        return str
+    from bridle.engine.contract.tokenizer import Tokenizer
+
+    pieces = Tokenizer(tokenizer).vocabulary()
+
+    def text(token: int) -> str:
+        return pieces[token].decode("utf-8", "replace") if token < len(pieces) else str(token)
+
+    return text
+
+
+@cache
+def _templates() -> Environment:
+    environment = Environment(
+        loader=FileSystemLoader(FOLDER / "templates"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {
+        "when": lambda at: datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M:%S"),
+        "seconds": lasted,
+        "figure": lambda value: "–" if value is None else f"{value:,.4g}",
+        "count": lambda value: "–" if value is None else f"{value:,}",
+        "words": lambda value: str(value).replace("_", " "),
+        "pretty": lambda value: orjson.dumps(value, option=orjson.OPT_INDENT_2).decode(),
+        "query": lambda values: urlencode({k: v for k, v in values.items() if v not in (None, "")}),
+    }
+    return environment
+
+
+def render(root: str, store: str, name: str, request: Request, **values: Any) -> HTMLResponse:
+    """The page that the template ``name`` makes of ``values``, with links below ``root``."""
+    template = _templates().get_template(name)
+    text = template.render(root=root, store=store, path=request.url.path, **values)
+    headers = {"content-security-policy": _POLICY, "referrer-policy": "same-origin"}
+    return HTMLResponse(text, headers=headers | {"cache-control": "no-store", "vary": "HX-Request"})
+
+
+def failure(root: str, store: str, request: Request, error: Exception) -> Response:
+    """The page that says why another cannot be shown."""
+    status = 404 if isinstance(error, NotFound) else 503
+    message = str(error)
+    if isinstance(error, RequestValidationError):
+        first = error.errors()[0]
+        status, message = 422, f"{'.'.join(map(str, first['loc'][1:]))}: {first['msg']}"
+    page = render(root, store, "error.html", request, message=message)
+    page.status_code = status
+    return page
