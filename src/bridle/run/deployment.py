@@ -92,8 +92,8 @@ def examine_clock(url: str) -> dict[str, Any]:
         reply = httpx.get(f"{url.rstrip('/')}/healthz", timeout=10, trust_env=False)
         theirs = float(reply.raise_for_status().json()["time"])
     except (httpx.HTTPError, ValueError, KeyError) as error:
-        broken = f"no proxy answers at {url} ({error}): start it, or name it by --proxy"
-        return {"lines": [broken], "broken": broken}
+        silent = f"no proxy answers at {url} ({error}): start it, or name it by --proxy"
+        return {"lines": [silent], "broken": silent}
     skew = theirs - (began + time.time()) / 2
     line = f"the clock of {url} is {abs(skew):.1f} s {'ahead' if skew > 0 else 'behind'}"
     broken = f"{line}: set both by NTP" if abs(skew) > MOST_SKEW_S else None
