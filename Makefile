@@ -11,13 +11,17 @@ VERIFIERS := .venv-verifiers
 VERIFIERS_READY := $(VERIFIERS)/.ready
 INTERCEPT := .venv-intercept
 INTERCEPT_READY := $(INTERCEPT)/.ready
+# Tests wait for processes and for time more than they compute.
+PARALLEL = $(BIN)/python -m pytest --numprocesses $$((2 * $$(getconf _NPROCESSORS_ONLN))) --dist worksteal
 SUDO := $(if $(filter 0,$(shell id -u)),,sudo)
 export OMP_NUM_THREADS ?= 1
 # Threads that spin while they wait for each other are slow on cores that others use as well.
 export OMP_WAIT_POLICY ?= passive
 export TOKENIZERS_PARALLELISM ?= false
+# Hundreds of interpreters are started, and each would compile the whole package again.
+unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo test check test-harnesses test-distributed test-ray test-pythons test-postgres \
+.PHONY: help setup demo test test-loop check test-harnesses test-distributed test-ray test-pythons test-postgres \
 	vllm-cpu test-vllm docs test-browser test-compose test-models test-containers test-demo test-pretrained \
 	test-limits test-long intercept test-intercept lock clean
 
@@ -36,7 +40,10 @@ demo: $(READY)  ## Train SmolLM2-135M inside a LangChain app and plot what it le
 	$(BIN)/bridle demo $(DEMO_ARGS)
 
 test: $(READY)  ## The default test suite
-	$(BIN)/python -m pytest --numprocesses auto --dist worksteal
+	$(PARALLEL)
+
+test-loop: $(READY)  ## Whole loops in processes of their own, and what kills them
+	$(PARALLEL) -m 'loop and not postgres'
 
 check: $(READY)  ## Lint, format, types and the walls between the rooms
 	$(BIN)/ruff check .

@@ -228,6 +228,9 @@ class GrpoConfig:
     that lag more are masked and counted."""
     seed: Natural = 0
     """Decides which groups share a minibatch."""
+    sinks: tuple[PartName, ...] = ("tensorboard",)
+    """Trackers that take the run's numbers besides the store: ``tensorboard``, ``wandb``,
+    ``mlflow``, ``trackio`` (:mod:`bridle.trainer.sinks`)."""
     optimizer: OptimizerConfig = OptimizerConfig()
     lora: LoraConfig = LoraConfig()
     compute: ComputeConfig = ComputeConfig()

@@ -27,9 +27,9 @@ from bridle.trainer.learner.checkpoint import (
 )
 from bridle.trainer.learner.learner import AnyLearner
 from bridle.trainer.learner.optimizer import learning_rate
-from bridle.trainer.metrics import MetricSink
 from bridle.trainer.policy.weights import Policy
 from bridle.trainer.report import StepReport
+from bridle.trainer.sinks.base import MetricSink
 
 log = logging.getLogger(__name__)
 

@@ -21,7 +21,7 @@ from bridle.store.reading.queries import Reader
 from bridle.store.records import Reward, RewardSource
 from bridle.store.writing.writer import Writer
 
-pytestmark = pytest.mark.usefixtures("warm_start")
+pytestmark = [pytest.mark.loop, pytest.mark.usefixtures("warm_start")]
 
 HOSTILE = Path(__file__).parents[1] / "security/hostile_agent.py"
 ATTACK = f"""

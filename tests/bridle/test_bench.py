@@ -26,6 +26,7 @@ def test_a_bench_that_needs_torch_says_how_to_get_it(
     assert done.stderr.endswith(": pip install 'bridle-rl[train]' (there is no module torch)\n")
 
 
+@pytest.mark.loop
 def test_the_continuation_bench_measures_both_ways(
     bridle: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -57,6 +58,7 @@ def test_the_path_bench_counts_the_proxys_own_functions(
     assert "python_calls" in bridle("bench", "path").output
 
 
+@pytest.mark.loop
 def test_the_vllm_bench_compares_in_turns_and_accounts_for_every_token(
     bridle: Callable[..., Result], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -5,7 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 
+import pytest
 from click.testing import Result
+
+pytestmark = pytest.mark.loop
 
 
 def test_slots_stay_busy_within_the_bound_of_staleness(bridle: Callable[..., Result]) -> None:

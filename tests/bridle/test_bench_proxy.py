@@ -16,6 +16,8 @@ from bridle.bench.load import Load, percentiles, request_body
 from bridle.bench.upstream import CHUNKS, SMALL, stream_events, whole
 from bridle.cli.program import app
 
+pytestmark = pytest.mark.loop
+
 
 def test_the_report_has_the_promised_keys_and_nothing_is_lost() -> None:
     given = ["--runs", "1", "--seconds", "0.2", "--case", "c1", "--case", "s64", "--json"]

@@ -14,6 +14,8 @@ import pytest
 
 from bridle.engine.scripted import ScriptedEngine, ScriptedReply
 
+pytestmark = pytest.mark.loop
+
 PAGE = Path(__file__).parents[2] / "docs" / "deploy.md"
 BLOCKS = re.findall(r"```console\n(.*?)```", PAGE.read_text(), re.DOTALL)
 UP = "for _ in $(seq 600); do curl -sf {url}/healthz >/dev/null && break; sleep 0.1; done\n"

@@ -31,6 +31,8 @@ from bridle.trainer.config import GrpoConfig
 from bridle.trainer.policy.tiny import TinyShape, make_policy
 from bridle.trainer.policy.tiny_tokenizer import train_tokenizer
 
+pytestmark = pytest.mark.loop
+
 KILLED = """
 import os, signal, sys
 from pathlib import Path

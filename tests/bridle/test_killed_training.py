@@ -18,7 +18,7 @@ from bridle.run.groups import FINISHED
 from bridle.store.reading.queries import Reader
 from bridle.trainer.learner.checkpoint import STATE_FILE, checkpoints
 
-pytestmark = pytest.mark.usefixtures("warm_start")
+pytestmark = [pytest.mark.loop, pytest.mark.usefixtures("warm_start")]
 
 GROUPS, SIZE = 2, 6
 SLOW = "import random, time\ntime.sleep(random.uniform(0, 1.5))\n"

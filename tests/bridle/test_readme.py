@@ -16,6 +16,8 @@ from pathlib import Path
 import httpx
 import pytest
 
+pytestmark = pytest.mark.loop
+
 ROOT = Path(__file__).parents[2]
 WAIT = "timeout 60 sh -c 'until curl -sf -o /dev/null {}; do sleep 0.2; done'"
 

@@ -17,7 +17,7 @@ from bridle.store.writing.writer import Writer
 from bridle.trainer.learner.checkpoint import checkpoints
 from bridle.trainer.policy.model import load_policy, save_policy
 
-pytestmark = pytest.mark.usefixtures("warm_start")
+pytestmark = [pytest.mark.loop, pytest.mark.usefixtures("warm_start")]
 
 LIVE = ("--steps", "2", "--groups", "4", "--group-size", "8", "--parallel", "16")
 

@@ -17,6 +17,8 @@ from bridle.harnesses.verifiers import CommandVerifier, Delivery
 from bridle.run.reproduce import editing
 from bridle.run.reproduce.course import HARNESSES, Editing
 
+pytestmark = pytest.mark.loop
+
 CODEX = {"type": "function", "function": {"name": "exec_command", "parameters": {}}}
 MINI = {"type": "function", "function": {"name": "bash", "parameters": {}}}
 

@@ -25,7 +25,7 @@ from bridle.run.groups import GroupPlan
 from bridle.run.rollouts import Rollouts
 from bridle.store.reading.queries import Reader
 
-pytestmark = pytest.mark.usefixtures("warm_start")
+pytestmark = [pytest.mark.loop, pytest.mark.usefixtures("warm_start")]
 
 Bridle = Callable[..., Result]
 

@@ -79,6 +79,7 @@ with Service([*arguments[kind], "--port", "0"], Path(folder) / "log") as service
 
 
 @pytest.mark.parametrize("kind", ["engine", "proxy"])
+@pytest.mark.loop
 def test_a_service_does_not_outlive_a_command_that_is_killed(kind: str, tmp_path: Path) -> None:
     policy = tmp_path / "policy"
     size = train_tokenizer(policy, ["a command that is killed"] * 4, vocab_size=320)

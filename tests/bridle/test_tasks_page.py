@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 
 from bridle.store.reading.queries import Reader
 
@@ -34,6 +35,7 @@ def run(script: str, directory: Path, url: str) -> str:
     return done.stdout
 
 
+@pytest.mark.loop
 def test_its_tasks_and_its_verifier_are_run_by_its_command(
     proxy_url: str, store: str, tmp_path: Path
 ) -> None:

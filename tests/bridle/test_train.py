@@ -77,6 +77,7 @@ def test_it_trains_publishes_and_goes_on_where_it_ended(
     assert again.stdout.endswith(explained)
 
 
+@pytest.mark.loop
 def test_a_step_whose_agent_called_nothing_says_where_to_look(
     arguments: list[str], tmp_path: Path
 ) -> None:
@@ -87,6 +88,7 @@ def test_a_step_whose_agent_called_nothing_says_where_to_look(
     assert "step 1 trains nothing: of 12 sessions 12 empty" in done.stderr
 
 
+@pytest.mark.loop
 def test_sessions_have_the_horizon_of_their_step(arguments: list[str], tmp_path: Path) -> None:
     horizon = ("--set", "groups.horizon=2", "--set", "groups.horizon_growth=3")
     phases = ("--set", "groups.horizon_every=1", "--set", "groups.weighted=true")
@@ -98,6 +100,7 @@ def test_sessions_have_the_horizon_of_their_step(arguments: list[str], tmp_path:
     assert calls == [2] * 12 + [5] * 12
 
 
+@pytest.mark.loop
 def test_it_ends_when_its_time_is_over_and_not_before_the_first_step(
     arguments: list[str], tmp_path: Path
 ) -> None:
@@ -123,6 +126,7 @@ kl_coefficient = 0.1
 """
 
 
+@pytest.mark.loop
 def test_a_settings_file_reaches_the_model_the_loss_and_the_store(
     arguments: list[str], tmp_path: Path
 ) -> None:
@@ -166,6 +170,7 @@ def test_a_device_that_is_not_here_ends_it_before_anything_starts(
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.loop
 def test_weights_are_transferred_from_one_device_only(arguments: list[str], tmp_path: Path) -> None:
     several = [*arguments, "--device", "cpu,cpu", "--engine", "vllm"]
     refused = bridle(*several, "--publish-through", "transfer")
@@ -243,6 +248,7 @@ def test_a_folder_that_cannot_be_made_is_named(arguments: list[str], tmp_path: P
     assert refused.stderr == f"bridle: cannot write to --out {out}: Not a directory\n"
 
 
+@pytest.mark.loop
 def test_a_folder_is_trained_in_by_one_command_at_a_time(
     arguments: list[str], tmp_path: Path
 ) -> None:
@@ -291,6 +297,7 @@ def test_a_trainer_names_the_service_that_is_down(
     assert done.stderr.count("\n") == 1
 
 
+@pytest.mark.loop
 def test_keys_for_services_elsewhere_do_not_shut_it_out_of_its_own(
     arguments: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -315,6 +322,7 @@ async def check(delivery):
 
 
 @pytest.mark.damages_store
+@pytest.mark.loop
 def test_a_session_that_contradicts_itself_is_left_out_counted_and_named(
     arguments: list[str], tmp_path: Path
 ) -> None:

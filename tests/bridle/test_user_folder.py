@@ -17,6 +17,8 @@ from bridle.store.reading.queries import Reader
 from bridle.trainer.policy.tiny import TinyShape, make_policy
 from bridle.trainer.policy.tiny_tokenizer import train_tokenizer
 
+pytestmark = pytest.mark.loop
+
 ROOMS = ("store", "proxy", "engine", "harnesses", "reconstruct", "bridle_run", "typer", "json")
 """Also of a library that Bridle needs, and of the standard library."""
 TRAINER = """

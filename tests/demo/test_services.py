@@ -16,6 +16,8 @@ from bridle.run.stack import stack
 from bridle.trainer.policy.tiny import TinyShape, make_policy
 from bridle.trainer.policy.tiny_tokenizer import CHATML_TOOLS_TEMPLATE, train_tokenizer
 
+pytestmark = pytest.mark.loop
+
 
 def policy(directory: Path, seed: int) -> Path:
     size = train_tokenizer(directory, [CHATML_TOOLS_TEMPLATE], vocab_size=300)

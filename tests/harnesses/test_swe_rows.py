@@ -140,6 +140,7 @@ def repository(tmp_path: Path) -> Callable[[], Path]:
         ("rm calc.py", {"fail_to_pass": 0.0, "pass_to_pass": 0.0, "reward": 0.0}),
     ],
 )
+@pytest.mark.loop
 def test_the_written_tests_accept_the_patch_and_nothing_less(
     tmp_path: Path, repository: Callable[[], Path], work: str, expected: dict[str, float]
 ) -> None:

@@ -22,6 +22,8 @@ from bridle.engine.scripted import ScriptedEngine, ScriptedReply
 from bridle.proxy.server import ProxyServer
 from bridle.proxy.settings import Limits, ProxySettings
 
+pytestmark = pytest.mark.loop
+
 SHORT, LONG = 100, 10_000
 
 Json = Any

@@ -26,6 +26,8 @@ from bridle.proxy.settings import Limits, ProxySettings
 from bridle.store.reading.queries import Reader
 from bridle.store.records import CallStatus
 
+pytestmark = pytest.mark.loop
+
 MADE = runpy.run_path(str(Path(__file__).with_name("made_replies.py")))
 Plan, VOCABULARY = MADE["Plan"], MADE["VOCABULARY"]
 AT_ONCE = 10

@@ -21,6 +21,8 @@ from bridle.proxy.settings import ProxySettings
 from bridle.store.reading.queries import CallRow, Reader
 from bridle.store.records import CallStatus
 
+pytestmark = pytest.mark.loop
+
 CHAT = "/v1/chat/completions"
 ANSWER = "The answer is four."
 CLIENTS = 8

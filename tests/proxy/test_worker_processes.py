@@ -25,6 +25,8 @@ from bridle.reconstruct.episodes import episode_of
 from bridle.reconstruct.session import LoadedSession
 from bridle.store.reading.queries import Reader
 
+pytestmark = pytest.mark.loop
+
 CHAT = "/v1/chat/completions"
 KEY = "the-operators-key"
 ADMIN = {"authorization": f"Bearer {KEY}"}

@@ -20,7 +20,7 @@ from bridle.store.reading.queries import Reader
 from bridle.store.records import CallStatus
 from bridle.trainer.policy.tiny_tokenizer import train_tokenizer
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.loop, pytest.mark.timeout(300)]
 
 KILL = runpy.run_path(str(Path(__file__).parents[1] / "proxy/test_kill.py"))
 CLIENTS = 6

@@ -19,6 +19,8 @@ from bridle.store.schema.tables import writers
 from bridle.store.writing import liveness
 from bridle.store.writing.writer import Writer
 
+pytestmark = pytest.mark.loop
+
 CHILD = textwrap.dedent(
     """
     import asyncio, sys, time

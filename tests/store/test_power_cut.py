@@ -23,6 +23,8 @@ from bridle.store.records import CallStatus
 from bridle.store.schema.database import migrate
 from bridle.store.writing.writer import Writer
 
+pytestmark = pytest.mark.loop
+
 CUTS = 10
 """Points of each kill; the default suite has 5 kills, ``-m long`` has 45 more."""
 

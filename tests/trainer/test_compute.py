@@ -42,6 +42,7 @@ def gradients(model):
     return {name: each.grad for name, each in model.named_parameters()}
 
 
+@pytest.mark.loop
 def test_another_device_trains_the_same_and_no_step_mixes_devices(tmp_path):
     script = Path(__file__).parent / "second_device.py"
     done = subprocess.run(

@@ -29,8 +29,9 @@ from bridle.trainer.config import (
 from bridle.trainer.learner.checkpoint import CheckpointError, checkpoints
 from bridle.trainer.learner.learner import Learner
 from bridle.trainer.loop import GrpoLoop
-from bridle.trainer.metrics import SinkGroup, StoreSink, TensorBoardSink
 from bridle.trainer.policy.model import ON_CPU, load_policy, trainable_policy
+from bridle.trainer.sinks import SinkGroup, StoreSink
+from bridle.trainer.sinks.tensorboard import TensorBoardSink
 
 PROMPTS = ([5, 9, 12], [5, 9, 30, 31])
 SAMPLED = 2

@@ -72,6 +72,7 @@ def first_line(process: subprocess.Popen[str]) -> str:
     return process.stdout.readline()
 
 
+@pytest.mark.loop
 def test_it_serves_what_passed_every_check_until_it_is_told_to_end(arguments: list[str]) -> None:
     with running([*arguments, "--version", "5", "--json"]) as process:
         said = json.loads(first_line(process))

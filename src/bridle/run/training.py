@@ -39,13 +39,13 @@ from bridle.trainer.learner.checkpoint import POLICY_DIRECTORY, checkpoints
 from bridle.trainer.learner.ranks import learning
 from bridle.trainer.loop import GrpoLoop
 from bridle.trainer.losses.losses import LOSSES
-from bridle.trainer.metrics import SinkGroup, StoreSink, TensorBoardSink
 from bridle.trainer.policy.compute import UnsupportedCompute, choose_devices
 from bridle.trainer.policy.weights import Weights
 from bridle.trainer.publish.publisher import Publisher, default_probes
 from bridle.trainer.publish.replicas import ReplicaPublisher
 from bridle.trainer.publish.transfer import TransferPublisher
 from bridle.trainer.report import StepReport
+from bridle.trainer.sinks import SINKS, SinkGroup, StoreSink, TrackedRun, require_sink
 
 log = logging.getLogger(__name__)
 
@@ -88,12 +88,14 @@ def stated(config: GrpoConfig) -> dict[str, Any]:
 
 
 def require_parts(config: GrpoConfig) -> None:
-    """Raises :class:`bridle.errors.UsageError` for an advantage, loss or filter that ``config``
-    names and that does not exist."""
+    """Raises :class:`bridle.errors.UsageError` for an advantage, loss, filter or sink that
+    ``config`` names and that does not exist."""
     ADVANTAGES.find(config.advantages.baseline)
     LOSSES.find(config.loss.name)
     for name in config.filters.extra:
         FILTERS.find(name)
+    for name in config.sinks:
+        require_sink(name)
 
 
 def require_devices(config: GrpoConfig) -> None:
@@ -217,9 +219,9 @@ def configured(plan: TrainingPlan) -> dict[str, Any]:
 @contextmanager
 def sinks_of(plan: TrainingPlan, writer: Writer) -> Iterator[SinkGroup]:
     """Where the numbers of a run go."""
-    sinks = SinkGroup(
-        [TensorBoardSink(plan.directory / "tensorboard"), StoreSink(writer, plan.run_id)]
-    )
+    run = TrackedRun(plan.run_id, plan.directory, configured(plan))
+    opened = [SINKS.find(name)(run) for name in plan.config.sinks]
+    sinks = SinkGroup([StoreSink(writer, plan.run_id), *opened])
     try:
         yield sinks
     finally:

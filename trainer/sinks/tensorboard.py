@@ -1,0 +1,28 @@
+"""TensorBoard's event files."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from torch.utils.tensorboard import SummaryWriter
+
+
+class TensorBoardSink:
+    """Event files in ``directory``, one flush per step. What an earlier attempt wrote there of the
+    first step that is written, and of later ones, is void."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._writer: SummaryWriter | None = None
+
+    def write(self, step: int, values: Mapping[str, float]) -> None:
+        if self._writer is None:
+            self._writer = SummaryWriter(str(self._directory), purge_step=step)
+        for name, value in values.items():
+            self._writer.add_scalar(name, value, step)
+        self._writer.flush()
+
+    def close(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
