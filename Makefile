@@ -43,7 +43,7 @@ test: $(READY)  ## The default test suite
 	$(PARALLEL)
 
 test-loop: $(READY)  ## Whole loops in processes of their own, and what kills them
-	$(PARALLEL) -m 'loop and not postgres'
+	$(PARALLEL) -m 'loop and not postgres and not long'
 
 check: $(READY)  ## Lint, format, types and the walls between the rooms
 	$(BIN)/ruff check .

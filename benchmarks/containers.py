@@ -6,13 +6,14 @@ machine does meets them alike; a figure is the median of its rounds.
 
 from __future__ import annotations
 
+import asyncio
 import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, Final
 
 from bridle.bench.shell_policy import ShellPolicy, train_bench_tokenizer
 from bridle.engine.scripted import ScriptedEngine
@@ -23,9 +24,16 @@ from bridle.harnesses.episode import Outcome
 from bridle.harnesses.fleet import LocalFleet
 from bridle.harnesses.rollout import Job, Rollout, RolloutSettings
 from bridle.harnesses.sandboxes import ContainerProvider, ProcessProvider, SandboxProvider
+from bridle.harnesses.sandboxes.container.engine import Engine
 from bridle.harnesses.verifiers import RegexAnswer
 from bridle.proxy.server import ProxyServer
 from bridle.proxy.settings import ProxySettings
+
+_LISTINGS: Final = {
+    "container": ("--all", "--format", "{{.Names}}"),
+    "volume": ("--format", "{{.Name}}"),
+    "network": ("--format", "{{.Name}}"),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +45,10 @@ class Speeds:
     """Per round."""
     parallel: int
     per_s: dict[str, float]
+    ran: int
+    """Sessions in all."""
+    left_behind: list[str]
+    """Containers, volumes, networks and folders of sockets that are there and were not before."""
 
     @property
     def ratios(self) -> dict[str, float]:
@@ -53,6 +65,8 @@ class Speeds:
             "parallel": self.parallel,
             "per_s": self.per_s,
             "ratios": self.ratios,
+            "ran": self.ran,
+            "left_behind": self.left_behind,
         }
 
 
@@ -69,6 +83,7 @@ async def bench_containers(
     if isinstance(adapter, MiniSweAgent):
         ways |= {"forked": adapter.sandboxes(), "container-forked": adapter.warm_containers()}
     took: dict[str, list[float]] = {name: [] for name in ways}
+    before, ran = await _there(), 0
     with tempfile.TemporaryDirectory(prefix="bench-containers-") as made:
         place = Path(made)
         train_bench_tokenizer(place / "model")
@@ -92,6 +107,7 @@ async def bench_containers(
                             started = time.monotonic()
                             results = await rollout.collect(jobs)
                             seconds = time.monotonic() - started
+                            ran += count
                             bad = [r for r in results if r.outcome is not Outcome.COMPLETED]
                             if bad:
                                 raise RuntimeError(f"{name}: {bad[0]}")
@@ -101,4 +117,19 @@ async def bench_containers(
         for sandboxes in ways.values():
             await sandboxes.close()
     speeds = {name: sessions / median(seconds) for name, seconds in took.items()}
-    return Speeds(harness, sessions, parallel, speeds)
+    left = sorted(await _there() - before)
+    return Speeds(harness, sessions, parallel, speeds, ran, left)
+
+
+async def _there() -> set[str]:
+    """What sessions in containers could leave behind; a harness's layer is kept on purpose."""
+    engine = Engine.find()
+    found = await asyncio.to_thread(_folders)
+    for kind, listing in _LISTINGS.items():
+        listed = await engine.check(kind, "ls", *listing)
+        found |= {f"{kind} {name}" for name in listed.decode().split()}
+    return {name for name in found if not name.startswith("volume bridle-harness-")}
+
+
+def _folders() -> set[str]:
+    return {str(folder) for folder in Path(tempfile.gettempdir()).glob("bridle-sandboxes-*")}

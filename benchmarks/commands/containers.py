@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from bridle.cli.extras import require
 from bridle.cli.options import JsonOption
 from bridle.cli.terminal import err, out, print_json
+
+if TYPE_CHECKING:
+    from bridle.bench.containers import Speeds
 
 
 def containers(
@@ -19,7 +22,10 @@ def containers(
     rounds: Annotated[int, typer.Option(min=1, help="Rounds of each.")] = 3,
     json: JsonOption = False,
 ) -> None:
-    """Measure sessions per second, in containers and as local processes."""
+    """Measure sessions per second, in containers and as local processes.
+
+    Exits with 1 when the sessions left a container, a volume, a network or a folder behind.
+    """
     from bridle.bench.containers import bench_containers
 
     require("torch", "train", "this bench makes a small tokenizer with the trainer")
@@ -34,8 +40,18 @@ def containers(
     )
     if json:
         print_json(speeds.as_data())
-        return
+    else:
+        _print(speeds)
+    if speeds.left_behind:
+        raise typer.Exit(1)
+
+
+def _print(speeds: Speeds) -> None:
     rates = ", ".join(f"{name} {rate:.2f}" for name, rate in speeds.per_s.items())
     ratios = ", ".join(f"{name} {ratio:.2f}" for name, ratio in speeds.ratios.items())
-    out.print(f"{speeds.harness}, {parallel} at a time, sessions/s: {rates}", highlight=False)
+    out.print(
+        f"{speeds.harness}, {speeds.parallel} at a time, sessions/s: {rates}", highlight=False
+    )
     out.print(f"of the same without a container: {ratios}", highlight=False)
+    left = ", ".join(speeds.left_behind) or "nothing"
+    out.print(f"left behind by {speeds.ran} sessions: {left}", highlight=False)

@@ -1,19 +1,25 @@
 """A small clerk: reads notes about people and lists their jobs, with one question for each note.
 
     OPENAI_BASE_URL=http://localhost:8000/v1 OPENAI_API_KEY=… python agent.py \
-        "Eva lives in Berlin and works as a tailor. Tom lives in Rome and works as a baker."
+        "Eva lives in Rome with a nurse and works as a tailor. Tom works as a baker."
 
-An ordinary LangChain app; all questions are in one conversation. It prints the list on the last
-line of its output.
+An ordinary LangChain app; all questions are in one conversation, which begins with an example. It
+prints the list on the last line of its output.
 """
 
 import argparse
 import os
 import sys
 
-from langchain_core.messages import BaseMessage, HumanMessage
+from langchain_core.messages import AIMessage, BaseMessage, HumanMessage
 from langchain_openai import ChatOpenAI
 from openai import OpenAIError
+
+EXAMPLE = ("Ann lives in Bonn with a miner and works as a sailor", "sailor")
+
+
+def question(note: str) -> HumanMessage:
+    return HumanMessage(f"{note}. What is {note.split()[0]}'s job? Reply with one word.")
 
 
 def jobs(notes: str) -> list[str]:
@@ -21,16 +27,15 @@ def jobs(notes: str) -> list[str]:
     model = ChatOpenAI(
         model=os.environ.get("OPENAI_MODEL", "policy"),
         temperature=float(os.environ.get("STAFF_TEMPERATURE", "1.0")),
-        max_tokens=16,
+        max_tokens=8,
         timeout=600,
         max_retries=1,
     )
-    conversation: list[BaseMessage] = []
+    note, job = EXAMPLE
+    conversation: list[BaseMessage] = [question(note), AIMessage(job)]
     found = []
     for note in notes.split(". "):
-        name = note.split()[0]
-        question = f"{note.rstrip('.')}. What is {name}'s job? Reply with one word."
-        conversation.append(HumanMessage(question))
+        conversation.append(question(note.rstrip(".")))
         reply = model.invoke(conversation)
         conversation.append(reply)
         found.append(" ".join(reply.text.split()))

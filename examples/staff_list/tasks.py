@@ -1,7 +1,8 @@
 """Notes for the staff list, made by rule, in two splits that share no sentence.
 
-A task is two sentences, each with a name, a city and a job. A sentence's split is decided by a hash
-of its text, so that it is in the same split whatever the seed.
+A task is two sentences, each with a name, a city, the job of somebody else and the job in question.
+A sentence's split is decided by a hash of its text, so that it is in the same split whatever the
+seed.
 """
 
 import hashlib
@@ -37,8 +38,8 @@ def _score(words: list[str], job: str) -> float:
     return 1 / len(words) if named == {job} else 0.0
 
 
-def sentence(name: str, city: str, job: str) -> str:
-    return f"{name} lives in {city} and works as a {job}."
+def sentence(name: str, city: str, other: str, job: str) -> str:
+    return f"{name} lives in {city} with a {other} and works as a {job}."
 
 
 def is_held_out(text: str) -> bool:
@@ -47,10 +48,11 @@ def is_held_out(text: str) -> bool:
 
 def tasks(split: str, count: int | None = None, seed: int = 0) -> list[Task]:
     """``count`` distinct tasks of ``split`` (``train``, ``held_out``), ordered by ``seed``."""
+    every = (STAFF["names"], STAFF["cities"], STAFF["jobs"], STAFF["jobs"])
     people = [
-        person
-        for person in itertools.product(STAFF["names"], STAFF["cities"], STAFF["jobs"])
-        if is_held_out(sentence(*person)) == (split == "held_out")
+        (name, city, other, job)
+        for name, city, other, job in itertools.product(*every)
+        if other != job and is_held_out(sentence(name, city, other, job)) == (split == "held_out")
     ]
     random.Random(seed).shuffle(people)
     pairs = list(zip(people[::2], people[1::2], strict=False))[:count]
@@ -60,7 +62,7 @@ def tasks(split: str, count: int | None = None, seed: int = 0) -> list[Task]:
             suite=SUITE,
             split=split,
             prompt=" ".join(sentence(*person) for person in pair),
-            payload={"jobs": [job for _name, _city, job in pair]},
+            payload={"jobs": [job for *_, job in pair]},
         )
         for pair in pairs
     ]

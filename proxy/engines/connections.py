@@ -78,9 +78,12 @@ class PooledResponse:
         """
         self._follower = follower
         pieces, self._pieces = self._pieces, []
-        if pieces:
-            self._hand_over(follower, pieces)
-        await self._ended()
+        try:
+            if pieces:
+                self._hand_over(follower, pieces)
+            await self._ended()
+        finally:
+            self._follower = None
 
     def close(self) -> None:
         """Ends the connection unless the response is whole; the engine then stops generating."""

@@ -90,6 +90,9 @@ def test_weights_are_the_same_with_evaluation_on_and_off(
         assert kept == weights(out)
     assert (out / "reward.png").read_bytes().startswith(b"\x89PNG")
     assert "held-out reward" in measured.stdout
+    assert {"prepare", "run", "verify"} <= set(report["stage_seconds"])
+    assert report["stage_seconds"]["run"] > 0
+    assert "a session on average: " in measured.stdout
     with Reader(str(out / "bridle.db")) as reader:
         (run,) = reader.runs("eval")
         sessions = list(reader.sessions(run=run.id))

@@ -63,7 +63,7 @@ def test_every_filter_changes_the_list_and_the_address(served: Any, page: Any) -
         "status": "failed",
         "fate": "dropped",
     }.items():
-        field = page.locator(f"select[name={name}]")
+        field = page.locator(f"#filters select[name={name}]")
         field.select_option(value=value)
         expect(page).to_have_url(re.compile(f"{name}={value}"))
         expect(page.locator(".tally")).to_contain_text(re.compile(r"\d+ session"))
@@ -80,7 +80,7 @@ def test_every_filter_changes_the_list_and_the_address(served: Any, page: Any) -
         ("most", "0", None),
         ("reason", "kind_side", None),
     ):
-        field = page.locator(f"input[name={name}]")
+        field = page.locator(f"#filters input[name={name}]")
         field.fill(value)
         expect(page).to_have_url(re.compile(f"[?&]{name}=[^&]"))
         if count is not None:
@@ -181,6 +181,16 @@ def test_the_keyboard_moves_opens_and_filters(served: Any, page: Any) -> None:
     expect(page.locator("[data-line]")).to_have_count(4)
 
 
+def test_the_sessions_of_a_filter_are_downloaded(served: Any, page: Any) -> None:
+    page.goto(f"{served.url}/sessions?harness=codex")
+    page.get_by_label("Export these as").select_option("sharegpt")
+    with page.expect_download() as waiting:
+        page.get_by_role("button", name="Download").click()
+    rows = Path(waiting.value.path()).read_text().splitlines()
+    assert rows
+    assert all("conversations" in row for row in rows)
+
+
 def test_a_fate_leads_to_its_sessions(served: Any, page: Any) -> None:
     page.goto(f"{served.url}/runs/run_gallery1")
     page.get_by_role("link", name="dropped: kind side").click()
@@ -204,6 +214,9 @@ def test_every_page_is_accessible_fits_and_is_drawn(
         if name == "tree":
             page.get_by_role("button", name="What changed").first.click()
             expect(page.locator(".diff").first).to_be_visible()
+        if name == "run":
+            page.mouse.wheel(0, 20_000)
+            expect(page.get_by_role("heading", name="Sessions over time")).to_be_visible()
         if name == "session":
             page.locator("#turn-2 [data-tokens]").click()
             expect(page.locator("token-strip .tk").first).to_be_visible()
@@ -215,4 +228,5 @@ def test_every_page_is_accessible_fits_and_is_drawn(
         assert told == [], name
         if folder is not None:
             Path(folder).mkdir(parents=True, exist_ok=True)
-            page.screenshot(path=f"{folder}/{name}-{width}-{scheme}.png")
+            page.evaluate("scrollTo(0, 0)")
+            page.screenshot(path=f"{folder}/{name}-{width}-{scheme}.png", full_page=True)

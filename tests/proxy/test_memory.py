@@ -77,7 +77,7 @@ with ProxyServer(ProxySettings(sys.argv[1], sys.argv[2])) as server:
     gc.collect()
     left = {type(each) for each in gc.garbage}
     ours = sorted(f"{kind.__module__}.{kind.__name__}" for kind in left)
-    print(json.dumps([name for name in ours if name.startswith(("proxy.", "uvicorn.", "store."))]))
+    print(json.dumps([name for name in ours if name.startswith(("bridle.", "uvicorn."))]))
 """
 
 

@@ -17,6 +17,7 @@ from bridle.reconstruct.samples.rules import DEFAULT_RULES, rulings
 from bridle.reconstruct.session import LoadedSession
 from bridle.store.reading.pages import SessionFilter, SessionOrder, session_lines
 from bridle.store.records import CallKind
+from bridle.viewer.lanes import WIDTH, lanes_of
 
 
 def listed(text: str) -> list[str]:
@@ -178,6 +179,22 @@ def test_groups_and_runs_lead_to_their_sessions(gallery: Any) -> None:
     assert listed(gallery.page(fate[1]))
 
 
+def test_a_runs_sessions_are_drawn_over_time(gallery: Any) -> None:
+    page = html.unescape(gallery.page("/runs/run_gallery1/lanes"))
+    lines = session_lines(gallery.reader, SessionFilter(run="run_gallery1"), limit=100)
+    links = re.findall(r'<th scope="row"><a href="/sessions/(\w+)"', page)
+    assert links == [line.record.id for line in lines][::-1]
+    drawn = lanes_of(lines[::-1])
+    opened = min(line.record.created_at for line in lines)
+    for lane in drawn.lanes:
+        calls = next(part for part in lane.phases if part.name == "calls")
+        begin = (lane.line.started_at - opened) / drawn.seconds * WIDTH  # type: ignore[operator]
+        assert calls.x == pytest.approx(begin, abs=0.1)
+        assert calls.seconds == pytest.approx(lane.line.seconds)
+        assert all(part.x + part.width <= WIDTH + 0.2 for part in lane.phases)
+    assert lanes_of([]).lanes == ()
+
+
 def test_the_audit_adds_up_over_the_store_and_for_a_session(gallery: Any) -> None:
     page = gallery.page("/audit")
     (captured,) = re.findall(r'captured</th><td class="n">([\d,]+)', page)
@@ -197,6 +214,7 @@ def test_the_audit_adds_up_over_the_store_and_for_a_session(gallery: Any) -> Non
         ("/sessions/{0}/turns/99/tokens", 404, "has no turn 99"),
         ("/sessions/{0}/turns/1/other.json", 404, "a request and a response, no other"),
         ("/runs/nope", 404, "no run nope"),
+        ("/runs/nope/lanes", 404, "no run nope"),
         ("/group?id=nope", 404, "no session has the group nope"),
         ("/sessions?page=0", 422, "page"),
         ("/sessions?order=up", 422, "order"),

@@ -34,6 +34,9 @@ COMMANDS: Final[dict[str, Entry]] = {
         f"{_ROOM}.doctor",
         "Examine template, engine and store, or explain a session or run from its record.",
     ),
+    "config": Entry(
+        f"{_ROOM}.config", "Print, as JSON, the settings that are in effect, without secrets."
+    ),
     "demo": Entry(
         f"{_ROOM}.demo",
         "Train the model of a small LangChain agent end to end, and plot its reward.",

@@ -9,6 +9,7 @@ from typing import Any
 import matplotlib as mpl
 import orjson
 
+from bridle.harnesses.stages import NAMES
 from bridle.reconstruct.episodes import episode_of
 from bridle.reconstruct.evaluation import Evaluation
 from bridle.reconstruct.session import LoadedSession
@@ -45,12 +46,23 @@ def training_figures(reader: Reader, run_id: str) -> dict[str, Any]:
         "rows_per_session": sum(rows) / len(rows) if rows else None,
         "logprob_gap": max(gaps, default=None),
         "steps": sum("sessions/collected" in values for values in steps.values()),
+        "stage_seconds": stage_seconds(reader, run_id),
         "versions": sum(policy.verified for policy in reader.policies(run_id)),
         "reward_by_step": [
             values.get("reward/mean")
             for _, values in sorted(steps.items())
             if "sessions/collected" in values
         ],
+    }
+
+
+def stage_seconds(reader: Reader, run_id: str) -> dict[str, float]:
+    """What each stage of a session took on average, by its name in ``bridle.harnesses.stages``."""
+    taken = [session.labels or {} for session in reader.sessions(run=run_id, sealed=True)]
+    measured = [labels["seconds"] for labels in taken if "seconds" in labels]
+    names = dict.fromkeys(name for seconds in measured for name in seconds)
+    return {
+        name: sum(seconds.get(name, 0.0) for seconds in measured) / len(measured) for name in names
     }
 
 
@@ -121,7 +133,11 @@ def report_lines(report: Mapping[str, Any]) -> list[str]:
         parts.append(f"{rows:.2f} rows per session")
     if gap is not None:
         parts.append(f"engine and trainer differ by {gap:.1e} nats")
-    return [*lines, "; ".join(parts)]
+    lines.append("; ".join(parts))
+    if stages := report["stage_seconds"]:
+        spent = ", ".join(f"{NAMES[name]} {seconds:.1f} s" for name, seconds in stages.items())
+        lines.append(f"a session on average: {spent}")
+    return lines
 
 
 def _interval(measured: Mapping[str, float]) -> str:

@@ -37,6 +37,7 @@ from bridle.viewer.charts import bar, histogram
 from bridle.viewer.differences import difference
 from bridle.viewer.downloads import PageFormat, selection_file
 from bridle.viewer.filters import Filter, Text, filled
+from bridle.viewer.lanes import PHASES, lanes_of
 from bridle.viewer.rendering import FOLDER, Source, failure, render
 from bridle.viewer.training import (
     by_name,
@@ -49,6 +50,8 @@ from bridle.viewer.training import (
 
 PAGE: Final = 50
 """Lines of a list."""
+LANES: Final = 64
+"""Sessions of a run that are drawn over time."""
 TURNS: Final = 12
 """Turns that come at once."""
 
@@ -316,6 +319,13 @@ def viewer_router(provide: Any, root: str = "") -> APIRouter:
             lanes=lanes[-40:],
             policies=reader.policies(run_id)[::-1][:PAGE],
         )
+
+    @router.get("/runs/{run_id}/lanes")
+    def run_lanes(request: Request, source: From, run_id: str) -> Response:
+        wanted = SessionFilter(run=source.reader.run(run_id).id)
+        lines = session_lines(source.reader, wanted, limit=LANES)
+        drawn = lanes_of(lines[::-1])
+        return render(root, source.store, "lanes.html", request, drawn=drawn, phases=PHASES)
 
     @router.get("/runs/{run_id}/findings")
     def run_findings(request: Request, source: From, run_id: str) -> Response:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from bridle.cli.options import JsonOption, StoreOption, base_urls, tokenizer_path
+from bridle.cli.options import JsonOption, ProxyOption, StoreOption, base_urls, tokenizer_path
 from bridle.cli.reading import one_session, reader
 from bridle.cli.terminal import out, print_json
 from bridle.errors import UsageError
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 def doctor(
     store: StoreOption,
+    proxy: ProxyOption,
     about: Annotated[
         str | None,
         typer.Argument(
@@ -44,6 +45,10 @@ def doctor(
         typer.Option(
             "--private-network", help="State that only trusted machines reach the engine."
         ),
+    ] = False,
+    deployment: Annotated[
+        bool,
+        typer.Option("--deployment", help="Examine keys, disk, versions and clock too."),
     ] = False,
     json: JsonOption = False,
 ) -> None:
@@ -77,6 +82,13 @@ def doctor(
         key = key_in(UPSTREAM_KEY_VARIABLE)
         found["tokenizer"] = examine_tokenizer(model, upstream, api_key=key)
     found["store"] = examine_store(store)
+    if deployment:
+        from bridle.run import deployment as machine
+
+        found["keys"] = machine.examine_keys()
+        found["disk"] = machine.examine_disk(store)
+        found["versions"] = machine.examine_versions()
+        found["clock"] = machine.examine_clock(proxy)
     found["broken"] = [part for part, verdict in found.items() if verdict["broken"]]
     if json:
         print_json(found)
@@ -152,7 +164,7 @@ def _tool_calls(verdict: dict[str, Any]) -> str:
     )
 
 
-def _engine(verdict: dict[str, Any]) -> list[str]:
+def _lines(verdict: dict[str, Any]) -> list[str]:
     lines: list[str] = verdict["lines"]
     return lines
 
@@ -171,9 +183,13 @@ def _tokenizer(verdict: dict[str, Any]) -> list[str]:
 
 _PARTS: Final = (
     ("template", _template),
-    ("engine", _engine),
+    ("engine", _lines),
     ("tokenizer", _tokenizer),
     ("store", _store),
+    ("keys", _lines),
+    ("disk", _lines),
+    ("versions", _lines),
+    ("clock", _lines),
 )
 
 

@@ -1,0 +1,56 @@
+"""``bridle config``: what a run's settings come to, and what they may be."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import typer
+
+from bridle.cli.terminal import print_json
+from bridle.run.environment import KEYS
+
+
+def config(
+    file: Annotated[
+        Path | None, typer.Argument(metavar="[RUN.TOML]", help="A run's settings.")
+    ] = None,
+    assignments: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="NAME=VALUE", help="A setting over those of the file."),
+    ] = None,
+    schema: Annotated[
+        bool, typer.Option("--schema", help="Print the JSON schema of the file instead.")
+    ] = False,
+) -> None:
+    """Print, as JSON, the settings that are in effect, without secrets.
+
+    Of each key it is said only whether it is set; passwords in URLs are left out.
+    """
+    from bridle.run.config import RunConfig
+
+    if schema:
+        print_json(msgspec.json.schema(RunConfig))
+        return
+    found: dict[str, Any] = {"environment": _environment()}
+    if file is not None:
+        found["run"] = msgspec.to_builtins(RunConfig.load(file, assignments or ()))
+    print_json(found)
+
+
+def _environment() -> dict[str, str]:
+    """Bridle's variables by name; those that hold a secret say only that they are set."""
+    from bridle.store.schema.database import shown
+
+    secrets = {*KEYS, "BRIDLE_SESSION_KEY"}
+    found = {
+        name: value
+        for name, value in sorted(os.environ.items())
+        if name.startswith("BRIDLE_") or name in secrets
+    }
+    found |= {name: "set" for name in secrets & found.keys() if found[name]}
+    if "BRIDLE_STORE" in found:
+        found["BRIDLE_STORE"] = shown(found["BRIDLE_STORE"])
+    return found

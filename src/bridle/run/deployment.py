@@ -1,0 +1,100 @@
+"""Whether a machine is fit to keep a deployment running: its keys, disk, versions and clock."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import stat
+import time
+from importlib import metadata
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Final
+
+import httpx
+
+from bridle.run.environment import KEYS, admin_key_file, data_home, key_in
+from bridle.store.errors import StoreUnavailable
+from bridle.store.schema.database import database_url
+
+LEAST_BYTES: Final = 2 * 10**9
+"""Free space below which a deployment is broken: a few minutes of records of a busy proxy."""
+MOST_SKEW_S: Final = 5.0
+"""Between two machines' clocks; times of one session are then no longer in order."""
+PACKAGES: Final = ("bridle-rl", "torch", "transformers", "peft", "sqlalchemy", "psycopg", "ray")
+
+
+def examine_keys() -> dict[str, Any]:
+    """Which keys are set, and whether nobody else can read the files that hold them."""
+    lines, broken = [], []
+    for variable in KEYS:
+        named = os.environ.get(f"{variable}_FILE")
+        try:
+            found = key_in(variable)
+        except OSError as error:
+            broken.append(f"{variable}_FILE cannot be read: {error.strerror}: {named}")
+            continue
+        lines.append(f"{variable}: {'set' if found else 'not set'}")
+        if named and not os.environ.get(variable):
+            broken += _open_to_others(Path(named))
+    if admin_key_file().exists():
+        lines.append(f"{admin_key_file()}: there")
+        broken += _open_to_others(admin_key_file())
+    return {"lines": [*lines, *broken], "broken": "; ".join(broken) or None}
+
+
+def _open_to_others(file: Path) -> list[str]:
+    if stat.S_IMODE(file.stat().st_mode) & stat.S_IROTH:
+        return [f"every user of this machine can read {file}: chmod o= {file}"]
+    return []
+
+
+def examine_disk(store: str) -> dict[str, Any]:
+    """Free space where recordings are written: the data folder, and a store that is a file."""
+    places = {data_home()}
+    try:
+        url = database_url(store)
+        if url.get_backend_name() == "sqlite":
+            places.add(Path(str(url.database)).absolute().parent)
+    except StoreUnavailable:
+        pass  # the part `store` says so
+    lines, broken = [], []
+    for place in sorted(places):
+        there = next(folder for folder in (place, *place.parents) if folder.exists())
+        free = shutil.disk_usage(there).free
+        lines.append(f"{place}: {free / 1e9:.1f} GB free")
+        if free < LEAST_BYTES:
+            broken.append(
+                f"{place} has {free / 1e9:.1f} GB free, less than {LEAST_BYTES / 1e9:g}: free "
+                "some, or `bridle forget` old sessions"
+            )
+    return {"lines": [*lines, *broken], "broken": "; ".join(broken) or None}
+
+
+def examine_versions() -> dict[str, Any]:
+    """What runs here. Nothing in it is broken by itself; two machines are compared by it."""
+    lines = [f"Python {platform.python_version()} on {platform.platform(terse=True)}"]
+    for package in PACKAGES:
+        try:
+            lines.append(f"{package} {metadata.version(package)}")
+        except metadata.PackageNotFoundError:
+            lines.append(f"{package} is not installed")
+    if find_spec("bridle.bench") is not None:
+        lines.append("bridle is a checkout")
+    return {"lines": lines, "broken": None}
+
+
+def examine_clock(url: str) -> dict[str, Any]:
+    """How far this machine's clock and that of the proxy at ``url`` are apart."""
+    began = time.time()
+    try:
+        reply = httpx.get(f"{url.rstrip('/')}/healthz", timeout=10, trust_env=False)
+        theirs = float(reply.raise_for_status().json()["time"])
+    except (httpx.HTTPError, ValueError, KeyError) as error:
+        silent = f"no proxy answers at {url} ({error}): start it, or name it by --proxy"
+        return {"lines": [silent], "broken": silent}
+    skew = theirs - (began + time.time()) / 2
+    line = f"the clock of {url} is {abs(skew):.1f} s {'ahead' if skew > 0 else 'behind'}"
+    broken = f"{line}: set both by NTP" if abs(skew) > MOST_SKEW_S else None
+    return {"lines": [broken or line], "broken": broken}
