@@ -45,7 +45,7 @@ def without_torch(tmp_path: Path) -> Path:
 def test_the_walkthrough_works_as_typed(tmp_path: Path, without_torch: Path) -> None:
     ports = {"8000": str(free_port()), "8484": str(free_port())}
     typed = re.sub("8000|8484", lambda port: ports[port[0]], (ROOT / "README.md").read_text())
-    _, serve, point, look, take = console_blocks(typed)
+    _, _codex, serve, point, look, take = console_blocks(typed)
     engine, proxy = serve.strip().splitlines()
     proxy = f"{proxy.removesuffix('&')} --port {ports['8484']} &"
     proxy_url = f"http://127.0.0.1:{ports['8484']}"
