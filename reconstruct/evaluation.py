@@ -81,7 +81,7 @@ def evaluated(
         raise ValueError("there is no attempt to evaluate")
     fewest = min(map(len, rewards.values()))
     passed = {task: sum(value >= success for value in own) for task, own in rewards.items()}
-    means = [sum(own[:fewest]) / fewest for own in rewards.values()]
+    means = [math.fsum(own[:fewest]) / fewest for own in rewards.values()]
     return Evaluation(
         tasks=len(rewards),
         attempts=sum(map(len, rewards.values())),
@@ -100,12 +100,13 @@ def pass_at_k(attempts: int, passed: int, k: int) -> float:
 
 
 def over_tasks(values: Sequence[float]) -> Estimate:
-    """The mean of one value of each task, with its interval."""
-    mean = sum(values) / len(values)
+    """The mean of one value of each task, with its interval; in any order the same to the bit."""
+    total = math.fsum(values)
+    mean = total / len(values)
     if all(0 <= value <= 1 for value in values):
-        low, high = wilson(sum(values), len(values))
+        low, high = wilson(total, len(values))
         return Estimate(mean, low, high)
-    variance = sum((value - mean) ** 2 for value in values) / max(len(values) - 1, 1)
+    variance = math.fsum((value - mean) ** 2 for value in values) / max(len(values) - 1, 1)
     half = _Z * math.sqrt(variance / len(values)) if len(values) > 1 else math.inf
     return Estimate(mean, mean - half, mean + half)
 

@@ -46,6 +46,13 @@ def test_intervals_hold_the_mean_and_narrow_with_the_tasks() -> None:
     assert (beyond.low, beyond.high) == pytest.approx((3 - spread, 3 + spread))
 
 
+@pytest.mark.parametrize("scale", [1.0, 10.0])
+def test_the_order_of_the_tasks_changes_no_bit(scale: float) -> None:
+    values = [scale * value for value in (0.1, 0.7, 1 / 3, 0.9)]
+    found = {over_tasks(order) for order in itertools.permutations(values)}
+    assert len(found) == 1
+
+
 def test_attempts_are_told_apart_by_harness_task_and_version() -> None:
     attempts = [
         Attempt("a", 1.0, "pi", 10),
