@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, replace
+from dataclasses import MISSING, asdict, fields, replace
 from math import ceil
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
@@ -45,6 +45,10 @@ def plan(
         float | None, typer.Option(min=0, help="Tokens of tool results before each later turn.")
     ] = None,
     sampled: Annotated[float | None, typer.Option(min=1, help="Tokens of a reply.")] = None,
+    shared: Annotated[
+        float | None,
+        typer.Option(min=0, help="Tokens of the first prompt that all sessions have in common."),
+    ] = None,
     device: Annotated[
         str,
         typer.Option(help="this, which is measured, or a100, l40s, h100, h200, b200."),
@@ -81,6 +85,7 @@ def plan(
         "prompt": prompt,
         "added": added,
         "sampled": sampled,
+        "shared": shared,
     }
     workload = _workload(measured, {name: each for name, each in asked.items() if each is not None})
     size = model_size(model)
@@ -122,7 +127,8 @@ def _workload(measured: RecordedRun | None, asked: dict[str, float]) -> Workload
 
     if measured is not None:
         return replace(measured.workload, **asked)
-    missing = [name for name in Workload.__dataclass_fields__ if name not in asked]
+    wanted = [field.name for field in fields(Workload) if field.default is MISSING]
+    missing = [name for name in wanted if name not in asked]
     if missing:
         options = ", ".join(f"--{name.replace('_', '-')}" for name in missing)
         raise UsageError(f"name a recorded RUN, or give {options}")

@@ -34,7 +34,7 @@ _TIMEOUT_S: Final = 120.0
 
 
 class NotMeasured(BridleError):
-    """The measured proxy refused a call."""
+    """The measured proxy did not answer a call; the message says why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,28 +112,28 @@ async def _play(
     text: _Text,
 ) -> None:
     slots = asyncio.Semaphore(_AT_ONCE)
+
+    async def session(number: int) -> None:
+        messages = [{"role": "user", "content": text.of(workload.prompt)}]
+        async with slots:
+            for _ in range(turns):
+                body = {"model": model, "messages": messages, "stream": True}
+                reply = await _reply(client, f"/s/plan-{number}/v1/chat/completions", body)
+                messages.append({"role": "assistant", "content": reply})
+                messages.append({"role": "user", "content": text.of(workload.added)})
+
     async with client:
-
-        async def session(number: int) -> None:
-            messages = [{"role": "user", "content": text.of(workload.prompt)}]
-            async with slots:
-                for _ in range(turns):
-                    body = {"model": model, "messages": messages, "stream": True}
-                    reply = await _reply(client, f"/s/plan-{number}/v1/chat/completions", body)
-                    messages.append({"role": "assistant", "content": reply})
-                    messages.append({"role": "user", "content": text.of(workload.added)})
-
-        async with asyncio.TaskGroup() as group:
-            for number in range(sessions):
-                group.create_task(session(number))
+        try:
+            await asyncio.gather(*map(session, range(sessions)))
+        except httpx.HTTPError as error:
+            raise NotMeasured(f"the measured proxy did not answer a call: {error}") from error
 
 
 async def _reply(client: httpx.AsyncClient, path: str, body: dict[str, Any]) -> str:
-    """A streamed reply's text. Raises :class:`NotMeasured`."""
+    """A streamed reply's text."""
     said = []
     async with client.stream("POST", path, json=body) as response:
-        if response.status_code != 200:
-            raise NotMeasured(f"the measured proxy answered {response.status_code}")
+        response.raise_for_status()
         async for line in response.aiter_lines():
             if line.startswith("data: {"):
                 choices = orjson.loads(line[6:])["choices"]

@@ -48,8 +48,8 @@ def engines(workload: Workload, model: ModelSize, device: Device, parallel: floa
     room = spread * CACHE_SHARE * device.memory - model.weight_bytes
     at_once = min(parallel, room / cache) if cache else parallel
     flops, bandwidth = device.flops * spread, device.bandwidth * spread
-    reading = 2 * model.multiplied * workload.observed
-    reading += model.attention_flops * workload.observed * workload.tokens / 2
+    reading = 2 * model.multiplied * workload.read
+    reading += model.attention_flops * workload.read * workload.tokens / 2
     per_token = 2 * model.multiplied + model.attention_flops * workload.context
     moved = model.weight_bytes / at_once + workload.context * model.cache_bytes
     drawing = max(per_token / flops, moved / bandwidth) * workload.turns * workload.sampled

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+import numpy as np
+
 from bridle.errors import UsageError
 from bridle.store.reading.queries import CallRow, Reader
 from bridle.store.records import CallStatus
@@ -22,6 +24,9 @@ class Workload:
     """Tokens between a reply and the next one: tool results, and what the template writes."""
     sampled: float
     """Tokens of a reply."""
+    shared: float = 0.0
+    """Tokens of the first prompt that other sessions begin with as well, such as a system prompt:
+    an engine's prefix cache has them."""
 
     @property
     def calls_per_s(self) -> float:
@@ -36,6 +41,11 @@ class Workload:
     def tokens(self) -> float:
         """Tokens of a session, each once: of its last context, and of its tree in training."""
         return self.observed + self.sampled * self.turns
+
+    @property
+    def read(self) -> float:
+        """Tokens of a session that an engine has to compute beside those that it samples."""
+        return self.observed - self.shared
 
     @property
     def context(self) -> float:
@@ -84,9 +94,25 @@ def recorded_run(reader: Reader, run_id: str) -> RecordedRun:
         prompt=prompt,
         added=(observed - prompt) / (turns - 1) if turns > 1 else 0.0,
         sampled=sampled / turns,
+        shared=prompt - _distinct(reader, [found[0].id for found in calls.values()]) / number,
     )
     parallel = sum(ended - began for began, ended in spans) / running
     return RecordedRun(number, workload, parallel, running / number)
+
+
+def _distinct(reader: Reader, call_ids: Iterable[str]) -> int:
+    """Tokens of the calls' prompts, those of a common beginning once."""
+    prompts = [reader.prompt_token_ids(call_id) for call_id in call_ids]
+    # Big-endian bytes sort as the ids do, and neighbours then share the most.
+    ordered = sorted(ids.astype(">u4").tobytes() for ids in prompts if ids is not None)
+    before, distinct = np.array([], np.uint32), 0
+    for prompt in ordered:
+        ids = np.frombuffer(prompt, ">u4")
+        length = min(len(ids), len(before))
+        differs = np.flatnonzero(ids[:length] != before[:length])
+        distinct += len(ids) - (int(differs[0]) if differs.size else length)
+        before = ids
+    return distinct
 
 
 def _complete(calls: Iterable[CallRow]) -> list[CallRow]:
