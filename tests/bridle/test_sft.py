@@ -139,9 +139,9 @@ def test_nothing_to_learn_is_said_and_nothing_is_written(
 
 
 def test_only_rewards_of_the_named_sources_choose_the_sessions(
-    bridle: Bridle, recorded: str, store: str, proxy_url: str, policy: Path, tmp_path: Path
+    bridle: Bridle, recorded: str, store: str, policy: Path, tmp_path: Path
 ) -> None:
-    assert bridle("reward", recorded, 1.0, "--proxy", proxy_url).exit_code == 0
+    assert bridle("reward", recorded, 1.0, "--store", store).exit_code == 0
     learn = ("sft", "--policy", policy, "--out", tmp_path / "tuned", "--store", store)
     learn += ("--min-reward", 0.5)
     assert bridle(*learn, "--reward-source", "verifier").exit_code == 1, "an operator gave it"
