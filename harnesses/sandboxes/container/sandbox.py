@@ -341,6 +341,8 @@ class ContainerProvider:
                 await self._engine.sweep()
                 await install(self._engine, self._layer)
                 self._sockets = Path(tempfile.mkdtemp(prefix="bridle-sandboxes-"))
+                # All that the engine mounts lies below TMPDIR, which it may share with a container.
+                shutil.copytree(_INSIDE, self._sockets / _INSIDE.name)
             return self._sockets
 
     async def _remove(self, name: str, relay: Relay, folder: Path) -> None:
@@ -395,7 +397,8 @@ def _arguments(
     arguments = [f"{name}={value}" for name, value in limits.items() if value is not None]
     arguments += ["--network", "bridge" if spec.network == "public" else "none"]
     arguments += ["--user", "0:0", "--workdir", "/"]
-    arguments += ["-v", f"{_INSIDE}:{SCRIPTS}:ro", "-v", f"{sockets}:{SOCKETS}:ro"]
+    scripts = sockets.with_name(_INSIDE.name)
+    arguments += ["-v", f"{scripts}:{SCRIPTS}:ro", "-v", f"{sockets}:{SOCKETS}:ro"]
     for inside, outside in spec.mounts.items():
         arguments += ["-v", f"{Path(outside).absolute()}:{inside}:ro"]
     keeper = ["-I", "-S", str(SCRIPTS / "keeper.py"), msgspec.json.encode(settings).decode()]
