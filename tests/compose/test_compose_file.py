@@ -55,11 +55,11 @@ def test_it_is_valid_by_the_compose_specifications_schema(compose_file: Any, nam
 
 @pytest.mark.parametrize(
     ("name", "variable"),
-    zip(
-        FILES[2:],
-        ("BRIDLE_POSTGRES_PASSWORD", "BRIDLE_GRAFANA_PASSWORD", "BRIDLE_AGENT"),
-        strict=True,
-    ),
+    [
+        ("docker-compose.postgres.yml", "BRIDLE_POSTGRES_PASSWORD"),
+        ("docker-compose.monitoring.yml", "BRIDLE_GRAFANA_PASSWORD"),
+        ("docker-compose.sandboxes.yml", "BRIDLE_AGENT"),
+    ],
 )
 def test_what_a_file_demands_is_named(compose_file: Any, name: str, variable: str) -> None:
     with pytest.raises(Exception, match=variable):
