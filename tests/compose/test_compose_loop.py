@@ -10,6 +10,7 @@ import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -123,12 +124,14 @@ def test_the_loop_ends_although_each_of_its_services_is_killed(compose: Any) -> 
 
 
 def test_an_agent_reaches_its_proxy_and_nothing_else(compose: Any) -> None:
-    compose("up", "--detach")
+    running = replace(compose, environment={**compose.environment, "BRIDLE_STEPS": "500"})
+    running("up", "--detach")
     with socket.create_server(("0.0.0.0", 0)) as listener:  # noqa: S104 - what must not be reached
         addresses = subprocess.check_output(["hostname", "-I"], text=True).split()
         port = str(listener.getsockname()[1])
         attack = ("python3", "-c", HOSTILE, port, *addresses, "host.docker.internal")
-        told = compose("exec", "-T", "--user", "20007:20007", "trainer", *attack)
+        # A user of sessions that none of these has: what a session leaves is ended with it.
+        told = running("exec", "-T", "--user", "24001:24001", "trainer", *attack)
     found = json.loads(told)
     hosts = found.pop("host")
     assert len(hosts) == len(addresses) + 1

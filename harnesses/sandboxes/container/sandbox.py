@@ -249,7 +249,7 @@ class ContainerSandbox:
         archive = await self._archive(f"{source}/.", None)
         await asyncio.to_thread(target.mkdir, parents=True, exist_ok=True)
         with archive, _opened(archive) as tar:
-            await asyncio.to_thread(tar.extractall, target, filter=_harmless)
+            await asyncio.to_thread(extract, tar, target)
 
     def _entry(self, path: PurePath, kind: bytes, mode: int, size: int = 0) -> tarfile.TarInfo:
         entry = tarfile.TarInfo(str(path).lstrip("/"))
@@ -469,9 +469,26 @@ def _owned_by_root(entry: tarfile.TarInfo) -> tarfile.TarInfo:
     return entry
 
 
+def extract(tar: tarfile.TarFile, target: Path) -> None:
+    """Writes what an agent has put into an archive; leaves out what would lie, or lead, outside of
+    the folder, and what is no file. Pythons before 3.11.4 cannot tell where a link leads: with them
+    all links are left out."""
+    if hasattr(tarfile, "data_filter"):
+        tar.extractall(target, filter=_harmless)  # noqa: S202 - filtered
+    else:
+        tar.extractall(target, members=filter(_is_plain, tar))  # noqa: S202 - filtered
+
+
 def _harmless(entry: tarfile.TarInfo, target: str) -> tarfile.TarInfo | None:
-    """Leaves out what would lie, or lead, outside the folder, and what is no file."""
     try:
         return tarfile.data_filter(entry, target)
     except tarfile.FilterError:
         return None
+
+
+def _is_plain(entry: tarfile.TarInfo) -> bool:
+    """Whether it is a file or a folder below the one that it is written to."""
+    path = PurePosixPath(entry.name)
+    below = not path.is_absolute() and ".." not in path.parts
+    entry.mode &= 0o755
+    return below and (entry.isreg() or entry.isdir())
