@@ -100,7 +100,7 @@ docs: $(READY)  ## The documentation's site, strict, in runs/site; its links and
 
 test-browser: $(READY)  ## The viewer in Debian's Chromium (installs it when missing); draws every page
 	command -v chromium >/dev/null || apt-get install -y chromium
-	npm install --silent --no-audit --no-fund --prefix tests/browser
+	npm install --silent --no-audit --no-fund --no-package-lock --prefix tests/browser
 	BRIDLE_SCREENSHOTS=$(CURDIR)/runs/screenshots $(BIN)/python -m pytest -m browser
 
 test-pythons: $(READY)  ## The wheel, and the recorder's tests on each Python that is installed here
